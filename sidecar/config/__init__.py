@@ -1,0 +1,1 @@
+"""The settings model, its loader and its schema."""

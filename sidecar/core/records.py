@@ -1,0 +1,205 @@
+"""The nouns that every part shares: partitions, runs, parts, batches, answers, dead letters. No behaviour beyond naming."""
+
+from __future__ import annotations
+
+import enum
+import hashlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol, TypeAlias
+from urllib.parse import quote_from_bytes
+
+GROUP_HEADER_MAX_BYTES = 128
+PARTS_MAX = 64
+PARTS_HEADER_MAX_BYTES = 4096
+
+Header: TypeAlias = tuple[str, bytes | None]
+Message: TypeAlias = Any
+"""A source's own message object; only that source's `Columns` looks inside."""
+
+
+class TopicPartition(NamedTuple):
+    """A partition of a topic; the unit of ownership, progress and order."""
+
+    topic: str
+    partition: int
+
+
+class Columns(Protocol):
+    """Reads one attribute of many messages at once: a column of a run (one C loop instead of a Python call a message)."""
+
+    def offsets(self, messages: Sequence[Message]) -> Iterable[int]:
+        """The offset of each message."""
+        ...
+
+    def timestamps(self, messages: Sequence[Message]) -> Iterable[int | None]:
+        """The timestamp of each message in milliseconds since the epoch, None where it has none."""
+        ...
+
+    def keys(self, messages: Sequence[Message]) -> Iterable[bytes | None]:
+        """The key of each message, None stays None."""
+        ...
+
+    def headers(self, messages: Sequence[Message]) -> Iterable[Sequence[Header] | None]:
+        """The headers of each message in their order, None or empty where there are none."""
+        ...
+
+    def values(self, messages: Sequence[Message]) -> Iterable[bytes | None]:
+        """The value of each message, None stays None."""
+        ...
+
+
+class Framer(Protocol):
+    """How a sink's format turns messages into rows; pure, so that the core may call it."""
+
+    separator: bytes
+    """Stands between two rows of a fragment and can occur in no row."""
+
+    def frame(self, tp: TopicPartition, messages: Sequence[Message]) -> tuple[bytes, Sequence[int]]:
+        """Rows joined by `separator`, and the indices of the messages that cannot be framed and are left out."""
+        ...
+
+
+@dataclass(slots=True)
+class Run:
+    """Consecutively read messages of one partition, offsets strictly rising."""
+
+    tp: TopicPartition
+    messages: list[Message]
+    first: int
+    last: int
+
+
+@dataclass(slots=True)
+class Fragment:
+    """Rows of one group and partition that were read together; `offsets[i]` belongs to row i of `data`."""
+
+    offsets: Sequence[int]
+    data: bytes
+
+
+@dataclass(slots=True, eq=False)
+class Part:
+    """The unit of naming and settling: one group's messages in one partition from `first` to `last`."""
+
+    tp: TopicPartition
+    scope: str
+    group: str
+    first: int
+    last: int
+    fragments: list[Fragment]
+    count: int
+    nbytes: int
+    epoch: int
+    attempts: int = 0
+    """Sends so far, those of an earlier life counted as one."""
+
+    @property
+    def name(self) -> str:
+        """``topic@scope:partition:first-last``: stable over restarts and takeovers, never two sets of messages."""
+        return f"{self.tp.topic}@{self.scope}:{self.tp.partition}:{self.first}-{self.last}"
+
+
+@dataclass(slots=True, eq=False)
+class Batch:
+    """What one request carries: parts of one group."""
+
+    id: int
+    group: str
+    parts: list[Part]
+    count: int = field(init=False)
+    nbytes: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.count = sum(part.count for part in self.parts)
+        self.nbytes = sum(part.nbytes for part in self.parts)
+
+    @property
+    def attempt(self) -> int:
+        """1 only when no part was ever sent before."""
+        return 1 + max(part.attempts for part in self.parts)
+
+    @property
+    def key(self) -> str:
+        """The idempotency key: a hash of group and part names, 32 hexadecimal digits."""
+        text = "\n".join([self.group, *(part.name for part in self.parts)])
+        return hashlib.blake2b(text.encode("utf-8", "surrogateescape"), digest_size=16).hexdigest()
+
+    def fragments(self) -> Iterable[Fragment]:
+        """All fragments, part after part: the rows in their order."""
+        for part in self.parts:
+            yield from part.fragments
+
+
+class Verdict(enum.Enum):
+    """What a sink makes of a batch."""
+
+    ACK = "ack"
+    RETRY = "retry"
+    """Not now: outage, overload, time-out."""
+    REJECT = "reject"
+    """At least one message is poison, which one is unknown: bisect."""
+    TOO_LARGE = "too_large"
+    """Halve; alone it is dead-lettered."""
+    PARTIAL = "partial"
+    """All but the rows in `failed` were taken."""
+    HALT = "halt"
+    """Never the messages' fault (address, credentials): stop intake, report, try again."""
+
+
+class FailedRow(NamedTuple):
+    """A row that a partial answer names."""
+
+    index: int
+    retry: bool
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A sink's answer to one send of one batch."""
+
+    verdict: Verdict
+    reason: str = ""
+    status: int | None = None
+    retry_after_ms: int | None = None
+    failed: tuple[FailedRow, ...] = ()
+    elapsed_ms: float = 0.0
+
+
+class Attempt(NamedTuple):
+    """One send as a dead letter remembers it."""
+
+    at_ms: int
+    status: int | None
+    elapsed_ms: float
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetter:
+    """A message that is given up, with its origin and story; (part's scope, tp, offset) is its identity."""
+
+    tp: TopicPartition
+    offset: int
+    scope: str
+    group: str
+    reason: str
+    row: bytes | None
+    """The row as the sink's format framed it; None when it could not be framed."""
+    attempts: tuple[Attempt, ...] = ()
+
+
+def group_label(group: str) -> str:
+    """A group's name as headers, labels and logs show it: percent-encoded, a prefix and hash beyond 128 bytes.
+
+    Args:
+        group: The name; bytes that are not UTF-8 stand in it as surrogate escapes.
+    """
+    raw = group.encode("utf-8", "surrogateescape")
+    text = quote_from_bytes(raw, safe="!#$&'*+.^_`|~:/@()[]{}=;<>? -")
+    text = text.replace(" ", "%20") if text != text.strip() else text
+    if len(text) <= GROUP_HEADER_MAX_BYTES:
+        return text
+    digest = hashlib.blake2b(raw, digest_size=8).hexdigest()
+    return f"{text[: GROUP_HEADER_MAX_BYTES - 17]}-{digest}"

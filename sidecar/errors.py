@@ -1,0 +1,45 @@
+"""The one error tree: what failed, why, what to do, and the sysexits code it ends the process with."""
+
+from __future__ import annotations
+
+EXIT_OK = 0
+EXIT_USAGE = 64
+EXIT_UNAVAILABLE = 69
+EXIT_INTERNAL = 70
+EXIT_CANNOT_CREATE = 73
+EXIT_NO_PERMISSION = 77
+EXIT_CONFIG = 78
+
+
+class SidecarError(Exception):
+    """Something a person must act on; ``str()`` is the whole message, ``hint`` what to try."""
+
+    exit_code = EXIT_INTERNAL
+
+    def __init__(self, message: str, *, hint: str = "") -> None:
+        super().__init__(message)
+        self.hint = hint
+
+
+class ConfigError(SidecarError):
+    """The configuration file cannot be used."""
+
+    exit_code = EXIT_CONFIG
+
+
+class UnavailableError(SidecarError):
+    """A broker, topic or running daemon that is needed is not there."""
+
+    exit_code = EXIT_UNAVAILABLE
+
+
+class StateError(SidecarError):
+    """The state folder cannot be used, or another process uses it."""
+
+    exit_code = EXIT_CANNOT_CREATE
+
+
+class CredentialsError(SidecarError):
+    """The broker refused the credentials or the certificate."""
+
+    exit_code = EXIT_NO_PERMISSION
