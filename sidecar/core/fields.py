@@ -1,0 +1,106 @@
+"""Where a tag or a message id stands in a message: header, key, topic or a place in a JSON value. Reads columns, decides nothing."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+import orjson
+
+from sidecar.core.records import Columns, Header, Message, TopicPartition
+
+JsonPath: TypeAlias = tuple[str | int, ...]
+Raw: TypeAlias = bytes | None | tuple[bytes, ...]
+"""What a field holds: nothing, one value, or several."""
+
+_STEP = re.compile(r"""\.(?P<name>[^.\[\]'"\s]+)|\[(?P<index>\d+)\]|\['(?P<single>[^']+)'\]|\["(?P<double>[^"]+)"\]""")
+
+
+class FieldError(ValueError):
+    """A field is described in a way that cannot be read."""
+
+
+def parse_json_path(text: str) -> JsonPath:
+    """Steps of a JSON path such as ``$.order.items[0]['the id']``.
+
+    Raises:
+        FieldError: The text is not such a path.
+    """
+    if not text.startswith("$"):
+        raise FieldError(f"a JSON path starts with $, as in $.order.id, not {text!r}")
+    steps: list[str | int] = []
+    at = 1
+    while at < len(text):
+        step = _STEP.match(text, at)
+        if not step:
+            raise FieldError(f"cannot read {text[at:]!r} in the JSON path {text!r}: write .name, ['a name'] or [0]")
+        steps.append(int(step["index"]) if step["index"] else step["name"] or step["single"] or step["double"])
+        at = step.end()
+    if not steps:
+        raise FieldError("the JSON path $ names the whole value: name a member, as in $.order.id")
+    return tuple(steps)
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """Where to look.
+
+    Args:
+        kind: Which attribute of a message.
+        name: The header's name, for `header`.
+        path: The steps into the value, for `json`.
+    """
+
+    kind: Literal["header", "key", "topic", "json"]
+    name: str = ""
+    path: JsonPath = ()
+
+    def reader(self, columns: Columns) -> Callable[[TopicPartition, Sequence[Message]], list[Raw]]:
+        """A function that reads this field of many messages of one partition."""
+        if self.kind == "topic":
+            return lambda tp, messages: [tp.topic.encode()] * len(messages)
+        if self.kind == "key":
+            return lambda tp, messages: list(columns.keys(messages))
+        if self.kind == "json":
+            return lambda tp, messages: [json_at(value, self.path) for value in columns.values(messages)]
+        return lambda tp, messages: header_column(columns.headers(messages), self.name)
+
+
+def header_column(headers: Iterable[Sequence[Header] | None], name: str) -> list[Raw]:
+    """The value of header `name` of each message; a tuple where it is repeated."""
+    rows = list(headers)
+    if all(rows) and sum(map(len, rows)) == len(rows):  # type: ignore[arg-type]  # one header each: 3 times as fast
+        found: list[Raw] = [value for row in rows for key, value in row if key == name]  # type: ignore[union-attr]
+        if len(found) == len(rows):
+            return found
+    return [_header(row, name) if row else None for row in rows]
+
+
+def _header(row: Sequence[Header], name: str) -> Raw:
+    found = [value for key, value in row if key == name and value is not None]
+    return tuple(found) if len(found) > 1 else found[0] if found else None
+
+
+def json_at(value: bytes | None, path: JsonPath) -> Raw:
+    """What stands at `path` of a JSON text: text and numbers as bytes, a list as several, anything else as nothing."""
+    if not value:
+        return None
+    try:
+        found = orjson.loads(value)
+        for step in path:
+            found = found[step]
+    except (ValueError, LookupError, TypeError):
+        return None
+    if isinstance(found, list):
+        return tuple(raw for raw in map(_scalar, found) if raw is not None)
+    return _scalar(found)
+
+
+def _scalar(found: Any) -> bytes | None:
+    if isinstance(found, str):
+        return found.encode()
+    if found is None or isinstance(found, dict | list):
+        return None
+    return orjson.dumps(found)

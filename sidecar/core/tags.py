@@ -1,0 +1,175 @@
+"""Which messages are wanted, and in which group they travel: tag expressions, bit masks, and the exact second look."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Generic, TypeVar
+
+import xxhash
+
+from sidecar.core.fields import Raw
+
+UNTAGGED = ""
+"""The group of messages without a tag."""
+MEMO_MAX = 65_536
+BITS_PER_TAG = 4
+
+V = TypeVar("V")
+
+
+class TagError(ValueError):
+    """A tag expression or a table of groups that cannot be used."""
+
+
+def parse_expression(text: str) -> frozenset[bytes] | None:
+    """Tags of an expression as RocketMQ writes it: ``a || b``; None for ``*``, which is every tag and no tag.
+
+    Raises:
+        TagError: An empty tag, a lone ``|``, or ``*`` beside a tag.
+    """
+    tags = [tag.strip() for tag in text.split("||")]
+    if tags == ["*"]:
+        return None
+    for tag in tags:
+        if not tag:
+            raise TagError(f"{text!r} has an empty tag: write a || b, or * for all")
+        if tag == "*":
+            raise TagError(f"{text!r} has * beside other tags: * alone takes all")
+        if "|" in tag:
+            raise TagError(f"{text!r} has a single |: alternatives are separated by ||")
+    return frozenset(tag.encode("utf-8", "surrogateescape") for tag in tags)
+
+
+def tag_mask(tag: bytes) -> int:
+    """The tag's 64-bit mask: 4 of 64 bits, chosen by its xxh3."""
+    digest = xxhash.xxh3_64_intdigest(tag)
+    mask = 0
+    for i in range(BITS_PER_TAG):
+        mask |= 1 << (digest >> 6 * i & 63)
+    return mask
+
+
+def string_hash_code(tag: str) -> int:
+    """Java's ``String.hashCode``, a signed 32-bit number: RocketMQ's tagsCode."""
+    code = 0
+    units = tag.encode("utf-16-be", "surrogatepass")
+    for i in range(0, len(units), 2):
+        code = 31 * code + (units[i] << 8 | units[i + 1]) & 0xFFFFFFFF
+    return code - (1 << 32) if code >> 31 else code
+
+
+class Memo(dict[Raw, V], Generic[V]):
+    """Remembers a function's results, up to 65,536 of them; `memo[x]` is one dictionary look-up when known."""
+
+    __slots__ = ("_compute",)
+
+    def __init__(self, compute: Callable[[Raw], V]) -> None:
+        super().__init__()
+        self._compute = compute
+
+    def __missing__(self, key: Raw) -> V:
+        if len(self) >= MEMO_MAX:
+            self.clear()
+        value = self[key] = self._compute(key)
+        return value
+
+
+class TagFilter:
+    """Decides for a message's tags whether it is wanted, and names its group.
+
+    A message with several tags is wanted when one of them is subscribed and none is excluded; it goes to the group of
+    its first subscribed tag. Tags in no group have a group of their own, named like the tag.
+
+    Args:
+        subscribe: ``*`` (all, also messages without a tag) or ``a || b``.
+        exclude: Tags that are never wanted, ``a || b``; empty for none.
+        groups: Group name to expression; ``*`` there takes what no other group names.
+        split: Separates several tags in one value; empty when a value is one tag.
+
+    Raises:
+        TagError: Bad expression, overlapping groups, or a grouped tag that is not subscribed.
+
+    >>> tags = TagFilter("created || paid", groups={"money": "paid"})
+    >>> tags.group(b"paid"), tags.group(b"created"), tags.group(b"lost")
+    ('money', 'created', None)
+    """
+
+    def __init__(
+        self, subscribe: str = "*", exclude: str = "", groups: Mapping[str, str] | None = None, split: str = ""
+    ) -> None:
+        self._wanted = parse_expression(subscribe or "*")
+        excluded = parse_expression(exclude) if exclude else frozenset()
+        if excluded is None:
+            raise TagError("exclude: * would take no message at all")
+        self._excluded = excluded
+        self._separator = split.encode()
+        self._rest: str | None = None
+        self._named: dict[bytes, str] = {}
+        for name, expression in (groups or {}).items():
+            self._add_group(name, expression)
+        self._check_names(groups or {})
+        masks = [tag_mask(tag) for tag in self._wanted] if self._wanted is not None else None
+        self._want_masks = masks
+        self.groups: Memo[str | None] = Memo(self._resolve)
+        """Raw field value to group, None when it is not wanted: the hot path's table."""
+
+    def _add_group(self, name: str, expression: str) -> None:
+        tags = parse_expression(expression)
+        if tags is None:
+            if self._rest is not None:
+                raise TagError(f"groups {self._rest!r} and {name!r} overlap: both take *")
+            self._rest = name
+            return
+        for tag in sorted(tags):
+            text = tag.decode("utf-8", "surrogateescape")
+            if tag in self._named:
+                raise TagError(f"groups {self._named[tag]!r} and {name!r} overlap: both name the tag {text!r}")
+            if self._wanted is not None and tag not in self._wanted:
+                raise TagError(f"group {name!r} names the tag {text!r}, which is not subscribed")
+            if tag in self._excluded:
+                raise TagError(f"group {name!r} names the tag {text!r}, which is excluded")
+            self._named[tag] = name
+
+    def _check_names(self, groups: Mapping[str, str]) -> None:
+        for name in groups:
+            tag = name.encode("utf-8", "surrogateescape")
+            own = self._rest is None and tag not in self._named and (self._wanted is None or tag in self._wanted)
+            if own and tag not in self._excluded:
+                raise TagError(
+                    f"group {name!r} has the name of a tag that is not in it: add the tag, or rename the group"
+                )
+
+    def tags(self, raw: Raw) -> tuple[bytes, ...]:
+        """The tags in a raw field value, in order, without empty ones."""
+        if not raw:
+            return ()
+        values: Iterable[bytes] = raw if isinstance(raw, tuple) else (raw,)
+        if self._separator:
+            values = (tag.strip() for value in values for tag in value.split(self._separator))
+        return tuple(tag for tag in values if tag)
+
+    def mask(self, tags: Sequence[bytes]) -> int:
+        """The OR of the tags' masks: what travels where the tags themselves do not."""
+        mask = 0
+        for tag in tags:
+            mask |= tag_mask(tag)
+        return mask
+
+    def may_match(self, mask: int) -> bool:
+        """Whether a message (or a whole run) with this mask can hold a wanted tag: no false negatives."""
+        return self._want_masks is None or any(mask & want == want for want in self._want_masks)
+
+    def group(self, *tags: bytes) -> str | None:
+        """The group of a message with these tags, None when it is not wanted."""
+        return self.groups[tags]
+
+    def _resolve(self, raw: Raw) -> str | None:
+        tags = self.tags(raw)
+        if not tags:
+            return (self._rest or UNTAGGED) if self._wanted is None else None
+        if not self.may_match(self.mask(tags)) or not self._excluded.isdisjoint(tags):
+            return None
+        for tag in tags:
+            if self._wanted is None or tag in self._wanted:
+                return self._named.get(tag) or self._rest or tag.decode("utf-8", "surrogateescape")
+        return None
