@@ -1,4 +1,4 @@
-"""Where a tag or a message id stands in a message: header, key, topic or a place in a JSON value. Reads columns, decides nothing."""
+"""Where a tag or a message id stands: header, key, topic or a place in a JSON value. Reads columns, decides nothing."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import orjson
 from sidecar.core.records import Columns, Header, Message, TopicPartition
 
 JsonPath: TypeAlias = tuple[str | int, ...]
-Raw: TypeAlias = bytes | None | tuple[bytes, ...]
+Raw: TypeAlias = bytes | tuple[bytes, ...] | None
 """What a field holds: nothing, one value, or several."""
 
 _STEP = re.compile(r"""\.(?P<name>[^.\[\]'"\s]+)|\[(?P<index>\d+)\]|\['(?P<single>[^']+)'\]|\["(?P<double>[^"]+)"\]""")

@@ -1,4 +1,4 @@
-"""The nouns that every part shares: partitions, runs, parts, batches, answers, dead letters. No behaviour beyond naming."""
+"""The nouns that every part shares: partitions, runs, parts, batches, answers. No behaviour beyond naming."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class TopicPartition(NamedTuple):
 
 
 class Columns(Protocol):
-    """Reads one attribute of many messages at once: a column of a run (one C loop instead of a Python call a message)."""
+    """Reads one attribute of many messages at once: one C loop instead of a Python call a message."""
 
     def offsets(self, messages: Sequence[Message]) -> Iterable[int]:
         """The offset of each message."""
@@ -147,7 +147,8 @@ class Verdict(enum.Enum):
     """Never the messages' fault (address, credentials): stop intake, report, try again."""
 
 
-class FailedRow(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class FailedRow:
     """A row that a partial answer names."""
 
     index: int
