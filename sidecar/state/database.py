@@ -1,0 +1,310 @@
+"""One SQLite file that is sound or set aside, its transactions and its errors; no meaning of a row may come in."""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from sidecar.errors import StateError
+from sidecar.state.folder import StateFolder, state_error
+from sidecar.state.interface import Damage
+
+Row: TypeAlias = tuple[Any, ...]
+
+DATABASE_FILE = "state.db"
+DAMAGED_KEPT_MAX = 10
+"""Set-aside files that are kept; the oldest goes when one more comes."""
+SCHEMA_VERSION = 1
+BUSY_TIMEOUT_MS = 5_000
+WAL_PAGES = 1_000
+WAL_BYTES_KEPT_MAX = 16 << 20
+FREE_PAGES_RETURNED_MAX = 4_096
+_APPLICATION_ID = 0x5CA20000
+_SIDE_FILES = ("-wal", "-shm", "-journal")
+_DAMAGE_CODES = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
+# At the opening alone: a schema or format that SQLite cannot read, and a header that calls a writable file read-only.
+_OPENING_CODES = _DAMAGE_CODES | {sqlite3.SQLITE_ERROR, sqlite3.SQLITE_READONLY}
+
+SCHEMA = """
+CREATE TABLE meta (name TEXT PRIMARY KEY, value TEXT NOT NULL, crc INTEGER NOT NULL);
+CREATE TABLE partitions (
+  topic TEXT NOT NULL, partition INTEGER NOT NULL, topic_id TEXT NOT NULL, incarnation TEXT NOT NULL,
+  watermark INTEGER NOT NULL, floor INTEGER NOT NULL, younger BLOB NOT NULL, older BLOB NOT NULL, crc INTEGER NOT NULL,
+  PRIMARY KEY (topic, partition));
+CREATE TABLE ids (
+  seq INTEGER PRIMARY KEY, topic TEXT NOT NULL, partition INTEGER NOT NULL, generation INTEGER NOT NULL,
+  level INTEGER NOT NULL, data BLOB NOT NULL, crc INTEGER NOT NULL);
+CREATE INDEX ids_by_partition ON ids (topic, partition, generation, level);
+CREATE TABLE dead_letters (
+  id INTEGER PRIMARY KEY AUTOINCREMENT, scope TEXT NOT NULL, topic TEXT NOT NULL, partition INTEGER NOT NULL,
+  "offset" INTEGER NOT NULL, group_name TEXT NOT NULL, reason TEXT NOT NULL, status INTEGER, attempts TEXT NOT NULL,
+  first_at_ms INTEGER NOT NULL, row BLOB, envelope BLOB, size_bytes INTEGER NOT NULL, crc INTEGER NOT NULL,
+  UNIQUE (scope, topic, partition, "offset"));
+CREATE TABLE dead_letter_totals (letters INTEGER NOT NULL, size_bytes INTEGER NOT NULL);
+INSERT INTO dead_letter_totals VALUES (0, 0);
+CREATE TRIGGER dead_letter_put AFTER INSERT ON dead_letters BEGIN
+  UPDATE dead_letter_totals SET letters = letters + 1, size_bytes = size_bytes + NEW.size_bytes; END;
+CREATE TRIGGER dead_letter_deleted AFTER DELETE ON dead_letters BEGIN
+  UPDATE dead_letter_totals SET letters = letters - 1, size_bytes = size_bytes - OLD.size_bytes; END;
+"""
+
+
+class _DamagedError(Exception):
+    """The file is no sound database of this program; text says why."""
+
+
+def checksum(*values: str | int | bytes | None) -> int:
+    """CRC-32 over values, their types and their lengths: a row is the one that was written, or it does not check."""
+    crc = 0
+    for value in values:
+        data = value if isinstance(value, bytes) else str(value).encode("utf-8", "surrogatepass")
+        crc = zlib.crc32(data, zlib.crc32(f"{type(value).__name__}:{len(data)}:".encode(), crc))
+    return crc
+
+
+class Database:
+    """A sound SQLite file in a held folder: WAL, `synchronous=FULL`, schema made.
+
+    Writes go over one connection under a lock, reads for other threads over a second one that never waits for it.
+
+    Raises:
+        StateError: It cannot be opened or written, or a newer version of this program made it.
+    """
+
+    def __init__(self, folder: StateFolder, on_damage: Callable[[Damage], None], on_new: Callable[[], None]) -> None:
+        self._folder = folder
+        self._on_damage = on_damage
+        self._on_new = on_new
+        self._lock = threading.RLock()
+        self._read_lock = threading.Lock()
+        self.path = folder.path / DATABASE_FILE
+        self._open()
+
+    def _open(self) -> None:
+        try:
+            self._writer = self._connect_sound()
+        except _DamagedError as error:
+            self._set_aside(str(error))
+            try:
+                self._writer = self._connect_sound()
+            except _DamagedError as again:
+                raise StateError(
+                    f"state folder: a new {self.path} is damaged at once: {again}", hint="check the disk"
+                ) from again
+        except sqlite3.Error as error:
+            raise self._state_error("open", error) from error
+        self._reader = sqlite3.connect(self.path, isolation_level=None, check_same_thread=False)
+        self._reader.execute(f"PRAGMA busy_timeout={BUSY_TIMEOUT_MS}")
+        self._reader.execute("PRAGMA query_only=ON")
+        self._reader.text_factory = _text
+        self._is_open = True
+
+    def _connect_sound(self) -> sqlite3.Connection:
+        self._folder.file(DATABASE_FILE)
+        connection = sqlite3.connect(self.path, isolation_level=None, check_same_thread=False)
+        connection.text_factory = _text
+        try:
+            _prepare(connection)
+        except (sqlite3.Error, UnicodeDecodeError) as error:  # the latter: a message that quotes a garbled schema
+            _close_quietly(connection)
+            if isinstance(error, sqlite3.Error) and _primary_code(error) not in _OPENING_CODES:
+                raise self._state_error("open", error) from error
+            raise _DamagedError(str(error)) from error
+        except BaseException:
+            _close_quietly(connection)
+            raise
+        return connection
+
+    def _set_aside(self, reason: str) -> None:
+        stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
+        target = self.path.with_name(f"{self.path.name}.damaged-{stamp}")
+        number = 1
+        while target.exists():
+            number += 1
+            target = self.path.with_name(f"{self.path.name}.damaged-{stamp}-{number}")
+        try:
+            # The database goes last: a write-ahead log left beside a new database would be replayed into it.
+            for suffix in (*_SIDE_FILES, ""):
+                with suppress(FileNotFoundError):
+                    Path(f"{self.path}{suffix}").rename(f"{target}{suffix}")
+            self._folder.sync()
+            removed = self._remove_oldest()
+        except OSError as error:
+            raise state_error("set aside the damaged", self.path, error) from error
+        outcome = f"set aside as {target.name}, a new one begun" + (f", {removed} removed" if removed else "")
+        self._on_damage(Damage("database", str(self.path), reason, outcome))
+
+    def _remove_oldest(self) -> str:
+        kept = sorted(
+            (
+                path
+                for path in self._folder.path.glob(f"{DATABASE_FILE}.damaged-*")
+                if not path.name.endswith(_SIDE_FILES)
+            ),
+            key=lambda path: (path.stat().st_mtime_ns, path.name),
+        )
+        for path in kept[:-DAMAGED_KEPT_MAX]:
+            for suffix in (*_SIDE_FILES, ""):
+                Path(f"{path}{suffix}").unlink(missing_ok=True)
+        return ", ".join(path.name for path in kept[:-DAMAGED_KEPT_MAX])
+
+    @contextmanager
+    def transaction(self) -> Iterator[sqlite3.Connection]:
+        """All that is done inside is durable afterwards, or none of it and `StateError` is raised."""
+        with self._lock:
+            self._reopen()
+            try:
+                self._writer.execute("BEGIN IMMEDIATE")
+                yield self._writer
+                self._writer.execute("COMMIT")
+            except sqlite3.Error as error:
+                self._roll_back()
+                raise self._failed("write", error) from error
+            except BaseException:
+                self._roll_back()
+                raise
+
+    def rows(self, sql: str, values: Sequence[Any] = ()) -> list[Row]:
+        """A query on the reading connection, from any thread."""
+        try:
+            with self._read_lock:
+                return self._reader.execute(sql, values).fetchall()
+        except sqlite3.Error as error:
+            with self._lock:
+                raise self._failed("read", error) from error
+
+    def return_space(self) -> None:
+        """Give free pages back to the file system, a bounded number at a time; failing to is no failure."""
+        with self._lock, suppress(sqlite3.Error):
+            # Not `execute`: this statement has no columns, so that would step it once and free one page.
+            self._writer.executescript(f"PRAGMA incremental_vacuum({FREE_PAGES_RETURNED_MAX})")
+
+    def _roll_back(self) -> None:
+        with suppress(sqlite3.Error):
+            if self._writer.in_transaction:
+                self._writer.execute("ROLLBACK")
+
+    def _failed(self, action: str, error: sqlite3.Error) -> StateError:
+        """What to raise; a file found damaged in mid-life is set aside first, so that the next try goes on."""
+        if _primary_code(error) not in _DAMAGE_CODES:
+            return self._state_error(action, error)
+        self._close_connections()
+        self._is_open = False
+        self._set_aside(str(error))
+        self._reopen()
+        return StateError(f"{self.path} was damaged: {error}", hint="it was set aside and a new one begun; try again")
+
+    def _reopen(self) -> None:
+        if not self._is_open:
+            self._open()
+            self._on_new()
+
+    def _state_error(self, action: str, error: sqlite3.Error) -> StateError:
+        code = _primary_code(error)
+        hint = "check the disk and the permissions of the folder; the daemon tries again"
+        if code in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR):
+            hint = "free space on its file system, or check the disk; the daemon tries again"
+        elif code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+            hint = "another program holds it locked, an sqlite3 shell perhaps: close it; the daemon tries again"
+        return StateError(f"cannot {action} {self.path}: {error}", hint=hint)
+
+    def _close_connections(self) -> None:
+        with self._read_lock:
+            _close_quietly(self._reader)
+        _close_quietly(self._writer)
+
+    def close(self) -> None:
+        """Close both connections; SQLite then folds the write-ahead log into the file."""
+        with self._lock:
+            self._close_connections()
+
+
+def _prepare(connection: sqlite3.Connection) -> None:
+    """Check an existing database, make the schema in an empty one, set what every connection needs."""
+    connection.execute(f"PRAGMA busy_timeout={BUSY_TIMEOUT_MS}")
+    is_new = _is_empty(connection)
+    if is_new:
+        connection.execute("PRAGMA auto_vacuum=INCREMENTAL")
+    else:
+        _check(connection)
+    if connection.execute("PRAGMA journal_mode=WAL").fetchone() != ("wal",):
+        raise StateError("the state file cannot use a write-ahead log", hint="put state.dir on a local file system")
+    connection.execute("PRAGMA synchronous=FULL")
+    connection.execute(f"PRAGMA wal_autocheckpoint={WAL_PAGES}")
+    connection.execute(f"PRAGMA journal_size_limit={WAL_BYTES_KEPT_MAX}")
+    connection.execute("BEGIN IMMEDIATE")
+    if is_new:
+        for statement in _statements(SCHEMA):
+            connection.execute(statement)
+        connection.execute(f"PRAGMA application_id={_APPLICATION_ID + SCHEMA_VERSION}")
+    # Written at every opening: a full disk, or a header that forbids writing, shows now and not at the first batch.
+    connection.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
+    connection.execute("COMMIT")
+
+
+def _is_empty(connection: sqlite3.Connection) -> bool:
+    (objects,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
+    (version,) = connection.execute("PRAGMA user_version").fetchone()
+    return bool(objects == 0 and version == 0)
+
+
+def _check(connection: sqlite3.Connection) -> None:
+    (version,) = connection.execute("PRAGMA user_version").fetchone()
+    (application,) = connection.execute("PRAGMA application_id").fetchone()
+    # The version stands in two places, so that a flipped bit is not taken for a newer program.
+    if application != _APPLICATION_ID + version or version < 1:
+        raise _DamagedError(f"not a state file (user_version {version}, application_id {application})")
+    if version > SCHEMA_VERSION:
+        raise StateError(
+            f"the state file was written by a newer version (schema {version}, this one knows {SCHEMA_VERSION})",
+            hint="run that newer version again, or give this one another state.dir",
+        )
+    found = connection.execute("PRAGMA quick_check(1)").fetchone()
+    if found != ("ok",):
+        raise _DamagedError(str(found[0]))
+    if _objects(connection) != _expected_objects():
+        raise _DamagedError("its tables are not those of a state file")
+
+
+def _objects(connection: sqlite3.Connection) -> list[Row]:
+    return sorted(
+        connection.execute("SELECT type, name, tbl_name, sql FROM sqlite_master WHERE name NOT LIKE 'sqlite_%'")
+    )
+
+
+def _expected_objects() -> list[Row]:
+    with sqlite3.connect(":memory:") as connection:
+        connection.executescript(SCHEMA)
+        objects = _objects(connection)
+    connection.close()
+    return objects
+
+
+def _statements(script: str) -> Iterator[str]:
+    """The statements of a script one by one: `executescript` would end the transaction they belong to."""
+    statement = ""
+    for line in script.splitlines(keepends=True):
+        statement += line
+        if sqlite3.complete_statement(statement):
+            yield statement
+            statement = ""
+
+
+def _primary_code(error: sqlite3.Error) -> int:
+    code: int = getattr(error, "sqlite_errorcode", 0)
+    return code & 0xFF
+
+
+def _text(data: bytes) -> str:
+    return data.decode("utf-8", "surrogateescape")
+
+
+def _close_quietly(connection: sqlite3.Connection) -> None:
+    with suppress(sqlite3.Error):
+        connection.close()

@@ -1,0 +1,108 @@
+"""The state folder: made, checked, and held by one process alone; nothing of what is stored in it may come in."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import stat
+from pathlib import Path
+
+from sidecar.errors import StateError
+
+LOCK_FILE = "lock"
+
+_CURES = {
+    errno.ENOSPC: "free space on its file system",
+    errno.EDQUOT: "free space within the user's quota",
+    errno.EROFS: "set state.dir to a writable place; under systemd, name it in StateDirectory= or ReadWritePaths=",
+    errno.ENOTDIR: "set state.dir to a folder; a part of this path is a file",
+    errno.ENOLCK: "use a local file system: this one has no file locks",
+    errno.EOPNOTSUPP: "use a local file system: this one has no file locks",
+    errno.EMFILE: "raise the limit of open files (LimitNOFILE=)",
+}
+
+
+def state_error(action: str, path: Path, error: OSError) -> StateError:
+    """A `StateError` that names the place and the cure of an operating system error."""
+    cure = _CURES.get(error.errno or 0, f"let user id {os.geteuid()} write there, or set state.dir to another folder")
+    return StateError(f"state folder: cannot {action} {path}: {error.strerror or error}", hint=cure)
+
+
+class StateFolder:
+    """A folder that no other process can open while this object is open; the lock dies with the process.
+
+    Args:
+        path: Made with mode 0700 if it is not there.
+
+    Raises:
+        StateError: It cannot be made, is no folder, cannot be written, or is in use.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._fd = -1
+        self._make()
+        self._lock()
+
+    def _make(self) -> None:
+        try:
+            self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except FileExistsError as error:
+            raise StateError(
+                f"state folder: {self.path} is a file, not a folder", hint="set state.dir to a folder"
+            ) from error
+        except OSError as error:
+            raise state_error("create", self.path, error) from error
+
+    def _lock(self) -> None:
+        path = self.path / LOCK_FILE
+        try:
+            self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK, 0o600)
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            holder = os.pread(self._fd, 32, 0).decode("ascii", "replace").strip()
+            self.close()
+            raise StateError(
+                f"state folder: {self.path} is in use by {f'pid {holder}' if holder else 'another process'}",
+                hint="stop that process, or give each sidecar its own state.dir",
+            ) from error
+        except OSError as error:
+            self.close()
+            raise state_error("lock", path, error) from error
+        # The pid only serves the message above; a full disk must not keep the daemon from starting.
+        with contextlib.suppress(OSError):
+            os.ftruncate(self._fd, 0)
+            os.pwrite(self._fd, f"{os.getpid()}\n".encode(), 0)
+
+    def file(self, name: str) -> Path:
+        """The path of a file that is there, is regular, has mode 0600 and can be written; made empty if missing."""
+        path = self.path / name
+        try:
+            if path.exists() and not stat.S_ISREG(path.stat().st_mode):
+                raise StateError(f"state folder: {path} is not a file", hint="move it away")
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            try:
+                with contextlib.suppress(PermissionError):  # another user's file that we may write
+                    os.fchmod(fd, 0o600)
+            finally:
+                os.close(fd)
+            self.sync()
+        except OSError as error:
+            raise state_error("open", path, error) from error
+        return path
+
+    def sync(self) -> None:
+        """Make new and renamed files outlive a power cut."""
+        fd = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+    def close(self) -> None:
+        """Let other processes in; the lock file stays, because removing it would let two processes hold two locks."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1

@@ -1,0 +1,76 @@
+"""Rows of message ids, appended small and put together in tiers; nothing but SQL on one table may come in.
+
+As in a log-structured merge tree: 65 segments of one tier become one of the next, so that each id is rewritten at most
+three times, however long a generation grows.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable
+
+from sidecar.core.records import TopicPartition
+from sidecar.state.database import checksum
+from sidecar.state.interface import Damage, IdSegment
+
+SEGMENTS_MAX = 64
+"""Segments of one tier before they are put together."""
+MERGED_BYTES_MIN = 256 << 10
+"""A segment this large is left alone: it is one row, and copying it again gains nothing."""
+_FINAL = 99
+
+
+def append(connection: sqlite3.Connection, segment: IdSegment, on_damage: Callable[[Damage], None]) -> None:
+    """Add a segment, and put its tier together when that is full."""
+    level = _level(0, segment.ids)
+    _insert(connection, None, segment, level)
+    while level != _FINAL and (rows := _tier(connection, segment, level)) and len(rows) > SEGMENTS_MAX:
+        ids = b"".join(_sound(segment.tp, segment.generation, level, data, crc, on_damage) for _, data, crc in rows)
+        connection.executemany("DELETE FROM ids WHERE seq = ?", [(seq,) for seq, _, _ in rows])
+        level = _level(level + 1, ids)
+        _insert(connection, rows[0][0], segment._replace(ids=ids), level)
+
+
+def load(
+    connection: sqlite3.Connection, tp: TopicPartition, on_damage: Callable[[Damage], None]
+) -> list[tuple[int, bytes]]:
+    """The sound segments of a partition with generations rising; the others are deleted."""
+    found: list[tuple[int, bytes]] = []
+    rows = connection.execute(
+        "SELECT seq, generation, level, data, crc FROM ids WHERE topic = ? AND partition = ? ORDER BY generation, seq",
+        tp,
+    ).fetchall()
+    for seq, generation, level, data, crc in rows:
+        if ids := _sound(tp, generation, level, data, crc, on_damage):
+            found.append((generation, ids))
+        else:
+            connection.execute("DELETE FROM ids WHERE seq = ?", (seq,))
+    return found
+
+
+def _level(level: int, ids: bytes) -> int:
+    return _FINAL if len(ids) >= MERGED_BYTES_MIN else level
+
+
+def _tier(connection: sqlite3.Connection, segment: IdSegment, level: int) -> list[tuple[int, bytes, int]]:
+    key = (*segment.tp, segment.generation, level)
+    where = "FROM ids WHERE topic = ? AND partition = ? AND generation = ? AND level = ?"
+    (count,) = connection.execute(f"SELECT count(*) {where}", key).fetchone()
+    if count <= SEGMENTS_MAX:
+        return []
+    return connection.execute(f"SELECT seq, data, crc {where} ORDER BY seq", key).fetchall()
+
+
+def _insert(connection: sqlite3.Connection, seq: int | None, segment: IdSegment, level: int) -> None:
+    tp, generation, ids = segment
+    crc = checksum(*tp, generation, level, ids)
+    connection.execute("INSERT INTO ids VALUES (?, ?, ?, ?, ?, ?, ?)", (seq, *tp, generation, level, ids, crc))
+
+
+def _sound(
+    tp: TopicPartition, generation: int, level: int, data: bytes, crc: int, on_damage: Callable[[Damage], None]
+) -> bytes:
+    if crc == checksum(*tp, generation, level, data):
+        return data
+    on_damage(Damage("message ids", f"{tp.topic}:{tp.partition} generation {generation}", "checksum", "dropped"))
+    return b""

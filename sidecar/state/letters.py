@@ -1,0 +1,80 @@
+"""Rows of dead letters, written and read; nothing but SQL on one table may come in."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Callable, Sequence
+
+from sidecar.core.records import Attempt
+from sidecar.state.database import Row, checksum
+from sidecar.state.interface import Damage, StoredLetter
+
+_COLUMNS = (
+    'scope, topic, partition, "offset", group_name, reason, status, attempts, first_at_ms, row, envelope, '
+    "size_bytes, crc"
+)
+SELECT = f"SELECT id, {_COLUMNS} FROM dead_letters WHERE id > ? ORDER BY id LIMIT ?"
+_INSERT = f"INSERT OR IGNORE INTO dead_letters ({_COLUMNS}) VALUES ({', '.join('?' * 13)})"
+
+
+def insert(connection: sqlite3.Connection, letters: Sequence[StoredLetter]) -> int:
+    """Add those that are not there yet, and return how many that were."""
+    return sum(connection.execute(_INSERT, _encode(letter)).rowcount for letter in letters)
+
+
+def decode_all(rows: Sequence[Row], on_damage: Callable[[Damage], None]) -> list[StoredLetter]:
+    """The sound letters of some rows."""
+    found: list[StoredLetter] = []
+    for row in rows:
+        if row[-1] == checksum(*row[1:-1]):
+            found.append(_decode(row))
+        else:
+            on_damage(Damage("dead letter", f"{row[2]}:{row[3]} offset {row[4]}", "checksum", f"left out, id {row[0]}"))
+    return found
+
+
+def _encode(letter: StoredLetter) -> Row:
+    row = (
+        *letter.identity,
+        _storable(letter.group_name),
+        _storable(letter.reason),
+        letter.status,
+        json.dumps(letter.attempts),
+        letter.first_at_ms,
+        letter.row,
+        letter.envelope,
+        letter.size_bytes,
+    )
+    return (*row, checksum(*row))
+
+
+def _decode(row: Row) -> StoredLetter:
+    id_, scope, topic, partition, offset, group_name, reason, status, attempts, first_at_ms, data, envelope, *_ = row
+    return StoredLetter(
+        topic=topic,
+        partition=partition,
+        offset=offset,
+        scope=scope,
+        group_name=_text(group_name),
+        reason=_text(reason),
+        status=status,
+        attempts=tuple(Attempt(*attempt) for attempt in json.loads(attempts)),
+        first_at_ms=first_at_ms,
+        row=data,
+        envelope=envelope,
+        id=id_,
+    )
+
+
+def _storable(text: str) -> str | bytes:
+    """Tags that are not UTF-8 stand in a group's name as surrogates, which SQLite's text cannot hold."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-8", "surrogatepass")
+    return text
+
+
+def _text(stored: str | bytes) -> str:
+    return stored.decode("utf-8", "surrogatepass") if isinstance(stored, bytes) else stored

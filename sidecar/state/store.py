@@ -1,0 +1,211 @@
+"""The state folder as a `State`: which rows mean what, each with its checksum; no opening, locking or logging."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections import deque
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from sidecar.core.records import TopicPartition
+from sidecar.state import id_segments, letters
+from sidecar.state.database import Database, Row, checksum
+from sidecar.state.folder import StateFolder
+from sidecar.state.interface import (
+    DEAD_LETTERS_BYTES_MAX,
+    Damage,
+    IdSegment,
+    PartitionSnapshot,
+    StoredLetter,
+    another_group,
+    check_ids,
+    no_room_for_letters,
+    same_cluster,
+)
+
+DAMAGES_KEPT_MAX = 1_000
+
+_PARTITION_COLUMNS = "topic, partition, topic_id, incarnation, watermark, floor, younger, older, crc"
+
+
+class Store:
+    """A `State` in one SQLite file of a folder that this process alone holds.
+
+    Writes and loads are meant for one thread; `dead_letters` and `count_dead_letters` may come from any and never wait
+    for a write. A damaged file is set aside and a new one begun: see `take_damages`.
+
+    Args:
+        folder: Made if missing.
+        dead_letters_bytes_max: Rows and envelopes together, in bytes.
+
+    Raises:
+        StateError: The folder cannot be used, another process uses it, or a newer version wrote it.
+    """
+
+    def __init__(self, folder: Path | str, *, dead_letters_bytes_max: int = DEAD_LETTERS_BYTES_MAX) -> None:
+        self._letters_bytes_max = dead_letters_bytes_max
+        self._damages: deque[Damage] = deque(maxlen=DAMAGES_KEPT_MAX)
+        self._bound: tuple[str, str] | None = None
+        self._folder = StateFolder(Path(folder))
+        try:
+            self._database = Database(self._folder, self._damages.append, self._rebind)
+        except BaseException:
+            self._folder.close()
+            raise
+
+    def bind(self, cluster_id: str, group_id: str) -> bool:
+        """See `State.bind`."""
+        with self._database.transaction() as connection:
+            found = self._meta(connection, "identity")
+            bound_cluster, bound_group = found or (cluster_id, group_id)
+            if bound_group != group_id:
+                raise another_group(str(self._folder.path), bound_group, group_id)
+            same = same_cluster(bound_cluster, cluster_id)
+            if not same:
+                for statement in ("DELETE FROM partitions", "DELETE FROM ids", "DELETE FROM meta"):
+                    connection.execute(statement)
+            bound = (cluster_id or bound_cluster, group_id)
+            _put_meta(connection, "identity", bound)
+        self._bound = bound
+        if not same:
+            self._database.return_space()
+        return same
+
+    def _rebind(self) -> None:
+        """A file begun in mid-life belongs to whom the old one belonged."""
+        if self._bound:
+            with self._database.transaction() as connection:
+                _put_meta(connection, "identity", self._bound)
+
+    def _meta(self, connection: sqlite3.Connection, name: str) -> tuple[str, str] | None:
+        row = connection.execute("SELECT value, crc FROM meta WHERE name = ?", (name,)).fetchone()
+        if row is None:
+            return None
+        value, crc = row
+        if crc != checksum(name, value):
+            self._damages.append(Damage(name, str(self._folder.path), "checksum", "dropped"))
+            return None
+        first, second = json.loads(value)
+        return first, second
+
+    def member(self) -> tuple[str, str] | None:
+        """See `State.member`."""
+        with self._database.transaction() as connection:
+            return self._meta(connection, "member")
+
+    def save_member(self, group_id: str, member_id: str) -> None:
+        """See `State.save_member`."""
+        with self._database.transaction() as connection:
+            _put_meta(connection, "member", (group_id, member_id))
+
+    def forget_member(self) -> None:
+        """See `State.forget_member`."""
+        with self._database.transaction() as connection:
+            connection.execute("DELETE FROM meta WHERE name = 'member'")
+
+    def save_partitions(self, rows: Iterable[PartitionSnapshot]) -> None:
+        """See `State.save_partitions`."""
+        values = [_partition_row(row) for row in rows]
+        with self._database.transaction() as connection:
+            connection.executemany(
+                f"INSERT OR REPLACE INTO partitions ({_PARTITION_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", values
+            )
+
+    def load_partitions(self) -> dict[TopicPartition, PartitionSnapshot]:
+        """See `State.load_partitions`."""
+        found: dict[TopicPartition, PartitionSnapshot] = {}
+        with self._database.transaction() as connection:
+            for rowid, *row in connection.execute(f"SELECT rowid, {_PARTITION_COLUMNS} FROM partitions").fetchall():
+                if row[-1] == checksum(*row[:-1]):
+                    snapshot = _partition_snapshot(tuple(row))
+                    found[snapshot.tp] = snapshot
+                else:
+                    connection.execute("DELETE FROM partitions WHERE rowid = ?", (rowid,))
+                    self._damages.append(Damage("partition", f"{row[0]}:{row[1]}", "checksum", "dropped"))
+        return found
+
+    def drop_partitions(self, tps: Iterable[TopicPartition]) -> None:
+        """See `State.drop_partitions`."""
+        with self._database.transaction() as connection:
+            for tp in tps:
+                connection.execute("DELETE FROM partitions WHERE topic = ? AND partition = ?", tp)
+                connection.execute("DELETE FROM ids WHERE topic = ? AND partition = ?", tp)
+        self._database.return_space()
+
+    def append_ids(self, tp: TopicPartition, generation: int, ids: bytes) -> None:
+        """See `State.append_ids`."""
+        self.append_ids_many([IdSegment(tp, generation, ids)])
+
+    def append_ids_many(self, segments: Iterable[IdSegment]) -> None:
+        """See `State.append_ids_many`; many small segments are put together on the way."""
+        wanted = [segment for segment in segments if segment.ids]
+        for segment in wanted:
+            check_ids(segment.ids)
+        with self._database.transaction() as connection:
+            for segment in wanted:
+                id_segments.append(connection, segment, self._damages.append)
+
+    def drop_ids_before(self, tp: TopicPartition, generation: int) -> None:
+        """See `State.drop_ids_before`."""
+        with self._database.transaction() as connection:
+            connection.execute(
+                "DELETE FROM ids WHERE topic = ? AND partition = ? AND generation < ?", (*tp, generation)
+            )
+        self._database.return_space()
+
+    def load_ids(self, tp: TopicPartition) -> list[tuple[int, bytes]]:
+        """See `State.load_ids`."""
+        with self._database.transaction() as connection:
+            return id_segments.load(connection, tp, self._damages.append)
+
+    def put_dead_letters(self, letters_: Sequence[StoredLetter]) -> int:
+        """See `State.put_dead_letters`."""
+        with self._database.transaction() as connection:
+            new = letters.insert(connection, letters_)
+            (size_bytes,) = connection.execute("SELECT size_bytes FROM dead_letter_totals").fetchone()
+            if new and size_bytes > self._letters_bytes_max:
+                raise no_room_for_letters(str(self._folder.path), size_bytes, self._letters_bytes_max)
+            return new
+
+    def dead_letters(self, limit: int, after: int = 0) -> list[StoredLetter]:
+        """See `State.dead_letters`; a damaged one is reported and left out, but stays in the file."""
+        rows = self._database.rows(letters.SELECT, (after, limit))
+        return letters.decode_all(rows, self._damages.append)
+
+    def count_dead_letters(self) -> int:
+        """See `State.count_dead_letters`."""
+        return int(self._database.rows("SELECT letters FROM dead_letter_totals")[0][0])
+
+    def take_damages(self) -> list[Damage]:
+        """See `State.take_damages`."""
+        taken: list[Damage] = []
+        while self._damages:
+            taken.append(self._damages.popleft())
+        return taken
+
+    def close(self) -> None:
+        """See `State.close`; the folder is free for another process afterwards."""
+        self._database.close()
+        self._folder.close()
+
+
+def _put_meta(connection: sqlite3.Connection, name: str, value: tuple[str, str]) -> None:
+    text = json.dumps(value)
+    connection.execute("INSERT OR REPLACE INTO meta VALUES (?, ?, ?)", (name, text, checksum(name, text)))
+
+
+def _partition_row(snapshot: PartitionSnapshot) -> Row:
+    # The incarnation is an unsigned 64-bit number, which SQLite's integers cannot hold.
+    row = (
+        *(snapshot.tp.topic, snapshot.tp.partition, snapshot.topic_id, f"{snapshot.incarnation:x}"),
+        *(snapshot.watermark, snapshot.floor, *snapshot.bitmaps),
+    )
+    return (*row, checksum(*row))
+
+
+def _partition_snapshot(row: Row) -> PartitionSnapshot:
+    topic, partition, topic_id, incarnation, watermark, floor, younger, older, _ = row
+    return PartitionSnapshot(
+        TopicPartition(topic, partition), topic_id, int(incarnation, 16), watermark, floor, (younger, older)
+    )
