@@ -1,0 +1,63 @@
+"""The broker's jars: fetched once by Maven into `.cache/kafka`, under a lock. No broker is started here."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import shutil
+import subprocess
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+POM = ROOT / "tests" / "support" / "broker" / "pom.xml"
+CACHE = ROOT / ".cache" / "kafka"
+INSTALL = "apt-get install openjdk-17-jre-headless maven"
+
+
+def executable(name: str) -> str:
+    """The path of `java` or `mvn`.
+
+    Raises:
+        RuntimeError: It is not installed; the message has the command that installs it.
+    """
+    path = shutil.which(name)
+    if path is None:
+        raise RuntimeError(f"the tests need a real Kafka broker, and {name!r} is missing; install it with: {INSTALL}")
+    return path
+
+
+def jars() -> Path:
+    """The folder with the broker's jars, fetched when it is not there; its name follows the content of the pom.
+
+    Raises:
+        RuntimeError: Java or Maven is missing, or the download failed.
+    """
+    executable("java")
+    libs = CACHE / f"libs-{hashlib.sha256(POM.read_bytes()).hexdigest()[:12]}"
+    if libs.is_dir():
+        return libs
+    CACHE.mkdir(parents=True, exist_ok=True)
+    with (CACHE / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not libs.is_dir():
+            _fetch(libs)
+    return libs
+
+
+def _fetch(libs: Path) -> None:
+    partial = libs.with_suffix(".partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    goal = ["dependency:copy-dependencies", f"-DoutputDirectory={partial}", "-DincludeScope=runtime"]
+    done = subprocess.run(
+        [executable("mvn"), "-B", "-q", "-f", str(POM), *goal], capture_output=True, text=True, check=False
+    )
+    if done.returncode != 0:
+        raise RuntimeError(f"Maven could not fetch the broker's jars:\n{(done.stdout + done.stderr)[-4000:]}")
+    partial.rename(libs)
+
+
+if __name__ == "__main__":
+    try:
+        jars()
+    except RuntimeError as error:
+        raise SystemExit(str(error)) from None
