@@ -1,0 +1,152 @@
+"""The table of answers: what a status, its headers and its body say about a batch. No socket or clock may come in."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
+from typing import TypeAlias
+
+import orjson
+
+from sidecar.core.records import Answer, FailedRow, Verdict
+
+Redact: TypeAlias = Callable[[bytes], bytes]
+
+ANSWER_MAX_BYTES = 64 * 1024
+PARTIAL_ROW_MAX_BYTES = 256
+PARTIAL_MAX_BYTES = 4 * 1024 * 1024
+RETRY_AFTER_MAX_MS = 300_000
+EXCERPT_MAX_CHARS = 200
+
+_BY_STATUS = {
+    400: Verdict.REJECT,
+    408: Verdict.RETRY,
+    409: Verdict.RETRY,
+    413: Verdict.TOO_LARGE,
+    422: Verdict.REJECT,
+    425: Verdict.RETRY,
+    429: Verdict.RETRY,
+    431: Verdict.TOO_LARGE,
+}
+_BY_CLASS = {1: Verdict.RETRY, 2: Verdict.ACK, 3: Verdict.HALT, 4: Verdict.HALT, 5: Verdict.RETRY}
+
+
+class MalformedError(ValueError):
+    """A 207's body does not say which rows failed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """An HTTP answer as it came.
+
+    Args:
+        body: The beginning of the body, up to `body_limit`.
+        whole: Whether that is all of it.
+    """
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes = b""
+    whole: bool = True
+
+
+def verdict_of(status: int) -> Verdict:
+    """The verdict of a status alone; whoever answers with one that HTTP does not know is not the receiver."""
+    return _BY_STATUS.get(status) or _BY_CLASS.get(status // 100, Verdict.HALT)
+
+
+def body_limit(status: int, count: int) -> int:
+    """How much of an answer's body is read, in bytes; a 207 may need more, as it names rows of `count`."""
+    if status == 207:
+        return min(ANSWER_MAX_BYTES + PARTIAL_ROW_MAX_BYTES * count, PARTIAL_MAX_BYTES)
+    return ANSWER_MAX_BYTES
+
+
+def judge(reply: Reply, count: int, now: float, redact: Redact = bytes) -> Answer:
+    """What a batch of `count` rows has met.
+
+    Args:
+        reply: The answer as it came.
+        count: Rows of the batch.
+        now: Seconds since the epoch, for a `Retry-After` that is a date.
+        redact: Takes secrets out of text that the receiver wrote, and that may repeat them.
+    """
+    status = reply.status
+    after_ms = retry_after_ms(reply.headers.get("Retry-After"), now)
+    if status == 207:
+        return _judge_partial(reply, count, after_ms, redact)
+    verdict = verdict_of(status)
+    if verdict is Verdict.ACK:
+        return Answer(verdict, status=status)
+    reason = f"HTTP {status}"
+    if status // 100 == 3:
+        reason += " (redirects are not followed: correct the url)"
+    text = excerpt(redact(reply.body))
+    return Answer(
+        verdict,
+        f"{reason}: {text}" if text else reason,
+        status,
+        retry_after_ms=after_ms if verdict is Verdict.RETRY else None,
+    )
+
+
+def _judge_partial(reply: Reply, count: int, after_ms: int | None, redact: Redact) -> Answer:
+    try:
+        if not reply.whole:
+            raise MalformedError(f"the body is longer than {len(reply.body)} bytes")
+        failed = parse_failed(reply.body, count, redact)
+    except MalformedError as error:
+        return Answer(Verdict.RETRY, f"HTTP 207 malformed: {error}", 207, retry_after_ms=after_ms)
+    if not failed:
+        return Answer(Verdict.ACK, status=207)
+    reason = f"HTTP 207: {len(failed)} of {count} rows failed"
+    return Answer(Verdict.PARTIAL, reason, 207, retry_after_ms=after_ms, failed=failed)
+
+
+def parse_failed(body: bytes, count: int, redact: Redact = bytes) -> tuple[FailedRow, ...]:
+    """The failed rows that a 207 names, by rising index.
+
+    Raises:
+        MalformedError: Not the JSON that the contract wants, an index out of range or named twice.
+    """
+    try:
+        listed = orjson.loads(body)["failed"]
+        rows = [_failed_row(item, count, redact) for item in listed]
+    except (ValueError, LookupError, TypeError) as error:
+        if isinstance(error, MalformedError):
+            raise
+        raise MalformedError('the body is not {"failed": [{"index": 0, "retry": false, "reason": "why"}]}') from error
+    if len({row.index for row in rows}) < len(rows):
+        raise MalformedError("an index is named twice")
+    return tuple(sorted(rows, key=lambda row: row.index))
+
+
+def _failed_row(item: dict[str, object], count: int, redact: Redact) -> FailedRow:
+    index, retry, reason = item["index"], item["retry"], item.get("reason", "")
+    if type(index) is not int or not 0 <= index < count:
+        raise MalformedError(f"index {excerpt(orjson.dumps(index))} is none of the {count} rows")
+    if not isinstance(retry, bool):
+        raise MalformedError(f"retry of index {index} is neither true nor false")
+    return FailedRow(index, retry, excerpt(redact(str(reason).encode())))
+
+
+def retry_after_ms(text: str | None, now: float) -> int | None:
+    """A `Retry-After` in milliseconds, seconds or date, 5 minutes at most; None when there is none that can be read."""
+    if text is None:
+        return None
+    text = text.strip()
+    if re.fullmatch(r"[0-9]+", text):
+        return min(int(text[:10]) * 1000, RETRY_AFTER_MAX_MS)
+    try:
+        wait_ms = int((parsedate_to_datetime(text).timestamp() - now) * 1000)
+    except (ValueError, OverflowError, OSError):
+        return None
+    return max(0, min(wait_ms, RETRY_AFTER_MAX_MS))
+
+
+def excerpt(raw: bytes) -> str:
+    """The first 200 characters, on one line, with nothing that could steer a terminal."""
+    text = raw[: 4 * EXCERPT_MAX_CHARS].decode("utf-8", "replace").strip()[:EXCERPT_MAX_CHARS]
+    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)

@@ -1,0 +1,63 @@
+"""Makes the sink that the settings name. The only place that knows both; no behaviour of a sink may come in."""
+
+from __future__ import annotations
+
+from sidecar.config.model import Settings
+from sidecar.config.sinks import Auth
+from sidecar.config.sinks import HttpSink as HttpSettings
+from sidecar.core.records import Columns
+from sidecar.sinks.base import Sink
+from sidecar.sinks.console import ConsoleSink
+from sidecar.sinks.endpoint import Endpoint, Tls, basic, bearer
+from sidecar.sinks.file import FileSink
+from sidecar.sinks.formats import TagsOf, make_framer
+from sidecar.sinks.http import HttpSink
+
+
+def build_sink(settings: Settings, columns: Columns, tags_of: TagsOf) -> Sink:
+    """The sink of the settings; it makes no connection yet, but a file sink opens its file.
+
+    Args:
+        settings: Exactly one sink is set.
+        columns: Reads the source's messages.
+        tags_of: The tags of each message, for `envelope`.
+
+    Raises:
+        ConfigError: Certificates or a file cannot be used.
+        StateError: Another process writes to the file.
+    """
+    sink = settings.sink
+    if sink.console:
+        return ConsoleSink(make_framer(sink.console.format, columns, tags_of), sink.console.format)
+    if sink.file:
+        return FileSink(sink.file.path, make_framer(sink.file.format, columns, tags_of), sink.file.format)
+    assert sink.http, "the settings name exactly one sink"
+    return HttpSink(
+        endpoint_of(sink.http),
+        make_framer(sink.http.format, columns, tags_of),
+        format=sink.http.format,
+        compression=sink.http.compression,
+        concurrency=sink.http.concurrency,
+        timeout_ms=sink.http.timeout_ms,
+    )
+
+
+def endpoint_of(settings: HttpSettings) -> Endpoint:
+    """Address, certificates and credentials of the HTTP sink.
+
+    Raises:
+        ConfigError: Certificates cannot be used.
+    """
+    tls = Tls(settings.tls.ca, settings.tls.cert, settings.tls.key, settings.tls.verify)
+    return Endpoint(settings.url, headers=settings.headers, credentials=_credentials(settings.auth), tls=tls)
+
+
+def _credentials(auth: Auth | None) -> tuple[str, str] | None:
+    if auth is None:
+        return None
+    if auth.basic:
+        return basic(auth.basic.username, auth.basic.password.get_secret_value())
+    if auth.bearer:
+        return bearer(auth.bearer.get_secret_value())
+    assert auth.header, "the settings name exactly one kind of credentials"
+    return auth.header.name, auth.header.value.get_secret_value()

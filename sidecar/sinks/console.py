@@ -1,0 +1,76 @@
+"""Prints rows, for trying things out. Nothing that must survive may come in."""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+import time
+from dataclasses import replace
+
+from sidecar.core.records import Answer, Batch, Framer, Verdict
+from sidecar.sinks.formats import FormatName, body_chunks
+
+
+class ConsoleSink:
+    """Writes each batch to a file descriptor, rows as they are, batches one after the other.
+
+    After a failure a batch is written again from its start, so rows may be seen twice.
+
+    Args:
+        framer: How messages become rows of `format`.
+        format: `json_array` prints an array for each batch.
+        fd: Where to; written to directly, as a buffered stream would fail once more when the process ends.
+    """
+
+    def __init__(self, framer: Framer, format: FormatName = "envelope", fd: int = 1) -> None:  # noqa: A002
+        self.framer = framer
+        self._format = format
+        self._fd = fd
+        self._lock = threading.Lock()
+        self._torn = False
+        self._closed = False
+
+    def deliver(self, batch: Batch) -> Answer:
+        """Print a batch; a reader that went away halts the intake."""
+        began = time.monotonic()
+        try:
+            with self._lock:
+                answer = self._print(batch)
+        except OSError as error:
+            self._torn = True
+            answer = _failure(error)
+        return replace(answer, elapsed_ms=(time.monotonic() - began) * 1000)
+
+    def close(self) -> None:
+        """Answer every later call with a retry; the descriptor stays open, it is not ours."""
+        self._closed = True
+
+    def _print(self, batch: Batch) -> Answer:
+        if self._closed:
+            return Answer(Verdict.RETRY, "the sink is closed")
+        if self._torn:
+            write_all(self._fd, b"\n")  # ends the row that was cut short, so that the next stands on its own line
+            self._torn = False
+        for chunk in body_chunks(self._format, batch.fragments()):
+            write_all(self._fd, chunk)
+        if self._format == "json_array":
+            write_all(self._fd, b"\n")
+        return Answer(Verdict.ACK)
+
+
+def _failure(error: OSError) -> Answer:
+    if error.errno in (errno.EPIPE, errno.EBADF):
+        return Answer(Verdict.HALT, "standard output is closed: nobody reads the rows")
+    return Answer(Verdict.RETRY, f"cannot write to standard output: {error.strerror}")
+
+
+def write_all(fd: int, data: bytes) -> None:
+    """Write all of `data`, however many calls it takes.
+
+    Raises:
+        OSError: The descriptor takes no more.
+    """
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view) :]

@@ -1,0 +1,91 @@
+"""Ends exchanges that outlast their time, by one thread for all of a sink's sockets. Nothing about HTTP may come in."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+import time
+from collections.abc import Iterator
+
+
+class Exchange:
+    """One request and its answer, which may be cut off from outside."""
+
+    __slots__ = ("_lock", "cut", "deadline", "sock")
+
+    def __init__(self, deadline: float) -> None:
+        self.deadline = deadline
+        self.cut = False
+        self.sock: socket.socket | None = None
+        self._lock = threading.Lock()
+
+    def attach(self, sock: socket.socket | None) -> None:
+        """Name the socket to be cut; one that is attached too late is cut at once."""
+        with self._lock:
+            self.sock = sock
+            if self.cut:
+                _shut(sock)
+
+    def end(self) -> None:
+        """Cut the socket, from any thread: whoever waits on it sees its end."""
+        with self._lock:
+            self.cut = True
+            _shut(self.sock)
+
+
+class Deadlines:
+    """Cuts every exchange that takes longer than `timeout_s` in all.
+
+    Socket time-outs alone do not bound an exchange: each byte of a dripping answer starts them anew.
+
+    Args:
+        timeout_s: The same for all, so that the oldest exchange is always the next to end.
+    """
+
+    def __init__(self, timeout_s: float) -> None:
+        self.timeout_s = timeout_s
+        self._changed = threading.Condition()
+        self._open: dict[Exchange, None] = {}
+        self._closed = False
+        threading.Thread(target=self._watch, name="sink-deadlines", daemon=True).start()
+
+    @contextlib.contextmanager
+    def exchange(self) -> Iterator[Exchange]:
+        """The time of one exchange; afterwards its socket is never touched again."""
+        exchange = Exchange(time.monotonic() + self.timeout_s)
+        with self._changed:
+            self._open[exchange] = None
+            exchange.cut = self._closed
+        try:
+            yield exchange
+        finally:
+            with self._changed:
+                self._open.pop(exchange, None)
+
+    def close(self) -> None:
+        """Cut all that is open and end the thread."""
+        with self._changed:
+            self._closed = True
+            for exchange in self._open:
+                exchange.end()
+            self._changed.notify_all()
+
+    def _watch(self) -> None:
+        with self._changed:
+            while not self._closed:
+                oldest = next(iter(self._open), None)
+                # Whatever begins while this thread sleeps ends later than it wakes: nobody has to wake it.
+                wait_s = oldest.deadline - time.monotonic() if oldest else self.timeout_s
+                if oldest and wait_s <= 0:
+                    oldest.end()
+                    del self._open[oldest]
+                else:
+                    self._changed.wait(wait_s)
+
+
+def _shut(sock: socket.socket | None) -> None:
+    if sock is not None:
+        with contextlib.suppress(OSError):
+            # The plain socket's method: the one of an SSLSocket would first turn encryption off.
+            socket.socket.shutdown(sock, socket.SHUT_RDWR)

@@ -1,0 +1,159 @@
+"""Where an HTTP sink posts to and as whom: address, certificates, headers, secrets. No connection is made here."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import re
+import ssl
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+
+from urllib3.exceptions import LocationParseError
+from urllib3.util import Url, parse_url
+
+from sidecar.errors import ConfigError
+
+SECRET_MIN_CHARS = 4
+"""Shorter ones cannot be told from ordinary text."""
+OWN_HEADERS = frozenset(
+    {
+        "accept-encoding",
+        "connection",
+        "content-encoding",
+        "content-length",
+        "content-type",
+        "expect",
+        "idempotency-key",
+        "keep-alive",
+        "te",
+        "trailer",
+        "transfer-encoding",
+        "upgrade",
+    }
+)
+"""What a request's framing and contract need; all that begin with ``sidecar-`` belong to them too."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tls:
+    """Whom to trust and who we are; paths of PEM files."""
+
+    ca: Path | None = None
+    """None trusts what the system trusts."""
+    cert: Path | None = None
+    key: Path | None = None
+    verify: bool = True
+
+
+class Endpoint:
+    """An address with all that every request to it has in common.
+
+    Args:
+        url: ``http://`` or ``https://``, without credentials in it.
+        headers: Sent with every request.
+        credentials: A header, name and value, that is never shown.
+        tls: Certificates, for ``https://``.
+
+    Raises:
+        ConfigError: Something of that cannot be used.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        headers: Mapping[str, str] | None = None,
+        credentials: tuple[str, str] | None = None,
+        tls: Tls | None = None,
+    ) -> None:
+        parsed = _parse_url(url)
+        self.host = (parsed.host or "").strip("[]")
+        self.port = parsed.port
+        self.netloc = parsed.netloc
+        self.uri = parsed.request_uri
+        self.tls = _tls_context(tls or Tls()) if parsed.scheme == "https" else None
+        all_headers = {**(headers or {}), **(dict([credentials]) if credentials else {})}
+        self.headers = _checked(all_headers)
+        self._secrets = _secrets(all_headers.values())
+
+    def redacted(self, raw: bytes) -> bytes:
+        """The text with the values of our headers, as a receiver may repeat them, replaced by ``***``."""
+        for secret in self._secrets:
+            raw = raw.replace(secret, b"***")
+        return raw
+
+
+def basic(username: str, password: str) -> tuple[str, str]:
+    """The header of HTTP Basic credentials, in UTF-8 (RFC 7617)."""
+    return "Authorization", f"Basic {base64.b64encode(f'{username}:{password}'.encode()).decode('ascii')}"
+
+
+def bearer(token: str) -> tuple[str, str]:
+    """The header of a bearer token (RFC 6750)."""
+    return "Authorization", f"Bearer {token}"
+
+
+def _parse_url(text: str) -> Url:
+    try:
+        url = parse_url(text)
+    except LocationParseError as error:
+        raise ConfigError("sink.http.url cannot be read", hint="Write it as http://host:port/path") from error
+    if url.scheme not in ("http", "https") or not url.host:
+        raise ConfigError("sink.http.url is no http or https address", hint="Write it as http://host:port/path")
+    if url.auth:
+        raise ConfigError("sink.http.url has credentials in it", hint="Put them under sink.http.auth")
+    return url
+
+
+def _tls_context(tls: Tls) -> ssl.SSLContext:
+    files = [path for path in (tls.ca, tls.cert, tls.key) if path]
+    for path in files:
+        if not path.is_file():
+            raise ConfigError(f"the certificate file {path} is not there", hint="See sink.http.tls")
+    try:
+        context = ssl.create_default_context(cafile=tls.ca)
+        if tls.cert:
+            # Without a password function OpenSSL would ask for one on the terminal.
+            context.load_cert_chain(tls.cert, tls.key, password=lambda: "")
+    except (OSError, ValueError) as error:
+        names = ", ".join(map(str, files))
+        raise ConfigError(f"cannot use the certificates {names}: {error}", hint="They must be PEM files") from error
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    if not tls.verify:
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+    return context
+
+
+def _checked(headers: Mapping[str, str]) -> dict[str, str]:
+    for name, value in headers.items():
+        if not re.fullmatch(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+", name):
+            raise ConfigError(f"{name!r} cannot be the name of an HTTP header")
+        if name.lower() in OWN_HEADERS or name.lower().startswith("sidecar-"):
+            raise ConfigError(f"the header {name} is written by the sidecar itself", hint="Remove it from sink.http")
+        if not re.fullmatch(r"[\t\x20-\x7e\x80-\xff]*", value):
+            raise ConfigError(f"the value of the header {name} has a character that no HTTP header can carry")
+    if any(name.lower() == "user-agent" for name in headers):
+        return dict(headers)
+    return {"User-Agent": f"consumer-sidecar/{_version()}", **headers}
+
+
+def _secrets(values: Iterable[str]) -> list[bytes]:
+    found: list[str] = []
+    for value in values:
+        scheme, _, token = value.partition(" ")
+        found += [value, token]
+        if scheme == "Basic":
+            with contextlib.suppress(ValueError):
+                found.append(base64.b64decode(token).decode().partition(":")[2])
+    return sorted({text.encode() for text in found if len(text) >= SECRET_MIN_CHARS}, key=len, reverse=True)
+
+
+def _version() -> str:
+    try:
+        return metadata.version("consumer-sidecar")
+    except metadata.PackageNotFoundError:
+        return "0"

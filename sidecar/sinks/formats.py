@@ -1,0 +1,221 @@
+"""How messages become rows and rows a request body. Pure: no socket, file or clock may come in."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+import orjson
+
+from sidecar.core.records import Columns, Fragment, Framer, Header, Message, TopicPartition
+
+FormatName: TypeAlias = Literal["envelope", "ndjson", "json_array"]
+TagsOf: TypeAlias = Callable[[Sequence[Message]], Iterable[tuple[bytes, ...]]]
+"""Reads the tags of many messages; a message without a tag has an empty tuple."""
+
+CHUNK_BYTES = 256 * 1024
+"""Small fragments are joined up to here before they are sent: every send gives the interpreter lock away."""
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """What stands around and between rows, in memory and in a body."""
+
+    media_type: str
+    separator: bytes
+    opening: bytes
+    between: bytes
+    closing: bytes
+    empty: bytes
+    """The body of a batch without rows."""
+
+
+FORMATS: dict[FormatName, Format] = {
+    "envelope": Format("application/x-ndjson", b"\n", b"", b"\n", b"\n", b""),
+    "ndjson": Format("application/x-ndjson", b"\n", b"", b"\n", b"\n", b""),
+    # A record separator is a control character: no JSON text can contain it unescaped (RFC 8259, section 7).
+    "json_array": Format("application/json", b"\x1e", b"[", b",", b"]", b"[]"),
+}
+
+
+def make_framer(name: FormatName, columns: Columns, tags_of: TagsOf) -> Framer:
+    """The framer of a format; `tags_of` is asked only by `envelope`."""
+    if name == "envelope":
+        return EnvelopeFramer(columns, tags_of)
+    return NdjsonFramer(columns) if name == "ndjson" else JsonArrayFramer(columns)
+
+
+class NdjsonFramer:
+    r"""Values as they are, one a line. Null, empty, or with a ``\n`` inside cannot be framed; ``\r`` is data."""
+
+    separator = b"\n"
+
+    def __init__(self, columns: Columns) -> None:
+        self._values = columns.values
+
+    def frame(self, tp: TopicPartition, messages: Sequence[Message]) -> tuple[bytes, Sequence[int]]:  # noqa: ARG002
+        r"""Rows joined by ``\n``, and the indices of the messages left out."""
+        values = list(self._values(messages))
+        try:
+            data = b"\n".join(values)  # type: ignore[arg-type]  # a null raises: cheaper than to look for it
+        except TypeError:
+            return self._frame_slowly(values)
+        # Two passes in C over the whole chunk instead of a Python step for each message.
+        if data.count(b"\n") == len(values) - 1 and all(values):
+            return data, ()
+        return self._frame_slowly(values)
+
+    def _frame_slowly(self, values: list[bytes | None]) -> tuple[bytes, Sequence[int]]:
+        left_out = [i for i, value in enumerate(values) if not value or b"\n" in value]
+        return b"\n".join([value for value in values if value and b"\n" not in value]), left_out
+
+
+class JsonArrayFramer:
+    """Values that are JSON texts, byte for byte, as the elements of one array."""
+
+    separator = FORMATS["json_array"].separator
+
+    def __init__(self, columns: Columns) -> None:
+        self._values = columns.values
+
+    def frame(self, tp: TopicPartition, messages: Sequence[Message]) -> tuple[bytes, Sequence[int]]:  # noqa: ARG002
+        """Rows joined by a record separator, and the indices of the messages left out."""
+        rows: list[bytes] = []
+        left_out: list[int] = []
+        for i, value in enumerate(self._values(messages)):
+            if value is not None and is_json(value):
+                rows.append(value)
+            else:
+                left_out.append(i)
+        return self.separator.join(rows), left_out
+
+
+class EnvelopeFramer:
+    """A JSON object for each message, with its origin, key, tags, headers and timestamp. Frames everything."""
+
+    separator = b"\n"
+
+    def __init__(self, columns: Columns, tags_of: TagsOf) -> None:
+        self._columns = columns
+        self._tags_of = tags_of
+
+    def frame(self, tp: TopicPartition, messages: Sequence[Message]) -> tuple[bytes, Sequence[int]]:
+        r"""Rows joined by ``\n``; none is left out."""
+        columns = self._columns
+        rows = zip(
+            columns.offsets(messages),
+            columns.timestamps(messages),
+            columns.keys(messages),
+            self._tags_of(messages),
+            columns.headers(messages),
+            columns.values(messages),
+            strict=True,
+        )
+        return b"\n".join([envelope_row(tp, *row) for row in rows]), ()
+
+
+def envelope_row(
+    tp: TopicPartition,
+    offset: int,
+    timestamp_ms: int | None,
+    key: bytes | None,
+    tags: tuple[bytes, ...],
+    headers: Sequence[Header] | None,
+    value: bytes | None,
+) -> bytes:
+    """One message as a line of JSON, without its line end."""
+    row: dict[str, Any] = {"topic": tp.topic, "partition": tp.partition, "offset": offset, "timestamp": timestamp_ms}
+    _put(row, "key", key)
+    _put(row, "tag", tags[0] if tags else None)
+    if len(tags) > 1:
+        row["tags"] = [_text(tag) for tag in tags]
+    row["headers"] = [[_header_name(name), _text(raw)] for name, raw in headers] if headers else []
+    _put(row, "value", value)
+    return orjson.dumps(row)
+
+
+def _put(row: dict[str, Any], name: str, raw: bytes | None) -> None:
+    if raw is None:
+        row[name] = None
+        return
+    try:
+        row[name] = raw.decode()
+    except UnicodeDecodeError:
+        row[f"{name}_base64"] = base64.b64encode(raw).decode("ascii")
+
+
+def _text(raw: bytes | None) -> str | dict[str, str] | None:
+    if raw is None:
+        return None
+    try:
+        return raw.decode()
+    except UnicodeDecodeError:
+        return {"base64": base64.b64encode(raw).decode("ascii")}
+
+
+def _header_name(name: str) -> str | dict[str, str] | None:
+    if name.isascii():
+        return name
+    try:
+        return _text(name.encode("utf-8", "surrogateescape"))
+    except UnicodeEncodeError:  # a surrogate that escapes no byte: keep it in the bytes that it would have had
+        return _text(name.encode("utf-8", "surrogatepass"))
+
+
+def is_json(value: bytes) -> bool:
+    """Whether these bytes are one JSON text (RFC 8259): no NaN, no byte order mark, nested 1,024 deep at most."""
+    try:
+        orjson.loads(value)
+    except ValueError:
+        return _is_json_slowly(value)
+    return True
+
+
+def _is_json_slowly(value: bytes) -> bool:
+    """Takes what orjson refuses though the grammar allows it: 1e999 and lone surrogate escapes."""
+    try:
+        json.loads(value.decode(), parse_constant=_refuse, parse_int=str, parse_float=str)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(constant)
+
+
+def body_length(name: FormatName, fragments: Iterable[Fragment]) -> int:
+    """The exact length in bytes of what `body_chunks` yields."""
+    form = FORMATS[name]
+    sizes = [len(fragment.data) for fragment in fragments if len(fragment.offsets)]
+    if not sizes:
+        return len(form.empty)
+    return sum(sizes) + len(form.opening) + len(form.between) * (len(sizes) - 1) + len(form.closing)
+
+
+def body_chunks(name: FormatName, fragments: Iterable[Fragment]) -> Iterator[bytes]:
+    """The body in pieces of about 256 KiB; a larger fragment is a piece of its own and is not copied where possible."""
+    pending: list[bytes] = []
+    size = 0
+    for piece in _pieces(FORMATS[name], fragments):
+        if size and size + len(piece) > CHUNK_BYTES:
+            yield b"".join(pending)
+            pending, size = [], 0
+        pending.append(piece)
+        size += len(piece)
+    if size:
+        yield b"".join(pending)
+
+
+def _pieces(form: Format, fragments: Iterable[Fragment]) -> Iterator[bytes]:
+    started = False
+    for fragment in fragments:
+        if not len(fragment.offsets):
+            continue
+        yield form.between if started else form.opening
+        started = True
+        yield fragment.data if form.separator == form.between else fragment.data.replace(form.separator, form.between)
+    yield form.closing if started else form.empty
