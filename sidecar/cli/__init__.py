@@ -1,1 +1,115 @@
-"""The commands, one a file."""
+"""The commands, one a file, loaded when they are called; here is only what they share: errors and exit codes."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import os
+import sys
+import traceback
+from typing import Any
+
+import click
+
+from sidecar.errors import EXIT_INTERNAL, EXIT_OK, EXIT_USAGE, SidecarError
+
+EXIT_INTERRUPTED = 130
+COMMANDS = {
+    "run": "Take messages from the source and hand them to the sink.",
+    "validate": "Check a configuration file and say what it would do.",
+    "status": "Show what a running sidecar has done.",
+    "schema": "Print the JSON Schema of the configuration file.",
+    "demo": "Show the whole thing at work, no broker needed.",
+}
+
+
+class Commands(click.Group):
+    """A group whose commands stand in `sidecar.cli.<name>`, each under its own name.
+
+    A command that raises a `SidecarError` ends with its exit code; an integer that it returns is the exit code.
+    """
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
+        """The names, in the order of the help."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:  # noqa: ARG002
+        """The command of this name; only its module is imported."""
+        if name not in COMMANDS:
+            return None
+        command: click.Command = getattr(importlib.import_module(f"{__name__}.{name}"), name)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
+        """List the commands without importing them."""
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run a command; every error becomes a message and an exit code."""
+        try:
+            result = super().invoke(ctx)
+            sys.stdout.flush()
+        except BrokenPipeError:
+            return _stop_printing()
+        except SidecarError as error:
+            return _report(error)
+        except (click.ClickException, click.exceptions.Exit, click.Abort):
+            raise
+        except Exception as error:  # noqa: BLE001
+            return _bug(error, debug=ctx.params["debug"] or os.environ.get("SIDECAR_DEBUG") == "1")
+        return result if isinstance(result, int) else EXIT_OK
+
+    def main(self, *args: Any, **extra: Any) -> Any:
+        """The process's entry: ends it with an exit code, unless ``standalone_mode=False``."""
+        standalone = extra.pop("standalone_mode", True)
+        try:
+            code = super().main(*args, standalone_mode=False, **extra)
+        except click.ClickException as error:
+            error.show()
+            code = EXIT_USAGE
+        except click.Abort:
+            code = EXIT_INTERRUPTED
+        if standalone:
+            sys.exit(code)
+        return code
+
+
+def _report(error: SidecarError) -> int:
+    click.echo(f"error: {error}", err=True)
+    if error.hint:
+        click.echo(f"Try: {error.hint}", err=True)
+    return error.exit_code
+
+
+def _bug(error: Exception, *, debug: bool) -> int:
+    if debug:
+        traceback.print_exception(error)
+    said = " ".join(f"{type(error).__name__}: {error}".split())
+    click.echo(f"error: this is a bug in sidecar: {said} (SIDECAR_DEBUG=1 shows where)", err=True)
+    return EXIT_INTERNAL
+
+
+def _stop_printing() -> int:
+    """Whoever read the output has enough; what is still buffered must not raise again at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return EXIT_OK
+
+
+def _version(ctx: click.Context, param: click.Parameter, wanted: bool) -> None:  # noqa: ARG001
+    if wanted:
+        try:
+            version = importlib.metadata.version("consumer-sidecar")
+        except importlib.metadata.PackageNotFoundError:
+            version = "(not installed)"
+        click.echo(f"sidecar {version}")
+        ctx.exit()
+
+
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.option(
+    "--version", is_flag=True, is_eager=True, expose_value=False, callback=_version, help="Print the version."
+)
+@click.option("--debug", is_flag=True, help="Show where in the program an internal error came up.")
+def main(debug: bool) -> None:
+    """Take messages from Kafka once each, in batches per tag, and hand them on."""

@@ -1,0 +1,15 @@
+"""`sidecar schema`: prints the JSON Schema of the configuration file, for editors. Reads no file."""
+
+from __future__ import annotations
+
+import click
+import orjson
+
+
+@click.command()
+@click.option("-c", "--config", metavar="FILE", help="Taken as by the other commands, and not read.")
+def schema(config: str | None) -> None:  # noqa: ARG001
+    """Print the JSON Schema of the configuration file."""
+    from sidecar.config import schema as found
+
+    click.echo(orjson.dumps(found(), option=orjson.OPT_INDENT_2).decode())

@@ -1,0 +1,93 @@
+"""`sidecar validate`: checks a configuration file and says in five lines what it would do. Connects to nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+import orjson
+
+from sidecar.config import InvalidConfigError, Settings, load
+from sidecar.config.explain import dotted
+from sidecar.errors import EXIT_CONFIG, ConfigError
+
+
+@click.command()
+@click.option("-c", "--config", "path", required=True, metavar="FILE", help="The configuration file.")
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+def validate(path: str, as_json: bool) -> int | None:
+    """Check a configuration file and say what it would do."""
+    try:
+        settings = load(path)
+    except ConfigError as error:
+        if not as_json:
+            raise
+        click.echo(_dumps({"ok": False, "file": path, "problems": _problems(error)}))
+        return EXIT_CONFIG
+    if as_json:
+        click.echo(_dumps({"ok": True, "file": path, "settings": settings.public()}))
+    else:
+        click.echo("\n".join([f"{path}: OK", *(f"  {line}" for line in summary(settings))]))
+    return None
+
+
+def _dumps(value: dict[str, Any]) -> str:
+    return orjson.dumps(value, option=orjson.OPT_INDENT_2).decode()
+
+
+def _problems(error: ConfigError) -> list[dict[str, Any]]:
+    if not isinstance(error, InvalidConfigError):
+        return [{"line": None, "column": None, "key": "", "text": str(error), "value": "", "cure": error.hint}]
+    return [
+        {
+            "line": problem.place.line,
+            "column": problem.place.column,
+            "key": dotted(problem.path),
+            "text": problem.text,
+            "value": problem.value,
+            "cure": problem.cure,
+        }
+        for problem in error.problems
+    ]
+
+
+def summary(settings: Settings) -> list[str]:
+    """What these settings do, in five lines, secrets left out."""
+    shown = settings.public()
+    kafka, dead = shown["source"]["kafka"], shown["dead_letters"]
+    letters = "there too" if dead == "state" else f"in the topic {dead['kafka']['topic']}"
+    return [
+        f"reads     {', '.join(kafka['topics'])} from {kafka['bootstrap_servers']} as group {kafka['group_id']}",
+        f"keeps     {_wanted(shown['tags'])}; the same {_place(shown['dedup']['by'])} twice is a duplicate",
+        f"sends     {_target(shown['sink'])}; a batch is {_limits(shown['batch'])}",
+        f"stores    its state in {shown['state']['dir']}, dead letters {letters}; retries: {_retries(shown['retry'])}",
+        f"holds     at most {shown['memory']['budget']} of messages; status and metrics: {shown['admin']['listen']}",
+    ]
+
+
+def _wanted(tags: dict[str, Any]) -> str:
+    if "from" not in tags:
+        return "all messages, in one group"
+    without = f" without {tags['exclude']}" if "exclude" in tags else ""
+    groups = f"groups {', '.join(tags['groups'])}" if tags["groups"] else "a group for each tag"
+    return f"{tags['subscribe']}{without} by {_place(tags['from'])}, {groups}"
+
+
+def _place(place: str | dict[str, Any]) -> str:
+    return place if isinstance(place, str) else " ".join(f"{kind} {name}" for kind, name in place.items() if name)
+
+
+def _target(sink: dict[str, Any]) -> str:
+    kind, options = next(iter(sink.items()))
+    if kind == "http":
+        return f"{options['format']} to {options['url']}, {options['concurrency']} requests at a time"
+    return f"{options['format']} to {options.get('path', 'the console')}"
+
+
+def _limits(batch: dict[str, Any]) -> str:
+    return f"at most {batch['max_messages']} messages or {batch['max_bytes']}, cut after {batch['linger']}"
+
+
+def _retries(retry: dict[str, Any]) -> str:
+    limit = retry["give_up_after"]
+    return "without end" if limit == "never" else f"up to {limit}{' attempts' if isinstance(limit, int) else ''}"

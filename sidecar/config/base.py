@@ -1,0 +1,154 @@
+"""What every section of the settings is made of: strict frozen models, one-of sections, checked pieces of text."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Self, TypeAlias
+
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ModelWrapValidatorHandler,
+    PlainSerializer,
+    SecretStr,
+    ValidationError,
+    WithJsonSchema,
+    model_validator,
+)
+from pydantic_core import InitErrorDetails
+
+HIDDEN = "***"
+_SECRET_NAME = re.compile(r"passw|passphrase|secret|token|credential|api[-_.]?key|key\.pem|oauthbearer\.config", re.I)
+
+
+class Expanded(str):
+    """Text that variables were put into; `written` is how the file has it, which is all that may be shown."""
+
+    __slots__ = ("written",)
+    written: str
+
+    @classmethod
+    def of(cls, text: str, written: str) -> Self:
+        """Text with the way it is written in the file."""
+        self = cls(text)
+        self.written = written
+        return self
+
+
+class Model(BaseModel):
+    """A section: unknown keys are errors, text is never silently a number, nothing changes later."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, hide_input_in_errors=True)
+
+
+class OneOf(Model):
+    """A section that holds exactly one of its keys."""
+
+    model_config = ConfigDict(json_schema_extra={"minProperties": 1, "maxProperties": 1})
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _exactly_one(cls, data: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
+        complaint = cls._complaint(data) if isinstance(data, Mapping) else None
+        if complaint is None:
+            return handler(data)
+        errors = [complaint]
+        try:
+            handler(data)
+        except ValidationError as error:  # what is wrong inside is reported along with it
+            errors += [
+                InitErrorDetails(type=one["type"], loc=one["loc"], input=one["input"], ctx=one.get("ctx", {}))
+                for one in error.errors()
+            ]
+        raise ValidationError.from_exception_data(cls.__name__, errors)
+
+    @classmethod
+    def _complaint(cls, data: Mapping[str, Any]) -> InitErrorDetails | None:
+        names = [field.alias or name for name, field in cls.model_fields.items()]
+        given = [key for key in data if key in names]
+        if len(given) > 1:
+            return problem(f"stands beside {given[0]}: keep one of them", data, given[1])
+        if not data:
+            return problem(f"needs one of {', '.join(names)}", data)
+        return None
+
+
+def problem(text: str, value: Any, *loc: str) -> InitErrorDetails:
+    """One error at a place below the validated value, to be raised with others."""
+    return InitErrorDetails(type="value_error", loc=loc, input=value, ctx={"error": ValueError(text)})
+
+
+def secret_name(name: str) -> bool:
+    """Whether a key of this name holds something that must not be shown."""
+    return bool(_SECRET_NAME.search(name))
+
+
+def hide_secrets(values: Mapping[str, str]) -> dict[str, str]:
+    """The same mapping with the values of secret names hidden."""
+    return {name: HIDDEN if secret_name(name) else value for name, value in values.items()}
+
+
+def matching(pattern: str, complaint: str) -> Callable[[str], str]:
+    """A validator for text that must match `pattern` as a whole; `complaint` says what is right."""
+    compiled = re.compile(pattern)
+
+    def check(text: str) -> str:
+        if not compiled.fullmatch(text):
+            raise ValueError(complaint)
+        return text
+
+    return check
+
+
+def kind(value: Any) -> str:
+    """Tells a section from a word, for places that take either."""
+    return "word" if isinstance(value, str) else "section"
+
+
+def words(*choices: str) -> BeforeValidator:
+    """Refuses anything that is neither a section nor one of the choices; those that are sections start with a brace."""
+    needed = ", ".join(choices[:-1]) + " or " + choices[-1]
+
+    def check(value: Any) -> Any:
+        if isinstance(value, Mapping) or (isinstance(value, str) and value in choices):
+            return value
+        raise ValueError(f"needs {needed}")
+
+    return BeforeValidator(check)
+
+
+def _whole_number(value: Any) -> Any:
+    return int(value) if isinstance(value, Expanded) and re.fullmatch(r"-?\d{1,18}", value) else value
+
+
+def _yes_or_no(value: Any) -> Any:
+    return {"true": True, "false": False}.get(value, value) if isinstance(value, Expanded) else value
+
+
+def _plain(value: Any) -> Any:
+    return str(value) if isinstance(value, Expanded) else value
+
+
+def _path(value: Any) -> Any:
+    if not isinstance(value, str) or not value.strip() or "\0" in value:
+        raise ValueError("needs a path")
+    if value.startswith("~"):
+        raise ValueError("~ is not expanded: write ${HOME} or the whole path")
+    return Path(value)
+
+
+# A variable's value is text: numbers and flags read it, where a number in quotes stays an error.
+Int: TypeAlias = Annotated[int, BeforeValidator(_whole_number)]
+Bool: TypeAlias = Annotated[bool, BeforeValidator(_yes_or_no)]
+Text: TypeAlias = Annotated[str, Field(min_length=1, max_length=4096), BeforeValidator(_plain)]
+FilePath: TypeAlias = Annotated[
+    Path,
+    BeforeValidator(_path),
+    PlainSerializer(str, return_type=str),
+    WithJsonSchema({"type": "string", "minLength": 1}),
+]
+Secret: TypeAlias = Annotated[SecretStr, Field(min_length=1), PlainSerializer(lambda _: HIDDEN, return_type=str)]

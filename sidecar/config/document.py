@@ -1,0 +1,184 @@
+"""A YAML text as plain data, with the place of every key and value. Knows nothing of the model."""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, TypeAlias
+
+from ruamel.yaml import YAML
+from ruamel.yaml.error import MarkedYAMLError, YAMLError
+from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
+from ruamel.yaml.reader import ReaderError
+
+NODES_MAX = 20_000
+DEPTH_MAX = 32
+_TAG = "tag:yaml.org,2002:"
+
+KeyPath: TypeAlias = tuple[str | int, ...]
+
+
+class Place(NamedTuple):
+    """A place in the file, both counted from 1."""
+
+    line: int
+    column: int
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One thing that is wrong with the file."""
+
+    place: Place
+    path: KeyPath
+    text: str
+    value: str = ""
+    """The value as it may be shown; empty when it may not, or says nothing."""
+    cure: str = ""
+
+
+@dataclass(slots=True)
+class Document:
+    """What a YAML text holds, where it stands, and what is wrong with the text itself."""
+
+    data: Any = None
+    keys: dict[KeyPath, Place] = field(default_factory=dict)
+    """Where each key stands; an entry of a list stands at its value."""
+    values: dict[KeyPath, Place] = field(default_factory=dict)
+    problems: list[Problem] = field(default_factory=list)
+
+
+Resolve: TypeAlias = Callable[[str, KeyPath], str]
+"""Gives a text value its final form; raises ValueError with what is wrong."""
+
+
+def parse(text: str, resolve: Resolve) -> Document:
+    """Read a YAML text; everything that is wrong is in `problems`, nothing is raised."""
+    document = Document()
+    try:
+        root = YAML(typ="safe", pure=True).compose(io.StringIO(text))
+    except RecursionError:
+        document.problems.append(Problem(Place(1, 1), (), "is nested too deeply"))
+    except ReaderError as error:
+        document.problems.append(_unreadable(text, error))
+    except MarkedYAMLError as error:
+        document.problems.append(_syntax(text, error))
+    except (YAMLError, ValueError) as error:
+        document.problems.append(Problem(Place(1, 1), (), f"is not YAML: {error}"))
+    else:
+        _fill(document, root, resolve)
+    return document
+
+
+def _fill(document: Document, root: Node | None, resolve: Resolve) -> None:
+    if root is None:
+        document.problems.append(Problem(Place(1, 1), (), "is empty", cure="start from config/minimal.yaml"))
+    elif not isinstance(root, MappingNode):
+        document.problems.append(Problem(_place(root), (), "needs keys and values, such as source: and sink:"))
+    else:
+        try:
+            document.data = _Reader(document, resolve).read(root, ())
+        except _TooMuch as error:
+            document.problems[:] = [Problem(error.args[0], error.args[1], error.args[2])]
+            document.data = None
+
+
+class _TooMuch(Exception):  # noqa: N818
+    """Place, path and text of what goes beyond a bound."""
+
+
+class _Reader:
+    def __init__(self, document: Document, resolve: Resolve) -> None:
+        self._document = document
+        self._resolve = resolve
+        self._nodes = 0
+
+    def read(self, node: Node, path: KeyPath) -> Any:
+        self._nodes += 1
+        place = _place(node)
+        if self._nodes > NODES_MAX or len(path) > DEPTH_MAX:  # aliases make 1 KiB of text into terabytes, or a circle
+            raise _TooMuch(
+                place, path[:3], f"holds more than {NODES_MAX} values or {DEPTH_MAX} levels, aliases counted"
+            )
+        self._document.values.setdefault(path, place)
+        self._document.keys.setdefault(path, place)
+        if isinstance(node, MappingNode):
+            return self._mapping(node, path)
+        if isinstance(node, SequenceNode):
+            return [self.read(child, (*path, i)) for i, child in enumerate(node.value)]
+        return self._scalar(node, path) if isinstance(node, ScalarNode) else None
+
+    def _mapping(self, node: MappingNode, path: KeyPath) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for key, value in node.value:
+            here = (*path, str(key.value) if isinstance(key, ScalarNode) else "?")
+            if not isinstance(key, ScalarNode) or key.tag == f"{_TAG}merge":
+                self._report(key, here, "is no key; merge keys (<<) are not read, an alias for a whole value is")
+            elif key.value in found:
+                self._report(key, here, f"stands twice, first in line {self._document.keys[here].line}")
+            else:
+                self._document.keys[here] = _place(key)
+                found[key.value] = self.read(value, here)
+        return found
+
+    def _scalar(self, node: ScalarNode, path: KeyPath) -> Any:
+        kind = str(node.tag).removeprefix(_TAG)
+        if kind == "null":
+            place = self._document.keys[path]
+            text = "has no value: give it one, or remove the key; a section with all defaults is written {}"
+            self._document.problems.append(Problem(place, path, text))
+            return None
+        if kind.startswith("!"):
+            self._report(node, path, f"has the YAML tag {kind}, which means nothing here")
+            return None
+        if kind in ("bool", "int", "float"):
+            return _number(kind, node.value)
+        try:
+            return self._resolve(node.value, path)
+        except ValueError as error:
+            self._report(node, path, str(error))
+            return None
+
+    def _report(self, node: Node, path: KeyPath, text: str) -> None:
+        self._document.problems.append(Problem(_place(node), path, text))
+
+
+def _number(kind: str, text: str) -> Any:
+    if kind == "bool":
+        return text.lower() == "true"
+    plain = text.replace("_", "")
+    try:
+        return float(plain) if kind == "float" else int(plain, 10 if plain.lstrip("+-").isdecimal() else 0)
+    except ValueError:
+        return text
+
+
+def _place(node: Node) -> Place:
+    return Place(node.start_mark.line + 1, node.start_mark.column + 1)
+
+
+def _unreadable(text: str, error: ReaderError) -> Problem:
+    before = text[: error.position]
+    place = Place(before.count("\n") + 1, len(before) - before.rfind("\n"))
+    return Problem(place, (), f"has the control character U+{ord(text[error.position]):04X}")
+
+
+def _syntax(text: str, error: MarkedYAMLError) -> Problem:
+    mark = error.problem_mark or error.context_mark
+    place = Place(mark.line + 1, mark.column + 1) if mark else Place(1, 1)
+    lines = text.splitlines()
+    line = lines[place.line - 1] if place.line <= len(lines) else ""
+    said = ", ".join(part for part in (error.context, error.problem) if part)
+    return Problem(place, (), f"is not YAML: {' '.join(said.split())}", cure=_syntax_cure(line, place.column))
+
+
+def _syntax_cure(line: str, column: int) -> str:
+    if "\t" in line[:column]:
+        return "indent with spaces, not tabs"
+    if re.search(r"[\[{][^#]*\$\{", line):
+        return 'inside { } or [ ] a variable is quoted: "${VAR}"'
+    if re.search(r":\s+[*%@`&!|>]", line) or re.match(r"\s*-\s+[*%@`&!]", line):
+        return 'a value that starts with * or another special character is quoted: "*"'
+    return ""

@@ -1,0 +1,63 @@
+"""Variables and secret files in the text of a value. Knows nothing of YAML or of the model."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+SECRET_FILE_MAX_BYTES = 65_536
+FILE_PREFIX = "file:"
+_REFERENCE = re.compile(r"\$\$\{|\$\{([A-Za-z_][A-Za-z0-9_]*)(:-([^}]*))?\}|\$\{[^}]*\}?")
+
+
+def expand(text: str, environ: Mapping[str, str]) -> str:
+    """The text with ``${VAR}`` and ``${VAR:-default}`` replaced; ``$${`` stands for ``${``.
+
+    As in a shell, the default is also taken for a variable that is empty.
+
+    Raises:
+        ValueError: A variable is not set and has no default, or a reference cannot be read.
+    """
+
+    def replace(found: re.Match[str]) -> str:
+        name, default = found[1], found[3]
+        if found[0] == "$${":
+            return "${"
+        if name is None:
+            raise ValueError("has a ${ that is no ${VAR} or ${VAR:-default}; a plain ${ is written $${")
+        if default is not None:
+            return environ.get(name) or default
+        if name not in environ:
+            raise ValueError(f"needs the environment variable {name}, which is not set; ${{{name}:-default}} has one")
+        return environ[name]
+
+    return _REFERENCE.sub(replace, text)
+
+
+def read_secret(reference: str, folder: Path) -> str:
+    """The secret in the file that ``file:PATH`` names, without the line end that editors add.
+
+    Args:
+        reference: ``file:PATH``; a relative path starts at `folder`.
+        folder: Where the configuration file stands.
+
+    Raises:
+        ValueError: The file is missing, cannot be read, is empty, too long or no text.
+    """
+    path = folder / reference.removeprefix(FILE_PREFIX)
+    try:
+        with path.open("rb") as file:
+            raw = file.read(SECRET_FILE_MAX_BYTES + 1)
+        text = raw.decode()
+    except UnicodeDecodeError:
+        raise ValueError(f"is to be read from {path}, which is not UTF-8") from None
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise ValueError(f"is to be read from {path}: {reason}") from None
+    if len(raw) > SECRET_FILE_MAX_BYTES:
+        raise ValueError(f"is to be read from {path}, which is longer than {SECRET_FILE_MAX_BYTES} bytes")
+    text = text.removesuffix("\n").removesuffix("\r")
+    if not text:
+        raise ValueError(f"is to be read from {path}, which is empty")
+    return text

@@ -1,0 +1,255 @@
+"""The settings: every key of the file with its default, bounds and meaning. No file is read here."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, Literal, NamedTuple, Self, TypeAlias
+
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Discriminator,
+    Field,
+    PlainSerializer,
+    Tag,
+    ValidationError,
+    ValidationInfo,
+    WithJsonSchema,
+    field_validator,
+    model_validator,
+)
+
+from sidecar.config.base import Expanded, FilePath, Int, Model, Text, kind, matching, problem, words
+from sidecar.config.sinks import Sink
+from sidecar.config.source import TOPIC, Source
+from sidecar.config.tags import Dedup, Tags
+from sidecar.config.units import Duration, Size
+
+_WAIT = Duration("1ms", "1h")
+_BUDGET = Size("8MiB", "1024GiB")
+_AGE = Duration("1s", "365d")
+
+
+class Memory(Model):
+    """How much may be held."""
+
+    budget_bytes: Annotated[int, _BUDGET] = Field(
+        default=64 << 20, alias="budget", description="All messages that are held, the client's queue included."
+    )
+
+
+class BatchSettings(Model):
+    """When a batch is cut; every limit is an upper bound."""
+
+    by: Literal["partition", "group"] = Field(
+        default="partition", description="`group` puts parts of several partitions into one request."
+    )
+    max_messages: Int = Field(default=5_000, ge=1, le=1_000_000, description="Messages in a batch.")
+    max_bytes: Annotated[int, Size("1KiB", "1GiB")] = Field(
+        default=4 << 20, description="Body before compression; a larger message travels alone. Below `memory.budget`."
+    )
+    linger_ms: Annotated[int, Duration("0ms", "10m")] = Field(
+        default=200, alias="linger", description="How long the first message of a batch waits for others."
+    )
+    span_max: Int = Field(
+        default=1_000_000,
+        ge=1_000,
+        le=100_000_000,
+        description="Offsets between the oldest unsettled message and the newest; beyond it the partition pauses.",
+    )
+
+
+class GiveUp(NamedTuple):
+    """When a batch is given up; both None is never."""
+
+    attempts: int | None = None
+    after_ms: int | None = None
+
+
+def _give_up(value: Any) -> GiveUp:
+    if isinstance(value, Expanded) and value.isdecimal():
+        value = int(value)
+    if value == "never":
+        return GiveUp()
+    if isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= 1_000_000:
+        return GiveUp(attempts=value)
+    if isinstance(value, str) and _AGE.number(value) is not None:
+        return GiveUp(after_ms=_AGE.parse(value))
+    raise ValueError("needs never, a number of attempts from 1 to 1000000, or a duration such as 30m or 1d")
+
+
+def _give_up_text(limit: GiveUp) -> str | int:
+    return limit.attempts or (_AGE.text(limit.after_ms) if limit.after_ms else "never")
+
+
+class Retry(Model):
+    """How often a batch is sent again after a failure that is not its own fault."""
+
+    backoff_ms: Annotated[int, _WAIT] = Field(
+        default=200,
+        alias="backoff",
+        description="The wait before the second attempt, doubled each time, with full jitter.",
+    )
+    backoff_max_ms: Annotated[int, _WAIT] = Field(
+        default=5_000,
+        alias="backoff_max",
+        description="The longest wait; at least `retry.backoff`.",
+    )
+    give_up_after: Annotated[
+        GiveUp,
+        BeforeValidator(_give_up),
+        PlainSerializer(_give_up_text),
+        WithJsonSchema({"type": ["string", "integer"], "minimum": 1, "pattern": r"^(never|\d{1,15}\s?(s|m|h|d|ms))$"}),
+    ] = Field(
+        default=GiveUp(),
+        description="`never`, a number of attempts, or a duration; after it the batch is dead-lettered.",
+    )
+
+    @model_validator(mode="after")
+    def _wait_below_longest(self) -> Self:
+        if self.backoff_ms > self.backoff_max_ms:
+            key = "backoff_max" if "backoff_max_ms" in self.model_fields_set else "backoff"
+            wait, longest = _WAIT.text(self.backoff_ms), _WAIT.text(self.backoff_max_ms)
+            text = f"backoff ({wait}) is longer than backoff_max ({longest})"
+            raise ValidationError.from_exception_data("retry", [problem(text, None, key)])
+        return self
+
+    @property
+    def give_up_after_attempts(self) -> int | None:
+        """The number of sends after which a batch is dead-lettered, None for no such limit."""
+        return self.give_up_after.attempts
+
+    @property
+    def give_up_after_ms(self) -> int | None:
+        """The time after which a batch is dead-lettered, None for no such limit."""
+        return self.give_up_after.after_ms
+
+
+class DeadLetterTopic(Model):
+    """A topic for dead letters."""
+
+    topic: Annotated[Text, AfterValidator(matching(TOPIC, "is no topic name"))] = Field(
+        description="The topic, in the source's cluster."
+    )
+
+
+class DeadLetters(Model):
+    """A Kafka topic for dead letters, in place of the state."""
+
+    kafka: DeadLetterTopic = Field(description="The topic that dead letters are produced to.")
+
+
+class State(Model):
+    """What outlives the process."""
+
+    dir: FilePath = Field(description="A folder of this process alone.")
+
+
+class Listen(NamedTuple):
+    """An address to listen on."""
+
+    host: str
+    port: int
+
+
+def _listen(value: Any) -> Listen | None:
+    if value == "off":
+        return None
+    found = re.fullmatch(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):(\d{1,5})", value) if isinstance(value, str) else None
+    if not found or int(found[2]) > 65_535:
+        raise ValueError("needs HOST:PORT, such as 127.0.0.1:9464, or off")
+    return Listen(found[1].strip("[]"), int(found[2]))
+
+
+def _listen_text(listen: Listen | None) -> str:
+    if listen is None:
+        return "off"
+    return f"[{listen.host}]:{listen.port}" if ":" in listen.host else f"{listen.host}:{listen.port}"
+
+
+class Admin(Model):
+    """Health, status and metrics."""
+
+    listen: Annotated[
+        Listen | None,
+        BeforeValidator(_listen),
+        PlainSerializer(_listen_text),
+        WithJsonSchema({"type": "string", "pattern": r"^(off|.+:\d{1,5})$"}),
+    ] = Field(
+        default=Listen("127.0.0.1", 9464), description="`HOST:PORT`, or `off`. There is no login: keep it on loopback."
+    )
+
+
+class Log(Model):
+    """What is logged, and how."""
+
+    format: Literal["auto", "console", "json"] = Field(
+        default="auto", description="`auto` is `console` on a terminal and `json` elsewhere."
+    )
+    level: Literal["debug", "info", "warning", "error"] = Field(
+        default="info", description="The least level that is logged."
+    )
+
+
+DeadLetterPlace: TypeAlias = Annotated[
+    Annotated[Literal["state"], Tag("word")] | Annotated[DeadLetters, Tag("section")],
+    Discriminator(kind),
+    words("state", "{kafka: {topic: NAME}}"),
+]
+
+
+class Settings(Model):
+    """A whole configuration."""
+
+    source: Source = Field(description="Where messages come from.")
+    tags: Tags = Field(default=Tags(), description="Which messages are wanted, and in which group they travel.")
+    dedup: Dedup = Field(default=Dedup(), description="What makes two messages the same.")
+    memory: Memory = Field(default=Memory(), description="How much may be held.")
+    batch: BatchSettings = Field(default=BatchSettings(), description="When a batch is cut.")
+    sink: Sink = Field(description="Where batches go: exactly one of `http`, `console`, `file`.")
+    retry: Retry = Field(default=Retry(), description="How often a batch is sent again.")
+    dead_letters: DeadLetterPlace = Field(
+        default="state", description="Where rejected messages go: `state`, or `{kafka: {topic: NAME}}`."
+    )
+    state: State = Field(description="What outlives the process.")
+    admin: Admin = Field(default=Admin(), description="Health, status and metrics.")
+    log: Log = Field(default=Log(), description="What is logged, and how.")
+    drain_timeout_ms: Annotated[int, Duration("0ms", "1h")] = Field(
+        default=20_000, alias="drain_timeout", description="How long a stop waits for what is in flight."
+    )
+
+    @field_validator("batch")
+    @classmethod
+    def _fits_budget(cls, batch: BatchSettings, info: ValidationInfo) -> BatchSettings:
+        memory = info.data.get("memory")
+        if memory and batch.max_bytes >= memory.budget_bytes:
+            budget = _BUDGET.text(memory.budget_bytes)
+            error = problem(f"must be less than memory.budget, which is {budget}", batch.max_bytes, "max_bytes")
+            raise ValidationError.from_exception_data("batch", [error])
+        return batch
+
+    @field_validator("dead_letters")
+    @classmethod
+    def _not_read_again(cls, place: Literal["state"] | DeadLetters, info: ValidationInfo) -> Any:
+        if not isinstance(place, DeadLetters) or "source" not in info.data:
+            return place
+        topic = place.kafka.topic
+        for name in info.data["source"].kafka.topics:
+            if name == topic or (name.startswith("^") and re.match(name, topic)):
+                error = problem(
+                    f"is read by source.kafka.topics ({name}): a dead letter would come again", topic, "kafka", "topic"
+                )
+                raise ValidationError.from_exception_data("dead_letters", [error])
+        return place
+
+    def public(self) -> dict[str, Any]:
+        """The settings as the file would have them, all defaults filled in and secrets as ``***``."""
+        return _without_none(self.model_dump(by_alias=True))
+
+
+def _without_none(section: dict[str, Any]) -> dict[str, Any]:
+    return {
+        key: _without_none(value) if isinstance(value, dict) else value
+        for key, value in section.items()
+        if value is not None
+    }

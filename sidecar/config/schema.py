@@ -1,0 +1,117 @@
+"""What can stand in the file, read off the model: the list of options and the JSON Schema."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, get_args
+
+from pydantic import SecretStr
+from pydantic.fields import FieldInfo
+
+from sidecar.config.base import Model
+from sidecar.config.model import Settings
+from sidecar.config.tags import Place
+
+REFERENCE = {"type": "string", "pattern": r"\$\{", "description": "A variable: ${VAR} or ${VAR:-default}."}
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One key of the file."""
+
+    path: tuple[str, ...]
+    default: Any
+    """As the file would have it; None when there is none."""
+    required: bool
+    secret: bool
+    meaning: str
+    section: bool
+    """Whether it is nothing but a holder of further options."""
+
+    @property
+    def name(self) -> str:
+        """The path with dots."""
+        return ".".join(self.path)
+
+
+@cache
+def options() -> tuple[Option, ...]:
+    """Every key of the file, parents before their children."""
+    return tuple(_walk(Settings, ()))
+
+
+def _walk(model: type[Model], path: tuple[str, ...]) -> Iterator[Option]:
+    defaults = _defaults(model)
+    for name, info in model.model_fields.items():
+        here = (*path, info.alias or name)
+        section = _section(info)
+        default = None if isinstance(info.default, Model) else defaults.get(here[-1])
+        pure = section not in (None, Place) and default is None
+        yield Option(here, default, info.is_required(), _is_secret(info), info.description or "", pure)
+        if section:
+            yield from _walk(section, here)
+
+
+def _section(info: FieldInfo) -> type[Model] | None:
+    """The model of a section, also where a word may stand in its place."""
+    kinds = [getattr(kind, "__origin__", kind) for kind in (*get_args(info.annotation), info.annotation)]
+    kinds += [getattr(kind, "__origin__", kind) for outer in kinds for kind in get_args(outer)]
+    return next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Model)), None)
+
+
+def _is_secret(info: FieldInfo) -> bool:
+    return SecretStr.__name__ in str(info.annotation)
+
+
+def _defaults(model: type[Model]) -> dict[str, Any]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a default in the file's own words has not been through its validator
+        return {
+            key: value for key, value in model.model_construct().model_dump(by_alias=True).items() if value is not None
+        }
+
+
+def schema() -> dict[str, Any]:
+    """The JSON Schema (2020-12) of the file, for editors and other tools."""
+    found = Settings.model_json_schema(by_alias=True)
+    _put_defaults(found, Settings)
+    for model in _models(Settings):
+        _put_defaults(found["$defs"][model.__name__], model)
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        **_plain(found),
+        "title": "Sidecar configuration",
+    }
+
+
+def _models(model: type[Model]) -> set[type[Model]]:
+    found = {section for info in model.model_fields.values() if (section := _section(info))}
+    return found.union(*(_models(section) for section in found))
+
+
+def _put_defaults(section: dict[str, Any], model: type[Model]) -> None:
+    defaults = _defaults(model)
+    for key, described in section["properties"].items():
+        described.pop("default", None)
+        if key in defaults:
+            described["default"] = defaults[key]
+
+
+def _plain(node: Any) -> Any:
+    """Without what only Python knows (titles, null for absent), and with variables where a number or word is."""
+    if isinstance(node, list):
+        return [_plain(child) for child in node if child != {"type": "null"}]
+    if not isinstance(node, dict):
+        return node
+    if "properties" in node:
+        properties = {key: _plain(value) for key, value in node["properties"].items()}
+        return {**_plain({key: value for key, value in node.items() if key != "properties"}), "properties": properties}
+    kept = {key: _plain(value) if key != "default" else value for key, value in node.items() if key != "title"}
+    kept.pop("discriminator", None)
+    if "enum" in kept or "const" in kept or "pattern" in kept or kept.get("type") in ("integer", "boolean"):
+        outer = {key: kept.pop(key) for key in ("default", "description") if key in kept}
+        return {**outer, "anyOf": [kept, REFERENCE]} if kept != REFERENCE else REFERENCE
+    return kept

@@ -1,0 +1,188 @@
+"""The settings of the sinks: where batches go and how. No connection is made here."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, Literal, TypeAlias
+from urllib.parse import urlsplit
+
+from pydantic import AfterValidator, Field, PlainSerializer, ValidationInfo, field_validator
+
+from sidecar.config.base import HIDDEN, Bool, FilePath, Int, Model, OneOf, Secret, Text, matching
+from sidecar.config.units import Duration
+
+Format: TypeAlias = Literal["envelope", "ndjson", "json_array"]
+FORMAT = "A row: `envelope` (JSON with origin, key, tag, headers), or the value alone as `ndjson` or `json_array`."
+OURS = {
+    "idempotency-key",
+    "content-type",
+    "content-length",
+    "content-encoding",
+    "transfer-encoding",
+    "connection",
+}
+
+
+def _header_name(name: str) -> str:
+    if not re.fullmatch(r"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,128}", name):
+        raise ValueError("is no header name")
+    if name.lower() in OURS or name.lower().startswith("sidecar-"):
+        raise ValueError("is a header that Sidecar sets")
+    return name
+
+
+def _extra_header_name(name: str) -> str:
+    if name.lower() == "authorization":
+        raise ValueError("belongs under sink.http.auth")
+    return _header_name(name)
+
+
+def _distinct(headers: dict[str, str]) -> dict[str, str]:
+    names = [name.lower() for name in headers]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise ValueError(f"has {', '.join(twice)} twice: upper and lower case are the same header")
+    return headers
+
+
+HeaderName: TypeAlias = Annotated[Text, AfterValidator(_header_name)]
+HeaderValue: TypeAlias = Annotated[
+    str, Field(max_length=4096), AfterValidator(matching(r"[\x20-\x7e]*", "has characters that a header cannot carry"))
+]
+
+
+def _url(url: str) -> str:
+    if not re.fullmatch(r"[\x21-\x7e]+", url):
+        raise ValueError("has spaces or characters outside ASCII: percent-encode them")
+    try:
+        parts = urlsplit(url)
+        port, host = parts.port, parts.hostname
+    except ValueError:
+        raise ValueError("has a host or port that cannot be read") from None
+    if parts.scheme not in ("http", "https") or not host or port == 0:
+        raise ValueError("needs http://HOST:PORT/PATH or https://HOST:PORT/PATH")
+    if parts.username is not None or parts.password is not None:
+        raise ValueError("must not carry credentials: put them under sink.http.auth")
+    if parts.fragment:
+        raise ValueError("must not have a #fragment: it is never sent")
+    return url
+
+
+def hide_query(url: str) -> str:
+    """The URL without its query and credentials, which may carry secrets."""
+    shown, query, _ = url.partition("?")
+    return re.sub(r"//[^/]*@", f"//{HIDDEN}@", shown) + (f"?{HIDDEN}" if query else "")
+
+
+class BasicAuth(Model):
+    """A user name and a password."""
+
+    username: Annotated[Text, AfterValidator(matching(r"[^:\x00-\x1f]+", "must not have a colon"))] = Field(
+        description="The user name."
+    )
+    password: Secret = Field(description="The password; `file:PATH` reads it from a file.")
+
+
+class HeaderAuth(Model):
+    """A secret in a header of its own."""
+
+    name: HeaderName = Field(description="The header that carries the secret.")
+    value: Secret = Field(description="The secret; `file:PATH` reads it from a file.")
+
+
+class Auth(OneOf):
+    """How Sidecar shows who it is."""
+
+    basic: BasicAuth | None = Field(default=None, description="A user name and a password.")
+    bearer: Secret | None = Field(default=None, description="A bearer token; `file:PATH` reads it from a file.")
+    header: HeaderAuth | None = Field(default=None, description="A secret in a header of its own.")
+
+    @field_validator("bearer")
+    @classmethod
+    def _token(cls, token: Any) -> Any:
+        if not re.fullmatch(r"[\x21-\x7e]+", token.get_secret_value()):
+            raise ValueError("has spaces or characters that a header cannot carry")
+        return token
+
+
+class Tls(Model):
+    """Whom an https receiver must be signed by, and as whom Sidecar appears."""
+
+    ca: FilePath | None = Field(
+        default=None, description="Certificates to trust, PEM; the system's when it is not set."
+    )
+    cert: FilePath | None = Field(default=None, description="Sidecar's own certificate, PEM.")
+    key: FilePath | None = Field(
+        default=None, description="The private key of `cert`, PEM, when `cert` does not hold it."
+    )
+    verify: Bool = Field(default=True, description="Whether the receiver's certificate is checked.")
+
+    @field_validator("key")
+    @classmethod
+    def _key_has_cert(cls, key: Any, info: ValidationInfo) -> Any:
+        if info.data.get("cert", "") is None:
+            raise ValueError("is of no use without sink.http.tls.cert")
+        return key
+
+
+class HttpSink(Model):
+    """Batches are posted to a URL."""
+
+    url: Annotated[Text, AfterValidator(_url), PlainSerializer(hide_query)] = Field(
+        description="The receiver; `http` or `https`, without credentials."
+    )
+    format: Format = Field(default="envelope", description=FORMAT)
+    compression: Literal["none", "gzip", "zstd"] = Field(default="none", description="How the body is compressed.")
+    concurrency: Int = Field(default=4, ge=1, le=64, description="Requests at the same time.")
+    ordering: Literal["none", "partition"] = Field(
+        default="none",
+        description="`partition`: messages of one partition and group arrive in offset order, retries included.",
+    )
+    timeout_ms: Annotated[int, Duration("10ms", "1h")] = Field(
+        default=10_000, alias="timeout", description="How long a request may take, from connecting to the whole answer."
+    )
+    headers: Annotated[
+        dict[Annotated[Text, AfterValidator(_extra_header_name)], HeaderValue],
+        AfterValidator(_distinct),
+        PlainSerializer(lambda headers: dict.fromkeys(headers, HIDDEN)),
+    ] = Field(
+        default={}, repr=False, description="Further headers of each request, as `{NAME: VALUE}`; shown to nobody."
+    )
+    auth: Auth | None = Field(default=None, description="How Sidecar shows who it is.")
+    tls: Tls = Field(default=Tls(), description="For `https` alone.")
+
+    @field_validator("auth")
+    @classmethod
+    def _not_twice(cls, auth: Auth | None, info: ValidationInfo) -> Auth | None:
+        names = {name.lower() for name in info.data.get("headers", ())}
+        if auth and auth.header and auth.header.name.lower() in names:
+            raise ValueError("sets a header that stands under sink.http.headers too")
+        return auth
+
+    @field_validator("tls")
+    @classmethod
+    def _needs_https(cls, tls: Tls, info: ValidationInfo) -> Tls:
+        if info.data.get("url", "https").startswith("http:"):
+            raise ValueError("is of no use with a url that starts with http:")
+        return tls
+
+
+class ConsoleSink(Model):
+    """Rows are printed, for trying things out."""
+
+    format: Format = Field(default="envelope", description=FORMAT)
+
+
+class FileSink(Model):
+    """Rows are appended to a file, for trying things out."""
+
+    path: FilePath = Field(description="The file; it is made when it is missing.")
+    format: Format = Field(default="envelope", description=FORMAT)
+
+
+class Sink(OneOf):
+    """Where batches go."""
+
+    http: HttpSink | None = Field(default=None, description="Batches are posted to a URL.")
+    console: ConsoleSink | None = Field(default=None, description="Rows are printed, for trying things out.")
+    file: FileSink | None = Field(default=None, description="Rows are appended to a file, for trying things out.")

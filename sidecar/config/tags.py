@@ -1,0 +1,135 @@
+"""The settings of tags and ids: where they stand in a message, which are wanted, what makes two messages the same."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, TypeAlias
+
+from pydantic import AfterValidator, Discriminator, Field, Tag, ValidationInfo, field_validator
+
+from sidecar.config.base import Int, Model, OneOf, Text, kind, words
+from sidecar.core import fields
+from sidecar.core.tags import TagFilter, parse_expression
+
+
+class Place(OneOf):
+    """Where in a message a tag or an id stands."""
+
+    header: Text | None = Field(default=None, description="The name of a header.")
+    json_: Annotated[Text, AfterValidator(lambda text: fields.parse_json_path(text) and text)] | None = Field(
+        default=None, alias="json", description="A path into a JSON value, such as $.order.id."
+    )
+
+    def field(self) -> fields.Field:
+        """The core's description of the place."""
+        if self.header is not None:
+            return fields.Field("header", name=self.header)
+        return fields.Field("json", path=fields.parse_json_path(self.json_ or ""))
+
+
+TagPlace: TypeAlias = Annotated[
+    Annotated[Literal["key", "topic"], Tag("word")] | Annotated[Place, Tag("section")],
+    Discriminator(kind),
+    words("key", "topic", "{header: NAME}", "{json: $.a.b}"),
+]
+IdPlace: TypeAlias = Annotated[
+    Annotated[Literal["position", "key"], Tag("word")] | Annotated[Place, Tag("section")],
+    Discriminator(kind),
+    words("position", "key", "{header: NAME}", "{json: $.a.b}"),
+]
+
+
+def _expression(text: str) -> str:
+    parse_expression(text)
+    return text
+
+
+Expression: TypeAlias = Annotated[Text, AfterValidator(_expression)]
+
+
+class Tags(Model):
+    """Which messages are wanted, and in which group they travel."""
+
+    from_: TagPlace | None = Field(
+        default=None,
+        alias="from",
+        description="Where the tag stands: `{header: NAME}`, `key`, `topic`, `{json: $.a.b}`.",
+    )
+    split: Annotated[Text, Field(max_length=16)] | None = Field(
+        default=None, description="Separates several tags in one value; without it the value is one tag."
+    )
+    subscribe: Expression = Field(
+        default="*", description="The wanted tags, `a || b`; `*` takes all, also messages without a tag."
+    )
+    exclude: Expression | None = Field(default=None, description="Tags that are never wanted, `a || b`.")
+    groups: dict[Text, Expression] = Field(
+        default={}, description="Group name to expression; a tag in no group has a group of its own."
+    )
+
+    @property
+    def field(self) -> fields.Field | None:
+        """Where the tag stands, for the core; None when nothing is read."""
+        if isinstance(self.from_, Place):
+            return self.from_.field()
+        return fields.Field(self.from_) if self.from_ else None
+
+    def filter(self) -> TagFilter:
+        """The core's filter for these settings."""
+        return TagFilter(self.subscribe, self.exclude or "", self.groups, self.split or "")
+
+    @field_validator("split", "exclude", "groups", "subscribe")
+    @classmethod
+    def _needs_from(cls, value: Any, info: ValidationInfo) -> Any:
+        if info.data.get("from_", "") is None and value and value != "*":
+            raise ValueError("is of no use without tags.from, which says where the tag stands")
+        return value
+
+    @field_validator("exclude")
+    @classmethod
+    def _leaves_something(cls, exclude: str, info: ValidationInfo) -> str:
+        subscribe = info.data.get("subscribe", "*")
+        TagFilter(subscribe, exclude)
+        wanted, unwanted = parse_expression(subscribe), parse_expression(exclude)
+        if wanted is not None and unwanted is not None and wanted <= unwanted:
+            raise ValueError("leaves nothing of tags.subscribe")
+        return exclude
+
+    @field_validator("groups")
+    @classmethod
+    def _disjoint(cls, groups: dict[str, str], info: ValidationInfo) -> dict[str, str]:
+        if {"subscribe", "exclude"} <= info.data.keys():
+            TagFilter(info.data["subscribe"], info.data["exclude"] or "", groups)
+        return groups
+
+
+class Dedup(Model):
+    """What makes two messages the same."""
+
+    by: IdPlace = Field(
+        default="position",
+        description="`position` (partition and offset), or an id: `{header: NAME}`, `key`, `{json: $.a.b}`.",
+    )
+    as_: Literal["text", "int"] = Field(
+        default="text",
+        alias="as",
+        description="How an id is compared: as `text` (any bytes) or as `int` (a 64-bit number).",
+    )
+    capacity: Int = Field(
+        default=100_000_000,
+        ge=1_000,
+        le=10_000_000_000,
+        description="How many messages are remembered before the oldest go.",
+    )
+
+    @property
+    def field(self) -> fields.Field | None:
+        """Where the id stands, for the core; None when the position is the id."""
+        if isinstance(self.by, Place):
+            return self.by.field()
+        return None if self.by == "position" else fields.Field(self.by)
+
+    @field_validator("as_")
+    @classmethod
+    def _needs_id(cls, value: str, info: ValidationInfo) -> str:
+        if info.data.get("by") == "position":
+            raise ValueError("is of no use with dedup.by: position")
+        return value
