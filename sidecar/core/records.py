@@ -76,6 +76,36 @@ class Fragment:
 
     offsets: Sequence[int]
     data: bytes
+    ids: Sequence[int | None] | None = None
+    """Message id of each row, where duplicates are told by id."""
+    unframeable: Sequence[int] = ()
+    """Offsets of messages that belong here and have no row, since the format cannot hold them."""
+    at_ms: float = 0.0
+    """When they were read, monotonic."""
+
+    @property
+    def first(self) -> int:
+        """Lowest offset."""
+        return min([*self.offsets[:1], *self.unframeable[:1]])
+
+    @property
+    def last(self) -> int:
+        """Highest offset."""
+        return max([*self.offsets[-1:], *self.unframeable[-1:]])
+
+    @property
+    def count(self) -> int:
+        """Messages, with and without a row."""
+        return len(self.offsets) + len(self.unframeable)
+
+
+class Attempt(NamedTuple):
+    """One send as a dead letter remembers it."""
+
+    at_ms: int
+    status: int | None
+    elapsed_ms: float
+    reason: str
 
 
 @dataclass(slots=True, eq=False)
@@ -90,9 +120,22 @@ class Part:
     fragments: list[Fragment]
     count: int
     nbytes: int
-    epoch: int
+    epoch: int = 0
+    """Which ownership of the partition it belongs to: late answers of an earlier one are dropped."""
     attempts: int = 0
     """Sends so far, those of an earlier life counted as one."""
+    intent: Any = None
+    """The durable promise it was cut under (`progress.Intent`)."""
+    primary: bool = True
+    """False for a piece of another part, named by a scope that is derived from that part's."""
+    waits: int = 0
+    """What it waits for before it is settled: its rows, and the dead letters of its unframeable messages."""
+    history: list[Attempt] = field(default_factory=list)
+
+    @property
+    def unframeable(self) -> list[int]:
+        """Offsets of its messages that have no row."""
+        return [offset for fragment in self.fragments for offset in fragment.unframeable]
 
     @property
     def name(self) -> str:
@@ -166,15 +209,6 @@ class Answer:
     retry_after_ms: int | None = None
     failed: tuple[FailedRow, ...] = ()
     elapsed_ms: float = 0.0
-
-
-class Attempt(NamedTuple):
-    """One send as a dead letter remembers it."""
-
-    at_ms: int
-    status: int | None
-    elapsed_ms: float
-    reason: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,150 @@
+"""Open messages of one group, and taking the first of them within limits. Knows no group, no partition and no clock."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+from sidecar.core.records import Fragment
+
+ROW_OVERHEAD_BYTES = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Upper bounds of a part and of a batch.
+
+    Args:
+        max_messages: Rows.
+        max_bytes: Body before compression; a larger row travels alone.
+    """
+
+    max_messages: int
+    max_bytes: int
+
+
+def body_bytes(fragment: Fragment) -> int:
+    """Bytes of the fragment in a body, each row with its end."""
+    return len(fragment.data) + 1 if fragment.offsets else 0
+
+
+def held_bytes(fragment: Fragment) -> int:
+    """Bytes of memory the fragment holds; of the two pieces of a split fragment the same together."""
+    return body_bytes(fragment) + ROW_OVERHEAD_BYTES * fragment.count
+
+
+class Buffer:
+    """Fragments in offset order.
+
+    Args:
+        separator: Stands between two rows of a fragment.
+    """
+
+    __slots__ = ("count", "fragments", "nbytes", "separator")
+
+    def __init__(self, separator: bytes) -> None:
+        self.separator = separator
+        self.fragments: deque[Fragment] = deque()
+        self.count = 0
+        """Messages, with and without a row."""
+        self.nbytes = 0
+        """Bytes of their body."""
+
+    def add(self, fragment: Fragment) -> None:
+        """Append messages read later than all others."""
+        self.fragments.append(fragment)
+        self.count += fragment.count
+        self.nbytes += body_bytes(fragment)
+
+    def take(self, limits: Limits) -> list[Fragment]:
+        """Remove and return as many of the first messages as the limits allow, at least one."""
+        return self._take(*self._fit(limits))
+
+    def take_through(self, last: int) -> list[Fragment]:
+        """Remove and return the messages up to the offset `last`."""
+        whole = rows = 0
+        for fragment in self.fragments:
+            if fragment.last > last:
+                rows = sum(offset <= last for offset in fragment.offsets)
+                break
+            whole += 1
+        return self._take(whole, rows)
+
+    def last_within(self, limits: Limits) -> int:
+        """Offset of the last message that `take` would return."""
+        whole, rows = self._fit(limits)
+        return self.fragments[whole].offsets[rows - 1] if rows else self.fragments[whole - 1].last
+
+    def _fit(self, limits: Limits) -> tuple[int, int]:
+        """How many whole fragments fit, and how many rows of the next one."""
+        messages, size = limits.max_messages, limits.max_bytes
+        for whole, fragment in enumerate(self.fragments):
+            if len(fragment.offsets) > messages or body_bytes(fragment) > size:
+                rows = self._rows_within(fragment, messages, size) or int(not whole)
+                return (whole + 1, 0) if rows == len(fragment.offsets) else (whole, rows)
+            messages -= len(fragment.offsets)
+            size -= body_bytes(fragment)
+        return len(self.fragments), 0
+
+    def _rows_within(self, fragment: Fragment, messages: int, size: int) -> int:
+        rows = 0
+        for row in fragment.data.split(self.separator):
+            size -= len(row) + 1
+            if size < 0 or rows == messages:
+                break
+            rows += 1
+        return rows
+
+    def _take(self, whole: int, rows: int) -> list[Fragment]:
+        taken = [self.fragments.popleft() for _ in range(whole)]
+        if rows:
+            head, tail = split(self.fragments.popleft(), rows, self.separator)
+            taken.append(head)
+            self.fragments.appendleft(tail)
+        self.count -= sum(fragment.count for fragment in taken)
+        self.nbytes -= sum(map(body_bytes, taken))
+        return taken
+
+
+def split(fragment: Fragment, rows: int, separator: bytes) -> tuple[Fragment, Fragment]:
+    """The first `rows` rows of a fragment, and the others; both have some."""
+    data = fragment.data.split(separator)
+    border = fragment.offsets[rows]
+    ids, odd = fragment.ids, fragment.unframeable
+    odd_head, odd_tail = [o for o in odd if o < border], [o for o in odd if o > border]
+    at = fragment.at_ms
+    return (
+        Fragment(fragment.offsets[:rows], separator.join(data[:rows]), ids and ids[:rows], odd_head, at),
+        Fragment(fragment.offsets[rows:], separator.join(data[rows:]), ids and ids[rows:], odd_tail, at),
+    )
+
+
+def halves(fragments: list[Fragment], separator: bytes) -> tuple[list[Fragment], list[Fragment]]:
+    """Two lists with half of the rows each; of an odd number the second has one more."""
+    rows = sum(len(fragment.offsets) for fragment in fragments) // 2
+    for i, fragment in enumerate(fragments):
+        if rows < len(fragment.offsets):
+            if not rows:
+                return fragments[:i], fragments[i:]
+            head, tail = split(fragment, rows, separator)
+            return [*fragments[:i], head], [tail, *fragments[i + 1 :]]
+        rows -= len(fragment.offsets)
+    raise ValueError("halves() needs two rows")
+
+
+def pick(fragments: list[Fragment], wanted: set[int], separator: bytes) -> list[Fragment]:
+    """Only the rows whose index, counted over all fragments, is in `wanted`."""
+    picked, at = [], 0
+    for fragment in fragments:
+        rows = [i for i in range(len(fragment.offsets)) if at + i in wanted]
+        if rows:
+            data = fragment.data.split(separator)
+            ids = fragment.ids and [fragment.ids[i] for i in rows]
+            picked.append(Fragment([fragment.offsets[i] for i in rows], separator.join(data[i] for i in rows), ids))
+        at += len(fragment.offsets)
+    return picked
+
+
+def rows_of(fragments: list[Fragment], separator: bytes) -> list[tuple[int, bytes]]:
+    """Offset and bytes of each row."""
+    return [pair for f in fragments if f.offsets for pair in zip(f.offsets, f.data.split(separator), strict=True)]

@@ -1,0 +1,71 @@
+"""What the core asks of the shell. Values only."""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+from sidecar.core.progress import Carried
+from sidecar.core.records import Batch, DeadLetter, TopicPartition
+
+
+@dataclass(frozen=True, slots=True)
+class CommitItem:
+    """A partition's watermark and state, to be committed; `scope` names the ownership's incarnation."""
+
+    tp: TopicPartition
+    carried: Carried
+    generation: int = 0
+    """Generation of the id window that `ids` belong to."""
+    ids: array[int] | None = None
+    """Message ids settled since the last commit: durable in the journal before the commit is sent."""
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """Make these states durable; answer with `Pipeline.committed`. One is outstanding at most."""
+
+    items: list[CommitItem]
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Deliver this batch; answer with `Pipeline.answered`."""
+
+    batch: Batch
+
+
+@dataclass(frozen=True, slots=True)
+class Store:
+    """Make these dead letters durable; answer with `Pipeline.stored`."""
+
+    token: int
+    letters: list[DeadLetter]
+
+
+@dataclass(frozen=True, slots=True)
+class Flow:
+    """Read from all assigned partitions but these."""
+
+    paused: frozenset[TopicPartition]
+
+
+@dataclass(frozen=True, slots=True)
+class Reload:
+    """Give the partition up and take it again from what is committed."""
+
+    tp: TopicPartition
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """A log event."""
+
+    event: str
+    level: str = "info"
+    fields: dict[str, Any] = field(default_factory=dict)
+
+
+Effect: TypeAlias = Commit | Send | Store | Flow | Reload | Report

@@ -1,0 +1,200 @@
+"""From a run to rows: position, filter, id, framing. Decides what each message is; cuts and sends nothing."""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from sidecar.core.batching import Buffer
+from sidecar.core.dedup import Deduplicator, RotatingBitmap
+from sidecar.core.fields import Raw
+from sidecar.core.progress import Intent, Lane, Partition
+from sidecar.core.records import Columns, Fragment, Framer, Message, Run, TopicPartition
+
+ReadTags = Callable[[TopicPartition, Sequence[Message]], Sequence[Raw]]
+ReadIds = Callable[[TopicPartition, Sequence[Message]], Sequence[int | None]]
+
+
+class HoleError(Exception):
+    """A message stands below the position and was never read: the client skipped it."""
+
+
+@dataclass(slots=True)
+class Sorted:
+    """What became of a run."""
+
+    duplicate: int = 0
+    filtered: int = 0
+    opened: list[tuple[str, Fragment]] = field(default_factory=list)
+    """Group and fragment, to be put into the open lanes."""
+    collected: list[Fragment] = field(default_factory=list)
+    """What went to intents of an earlier life."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """How messages are read.
+
+    Args:
+        columns: The source's column readers.
+        framer: The sink's format.
+        tags: Reads the raw tags of messages.
+        groups: Raw tags to group, None for unwanted; computes what is missing.
+        ids: Reads message ids, None where only positions tell duplicates.
+        capacity: Positions and ids remembered a partition.
+        bitmap_ids: Whether ids grow like counters (Roaring) or are random (hash set).
+    """
+
+    columns: Columns
+    framer: Framer
+    tags: ReadTags
+    groups: Mapping[Raw, str | None]
+    ids: ReadIds | None = None
+    capacity: int = 100_000_000
+    bitmap_ids: bool = False
+
+
+class Intake:
+    """Sorts runs; keeps the windows of offsets and of ids."""
+
+    def __init__(self, reading: Reading) -> None:
+        self._r = reading
+        self.positions: Deduplicator[TopicPartition] = Deduplicator(reading.capacity)
+        self.ids: Deduplicator[TopicPartition] = Deduplicator(reading.capacity, bitmap=reading.bitmap_ids)
+
+    def forget(self, tp: TopicPartition) -> None:
+        """The partition is not ours any more."""
+        self.positions.forget(tp)
+        self.ids.forget(tp)
+
+    def sort(self, partition: Partition, run: Run, now_ms: float) -> Sorted:
+        """Decide every message of a run; intents of an earlier life get theirs here.
+
+        Raises:
+            HoleError: A message was skipped before; the partition must be read again from its watermark.
+        """
+        result = Sorted()
+        messages = self._unseen(partition, run)
+        result.duplicate = len(run.messages) - len(messages)
+        if not messages:
+            return result
+        if partition.replaying:
+            offsets = list(self._r.columns.offsets(messages))
+            border = bisect_left(offsets, partition.seen)
+            self._replay(partition, messages[:border], result, now_ms)
+            messages = messages[border:]
+        for group, chosen in self._wanted(partition.tp, messages, result):
+            result.opened.append((group, self._fragment(partition.tp, chosen, now_ms)))
+        return result
+
+    def _unseen(self, partition: Partition, run: Run) -> list[Message]:
+        window = self.positions.window(run.tp)
+        assert isinstance(window, RotatingBitmap)
+        messages, keep_from = run.messages, partition.committed
+        if run.first >= partition.position:
+            if run.last - run.first + 1 == len(messages):
+                window.add_range(run.first, run.last, keep_from)
+            else:
+                window.update(list(self._r.columns.offsets(messages)), keep_from)
+            return messages
+        offsets = list(self._r.columns.offsets(messages))
+        border = bisect_left(offsets, partition.position)
+        for offset in offsets[:border]:
+            if offset >= keep_from and offset not in window:
+                raise HoleError(f"{run.tp.topic}[{run.tp.partition}]@{offset}")
+        window.update(offsets[border:], keep_from)
+        return messages[border:]
+
+    def _wanted(
+        self, tp: TopicPartition, messages: list[Message], result: Sorted
+    ) -> Iterator[tuple[str, list[Message]]]:
+        groups = map(self._r.groups.__getitem__, self._r.tags(tp, messages))
+        table: defaultdict[str | None, list[Message]] = defaultdict(list)
+        if self._r.ids is None:
+            for group, message in zip(groups, messages, strict=True):
+                table[group].append(message)
+        else:
+            wanted = [(group, message) for group, message in zip(groups, messages, strict=True) if group is not None]
+            result.filtered += len(messages) - len(wanted)
+            new = self._new_ids(tp, [message for _, message in wanted], result)
+            for (group, message), fresh in zip(wanted, new, strict=True):
+                if fresh:
+                    table[group].append(message)
+        result.filtered += len(table.pop(None, ()))
+        for group, chosen in table.items():
+            assert group is not None
+            yield group, chosen
+
+    def _new_ids(self, tp: TopicPartition, messages: list[Message], result: Sorted) -> list[bool]:
+        assert self._r.ids is not None
+        window = self.ids.window(tp)
+        new = [number is None or window.add(number) for number in self._r.ids(tp, messages)]
+        result.duplicate += len(new) - sum(new)
+        return new
+
+    def _replay(self, partition: Partition, messages: list[Message], result: Sorted, now_ms: float) -> None:
+        tp = partition.tp
+        table: defaultdict[str | None, list[Message]] = defaultdict(list)
+        for message, raw in zip(messages, self._r.tags(tp, messages), strict=True):
+            table[self._r.groups[raw]].append(message)
+        result.filtered += len(table.pop(None, ()))
+        placed = []
+        for group, chosen in table.items():
+            assert group is not None
+            offsets = list(self._r.columns.offsets(chosen))
+            for place, start, stop in partition.place(group, offsets):
+                if place is None:
+                    result.duplicate += stop - start
+                    self._remember_ids(partition, chosen[start:stop])
+                else:
+                    placed.append((group, place, chosen[start:stop]))
+        if self._r.ids is not None:
+            placed = self._replay_ids(tp, placed, result)
+        for group, place, chosen in placed:
+            fragment = self._fragment(tp, chosen, now_ms)
+            if isinstance(place, Lane):
+                result.opened.append((group, fragment))
+            else:
+                assert place.collected is not None
+                place.collected.setdefault(group, Buffer(self._r.framer.separator)).add(fragment)
+                result.collected.append(fragment)
+
+    def _remember_ids(self, partition: Partition, messages: list[Message]) -> None:
+        """What is settled by position makes later twins duplicates, whether or not its id reached the journal."""
+        if self._r.ids is not None:
+            window = self.ids.window(partition.tp)
+            numbers = (number for number in self._r.ids(partition.tp, messages) if number is not None)
+            partition.settled_ids += [number for number in numbers if window.add(number)]
+
+    def _replay_ids(
+        self, tp: TopicPartition, placed: list[tuple[str, Intent | Lane, list[Message]]], result: Sorted
+    ) -> list[tuple[str, Intent | Lane, list[Message]]]:
+        """Leave out duplicates by id; in offset order, so that the same twin goes out as in the first life."""
+        messages = [message for _, _, chosen in placed for message in chosen]
+        offsets = list(self._r.columns.offsets(messages))
+        order = sorted(range(len(messages)), key=offsets.__getitem__)
+        new = self._new_ids(tp, [messages[i] for i in order], result)
+        fresh = dict(zip(order, new, strict=True))
+        kept, at = [], 0
+        for group, place, chosen in placed:
+            rest = [message for i, message in enumerate(chosen, at) if fresh[i]]
+            at += len(chosen)
+            if rest:
+                kept.append((group, place, rest))
+        return kept
+
+    def _fragment(self, tp: TopicPartition, messages: list[Message], now_ms: float) -> Fragment:
+        data, odd = self._r.framer.frame(tp, messages)
+        offsets: array[int] = array("q", self._r.columns.offsets(messages))
+        ids = None if self._r.ids is None else list(self._r.ids(tp, messages))
+        unframeable: list[int] = []
+        if odd:
+            unframeable = [offsets[i] for i in odd]
+            left_out = set(odd)
+            keep = [i for i in range(len(messages)) if i not in left_out]
+            offsets = array("q", [offsets[i] for i in keep])
+            ids = ids and [ids[i] for i in keep]
+        return Fragment(offsets, data, ids, unframeable, now_ms)

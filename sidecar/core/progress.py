@@ -1,0 +1,387 @@
+"""What of one partition is settled, and the intents that say what may have been sent. No batch, no retry, no clock.
+
+Below the watermark all is settled. Between it and `seen`, the next offset never read, a group's messages are unsettled
+when an intent covers them, or when they stand at or above the offset from which the group is unbatched; everything else
+there is settled. `carried()` is that state and nothing more: a successor on another host goes on from it exactly.
+
+Up to 64 groups at a time have intents of their own. When more are open at once, one cut serves all groups of the
+partition (a joint intent), so that the state does not grow with groups.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from bisect import bisect_left, bisect_right, insort
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import xxhash
+
+from sidecar.core.batching import Buffer, Limits, body_bytes
+from sidecar.core.records import Fragment, Part, TopicPartition
+
+LANES_MAX = 64
+"""Groups with a state of their own: 22 bytes each with one intent, and 10 for a second one."""
+EXTRA_CUTS_MAX_BYTES = 500
+"""What further intents may take by cuts; the rest up to `EXTRA_MAX_BYTES` is for splits."""
+EXTRA_MAX_BYTES = 1_500
+INTENT_BYTES = 10
+JOINT_BYTES = 14
+LANE_BYTES = 12
+EXCLUDED_BYTES = 6
+
+
+def lane_key(group: str) -> int:
+    """48 bits that stand for a group in what is carried."""
+    return xxhash.xxh3_64_intdigest(group.encode("utf-8", "surrogateescape")) & (1 << 48) - 1
+
+
+def derived_scope(scope: str, *why: object) -> str:
+    """A scope for names within `scope` that no other cut can have; the same for the same reasons."""
+    return hashlib.blake2b(
+        "\n".join([scope, *map(str, why)]).encode("utf-8", "surrogateescape"), digest_size=4
+    ).hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class CarriedLane:
+    """A group's state as it travels: unbatched from `open_from` (None: nothing), and its intents' (first, last)."""
+
+    open_from: int | None
+    intents: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CarriedJoint:
+    """An intent for all groups but the excluded ones, which are settled or have a state of their own."""
+
+    first: int
+    last: int
+    excluded: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Carried:
+    """All that a successor needs to go on exactly."""
+
+    watermark: int
+    seen: int
+    lanes: dict[int, CarriedLane] = field(default_factory=dict)
+    joint_from: int | None = None
+    joints: tuple[CarriedJoint, ...] = ()
+
+
+@dataclass(slots=True, eq=False)
+class Intent:
+    """A durable promise: what a group (None: every group) has from `first` to `last` goes out as one part."""
+
+    key: int | None
+    first: int
+    last: int
+    durable: bool = False
+    excluded: set[int] = field(default_factory=set)
+    collected: dict[str, Buffer] | None = None
+    """What was read again so far of an earlier life's intent; None once it is complete."""
+    live: int = 0
+    """Parts that are not settled."""
+    ids: list[int] = field(default_factory=list)
+    """Message ids of its settled rows, journalled when all of it is settled: a repeat must not be cut down by them."""
+
+    def covers(self, key: int, offset: int) -> bool:
+        """Whether a message of that group at that offset belongs to this intent."""
+        mine = key not in self.excluded if self.key is None else key == self.key
+        return mine and self.first <= offset <= self.last
+
+
+class Lane:
+    """The open messages of one group in one partition.
+
+    Args:
+        group: The group.
+        separator: The rows' separator.
+    """
+
+    __slots__ = ("buffer", "group", "key", "live")
+
+    def __init__(self, group: str, separator: bytes) -> None:
+        self.group = group
+        self.key = lane_key(group)
+        self.buffer = Buffer(separator)
+        self.live: list[Part] = []
+        """Parts not settled, by first offset."""
+
+    @property
+    def open_from(self) -> int | None:
+        """First offset that is unbatched, None when nothing is open."""
+        return self.buffer.fragments[0].first if self.buffer.fragments else None
+
+
+class Partition:
+    """One ownership of a partition, from assignment to revocation.
+
+    Args:
+        tp: The partition.
+        scope: Hash of cluster, consumer group, topic id and incarnation.
+        epoch: Counts ownerships.
+        carried: Where the predecessor was; of a fresh one `watermark == seen`.
+        separator: The rows' separator.
+    """
+
+    def __init__(self, tp: TopicPartition, scope: str, epoch: int, carried: Carried, separator: bytes) -> None:
+        self.tp = tp
+        self.scope = scope
+        self.epoch = epoch
+        self.position = carried.watermark
+        """The next offset to read."""
+        self.seen = carried.seen
+        self.committed = carried.watermark
+        """The durable watermark."""
+        self.lanes: dict[str, Lane] = {}
+        self.intents: list[Intent] = []
+        self.durable: Carried | None = None
+        """What was committed last in this ownership."""
+        self.settled_ids: list[int] = []
+        """Message ids of finished intents, for the journal."""
+        self.joint_from = carried.joint_from
+        self._separator = separator
+        self._unread = {key: lane.open_from for key, lane in carried.lanes.items() if lane.open_from is not None}
+        for key, lane in carried.lanes.items():
+            self.intents += [Intent(key, first, last, durable=True, collected={}) for first, last in lane.intents]
+        for joint in carried.joints:
+            excluded = set(joint.excluded)
+            self.intents.append(Intent(None, joint.first, joint.last, durable=True, excluded=excluded, collected={}))
+
+    @property
+    def replaying(self) -> bool:
+        """Whether what an earlier life has seen is being read again."""
+        return self.position < self.seen
+
+    @property
+    def watermark(self) -> int:
+        """All offsets below are settled."""
+        bounds = [intent.first for intent in self.intents]
+        bounds += [lane.buffer.fragments[0].first for lane in self.lanes.values() if lane.buffer.fragments]
+        if self.replaying:
+            bounds.append(self.position)
+        return min(bounds, default=self.seen)
+
+    @property
+    def span(self) -> int:
+        """Offsets between what is durably settled and what was read."""
+        return self.position - self.committed
+
+    def carried(self) -> Carried:
+        """The state as it travels."""
+        intents: dict[int, list[tuple[int, int]]] = {}
+        for intent in self.intents:
+            if intent.key is not None:
+                intents.setdefault(intent.key, []).append((intent.first, intent.last))
+        opens = {key: max(start, self.position) for key, start in self._unread.items()}
+        if self.joint_from is None:
+            for lane in self.lanes.values():
+                if lane.open_from is not None:
+                    opens[lane.key] = lane.open_from
+        watermark = self.watermark
+        return Carried(
+            watermark,
+            self.seen,
+            {k: CarriedLane(opens.get(k), tuple(sorted(intents.get(k, ())))) for k in intents.keys() | opens.keys()},
+            None if self.joint_from is None else max(self.joint_from, watermark),
+            tuple(CarriedJoint(i.first, i.last, frozenset(i.excluded)) for i in self.intents if i.key is None),
+        )
+
+    # Reading
+
+    def lane(self, group: str) -> Lane:
+        """The lane of `group`, begun when it has none."""
+        found = self.lanes.get(group)
+        if found is None:
+            found = self.lanes[group] = Lane(group, self._separator)
+        return found
+
+    def place(self, group: str, offsets: Sequence[int]) -> Iterator[tuple[Intent | Lane | None, int, int]]:
+        """Where messages that are read again belong: an intent, the open lane, or nowhere since they are settled.
+
+        Args:
+            group: Their group.
+            offsets: Rising, all below `seen`.
+
+        Yields:
+            The place, and the slice [start, stop) of `offsets` that belongs there.
+        """
+        key = lane_key(group)
+        own = [intent for intent in self.intents if intent.key == key]
+        every = own + [intent for intent in self.intents if intent.key is None]
+        opens = [start for start in (self._unread.get(key), self.joint_from) if start is not None]
+        open_from = min(opens, default=self.seen)
+        borders = sorted({open_from, *(b for i in every for b in (i.first, i.last + 1))})
+        start = 0
+        while start < len(offsets):
+            offset = offsets[start]
+            place: Intent | Lane | None = next((i for i in every if i.covers(key, offset)), None)
+            if place is None and offset >= open_from:
+                place = self.lane(group)
+            beyond = bisect_right(borders, offset)
+            stop = bisect_left(offsets, borders[beyond], start) if beyond < len(borders) else len(offsets)
+            yield place, start, stop
+            start = stop
+
+    def read_past(self, position: int) -> list[Part]:
+        """All below `position` was read; returns the parts of an earlier life that are complete by that."""
+        self.position = max(self.position, position)
+        self.seen = max(self.seen, self.position)
+        if not self.replaying:
+            self._unread.clear()
+        complete = [i for i in self.intents if i.collected is not None and i.last < self.position]
+        parts = [part for intent in complete for part in self._complete(intent)]
+        self._drop_finished()
+        return parts
+
+    def _complete(self, intent: Intent) -> list[Part]:
+        buffers, intent.collected = intent.collected or {}, None
+        parts = [self._part(group, intent, list(buffer.fragments)) for group, buffer in buffers.items()]
+        for part in parts:
+            part.attempts = 1
+        return parts
+
+    # Cutting
+
+    @property
+    def extra_bytes(self) -> int:
+        """What intents beyond each group's first, joint intents and exclusions take of the room."""
+        own = [intent.key for intent in self.intents if intent.key is not None]
+        joints = [len(intent.excluded) for intent in self.intents if intent.key is None]
+        return INTENT_BYTES * (len(own) - len(set(own))) + JOINT_BYTES * len(joints) + EXCLUDED_BYTES * sum(joints)
+
+    def _own_keys(self) -> set[int]:
+        keys = {intent.key for intent in self.intents if intent.key is not None} | self._unread.keys()
+        if self.joint_from is None:
+            keys |= {lane.key for lane in self.lanes.values() if lane.buffer.fragments}
+        return keys
+
+    def admits(self, group: str) -> bool:
+        """Whether `group` may open a lane of its own; if not, the partition must go joint first."""
+        if self.joint_from is not None or len(self.lanes) + len(self.intents) < LANES_MAX:
+            return True
+        keys = self._own_keys()
+        return len(keys) < LANES_MAX or lane_key(group) in keys
+
+    def go_joint(self) -> list[Part]:
+        """Cut every open lane whole; from here on one cut serves all groups."""
+        lanes = [lane for lane in self.lanes.values() if lane.buffer.fragments]
+        parts = [self._cut(lane, Limits(lane.buffer.count, lane.buffer.nbytes)) for lane in lanes]
+        self.joint_from = self.position
+        return parts
+
+    def may_cut(self, lane: Lane) -> bool:
+        """Whether one more intent of this lane still fits in what is carried."""
+        if self.joint_from is not None:
+            return self.extra_bytes + JOINT_BYTES <= EXTRA_CUTS_MAX_BYTES + INTENT_BYTES * LANES_MAX
+        first = not any(intent.key == lane.key for intent in self.intents)
+        return first or self.extra_bytes + INTENT_BYTES <= EXTRA_CUTS_MAX_BYTES
+
+    def cut(self, lane: Lane, limits: Limits) -> list[Part]:
+        """Make the first of the lane's open messages a part; one of each lane where the partition is joint."""
+        return [self._cut(lane, limits)] if self.joint_from is None else self._cut_joint(limits)
+
+    def _cut(self, lane: Lane, limits: Limits) -> Part:
+        fragments = lane.buffer.take(limits)
+        intent = Intent(lane.key, fragments[0].first, fragments[-1].last)
+        self.intents.append(intent)
+        if lane.key in self._unread:
+            self._unread[lane.key] = max(self._unread[lane.key], intent.last + 1)
+        return self._part(lane.group, intent, fragments)
+
+    def _cut_joint(self, limits: Limits) -> list[Part]:
+        lanes = [lane for lane in self.lanes.values() if lane.buffer.fragments]
+        fits = [(lane.buffer.last_within(limits), lane.buffer.fragments[-1].last) for lane in lanes]
+        short = [within for within, end in fits if within < end]
+        last = min(short, default=self.position - 1)
+        lanes = [lane for lane in lanes if lane.buffer.fragments[0].first <= last]
+        intent = Intent(None, min(lane.buffer.fragments[0].first for lane in lanes), last)
+        self.intents.append(intent)
+        parts = [self._part(lane.group, intent, lane.buffer.take_through(last)) for lane in lanes]
+        few = len(parts) + len(self._own_keys()) <= LANES_MAX // 2
+        self.joint_from = None if few and not short and not self.replaying else last + 1
+        return parts
+
+    def _part(self, group: str, intent: Intent, fragments: list[Fragment], scope: str = "") -> Part:
+        primary = self.scope if intent.key is not None else derived_scope(self.scope, group)
+        bounds = (fragments[0].first, fragments[-1].last) if scope else (intent.first, intent.last)
+        rows = sum(len(fragment.offsets) for fragment in fragments)
+        nbytes = sum(map(body_bytes, fragments))
+        part = Part(self.tp, scope or primary, group, *bounds, fragments, rows, nbytes, self.epoch, intent=intent)
+        part.primary = not scope
+        intent.live += 1
+        insort(self.lane(group).live, part, key=lambda other: other.first)
+        return part
+
+    # Settling
+
+    def settle(self, part: Part) -> None:
+        """The part is done with: delivered, or in the dead letters."""
+        self._remove(part)
+        intent: Intent = part.intent
+        intent.ids += _ids(part.fragments)
+        if intent.key is None and intent.live and part.primary:
+            self._exclude(intent, lane_key(part.group))
+        self._drop_finished()
+
+    def _exclude(self, intent: Intent, key: int) -> None:
+        """Where there is room, what is settled of a joint intent is not sent again after a crash."""
+        if self.extra_bytes + EXCLUDED_BYTES <= EXTRA_CUTS_MAX_BYTES:
+            intent.excluded.add(key)
+
+    def _remove(self, part: Part) -> None:
+        lane = self.lanes[part.group]
+        lane.live.remove(part)
+        part.intent.live -= 1
+        part.epoch = -1
+        if not lane.live and not lane.buffer.fragments and len(self.lanes) > LANES_MAX // 2:
+            del self.lanes[part.group]
+
+    def _drop_finished(self) -> None:
+        for intent in self.intents:
+            if not intent.live and intent.collected is None:
+                self.settled_ids += intent.ids
+        self.intents = [i for i in self.intents if i.live or i.collected is not None]
+
+    def split(self, part: Part, pieces: Sequence[list[Fragment]]) -> list[Part]:
+        """Replace a refused part by its two halves, durably where there is room, else as `derive` does.
+
+        Nothing of the part was stored, and once a half may have been, the whole must never be sent again: so the halves
+        have intents of their own before they are sent.
+        """
+        intent: Intent = part.intent
+        own = intent.key is not None
+        cost = INTENT_BYTES if own else 2 * INTENT_BYTES + LANE_BYTES + EXCLUDED_BYTES
+        room = self.extra_bytes + cost <= EXTRA_MAX_BYTES and (own or len(self._own_keys()) < LANES_MAX)
+        if not (part.primary and room):
+            return self.derive(part, pieces, "halves")
+        key = lane_key(part.group)
+        bounds = (part.first, pieces[0][-1].last), (pieces[1][0].first, part.last)
+        children = [Intent(key, first, last) for first, last in bounds]
+        self._remove(part)
+        if not own:
+            intent.excluded.add(key)
+        self.intents += children
+        parts = [self._part(part.group, child, piece) for child, piece in zip(children, pieces, strict=True)]
+        self._drop_finished()
+        return parts
+
+    def derive(self, part: Part, pieces: Iterable[list[Fragment]], *why: object) -> list[Part]:
+        """Replace a part by pieces of it, under its own intent and names that follow from `why`.
+
+        After a crash the whole part is sent again, meets the same answer, and leads to the same pieces and names.
+        """
+        scope = derived_scope(part.scope, part.first, part.last, *why)
+        parts = [self._part(part.group, part.intent, piece, scope) for piece in pieces]
+        later = {number for piece in parts for number in _ids(piece.fragments)}
+        part.intent.ids += [number for number in _ids(part.fragments) if number not in later]
+        self._remove(part)
+        self._drop_finished()
+        return parts
+
+
+def _ids(fragments: Iterable[Fragment]) -> list[int]:
+    return [number for fragment in fragments for number in fragment.ids or () if number is not None]

@@ -1,0 +1,152 @@
+"""The commit metadata: a partition's carried state as text of at most 4096 characters. Bytes in and out, no broker.
+
+Wire form, base64: magic, version, CRC-32 of the rest, incarnation (8 bytes), scope (4), hash of the rules (4), varints.
+Whatever does not check is not ours and is ignored, never an error: other tools copy metadata beside translated offsets.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import struct
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from sidecar.core.progress import Carried, CarriedJoint, CarriedLane
+
+METADATA_MAX_CHARACTERS = 4096
+"""The default of a broker's ``offset.metadata.max.bytes``."""
+MAGIC, VERSION = 0xB5, 1
+_HEAD = struct.Struct(">BBI")
+_IDENTITY = struct.Struct(">Q4s4s")
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """To what a partition's offsets belong.
+
+    Args:
+        cluster_id: The Kafka cluster's id.
+        group_id: The consumer group.
+        topic_id: The topic's id, empty where the broker has none.
+        incarnation: Random, drawn when nothing of ours was committed; 64 bits.
+    """
+
+    cluster_id: str
+    group_id: str
+    topic_id: str
+    incarnation: int
+
+    @property
+    def scope(self) -> str:
+        """8 hexadecimal digits that stand for this identity in the names of parts."""
+        text = "\0".join([self.cluster_id, self.group_id, self.topic_id, str(self.incarnation)])
+        return hashlib.blake2b(text.encode(), digest_size=4).hexdigest()
+
+
+def encode(identity: Identity, rules: bytes, carried: Carried) -> str:
+    """The metadata for a commit of `carried.watermark`.
+
+    Args:
+        identity: To what it belongs.
+        rules: 4 bytes, a hash of what decides where a message goes.
+        carried: The state.
+
+    Raises:
+        ValueError: It does not fit; the core's bounds rule that out.
+    """
+    out = bytearray(_IDENTITY.pack(identity.incarnation, bytes.fromhex(identity.scope), rules))
+    base = carried.watermark
+    _put(out, base, carried.seen - base, 0 if carried.joint_from is None else carried.joint_from - base + 1)
+    _put(out, len(carried.joints), len(carried.lanes))
+    for joint in carried.joints:
+        _put(out, joint.first - base, joint.last - joint.first, len(joint.excluded))
+        for key in sorted(joint.excluded):
+            out += key.to_bytes(6, "big")
+    for key, lane in sorted(carried.lanes.items()):
+        out += key.to_bytes(6, "big")
+        _put(out, 0 if lane.open_from is None else lane.open_from - base + 1, len(lane.intents))
+        at = base
+        for first, last in lane.intents:
+            _put(out, first - at, last - first)
+            at = last
+    text = base64.b64encode(_HEAD.pack(MAGIC, VERSION, zlib.crc32(out)) + out).decode()
+    if len(text) > METADATA_MAX_CHARACTERS:
+        raise ValueError(f"{len(text)} characters of metadata, {METADATA_MAX_CHARACTERS} fit")
+    return text
+
+
+def decode(text: str | None, offset: int, known: Identity, rules: bytes) -> tuple[int, Carried] | None:
+    """Incarnation and state, or None when the metadata is empty, damaged, copied, or of other rules or another topic.
+
+    Args:
+        text: The metadata of the committed offset.
+        offset: The committed offset.
+        known: What the partition belongs to now; its incarnation does not matter.
+        rules: The hash of the rules in force.
+    """
+    try:
+        raw = base64.b64decode(text or "", validate=True)
+        magic, version, crc = _HEAD.unpack_from(raw)
+        body = raw[_HEAD.size :]
+        if (magic, version) != (MAGIC, VERSION) or zlib.crc32(body) != crc:
+            return None
+        incarnation, scope, their_rules = _IDENTITY.unpack_from(body)
+        theirs = Identity(known.cluster_id, known.group_id, known.topic_id, incarnation)
+        if theirs.scope != scope.hex() or their_rules != rules:
+            return None
+        carried = _read(body[_IDENTITY.size :])
+    except (binascii.Error, ValueError, struct.error, IndexError):
+        return None
+    return (incarnation, carried) if carried.watermark == offset else None
+
+
+def _put(out: bytearray, *numbers: int) -> None:
+    for number in numbers:
+        while number > 0x7F:
+            out.append(number & 0x7F | 0x80)
+            number >>= 7
+        out.append(number)
+
+
+class _Reader:
+    def __init__(self, raw: bytes) -> None:
+        self._raw = raw
+        self._at = 0
+
+    def number(self) -> int:
+        number = shift = 0
+        while True:
+            byte = self._raw[self._at]
+            self._at += 1
+            number |= (byte & 0x7F) << shift
+            if not byte & 0x80:
+                return number
+            shift += 7
+
+    def keys(self, count: int) -> Iterator[int]:
+        for _ in range(count):
+            yield int.from_bytes(self._raw[self._at : self._at + 6], "big")
+            self._at += 6
+
+
+def _read(raw: bytes) -> Carried:
+    reader = _Reader(raw)
+    base, ahead, joint, joints, lanes = (reader.number() for _ in range(5))
+    found_joints = []
+    for _ in range(joints):
+        first, length, excluded = (reader.number() for _ in range(3))
+        found_joints.append(CarriedJoint(base + first, base + first + length, frozenset(reader.keys(excluded))))
+    found_lanes = {}
+    for _ in range(lanes):
+        (key,) = reader.keys(1)
+        opened, count = reader.number(), reader.number()
+        intents, at = [], base
+        for _ in range(count):
+            first = at + reader.number()
+            at = first + reader.number()
+            intents.append((first, at))
+        found_lanes[key] = CarriedLane(base + opened - 1 if opened else None, tuple(intents))
+    return Carried(base, base + ahead, found_lanes, base + joint - 1 if joint else None, tuple(found_joints))
