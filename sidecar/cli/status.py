@@ -1,0 +1,121 @@
+"""``sidecar status``: asks the running daemon for its books and shows them; it never opens the state or the broker."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+import urllib3
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from sidecar.config.loader import load
+from sidecar.config.model import Settings
+from sidecar.errors import UnavailableError
+from sidecar.ops.admin import reachable_url, read_address
+from sidecar.ops.snapshot import BOOKS
+
+TIMEOUT_SECONDS = 5.0
+ANSWER_BYTES_MAX = 64 << 20
+PIPE_COLUMNS = 200
+
+
+@click.command()
+@click.option("-c", "--config", "path", required=True, type=click.Path(path_type=Path), help="The daemon's file.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def status(path: Path, as_json: bool) -> None:
+    """Show what the running daemon has consumed, delivered and holds."""
+    found = ask(load(path))
+    if as_json:
+        click.echo(json.dumps(found))
+        return
+    console = Console(width=None if sys.stdout.isatty() else PIPE_COLUMNS, highlight=False)
+    for line in _lines(found):
+        console.print(line)
+
+
+def ask(settings: Settings) -> dict[str, Any]:
+    """The status object of the daemon that runs with these settings.
+
+    Raises:
+        UnavailableError: None runs, or something else answers at its address.
+    """
+    folder = Path(settings.state.dir)
+    written = read_address(folder)
+    tried: list[str] = []
+    if written:
+        tried.append(written.url)
+        found = _get(written.url)
+        # After kill -9 the file stays, and another daemon may have taken the port.
+        if found is not None and found.get("pid") == written.pid:
+            return found
+    if settings.admin.listen and settings.admin.listen.port:
+        url = reachable_url(*settings.admin.listen)
+        tried.append(url)
+        found = _get(url)
+        if found is not None and found.get("group_id") == settings.source.kafka.group_id:
+            return found
+    where = f"nothing answers for it at {' or '.join(dict.fromkeys(tried))}" if tried else "admin.listen is off"
+    raise UnavailableError(
+        f"no running sidecar found for state folder {folder}: {where}",
+        hint="start it with `sidecar run -c FILE`; with admin.listen: off a running one cannot be asked",
+    )
+
+
+def _get(url: str) -> dict[str, Any] | None:
+    """The status object at this address, None when there is none. No proxy: the daemon is on this host."""
+    try:
+        with urllib3.PoolManager(timeout=TIMEOUT_SECONDS, retries=False) as pool:
+            answer = pool.request("GET", f"{url}/status", preload_content=False)
+            found = json.loads(answer.read(ANSWER_BYTES_MAX)) if answer.status == 200 else None
+            answer.close()
+    except (urllib3.exceptions.HTTPError, ValueError):
+        return None
+    return found if isinstance(found, dict) and "consumed" in found else None
+
+
+def _lines(found: dict[str, Any]) -> list[str | Table]:
+    stopped = f", intake stopped: {', '.join(found['intake_stopped'])}" if found["intake_stopped"] else ""
+    ready = "ready" if found["ready"] else "not ready"
+    head = f"[bold]{escape(found['group_id'])}[/]: {ready}{escape(stopped)}"
+    memory = f"{found['held_bytes']:,} of {found['budget_bytes']:,} bytes held"
+    rows = [_partition(row) for row in found["partitions"]]
+    return [
+        f"{head}, running since {found['started_at']}, version {found['version']}",
+        f"{memory}, {found['dead_letters_stored']:,} dead letters stored, {found['retries_waiting']:,} retries waiting",
+        *(f"[red]{escape(problem)}[/]" for problem in found["problems"]),
+        _table(("partition", "watermark", "position", "lag", *BOOKS), [*rows, _all(found)]),
+        *(_waiting(wait) for wait in found["retrying"]),
+        *(_holding(block) for block in found["blocking"]),
+    ]
+
+
+def _waiting(wait: dict[str, Any]) -> str:
+    text = f"group {wait['group']} waits since {wait['since']} after {wait['attempts']} attempts"
+    return escape(f"{text} ({wait['reason']}), next try {wait['next_try']}")
+
+
+def _holding(block: dict[str, Any]) -> str:
+    return escape(f"group {block['group']} holds the watermark of {block['topic']}:{block['partition']}")
+
+
+def _partition(row: dict[str, Any]) -> list[Any]:
+    place = f"{row['topic']}:{row['partition']}"
+    return [place, row["watermark"], row["position"], row["lag"], *(row[name] for name in BOOKS)]
+
+
+def _all(found: dict[str, Any]) -> list[Any]:
+    return ["all", "", "", found["lag"], *(found[name] for name in BOOKS)]
+
+
+def _table(head: tuple[str, ...], rows: list[list[Any]]) -> Table:
+    table = Table(box=None)
+    for name in head:
+        table.add_column(name, justify="left" if name == "partition" else "right")
+    for row in rows:
+        table.add_row(*("?" if value is None else escape(str(value)) for value in row))
+    return table

@@ -1,0 +1,197 @@
+"""The admin endpoint: metrics, health and status over HTTP on loopback; it only reads, nothing can be changed here."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import threading
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from waitress import wasyncore
+from waitress.server import create_server
+
+from sidecar.errors import UnavailableError
+from sidecar.ops.metrics import CONTENT_TYPE, Metrics
+from sidecar.ops.page import page
+from sidecar.ops.snapshot import StatusSnapshot
+
+if TYPE_CHECKING:
+    from _typeshed.wsgi import StartResponse, WSGIEnvironment
+
+ADDRESS_FILE = "admin"
+THREADS = 2
+CONNECTIONS_MAX = 100
+IDLE_SECONDS = 10
+REQUEST_BYTES_MAX = 16 << 10
+STOP_SECONDS = 5
+
+_TEXT = "text/plain; charset=utf-8"
+_WILDCARDS = {"0.0.0.0": "127.0.0.1", "::": "::1"}
+
+
+class Address(NamedTuple):
+    """Where a running daemon answers, and which process that is."""
+
+    url: str
+    pid: int
+
+
+class _Reply(NamedTuple):
+    status: str
+    content_type: str
+    body: bytes
+
+
+class AdminServer:
+    """Serves from the moment it is made until `stop`, in threads of its own.
+
+    Args:
+        listen: Host and port; port 0 takes a free one.
+        snapshot: Called at each request, from the server's threads.
+        metrics: Answers ``/metrics``.
+        state_dir: Where the address is written for ``sidecar status``.
+
+    Raises:
+        UnavailableError: The address cannot be listened on.
+    """
+
+    def __init__(
+        self,
+        listen: tuple[str, int],
+        snapshot: Callable[[], StatusSnapshot],
+        metrics: Metrics,
+        state_dir: Path | None = None,
+    ) -> None:
+        self._snapshot = snapshot
+        self._metrics = metrics
+        self._file = state_dir / ADDRESS_FILE if state_dir else None
+        listener = _listen(*listen)
+        self.host, self.port = listener.getsockname()[:2]
+        self.url = reachable_url(self.host, self.port)
+        self._map: dict[int, Any] = {}
+        self._server = create_server(
+            self._answer,
+            map=self._map,
+            sockets=[listener],
+            threads=THREADS,
+            connection_limit=CONNECTIONS_MAX,
+            channel_timeout=IDLE_SECONDS,
+            cleanup_interval=1,
+            max_request_header_size=REQUEST_BYTES_MAX,
+            max_request_body_size=REQUEST_BYTES_MAX,
+            asyncore_use_poll=True,
+            ident=None,
+        )
+        self._thread = threading.Thread(target=self._server.run, name="admin", daemon=True)
+        self._thread.start()
+        self._write_address()
+
+    def stop(self) -> None:
+        """Close all connections and end the threads; a second call does nothing."""
+        if not self._thread.is_alive():
+            return
+        if self._file:
+            with suppress(OSError):
+                self._file.unlink()
+        # The sockets belong to the server's thread: it closes them itself, and ends when none is left.
+        self._server.trigger.pull_trigger(lambda: wasyncore.close_all(self._map, ignore_all=True))
+        self._thread.join(STOP_SECONDS)
+        self._server.task_dispatcher.shutdown(timeout=STOP_SECONDS)
+
+    def _write_address(self) -> None:
+        if self._file is None:
+            return
+        new = self._file.with_suffix(".new")
+        with suppress(OSError):  # a full disk: `sidecar status` still finds admin.listen in the configuration
+            new.write_text(json.dumps({"url": self.url, "pid": os.getpid()}))
+            new.replace(self._file)
+
+    def _answer(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+        method = environ["REQUEST_METHOD"]
+        reply = self._reply(environ.get("PATH_INFO", "/"))
+        headers = [
+            ("Content-Type", reply.content_type),
+            ("Content-Length", str(len(reply.body))),
+            ("Cache-Control", "no-store"),
+            ("Content-Security-Policy", "default-src 'none'; style-src 'unsafe-inline'"),
+            ("X-Content-Type-Options", "nosniff"),
+        ]
+        if method not in ("GET", "HEAD"):
+            body = b"only GET and HEAD\n"
+            allowed = [("Allow", "GET, HEAD"), ("Content-Type", _TEXT), ("Content-Length", str(len(body)))]
+            start_response("405 Method Not Allowed", allowed)
+            return [body]
+        start_response(reply.status, headers)
+        return [reply.body] if method == "GET" else []
+
+    def _reply(self, path: str) -> _Reply:
+        match path:
+            case "/livez":
+                return _livez(self._snapshot())
+            case "/readyz":
+                return _readyz(self._snapshot())
+            case "/metrics":
+                return _Reply("200 OK", CONTENT_TYPE, self._metrics.render())
+            case "/status":
+                status = self._snapshot().to_json() | {"pid": os.getpid()}
+                return _Reply("200 OK", "application/json", json.dumps(status).encode())
+            case "/":
+                return _Reply("200 OK", "text/html; charset=utf-8", page(self._snapshot()))
+        return _Reply("404 Not Found", _TEXT, b"here are /, /status, /metrics, /livez and /readyz\n")
+
+
+def reachable_url(host: str, port: int) -> str:
+    """The address at which this host reaches itself, all-interfaces addresses included."""
+    host = _WILDCARDS.get(host, host)
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def read_address(state_dir: Path) -> Address | None:
+    """Where the daemon of this state folder said it answers; None when it said nothing that can be read."""
+    try:
+        found = json.loads((state_dir / ADDRESS_FILE).read_bytes())
+        return Address(str(found["url"]), int(found["pid"]))
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _livez(now: StatusSnapshot) -> _Reply:
+    if now.live:
+        return _Reply("200 OK", _TEXT, b"live\n")
+    return _Reply("503 Service Unavailable", _TEXT, _lines(now.problems or ("the main loop makes no progress",)))
+
+
+def _readyz(now: StatusSnapshot) -> _Reply:
+    if now.ready:
+        return _Reply("200 OK", _TEXT, b"ready\n")
+    stopped = tuple(f"intake stopped: {reason}" for reason in now.intake_stopped)
+    reasons = (*now.problems, *stopped) or ("no partition is assigned yet",)
+    return _Reply("503 Service Unavailable", _TEXT, _lines(reasons))
+
+
+def _lines(texts: Iterable[str]) -> bytes:
+    return "".join(f"{text}\n" for text in texts).encode("utf-8", "backslashreplace")
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    listener: socket.socket | None = None
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        listener = socket.socket(family, kind, protocol)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(CONNECTIONS_MAX)
+    except OSError as error:
+        if listener:
+            listener.close()
+        raise UnavailableError(
+            f"admin endpoint: cannot listen on {host}:{port}: {error.strerror or error}",
+            hint="set admin.listen to another address of this host, such as 127.0.0.1:9465, or to off",
+        ) from error
+    return listener

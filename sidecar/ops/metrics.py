@@ -1,0 +1,150 @@
+"""Prometheus metrics, made from one status snapshot a scrape; nothing is counted here, no socket may come in."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from datetime import datetime
+
+from prometheus_client import CollectorRegistry, ProcessCollector
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
+from prometheus_client.registry import Collector
+
+from sidecar.ops.snapshot import CUT_REASONS, SECONDS_BOUNDS, PartitionStatus, StatusSnapshot, Timings
+
+CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
+
+_PARTITION = ("topic", "partition")
+_MESSAGES = {
+    "consumed": "Messages that the broker handed over.",
+    "delivered": "Messages that the sink acknowledged.",
+    "duplicate": "Messages dropped because their twin is settled or in flight.",
+    "filtered": "Messages dropped because no wanted tag matched.",
+    "dead_lettered": "Messages given up and kept as dead letters.",
+    "released": "Messages handed back unsettled: revoked, lost, or the drain was aborted.",
+}
+_HELD = {
+    "in_flight": "Messages open, queued, being sent or waiting for a retry.",
+    "delayed": "Messages that wait for their time.",
+}
+
+
+class Metrics:
+    """All metrics of one daemon, in a registry of their own.
+
+    Args:
+        snapshot: Called once a scrape, so that the books of one answer balance.
+    """
+
+    def __init__(self, snapshot: Callable[[], StatusSnapshot]) -> None:
+        self._registry = CollectorRegistry()
+        self._registry.register(_StatusCollector(snapshot))
+        ProcessCollector(registry=self._registry)
+
+    def render(self) -> bytes:
+        """The text that Prometheus reads, in `CONTENT_TYPE`."""
+        return generate_latest(self._registry)
+
+
+class _StatusCollector(Collector):
+    def __init__(self, snapshot: Callable[[], StatusSnapshot]) -> None:
+        self._snapshot = snapshot
+
+    def describe(self) -> Iterable[Metric]:
+        """Nothing, so that registering does not ask for a snapshot before the daemon has one."""
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        """Every metric, all from one snapshot."""
+        now = self._snapshot()
+        yield from _messages(now.partitions)
+        yield from _places(now.partitions)
+        yield from _activity(now)
+        yield from _condition(now)
+
+
+def _messages(partitions: tuple[PartitionStatus, ...]) -> Iterator[Metric]:
+    families: list[tuple[str, CounterMetricFamily | GaugeMetricFamily]] = [
+        (name, CounterMetricFamily(f"sidecar_messages_{name}", text, labels=_PARTITION))
+        for name, text in _MESSAGES.items()
+    ]
+    families += [
+        (name, GaugeMetricFamily(f"sidecar_messages_{name}", text, labels=_PARTITION)) for name, text in _HELD.items()
+    ]
+    for name, family in families:
+        for status in partitions:
+            family.add_metric([status.topic, str(status.partition)], getattr(status, name))
+        yield family
+
+
+def _places(partitions: tuple[PartitionStatus, ...]) -> Iterator[Metric]:
+    watermark = GaugeMetricFamily(
+        "sidecar_partition_watermark", "Offset below which all is settled.", labels=_PARTITION
+    )
+    position = GaugeMetricFamily("sidecar_partition_position", "Next offset to be read.", labels=_PARTITION)
+    lag = GaugeMetricFamily("sidecar_partition_lag", "Messages between watermark and end of log.", labels=_PARTITION)
+    for status in partitions:
+        labels = [status.topic, str(status.partition)]
+        watermark.add_metric(labels, status.watermark)
+        position.add_metric(labels, status.position)
+        if status.lag is not None:
+            lag.add_metric(labels, status.lag)
+    yield from (watermark, position, lag)
+
+
+def _activity(now: StatusSnapshot) -> Iterator[Metric]:
+    done = now.activity
+    yield _by_group("sidecar_batches", "Batches that came to an end.", "result", done.batches)
+    yield _by_group("sidecar_sends", "Requests by what the sink answered.", "verdict", done.sends)
+    cuts = dict.fromkeys(CUT_REASONS, 0) | dict(done.cuts)
+    yield _by("sidecar_batch_cuts", "Batches by the limit that closed them.", "reason", cuts)
+    yield _histogram("sidecar_send_seconds", "Time from sending a request to its answer.", done.send_seconds)
+    yield _by("sidecar_commits", "Offset commits by result.", "result", done.commits)
+    yield _histogram("sidecar_commit_seconds", "Time from a commit to its acknowledgement.", done.commit_seconds)
+    yield _by("sidecar_rebalances", "Assignments that were given, revoked or lost.", "kind", done.rebalances)
+    yield _by("sidecar_snapshots", "Snapshots of the state file by result.", "result", done.snapshots)
+
+
+def _condition(now: StatusSnapshot) -> Iterator[Metric]:
+    stopped = GaugeMetricFamily(
+        "sidecar_intake_stopped", "1 while this reason keeps intake stopped.", labels=["reason"]
+    )
+    for reason in sorted(set(now.intake_stopped)):
+        stopped.add_metric([reason], 1)
+    yield stopped
+    build = GaugeMetricFamily("sidecar_build_info", "Always 1; the versions are labels.", labels=["version", "python"])
+    build.add_metric([now.version, platform.python_version()], 1)
+    yield build
+    started = datetime.fromisoformat(now.started_at).timestamp()
+    yield GaugeMetricFamily("sidecar_start_time_seconds", "When the daemon started, seconds since 1970.", value=started)
+    yield GaugeMetricFamily("sidecar_ready", "1 when partitions are assigned and intake runs.", value=now.ready)
+    yield GaugeMetricFamily(
+        "sidecar_retries_waiting", "Batches that wait for their next try.", value=now.retries_waiting
+    )
+    yield GaugeMetricFamily("sidecar_memory_held_bytes", "Bytes of all that is held.", value=now.held_bytes)
+    yield GaugeMetricFamily("sidecar_memory_budget_bytes", "The most that may be held.", value=now.budget_bytes)
+    yield GaugeMetricFamily("sidecar_dead_letters_stored", "Dead letters in the state folder.", value=now.dead_letters)
+
+
+def _by(name: str, text: str, label: str, counts: Mapping[str, int]) -> Metric:
+    family = CounterMetricFamily(name, text, labels=[label])
+    for value, count in sorted(counts.items()):
+        family.add_metric([value], count)
+    return family
+
+
+def _by_group(name: str, text: str, label: str, counts: Mapping[tuple[str, str], int]) -> Metric:
+    family = CounterMetricFamily(name, text, labels=["group", label])
+    for (group, value), count in sorted(counts.items()):
+        family.add_metric([group, value], count)
+    return family
+
+
+def _histogram(name: str, text: str, timings: Timings) -> Metric:
+    buckets: list[tuple[str, float]] = []
+    total = 0
+    for bound, count in zip((*map(str, SECONDS_BOUNDS), "+Inf"), timings.counts, strict=True):
+        total += count
+        buckets.append((bound, total))
+    return HistogramMetricFamily(name, text, buckets=buckets, sum_value=timings.sum_seconds)

@@ -1,0 +1,185 @@
+"""What the daemon knows of itself at one instant, and the plain counters it keeps for that; no I/O, no clock."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, NamedTuple
+
+from sidecar.core.records import group_label
+
+BOOKS = ("consumed", "delivered", "duplicate", "filtered", "dead_lettered", "released", "in_flight", "delayed")
+CUT_REASONS = ("count", "bytes", "linger", "memory", "span", "revoked", "shutdown")
+GROUPS_MAX = 200
+"""Groups with counters of their own; later ones are counted together as `OTHER_GROUPS`."""
+OTHER_GROUPS = "other"
+RETRYING_MAX = 20
+SECONDS_BOUNDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+
+
+class Timings(NamedTuple):
+    """Durations sorted into buckets: one count for each of `SECONDS_BOUNDS`, one for what is longer."""
+
+    counts: tuple[int, ...] = (0,) * (len(SECONDS_BOUNDS) + 1)
+    sum_seconds: float = 0.0
+
+
+NO_TIMINGS = Timings()
+
+
+class Stopwatch:
+    """Collects durations; one thread writes, any may take `timings`."""
+
+    def __init__(self) -> None:
+        self._counts = [0] * (len(SECONDS_BOUNDS) + 1)
+        self._sum_seconds = 0.0
+
+    def observe(self, seconds: float) -> None:
+        """Count one duration."""
+        self._counts[bisect_left(SECONDS_BOUNDS, seconds)] += 1
+        self._sum_seconds += seconds
+
+    def timings(self) -> Timings:
+        """What was counted so far."""
+        return Timings(tuple(self._counts), self._sum_seconds)
+
+
+class GroupTally:
+    """Counts by group and kind, for at most `GROUPS_MAX` groups; one thread writes and takes `counts`."""
+
+    def __init__(self) -> None:
+        self._labels: dict[str, str] = {}
+        self._counts: dict[tuple[str, str], int] = {}
+
+    def add(self, group: str, kind: str, count: int = 1) -> None:
+        """Count something of a group."""
+        label = self._labels.get(group)
+        if label is None:
+            if len(self._labels) < GROUPS_MAX:
+                label = self._labels[group] = group_label(group)
+            else:
+                label = OTHER_GROUPS
+        key = (label, kind)
+        self._counts[key] = self._counts.get(key, 0) + count
+
+    def counts(self) -> dict[tuple[str, str], int]:
+        """What was counted so far by (group's label, kind)."""
+        return dict(self._counts)
+
+
+@dataclass(frozen=True, slots=True)
+class Books:
+    """The eight counters: consumed is the sum of the other seven."""
+
+    consumed: int = 0
+    delivered: int = 0
+    duplicate: int = 0
+    filtered: int = 0
+    dead_lettered: int = 0
+    released: int = 0
+    in_flight: int = 0
+    delayed: int = 0
+
+    @property
+    def balanced(self) -> bool:
+        """Whether every consumed message has exactly one place."""
+        ends = (self.delivered, self.duplicate, self.filtered, self.dead_lettered, self.released)
+        return self.consumed == sum(ends) + self.in_flight + self.delayed
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionStatus(Books):
+    """A partition's place and its books; `lag` is in messages, None while the broker has not told its end."""
+
+    topic: str = ""
+    partition: int = 0
+    watermark: int = 0
+    position: int = 0
+    lag: int | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Place first, books after it."""
+        place = {name: getattr(self, name) for name in ("topic", "partition", "watermark", "position", "lag")}
+        return place | {name: getattr(self, name) for name in BOOKS}
+
+
+@dataclass(frozen=True, slots=True)
+class RetryingGroup:
+    """A group that waits for its next attempt; times are ISO 8601 in UTC."""
+
+    group: str
+    attempts: int
+    since: str
+    reason: str
+    next_try: str
+
+
+@dataclass(frozen=True, slots=True)
+class BlockingGroup:
+    """The group whose oldest unsettled message holds a partition's watermark."""
+
+    topic: str
+    partition: int
+    group: str
+
+
+@dataclass(frozen=True, slots=True)
+class Activity:
+    """What was done since the start, for metrics; keys of the pairs are (group's label, result or verdict)."""
+
+    batches: Mapping[tuple[str, str], int] = field(default_factory=dict)
+    sends: Mapping[tuple[str, str], int] = field(default_factory=dict)
+    cuts: Mapping[str, int] = field(default_factory=dict)
+    commits: Mapping[str, int] = field(default_factory=dict)
+    rebalances: Mapping[str, int] = field(default_factory=dict)
+    snapshots: Mapping[str, int] = field(default_factory=dict)
+    send_seconds: Timings = NO_TIMINGS
+    commit_seconds: Timings = NO_TIMINGS
+
+
+@dataclass(frozen=True, slots=True)
+class StatusSnapshot:
+    """One instant of the daemon.
+
+    `intake_stopped` holds one word a reason; `problems` are sentences that say what is wrong and what to do.
+    """
+
+    group_id: str
+    started_at: str
+    version: str
+    live: bool
+    ready: bool
+    totals: Books = Books()
+    lag: int | None = None
+    partitions: tuple[PartitionStatus, ...] = ()
+    intake_stopped: tuple[str, ...] = ()
+    problems: tuple[str, ...] = ()
+    held_bytes: int = 0
+    budget_bytes: int = 0
+    retries_waiting: int = 0
+    retrying: tuple[RetryingGroup, ...] = ()
+    blocking: tuple[BlockingGroup, ...] = ()
+    dead_letters: int = 0
+    activity: Activity = Activity()
+
+    def to_json(self) -> dict[str, Any]:
+        """The object of ``status --json``: counters are since `started_at`, `lag` is in messages or null."""
+        return {
+            "group_id": self.group_id,
+            "started_at": self.started_at,
+            "version": self.version,
+            "live": self.live,
+            "ready": self.ready,
+            **{name: getattr(self.totals, name) for name in BOOKS},
+            "lag": self.lag,
+            "intake_stopped": list(self.intake_stopped),
+            "problems": list(self.problems),
+            "held_bytes": self.held_bytes,
+            "budget_bytes": self.budget_bytes,
+            "retries_waiting": self.retries_waiting,
+            "retrying": [asdict(group) | {"group": group_label(group.group)} for group in self.retrying[:RETRYING_MAX]],
+            "blocking": [asdict(group) | {"group": group_label(group.group)} for group in self.blocking],
+            "dead_letters_stored": self.dead_letters,
+            "partitions": [partition.to_json() for partition in self.partitions],
+        }
