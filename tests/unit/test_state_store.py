@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import resource
 import signal
 import sqlite3
 import stat
@@ -202,6 +203,37 @@ def test_counting_dead_letters_never_waits_for_a_write(tmp_path: Path) -> None:
         reader.start()
         reader.join(10)
         assert seen == [2]
+    store.close()
+
+
+def test_a_full_disk_at_the_start_is_told(tmp_path: Path) -> None:
+    """A new folder on a full disk is refused with the cure, and can be used once there is room."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2048, hard))
+    try:
+        with pytest.raises(StateError) as caught:
+            Store(tmp_path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert caught.value.exit_code == 73
+    assert "free space" in caught.value.hint
+    store = Store(tmp_path)
+    assert store.put_dead_letters([letter(1)]) == 1
+    assert store.take_damages() == []
+    store.close()
+
+
+def test_a_disk_that_fills_up_is_told_and_heals(tmp_path: Path) -> None:
+    """What SQLite calls a full disk raises with the cure, changes nothing, and passes when there is room again."""
+    store = Store(tmp_path)
+    store.put_dead_letters([letter(1)])
+    store._database._writer.execute("PRAGMA max_page_count=60")
+    with pytest.raises(StateError, match="full") as caught:
+        store.put_dead_letters([letter(number, bytes(50_000)) for number in range(2, 12)])
+    assert "free space" in caught.value.hint
+    assert [kept.offset for kept in store.dead_letters(20)] == [1]
+    store._database._writer.execute("PRAGMA max_page_count=1000000")
+    assert store.put_dead_letters([letter(number, bytes(50_000)) for number in range(2, 12)]) == 10
     store.close()
 
 

@@ -1,0 +1,286 @@
+"""The admin endpoint and `sidecar status` over real HTTP; what is in a snapshot is tested without a socket."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+from click.testing import CliRunner
+
+from sidecar.cli.status import status
+from sidecar.errors import SidecarError
+from sidecar.ops.admin import ADDRESS_FILE, CONNECTIONS_MAX, AdminServer, read_address
+from sidecar.ops.metrics import Metrics
+from sidecar.ops.snapshot import Books, PartitionStatus, StatusSnapshot
+
+GROUP = "orders-sidecar"
+PARTITION = PartitionStatus(7, 7, topic="orders", partition=3, watermark=1200, position=1207, lag=None)
+READY = StatusSnapshot(
+    GROUP, "2025-03-01T12:00:00+00:00", "0.1.0", live=True, ready=True, totals=Books(7, 7), partitions=(PARTITION,)
+)
+
+
+class Daemon:
+    """What stands behind an admin server: a snapshot that a test changes, and the server."""
+
+    def __init__(self, folder: Path, listen: tuple[str, int] = ("127.0.0.1", 0)) -> None:
+        self.now = READY
+        self.server = AdminServer(listen, lambda: self.now, Metrics(lambda: self.now), folder)
+
+    def ask(self, path: str, method: str = "GET") -> tuple[int, str, dict[str, str]]:
+        with contextlib.closing(http.client.HTTPConnection("127.0.0.1", self.server.port, timeout=5)) as connection:
+            connection.request(method, path)
+            answer = connection.getresponse()
+            headers = {name.lower(): value for name, value in answer.getheaders()}
+            return answer.status, answer.read().decode(), headers
+
+
+@pytest.fixture
+def daemon(tmp_path: Path) -> Iterator[Daemon]:
+    """A daemon that is ready."""
+    running = Daemon(tmp_path)
+    yield running
+    running.server.stop()
+
+
+def free_port() -> int:
+    """A port that nothing listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def until(holds: Callable[[], bool]) -> None:
+    """Wait for a condition, ten seconds at most."""
+    deadline = time.monotonic() + 10
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_all_endpoints_answer(daemon: Daemon) -> None:
+    """Each endpoint answers with its content and type, and nothing is to be cached."""
+    for path, type_, text in (
+        ("/livez", "text/plain; charset=utf-8", "live\n"),
+        ("/readyz", "text/plain; charset=utf-8", "ready\n"),
+        ("/metrics", "text/plain; version=0.0.4; charset=utf-8", "sidecar_messages_consumed_total{"),
+        ("/status", "application/json", '"group_id": "orders-sidecar"'),
+        ("/", "text/html; charset=utf-8", "<h1>orders-sidecar</h1>"),
+        ("/livez?from=probe", "text/plain; charset=utf-8", "live\n"),
+    ):
+        code, body, headers = daemon.ask(path)
+        assert (code, headers["content-type"], headers["cache-control"]) == (200, type_, "no-store"), path
+        assert text in body
+
+
+def test_health_follows_the_snapshot(daemon: Daemon) -> None:
+    """A daemon without progress is not live, one without partitions or with intake stopped is not ready."""
+    daemon.now = replace(READY, ready=False)
+    assert daemon.ask("/readyz")[:2] == (503, "no partition is assigned yet\n")
+    assert daemon.ask("/livez")[0] == 200
+    daemon.now = replace(READY, ready=False, problems=("404: check sink.http.url",), intake_stopped=("halted",))
+    assert daemon.ask("/readyz")[:2] == (503, "404: check sink.http.url\nintake stopped: halted\n")
+    daemon.now = replace(READY, live=False)
+    assert daemon.ask("/livez")[:2] == (503, "the main loop makes no progress\n")
+
+
+def test_nothing_can_be_changed_and_nothing_else_is_there(daemon: Daemon) -> None:
+    """Other methods are refused, other paths unknown, and HEAD is GET without a body."""
+    for method in ("POST", "PUT", "DELETE", "PATCH", "OPTIONS"):
+        code, _, headers = daemon.ask("/status", method)
+        assert (code, headers["allow"]) == (405, "GET, HEAD")
+    assert daemon.ask("/nothing")[0] == 404
+    assert daemon.ask("/livez/..")[0] == 404
+    code, body, headers = daemon.ask("/livez", "HEAD")
+    assert (code, body, headers["content-length"]) == (200, "", "5")
+
+
+def test_a_failing_snapshot_is_an_answer_and_no_end(daemon: Daemon) -> None:
+    """When the daemon cannot tell its state the request fails, and the next one works."""
+    daemon.now = None  # type: ignore[assignment]
+    assert daemon.ask("/status")[0] == 500
+    daemon.now = READY
+    assert daemon.ask("/status")[0] == 200
+
+
+def test_slow_and_idle_clients_do_not_block_health(daemon: Daemon) -> None:
+    """Clients that send half a request, ask without reading, or say nothing do not keep /livez from answering."""
+    daemon.now = replace(READY, partitions=(PARTITION,) * 20_000)
+    with contextlib.ExitStack() as slow:
+        for sent in (
+            b"",
+            b"GET /livez HTTP/1.1\r\nHost: x\r\nX-Slow: ",
+            b"GET /status HTTP/1.1\r\nHost: x\r\n\r\n" * 3,
+        ):
+            for _ in range(5):
+                client = slow.enter_context(socket.create_connection(("127.0.0.1", daemon.server.port)))
+                client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+                client.sendall(sent)
+        started = time.monotonic()
+        for _ in range(5):
+            assert daemon.ask("/livez")[0] == 200
+        assert time.monotonic() - started < 5
+
+
+def test_a_crowd_of_connections_is_bounded_and_passes(daemon: Daemon) -> None:
+    """More connections than allowed are not accepted, and when they go the endpoint answers again."""
+    crowd = [socket.create_connection(("127.0.0.1", daemon.server.port)) for _ in range(CONNECTIONS_MAX + 20)]
+    until(lambda: daemon.server._server.in_connection_overflow)
+    assert len(daemon.server._map) <= CONNECTIONS_MAX
+    for client in crowd:
+        client.close()
+    assert daemon.ask("/livez")[0] == 200
+
+
+def test_an_address_in_use_is_named_with_its_cure(daemon: Daemon, tmp_path: Path) -> None:
+    """A taken port, or an address of another host, ends in exit code 69 and says what to set."""
+    for listen in (("127.0.0.1", daemon.server.port), ("192.0.2.1", 0), ("no-such-host.invalid", 9464)):
+        with pytest.raises(SidecarError, match=f"{listen[0]}:{listen[1]}") as caught:
+            Daemon(tmp_path / "other", listen)
+        assert caught.value.exit_code == 69
+        assert "admin.listen" in caught.value.hint
+
+
+def test_stopping_frees_the_port_and_ends_the_threads(tmp_path: Path) -> None:
+    """After stop, also with clients connected, the port can be taken at once and no thread is left; twice is fine."""
+    before = threading.active_count()
+    first = Daemon(tmp_path)
+    client = socket.create_connection(("127.0.0.1", first.server.port))
+    assert first.ask("/livez")[0] == 200
+    first.server.stop()
+    first.server.stop()
+    until(lambda: threading.active_count() == before)
+    second = Daemon(tmp_path, ("127.0.0.1", first.server.port))
+    assert second.ask("/livez")[0] == 200
+    second.server.stop()
+    client.close()
+    assert not (tmp_path / ADDRESS_FILE).exists()
+
+
+def test_the_address_is_found_in_the_state_folder(tmp_path: Path) -> None:
+    """The actual port, also on all interfaces and on IPv6, stands in the state folder as an address that works."""
+    for host, url in (("127.0.0.1", "http://127.0.0.1:"), ("0.0.0.0", "http://127.0.0.1:"), ("::1", "http://[::1]:")):
+        running = Daemon(tmp_path, (host, 0))
+        address = read_address(tmp_path)
+        assert address is not None
+        assert address.url == f"{url}{running.server.port}" == running.server.url
+        parts = urlsplit(address.url)
+        with contextlib.closing(http.client.HTTPConnection(str(parts.hostname), parts.port, timeout=5)) as connection:
+            connection.request("GET", "/livez")
+            assert connection.getresponse().status == 200
+        running.server.stop()
+
+
+@pytest.mark.parametrize("written", [b"", b"{", b"[]", b'{"url": 1}', b'{"url": "x", "pid": "y"}', b"\xff"])
+def test_an_unreadable_address_is_no_address(written: bytes, tmp_path: Path) -> None:
+    """A torn or foreign file is as good as none."""
+    (tmp_path / ADDRESS_FILE).write_bytes(written)
+    assert read_address(tmp_path) is None
+
+
+def config(folder: Path, listen: str = "127.0.0.1:0") -> str:
+    """A configuration file for a state folder."""
+    path = folder / "sidecar.yaml"
+    path.write_text(
+        "source: {kafka: {bootstrap_servers: localhost:9092, group_id: orders-sidecar, topics: [orders]}}\n"
+        "sink: {http: {url: http://localhost:8080/ingest}}\n"
+        f"state: {{dir: {folder}}}\n"
+        f"admin: {{listen: '{listen}'}}\n"
+    )
+    return str(path)
+
+
+def run_status(*arguments: str) -> str:
+    """What the command prints; its errors are raised."""
+    result = CliRunner().invoke(status, arguments, standalone_mode=False)
+    if result.exception:
+        raise result.exception
+    return result.output
+
+
+def test_status_shows_the_books_of_the_running_daemon(daemon: Daemon, tmp_path: Path) -> None:
+    """With --json one object comes out, without it a table with books, lag and problems."""
+    daemon.now = replace(READY, problems=("404: check [sink.http.url]",), intake_stopped=("halted",))
+    found = json.loads(run_status("-c", config(tmp_path), "--json"))
+    assert (found["group_id"], found["consumed"], found["delivered"], found["lag"]) == (GROUP, 7, 7, None)
+    assert found["partitions"][0]["watermark"] == 1200
+    shown = run_status("-c", config(tmp_path))
+    for text in (GROUP, "orders:3", "1200", "intake stopped: halted", "404: check [sink.http.url]", "delivered"):
+        assert text in shown
+
+
+def test_status_finds_a_daemon_whose_address_file_is_gone(daemon: Daemon, tmp_path: Path) -> None:
+    """Without the file the address of the configuration is asked."""
+    (tmp_path / ADDRESS_FILE).unlink()
+    assert GROUP in run_status("-c", config(tmp_path, f"127.0.0.1:{daemon.server.port}"))
+
+
+def nothing(folder: Path, daemon: Daemon) -> str:
+    """Nothing runs and nothing is left of a run."""
+    return config(folder, f"127.0.0.1:{free_port()}")
+
+
+def switched_off(folder: Path, daemon: Daemon) -> str:
+    """The endpoint is off."""
+    return config(folder, "off")
+
+
+def killed(folder: Path, daemon: Daemon) -> str:
+    """A dead daemon's address is left."""
+    (folder / ADDRESS_FILE).write_text(json.dumps({"url": f"http://127.0.0.1:{free_port()}", "pid": 1}))
+    return config(folder)
+
+
+def killed_and_replaced(folder: Path, daemon: Daemon) -> str:
+    """A dead daemon's port is another daemon's now."""
+    (folder / ADDRESS_FILE).write_text(json.dumps({"url": daemon.server.url, "pid": 1}))
+    return config(folder)
+
+
+def another_group(folder: Path, daemon: Daemon) -> str:
+    """The configured port is another group's daemon."""
+    daemon.now = replace(READY, group_id="other")
+    return config(folder, f"127.0.0.1:{daemon.server.port}")
+
+
+@pytest.mark.parametrize("world", [nothing, switched_off, killed, killed_and_replaced, another_group])
+def test_status_says_when_nothing_runs(world: Callable[[Path, Daemon], str], daemon: Daemon, tmp_path: Path) -> None:
+    """Whatever is left of it or stands in its place, a daemon that does not run is told with exit code 69."""
+    folder = tmp_path / "own"
+    folder.mkdir()
+    with pytest.raises(SidecarError, match="no running sidecar") as caught:
+        run_status("-c", world(folder, daemon))
+    assert caught.value.exit_code == 69
+    assert str(folder) in str(caught.value)
+    assert "sidecar run" in caught.value.hint
+
+
+def test_status_does_not_take_another_program_for_the_daemon(tmp_path: Path) -> None:
+    """A web server that is not ours is no daemon, whatever it answers."""
+
+    class Other(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(b'{"hello": "world"}')
+
+        def log_message(self, format: str, *args: object) -> None:  # noqa: A002 the name is the library's
+            """Say nothing."""
+
+    with HTTPServer(("127.0.0.1", 0), Other) as other:
+        thread = threading.Thread(target=other.serve_forever)
+        thread.start()
+        with pytest.raises(SidecarError, match="no running sidecar"):
+            run_status("-c", config(tmp_path, f"127.0.0.1:{other.server_address[1]}"))
+        other.shutdown()
+        thread.join()
