@@ -1,0 +1,61 @@
+"""An exact receiver: names of parts and rows go to SQLite in one transaction. Standard library only: copy it."""
+
+import argparse
+import contextlib
+import json
+import sqlite3
+import time
+import zlib
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+BODY_MAX_BYTES = 64 << 20
+SCHEMA = """PRAGMA journal_mode = WAL;
+CREATE TABLE IF NOT EXISTS parts (name TEXT PRIMARY KEY, stored_at REAL) WITHOUT ROWID;
+CREATE INDEX IF NOT EXISTS parts_by_age ON parts (stored_at);
+CREATE TABLE IF NOT EXISTS rows ("group" TEXT, topic TEXT, "partition" INTEGER, "offset" INTEGER, row BLOB);"""
+
+
+def store(group, parts, rows):
+    """Store the rows of the parts that are not known yet, and their names: all of it or nothing."""
+    with contextlib.closing(sqlite3.connect(options.db, 30, isolation_level=None)) as db, db:
+        db.execute("BEGIN IMMEDIATE")
+        db.execute("DELETE FROM parts WHERE stored_at < ?", [time.time() - 24 * 3600])
+        for name, _, count in parts:
+            part, rows = rows[: int(count)], rows[int(count) :]
+            if db.execute("INSERT OR IGNORE INTO parts VALUES (?, ?)", [f"{group} {name}", time.time()]).rowcount:
+                db.executemany("INSERT INTO rows VALUES (?, ?, ?, ?, ?)", [(group, *origin(row), row) for row in part])
+
+
+def origin(row):
+    """Topic, partition and offset of a row in the format `envelope`; in `ndjson` a row is the value alone."""
+    with contextlib.suppress(ValueError, LookupError, TypeError):
+        envelope = json.loads(row)
+        return envelope["topic"], envelope["partition"], envelope["offset"]
+    return None, None, None
+
+
+class Handler(BaseHTTPRequestHandler):  # noqa: D101
+    protocol_version = "HTTP/1.1"  # keeps connections open
+
+    def do_POST(self):  # noqa: D102
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        if self.headers["Content-Encoding"] == "gzip":
+            body = zlib.decompressobj(wbits=31).decompress(body, BODY_MAX_BYTES + 1)
+        parts = [part.rpartition("=") for part in self.headers["Sidecar-Parts"].split(",")]
+        rows = body.split(b"\n")[:-1]
+        refused = len(rows) != sum(int(n) for *_, n in parts) or (options.refuse and options.refuse.encode() in body)
+        status = 413 if len(body) > BODY_MAX_BYTES else 400 if refused else 204
+        if status == 204:
+            store(self.headers["Sidecar-Group"], parts, rows)
+        self.wfile.write(b"HTTP/1.1 %d \r\n%s\r\n" % (status, b"Content-Length: 0\r\n" * (status != 204)))
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--port", type=int, default=8080)
+    parser.add_argument("--db", default="orders.db")
+    parser.add_argument("--refuse", help="answer 400 to a batch with this text in it, to see how poison is found")
+    options = parser.parse_args()
+    sqlite3.connect(options.db).executescript(SCHEMA).connection.close()
+    ThreadingHTTPServer((options.host, options.port), Handler).serve_forever()
