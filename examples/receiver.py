@@ -17,8 +17,7 @@ CREATE TABLE IF NOT EXISTS rows ("group" TEXT, topic TEXT, "partition" INTEGER, 
 
 def store(group, parts, rows):
     """Store the rows of the parts that are not known yet, and their names: all of it or nothing."""
-    with contextlib.closing(sqlite3.connect(options.db, 30, isolation_level=None)) as db, db:
-        db.execute("BEGIN IMMEDIATE")
+    with contextlib.closing(sqlite3.connect(options.db, 30, isolation_level="IMMEDIATE")) as db, db:
         db.execute("DELETE FROM parts WHERE stored_at < ?", [time.time() - 24 * 3600])
         for name, _, count in parts:
             part, rows = rows[: int(count)], rows[int(count) :]
