@@ -204,8 +204,9 @@ def body_chunks(name: FormatName, fragments: Iterable[Fragment]) -> Iterator[byt
         if size and size + len(piece) > CHUNK_BYTES:
             yield b"".join(pending)
             pending, size = [], 0
-        pending.append(piece)
-        size += len(piece)
+        if piece:  # joining one piece alone makes no copy
+            pending.append(piece)
+            size += len(piece)
     if size:
         yield b"".join(pending)
 
