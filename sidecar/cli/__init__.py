@@ -64,7 +64,7 @@ class Commands(click.Group):
         """The process's entry: ends it with an exit code, unless ``standalone_mode=False``."""
         standalone = extra.pop("standalone_mode", True)
         try:
-            code = super().main(*args, standalone_mode=False, **extra)
+            code = super().main(*args, **{**extra, "standalone_mode": False})
         except click.ClickException as error:
             error.show()
             code = EXIT_USAGE

@@ -57,11 +57,11 @@ def summary(settings: Settings) -> list[str]:
     kafka, dead = shown["source"]["kafka"], shown["dead_letters"]
     letters = "there too" if dead == "state" else f"in the topic {dead['kafka']['topic']}"
     return [
-        f"reads     {', '.join(kafka['topics'])} from {kafka['bootstrap_servers']} as group {kafka['group_id']}",
-        f"keeps     {_wanted(shown['tags'])}; the same {_place(shown['dedup']['by'])} twice is a duplicate",
-        f"sends     {_target(shown['sink'])}; a batch is {_limits(shown['batch'])}",
-        f"stores    its state in {shown['state']['dir']}, dead letters {letters}; retries: {_retries(shown['retry'])}",
-        f"holds     at most {shown['memory']['budget']} of messages; status and metrics: {shown['admin']['listen']}",
+        f"reads   {', '.join(kafka['topics'])} from {kafka['bootstrap_servers']} as group {kafka['group_id']}",
+        f"keeps   {_wanted(shown['tags'])}; one {_place(shown['dedup']['by'])} twice is a duplicate",
+        f"sends   {_target(shown['sink'])}{_limits(shown['batch'])}",
+        f"stores  its state in {shown['state']['dir']}, dead letters {letters}; retries: {_retries(shown['retry'])}",
+        f"holds   at most {shown['memory']['budget']} of messages; status and metrics: {shown['admin']['listen']}",
     ]
 
 
@@ -80,12 +80,12 @@ def _place(place: str | dict[str, Any]) -> str:
 def _target(sink: dict[str, Any]) -> str:
     kind, options = next(iter(sink.items()))
     if kind == "http":
-        return f"{options['format']} to {options['url']}, {options['concurrency']} requests at a time"
+        return f"{options['format']} to {options['url']}, {options['concurrency']} at a time"
     return f"{options['format']} to {options.get('path', 'the console')}"
 
 
 def _limits(batch: dict[str, Any]) -> str:
-    return f"at most {batch['max_messages']} messages or {batch['max_bytes']}, cut after {batch['linger']}"
+    return f", in batches of {batch['max_messages']} messages or {batch['max_bytes']} or {batch['linger']}"
 
 
 def _retries(retry: dict[str, Any]) -> str:

@@ -89,6 +89,9 @@ class _TooMuch(Exception):  # noqa: N818
     """Place, path and text of what goes beyond a bound."""
 
 
+_UNREADABLE: Any = object()
+
+
 class _Reader:
     def __init__(self, document: Document, resolve: Resolve) -> None:
         self._document = document
@@ -107,21 +110,24 @@ class _Reader:
         if isinstance(node, MappingNode):
             return self._mapping(node, path)
         if isinstance(node, SequenceNode):
-            return [self.read(child, (*path, i)) for i, child in enumerate(node.value)]
-        return self._scalar(node, path) if isinstance(node, ScalarNode) else None
+            found = [self.read(child, (*path, i)) for i, child in enumerate(node.value)]
+            return [None if child is _UNREADABLE else child for child in found]
+        return self._scalar(node, path) if isinstance(node, ScalarNode) else _UNREADABLE
 
     def _mapping(self, node: MappingNode, path: KeyPath) -> dict[str, Any]:
         found: dict[str, Any] = {}
         for key, value in node.value:
             here = (*path, str(key.value) if isinstance(key, ScalarNode) else "?")
-            if not isinstance(key, ScalarNode) or key.tag == f"{_TAG}merge":
+            if not _is_text(here[-1]):
+                self._report(key, here, "is not valid Unicode")
+            elif not isinstance(key, ScalarNode) or key.tag == f"{_TAG}merge":
                 self._report(key, here, "is no key; merge keys (<<) are not read, an alias for a whole value is")
             elif key.value in found:
                 self._report(key, here, f"stands twice, first in line {self._document.keys[here].line}")
             else:
                 self._document.keys[here] = _place(key)
                 found[key.value] = self.read(value, here)
-        return found
+        return {key: value for key, value in found.items() if value is not _UNREADABLE}
 
     def _scalar(self, node: ScalarNode, path: KeyPath) -> Any:
         kind = str(node.tag).removeprefix(_TAG)
@@ -129,20 +135,33 @@ class _Reader:
             place = self._document.keys[path]
             text = "has no value: give it one, or remove the key; a section with all defaults is written {}"
             self._document.problems.append(Problem(place, path, text))
-            return None
+            return _UNREADABLE
         if kind.startswith("!"):
             self._report(node, path, f"has the YAML tag {kind}, which means nothing here")
-            return None
+            return _UNREADABLE
         if kind in ("bool", "int", "float"):
             return _number(kind, node.value)
         try:
-            return self._resolve(node.value, path)
+            value = self._resolve(node.value, path)
         except ValueError as error:
             self._report(node, path, str(error))
-            return None
+            return _UNREADABLE
+        if _is_text(value):
+            return value
+        self._report(node, path, "is not valid Unicode")
+        return _UNREADABLE
 
     def _report(self, node: Node, path: KeyPath, text: str) -> None:
         self._document.problems.append(Problem(_place(node), path, text))
+
+
+def _is_text(value: object) -> bool:
+    """Whether it holds no lone half of a character, which neither a socket nor a terminal takes."""
+    try:
+        str(value).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _number(kind: str, text: str) -> Any:

@@ -71,8 +71,8 @@ def _validate(document: Document) -> Settings | list[Problem]:
 
 
 def _follows(problem: Problem, known: Sequence[Problem]) -> bool:
-    """Whether a value is only wrong because it could not be read in the first place."""
-    return any(problem.path == earlier.path for earlier in known)
+    """Whether it is only wrong because this, or something in it, could not be read in the first place."""
+    return any(problem.path == earlier.path[: len(problem.path)] for earlier in known)
 
 
 class _Resolver:

@@ -99,7 +99,9 @@ class Retry(Model):
         GiveUp,
         BeforeValidator(_give_up),
         PlainSerializer(_give_up_text),
-        WithJsonSchema({"type": ["string", "integer"], "minimum": 1, "pattern": r"^(never|\d{1,15}\s?(s|m|h|d|ms))$"}),
+        WithJsonSchema(
+            {"type": ["string", "integer"], "minimum": 1, "pattern": r"^(never|[0-9]{1,15} ?(s|m|h|d|ms))$"}
+        ),
     ] = Field(
         default=GiveUp(),
         description="`never`, a number of attempts, or a duration; after it the batch is dead-lettered.",

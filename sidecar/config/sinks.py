@@ -162,7 +162,7 @@ class HttpSink(Model):
     @field_validator("tls")
     @classmethod
     def _needs_https(cls, tls: Tls, info: ValidationInfo) -> Tls:
-        if info.data.get("url", "https").startswith("http:"):
+        if tls != Tls() and info.data.get("url", "https").startswith("http:"):
             raise ValueError("is of no use with a url that starts with http:")
         return tls
 

@@ -104,7 +104,7 @@ class KafkaSource(Model):
         WithJsonSchema({"type": "string"}),
     ] = Field(
         default="earliest",
-        description="Where a new group starts: `earliest`, `latest` or a timestamp with a zone. ms inside.",
+        description="Where a new group starts: `earliest`, `latest` or a timestamp with a zone.",
     )
     start_timeout_ms: Annotated[int, Duration("100ms", "1d")] = Field(
         default=30_000,

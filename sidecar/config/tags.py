@@ -130,6 +130,6 @@ class Dedup(Model):
     @field_validator("as_")
     @classmethod
     def _needs_id(cls, value: str, info: ValidationInfo) -> str:
-        if info.data.get("by") == "position":
+        if value == "int" and info.data.get("by") == "position":
             raise ValueError("is of no use with dedup.by: position")
         return value

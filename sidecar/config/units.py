@@ -12,7 +12,7 @@ from pydantic_core import CoreSchema, core_schema
 
 DURATIONS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 SIZES = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
-_QUANTITY = re.compile(r"(\d{1,15})\s?([A-Za-z]+)")
+_QUANTITY = re.compile(r"([0-9]{1,15}) ?([A-Za-z]+)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class Quantity:
         )
 
     def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
-        return {"type": "string", "pattern": rf"^\d{{1,15}}\s?({'|'.join(self.units)})$"}
+        return {"type": "string", "pattern": rf"^[0-9]{{1,15}} ?({'|'.join(self.units)})$"}
 
 
 class Duration(Quantity):

@@ -1,0 +1,322 @@
+"""Bad configuration files: exit code 78, and a line that names place, key, what is wrong and often the cure."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from sidecar.cli import main
+
+GOOD = """\
+source:
+  kafka:
+    bootstrap_servers: localhost:9092
+    group_id: orders-sidecar
+    topics: [orders]
+tags:
+  from: {header: tag}
+sink:
+  http:
+    url: http://localhost:8080/ingest
+state:
+  dir: /var/lib/sidecar/orders
+"""
+SECRET = "hunter2"
+
+
+@dataclass(frozen=True)
+class Case:
+    """A change to the good file, and what must be said about it."""
+
+    name: str
+    old: str
+    """What is replaced in the good file; empty to append."""
+    new: str
+    place: str
+    key: str
+    says: str
+    cure: str = ""
+
+    @property
+    def text(self) -> str:
+        assert self.old in GOOD
+        return GOOD.replace(self.old, self.new, 1) if self.old else GOOD + self.new
+
+
+KAFKA, HTTP = "    topics: [orders]\n", "    url: http://localhost:8080/ingest\n"
+CASES = [
+    # the YAML itself
+    Case("tab", "  kafka:", "\tkafka:", "2:1", "", "is not YAML", "spaces, not tabs"),
+    Case("syntax", "[orders]", "[orders", "6:5", "", "is not YAML"),
+    Case("star unquoted", "", "log: *\n", "13:7", "", "is not YAML", "is quoted"),
+    Case("variable in a flow", "[orders]", "[${TOPIC}]", "5:15", "", "is not YAML", '"${VAR}"'),
+    Case("two documents", "", "---\na: 1\n", "13:1", "", "another document"),
+    Case("control character", "orders-sidecar", "orders\x01", "4:21", "", "control character U+0001"),
+    Case("duplicate key", "", "state:\n  dir: /x\n", "13:1", "state", "stands twice, first in line 11"),
+    Case("merge key", "", "log:\n  <<: {level: info}\n", "14:3", "log.<<", "merge keys"),
+    Case("yaml tag", "orders-sidecar", "!env GROUP", "4:15", "source.kafka.group_id", "YAML tag !env"),
+    Case("no value", "/var/lib/sidecar/orders", "", "12:3", "state.dir", "has no value"),
+    Case("no sink's value", "  http:\n" + HTTP, "  http:\n", "9:3", "sink.http", "has no value"),
+    Case("no section", "", "batch:\n", "13:1", "batch", "has no value", "{}"),
+    # keys
+    Case("misspelt", "", "batch: {max_mesages: 5}\n", "13:9", "batch.max_mesages", "no key", "mean 'max_messages'?"),
+    Case("camel case", "", "batch: {maxBytes: 5MiB}\n", "13:9", "batch.maxBytes", "no key", "mean 'max_bytes'?"),
+    Case("other level", "", "linger: 10s\n", "13:1", "linger", "no key", "did you mean batch.linger?"),
+    Case("unknown", "", "zebra: 1\n", "13:1", "zebra", "no key", "known here: source, tags"),
+    Case("unknown sink", "  http:", "  htttp:", "9:3", "sink.htttp", "no key", "mean 'http'?"),
+    Case("no source", GOOD[: GOOD.index("tags")], "", "1:1", "source", "is missing"),
+    Case("no topics", KAFKA, "", "2:3", "source.kafka.topics", "is missing"),
+    Case("no url", HTTP, "    format: ndjson\n", "9:3", "sink.http.url", "is missing"),
+    Case("two sinks", "state:", "  console: {}\nstate:", "11:3", "sink.console", "stands beside http"),
+    Case("no sink", "  http:\n" + HTTP, "  {}\n", "8:1", "sink", "needs one of http, console, file"),
+    # kinds of value
+    Case("text as section", "  http:\n" + HTTP, "  http: yes\n", "9:9", "sink.http", "needs a section"),
+    Case("list as file", GOOD, "- a\n", "1:1", "", "needs keys and values"),
+    Case("number as text", "orders-sidecar", "12", "4:15", "source.kafka.group_id", "needs text; a number", "(12)"),
+    Case(
+        "text as number", "", "batch: {max_messages: many}\n", "13:23", "batch.max_messages", "whole number", "(many)"
+    ),
+    Case("quoted number", "", "batch: {max_messages: '5'}\n", "13:23", "batch.max_messages", "whole number"),
+    Case("fraction", "", "batch: {max_messages: 1.5}\n", "13:23", "batch.max_messages", "whole number", "(1.5)"),
+    Case("text as list", "[orders]", "orders", "5:13", "source.kafka.topics", "needs a list"),
+    Case("flag", HTTP, HTTP + "    tls: {verify: no}\n", "11:19", "sink.http.tls.verify", "true or false"),
+    # units and bounds
+    Case(
+        "bare duration", "", "drain_timeout: 20\n", "13:16", "drain_timeout", "duration with its unit (ms, s", "200ms"
+    ),
+    Case("bare size", "", "memory: {budget: 64}\n", "13:18", "memory.budget", "size with its unit (B, KB", "4MiB"),
+    Case("wrong unit", "", "batch: {linger: 10sec}\n", "13:17", "batch.linger", "duration with its unit", "(10sec)"),
+    Case("long linger", "", "batch: {linger: 1h}\n", "13:17", "batch.linger", "must be from 0ms to 10m"),
+    Case("small budget", "", "memory: {budget: 1MiB}\n", "13:18", "memory.budget", "must be from 8MiB"),
+    Case("no message", "", "batch: {max_messages: 0}\n", "13:23", "batch.max_messages", "must be at least 1"),
+    Case("wide span", "", "batch: {span_max: 1_000_000_000}\n", "13:19", "batch.span_max", "at most 100000000"),
+    Case("concurrency", HTTP, HTTP + "    concurrency: 65\n", "11:18", "sink.http.concurrency", "must be at most 64"),
+    Case("capacity", "", "dedup: {capacity: 10}\n", "13:19", "dedup.capacity", "must be at least 1000"),
+    # words
+    Case("word", "", "batch: {by: partiton}\n", "13:13", "batch.by", "'partition' or 'group'", "mean 'partition'?"),
+    Case("level", "", "log: {level: warn}\n", "13:14", "log.level", "must be 'debug'", "mean 'warning'?"),
+    Case("give up", "", "retry: {give_up_after: 0}\n", "13:24", "retry.give_up_after", "needs never, a number"),
+    Case("listen", "", "admin: {listen: 9464}\n", "13:17", "admin.listen", "needs HOST:PORT", "or off"),
+    Case("start word", KAFKA, KAFKA + "    start: begin\n", "6:12", "source.kafka.start", "needs earliest, latest"),
+    Case("start zone", KAFKA, KAFKA + "    start: 2026-01-31\n", "6:12", "source.kafka.start", "needs a zone"),
+    Case("json path", "{header: tag}", "{json: a.b}", "7:16", "tags.from.json", "a JSON path starts with $"),
+    Case("two places", "{header: tag}", "{header: a, json: $.b}", "7:21", "tags.from.json", "stands beside header"),
+    Case("place", "{header: tag}", "position", "7:9", "tags.from", "needs key, topic, {header: NAME}"),
+    Case("as without id", "", "dedup: {as: int}\n", "13:13", "dedup.as", "is of no use with dedup.by: position"),
+    # meaning
+    Case("pattern", "[orders]", "['^(a']", "5:14", "source.kafka.topics[0]", "not a regular expression"),
+    Case("topic", "[orders]", "[a b]", "5:14", "source.kafka.topics[0]", "is no topic name"),
+    Case("topic twice", "[orders]", "[a, b, a]", "5:5", "source.kafka.topics", "names a twice"),
+    Case("no topic", "[orders]", "[]", "5:5", "source.kafka.topics", "at least one entry"),
+    Case("port", "localhost:9092", "localhost:99999", "3:24", "source.kafka.bootstrap_servers", "1 to 65535"),
+    Case("brokers", "localhost:9092", "a b", "3:24", "source.kafka.bootstrap_servers", "needs HOST:PORT", "(a b)"),
+    Case("empty tag", "sink:", "  subscribe: a ||\nsink:", "8:14", "tags.subscribe", "has an empty tag"),
+    Case("all excluded", "sink:", "  exclude: '*'\nsink:", "8:12", "tags.exclude", "no message at all"),
+    Case("nothing left", "sink:", "  subscribe: a\n  exclude: a\nsink:", "9:12", "tags.exclude", "leaves nothing"),
+    Case("overlap", "sink:", "  groups: {x: a, y: a}\nsink:", "8:3", "tags.groups", "overlap"),
+    Case("no from", "  from: {header: tag}", "  subscribe: a", "7:14", "tags.subscribe", "no use without tags.from"),
+    Case("batch and budget", "", "batch: {max_bytes: 64MiB}\n", "13:20", "batch.max_bytes", "less than memory.budget"),
+    Case("backoff", "", "retry: {backoff: 10s}\n", "13:18", "retry.backoff", "longer than backoff_max (5s)"),
+    Case("loop", "", "dead_letters: {kafka: {topic: orders}}\n", "13:31", "dead_letters.kafka.topic", "come again"),
+    Case("dead letters", "", "dead_letters: kafka\n", "13:15", "dead_letters", "needs state or {kafka"),
+    Case("scheme", "http://local", "ftp://local", "10:10", "sink.http.url", "needs http://HOST"),
+    Case("fragment", "/ingest", "/ingest#x", "10:10", "sink.http.url", "#fragment"),
+    Case("home", "/var", "~/var", "12:8", "state.dir", "~ is not expanded"),
+    Case("tls on http", HTTP, HTTP + "    tls: {verify: false}\n", "11:5", "sink.http.tls", "starts with http:"),
+    Case(
+        "our header",
+        HTTP,
+        HTTP + "    headers: {Sidecar-Count: a}\n",
+        "11:15",
+        "sink.http.headers.Sidecar-Count",
+        "sets",
+    ),
+    Case(
+        "line in a header", HTTP, HTTP + '    headers: {A: "x\\ny"}\n', "11:18", "sink.http.headers.A", "cannot carry"
+    ),
+    # variables and secrets
+    Case("unset", "orders-sidecar", "${NO_SUCH}", "4:15", "source.kafka.group_id", "NO_SUCH, which is not set", ":-"),
+    Case("reference", "orders-sidecar", "${1A}", "4:15", "source.kafka.group_id", "no ${VAR}", "$${"),
+    Case(
+        "file for no secret", "/ingest", "/\n    format: file:x", "11:13", "sink.http.format", "cannot come from a file"
+    ),
+    Case(
+        "no secret file",
+        HTTP,
+        HTTP + "    auth: {bearer: file:gone}\n",
+        "11:20",
+        "sink.http.auth.bearer",
+        "No such file",
+    ),
+]
+PROPERTIES = [
+    "auto.offset.reset",
+    "enable.auto.commit",
+    "enable.auto.offset.store",
+    "auto.commit.interval.ms",
+    "group.id",
+    "group.instance.id",
+    "group.protocol",
+    "group.remote.assignor",
+    "group.whatever",
+    "partition.assignment.strategy",
+    "session.timeout.ms",
+    "heartbeat.interval.ms",
+    "bootstrap.servers",
+    "metadata.broker.list",
+    "enable.partition.eof",
+    "queued.max.messages.kbytes",
+    "queued.min.messages",
+    "fetch.queue.backoff.ms",
+    "stats_cb",
+    "on_commit",
+    "plugin.library.paths",
+    "statistics.interval.ms",
+]
+LEAKS = [
+    ("url", "http://localhost", f"http://me:{SECRET}@localhost"),
+    ("query of a url", "http://localhost:8080/ingest", f"ftp://localhost/?code={SECRET}"),
+    ("misspelt password", HTTP, f"{HTTP}    auth: {{basic: {{username: u, pasword: {SECRET}}}}}\n"),
+    ("text as auth", HTTP, f"{HTTP}    auth: {SECRET}\n"),
+    ("token with a space", HTTP, f"{HTTP}    auth: {{bearer: '{SECRET} x'}}\n"),
+    ("variable", "orders-sidecar", "orders\n    start: ${TOKEN}"),
+    ("variable in a message", "{header: tag}", "{header: tag}\n  subscribe: ${TOKEN} ||"),
+    ("default of a variable", HTTP, f'{HTTP}    auth: {{bearer: "${{NO_SUCH:-{SECRET} x}}"}}\n'),
+    ("property", KAFKA, f"{KAFKA}    properties: {{sasl.password: [{SECRET}]}}\n"),
+    ("header", HTTP, f'{HTTP}    headers: {{X-Key: "{SECRET}\\n"}}\n'),
+]
+
+
+def validate(file: Path, *, environ: dict[str, str] | None = None) -> str:
+    """What the command says about a file that it must refuse."""
+    result = CliRunner().invoke(main, ["validate", "-c", str(file)], env=environ)
+    assert result.exit_code == 78, result.output
+    assert result.stdout == ""
+    return result.stderr
+
+
+def refuse(tmp_path: Path, text: str, *, environ: dict[str, str] | None = None) -> list[str]:
+    """The problem lines for a bad text, without the file's name."""
+    file = tmp_path / "bad.yaml"
+    file.write_text(text)
+    lines = validate(file, environ=environ).splitlines()
+    assert lines[0].startswith(f"error: {file} cannot be used, ")
+    assert lines[-1].startswith("Try: ")
+    assert all(line.startswith(f"{file}:") for line in lines[1:-1])
+    return [line.removeprefix(f"{file}:") for line in lines[1:-1]]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_bad_file(case: Case, tmp_path: Path) -> None:
+    """Each mistake alone gives exactly one line, at the right place, with key, complaint and cure."""
+    (line,) = refuse(tmp_path, case.text)
+    assert line.startswith(f"{case.place}: {case.key}: " if case.key else f"{case.place}: ")
+    assert case.says in line
+    assert case.cure in line
+
+
+def test_good_file(tmp_path: Path) -> None:
+    """The file that the bad ones are made of is good, so that each complaint is about its change alone."""
+    file = tmp_path / "good.yaml"
+    file.write_text(GOOD)
+    result = CliRunner().invoke(main, ["validate", "-c", str(file)])
+    assert result.exit_code == 0
+    assert result.output.startswith(f"{file}: OK\n")
+
+
+@pytest.mark.parametrize("name", PROPERTIES)
+def test_refused_property(name: str, tmp_path: Path) -> None:
+    """A client property that would break a promise is refused at its key, by name and with a reason."""
+    (line,) = refuse(tmp_path, GOOD.replace(KAFKA, f"{KAFKA}    properties:\n      {name}: x\n"))
+    assert re.match(rf"7:7: source\.kafka\.properties\.{re.escape(name)}: cannot be set: \w+", line)
+
+
+@pytest.mark.parametrize(("_name", "old", "new"), LEAKS, ids=[name for name, _, _ in LEAKS])
+def test_no_secret_in_a_message(_name: str, old: str, new: str, tmp_path: Path) -> None:
+    """A mistake beside or in a secret never shows the secret, whether written, by a variable, or as its default."""
+    assert old in GOOD
+    lines = refuse(tmp_path, GOOD.replace(old, new, 1), environ={"TOKEN": SECRET})
+    assert lines
+    assert SECRET not in "".join(lines)
+
+
+def test_all_problems_at_once_in_the_order_of_the_file(tmp_path: Path) -> None:
+    """Mistakes of different kinds and sections are all named in one go, sorted by place."""
+    text = GOOD.replace("orders-sidecar", "${NO_SUCH}").replace("state:\n", "  console: {formt: x}\nstate:\n  dri: x\n")
+    lines = refuse(tmp_path, text + "batch: {linger: 5, by: x}\nretry: {backoff: 1m}\nstate: {}\n")
+    assert [line.split(": ")[1] for line in lines] == [
+        "source.kafka.group_id",
+        "sink.console",
+        "sink.console.formt",
+        "state.dri",
+        "batch.linger",
+        "batch.by",
+        "retry.backoff",
+        "state",
+    ]
+
+
+def test_many_problems_are_bounded(tmp_path: Path) -> None:
+    """Thousands of problems end in a count."""
+    text = GOOD + "".join(f"x{i}: 1\n" for i in range(2000))
+    file = tmp_path / "bad.yaml"
+    file.write_text(text)
+    said = validate(file)
+    assert "2000 problems" in said
+    assert "and 1950 more" in said
+    assert len(said) < 20_000
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (b"", "1:1: is empty"),
+        (b"# nothing\n", "1:1: is empty"),
+        (b"\xef\xbb\xbf", "1:1: is empty"),
+        (b"a: \xff\n", "1:4: is not UTF-8"),
+        (b"a: 1\nb\xc3\xa4: \xff", "2:6: is not UTF-8"),
+        (b"[" * 50_000, "1:1: is nested too deeply"),
+        (b"# " + b"x" * (1 << 20), "is longer than 1048576 bytes"),
+        (b"a: &a\n  b: *a\n", "more than 20000 values or 32 levels"),
+        (b'"\\ud800": 1\n', "1:1: ?: is not valid Unicode"),
+        (b'state: {dir: "\\ud800"}\n', "1:14: state.dir: is not valid Unicode"),
+        (b"%YAML 9.9\n---\na: 1\n", "bad.yaml:"),
+    ],
+)
+def test_broken_file(content: bytes, says: str, tmp_path: Path) -> None:
+    """A file that is no text, too large, too deep or endless is refused with its place, and quickly."""
+    file = tmp_path / "bad.yaml"
+    file.write_bytes(content)
+    assert says in validate(file)
+
+
+def test_alias_bomb(tmp_path: Path) -> None:
+    """Aliases of aliases that would unfold to a billion values are refused at a bound."""
+    lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
+    lines += [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]" for i in range(1, 10)]
+    (line,) = refuse(tmp_path, "\n".join(lines))
+    assert "more than 20000 values" in line
+
+
+def test_file_that_cannot_be_read(tmp_path: Path) -> None:
+    """A missing file, a folder and an impossible name are each told apart."""
+    assert "there is no such file" in validate(tmp_path / "gone.yaml")
+    assert "Is a directory" in validate(tmp_path)
+    assert "null byte" in validate(Path("a\0b"))
+
+
+def test_secret_files_that_cannot_be_used(tmp_path: Path) -> None:
+    """An empty, an overlong and a binary secret file are refused at the place that names them."""
+    for name, content, says in (
+        ("empty", b"\n", "which is empty"),
+        ("long", b"x" * 65_537, "longer than 65536 bytes"),
+        ("binary", b"\xff\xfe", "which is not UTF-8"),
+    ):
+        (tmp_path / name).write_bytes(content)
+        (line,) = refuse(tmp_path, GOOD.replace(HTTP, f"{HTTP}    auth: {{bearer: file:{name}}}\n"))
+        assert line.startswith("11:20: sink.http.auth.bearer: ")
+        assert says in line

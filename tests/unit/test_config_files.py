@@ -1,0 +1,145 @@
+"""The example files, the reference and the schema say what the model says."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ruamel.yaml import YAML
+
+from sidecar.config import load, schema
+from sidecar.config.kafka_properties import REFUSED
+from sidecar.config.schema import Option, options
+from tests.support.json_schema import violations
+
+ROOT = Path(__file__).parents[2]
+FILES = sorted((ROOT / "config").glob("*.yaml"))
+REFERENCE = ROOT / "docs" / "configuration.md"
+
+
+def plain(text: str) -> Any:
+    """The YAML as plain data, nothing checked."""
+    return YAML(typ="safe", pure=True).load(text)
+
+
+def uncommented(text: str) -> str:
+    """The text with its options that stand behind a # without a space."""
+    return re.sub(r"^(\s*)#(?=\S)", r"\1", text, flags=re.MULTILINE)
+
+
+def find(data: Any, path: tuple[str, ...]) -> Any:
+    """What stands at the path, KeyError when it is not there."""
+    for step in path:
+        data = data[step]
+    return data
+
+
+def nested(option: Option) -> bool:
+    """Whether the key stands inside a value that may also be a word, where only one of the two can be shown."""
+    return any(
+        len(outer.path) < len(option.path) and option.path[: len(outer.path)] == outer.path and not outer.section
+        for outer in options()
+    )
+
+
+def row(option: Option, kind: str) -> str:
+    """The option as the reference's table has it."""
+    default = "required" if option.required else "" if option.default is None else f"`{yaml_text(option.default)}`"
+    return f"| `{option.name}` | {kind} | {default} | {option.meaning.replace('|', chr(92) + '|')} |"
+
+
+def yaml_text(value: Any) -> str:
+    """A default as the file would have it."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+@pytest.fixture
+def credentials(tmp_path: Path) -> dict[str, str]:
+    """The environment that the example files need, with a secret in each credential."""
+    for name in ("kafka-password", "receiver-token"):
+        (tmp_path / name).write_text(f"secret-{name}\n")
+    return {"CREDENTIALS_DIRECTORY": str(tmp_path)}
+
+
+def test_there_are_three_examples() -> None:
+    """A minimal, a production and a full file are there."""
+    assert [file.name for file in FILES] == ["full.yaml", "minimal.yaml", "production.yaml"]
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)
+def test_examples_load(file: Path, credentials: dict[str, str]) -> None:
+    """Every example is a valid configuration, and none of its secrets is shown."""
+    settings = load(file, credentials)
+    assert "secret-" not in str(settings.public()) + repr(settings)
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)
+def test_examples_fit_the_schema(file: Path) -> None:
+    """The JSON Schema takes every example as it is written."""
+    assert violations(plain(file.read_text()), schema()) == []
+
+
+def test_production_means_what_it_says(credentials: dict[str, str]) -> None:
+    """The production file's secrets come from their files without the line end, its brokers as one text."""
+    settings = load(ROOT / "config" / "production.yaml", credentials)
+    http = settings.sink.http
+    assert http and http.auth and http.auth.bearer
+    assert http.auth.bearer.get_secret_value() == "secret-receiver-token"
+    assert settings.source.kafka.properties["sasl.password"] == "secret-kafka-password"
+    assert settings.source.kafka.bootstrap_servers.count(",") == 2
+    assert settings.source.kafka.properties["client.id"] == "sidecar"
+
+
+def test_full_equals_minimal_but_for_the_subscription() -> None:
+    """All that the full file sets is what a file without it gets."""
+    full = load(ROOT / "config" / "full.yaml", {}).public()
+    minimal = load(ROOT / "config" / "minimal.yaml", {}).public()
+    minimal["tags"]["subscribe"] = "*"
+    assert full == minimal
+
+
+@pytest.mark.parametrize("option", options(), ids=lambda option: option.name)
+def test_full_names_every_option_with_its_default(option: Option) -> None:
+    """The full file has every key, set to its default or behind a #, and words explain what excludes its neighbour."""
+    text = (ROOT / "config" / "full.yaml").read_text()
+    if nested(option):
+        assert re.search(rf"\b{option.path[-1]}: ", text)
+        return
+    found = find(plain(uncommented(text)), option.path)
+    if option.default is not None:
+        assert found == option.default
+
+
+def test_full_names_no_other_option() -> None:
+    """Each key of the full file, those behind a # too, is one of the model."""
+    known = {option.path for option in options()}
+
+    def paths(data: Any, path: tuple[str, ...]) -> list[tuple[str, ...]]:
+        inner = data.items() if isinstance(data, dict) else ()
+        return [path, *(found for key, value in inner for found in paths(value, (*path, key)))]
+
+    text = uncommented((ROOT / "config" / "full.yaml").read_text())
+    assert {path for path in paths(plain(text), ()) if path} <= known
+
+
+def test_reference_names_every_option_and_no_other() -> None:
+    """The reference has one row for each key with the model's default and meaning, in the model's order."""
+    section = REFERENCE.read_text().partition("## Every key")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| `([^`]+)` \| ([^|]+) \|.*$", section, flags=re.MULTILINE)
+    assert [name for name, _ in rows] == [option.name for option in options()]
+    lines = REFERENCE.read_text().splitlines()
+    for option, (_, kind) in zip(options(), rows, strict=True):
+        assert row(option, kind) in lines
+
+
+def test_reference_shows_the_minimal_file() -> None:
+    """The configuration that the reference starts with is the minimal file."""
+    assert (ROOT / "config" / "minimal.yaml").read_text() in REFERENCE.read_text()
+
+
+def test_reference_names_every_refused_property() -> None:
+    """The reference lists the client's properties that cannot be set, each with its reason."""
+    text = REFERENCE.read_text()
+    assert [name for name, reason in REFUSED.items() if f"| `{name}` | {reason} |" not in text] == []
