@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message
@@ -52,15 +53,17 @@ def read(bootstrap: str, topic: str, count: int, **properties: str) -> list[Mess
     return found
 
 
-def is_let_in(properties: dict[str, str]) -> bool:
+def is_let_in(properties: dict[str, Any]) -> bool:
     """Whether the broker answers a client with these properties, or refuses its credentials or certificate."""
     refusals: list[KafkaError] = []
 
     def on_error(error: KafkaError) -> None:
-        if error.code() in (KafkaError._AUTHENTICATION, KafkaError._SSL):
+        # A missing client certificate is a transport failure by its code; only the text tells.
+        if error.code() in (KafkaError._AUTHENTICATION, KafkaError._SSL) or "ssl/tls alert" in error.str():
             refusals.append(error)
 
-    client = AdminClient({**properties, "log_level": 0, "error_cb": on_error})
+    settings: dict[str, Any] = {**properties, "log_level": 0, "error_cb": on_error}
+    client = AdminClient(settings)
 
     def decided() -> str:
         client.poll(0)

@@ -33,6 +33,7 @@ def make_producer(bootstrap: str, refused: list[KafkaError] | None = None, **pro
         {
             "bootstrap.servers": bootstrap,
             "enable.idempotence": True,
+            "log_level": 3,
             "linger.ms": 20,
             "batch.size": 1_000_000,
             "message.max.bytes": 4_000_000,

@@ -1,0 +1,65 @@
+# What a person types: demo, test, lint, bench, prove, chaos. Everything is set up at its first use: `.venv`, `.cache`.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PYTEST := $(BIN)/python -m pytest
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+# The stamp stands for the whole environment: gone or older than what it is made from, it is made again.
+INSTALLED := $(VENV)/installed
+
+PURE := tests/unit tests/property tests/simulation
+
+.DEFAULT_GOAL := help
+.PHONY: help test lint format demo bench prove chaos jars clean
+
+help:
+	@echo "make demo    the whole daemon at work on made-up messages, and the books at the end"
+	@echo "make test    lint and all tests, against a real Kafka broker"
+	@echo "make lint    ruff and mypy"
+	@echo "make bench   what a message costs, beside a bare consumer loop"
+	@echo "make prove   the tests at the larger numbers; writes docs/proof.md"
+	@echo "make chaos   kills and rebalances, at random and for longer"
+
+test: lint jars
+	@$(PYTEST) $(PURE) --cov=sidecar.core --cov-branch --cov-report=term-missing:skip-covered --cov-fail-under=100
+	@$(PYTEST) tests $(addprefix --ignore=,$(PURE))
+
+lint: $(INSTALLED)
+	@$(BIN)/ruff check --quiet .
+	@$(BIN)/ruff format --quiet --check .
+	@$(BIN)/mypy --strict --no-error-summary
+
+format: $(INSTALLED)
+	@$(BIN)/ruff check --quiet --fix .
+	@$(BIN)/ruff format --quiet .
+
+demo: $(INSTALLED)
+	@$(BIN)/sidecar demo
+
+bench: $(INSTALLED) jars
+	@$(BIN)/python -m benchmarks.throughput
+
+prove: $(INSTALLED) jars
+	@$(BIN)/python -m tests.prove
+
+chaos: $(INSTALLED) jars
+	@$(PYTEST) tests/chaos
+
+jars: $(INSTALLED)
+	@$(BIN)/python -m tests.support.jars
+
+clean:
+	rm -rf $(VENV) .cache .coverage .hypothesis .mypy_cache .pytest_cache .ruff_cache
+
+$(INSTALLED): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "Python 3.11 or later is needed: $(PYTHON) is older or missing (choose one: make PYTHON=python3.12 ...)" >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || \
+		{ echo "$(PYTHON) cannot make virtual environments; install that with: apt-get install python3-venv" >&2; exit 1; }
+	@command -v cc >/dev/null || command -v gcc >/dev/null || \
+		{ echo "A C compiler is missing (cykhash comes as source only); install it with: apt-get install gcc python3-dev" >&2; exit 1; }
+	@echo "Setting up $(VENV) ..."
+	@$(PYTHON) -m venv $(VENV)
+	@PIP_CONSTRAINT=constraints.txt $(PIP) hatchling editables -e '.[dev]'
+	@touch $@

@@ -1,0 +1,182 @@
+"""The distribution has what it must have, and imports point one way."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+import tomllib
+import zipfile
+from collections.abc import Iterator
+from email.message import Message
+from email.parser import Parser
+from pathlib import Path
+
+import pytest
+
+from tests.support.jars import ROOT
+
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+PACKAGE = ROOT / "sidecar"
+IMPURE = {
+    "asyncio", "concurrent", "datetime", "ctypes", "io", "logging", "multiprocessing", "os", "pathlib", "queue",
+    "random", "secrets", "select", "selectors", "shutil", "signal", "socket", "sqlite3", "ssl", "subprocess", "structlog", "sys",
+    "tempfile", "threading", "time", "urllib3", "uuid", "confluent_kafka", "kafka",
+}  # fmt: skip
+BUILTINS_OF_THE_SHELL = {"open", "print", "input", "__import__", "exec", "eval"}
+LAYERS = {
+    "core": {"core"},
+    "config": {"core", "config", "errors"},
+    "sinks": {"core", "config", "errors", "sinks"},
+    "sources": {"core", "config", "errors", "sources"},
+    "state": {"core", "config", "errors", "state"},
+    "ops": {"core", "config", "errors", "ops"},
+    "daemon": {"core", "config", "errors", "sinks", "sources", "state", "ops", "daemon"},
+}
+"""Which parts of the package a part may import."""
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
+    """The built wheel."""
+    folder = tmp_path_factory.mktemp("wheel")
+    build = [
+        "wheel",
+        "--quiet",
+        "--no-build-isolation",
+        "--no-deps",
+        "--no-index",
+        "--wheel-dir",
+        str(folder),
+        str(ROOT),
+    ]
+    done = subprocess.run([sys.executable, "-m", "pip", *build], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    (path,) = folder.glob("*.whl")
+    return zipfile.ZipFile(path)
+
+
+def read(wheel: zipfile.ZipFile, ending: str) -> str:
+    """The one file of the wheel whose name ends so."""
+    (name,) = [name for name in wheel.namelist() if name.endswith(ending)]
+    return wheel.read(name).decode()
+
+
+def metadata(wheel: zipfile.ZipFile) -> Message:
+    """The distribution's metadata."""
+    return Parser().parsestr(read(wheel, ".dist-info/METADATA"))
+
+
+def test_the_distribution_and_the_import_have_their_names(wheel: zipfile.ZipFile) -> None:
+    """The distribution is `consumer-sidecar` for Python 3.11 and later; it installs `sidecar` and nothing else."""
+    found = metadata(wheel)
+    assert (found["Name"], found["Version"]) == ("consumer-sidecar", PROJECT["version"])
+    assert found["Requires-Python"] == ">=3.11"
+    assert found["License-Expression"] == "Apache-2.0"
+    assert {name.split("/")[0] for name in wheel.namelist() if ".dist-info/" not in name} == {"sidecar"}
+
+
+def test_the_wheel_has_every_module_and_the_marker_of_types(wheel: zipfile.ZipFile) -> None:
+    """All modules, `py.typed` and the license are in the wheel."""
+    names = set(wheel.namelist())
+    assert "sidecar/py.typed" in names
+    assert {str(path.relative_to(ROOT)) for path in PACKAGE.rglob("*.py")} <= names
+    assert any(name.endswith("/licenses/LICENSE") for name in names)
+
+
+def test_the_command_is_installed(wheel: zipfile.ZipFile) -> None:
+    """The wheel brings the command `sidecar`."""
+    assert "sidecar = sidecar.cli:main" in read(wheel, "entry_points.txt")
+
+
+def test_the_module_runs_as_the_command() -> None:
+    """`python -m sidecar --help` lists the commands."""
+    ran = subprocess.run(
+        [sys.executable, "-m", "sidecar", "--help"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert ran.returncode == 0, ran.stderr
+    for command in ("run", "validate", "status", "schema", "demo"):
+        assert command in ran.stdout
+
+
+def test_every_dependency_is_pinned_for_the_tests() -> None:
+    """`constraints.txt` has an exact version of every direct dependency, and no address or path."""
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    pinned = {name_of(line) for line in lines}
+    assert all(line.count("==") == 1 and "/" not in line and "@" not in line for line in lines)
+    wanted = [*PROJECT["dependencies"], *PROJECT["optional-dependencies"]["dev"], "hatchling"]
+    assert {name_of(line) for line in wanted} <= pinned
+
+
+def name_of(requirement: str) -> str:
+    """The normalised name of a requirement."""
+    end = next((i for i, sign in enumerate(requirement) if not (sign.isalnum() or sign in "-_.")), len(requirement))
+    return requirement[:end].lower().replace("_", "-").replace(".", "-")
+
+
+def imports(path: Path) -> Iterator[str]:
+    """Absolute names of all that a module imports, wherever in it; what only type checkers see is left out."""
+    tree = ast.parse(path.read_text())
+    unseen = {id(node) for block in ast.walk(tree) if is_type_checking(block) for node in ast.walk(block)}
+    for node in ast.walk(tree):
+        if id(node) in unseen:
+            continue
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            package = path.relative_to(ROOT).parent.parts
+            base = ".".join(package[: len(package) - node.level + 1]) if node.level else ""
+            module = ".".join(part for part in (base, node.module) if part)
+            yield module
+            yield from (f"{module}.{alias.name}" for alias in node.names)
+
+
+def is_type_checking(node: ast.AST) -> bool:
+    """Whether this is an `if TYPE_CHECKING:`."""
+    return isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
+
+
+def parts_of(path: Path) -> set[str]:
+    """The parts of the package (`core`, `errors`, …) that a module imports."""
+    parts = {path.stem for path in PACKAGE.iterdir() if path.is_dir() or path.suffix == ".py"}
+    return {name.split(".")[1] for name in imports(path) if name.startswith("sidecar.")} & parts
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+def test_imports_point_one_way(layer: str) -> None:
+    """No part imports what stands further out: core nothing but itself, and nobody but `cli` the daemon."""
+    wrong = {str(path.relative_to(ROOT)): parts_of(path) - LAYERS[layer] for path in (PACKAGE / layer).rglob("*.py")}
+    assert {path: parts for path, parts in wrong.items() if parts} == {}
+
+
+def test_the_core_has_no_way_out() -> None:
+    """The core imports no thread, socket, clock, random number, file or logger, and calls no `open` or `print`."""
+    wrong = {}
+    for path in (PACKAGE / "core").rglob("*.py"):
+        imported = {name.split(".")[0] for name in imports(path)} & IMPURE
+        called = {node.id for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Name)}
+        if imported or called & BUILTINS_OF_THE_SHELL:
+            wrong[path.name] = imported | called & BUILTINS_OF_THE_SHELL
+    assert wrong == {}
+
+
+def test_the_check_of_imports_sees_them_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Imports inside functions, of several names and relative ones are found; those for types alone are not."""
+    monkeypatch.setattr(sys.modules[__name__], "ROOT", tmp_path)
+    module = tmp_path / "sidecar" / "core" / "bad.py"
+    module.parent.mkdir(parents=True)
+    module.write_text(
+        "import os.path, json\nfrom .. import errors\nfrom .tags import Tag\nif TYPE_CHECKING:\n    import time\n"
+        "def f():\n    from sidecar import daemon\n"
+    )
+    assert set(imports(module)) == {
+        "os.path", "json", "sidecar", "sidecar.errors", "sidecar.core.tags", "sidecar.core.tags.Tag", "sidecar.daemon",
+    }  # fmt: skip
+
+
+def test_the_core_is_imported_without_its_shell() -> None:
+    """Importing all of the core loads neither a Kafka client nor an HTTP client."""
+    modules = [".".join(path.relative_to(ROOT).with_suffix("").parts) for path in (PACKAGE / "core").glob("[!_]*.py")]
+    code = f"import sys, {', '.join(modules)}; print(*({{'confluent_kafka', 'urllib3', 'kafka'}} & set(sys.modules)))"
+    ran = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (ran.returncode, ran.stdout.strip()) == (0, ""), ran.stderr
