@@ -129,7 +129,7 @@ class Database:
             number += 1
             target = self.path.with_name(f"{self.path.name}.damaged-{stamp}-{number}")
         try:
-            # The database goes last: a write-ahead log left beside a new database would be replayed into it.
+            # Side files first: a log must never stand beside a database that is not its own.
             for suffix in (*_SIDE_FILES, ""):
                 with suppress(FileNotFoundError):
                     Path(f"{self.path}{suffix}").rename(f"{target}{suffix}")
