@@ -158,7 +158,9 @@ class Daemon:
         self.start()
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
+        if error is not None:
+            error.add_note(self.log_tail())
         if self.running:
             self.kill9()
 

@@ -20,8 +20,8 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 PACKAGE = ROOT / "sidecar"
 IMPURE = {
     "asyncio", "concurrent", "datetime", "ctypes", "io", "logging", "multiprocessing", "os", "pathlib", "queue",
-    "random", "secrets", "select", "selectors", "shutil", "signal", "socket", "sqlite3", "ssl", "structlog", "subprocess",
-    "sys", "tempfile", "threading", "time", "urllib3", "uuid", "confluent_kafka", "kafka",
+    "random", "secrets", "select", "selectors", "shutil", "signal", "socket", "sqlite3", "ssl", "structlog",
+    "subprocess", "sys", "tempfile", "threading", "time", "urllib3", "uuid", "confluent_kafka", "kafka",
 }  # fmt: skip
 BUILTINS_OF_THE_SHELL = {"open", "print", "input", "__import__", "exec", "eval"}
 LAYERS = {
