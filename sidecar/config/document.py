@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
 
 from ruamel.yaml import YAML
+from ruamel.yaml.composer import Composer
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 from ruamel.yaml.reader import ReaderError
@@ -57,18 +58,19 @@ Resolve: TypeAlias = Callable[[str, KeyPath], str]
 def parse(text: str, resolve: Resolve) -> Document:
     """Read a YAML text; everything that is wrong is in `problems`, nothing is raised."""
     document = Document()
+    yaml = YAML(typ="safe", pure=True)
+    yaml.Composer = _BoundedComposer
     try:
-        root = YAML(typ="safe", pure=True).compose(io.StringIO(text))
-    except RecursionError:
-        document.problems.append(Problem(Place(1, 1), (), "is nested too deeply"))
+        _fill(document, yaml.compose(io.StringIO(text)), resolve)
+    except _TooMuch as error:
+        document.data = None
+        document.problems[:] = [Problem(error.place, error.path, str(error))]
     except ReaderError as error:
         document.problems.append(_unreadable(text, error))
     except MarkedYAMLError as error:
         document.problems.append(_syntax(text, error))
     except (YAMLError, ValueError) as error:
         document.problems.append(Problem(Place(1, 1), (), f"is not YAML: {error}"))
-    else:
-        _fill(document, root, resolve)
     return document
 
 
@@ -78,15 +80,29 @@ def _fill(document: Document, root: Node | None, resolve: Resolve) -> None:
     elif not isinstance(root, MappingNode):
         document.problems.append(Problem(_place(root), (), "needs keys and values, such as source: and sink:"))
     else:
-        try:
-            document.data = _Reader(document, resolve).read(root, ())
-        except _TooMuch as error:
-            document.problems[:] = [Problem(error.args[0], error.args[1], error.args[2])]
-            document.data = None
+        document.data = _Reader(document, resolve).read(root, ())
 
 
 class _TooMuch(Exception):  # noqa: N818
-    """Place, path and text of what goes beyond a bound."""
+    def __init__(self, place: Place, path: KeyPath) -> None:
+        super().__init__(f"holds more than {NODES_MAX} values or {DEPTH_MAX} levels, aliases counted")
+        self.place = place
+        self.path = path
+
+
+class _BoundedComposer(Composer):
+    """Stops early: a megabyte of brackets or of keys would take 15 s."""
+
+    def __init__(self, loader: Any = None) -> None:
+        super().__init__(loader)
+        self.warn_double_anchors = False
+        self._nodes = 0
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        self._nodes += 1
+        if self._nodes > 2 * NODES_MAX or self.depth > DEPTH_MAX:  # a key and its value are two
+            raise _TooMuch(_place(self.parser.peek_event()), ())
+        return super().compose_node(parent, index)
 
 
 _UNREADABLE: Any = object()
@@ -102,9 +118,7 @@ class _Reader:
         self._nodes += 1
         place = _place(node)
         if self._nodes > NODES_MAX or len(path) > DEPTH_MAX:  # aliases make 1 KiB of text into terabytes, or a circle
-            raise _TooMuch(
-                place, path[:3], f"holds more than {NODES_MAX} values or {DEPTH_MAX} levels, aliases counted"
-            )
+            raise _TooMuch(place, path[:3])
         self._document.values.setdefault(path, place)
         self._document.keys.setdefault(path, place)
         if isinstance(node, MappingNode):
@@ -174,7 +188,7 @@ def _number(kind: str, text: str) -> Any:
         return text
 
 
-def _place(node: Node) -> Place:
+def _place(node: Any) -> Place:
     return Place(node.start_mark.line + 1, node.start_mark.column + 1)
 
 

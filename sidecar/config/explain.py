@@ -21,7 +21,7 @@ _TEXTS = {
     "model_type": "needs a section of keys and values",
     "dict_type": "needs a section of keys and values",
     "list_type": "needs a list, such as [a, b]",
-    "string_type": "needs text; a number is put in quotes",
+    "string_type": "needs text",
     "int_type": "needs a whole number",
     "bool_type": "needs true or false",
     "greater_than_equal": "must be at least {ge}",
@@ -56,8 +56,11 @@ def explain(error: ErrorDetails, document: Document) -> Problem:
         return Problem(_at(document, path, key=True), path, text, cure=_meant(path))
     if isinstance(value, Expanded) and str(value):
         text = text.replace(str(value), value.written)
+    cure = _near(context.get("expected"), value)
+    if error["type"] == "string_type" and isinstance(value, int | float):
+        cure = "put it in quotes"
     place = _at(document, path, key=on_key or isinstance(value, dict | list))
-    return Problem(place, path, text, "" if on_key else _shown(value, path), _near(context.get("expected"), value))
+    return Problem(place, path, text, "" if on_key else _shown(value, path), cure)
 
 
 def dotted(path: Iterable[str | int]) -> str:

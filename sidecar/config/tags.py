@@ -62,7 +62,8 @@ class Tags(Model):
     )
     exclude: Expression | None = Field(default=None, description="Tags that are never wanted, `a || b`.")
     groups: dict[Text, Expression] = Field(
-        default={}, description="Group name to expression; a tag in no group has a group of its own."
+        default={},
+        description="Group name to expression, `*` for what no other names; a tag in no group has a group of its own.",
     )
 
     @property

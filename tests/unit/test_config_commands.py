@@ -65,7 +65,10 @@ def test_validate_says_what_it_would_do() -> None:
         ("sink: {console: {}}\nretry: {give_up_after: 1h}\n", "retries: up to 1h"),
         ("sink: {console: {}}\ndead_letters: {kafka: {topic: dead}}\n", "dead letters in the topic dead"),
         ("sink: {console: {}}\ndedup: {by: {json: $.id}}\n", "one json $.id twice is a duplicate"),
-        ("sink: {console: {}}\ntags: {from: key, exclude: x, groups: {g: b || c}}\n", "* without x by key, groups g;"),
+        (
+            "sink: {console: {}}\ntags: {from: key, exclude: x, groups: {g: b || c, rest: '*'}}\n",
+            "* without x by key, groups g, rest;",
+        ),
         ("sink: {console: {}}\ntags: {}\n", "all messages, in one group"),
     ],
 )

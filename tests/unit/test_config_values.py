@@ -171,6 +171,31 @@ def test_allowed_properties(name: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("name", "hidden"),
+    [
+        ("sasl.password", True),
+        ("ssl.key.password", True),
+        ("ssl.key.pem", True),
+        ("ssl.keystore.password", True),
+        ("sasl.oauthbearer.client.secret", True),
+        ("sasl.oauthbearer.config", True),
+        ("sasl.oauthbearer.assertion.private.key.passphrase", True),
+        ("sasl.username", False),
+        ("ssl.ca.location", False),
+        ("client.id", False),
+    ],
+)
+def test_secret_properties_are_hidden(name: str, hidden: bool, tmp_path: Path) -> None:
+    """Of the client's properties those that are secrets by name are not shown; the settings hold them."""
+    file = tmp_path / "sidecar.yaml"
+    file.write_text(MINIMAL.replace("    topics:", f"    properties: {{{name}: s3cret}}\n    topics:"))
+    found = load(file, {})
+    assert found.source.kafka.properties == {name: "s3cret"}
+    assert ("s3cret" not in str(found.public())) == hidden
+    assert "s3cret" not in repr(found)
+
+
+@pytest.mark.parametrize(
     ("text", "listen"),
     [
         ("off", None),
