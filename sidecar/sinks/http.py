@@ -28,6 +28,7 @@ from sidecar.sinks.answers import Reply, body_limit, judge
 from sidecar.sinks.deadlines import Deadlines, Exchange
 from sidecar.sinks.endpoint import Endpoint
 from sidecar.sinks.formats import FORMATS, FormatName, body_chunks, body_length
+from sidecar.sinks.response import WholeResponse
 
 Compression: TypeAlias = Literal["none", "gzip", "zstd"]
 
@@ -114,7 +115,9 @@ class HttpSink:
         try:
             sent = _send(connection, self._endpoint.uri, headers, chunks)
             reply, ended = _receive(connection, count)
-            keep = sent and ended and not connection.is_closed and not exchange.cut and reply.status >= 200
+            if exchange.cut:  # what looks like the end of the answer may be the cut
+                raise TimeoutError
+            keep = sent and ended and not connection.is_closed and reply.status >= 200
         finally:
             if not keep:
                 connection.close()
@@ -147,8 +150,11 @@ class HttpSink:
         endpoint = self._endpoint
         connect_s = self._timeout_s / 2  # for each address of the host: two dead ones may still not take longer
         if endpoint.tls is None:
-            return HTTPConnection(endpoint.host, endpoint.port, timeout=connect_s)
-        return HTTPSConnection(endpoint.host, endpoint.port, timeout=connect_s, ssl_context=endpoint.tls)
+            connection = HTTPConnection(endpoint.host, endpoint.port, timeout=connect_s)
+        else:
+            connection = HTTPSConnection(endpoint.host, endpoint.port, timeout=connect_s, ssl_context=endpoint.tls)
+        connection.response_class = WholeResponse
+        return connection
 
     def _keep(self, connection: HTTPConnection) -> None:
         if self._closed or len(self._idle) >= self._idle_max:
@@ -160,12 +166,12 @@ class HttpSink:
         """Whether something was stored is unknown here: the batch is sent again, counted as one more attempt."""
         if exchange.cut and self._closed:
             return Answer(Verdict.RETRY, "aborted: the sink was closed")
-        if exchange.cut or isinstance(error, TimeoutError | ConnectTimeoutError | ReadTimeoutError):
-            return Answer(Verdict.RETRY, f"timed out after {self._timeout_s:g} s")
         if isinstance(error, NameResolutionError):
             return Answer(Verdict.RETRY, f"the host {self._endpoint.host} cannot be resolved")
         if isinstance(error, NewConnectionError):
             return Answer(Verdict.RETRY, f"cannot connect to {self._endpoint.netloc}: {_cause(error)}")
+        if exchange.cut or isinstance(error, TimeoutError | ConnectTimeoutError | ReadTimeoutError):
+            return Answer(Verdict.RETRY, f"timed out after {self._timeout_s:g} s")
         return _broken(error)
 
 
@@ -178,7 +184,7 @@ def _send(connection: HTTPConnection, uri: str, headers: Mapping[str, str], chun
         yield from chunks
         sent = True
 
-    with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+    with contextlib.suppress(BrokenPipeError, ConnectionResetError, *_ENDED_TLS):
         connection.request("POST", uri, tracked(), headers, preload_content=False, decode_content=False)
     return sent
 

@@ -49,7 +49,7 @@ def test_a_207_names_the_failed_rows() -> None:
     listed = [{"index": 2, "retry": True, "reason": "later", "x": 1}, {"index": 0, "retry": False, "reason": "bad\n"}]
     answer = partial({"failed": listed, "more": []})
     assert answer.verdict is Verdict.PARTIAL
-    assert answer.failed == (FailedRow(0, False, "bad"), FailedRow(2, True, "later"))
+    assert answer.failed == (FailedRow(0, retry=False, reason="bad"), FailedRow(2, retry=True, reason="later"))
 
 
 def test_a_207_without_failed_rows_is_an_acknowledgement() -> None:
@@ -59,7 +59,7 @@ def test_a_207_without_failed_rows_is_an_acknowledgement() -> None:
 
 def test_a_207_may_leave_out_the_reason() -> None:
     """A reason is for people, and an index and a retry are enough."""
-    assert partial({"failed": [{"index": 1, "retry": False}]}).failed == (FailedRow(1, False, ""),)
+    assert partial({"failed": [{"index": 1, "retry": False}]}).failed == (FailedRow(1, retry=False, reason=""),)
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,7 @@ def test_a_207_may_leave_out_the_reason() -> None:
     ],
 )
 def test_a_malformed_207_is_sent_again(body: Any, word: str) -> None:
-    """Nobody knows what was taken, so the batch is sent again under the same names, and the reason says what is wrong."""
+    """Nobody knows what was taken, so the batch comes again under the same names; the reason says what is wrong."""
     answer = partial(body)
     assert answer.verdict is Verdict.RETRY
     assert "malformed" in answer.reason
