@@ -15,6 +15,7 @@ class CommitItem:
     """A partition's watermark and state, to be committed; `scope` names the ownership's incarnation."""
 
     tp: TopicPartition
+    scope: str
     carried: Carried
     generation: int = 0
     """Generation of the id window that `ids` belong to."""

@@ -350,7 +350,11 @@ class Pipeline:
             self._outstanding[tp] = _Sent(partition.epoch, carried, list(partition.intents))
             ids = array("q", partition.settled_ids)
             partition.settled_ids.clear()
-            items.append(CommitItem(tp, carried, self.intake.ids.window(tp).generation if ids else 0, ids or None))
+            items.append(
+                CommitItem(
+                    tp, partition.scope, carried, self.intake.ids.window(tp).generation if ids else 0, ids or None
+                )
+            )
         return items
 
     def committed(self, results: Mapping[TopicPartition, bool], now_ms: float) -> None:

@@ -1,6 +1,7 @@
 """The commit metadata: a partition's carried state as text of at most 4096 characters. Bytes in and out, no broker.
 
-Wire form, base64: magic, version, CRC-32 of the rest, incarnation (8 bytes), scope (4), hash of the rules (4), varints.
+Wire form, base64: magic, version, CRC-32 of the rest, incarnation (8 bytes), hashes of group, topic id and rules
+(4 bytes each), then varints.
 Whatever does not check is not ours and is ignored, never an error: other tools copy metadata beside translated offsets.
 """
 
@@ -8,11 +9,13 @@ from __future__ import annotations
 
 import base64
 import binascii
+import enum
 import hashlib
 import struct
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from sidecar.core.progress import Carried, CarriedJoint, CarriedLane
 
@@ -20,7 +23,7 @@ METADATA_MAX_CHARACTERS = 4096
 """The default of a broker's ``offset.metadata.max.bytes``."""
 MAGIC, VERSION = 0xB5, 1
 _HEAD = struct.Struct(">BBI")
-_IDENTITY = struct.Struct(">Q4s4s")
+_IDENTITY = struct.Struct(">Q4s4s4s")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +45,38 @@ class Identity:
     @property
     def scope(self) -> str:
         """8 hexadecimal digits that stand for this identity in the names of parts."""
-        text = "\0".join([self.cluster_id, self.group_id, self.topic_id, str(self.incarnation)])
-        return hashlib.blake2b(text.encode(), digest_size=4).hexdigest()
+        return _hash(self.cluster_id, self.group_id, self.topic_id, str(self.incarnation)).hex()
+
+    def pack(self, rules: bytes) -> bytes:
+        """The identity as it travels."""
+        group, topic = _hash(self.cluster_id, self.group_id), _hash(self.topic_id)
+        return _IDENTITY.pack(self.incarnation, group, topic, rules)
+
+
+def _hash(*parts: str) -> bytes:
+    return hashlib.blake2b("\0".join(parts).encode(), digest_size=4).digest()
+
+
+class Origin(enum.Enum):
+    """Whose metadata it is."""
+
+    OURS = "ours"
+    NONE = "none"
+    """There is none: an operator's reset, or another program's commit."""
+    FOREIGN = "foreign"
+    """Damaged, of another version, cluster or group, or beside another offset."""
+    OTHER_TOPIC = "other_topic"
+    """Of an earlier topic with this name."""
+    OTHER_RULES = "other_rules"
+    """Written under other rules: what it says of groups does not apply."""
+
+
+class Decoded(NamedTuple):
+    """What a commit's metadata tells; `carried` and `incarnation` only where it is ours."""
+
+    origin: Origin
+    incarnation: int = 0
+    carried: Carried | None = None
 
 
 def encode(identity: Identity, rules: bytes, carried: Carried) -> str:
@@ -57,7 +90,7 @@ def encode(identity: Identity, rules: bytes, carried: Carried) -> str:
     Raises:
         ValueError: It does not fit; the core's bounds rule that out.
     """
-    out = bytearray(_IDENTITY.pack(identity.incarnation, bytes.fromhex(identity.scope), rules))
+    out = bytearray(identity.pack(rules))
     base = carried.watermark
     _put(out, base, carried.seen - base, 0 if carried.joint_from is None else carried.joint_from - base + 1)
     _put(out, len(carried.joints), len(carried.lanes))
@@ -78,29 +111,34 @@ def encode(identity: Identity, rules: bytes, carried: Carried) -> str:
     return text
 
 
-def decode(text: str | None, offset: int, known: Identity, rules: bytes) -> tuple[int, Carried] | None:
-    """Incarnation and state, or None when the metadata is empty, damaged, copied, or of other rules or another topic.
+def decode(text: str | None, offset: int, known: Identity, rules: bytes) -> Decoded:
+    """Read the metadata of a committed offset; never an error.
 
     Args:
-        text: The metadata of the committed offset.
+        text: The metadata.
         offset: The committed offset.
         known: What the partition belongs to now; its incarnation does not matter.
         rules: The hash of the rules in force.
     """
+    if not text:
+        return Decoded(Origin.NONE)
     try:
-        raw = base64.b64decode(text or "", validate=True)
+        raw = base64.b64decode(text, validate=True)
         magic, version, crc = _HEAD.unpack_from(raw)
         body = raw[_HEAD.size :]
         if (magic, version) != (MAGIC, VERSION) or zlib.crc32(body) != crc:
-            return None
-        incarnation, scope, their_rules = _IDENTITY.unpack_from(body)
-        theirs = Identity(known.cluster_id, known.group_id, known.topic_id, incarnation)
-        if theirs.scope != scope.hex() or their_rules != rules:
-            return None
+            return Decoded(Origin.FOREIGN)
+        incarnation, group, topic, their_rules = _IDENTITY.unpack_from(body)
         carried = _read(body[_IDENTITY.size :])
     except (binascii.Error, ValueError, struct.error, IndexError):
-        return None
-    return (incarnation, carried) if carried.watermark == offset else None
+        return Decoded(Origin.FOREIGN)
+    if group != _hash(known.cluster_id, known.group_id) or carried.watermark != offset:
+        return Decoded(Origin.FOREIGN)
+    if topic != _hash(known.topic_id):
+        return Decoded(Origin.OTHER_TOPIC)
+    if their_rules != rules:
+        return Decoded(Origin.OTHER_RULES)
+    return Decoded(Origin.OURS, incarnation, carried)
 
 
 def _put(out: bytearray, *numbers: int) -> None:

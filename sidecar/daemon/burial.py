@@ -1,0 +1,160 @@
+"""Where dead letters go: the state, or a topic. Runs on the writer thread; decides nothing about messages."""
+
+from __future__ import annotations
+
+import base64
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import confluent_kafka as ck
+import orjson
+
+from sidecar.core.records import DeadLetter, TopicPartition, group_label
+from sidecar.errors import UnavailableError
+from sidecar.sinks.formats import envelope_row
+from sidecar.sources.base import Original
+from sidecar.state.interface import State, StoredLetter
+
+PRODUCE_TIMEOUT_S = 10.0
+Fetch = Callable[[TopicPartition, int], Original | None]
+
+
+class Graveyard(Protocol):
+    """Keeps dead letters."""
+
+    def bury(self, letters: Sequence[DeadLetter]) -> None:
+        """Make them durable; harmless when repeated.
+
+        Raises:
+            SidecarError: They could not be stored; try again later.
+        """
+        ...
+
+    def close(self) -> None:
+        """Let go of connections."""
+        ...
+
+
+class Originals:
+    """Finds the whole message of a dead letter: in its row where that is an envelope, else at the broker.
+
+    Args:
+        format: The sink's format.
+        fetch: Reads one message again.
+    """
+
+    def __init__(self, format: str, fetch: Fetch) -> None:  # noqa: A002
+        self._enveloped = format == "envelope"
+        self._fetch = fetch
+
+    def find(self, letter: DeadLetter) -> Original:
+        """The message; where it is gone from the broker, as much of it as the row tells."""
+        if self._enveloped and letter.row is not None:
+            return _opened(letter.row)
+        found = self._fetch(letter.tp, letter.offset)
+        return found if found is not None else Original(None, letter.row, [], None)
+
+
+def _opened(row: bytes) -> Original:
+    found: dict[str, Any] = orjson.loads(row)
+    headers = [(_text(name), _bytes(value)) for name, value in found["headers"]]
+    return Original(_field(found, "key"), _field(found, "value"), headers, found["timestamp"])
+
+
+def _field(row: dict[str, Any], name: str) -> bytes | None:
+    encoded = row.get(f"{name}_base64")
+    return base64.b64decode(encoded) if encoded is not None else _bytes(row.get(name))
+
+
+def _bytes(value: Any) -> bytes | None:
+    if isinstance(value, dict):
+        return base64.b64decode(value["base64"])
+    return value.encode() if value is not None else None
+
+
+def _text(name: Any) -> str:
+    return name if isinstance(name, str) else base64.b64decode(name["base64"]).decode("utf-8", "surrogateescape")
+
+
+class StateGraveyard:
+    """Dead letters in the state folder, with their envelopes, so that they can be sent again.
+
+    Args:
+        state: Keeps them.
+        originals: Finds the messages.
+    """
+
+    def __init__(self, state: State, originals: Originals) -> None:
+        self._state = state
+        self._originals = originals
+
+    def bury(self, letters: Sequence[DeadLetter]) -> None:
+        """Make them durable."""
+        stored = [StoredLetter.of(one, at_ms=int(time.time() * 1000), envelope=self._envelope(one)) for one in letters]
+        self._state.put_dead_letters(stored)
+
+    def _envelope(self, letter: DeadLetter) -> bytes:
+        found = self._originals.find(letter)
+        return envelope_row(
+            letter.tp, letter.offset, timestamp_ms=found.timestamp_ms, key=found.key, tags=(), headers=found.headers,
+            value=found.value,
+        )  # fmt: skip
+
+    def close(self) -> None:
+        """Nothing to let go of."""
+
+
+class TopicGraveyard:
+    """Dead letters in a Kafka topic: key, value and headers as they were, the story in headers of ours.
+
+    Args:
+        config: The client's configuration.
+        topic: Where to.
+        originals: Finds the messages.
+    """
+
+    def __init__(self, config: dict[str, Any], topic: str, originals: Originals) -> None:
+        config = {name: value for name, value in config.items() if name != "isolation.level"}
+        self._producer = ck.Producer(config | {"enable.idempotence": True, "message.timeout.ms": 10_000})
+        self._topic = topic
+        self._originals = originals
+
+    def bury(self, letters: Sequence[DeadLetter]) -> None:
+        """Produce them and wait for the broker.
+
+        Raises:
+            UnavailableError: The broker did not take them all.
+        """
+        failures: list[str] = []
+
+        def told(error: ck.KafkaError | None, _: ck.Message) -> None:
+            if error is not None:
+                failures.append(error.str())
+
+        for letter in letters:
+            found = self._originals.find(letter)
+            self._producer.produce(
+                self._topic, value=found.value, key=found.key, headers=[*found.headers, *_story(letter)],
+                timestamp=found.timestamp_ms or 0, on_delivery=told,
+            )  # fmt: skip
+        left = self._producer.flush(PRODUCE_TIMEOUT_S)
+        if left or failures:
+            reason = failures[0] if failures else f"{left} not acknowledged within {PRODUCE_TIMEOUT_S:g} s"
+            raise UnavailableError(f"dead letters could not be produced to {self._topic}: {reason}")
+
+    def close(self) -> None:
+        """Nothing is left: each burial waits for its end."""
+
+
+def _story(letter: DeadLetter) -> list[tuple[str, bytes]]:
+    last = letter.attempts[-1] if letter.attempts else None
+    return [
+        ("sidecar-topic", letter.tp.topic.encode()),
+        ("sidecar-partition", b"%d" % letter.tp.partition),
+        ("sidecar-offset", b"%d" % letter.offset),
+        ("sidecar-group", group_label(letter.group).encode()),
+        ("sidecar-reason", letter.reason.encode("utf-8", "replace")),
+        ("sidecar-status", b"%d" % (last.status or 0) if last else b"0"),
+        ("sidecar-attempts", b"%d" % len(letter.attempts)),
+    ]

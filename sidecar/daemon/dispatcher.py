@@ -1,0 +1,100 @@
+"""The threads that wait for the sink and for the disk, so that the main loop never does. They decide nothing."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import replace
+from typing import NamedTuple, TypeVar
+
+from sidecar.core.records import Answer, Batch, Verdict
+from sidecar.sinks.base import Sink
+
+T = TypeVar("T")
+
+
+class Answered(NamedTuple):
+    """The sink's answer to one batch."""
+
+    batch_id: int
+    answer: Answer
+
+
+class Senders:
+    """Threads that deliver batches.
+
+    Args:
+        sink: Where to.
+        concurrency: Threads.
+        inbox: Takes an `Answered` for each batch.
+    """
+
+    def __init__(self, sink: Sink, concurrency: int, inbox: queue.SimpleQueue[object]) -> None:
+        self._sink = sink
+        self._inbox = inbox
+        self._work: queue.SimpleQueue[Batch | None] = queue.SimpleQueue()
+        self._threads = [
+            threading.Thread(target=self._run, name=f"sender-{i}", daemon=True) for i in range(concurrency)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def send(self, batch: Batch) -> None:
+        """Deliver a batch; its answer comes to the inbox."""
+        self._work.put(batch)
+
+    def _run(self) -> None:
+        while (batch := self._work.get()) is not None:
+            begun = time.perf_counter()
+            try:
+                answer = self._sink.deliver(batch)
+            except Exception as error:  # noqa: BLE001  # a mistake in a sink must not end a sender
+                answer = Answer(Verdict.RETRY, f"the sink failed: {type(error).__name__}: {error}")
+            self._inbox.put(Answered(batch.id, replace(answer, elapsed_ms=(time.perf_counter() - begun) * 1000)))
+
+    def close(self, timeout_s: float) -> None:
+        """End the threads; what is being sent is given up."""
+        for _ in self._threads:
+            self._work.put(None)
+        self._sink.close()
+        deadline = time.monotonic() + timeout_s
+        for thread in self._threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+
+
+class Writer:
+    """One thread that does everything that waits for the disk, in order."""
+
+    def __init__(self) -> None:
+        self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="writer", daemon=True)
+        self._thread.start()
+
+    def do(self, job: Callable[[], None]) -> None:
+        """Run `job`, which must not raise, after all given before."""
+        self._work.put(job)
+
+    def wait(self, job: Callable[[], T]) -> T:
+        """Run `job` after all given before, and wait for its result or exception."""
+        done: Future[T] = Future()
+
+        def run() -> None:
+            try:
+                done.set_result(job())
+            except BaseException as error:  # noqa: BLE001  # raised again by result()
+                done.set_exception(error)
+
+        self.do(run)
+        return done.result()
+
+    def _run(self) -> None:
+        while (job := self._work.get()) is not None:
+            job()
+
+    def close(self) -> None:
+        """Finish what was given, then end."""
+        self._work.put(None)
+        self._thread.join()

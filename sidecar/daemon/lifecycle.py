@@ -1,0 +1,146 @@
+"""Start-up and shutdown, each step in its order and with its reason; signals and systemd. No message is seen here."""
+
+from __future__ import annotations
+
+import gc
+import os
+import queue
+import signal
+import time
+from collections.abc import Callable
+from contextlib import ExitStack, closing
+from pathlib import Path
+from types import FrameType
+
+import structlog
+
+from sidecar.config.model import DeadLetters, Settings
+from sidecar.daemon.build import build, plan_memory, rules_hash
+from sidecar.daemon.burial import Graveyard, Originals, StateGraveyard, TopicGraveyard
+from sidecar.daemon.dispatcher import Senders, Writer
+from sidecar.daemon.notify import Notifier
+from sidecar.daemon.status import StatusKeeper
+from sidecar.daemon.supervisor import Supervisor
+from sidecar.ops.admin import AdminServer
+from sidecar.ops.metrics import Metrics
+from sidecar.sources.base import Source
+from sidecar.sources.kafka import KafkaSource, client_config
+from sidecar.state.interface import State
+from sidecar.state.store import Store
+
+STATUS_EVERY_S = 0.25
+SENDERS_PATIENCE_S = 1.0
+
+log = structlog.get_logger()
+
+
+class Signals:
+    """SIGTERM and SIGINT: the first asks for a stop, the second ends the process at once, as a crash would."""
+
+    def __init__(self) -> None:
+        self.asked = False
+
+    def install(self) -> None:
+        """Take over both signals; only on the main thread."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._on_signal)
+
+    def _on_signal(self, number: int, _: FrameType | None) -> None:
+        if self.asked:
+            os._exit(128 + number)
+        self.asked = True
+
+
+class Daemon:
+    """The whole sidecar of one configuration.
+
+    Args:
+        settings: The configuration.
+        stop_asked: Whether to stop by now.
+        source: Where messages come from in place of the settings' source, made from state and settings.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        stop_asked: Callable[[], bool],
+        source: Callable[[Settings, State], Source] | None = None,
+    ) -> None:
+        self._settings = settings
+        self._stop_asked = stop_asked
+        self._make_source = source or kafka_source
+        self._notifier = Notifier()
+
+    def run(self) -> None:
+        """Serve until a stop is asked for.
+
+        Raises:
+            SidecarError: Something that a person must act on; all is let go of then.
+        """
+        with ExitStack() as stack:
+            supervisor, keeper = self._start(stack)
+            self._notifier.ready()
+            log.info("daemon.started", group_id=self._settings.source.kafka.group_id)
+            self._serve(supervisor, keeper)
+            supervisor.close()
+            log.info("daemon.stopped")
+
+    def _start(self, stack: ExitStack) -> tuple[Supervisor, StatusKeeper]:
+        settings = self._settings
+        # The state first: its lock keeps a second process of this folder out of the group.
+        state = stack.enter_context(closing(Store(settings.state.dir)))
+        for damage in state.take_damages():
+            log.error("state.damaged", **damage._asdict())
+        writer = stack.enter_context(closing(Writer()))
+        source = self._make_source(settings, state)
+        pipeline, sink = build(settings, source.columns)
+        inbox: queue.SimpleQueue[object] = queue.SimpleQueue()
+        concurrency = settings.sink.http.concurrency if settings.sink.http else 1
+        senders = Senders(sink, concurrency, inbox)
+        stack.callback(senders.close, SENDERS_PATIENCE_S)
+        graveyard = self._graveyard(state, source)
+        drain_s = settings.drain_timeout_ms / 1000
+        supervisor = Supervisor(pipeline, source, senders, inbox, writer, state, graveyard, drain_s)
+        plan, budget = plan_memory(settings.memory.budget_bytes), settings.memory.budget_bytes
+        keeper = StatusKeeper(supervisor, state, settings.source.kafka.group_id, budget, plan.queue_bytes)
+        # The endpoint before the broker: while that is awaited, health can be asked.
+        if settings.admin.listen:
+            metrics = Metrics(keeper.latest)
+            admin = AdminServer(settings.admin.listen, keeper.latest, metrics, Path(settings.state.dir))
+            stack.callback(admin.stop)
+        source.open(supervisor)
+        stack.callback(source.close)
+        gc.collect()
+        gc.freeze()  # and a high threshold: 16 % of the CPU time otherwise
+        gc.set_threshold(100_000, 20, 100)
+        return supervisor, keeper
+
+    def _graveyard(self, state: State, source: Source) -> Graveyard:
+        sink = self._settings.sink
+        chosen = sink.http or sink.file or sink.console
+        originals = Originals(str(chosen.format) if chosen else "", source.fetch)
+        place = self._settings.dead_letters
+        if isinstance(place, DeadLetters):
+            return TopicGraveyard(client_config(self._settings.source.kafka), place.kafka.topic, originals)
+        return StateGraveyard(state, originals)
+
+    def _serve(self, supervisor: Supervisor, keeper: StatusKeeper) -> None:
+        refresh_at_s = feed_at_s = 0.0
+        while supervisor.turn():
+            now_s = time.monotonic()
+            if now_s >= refresh_at_s:
+                keeper.refresh()
+                refresh_at_s = now_s + STATUS_EVERY_S
+            if self._notifier.watchdog_seconds and now_s >= feed_at_s:
+                self._notifier.watchdog()
+                feed_at_s = now_s + self._notifier.watchdog_seconds
+            if self._stop_asked():
+                self._notifier.stopping()
+                supervisor.stop()
+        keeper.refresh()
+
+
+def kafka_source(settings: Settings, state: State) -> Source:
+    """The Kafka source of these settings."""
+    plan = plan_memory(settings.memory.budget_bytes)
+    return KafkaSource(settings.source.kafka, state, rules_hash(settings), plan.queue_bytes)

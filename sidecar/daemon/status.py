@@ -1,0 +1,153 @@
+"""What the daemon tells of itself: builds the snapshot that status, health and metrics show. Changes nothing."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from importlib.metadata import version
+
+from sidecar.core.books import Books
+from sidecar.core.pipeline import Pipeline
+from sidecar.core.progress import Partition
+from sidecar.core.records import group_label
+from sidecar.daemon.supervisor import Supervisor
+from sidecar.ops.snapshot import Activity, BlockingGroup, PartitionStatus, RetryingGroup, StatusSnapshot
+from sidecar.ops.snapshot import Books as BooksStatus
+from sidecar.state.interface import State
+
+LIVE_WITHIN_S = 30.0
+RETRYING_MAX = 20
+
+
+class StatusKeeper:
+    """Keeps the latest snapshot: `refresh` on the main thread, `latest` from any.
+
+    Args:
+        supervisor: Whose state is told.
+        state: Counts the dead letters.
+        group_id: The consumer group.
+        budget_bytes: `memory.budget`.
+        queue_bytes: The client's share of it.
+    """
+
+    def __init__(
+        self, supervisor: Supervisor, state: State, group_id: str, budget_bytes: int, queue_bytes: int
+    ) -> None:
+        self._supervisor = supervisor
+        self._state = state
+        self._group_id = group_id
+        self._budget_bytes = budget_bytes
+        self._queue_bytes = queue_bytes
+        self._started = datetime.now(UTC)
+        self._latest = self._build()
+
+    def latest(self) -> StatusSnapshot:
+        """The last snapshot; `live` is judged now, so that a loop that hangs is seen."""
+        late_s = time.monotonic() - self._supervisor.progressed_s
+        if late_s < LIVE_WITHIN_S:
+            return self._latest
+        problem = f"the main loop has made no progress for {late_s:.0f} s: restart the daemon, and report it"
+        return replace(self._latest, live=False, problems=(problem, *self._latest.problems))
+
+    def refresh(self) -> None:
+        """Take a new snapshot."""
+        self._latest = self._build()
+
+    def _build(self) -> StatusSnapshot:
+        pipeline = self._supervisor.pipeline
+        partitions = tuple(self._partition(pipeline, tp) for tp in sorted(pipeline.books))
+        totals = Books()
+        for books in pipeline.books.values():
+            totals += books
+        lags = [one.lag for one in partitions if one.lag is not None]
+        delivery = pipeline.delivery
+        return StatusSnapshot(
+            group_id=self._group_id,
+            started_at=self._started.isoformat(timespec="milliseconds"),
+            version=version("consumer-sidecar"),
+            live=True,
+            ready=self._supervisor.assigned_once and not pipeline.draining and not delivery.halted,
+            totals=_books(totals),
+            lag=sum(lags) if lags else None,
+            partitions=partitions,
+            intake_stopped=tuple(pipeline.stops),
+            problems=tuple(self._problems(pipeline)),
+            held_bytes=delivery.held_bytes,
+            budget_bytes=self._budget_bytes,
+            retries_waiting=delivery.waiting,
+            retrying=tuple(self._retrying(pipeline)),
+            blocking=tuple(_blocking(pipeline)),
+            dead_letters=self._state.count_dead_letters(),
+            activity=self._activity(pipeline),
+        )
+
+    def _partition(self, pipeline: Pipeline, tp: tuple[str, int]) -> PartitionStatus:
+        topic, number = tp
+        books = pipeline.books[tp]  # type: ignore[index]
+        owned = pipeline.partitions.get(tp)  # type: ignore[call-overload]
+        status = PartitionStatus(
+            **{name: getattr(books, name) for name in Books.__slots__}, topic=topic, partition=number
+        )
+        if owned is None:
+            return status
+        end = self._supervisor.source.end(owned.tp)
+        lag = max(0, end - owned.watermark) if end is not None else None
+        return replace(status, watermark=owned.watermark, position=owned.position, lag=lag)
+
+    def _retrying(self, pipeline: Pipeline) -> list[RetryingGroup]:
+        now_ms, now = time.monotonic() * 1000, datetime.now(UTC)
+        failing = [group for group in pipeline.delivery.groups.values() if group.failing_since_ms is not None]
+
+        def stamp(at_ms: float) -> str:
+            return (now + timedelta(milliseconds=at_ms - now_ms)).isoformat(timespec="milliseconds")
+
+        return [
+            RetryingGroup(g.name, g.attempts, stamp(g.failing_since_ms or 0.0), g.reason, stamp(g.next_try_ms))
+            for g in failing[:RETRYING_MAX]
+        ]
+
+    def _problems(self, pipeline: Pipeline) -> list[str]:
+        found = [f"nothing is read: {reason}" for reason in pipeline.stops]
+        found += [f"Kafka: {text}" for text in self._supervisor.source.problems().values()]
+        for group in self._retrying(pipeline)[:5]:
+            found.append(f"group {group_label(group.group)} fails since {group.since}: {group.reason}")
+        for tp in sorted(pipeline.paused if not pipeline.stops else ()):
+            found.append(f"{tp.topic}[{tp.partition}] waits: its oldest unsettled message is batch.span_max behind")
+        return found
+
+    def _activity(self, pipeline: Pipeline) -> Activity:
+        supervisor = self._supervisor
+        return Activity(
+            batches=_labelled(pipeline.delivery.batches),
+            sends=_labelled(pipeline.delivery.sends),
+            cuts=dict(pipeline.cuts),
+            commits=dict(supervisor.commits),
+            rebalances=dict(supervisor.rebalances),
+            snapshots=dict(supervisor.snapshots),
+            send_seconds=supervisor.send_seconds.timings(),
+            commit_seconds=supervisor.commit_seconds.timings(),
+        )
+
+
+def _books(books: Books) -> BooksStatus:
+    return BooksStatus(**{name: getattr(books, name) for name in Books.__slots__})
+
+
+def _labelled(counts: dict[tuple[str, str], int]) -> dict[tuple[str, str], int]:
+    return {(group_label(group), kind): count for (group, kind), count in counts.items()}
+
+
+def _blocking(pipeline: Pipeline) -> list[BlockingGroup]:
+    """For each partition with a wide span, the group that holds its watermark."""
+    found = []
+    for tp, partition in sorted(pipeline.partitions.items()):
+        group = _holder(partition) if partition.span > 10_000 else None
+        if group is not None:
+            found.append(BlockingGroup(tp.topic, tp.partition, group))
+    return found
+
+
+def _holder(partition: Partition) -> str | None:
+    firsts = [(lane.live[0].first, lane.group) for lane in partition.lanes.values() if lane.live]
+    return min(firsts)[1] if firsts else None

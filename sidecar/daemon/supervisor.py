@@ -1,0 +1,321 @@
+"""The main loop: one thread owns the source and the core, and does what the core asks. It decides nothing."""
+
+from __future__ import annotations
+
+import queue
+import time
+from array import array
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+import structlog
+
+from sidecar.core.dedup import RotatingBitmap
+from sidecar.core.effects import Commit, CommitItem, Effect, Flow, Reload, Report, Send, Store
+from sidecar.core.pipeline import Pipeline
+from sidecar.core.records import Batch, DeadLetter, Run, TopicPartition, group_label
+from sidecar.daemon.burial import Graveyard
+from sidecar.daemon.dispatcher import Answered, Senders, Writer
+from sidecar.errors import SidecarError
+from sidecar.ops.snapshot import Stopwatch
+from sidecar.sources.base import Assignment, Source
+from sidecar.state.interface import IdSegment, PartitionSnapshot, State
+
+REVOKE_DRAIN_S = 3.0
+"""How long a rebalance waits for answers of what is being sent; the session lasts 9 s."""
+SNAPSHOT_EVERY_S = 5.0
+BUSY_POLL_S, OPEN_POLL_S, IDLE_POLL_S = 0.005, 0.02, 0.05
+
+log = structlog.get_logger()
+
+
+class _Journalled(NamedTuple):
+    """The ids of these items are durable, or not."""
+
+    items: list[CommitItem]
+    ok: bool
+
+
+class _Buried(NamedTuple):
+    """Dead letters are durable, or not."""
+
+    token: int
+    ok: bool
+
+
+class _Snapped(NamedTuple):
+    """A snapshot was written, or not."""
+
+    ok: bool
+
+
+class Supervisor:
+    """Runs the pipeline until `stop` is asked for and all is settled, or the drain time is over.
+
+    Args:
+        pipeline: The core.
+        source: Where messages come from.
+        senders: Deliver batches.
+        inbox: Where senders and writer put what they have to tell.
+        writer: Does what waits for the disk.
+        state: What outlives the process.
+        graveyard: Keeps dead letters.
+        drain_timeout_s: How long a stop waits for what is in flight.
+    """
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        source: Source,
+        senders: Senders,
+        inbox: queue.SimpleQueue[object],
+        writer: Writer,
+        state: State,
+        graveyard: Graveyard,
+        drain_timeout_s: float,
+    ) -> None:
+        self.pipeline = pipeline
+        self.source = source
+        self.assigned_once = False
+        self.rebalances: dict[str, int] = {}
+        self.commits: dict[str, int] = {}
+        self.snapshots: dict[str, int] = {}
+        self.send_seconds, self.commit_seconds = Stopwatch(), Stopwatch()
+        self.progressed_s = time.monotonic()
+        """When the loop last came round."""
+        self._senders = senders
+        self._inbox = inbox
+        self._writer = writer
+        self._state = state
+        self._graveyard = graveyard
+        self._drain_timeout_s = drain_timeout_s
+        self._assignments: dict[TopicPartition, Assignment] = {}
+        self._unjournalled: list[IdSegment] = []
+        self._snapping = False
+        self._snapshot_at_s = time.monotonic() + SNAPSHOT_EVERY_S
+        self._drain_until_s: float | None = None
+
+    # The loop
+
+    def stop(self) -> None:
+        """Take in nothing more; `turn` tells when all is settled."""
+        if self._drain_until_s is None:
+            log.info("daemon.draining", timeout_seconds=self._drain_timeout_s)
+            self._drain_until_s = time.monotonic() + self._drain_timeout_s
+            self.pipeline.draining = True
+
+    def turn(self) -> bool:
+        """One round: take in answers, do what is due, read on. False when a stop is complete."""
+        now_s = self.progressed_s = time.monotonic()
+        self._take_inbox()
+        for effect in self.pipeline.step(now_s * 1000):
+            self._perform(effect)
+        if now_s >= self._snapshot_at_s:
+            self._snapshot()
+        if self._drain_until_s is not None and (self.pipeline.idle or now_s > self._drain_until_s):
+            return False
+        for found in self.source.poll(self._patience_s()):
+            if isinstance(found, Run):
+                self.pipeline.read(found, time.monotonic() * 1000)
+            else:
+                self.pipeline.read_past(found.tp, found.position, time.monotonic() * 1000)
+        return True
+
+    def _patience_s(self) -> float:
+        if self.pipeline.delivery.groups or self.pipeline.committing:
+            return BUSY_POLL_S
+        return IDLE_POLL_S if self.pipeline.idle else OPEN_POLL_S
+
+    def _take_inbox(self, timeout_s: float = 0.0) -> None:
+        now_ms = time.monotonic() * 1000
+        while True:
+            try:
+                told = self._inbox.get(timeout=timeout_s) if timeout_s else self._inbox.get_nowait()
+            except queue.Empty:
+                return
+            timeout_s = 0.0
+            if isinstance(told, Answered):
+                self.send_seconds.observe(told.answer.elapsed_ms / 1000)
+                self.pipeline.answered(told.batch_id, told.answer, now_ms, time.time_ns() // 1_000_000)
+            elif isinstance(told, _Buried):
+                self.pipeline.stored(told.token, ok=told.ok, now_ms=now_ms)
+            elif isinstance(told, _Snapped):
+                self._snapping = False
+                _count(self.snapshots, "ok" if told.ok else "failed")
+            elif isinstance(told, _Journalled):
+                self._commit_journalled(told)
+
+    # Effects
+
+    def _perform(self, effect: Effect) -> None:
+        match effect:
+            case Send(batch):
+                self._log_batch(batch)
+                self._senders.send(batch)
+            case Commit(items):
+                self._commit(items)
+            case Store(token, letters):
+                self._bury(token, letters)
+            case Flow(paused):
+                self.source.pause(paused)
+            case Reload(tp, reason):
+                log.warning("partition.reloaded", topic=tp.topic, partition=tp.partition, reason=reason)
+                self.source.reload(tp)
+            case Report(event, level, fields):
+                self.event(event, level, fields)
+
+    def _log_batch(self, batch: Batch) -> None:
+        log.debug("batch.sent", group=group_label(batch.group), messages=batch.count, attempt=batch.attempt)
+
+    def _commit(self, items: list[CommitItem]) -> None:
+        segments = [IdSegment(item.tp, item.generation, item.ids.tobytes()) for item in items if item.ids is not None]
+        if segments or self._unjournalled:
+            self._unjournalled += segments
+            self._writer.do(lambda: self._inbox.put(_Journalled(items, self._journal())))
+        else:
+            self.source.commit(items)
+
+    def _journal(self) -> bool:
+        """On the writer thread: ids are durable before the commit that settles them."""
+        segments = list(self._unjournalled)
+        try:
+            self._state.append_ids_many(segments)
+            for tp, generation in {(segment.tp, segment.generation) for segment in segments}:
+                self._state.drop_ids_before(tp, generation - 1)
+        except SidecarError as error:
+            log.error("ids.not_stored", reason=str(error))
+            return False
+        return True
+
+    def _commit_journalled(self, told: _Journalled) -> None:
+        if told.ok:
+            self._unjournalled.clear()  # one commit at a time: nothing was added since
+            self.source.commit(told.items)
+        else:
+            self.committed({}, 0.0)
+
+    def _bury(self, token: int, letters: list[DeadLetter]) -> None:
+        def job() -> None:
+            try:
+                self._graveyard.bury(letters)
+            except Exception as error:  # noqa: BLE001  # tried again; the messages stay unsettled meanwhile
+                log.error("dead_letters.not_stored", count=len(letters), reason=str(error))
+                self._inbox.put(_Buried(token, ok=False))
+                return
+            for one in letters[:10]:
+                log.warning(
+                    "message.dead_lettered", topic=one.tp.topic, partition=one.tp.partition, offset=one.offset,
+                    group=group_label(one.group), reason=one.reason,
+                )  # fmt: skip
+            self._inbox.put(_Buried(token, ok=True))
+
+        self._writer.do(job)
+
+    # The listener
+
+    def assigned(self, found: Sequence[Assignment]) -> None:
+        """These partitions are ours from here on."""
+        self.assigned_once = True
+        _count(self.rebalances, "assigned")
+        for one in found:
+            self._assignments[one.tp] = one
+            self._load_ids(one)
+            self.pipeline.assign(one.tp, one.scope, one.carried)
+        names = [f"{one.tp.topic}[{one.tp.partition}]@{one.carried.watermark}" for one in found]
+        log.info("partitions.assigned", partitions=names[:50], count=len(names))
+
+    def _load_ids(self, one: Assignment) -> None:
+        segments = self._writer.wait(lambda: self._state.load_ids(one.tp))
+        numbers = (number for _, blob in segments for number in array("q", blob))
+        self.pipeline.intake.ids.reconstruct(one.tp, numbers)
+        if segments:
+            self.pipeline.intake.ids.window(one.tp).generation = segments[-1][0]
+
+    def revoking(self, tps: Collection[TopicPartition]) -> None:
+        """These partitions are taken away when this returns: settle and commit what can be."""
+        _count(self.rebalances, "revoked")
+        self.pipeline.fence(tps)
+        deadline_s = time.monotonic() + REVOKE_DRAIN_S
+        while self.pipeline.delivery.sending(set(tps)) and time.monotonic() < deadline_s:
+            self._take_inbox(timeout_s=0.05)
+        self._commit_now(tps)
+        self._forget(tps, "partitions.revoked")
+
+    def _commit_now(self, tps: Iterable[TopicPartition]) -> None:
+        now_ms = time.monotonic() * 1000
+        self.pipeline.committed({}, now_ms)  # whether the outstanding one succeeded is not waited for
+        items = self.pipeline.commit([tp for tp in tps if tp in self.pipeline.partitions])
+        self._unjournalled += [IdSegment(i.tp, i.generation, i.ids.tobytes()) for i in items if i.ids is not None]
+        if self._unjournalled and not self._writer.wait(self._journal):
+            items = []
+        results = self.source.commit_now(items)
+        self._count_commit(results)
+        self.pipeline.committed(results, now_ms)
+
+    def lost(self, tps: Collection[TopicPartition]) -> None:
+        """These partitions are another member's already: forget, commit nothing."""
+        _count(self.rebalances, "lost")
+        self._forget(tps, "partitions.lost")
+
+    def _forget(self, tps: Collection[TopicPartition], event: str) -> None:
+        released = sum(self.pipeline.books[tp].in_flight for tp in tps if tp in self.pipeline.books)
+        self.pipeline.forget(tps)
+        for tp in tps:
+            self._assignments.pop(tp, None)
+        log.info(
+            event, partitions=[f"{tp.topic}[{tp.partition}]" for tp in tps][:50], count=len(tps), released=released
+        )
+
+    def committed(self, results: Mapping[TopicPartition, bool], elapsed_s: float) -> None:
+        """The commit begun by `commit` ended."""
+        self._count_commit(results)
+        self.commit_seconds.observe(elapsed_s)
+        self.pipeline.committed(results, time.monotonic() * 1000)
+
+    def _count_commit(self, results: Mapping[TopicPartition, bool]) -> None:
+        _count(self.commits, "ok" if results and all(results.values()) else "failed")
+
+    def event(self, name: str, level: str, fields: Mapping[str, object]) -> None:
+        """Something for the log."""
+        getattr(log, level)(name, **fields)
+
+    # Snapshots
+
+    def _snapshot(self) -> None:
+        self._snapshot_at_s = time.monotonic() + SNAPSHOT_EVERY_S
+        rows = [] if self._snapping else self._rows()
+        if rows:
+            self._snapping = True
+            self._writer.do(lambda: self._inbox.put(_Snapped(self._save(rows))))
+
+    def _rows(self) -> list[PartitionSnapshot]:
+        """Only what is durably settled: what is in flight is new again after a crash."""
+        rows = []
+        for tp, one in self._assignments.items():
+            at = self.pipeline.partitions[tp].committed
+            window = self.pipeline.intake.positions.window(tp)
+            assert isinstance(window, RotatingBitmap)
+            rows.append(
+                PartitionSnapshot(tp, one.topic_id, one.incarnation, at, one.carried.watermark, window.dump(at))
+            )
+        return rows
+
+    def _save(self, rows: list[PartitionSnapshot]) -> bool:
+        try:
+            self._state.save_partitions(rows)
+        except SidecarError as error:
+            log.error("snapshot.failed", reason=str(error))
+            return False
+        return True
+
+    def close(self) -> None:
+        """Commit and snapshot what is settled, then leave the group."""
+        self._commit_now(list(self.pipeline.partitions))
+        rows = self._rows()
+        self._writer.wait(lambda: self._save(rows))
+        self.source.close()
+        self._writer.wait(self._state.forget_member)
+
+
+def _count(table: dict[str, int], name: str) -> None:
+    table[name] = table.get(name, 0) + 1

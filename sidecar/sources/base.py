@@ -1,0 +1,123 @@
+"""The one interface to every origin of messages. No implementation may come in."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+from sidecar.core.effects import CommitItem
+from sidecar.core.progress import Carried
+from sidecar.core.records import Columns, Header, Run, TopicPartition
+
+
+class ReadPast(NamedTuple):
+    """Nothing below `position` is left to read, whether messages or gaps."""
+
+    tp: TopicPartition
+    position: int
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """A partition that is ours from now on, and where to go on.
+
+    Args:
+        tp: The partition.
+        scope: Stands for its identity in the names of parts.
+        carried: The state to go on from.
+        topic_id: Tells a recreated topic, empty where the broker has none.
+        incarnation: Drawn when nothing of ours was committed.
+        resumed: Whether the state is a predecessor's.
+    """
+
+    tp: TopicPartition
+    scope: str
+    carried: Carried
+    topic_id: str
+    incarnation: int
+    resumed: bool
+
+
+class Original(NamedTuple):
+    """A message as the broker has it."""
+
+    key: bytes | None
+    value: bytes | None
+    headers: Sequence[Header]
+    timestamp_ms: int | None
+
+
+class Listener(Protocol):
+    """What a source tells, always on the thread that calls `poll`, `commit_now` or `close`."""
+
+    def assigned(self, found: Sequence[Assignment]) -> None:
+        """These partitions are ours from here on."""
+        ...
+
+    def revoking(self, tps: Collection[TopicPartition]) -> None:
+        """These partitions are taken away when this returns: settle and commit what can be."""
+        ...
+
+    def lost(self, tps: Collection[TopicPartition]) -> None:
+        """These partitions are another member's already: forget, commit nothing."""
+        ...
+
+    def committed(self, results: Mapping[TopicPartition, bool], elapsed_s: float) -> None:
+        """The commit begun by `commit` ended."""
+        ...
+
+    def event(self, name: str, level: str, fields: Mapping[str, object]) -> None:
+        """Something for the log."""
+        ...
+
+
+class Source(Protocol):
+    """Where messages come from. One thread owns it; only `fetch` may be called by another."""
+
+    columns: Columns
+
+    def open(self, listener: Listener) -> None:
+        """Connect and join the group.
+
+        Raises:
+            UnavailableError: The broker cannot be reached, or a topic is unknown, for the whole start-up time.
+            CredentialsError: The broker refuses the credentials.
+        """
+        ...
+
+    def poll(self, timeout_s: float) -> Iterable[Run | ReadPast]:
+        """What has come, in the order of each partition; serves the listener meanwhile."""
+        ...
+
+    def commit(self, items: Sequence[CommitItem]) -> None:
+        """Begin to make these states durable; `Listener.committed` tells the end."""
+        ...
+
+    def commit_now(self, items: Sequence[CommitItem]) -> Mapping[TopicPartition, bool]:
+        """Make these states durable behind any commit begun before, whose end is not told any more."""
+        ...
+
+    def pause(self, tps: Collection[TopicPartition]) -> None:
+        """Read from all assigned partitions but these."""
+        ...
+
+    def reload(self, tp: TopicPartition) -> None:
+        """Give the partition up and take it again from what is committed."""
+        ...
+
+    def end(self, tp: TopicPartition) -> int | None:
+        """The offset that the partition's next message will get, as far as known."""
+        ...
+
+    def problems(self) -> Mapping[str, str]:
+        """What is wrong with the broker at present: a key, and a sentence for an operator."""
+        ...
+
+    def fetch(self, tp: TopicPartition, offset: int) -> Original | None:
+        """One message as the broker has it, None when it is gone or the broker is; from any one other thread."""
+        ...
+
+    def close(self) -> None:
+        """Leave the group and disconnect; what is assigned is revoked first."""
+        ...

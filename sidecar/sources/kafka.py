@@ -1,0 +1,462 @@
+"""Kafka by a consumer group: one thread owns the client. Decides nothing about messages; the core does.
+
+Traps that were met, and how each is closed, are told where the line stands that closes it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any
+
+import confluent_kafka as ck
+from confluent_kafka import KafkaError, KafkaException, Message
+from confluent_kafka.admin import AdminClient
+
+from sidecar.config.source import KafkaSource as KafkaSettings
+from sidecar.core.effects import CommitItem
+from sidecar.core.records import Columns, Run, TopicPartition
+from sidecar.errors import CredentialsError, UnavailableError
+from sidecar.sources.base import Assignment, Listener, Original, ReadPast
+from sidecar.sources.kafka_columns import KafkaColumns, runs_of
+from sidecar.sources.kafka_fetch import Fetcher
+from sidecar.sources.kafka_group import evict
+from sidecar.sources.kafka_start import Starts
+from sidecar.state.interface import State
+from sidecar.state.offset_map import Identity, encode
+
+SESSION_TIMEOUT_MS = 9_000
+HEARTBEAT_MS = 500
+CHUNK_MESSAGES = 500
+TOPIC_IDS_EVERY_S = 5.0
+TOPIC_IDS_TIMEOUT_S = 3.0
+ASSIGN_PATIENCE_S = 60.0
+_CREDENTIALS = {KafkaError._AUTHENTICATION, KafkaError._SSL, KafkaError.SASL_AUTHENTICATION_FAILED}
+_FORBIDDEN = {
+    KafkaError.TOPIC_AUTHORIZATION_FAILED,
+    KafkaError.GROUP_AUTHORIZATION_FAILED,
+    KafkaError.CLUSTER_AUTHORIZATION_FAILED,
+}
+
+
+def client_config(settings: KafkaSettings) -> dict[str, Any]:
+    """What every client needs: addresses, credentials, quick recovery."""
+    return {
+        "client.id": "sidecar",
+        "isolation.level": "read_committed",
+        "reconnect.backoff.max.ms": 1_000,  # 10 s by default: longer than it may take to heal
+        "socket.keepalive.enable": True,
+        **settings.properties,
+        "bootstrap.servers": settings.bootstrap_servers,
+    }
+
+
+def consumer_config(settings: KafkaSettings, queue_bytes: int) -> dict[str, Any]:
+    """The consumer's configuration.
+
+    Args:
+        settings: The user's part.
+        queue_bytes: What the client may hold before it is consumed.
+    """
+    return {
+        "fetch.wait.max.ms": 100,
+        **client_config(settings),
+        "group.id": settings.group_id,
+        "enable.auto.commit": False,
+        "enable.auto.offset.store": False,
+        "auto.offset.reset": "error",  # decided by `Starts`
+        "partition.assignment.strategy": "cooperative-sticky",
+        "session.timeout.ms": SESSION_TIMEOUT_MS,
+        "heartbeat.interval.ms": HEARTBEAT_MS,  # a rebalance stops commits for as long as a member takes to hear of it
+        "enable.partition.eof": True,  # tells the position behind gaps and transaction markers
+        "allow.auto.create.topics": False,
+        "fetch.queue.backoff.ms": 10,  # 1000 by default: 142-204k messages a second instead of 374-455k
+        "queued.max.messages.kbytes": max(1, queue_bytes >> 10),
+        "queued.min.messages": 100_000,
+        "fetch.max.bytes": max(queue_bytes, 1 << 20),
+        "topic.metadata.refresh.interval.ms": 5_000,  # new and recreated topics
+    }
+
+
+@dataclass(slots=True)
+class _Pending:
+    """A commit that was begun."""
+
+    tps: list[TopicPartition]
+    begun_s: float
+    told: bool = True
+    """Whether its end is still of interest."""
+
+
+class KafkaSource:
+    """The source on confluent-kafka.
+
+    Args:
+        settings: `source.kafka`.
+        state: For the member id and for what was known of partitions.
+        rules: 4 bytes, a hash of what decides where a message goes.
+        queue_bytes: What the client may hold before it is consumed.
+    """
+
+    columns: Columns = KafkaColumns()
+
+    def __init__(self, settings: KafkaSettings, state: State, rules: bytes, queue_bytes: int) -> None:
+        self._settings = settings
+        self._state = state
+        self._rules = rules
+        self._queue_bytes = queue_bytes
+        self._config = consumer_config(settings, queue_bytes)
+        self._identities: dict[TopicPartition, Identity] = {}
+        self._assigned: set[TopicPartition] = set()
+        self._paused: frozenset[TopicPartition] = frozenset()
+        self._pending: deque[_Pending] = deque()
+        self._failure: BaseException | None = None
+        self._problems: dict[str, str] = {}
+        self._seen_errors: set[int] = set()
+        self._chunk = CHUNK_MESSAGES
+        self._fetcher = Fetcher(client_config(settings))
+        self._topic_ids_known = True
+        self._asked_ids: dict[str, Future[Any]] = {}
+        self._ask_ids_at_s = 0.0
+        self.cluster_id = ""
+
+    # Joining
+
+    def open(self, listener: Listener) -> None:
+        """Connect, evict the predecessor and join the group.
+
+        Raises:
+            UnavailableError: The broker cannot be reached, or a topic is unknown, for the whole start-up time.
+            CredentialsError: The broker refuses the credentials.
+        """
+        self._listener = listener
+        # A callback that raises makes consume() lose what it fetched: every one is wrapped.
+        self._consumer = ck.Consumer(
+            self._config | {"error_cb": self._safely(self._on_error), "on_commit": self._safely(self._on_commit)}
+        )
+        self._admin = AdminClient(client_config(self._settings))
+        try:
+            self._await_topics(time.monotonic() + self._settings.start_timeout_ms / 1000)
+        except BaseException:
+            self._consumer.close()
+            raise
+        self._state.bind(self.cluster_id, self._settings.group_id)
+        self._evict_predecessor()
+        group, known = self._settings.group_id, self._state.load_partitions()
+        self._starts = Starts(
+            self._consumer, self.cluster_id, group, self._settings.start, self._rules, known.get, listener.event
+        )
+        self._consumer.subscribe(
+            self._settings.topics,
+            on_assign=self._safely(self._on_assign),
+            on_revoke=self._safely(self._on_revoke),
+            on_lost=self._safely(self._on_lost),
+        )
+
+    def _safely(self, callback: Callable[..., None]) -> Callable[..., None]:
+        def call(*args: Any) -> None:
+            try:
+                callback(*args)
+            except BaseException as error:  # noqa: BLE001  # raised from poll() instead
+                self._failure = self._failure or error
+
+        return call
+
+    def _await_topics(self, deadline_s: float) -> None:
+        wanted = [topic for topic in self._settings.topics if not topic.startswith("^")]
+        reason = "it did not answer"
+        while True:
+            missing = wanted
+            try:
+                cluster = self._consumer.list_topics(timeout=max(0.1, min(5.0, deadline_s - time.monotonic())))
+                self.cluster_id = cluster.cluster_id or ""
+                missing = [t for t in wanted if t not in cluster.topics or cluster.topics[t].error is not None]
+                if not missing:
+                    break
+                reason = ""
+            except KafkaException as error:
+                reason = error.args[0].str()
+            self._refuse_bad_credentials()
+            if time.monotonic() >= deadline_s:
+                raise self._unavailable(missing, reason)
+            self._consumer.poll(0.1)
+        # librdkafka's mock cluster never answers describe_topics
+        self._topic_ids_known = not self.cluster_id.startswith("mockCluster")
+
+    def _refuse_bad_credentials(self) -> None:
+        if self._seen_errors & _CREDENTIALS:
+            text = self._problems.get("client", "authentication failed")
+            raise CredentialsError(
+                f"Kafka at {self._settings.bootstrap_servers} refused the connection: {text}",
+                hint="check sasl.* and ssl.* under source.kafka.properties, and the security.protocol of that listener",
+            )
+
+    def _unavailable(self, missing: Sequence[str], reason: str) -> UnavailableError:
+        waited = f"for {self._settings.start_timeout_ms / 1000:g} s (source.kafka.start_timeout)"
+        servers = self._settings.bootstrap_servers
+        if reason:
+            detail = self._problems.get("client") or reason
+            return UnavailableError(
+                f"Kafka at {servers} could not be reached {waited}: {detail}",
+                hint="check source.kafka.bootstrap_servers, and that the broker runs and is reachable from here",
+            )
+        return UnavailableError(
+            f"Kafka at {servers} does not know the topic {', '.join(missing)} {waited}",
+            hint="create the topic, or correct source.kafka.topics",
+        )
+
+    def _evict_predecessor(self) -> None:
+        left = self._state.member()
+        if left is None or left[0] != self._settings.group_id:
+            return
+        begun = time.monotonic()
+        try:
+            evict(self._settings.bootstrap_servers, self._settings.properties, *left)
+            seconds = round(time.monotonic() - begun, 3)
+            self._listener.event("member.evicted", "info", {"member": left[1], "seconds": seconds})
+        except Exception as error:  # noqa: BLE001  # going on without costs 9 s, no message
+            fields = {"member": left[1], "reason": str(error), "waits_seconds": SESSION_TIMEOUT_MS / 1000}
+            self._listener.event("member.not_evicted", "warning", fields)
+
+    # Reading
+
+    def poll(self, timeout_s: float) -> Iterable[Run | ReadPast]:
+        """What has come, in the order of each partition; serves the listener meanwhile."""
+        self._watch_topic_ids()  # before consume(): what came under the old id must not be taken for the new one's
+        messages = self._consumer.consume(self._chunk, timeout_s)
+        if self._failure is not None:
+            raise self._failure
+        if not messages:
+            return ()
+        if any(map(Message.error, messages)):
+            return self._with_errors(messages)
+        self._adapt_chunk(messages)
+        return runs_of(messages)
+
+    def _adapt_chunk(self, messages: list[Message]) -> None:
+        """One call may hand over 500 messages of 1 MB each: ask for fewer where they are large."""
+        sample = max(len(messages[i]) for i in (0, len(messages) // 2, -1))
+        self._chunk = max(1, min(CHUNK_MESSAGES, self._queue_bytes // (4 * max(sample, 1))))
+
+    def _with_errors(self, messages: list[Message]) -> list[Run | ReadPast]:
+        found: list[Run | ReadPast] = []
+        good: list[Message] = []
+        for message in messages:
+            error = message.error()
+            if error is None:
+                good.append(message)
+                continue
+            if good:
+                found += runs_of(good)
+                good = []
+            tp = TopicPartition(message.topic() or "", message.partition() or 0)
+            if error.code() == KafkaError._PARTITION_EOF:
+                found.append(ReadPast(tp, message.offset() or 0))
+            else:
+                self._on_partition_error(tp, error)
+        return [*found, *(runs_of(good) if good else ())]
+
+    def _on_partition_error(self, tp: TopicPartition, error: KafkaError) -> None:
+        code = error.code()
+        if code in (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE) and tp in self._assigned:
+            self._listener.event("offset.out_of_range", "warning", {"topic": tp.topic, "partition": tp.partition})
+            self.reload(tp)
+            return
+        if code in _FORBIDDEN:
+            raise CredentialsError(f"Kafka refuses {tp.topic or self._settings.group_id}: {error.str()}")
+        self._problem(tp.topic or "client", f"{tp.topic} {error.str()}".strip())
+
+    def _problem(self, key: str, text: str) -> None:
+        if self._problems.get(key) != text:
+            self._problems[key] = text
+            if hasattr(self, "_listener"):
+                self._listener.event("kafka.failed", "warning", {"what": key, "reason": text})
+
+    def problems(self) -> Mapping[str, str]:
+        """What is wrong with the broker at present: a key, and a sentence for an operator."""
+        return self._problems
+
+    def pause(self, tps: Collection[TopicPartition]) -> None:
+        """Read from all assigned partitions but these."""
+        wanted = frozenset(tps) & self._assigned
+        for change, these in (
+            (self._consumer.pause, wanted - self._paused),
+            (self._consumer.resume, self._paused - wanted),
+        ):
+            here = [ck.TopicPartition(*tp) for tp in these if tp in self._assigned]
+            if here:
+                change(here)
+        self._paused = wanted
+
+    def end(self, tp: TopicPartition) -> int | None:
+        """The offset that the partition's next message will get, as far as known without asking."""
+        bounds = self._consumer.get_watermark_offsets(ck.TopicPartition(*tp), cached=True)
+        return bounds[1] if bounds and bounds[1] >= 0 else None
+
+    def fetch(self, tp: TopicPartition, offset: int) -> Original | None:
+        """One message as the broker has it, None when it is gone or the broker is; from any one other thread."""
+        return self._fetcher.fetch(tp, offset)
+
+    # Committing
+
+    def commit(self, items: Sequence[CommitItem]) -> None:
+        """Begin to make these states durable; `Listener.committed` tells the end."""
+        items = [item for item in items if self._is_current(item)]
+        pending = _Pending([item.tp for item in items], time.monotonic())
+        try:
+            # commit() without offsets skips a change of metadata alone
+            self._consumer.commit(offsets=self._offsets(items), asynchronous=True)
+            self._pending.append(pending)
+        except KafkaException as error:
+            self._listener.event("commit.failed", "warning", {"reason": error.args[0].str()})
+            self._listener.committed({}, 0.0)
+
+    def commit_now(self, items: Sequence[CommitItem]) -> Mapping[TopicPartition, bool]:
+        """Make these states durable behind any commit begun before, whose end is not told any more."""
+        for pending in self._pending:
+            pending.told = False
+        items = [item for item in items if self._is_current(item)]
+        if not items:
+            return {}
+        try:
+            done = self._consumer.commit(offsets=self._offsets(items), asynchronous=False) or []
+        except KafkaException as error:
+            self._listener.event("commit.failed", "warning", {"reason": error.args[0].str()})
+            return {}
+        return {TopicPartition(tp.topic, tp.partition): tp.error is None for tp in done}
+
+    def _is_current(self, item: CommitItem) -> bool:
+        """It may have waited for the journal while the partition moved: then it is never named again."""
+        identity = self._identities.get(item.tp)
+        return identity is not None and identity.scope == item.scope
+
+    def _offsets(self, items: Sequence[CommitItem]) -> list[ck.TopicPartition]:
+        return [
+            ck.TopicPartition(
+                item.tp.topic,
+                item.tp.partition,
+                item.carried.watermark,
+                metadata=encode(self._identities[item.tp], self._rules, item.carried),
+            )
+            for item in items
+        ]
+
+    def _on_commit(self, error: KafkaError | None, done: Sequence[ck.TopicPartition]) -> None:
+        if not self._pending:
+            return
+        pending = self._pending.popleft()
+        if not pending.told:
+            return
+        results = {TopicPartition(tp.topic, tp.partition): error is None and tp.error is None for tp in done or ()}
+        if error is not None or not all(results.values()):
+            reason = str(error or next(tp.error for tp in done if tp.error is not None))
+            self._listener.event("commit.failed", "warning", {"reason": reason})
+        self._listener.committed(results, time.monotonic() - pending.begun_s)
+
+    # The group
+
+    def _on_error(self, error: KafkaError) -> None:
+        self._seen_errors.add(error.code())
+        if error.fatal():
+            raise KafkaException(error)
+        if error.code() != KafkaError._ALL_BROKERS_DOWN:
+            self._problem("client", error.str())
+
+    def _on_assign(self, consumer: ck.Consumer, partitions: Sequence[ck.TopicPartition]) -> None:
+        tps = [TopicPartition(tp.topic, tp.partition) for tp in partitions]
+        self._take(tps)
+        self._state.save_member(self._settings.group_id, consumer.memberid() or "")
+
+    def _take(self, tps: Sequence[TopicPartition]) -> None:
+        if not tps:
+            return
+        found = self._find_patiently(tps)
+        for one in found:
+            group = self._settings.group_id
+            self._identities[one.tp] = Identity(self.cluster_id, group, one.topic_id, one.incarnation)
+        self._assigned.update(tps)
+        self._paused -= set(tps)
+        starts = [ck.TopicPartition(one.tp.topic, one.tp.partition, one.carried.watermark) for one in found]
+        self._consumer.incremental_assign(starts)
+        self._listener.assigned(found)
+
+    def _find_patiently(self, tps: Sequence[TopicPartition]) -> list[Assignment]:
+        deadline = time.monotonic() + ASSIGN_PATIENCE_S
+        while True:
+            try:
+                return self._starts.find(tps, self._topic_ids({tp.topic for tp in tps}))
+            except KafkaException as error:
+                if time.monotonic() > deadline:
+                    raise UnavailableError(f"Kafka does not tell where to go on: {error.args[0].str()}") from error
+                self._problem("client", f"asking where to go on: {error.args[0].str()}")
+                time.sleep(0.2)
+
+    def _on_revoke(self, _: ck.Consumer, partitions: Sequence[ck.TopicPartition]) -> None:
+        tps = [TopicPartition(tp.topic, tp.partition) for tp in partitions]
+        self._listener.revoking(tps)
+        self._drop(tps)
+
+    def _on_lost(self, _: ck.Consumer, partitions: Sequence[ck.TopicPartition]) -> None:
+        tps = [TopicPartition(tp.topic, tp.partition) for tp in partitions]
+        self._listener.lost(tps)
+        self._drop(tps)
+
+    def _drop(self, tps: Collection[TopicPartition]) -> None:
+        self._assigned.difference_update(tps)
+        self._paused -= set(tps)
+        for tp in tps:
+            self._identities.pop(tp, None)
+
+    def reload(self, tp: TopicPartition) -> None:
+        """Give the partition up and take it again from what is committed."""
+        if tp not in self._assigned:
+            return
+        self._listener.lost([tp])
+        self._drop([tp])
+        self._consumer.incremental_unassign([ck.TopicPartition(*tp)])
+        self._take([tp])
+
+    # Recreated topics
+
+    def _topic_ids(self, topics: Collection[str]) -> dict[str, str]:
+        if not self._topic_ids_known:
+            return {}
+        futures = self._admin.describe_topics(ck.TopicCollection(sorted(topics)), request_timeout=TOPIC_IDS_TIMEOUT_S)
+        return {topic: str(future.result(TOPIC_IDS_TIMEOUT_S).topic_id) for topic, future in futures.items()}
+
+    def _watch_topic_ids(self) -> None:
+        """A topic that was deleted and made again is told by its id alone."""
+        now = time.monotonic()
+        if self._asked_ids and all(future.done() for future in self._asked_ids.values()):
+            asked, self._asked_ids = self._asked_ids, {}
+            for topic, future in asked.items():
+                self._compare_topic_id(topic, future)
+        if now >= self._ask_ids_at_s and self._topic_ids_known and self._assigned and not self._asked_ids:
+            self._ask_ids_at_s = now + TOPIC_IDS_EVERY_S
+            topics = ck.TopicCollection(sorted({tp.topic for tp in self._assigned}))
+            self._asked_ids = self._admin.describe_topics(topics, request_timeout=TOPIC_IDS_TIMEOUT_S)
+
+    def _compare_topic_id(self, topic: str, future: Future[Any]) -> None:
+        error = future.exception()
+        if error is not None:
+            gone = isinstance(error, KafkaException) and error.args[0].code() == KafkaError.UNKNOWN_TOPIC_OR_PART
+            if gone:
+                self._problem(topic, f"the topic {topic} does not exist any more")
+            return
+        self._problems.pop(topic, None)
+        self._problems.pop("client", None)
+        topic_id = str(future.result().topic_id)
+        for tp in [tp for tp in self._assigned if tp.topic == topic and self._identities[tp].topic_id != topic_id]:
+            self.reload(tp)
+
+    def close(self) -> None:
+        """Leave the group and disconnect; what is assigned is revoked first."""
+        with contextlib.suppress(RuntimeError):
+            self._consumer.close()
+        self._fetcher.close()
+        if self._failure is not None:
+            raise self._failure
