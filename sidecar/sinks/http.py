@@ -33,7 +33,7 @@ from sidecar.sinks.response import WholeResponse
 Compression: TypeAlias = Literal["none", "gzip", "zstd"]
 
 _GZIP_WBITS = 31
-_GZIP_LEVEL = 1  # 3 times as fast as the default of 6, for bodies a fifth larger
+_GZIP_LEVEL = 1  # nearly twice as fast as the default of 6, for bodies a sixth larger
 _NOT_AN_ANSWER = (HTTPError, OSError, http.client.HTTPException)
 _ENDED_TLS = (ssl.SSLEOFError, ssl.SSLZeroReturnError, ssl.SSLSyscallError)
 

@@ -212,6 +212,13 @@ def test_ndjson_leaves_out_what_would_break_a_line(bad: list[bytes | None]) -> N
         assert [values[i] for i in left_out] == bad
 
 
+def test_line_feeds_are_found_in_large_chunks_too() -> None:
+    """Megabytes of values are looked through without a copy, and with the same outcome."""
+    values = [b"x" * 1_000_000, b"a\nb", b"y" * 1_000_000]
+    assert frame("ndjson", [Msg(value=value) for value in values]) == ([values[0], values[2]], [1])
+    assert frame("ndjson", [Msg(value=value) for value in values[::2]]) == (values[::2], [])
+
+
 def test_no_messages_are_no_rows() -> None:
     """An empty chunk frames to nothing in each format."""
     for framer in (NdjsonFramer(ListColumns()), JsonArrayFramer(ListColumns()), EnvelopeFramer(ListColumns(), tags_of)):
