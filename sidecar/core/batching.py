@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import deque
 from dataclasses import dataclass
 
-from sidecar.core.records import Fragment
+from sidecar.core.records import Fragment, Part
 
 ROW_OVERHEAD_BYTES = 8
 
@@ -31,6 +32,11 @@ def body_bytes(fragment: Fragment) -> int:
 def held_bytes(fragment: Fragment) -> int:
     """Bytes of memory the fragment holds; of the two pieces of a split fragment the same together."""
     return body_bytes(fragment) + ROW_OVERHEAD_BYTES * fragment.count
+
+
+def held_by(part: Part) -> int:
+    """Bytes of memory the part holds."""
+    return sum(map(held_bytes, part.fragments))
 
 
 class Buffer:
@@ -62,29 +68,31 @@ class Buffer:
 
     def take_through(self, last: int) -> list[Fragment]:
         """Remove and return the messages up to the offset `last`."""
-        whole = rows = 0
+        whole, border = 0, None
         for fragment in self.fragments:
             if fragment.last > last:
-                rows = sum(offset <= last for offset in fragment.offsets)
+                border = last + 1 if fragment.first <= last else None
                 break
             whole += 1
-        return self._take(whole, rows)
+        return self._take(whole, border)
 
     def last_within(self, limits: Limits) -> int:
-        """Offset of the last message that `take` would return."""
-        whole, rows = self._fit(limits)
-        return self.fragments[whole].offsets[rows - 1] if rows else self.fragments[whole - 1].last
+        """An offset up to which `take` would return all messages, and none beyond."""
+        whole, border = self._fit(limits)
+        return self.fragments[whole - 1].last if border is None else border - 1
 
-    def _fit(self, limits: Limits) -> tuple[int, int]:
-        """How many whole fragments fit, and how many rows of the next one."""
+    def _fit(self, limits: Limits) -> tuple[int, int | None]:
+        """How many whole fragments fit, and the offset before which the next one is to be split."""
         messages, size = limits.max_messages, limits.max_bytes
         for whole, fragment in enumerate(self.fragments):
             if len(fragment.offsets) > messages or body_bytes(fragment) > size:
                 rows = self._rows_within(fragment, messages, size) or int(not whole)
-                return (whole + 1, 0) if rows == len(fragment.offsets) else (whole, rows)
+                if rows == len(fragment.offsets):
+                    return whole + 1, None
+                return whole, fragment.offsets[rows] if rows else None
             messages -= len(fragment.offsets)
             size -= body_bytes(fragment)
-        return len(self.fragments), 0
+        return len(self.fragments), None
 
     def _rows_within(self, fragment: Fragment, messages: int, size: int) -> int:
         rows = 0
@@ -95,10 +103,10 @@ class Buffer:
             rows += 1
         return rows
 
-    def _take(self, whole: int, rows: int) -> list[Fragment]:
+    def _take(self, whole: int, border: int | None) -> list[Fragment]:
         taken = [self.fragments.popleft() for _ in range(whole)]
-        if rows:
-            head, tail = split(self.fragments.popleft(), rows, self.separator)
+        if border is not None:
+            head, tail = split(self.fragments.popleft(), border, self.separator)
             taken.append(head)
             self.fragments.appendleft(tail)
         self.count -= sum(fragment.count for fragment in taken)
@@ -106,12 +114,12 @@ class Buffer:
         return taken
 
 
-def split(fragment: Fragment, rows: int, separator: bytes) -> tuple[Fragment, Fragment]:
-    """The first `rows` rows of a fragment, and the others; both have some."""
+def split(fragment: Fragment, border: int, separator: bytes) -> tuple[Fragment, Fragment]:
+    """The messages below the offset `border`, and the others; both sides have some, perhaps without a row."""
+    rows = bisect_left(fragment.offsets, border)
     data = fragment.data.split(separator)
-    border = fragment.offsets[rows]
     ids, odd = fragment.ids, fragment.unframeable
-    odd_head, odd_tail = [o for o in odd if o < border], [o for o in odd if o > border]
+    odd_head, odd_tail = [o for o in odd if o < border], [o for o in odd if o >= border]
     at = fragment.at_ms
     return (
         Fragment(fragment.offsets[:rows], separator.join(data[:rows]), ids and ids[:rows], odd_head, at),
@@ -126,7 +134,7 @@ def halves(fragments: list[Fragment], separator: bytes) -> tuple[list[Fragment],
         if rows < len(fragment.offsets):
             if not rows:
                 return fragments[:i], fragments[i:]
-            head, tail = split(fragment, rows, separator)
+            head, tail = split(fragment, fragment.offsets[rows], separator)
             return [*fragments[:i], head], [tail, *fragments[i + 1 :]]
         rows -= len(fragment.offsets)
     raise ValueError("halves() needs two rows")

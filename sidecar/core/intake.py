@@ -18,6 +18,10 @@ ReadTags = Callable[[TopicPartition, Sequence[Message]], Sequence[Raw]]
 ReadIds = Callable[[TopicPartition, Sequence[Message]], Sequence[int | None]]
 
 
+_Placed = tuple[str, Intent | Lane | None, list[Message]]
+"""A group, where its messages belong (None: nowhere, they are settled), and the messages."""
+
+
 class HoleError(Exception):
     """A message stands below the position and was never read: the client skipped it."""
 
@@ -73,6 +77,8 @@ class Intake:
     def sort(self, partition: Partition, run: Run, now_ms: float) -> Sorted:
         """Decide every message of a run; intents of an earlier life get theirs here.
 
+        Of a partition that is replaying the run must end below `seen`.
+
         Raises:
             HoleError: A message was skipped before; the partition must be read again from its watermark.
         """
@@ -82,13 +88,20 @@ class Intake:
         if not messages:
             return result
         if partition.replaying:
-            offsets = list(self._r.columns.offsets(messages))
-            border = bisect_left(offsets, partition.seen)
-            self._replay(partition, messages[:border], result, now_ms)
-            messages = messages[border:]
-        for group, chosen in self._wanted(partition.tp, messages, result):
-            result.opened.append((group, self._fragment(partition.tp, chosen, now_ms)))
+            self._replay(partition, messages, result, now_ms)
+        else:
+            for group, chosen in self._wanted(partition.tp, messages, result):
+                result.opened.append((group, self._fragment(partition.tp, chosen, now_ms)))
         return result
+
+    def divide(self, run: Run, border: int) -> tuple[Run | None, Run]:
+        """What of a run stands below the offset `border`, and the others; `run.last` is not below it."""
+        offsets = list(self._r.columns.offsets(run.messages))
+        at = bisect_left(offsets, border)
+        if not at:
+            return None, run
+        below = Run(run.tp, run.messages[:at], run.first, offsets[at - 1])
+        return below, Run(run.tp, run.messages[at:], offsets[at], run.last)
 
     def _unseen(self, partition: Partition, run: Run) -> list[Message]:
         window = self.positions.window(run.tp)
@@ -141,19 +154,18 @@ class Intake:
         for message, raw in zip(messages, self._r.tags(tp, messages), strict=True):
             table[self._r.groups[raw]].append(message)
         result.filtered += len(table.pop(None, ()))
-        placed = []
+        placed: list[_Placed] = []
         for group, chosen in table.items():
             assert group is not None
             offsets = list(self._r.columns.offsets(chosen))
             for place, start, stop in partition.place(group, offsets):
-                if place is None:
-                    result.duplicate += stop - start
-                    self._remember_ids(partition, chosen[start:stop])
-                else:
-                    placed.append((group, place, chosen[start:stop]))
+                placed.append((group, place, chosen[start:stop]))
         if self._r.ids is not None:
-            placed = self._replay_ids(tp, placed, result)
+            placed = self._without_known_ids(partition, placed, result)
         for group, place, chosen in placed:
+            if place is None:
+                result.duplicate += len(chosen)
+                continue
             fragment = self._fragment(tp, chosen, now_ms)
             if isinstance(place, Lane):
                 result.opened.append((group, fragment))
@@ -162,22 +174,27 @@ class Intake:
                 place.collected.setdefault(group, Buffer(self._r.framer.separator)).add(fragment)
                 result.collected.append(fragment)
 
-    def _remember_ids(self, partition: Partition, messages: list[Message]) -> None:
-        """What is settled by position makes later twins duplicates, whether or not its id reached the journal."""
-        if self._r.ids is not None:
-            window = self.ids.window(partition.tp)
-            numbers = (number for number in self._r.ids(partition.tp, messages) if number is not None)
-            partition.settled_ids += [number for number in numbers if window.add(number)]
+    def _without_known_ids(self, partition: Partition, placed: list[_Placed], result: Sorted) -> list[_Placed]:
+        """Leave out duplicates by id; in offset order, so that the same twin goes out as in the first life.
 
-    def _replay_ids(
-        self, tp: TopicPartition, placed: list[tuple[str, Intent | Lane, list[Message]]], result: Sorted
-    ) -> list[tuple[str, Intent | Lane, list[Message]]]:
-        """Leave out duplicates by id; in offset order, so that the same twin goes out as in the first life."""
+        What is settled by position makes later twins duplicates, whether or not its id reached the journal; an earlier
+        twin stays what it is: the settled one may have been its duplicate.
+        """
+        assert self._r.ids is not None
+        window = self.ids.window(partition.tp)
         messages = [message for _, _, chosen in placed for message in chosen]
+        settled = [place is None for _, place, chosen in placed for _ in chosen]
         offsets = list(self._r.columns.offsets(messages))
-        order = sorted(range(len(messages)), key=offsets.__getitem__)
-        new = self._new_ids(tp, [messages[i] for i in order], result)
-        fresh = dict(zip(order, new, strict=True))
+        numbers = self._r.ids(partition.tp, messages)
+        fresh = [True] * len(messages)
+        for i in sorted(range(len(messages)), key=offsets.__getitem__):
+            number = numbers[i]
+            new = number is None or window.add(number)
+            if not settled[i]:
+                fresh[i] = new
+                result.duplicate += not new
+            elif new and number is not None:
+                partition.settled_ids.append(number)
         kept, at = [], 0
         for group, place, chosen in placed:
             rest = [message for i, message in enumerate(chosen, at) if fresh[i]]

@@ -6,65 +6,25 @@ sends what is due and returns all effects since the last step. Times are monoton
 
 from __future__ import annotations
 
-import heapq
 from array import array
-from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from sidecar.core.batching import Limits, body_bytes, held_bytes
+from sidecar.core.batching import held_bytes
 from sidecar.core.books import Books
+from sidecar.core.cutting import BatchRules, Cutter
 from sidecar.core.delivery import Delivery, DeliveryRules
 from sidecar.core.effects import Commit, CommitItem, Effect, Flow, Reload, Report
 from sidecar.core.intake import HoleError, Intake, Reading
-from sidecar.core.progress import Carried, Intent, Lane, Partition
-from sidecar.core.records import (
-    PARTS_HEADER_MAX_BYTES,
-    PARTS_MAX,
-    Answer,
-    Fragment,
-    Part,
-    Run,
-    TopicPartition,
-)
+from sidecar.core.progress import Carried, Intent, Partition
+from sidecar.core.records import Answer, Part, Run, TopicPartition
+
+__all__ = ["BatchRules", "Pipeline"]
 
 COMMIT_SPACING_MS = 20
 SETTLE_DELAY_MS = 200
 COMMIT_RETRY_MS = 100
 HIGH, LOW = 0.8, 0.5
-PART_HEADER_BYTES = 64
-"""A part's entry in the header beyond its topic's name."""
-
-UnitKey = tuple[TopicPartition | None, str | None]
-
-
-@dataclass(frozen=True, slots=True)
-class BatchRules:
-    """When open messages become a batch.
-
-    Args:
-        by_group: A batch may hold parts of several partitions.
-        limits: Upper bounds.
-        linger_ms: Longest time a message stays open while a sender is free.
-        span_max: Offsets between watermark and position at which a partition pauses.
-        held_max_bytes: What may be held; intake pauses at 80 % of it and resumes at 50 %.
-    """
-
-    by_group: bool
-    limits: Limits
-    linger_ms: int
-    span_max: int
-    held_max_bytes: int
-
-
-@dataclass(slots=True)
-class _Unit:
-    """What is cut together: a lane, a group's lanes, or a joint partition."""
-
-    since_ms: float
-    count: int = 0
-    nbytes: int = 0
-    lanes: dict[tuple[TopicPartition, str], tuple[Partition, Lane]] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -90,22 +50,19 @@ class Pipeline:
         self, reading: Reading, batching: BatchRules, rules: DeliveryRules, jitter: Callable[[], float]
     ) -> None:
         self._rules = batching
-        self._concurrency = rules.concurrency
         self._separator = reading.framer.separator
         self.intake = Intake(reading)
         self.delivery = Delivery(rules, self._owner, self._settled, jitter)
         self.partitions: dict[TopicPartition, Partition] = {}
         self.books: dict[TopicPartition, Books] = {}
-        self.cuts: Counter[str] = Counter()
+        self._cutter = Cutter(batching, rules.concurrency, self.delivery, self._separator, self._touch)
+        self.cuts = self._cutter.cuts
+        """Batches cut, by reason."""
         self.draining = False
         self._fenced = self.delivery.fenced
         self._memory_full = False
         self._flow: frozenset[TopicPartition] = frozenset()
         self._epoch = 0
-        self._units: dict[UnitKey, _Unit] = {}
-        self._due: dict[UnitKey, str] = {}
-        self._lingering: list[tuple[float, int, UnitKey]] = []
-        self._sequence = 0
         self._dirty: dict[TopicPartition, float] = {}
         self._outstanding: dict[TopicPartition, _Sent] = {}
         self._commit_at_ms = 0.0
@@ -116,6 +73,7 @@ class Pipeline:
 
     def assign(self, tp: TopicPartition, scope: str, carried: Carried) -> None:
         """The partition is ours, from the predecessor's state on."""
+        self.forget([tp])
         self._epoch += 1
         partition = Partition(tp, scope, self._epoch, carried, self._separator)
         self.partitions[tp] = partition
@@ -139,10 +97,7 @@ class Pipeline:
             if partition is None:
                 continue
             self.delivery.forget(partition)
-            for key, unit in list(self._units.items()):
-                for place in [place for place in unit.lanes if place[0] == tp]:
-                    del unit.lanes[place]
-                self._refresh(key, unit)
+            self._cutter.forget(tp)
             books = self.books[tp]
             books.released += books.in_flight
             books.in_flight = 0
@@ -164,10 +119,17 @@ class Pipeline:
         if partition is None:
             return
         try:
-            found = self.intake.sort(partition, run, now_ms)
+            if partition.replaying and run.last >= partition.seen:
+                again, run = self.intake.divide(run, partition.seen)
+                if again is not None:
+                    self._read(partition, again, now_ms)
+                self.read_past(run.tp, partition.seen, now_ms)
+            self._read(partition, run, now_ms)
         except HoleError as hole:
             self._effects.append(Reload(run.tp, f"{hole} was skipped before"))
-            return
+
+    def _read(self, partition: Partition, run: Run, now_ms: float) -> None:
+        found = self.intake.sort(partition, run, now_ms)
         books = self.books[run.tp]
         count = len(run.messages)
         books.consumed += count
@@ -175,8 +137,8 @@ class Pipeline:
         books.filtered += found.filtered
         books.in_flight += count - found.duplicate - found.filtered
         self.delivery.held_bytes += sum(map(held_bytes, found.collected))
-        for group, fragment in found.opened:
-            self._open(partition, group, fragment, now_ms)
+        if found.opened and self._cutter.open(partition, found.opened, now_ms):
+            self._report("partition.joint", topic=run.tp.topic, partition=run.tp.partition)
         self.read_past(run.tp, run.last + 1, now_ms)
 
     def read_past(self, tp: TopicPartition, position: int, now_ms: float) -> None:
@@ -188,134 +150,6 @@ class Pipeline:
         for part in partition.read_past(position):
             self.delivery.add([part])
         self._touch(tp, now_ms + SETTLE_DELAY_MS)
-
-    def _open(self, partition: Partition, group: str, fragment: Fragment, now_ms: float) -> None:
-        lane = partition.lane(group)
-        if not lane.buffer.fragments and not partition.admits(group):
-            self._go_joint(partition, now_ms)
-        lane.buffer.add(fragment)
-        self.delivery.held_bytes += held_bytes(fragment)
-        key = self._unit_key(partition, group)
-        unit = self._units.get(key)
-        if unit is None:
-            unit = self._units[key] = _Unit(now_ms)
-            self._linger(key, now_ms)
-        unit.lanes[partition.tp, group] = partition, lane
-        unit.count += fragment.count
-        unit.nbytes += body_bytes(fragment)
-        if key not in self._due:
-            self._check_full(key, unit, lane)
-
-    def _unit_key(self, partition: Partition, group: str) -> UnitKey:
-        if partition.joint_from is not None:
-            return partition.tp, None
-        return (None if self._rules.by_group else partition.tp), group
-
-    def _check_full(self, key: UnitKey, unit: _Unit, lane: Lane) -> None:
-        limits = self._rules.limits
-        joint = key[1] is None
-        count, nbytes = (lane.buffer.count, lane.buffer.nbytes) if joint else (unit.count, unit.nbytes)
-        if count >= limits.max_messages:
-            self._due[key] = "count"
-        elif nbytes >= limits.max_bytes:
-            self._due[key] = "bytes"
-
-    def _go_joint(self, partition: Partition, now_ms: float) -> None:
-        for part in partition.go_joint():
-            self.delivery.add([part])
-            self.cuts["groups"] += 1
-        for key, unit in list(self._units.items()):
-            if any(tp == partition.tp for tp, _ in unit.lanes):
-                self._refresh(key, unit)
-        self._report("partition.joint", topic=partition.tp.topic, partition=partition.tp.partition)
-        self._touch(partition.tp, now_ms)
-
-    def _linger(self, key: UnitKey, since_ms: float) -> None:
-        self._sequence += 1
-        heapq.heappush(self._lingering, (since_ms + self._rules.linger_ms, self._sequence, key))
-
-    def _refresh(self, key: UnitKey, unit: _Unit) -> None:
-        """Count the unit anew after something was taken from it."""
-        unit.lanes = {place: both for place, both in unit.lanes.items() if both[1].buffer.fragments}
-        self._due.pop(key, None)
-        if not unit.lanes:
-            del self._units[key]
-            return
-        lanes = [lane for _, lane in unit.lanes.values()]
-        unit.count = sum(lane.buffer.count for lane in lanes)
-        unit.nbytes = sum(lane.buffer.nbytes for lane in lanes)
-        unit.since_ms = min(lane.buffer.fragments[0].at_ms for lane in lanes)
-        self._linger(key, unit.since_ms)
-        self._check_full(key, unit, max(lanes, key=lambda lane: lane.buffer.count))
-
-    # Cutting
-
-    def _cut_due(self, now_ms: float) -> None:
-        while self._lingering and self._lingering[0][0] <= now_ms:
-            key = heapq.heappop(self._lingering)[2]
-            unit = self._units.get(key)
-            if unit is not None and unit.since_ms + self._rules.linger_ms <= now_ms:
-                self._due.setdefault(key, "linger")
-        pressure = "shutdown" if self.draining else "memory" if self._memory_full else ""
-        if pressure:
-            for key in self._units:
-                self._due.setdefault(key, pressure)
-        self._mark_wide_spans()
-        work = deque(self._due)
-        while work and self.delivery.healthy < 2 * self._concurrency:
-            key = work.popleft()
-            if self._cut(key, now_ms) and key in self._due:
-                work.append(key)
-
-    def _mark_wide_spans(self) -> None:
-        """The group that holds back a partition's watermark goes first when the span above it grows wide."""
-        for partition in self.partitions.values():
-            if partition.span > self._rules.span_max // 2:
-                lanes = [lane for lane in partition.lanes.values() if lane.buffer.fragments]
-                if lanes:
-                    oldest = min(lanes, key=lambda lane: lane.buffer.fragments[0].first)
-                    self._due.setdefault(self._unit_key(partition, oldest.group), "span")
-
-    def _cut(self, key: UnitKey, now_ms: float) -> bool:
-        unit = self._units.get(key)
-        if unit is None:
-            del self._due[key]
-            return False
-        group = key[1]
-        state = self.delivery.groups.get(group) if group is not None else None
-        if state is not None and state.failing_since_ms is not None:
-            return False
-        ways = [w for w in unit.lanes.values() if w[0].tp not in self._fenced and w[0].may_cut(w[1])]
-        if not ways:
-            return False
-        if group is None:
-            partition, lane = ways[0]
-            batches = [[part] for part in partition.cut(lane, self._rules.limits)]
-        else:
-            batches = [self._gather(ways)]
-        for parts in batches:
-            self.delivery.add(parts)
-            for part in parts:
-                self._touch(part.tp, now_ms)
-        self.cuts[self._due[key]] += 1
-        self._refresh(key, unit)
-        return True
-
-    def _gather(self, ways: list[tuple[Partition, Lane]]) -> list[Part]:
-        """One part of each lane, oldest first, within a batch's limits."""
-        limits = self._rules.limits
-        messages, size, header = limits.max_messages, limits.max_bytes, PARTS_HEADER_MAX_BYTES
-        parts: list[Part] = []
-        for partition, lane in sorted(ways, key=lambda way: way[1].buffer.fragments[0].at_ms):
-            header -= len(partition.tp.topic) + PART_HEADER_BYTES
-            smallest = len(lane.buffer.fragments[0].data.split(self._separator, 1)[0]) + 1
-            if parts and (len(parts) == PARTS_MAX or header < 0 or messages < 1 or smallest > size):
-                break
-            part = partition.cut(lane, Limits(messages, max(size, 1)))[0]
-            parts.append(part)
-            messages -= part.count
-            size -= part.nbytes
-        return parts
 
     # Progress
 
@@ -397,7 +231,8 @@ class Pipeline:
         """Cut, commit and send what is due; all effects since the last step."""
         self._now_ms = now_ms
         self._watch_memory()
-        self._cut_due(now_ms)
+        pressure = "shutdown" if self.draining else "memory" if self._memory_full else ""
+        self._cutter.step(now_ms, pressure, self.partitions.values())
         self._commit_due(now_ms)
         self.delivery.step(now_ms)
         self._watch_flow()
@@ -421,16 +256,25 @@ class Pipeline:
         return [text for text, holds in reasons.items() if holds]
 
     def _watch_flow(self) -> None:
-        if self.stops:
-            paused = frozenset(self.partitions)
+        if self.draining or self._memory_full or self.delivery.halted or self.delivery.guard.tripped:
+            paused = frozenset(self.partitions.keys() - self._read_all_the_same())
         else:
-            wide = self._rules.span_max
+            wide, flow = self._rules.span_max, self._flow
             paused = frozenset(
-                tp for tp, p in self.partitions.items() if p.span > (wide * 3 // 4 if tp in self._flow else wide)
+                tp
+                for tp, partition in self.partitions.items()
+                if partition.span > (wide * 3 // 4 if tp in flow else wide) and not partition.replaying
             )
         if paused != self._flow:
             self._flow = paused
             self._effects.append(Flow(paused))
+
+    def _read_all_the_same(self) -> list[TopicPartition]:
+        """What an earlier life left is whole only once it was read again: not to read it could be a wait for ever."""
+        if self.delivery.halted or self.delivery.guard.tripped or (self._memory_full and not self.delivery.idle):
+            return []
+        replaying = [tp for tp, partition in self.partitions.items() if partition.replaying]
+        return replaying[:1] if self._memory_full else replaying
 
     @property
     def paused(self) -> frozenset[TopicPartition]:
@@ -439,8 +283,9 @@ class Pipeline:
 
     @property
     def idle(self) -> bool:
-        """Whether everything that was read is settled and committed."""
-        return self.delivery.idle and not self._units and not self._dirty and not self._outstanding
+        """Whether everything that was read, in this life or the one before, is settled and committed."""
+        idle = self.delivery.idle and self._cutter.idle and not self._dirty and not self._outstanding
+        return idle and not any(partition.replaying for partition in self.partitions.values())
 
     def _report(self, event: str, level: str = "info", **fields: object) -> None:
         self._effects.append(Report(event, level, fields))

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import hashlib
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import xxhash
@@ -259,17 +259,22 @@ class Partition:
             keys |= {lane.key for lane in self.lanes.values() if lane.buffer.fragments}
         return keys
 
-    def admits(self, group: str) -> bool:
-        """Whether `group` may open a lane of its own; if not, the partition must go joint first."""
-        if self.joint_from is not None or len(self.lanes) + len(self.intents) < LANES_MAX:
+    def admits(self, groups: Collection[str]) -> bool:
+        """Whether all of `groups` may have lanes of their own; if not, the partition must go joint first."""
+        if self.joint_from is not None or len(self.lanes) + len(self.intents) + len(groups) <= LANES_MAX:
             return True
-        keys = self._own_keys()
-        return len(keys) < LANES_MAX or lane_key(group) in keys
+        return len(self._own_keys().union(map(lane_key, groups))) <= LANES_MAX
 
-    def go_joint(self) -> list[Part]:
-        """Cut every open lane whole; from here on one cut serves all groups."""
-        lanes = [lane for lane in self.lanes.values() if lane.buffer.fragments]
-        parts = [self._cut(lane, Limits(lane.buffer.count, lane.buffer.nbytes)) for lane in lanes]
+    def go_joint(self, limits: Limits) -> list[Part]:
+        """Cut all open lanes wholly; from here on one cut serves all groups.
+
+        Where the room for intents is used up, the last part of a lane takes all that is left, beyond the limits.
+        """
+        parts = []
+        for lane in self.lanes.values():
+            while lane.buffer.fragments:
+                whole = Limits(lane.buffer.count, lane.buffer.nbytes)
+                parts.append(self._cut(lane, limits if self.may_cut(lane) else whole))
         self.joint_from = self.position
         return parts
 
@@ -346,23 +351,30 @@ class Partition:
                 self.settled_ids += intent.ids
         self.intents = [i for i in self.intents if i.live or i.collected is not None]
 
+    def may_split(self, part: Part) -> bool:
+        """Whether there is room for the two halves and, whatever is refused next, for halving one of them to the end.
+
+        That foresight is why splits cannot wait for each other for ever.
+        """
+        cost = INTENT_BYTES * (part.count - 1).bit_length()
+        if part.intent.key is None:
+            cost += EXCLUDED_BYTES + INTENT_BYTES
+            if len(self._own_keys() | {lane_key(part.group)}) > LANES_MAX:
+                return False
+        return self.extra_bytes + cost <= EXTRA_MAX_BYTES
+
     def split(self, part: Part, pieces: Sequence[list[Fragment]]) -> list[Part]:
-        """Replace a refused part by its two halves, durably where there is room, else as `derive` does.
+        """Replace a refused part by its two halves, which get intents of their own.
 
         Nothing of the part was stored, and once a half may have been, the whole must never be sent again: so the halves
-        have intents of their own before they are sent.
+        wait for their intents to be durable.
         """
         intent: Intent = part.intent
-        own = intent.key is not None
-        cost = INTENT_BYTES if own else 2 * INTENT_BYTES + LANE_BYTES + EXCLUDED_BYTES
-        room = self.extra_bytes + cost <= EXTRA_MAX_BYTES and (own or len(self._own_keys()) < LANES_MAX)
-        if not (part.primary and room):
-            return self.derive(part, pieces, "halves")
         key = lane_key(part.group)
         bounds = (part.first, pieces[0][-1].last), (pieces[1][0].first, part.last)
         children = [Intent(key, first, last) for first, last in bounds]
         self._remove(part)
-        if not own:
+        if intent.key is None:
             intent.excluded.add(key)
         self.intents += children
         parts = [self._part(part.group, child, piece) for child, piece in zip(children, pieces, strict=True)]

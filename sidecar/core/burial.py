@@ -1,0 +1,58 @@
+"""Dead letters on their way to the store. Knows no batch and no retry of sends."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+from sidecar.core.effects import Store
+from sidecar.core.records import DeadLetter, Part
+
+STORE_RETRY_MS = 1_000
+
+
+class _Burial(NamedTuple):
+    part: Part
+    letters: list[DeadLetter]
+
+
+class Burials:
+    """What is being stored, and what is to be tried again.
+
+    Args:
+        alive: Whether a part still belongs to a partition that is ours.
+    """
+
+    def __init__(self, alive: Callable[[Part], object]) -> None:
+        self._alive = alive
+        self._pending: dict[int, _Burial] = {}
+        self._again: list[tuple[float, int]] = []
+        self._last_token = 0
+
+    def __len__(self) -> int:
+        return len(self._pending)
+
+    def bury(self, part: Part, letters: list[DeadLetter]) -> Store:
+        """Begin to store some messages of a part."""
+        self._last_token += 1
+        self._pending[self._last_token] = _Burial(part, letters)
+        return Store(self._last_token, letters)
+
+    def stored(self, token: int, *, ok: bool, now_ms: float) -> tuple[Part, int] | None:
+        """The part and how many of its messages are durable; None when they are not, or are not ours any more."""
+        if not ok:
+            heapq.heappush(self._again, (now_ms + STORE_RETRY_MS, token))
+            return None
+        part, letters = self._pending.pop(token)
+        return (part, len(letters)) if self._alive(part) else None
+
+    def due(self, now_ms: float) -> Iterator[Store]:
+        """What is to be tried again by now."""
+        while self._again and self._again[0][0] <= now_ms:
+            token = heapq.heappop(self._again)[1]
+            part, letters = self._pending[token]
+            if self._alive(part):
+                yield Store(token, letters)
+            else:
+                del self._pending[token]

@@ -1,0 +1,228 @@
+"""Open messages, and when they become parts: late, within limits and room. Knows no answer and no commit."""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+from sidecar.core.batching import Limits, body_bytes, held_bytes
+from sidecar.core.delivery import Delivery
+from sidecar.core.progress import Lane, Partition
+from sidecar.core.records import PARTS_HEADER_MAX_BYTES, PARTS_MAX, Fragment, Part, TopicPartition
+
+PART_HEADER_BYTES = 64
+"""A part's entry in the header beyond its topic's name."""
+
+UnitKey = tuple[TopicPartition | None, str | None]
+
+
+@dataclass(frozen=True, slots=True)
+class BatchRules:
+    """When open messages become a batch.
+
+    Args:
+        by_group: A batch may hold parts of several partitions.
+        limits: Upper bounds.
+        linger_ms: Longest time a message stays open while a sender is free.
+        span_max: Offsets between watermark and position at which a partition pauses.
+        held_max_bytes: What may be held; intake pauses at 80 % of it and resumes at 50 %.
+    """
+
+    by_group: bool
+    limits: Limits
+    linger_ms: int
+    span_max: int
+    held_max_bytes: int
+
+
+@dataclass(slots=True)
+class _Unit:
+    """What is cut together: a lane, a group's lanes, or a joint partition."""
+
+    since_ms: float
+    count: int = 0
+    nbytes: int = 0
+    lanes: dict[tuple[TopicPartition, str], tuple[Partition, Lane]] = field(default_factory=dict)
+
+
+class Cutter:
+    """Holds open messages until they are due.
+
+    Args:
+        rules: When they are due.
+        concurrency: Sends at once; twice as many batches are cut at most, where groups do not fail.
+        delivery: Takes the batches.
+        separator: The rows' separator.
+        touched: Called with a partition whose state has changed.
+    """
+
+    def __init__(
+        self,
+        rules: BatchRules,
+        concurrency: int,
+        delivery: Delivery,
+        separator: bytes,
+        touched: Callable[[TopicPartition, float], None],
+    ) -> None:
+        self._rules = rules
+        self._ahead_max = 2 * concurrency
+        self._delivery = delivery
+        self._separator = separator
+        self._touched = touched
+        self.cuts: Counter[str] = Counter()
+        self._units: dict[UnitKey, _Unit] = {}
+        self._due: dict[UnitKey, str] = {}
+        self._lingering: list[tuple[float, int, UnitKey]] = []
+        self._sequence = 0
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is open."""
+        return not self._units
+
+    # Opening
+
+    def open(self, partition: Partition, found: Sequence[tuple[str, Fragment]], now_ms: float) -> bool:
+        """Take messages of a partition; True when it went joint for want of room for so many groups."""
+        crowded = not partition.admits({group for group, _ in found})
+        if crowded:
+            self._go_joint(partition, now_ms)
+        for group, fragment in found:
+            self._open(partition, group, fragment, now_ms)
+        return crowded
+
+    def _go_joint(self, partition: Partition, now_ms: float) -> None:
+        for part in partition.go_joint(self._rules.limits):
+            self._delivery.add([part])
+            self.cuts["groups"] += 1
+        self.forget(partition.tp)
+        self._touched(partition.tp, now_ms)
+
+    def _open(self, partition: Partition, group: str, fragment: Fragment, now_ms: float) -> None:
+        lane = partition.lane(group)
+        lane.buffer.add(fragment)
+        self._delivery.held_bytes += held_bytes(fragment)
+        key = self._key(partition, group)
+        unit = self._units.get(key)
+        if unit is None:
+            unit = self._units[key] = _Unit(now_ms)
+            self._linger(key, now_ms)
+        unit.lanes[partition.tp, group] = partition, lane
+        unit.count += fragment.count
+        unit.nbytes += body_bytes(fragment)
+        if key not in self._due:
+            self._check_full(key, unit, lane)
+
+    def _key(self, partition: Partition, group: str) -> UnitKey:
+        if partition.joint_from is not None:
+            return partition.tp, None
+        return (None if self._rules.by_group else partition.tp), group
+
+    def _linger(self, key: UnitKey, since_ms: float) -> None:
+        self._sequence += 1
+        heapq.heappush(self._lingering, (since_ms + self._rules.linger_ms, self._sequence, key))
+
+    def _check_full(self, key: UnitKey, unit: _Unit, lane: Lane) -> None:
+        limits = self._rules.limits
+        joint = key[1] is None
+        count, nbytes = (lane.buffer.count, lane.buffer.nbytes) if joint else (unit.count, unit.nbytes)
+        if count >= limits.max_messages:
+            self._due[key] = "count"
+        elif nbytes >= limits.max_bytes:
+            self._due[key] = "bytes"
+
+    def _refresh(self, key: UnitKey, unit: _Unit) -> None:
+        """Count the unit anew after something was taken from it."""
+        unit.lanes = {place: both for place, both in unit.lanes.items() if both[1].buffer.fragments}
+        self._due.pop(key, None)
+        if not unit.lanes:
+            del self._units[key]
+            return
+        lanes = [lane for _, lane in unit.lanes.values()]
+        unit.count = sum(lane.buffer.count for lane in lanes)
+        unit.nbytes = sum(lane.buffer.nbytes for lane in lanes)
+        unit.since_ms = min(lane.buffer.fragments[0].at_ms for lane in lanes)
+        self._linger(key, unit.since_ms)
+        self._check_full(key, unit, max(lanes, key=lambda lane: lane.buffer.count))
+
+    def forget(self, tp: TopicPartition) -> None:
+        """What is open of this partition is cut otherwise, or not ours any more."""
+        for key, unit in list(self._units.items()):
+            mine = [place for place in unit.lanes if place[0] == tp]
+            for place in mine:
+                del unit.lanes[place]
+            if mine:
+                self._refresh(key, unit)
+
+    # Cutting
+
+    def step(self, now_ms: float, pressure: str, partitions: Iterable[Partition]) -> None:
+        """Cut what is due.
+
+        Args:
+            now_ms: Monotonic time.
+            pressure: Why everything open is to be cut; empty when it is not.
+            partitions: Those that are ours.
+        """
+        while self._lingering and self._lingering[0][0] <= now_ms:
+            key = heapq.heappop(self._lingering)[2]
+            unit = self._units.get(key)
+            if unit is not None and unit.since_ms + self._rules.linger_ms <= now_ms:
+                self._due.setdefault(key, "linger")
+        if pressure:
+            for key in self._units:
+                self._due.setdefault(key, pressure)
+        self._mark_wide_spans(partitions)
+        work = deque(self._due)
+        while work and self._delivery.groups.healthy < self._ahead_max:
+            key = work.popleft()
+            if self._cut(key, now_ms) and key in self._due:
+                work.append(key)
+
+    def _mark_wide_spans(self, partitions: Iterable[Partition]) -> None:
+        """The group that holds back a partition's watermark goes first when the span above it grows wide."""
+        for partition in partitions:
+            if partition.span > self._rules.span_max // 2:
+                lanes = [lane for lane in partition.lanes.values() if lane.buffer.fragments]
+                if lanes:
+                    oldest = min(lanes, key=lambda lane: lane.buffer.fragments[0].first)
+                    self._due.setdefault(self._key(partition, oldest.group), "span")
+
+    def _cut(self, key: UnitKey, now_ms: float) -> bool:
+        unit, group = self._units[key], key[1]
+        if group is not None and self._delivery.groups.failing(group):
+            return False
+        fenced = self._delivery.fenced
+        ways = [way for way in unit.lanes.values() if way[0].tp not in fenced and way[0].may_cut(way[1])]
+        if not ways:
+            return False
+        if group is None:
+            partition, lane = ways[0]
+            batches = [[part] for part in partition.cut(lane, self._rules.limits)]
+        else:
+            batches = [self._gather(ways)]
+        for parts in batches:
+            self._delivery.add(parts)
+            for part in parts:
+                self._touched(part.tp, now_ms)
+        self.cuts[self._due[key]] += 1
+        self._refresh(key, unit)
+        return True
+
+    def _gather(self, ways: list[tuple[Partition, Lane]]) -> list[Part]:
+        """One part of each lane, oldest first, within a batch's limits."""
+        limits = self._rules.limits
+        messages, size, header = limits.max_messages, limits.max_bytes, PARTS_HEADER_MAX_BYTES
+        parts: list[Part] = []
+        for partition, lane in sorted(ways, key=lambda way: way[1].buffer.fragments[0].at_ms):
+            header -= len(partition.tp.topic) + PART_HEADER_BYTES
+            smallest = len(lane.buffer.fragments[0].data.split(self._separator, 1)[0]) + 1
+            if parts and (len(parts) == PARTS_MAX or header < 0 or messages < 1 or smallest > size):
+                break
+            part = partition.cut(lane, Limits(messages, max(size, 1)))[0]
+            parts.append(part)
+            messages -= part.count
+            size -= part.nbytes
+        return parts

@@ -1,0 +1,66 @@
+"""How each group's deliveries go, and how many batches are outstanding where they go well. No batch, no clock."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(slots=True)
+class GroupState:
+    """How a group's deliveries go."""
+
+    name: str
+    outstanding: int = 0
+    """Batches cut and not done."""
+    sending: int = 0
+    failing_since_ms: float | None = None
+    reason: str = ""
+    attempts: int = 0
+    next_try_ms: float = 0.0
+
+
+class Groups(dict[str, GroupState]):
+    """The groups that have a batch outstanding, by name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.healthy = 0
+        """Batches outstanding in groups that do not fail."""
+
+    def begin(self, name: str) -> None:
+        """One more batch is outstanding."""
+        group = self.get(name)
+        if group is None:
+            group = self[name] = GroupState(name)
+        group.outstanding += 1
+        self.healthy += group.failing_since_ms is None
+
+    def end(self, name: str) -> None:
+        """One batch less is outstanding; a group without any is dropped."""
+        group = self[name]
+        group.outstanding -= 1
+        self.healthy -= group.failing_since_ms is None
+        if not group.outstanding:
+            del self[name]
+
+    def failed(self, name: str, now_ms: float) -> GroupState:
+        """A send failed."""
+        group = self[name]
+        if group.failing_since_ms is None:
+            self.healthy -= group.outstanding
+            group.failing_since_ms = now_ms
+        return group
+
+    def recovered(self, name: str) -> bool:
+        """A send got through; True when the group was failing."""
+        group = self[name]
+        if group.failing_since_ms is None:
+            return False
+        self.healthy += group.outstanding
+        group.failing_since_ms = None
+        return True
+
+    def failing(self, name: str) -> bool:
+        """Whether the last send of this group failed."""
+        group = self.get(name)
+        return group is not None and group.failing_since_ms is not None

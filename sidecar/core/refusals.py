@@ -1,0 +1,146 @@
+"""What a refusal leads to: halves, pieces, dead letters. Sends nothing and waits for nothing itself."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from sidecar.core.batching import halves, held_by, pick
+from sidecar.core.records import Answer, Batch, FailedRow, Part, Verdict
+
+if TYPE_CHECKING:
+    from sidecar.core.delivery import Delivery
+
+
+class Refusals:
+    """Takes apart what was refused.
+
+    Args:
+        delivery: Whose batches they are.
+        separator: The rows' separator.
+    """
+
+    def __init__(self, delivery: Delivery, separator: bytes) -> None:
+        self._d = delivery
+        self._separator = separator
+        self._crowded: list[Batch] = []
+
+    def refused(self, batch: Batch, answer: Answer, now_ms: float) -> None:
+        """All of the batch was refused for something in it."""
+        alive = [part for part in batch.parts if self._d.owner(part)]
+        if not alive:
+            self._d.done(batch, "released")
+        elif len(alive) > 1:
+            middle = len(alive) // 2
+            self._d.put_first([alive[:middle], alive[middle:]])
+            self._d.done(batch, "split")
+        elif alive[0].count > 1:
+            self._halve(self._d.shrink(batch, alive))
+        else:
+            self._refused_alone(self._d.shrink(batch, alive), answer, now_ms)
+
+    def _refused_alone(self, batch: Batch, answer: Answer, now_ms: float) -> None:
+        self._d.judge(refused=True, count=1)
+        if self._d.guard.tripped:
+            self._d.failed(batch, answer, now_ms)
+            return
+        reason = "too_large" if answer.verdict is Verdict.TOO_LARGE else answer.reason or "rejected"
+        self._d.bury_rows(batch.parts[0], reason)
+        self._d.done(batch, "dead_lettered")
+
+    def _halve(self, batch: Batch) -> None:
+        """Halve a batch of one part, as soon as its partition has room for the halves."""
+        part = batch.parts[0]
+        owner = self._d.owner(part)
+        if owner is None:
+            self._d.done(batch, "released")
+            return
+        pieces = halves(part.fragments, self._separator)
+        if not part.primary:
+            parts = owner.derive(part, pieces, "halves")
+        elif owner.may_split(part):
+            parts = owner.split(part, pieces)
+        else:
+            self._crowded.append(batch)
+            return
+        self._replaced(part, parts)
+        for piece in parts:
+            self._d.add([piece])
+        self._d.done(batch, "split")
+
+    def step(self) -> None:
+        """Try again what found no room: the smallest first, since little room is enough for it."""
+        crowded, self._crowded = self._crowded, []
+        for batch in sorted(crowded, key=lambda batch: batch.count):
+            self._halve(batch)
+
+    def _replaced(self, part: Part, pieces: list[Part]) -> None:
+        """These pieces have taken the part's place; they were sent before, as a part of it."""
+        self._d.held_bytes -= held_by(part)
+        for piece in pieces:
+            piece.attempts, piece.history = part.attempts, part.history
+            self._d.held_bytes += held_by(piece)
+
+    def partial(self, batch: Batch, answer: Answer, now_ms: float) -> None:
+        """Some rows failed, the others were taken."""
+        failed = {row.index: row for row in answer.failed}
+        at = 0
+        again: list[Part] = []
+        for part in batch.parts:
+            mine = {index - at: row for index, row in failed.items() if at <= index < at + part.count}
+            at += part.count
+            if self._d.owner(part) is None:
+                continue
+            if not mine:
+                self._d.finish(part, "delivered", part.count)
+            elif len(mine) < part.count:
+                self._some_failed(part, mine, answer, now_ms)
+            elif not self._all_failed(part, mine):
+                again.append(part)
+        if again:
+            self._d.failed(self._d.shrink(batch, again), _retry(answer, answer.failed[0].reason), now_ms)
+        else:
+            self._d.done(batch, "partial")
+
+    def _all_failed(self, part: Part, failed: dict[int, FailedRow]) -> bool:
+        """Nothing was taken, so the receiver may not know the part's name: it ends, or is sent again, as a whole."""
+        if any(row.retry for row in failed.values()):
+            return False
+        for _ in failed:
+            self._d.judge(refused=True, count=1)
+        if not self._d.guard.tripped:
+            self._d.bury_rows(part, _reasons(part, failed))
+        return not self._d.guard.tripped
+
+    def _some_failed(self, part: Part, failed: dict[int, FailedRow], answer: Answer, now_ms: float) -> None:
+        """The receiver knows the part's name now, and gives the same answer for it: so the pieces' names may follow."""
+        taken = part.count - len(failed)
+        self._d.judge(refused=False, count=taken)
+        self._d.settled(part, "delivered", taken)
+        again = {index for index, row in failed.items() if row.retry}
+        refused = failed.keys() - again
+        for _ in refused:
+            self._d.judge(refused=True, count=1)
+        offsets, reasons = _offsets(part), _reasons(part, failed)
+        owner = self._d.owner(part)
+        assert owner is not None
+        pieces = [pick(part.fragments, wanted, self._separator) for wanted in (again, refused) if wanted]
+        parts = owner.derive(part, pieces, "207", *(offsets[index] for index in sorted(again)))
+        self._replaced(part, parts)
+        if refused and not self._d.guard.tripped:
+            self._d.bury_rows(parts.pop(), reasons)
+        for piece in parts:
+            self._d.failed(self._d.begin([piece]), _retry(answer, "207"), now_ms)
+
+
+def _retry(answer: Answer, reason: str) -> Answer:
+    return replace(answer, verdict=Verdict.RETRY, reason=reason)
+
+
+def _offsets(part: Part) -> list[int]:
+    return [offset for fragment in part.fragments for offset in fragment.offsets]
+
+
+def _reasons(part: Part, failed: dict[int, FailedRow]) -> dict[int, str]:
+    offsets = _offsets(part)
+    return {offsets[index]: row.reason or "rejected" for index, row in failed.items()}
