@@ -74,6 +74,8 @@ class Delivery:
         self.groups = Groups()
         self.fenced: set[TopicPartition] = set()
         """Partitions that are about to be taken away: nothing of them is sent any more."""
+        self.changed: set[TopicPartition] = set()
+        """Partitions with new intents that batches wait for: to be committed now."""
         self.guard = RefusalGuard()
         self.halted = ""
         """Why nothing is read: the sink refuses what no message is at fault for."""

@@ -164,6 +164,9 @@ class Pipeline:
         self._dirty[tp] = min(self._dirty.get(tp, due_ms), due_ms)
 
     def _commit_due(self, now_ms: float) -> None:
+        for tp in self.delivery.changed & self.partitions.keys():
+            self._touch(tp, now_ms)
+        self.delivery.changed.clear()
         if self._outstanding or now_ms < self._commit_at_ms:
             return
         soon = self.draining or any(due <= now_ms for due in self._dirty.values())

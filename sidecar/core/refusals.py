@@ -60,6 +60,7 @@ class Refusals:
             parts = owner.derive(part, pieces, "halves")
         elif owner.may_split(part):
             parts = owner.split(part, pieces)
+            self._d.changed.add(part.tp)
         else:
             self._crowded.append(batch)
             return
