@@ -1,0 +1,254 @@
+"""Each wanted message arrives once and unchanged, with all else quiet: formats, ids, repeats by the broker, poison."""
+
+from __future__ import annotations
+
+import math
+import random
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sidecar.state.store import Store
+from tests.support.audit import CheckingReceiver, Finding, Tally, check_books, tally, tally_values
+from tests.support.kafka import Broker, Outgoing, produce, unique
+from tests.support.process import Daemon, spawn, wait_until
+from tests.support.receiver import Receiver
+from tests.support.workload import TAGS, WANTED, Expected, Place, Workload
+
+TOPICS, PARTITIONS = 3, 4
+
+
+class Seeking(Daemon):
+    """The daemon with a source that hands about 5 % of the messages over twice."""
+
+    def start(self) -> None:
+        """Start it."""
+        with self.log_path.open("ab") as log:
+            command = [sys.executable, "-m", "tests.support.seeking", str(self.config_path), "7"]
+            self._process = spawn(command, log)
+
+
+def configuration(
+    broker: Broker, topics: list[str], url: str, subscribe: str = " || ".join(WANTED), **sections: Any
+) -> dict[str, Any]:
+    """A configuration for a new consumer group; `sections` go over what is set here."""
+    kafka = {"bootstrap_servers": broker.bootstrap, "group_id": unique("group"), "topics": topics}
+    base: dict[str, Any] = {
+        "source": {"kafka": kafka},
+        "tags": {"from": {"header": "tag"}, "subscribe": subscribe},
+        "sink": {"http": {"url": url}},
+        "retry": {"backoff": "20ms", "backoff_max": "500ms"},
+    }
+    for name, section in sections.items():
+        base[name] = {**base.get(name, {}), **section}
+    return base
+
+
+def new_topics(broker: Broker, count: int = TOPICS, partitions: int = PARTITIONS) -> list[str]:
+    """New topics, by name."""
+    names = [unique("topic") for _ in range(count)]
+    for name in names:
+        broker.create_topic(name, partitions, {"max.message.bytes": "4194304"})
+    return names
+
+
+def finish(daemon: Daemon, timeout_s: float) -> dict[str, Any]:
+    """Wait until everything is settled, with the books balanced at each look, then stop in order; the last status."""
+    last: dict[str, Any] = {}
+    daemon.wait_ready()
+
+    def settled() -> bool:
+        last.update(daemon.status())
+        check_books(last)
+        return last["consumed"] > 0 and last["lag"] == 0 and last["in_flight"] == 0
+
+    wait_until(settled, timeout_s, "all is settled", detail=lambda: f"{last}\n{daemon.log_tail()}")
+    daemon.stop()
+    return last
+
+
+def flow(
+    broker: Broker, folder: Path, messages: int, *, form: str = "envelope", by: str = "partition", ids: bool = False
+) -> Finding:
+    """Messages of every kind, 5 % handed over twice: each wanted one arrives once, whole; books and commits agree."""
+    begun = time.monotonic()
+    topics = new_topics(broker)
+    work = Workload(topics, PARTITIONS, messages)
+    expected = work.produce(broker.bootstrap)
+    receiver = CheckingReceiver(expected.prints) if form == "envelope" else Receiver()
+    with receiver:
+        config = configuration(broker, topics, receiver.url, batch={"by": by})
+        config["sink"]["http"]["format"] = form
+        if ids:
+            config["dedup"] = {"by": {"header": "id"}, "as": "int"}
+        with Seeking(folder, config, name=unique("flow")) as daemon:
+            status = finish(daemon, 60 + messages / 2_000)
+        unframeable = set() if form == "envelope" else expected.unframeable[form]
+        wanted = expected.first_of_each_id() if ids else expected.wanted
+        framed = {place: value for place, value in wanted.items() if place not in unframeable}
+        found = (tally if form == "envelope" else tally_values)(receiver.rows(), framed)
+        found.assert_exact()
+        assert receiver.stats["repeated_parts"] == 0, "a name was sent twice"
+        if isinstance(receiver, CheckingReceiver):
+            assert not receiver.wrong, f"not what was produced: {receiver.wrong}"
+    again = _check_flow_books(status, expected, wanted, len(framed))
+    assert committed_ends(broker, config) == ends(broker, topics)
+    assert _buried(daemon) == {place for place in wanted if place in unframeable}
+    notes = f"{again} handed over twice"
+    return Finding(_flow_name(form, by, ids=ids), 1, messages, 0, 0, time.monotonic() - begun, notes)
+
+
+def _flow_name(form: str, by: str, *, ids: bool) -> str:
+    how = "a header id, 5 % produced twice" if ids else "position"
+    return f"every kind of value, `{form}`, `batch.by: {by}`, duplicates by {how}"
+
+
+def _check_flow_books(
+    status: Mapping[str, Any], expected: Expected, wanted: Mapping[Place, Any], delivered: int
+) -> int:
+    again = int(status["consumed"]) - expected.count
+    twins = len(expected.wanted) - len(wanted)
+    assert again >= expected.count // 50, f"only {again} messages were handed over twice: the test tests nothing"
+    assert status["delivered"] == delivered
+    assert status["dead_lettered"] == len(wanted) - delivered
+    assert status["filtered"] == expected.filtered
+    assert status["duplicate"] == again + twins
+    return again
+
+
+def ends(broker: Broker, topics: list[str]) -> dict[tuple[str, int], int]:
+    """The end of each partition."""
+    return {(topic, p): offset for topic in topics for p, offset in broker.end_offsets(topic).items()}
+
+
+def committed_ends(broker: Broker, config: Mapping[str, Any]) -> dict[tuple[str, int], int]:
+    """What the group has committed."""
+    found = broker.committed(config["source"]["kafka"]["group_id"])
+    return {place: offset for place, (offset, _) in found.items()}
+
+
+def _buried(daemon: Daemon) -> set[Place]:
+    store = Store(daemon.state_dir)
+    try:
+        return {(letter.topic, letter.partition, letter.offset) for letter in store.dead_letters(1_000_000)}
+    finally:
+        store.close()
+
+
+def poison(broker: Broker, folder: Path, messages: int = 5_000, *, times: int = 1) -> Finding:
+    """One refused message among many: the rest arrive, it alone is dead-lettered, found by halving."""
+    begun, allowed, most = time.monotonic(), 2 * math.ceil(math.log2(messages)), 0
+    for number in range(times):
+        topic = new_topics(broker, 1, 1)
+        bad = random.Random(number).randrange(messages)
+        values = [b"POISON" if i == bad else b"good %d" % i for i in range(messages)]
+        with Receiver() as receiver:
+            receiver.fail("refuse", status=400, marker="POISON")
+            daemon, found = _halved(broker, folder, topic, receiver, values)
+            found.assert_exact()
+            most = max(most, receiver.stats["requests"] - 1)
+        assert most <= allowed, f"{most} extra requests, {allowed} are allowed"
+        assert _buried(daemon) == {(topic[0], 0, bad)}
+    notes = f"dead-lettered {times}, extra requests at most {most} (allowed {allowed})"
+    return Finding(f"one poison message among {messages:,}", times, messages * times, 0, 0, _since(begun), notes)
+
+
+def _since(begun: float) -> float:
+    return time.monotonic() - begun
+
+
+def _halved(
+    broker: Broker, folder: Path, topic: list[str], receiver: Receiver, values: list[bytes]
+) -> tuple[Daemon, Tally]:
+    produce(broker.bootstrap, topic[0], [Outgoing(0, value) for value in values])
+    batch = {"max_messages": len(values), "linger": "30s", "max_bytes": "16MiB"}
+    config = configuration(broker, topic, receiver.url, "*", batch=batch)
+    with Daemon(folder, config, name=unique("poison")) as daemon:
+        status = finish(daemon, 60)
+        assert status["dead_lettered"] == 1
+    wanted = _values(topic[0], values)
+    return daemon, tally(receiver.rows(), wanted)
+
+
+def _values(topic: str, values: list[bytes]) -> dict[Place, str | None]:
+    from tests.support.receiver import value_hash
+
+    return {(topic, 0, i): value_hash(value) for i, value in enumerate(values) if value != b"POISON"}
+
+
+def split_killed(broker: Broker, folder: Path, messages: int = 5_000, *, kills: int) -> Finding:
+    """Kills while a refused batch is being halved: nothing is lost or stored twice, one message is dead-lettered."""
+    begun, chance, killed = time.monotonic(), random.Random(11), 0
+    while killed < kills:
+        topic = new_topics(broker, 1, 1)
+        bad = chance.randrange(messages)
+        values = [b"POISON" if i == bad else b"good %d" % i for i in range(messages)]
+        produce(broker.bootstrap, topic[0], [Outgoing(0, value) for value in values])
+        with Receiver() as receiver:
+            receiver.fail("refuse", status=400, marker="POISON")
+            receiver.fail("slow", delay_ms=30)
+            batch = {"max_messages": messages, "linger": "2s", "max_bytes": "16MiB"}
+            config = configuration(broker, topic, receiver.url, "*", batch=batch)
+            with Daemon(folder, config, name=unique("split")) as daemon:
+                killed += _kill_in_split(daemon, receiver, chance, kills - killed)
+                finish(daemon, 60)
+            tally(receiver.rows(), _values(topic[0], values)).assert_exact()
+        assert _buried(daemon) == {(topic[0], 0, bad)}
+    return Finding("`kill -9` while a batch is being halved", kills, messages, 0, 0, _since(begun))
+
+
+def _kill_in_split(daemon: Daemon, receiver: Receiver, chance: random.Random, most: int) -> int:
+    """Kill after a few requests of each life, so long as it splits; returns the number of kills."""
+    killed = 0
+    while killed < min(most, 5):
+        after = receiver.stats["requests"] + chance.randint(1, 6)
+        wait_until(lambda: receiver.stats["requests"] >= after or daemon.status()["lag"] == 0, 20, "it splits")
+        if receiver.stats["requests"] < after:
+            break
+        daemon.kill9()
+        killed += 1
+        daemon.start()
+        daemon.wait_ready()
+    return killed
+
+
+@pytest.mark.parametrize(
+    ("form", "by", "ids"),
+    [("envelope", "partition", False), ("ndjson", "group", False), ("envelope", "group", True)],
+)
+def test_every_wanted_message_arrives_once_and_unchanged(
+    kafka: Broker, tmp_path: Path, form: str, by: str, ids: bool
+) -> None:
+    """Of 50,000 messages of every kind, 5 % handed over twice, each wanted one arrives once, byte for byte."""
+    flow(kafka, tmp_path, 50_000 if form == "envelope" and not ids else 20_000, form=form, by=by, ids=ids)
+
+
+def test_json_array_takes_what_is_json_and_buries_the_rest(kafka: Broker, tmp_path: Path) -> None:
+    """In `json_array` each value that is JSON arrives once as it was, each other one is a dead letter."""
+    (topic,) = new_topics(kafka, 1)
+    values = [b'{"n":%d}' % i if i % 10 else (b"", b"not json %d" % i)[i // 10 % 2] for i in range(2_000)]
+    produce(kafka.bootstrap, topic, [Outgoing(i % 4, value) for i, value in enumerate(values)])
+    good = [value for value in values if value.startswith(b"{")]
+    with Receiver() as receiver:
+        config = configuration(kafka, [topic], receiver.url, "*")
+        config["sink"]["http"]["format"] = "json_array"
+        with Daemon(tmp_path, config) as daemon:
+            status = finish(daemon, 30)
+        assert (status["delivered"], status["dead_lettered"]) == (len(good), len(values) - len(good))
+        rows = [value for body in receiver.bodies for value in body[1:-1].replace(b"},{", b"}\n{").split(b"\n")]
+    assert sorted(rows) == sorted(good)
+    assert _buried(daemon) == {(topic, i % 4, i // 4) for i in range(0, len(values), 10)}
+
+
+def test_one_poison_message_among_5000_is_found(kafka: Broker, tmp_path: Path) -> None:
+    """4,999 of 5,000 messages are delivered, the poison one is dead-lettered, with at most 26 extra requests."""
+    poison(kafka, tmp_path)
+
+
+def test_a_kill_in_mid_split_repeats_nothing(kafka: Broker, tmp_path: Path) -> None:
+    """Killed while it halves a refused batch, the daemon stores nothing twice and loses nothing."""
+    split_killed(kafka, tmp_path, kills=3)
