@@ -13,6 +13,11 @@ from sidecar.sources.kafka_columns import KafkaColumns
 
 TIMEOUT_S = 5.0
 _COLUMNS = KafkaColumns()
+_SMALL_STEPS = {
+    "queued.min.messages": 1,
+    "fetch.queue.backoff.ms": 1,  # 1000 by default: 138 ms a message instead of 6
+    "fetch.message.max.bytes": 64 << 10,  # a larger message comes all the same
+}
 
 
 class Fetcher:
@@ -23,7 +28,7 @@ class Fetcher:
     """
 
     def __init__(self, config: Mapping[str, object]) -> None:
-        self._config = dict(config) | {"queued.min.messages": 1, "enable.partition.eof": True, "group.id": "unused"}
+        self._config = {**config, **_SMALL_STEPS, "enable.partition.eof": True, "group.id": "unused"}
         self._client: ck.Consumer | None = None
 
     def fetch(self, tp: TopicPartition, offset: int) -> Original | None:
