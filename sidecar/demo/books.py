@@ -1,0 +1,85 @@
+"""Counts what arrived against what was made, and says whether the books balance. Asks nobody, prints nothing."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from sidecar.demo.stream import PARTITIONS, Made
+
+Place = tuple[int, int]
+"""Partition and offset."""
+
+
+class Row(NamedTuple):
+    """A row as the receiver stored it."""
+
+    place: Place
+    value: str
+
+
+@dataclass(frozen=True, slots=True)
+class Books:
+    """What became of all messages."""
+
+    produced: int
+    consumed: int
+    delivered: int
+    duplicate: int
+    filtered: int
+    dead_lettered: int
+    lost: int
+    twice: int
+    wrong: int
+    """Rows and dead letters that should not be there, or have another value than was sent."""
+
+    @property
+    def balanced(self) -> bool:
+        """Whether each message has its one proper outcome."""
+        ends = self.delivered + self.duplicate + self.filtered + self.dead_lettered
+        return self.produced == self.consumed == ends and not (self.lost or self.twice or self.wrong)
+
+
+def count(made: Iterable[Made], consumed: int, rows: Iterable[Row], letters: Iterable[Place]) -> Books:
+    """The books of a run.
+
+    Args:
+        made: All messages, in the order they were sent.
+        consumed: Messages below the offsets that the daemon committed.
+        rows: What stands in the receiver's database.
+        letters: What stands in the daemon's dead letters.
+    """
+    arrived: dict[Place, list[str]] = {}
+    for row in rows:
+        arrived.setdefault(row.place, []).append(row.value)
+    buried = set(letters)
+    ends: Counter[str] = Counter()
+    for place, message in _placed(made):
+        ends["produced"] += 1
+        ends.update(_ends(message, arrived.pop(place, []), buried=place in buried))
+        buried.discard(place)
+    ends["wrong"] += sum(map(len, arrived.values())) + len(buried)
+    names = ("produced", "delivered", "duplicate", "filtered", "dead_lettered", "lost", "twice", "wrong")
+    return Books(consumed=consumed, **{name: ends[name] for name in names})
+
+
+def _placed(made: Iterable[Made]) -> Iterator[tuple[Place, Made]]:
+    following = [0] * PARTITIONS
+    for message in made:
+        yield (message.partition, following[message.partition]), message
+        following[message.partition] += 1
+
+
+def _ends(message: Made, values: list[str], *, buried: bool) -> dict[str, int]:
+    """What became of one message, given the values that arrived from its place."""
+    if message.kind == "poison":
+        return {"dead_lettered" if buried else "lost": 1, "wrong": len(values)}
+    if message.kind == "unwanted":
+        return {"wrong": len(values) + buried} if values or buried else {"filtered": 1}
+    if message.kind == "repeated":
+        return {"twice": len(values), "wrong": int(buried)} if values or buried else {"duplicate": 1}
+    changed = sum(value != message.value for value in values)
+    outcome = "delivered" if values else "lost"
+    return {outcome: 1, "twice": max(0, len(values) - 1), "wrong": changed + buried}

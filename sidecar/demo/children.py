@@ -1,0 +1,158 @@
+"""The demo's processes: started, watched, ended, and dead with the demo however that dies. Knows no message."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import random
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import sidecar
+from sidecar.errors import UnavailableError
+
+STOP_S = 30.0
+ANSWER_S = 30.0
+TAIL_LINES = 15
+_PORTS = range(20_000, 32_000)
+"""Below those that the kernel gives to outgoing connections: nobody takes one between finding and using it."""
+_PR_SET_PDEATHSIG = 1
+
+
+class Child:
+    """A Python process with its output in a file.
+
+    Args:
+        name: As messages call it, and its log file.
+        arguments: Of the interpreter.
+        folder: Takes the log.
+        pipes: Whether stdin and stdout are pipes to here; such a process must end when its stdin does.
+    """
+
+    def __init__(self, name: str, arguments: Sequence[str], folder: Path, *, pipes: bool = False) -> None:
+        self.name = name
+        self.log = folder / f"{name}.log"
+        package = str(Path(sidecar.__file__).parents[1])
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, *arguments],
+                stdin=subprocess.PIPE if pipes else subprocess.DEVNULL,
+                stdout=subprocess.PIPE if pipes else log,
+                stderr=log,
+                text=True,
+                # The same package as here, whatever the current folder holds.
+                env={**os.environ, "PYTHONSAFEPATH": "1", "PYTHONPATH": package},
+                # Ctrl-C is for the demo alone: it ends the others in its own order.
+                start_new_session=True,
+                preexec_fn=None if pipes else _die_with_parent,
+            )
+
+    @property
+    def pid(self) -> int:
+        """The process id."""
+        return self.process.pid
+
+    @property
+    def running(self) -> bool:
+        """Whether it lives."""
+        return self.process.poll() is None
+
+    def wait_until(self, ready: Callable[[], bool], timeout_s: float) -> None:
+        """Return when `ready` says so.
+
+        Raises:
+            UnavailableError: The process ended, or the time is over.
+        """
+        deadline = time.monotonic() + timeout_s
+        while not ready():
+            if not self.running:
+                raise self.failed(f"ended with exit code {self.process.returncode} before it was ready")
+            if time.monotonic() > deadline:
+                raise self.failed(f"was not ready within {timeout_s:g} s")
+            time.sleep(0.05)
+
+    def ask(self, command: Any) -> dict[str, Any]:
+        """Write a line of JSON and read one.
+
+        Raises:
+            UnavailableError: The process ended, or says nothing for 30 s.
+        """
+        assert self.process.stdin
+        try:
+            self.process.stdin.write(json.dumps(command) + "\n")
+            self.process.stdin.flush()
+        except OSError as error:
+            raise self.failed("ended") from error
+        return self.hear()
+
+    def hear(self) -> dict[str, Any]:
+        """Read a line of JSON; as `ask` without a question."""
+        assert self.process.stdout
+        readable, _, _ = select.select([self.process.stdout], [], [], ANSWER_S)
+        line = self.process.stdout.readline() if readable else ""
+        if not line:
+            raise self.failed("ended" if readable else f"said nothing for {ANSWER_S:g} s")
+        return cast("dict[str, Any]", json.loads(line))
+
+    def failed(self, what: str) -> UnavailableError:
+        """An error that shows the end of the log."""
+        return UnavailableError(f"the {self.name} {what}; its log ends with:\n{self.tail()}")
+
+    def tail(self) -> str:
+        """The end of the log, indented."""
+        lines = self.log.read_text("utf-8", "replace").splitlines()[-TAIL_LINES:]
+        return "\n".join(f"  {line}" for line in lines) or "  (nothing)"
+
+    def kill(self) -> None:
+        """SIGKILL, and wait for the end."""
+        self.process.kill()
+        self.process.wait()
+        for pipe in (self.process.stdin, self.process.stdout):
+            if pipe:
+                with contextlib.suppress(OSError):  # what was not read by it
+                    pipe.close()
+
+    def stop(self) -> int:
+        """SIGTERM, and the exit code.
+
+        Raises:
+            UnavailableError: It goes on for 30 s.
+        """
+        self.process.terminate()
+        try:
+            return self.process.wait(STOP_S)
+        except subprocess.TimeoutExpired as error:
+            raise self.failed(f"did not stop within {STOP_S:g} s of SIGTERM") from error
+
+
+def free_port() -> int:
+    """A port of loopback that nobody listens on."""
+    while True:
+        with socket.socket() as sock:
+            port = random.choice(_PORTS)
+            try:
+                sock.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return port
+
+
+def listens(port: int) -> bool:
+    """Whether somebody accepts connections on a port of loopback."""
+    with socket.socket() as sock:
+        sock.settimeout(1.0)
+        return sock.connect_ex(("127.0.0.1", port)) == 0
+
+
+def _die_with_parent() -> None:
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
