@@ -323,6 +323,7 @@ class Delivery:
         buffers += [buffer for intent in partition.intents for buffer in (intent.collected or {}).values()]
         parts = [part for lane in partition.lanes.values() for part in lane.live if id(part) not in sending]
         self.held_bytes -= sum(held_bytes(f) for buffer in buffers for f in buffer.fragments) + sum(map(held_by, parts))
+        self.unseal()
 
     def sending(self, tps: Container[TopicPartition]) -> bool:
         """Whether anything of these partitions is on its way right now."""

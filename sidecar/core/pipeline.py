@@ -103,7 +103,6 @@ class Pipeline:
             books.in_flight = 0
             self.intake.forget(tp)
             self._dirty.pop(tp, None)
-            self._outstanding.pop(tp, None)
             self._fenced.discard(tp)
 
     def _owner(self, part: Part) -> Partition | None:
@@ -126,6 +125,7 @@ class Pipeline:
                 self.read_past(run.tp, partition.seen, now_ms)
             self._read(partition, run, now_ms)
         except HoleError as hole:
+            self.forget([run.tp])  # at once: a commit in this very step would settle what was skipped
             self._effects.append(Reload(run.tp, f"{hole} was skipped before"))
 
     def _read(self, partition: Partition, run: Run, now_ms: float) -> None:

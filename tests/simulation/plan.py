@@ -1,0 +1,171 @@
+"""What one schedule looks like: its logs, limits and kinds of faults, all drawn from the seed. Nothing runs here."""
+
+from __future__ import annotations
+
+import random
+from array import array
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+
+from sidecar.core.backoff import Backoff
+from sidecar.core.batching import Limits
+from sidecar.core.cutting import BatchRules
+from sidecar.core.delivery import DeliveryRules
+from sidecar.core.intake import Reading
+from sidecar.core.records import TopicPartition
+
+TPS = [TopicPartition("t", number) for number in range(3)]
+MANY_GROUPS = 80
+
+Row = tuple[int, int, int | None, bytes | None]
+"""Offset, tag, message id, value; None stands for a value that cannot be framed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Log:
+    """What was produced to one partition; the offset is the index."""
+
+    messages: list[Row]
+    wanted: frozenset[int]
+    poison: frozenset[int]
+    """Offsets that the receiver refuses for ever."""
+    odd: frozenset[int]
+    """Offsets that cannot be framed."""
+    twins: dict[int, list[int]]
+    """Message id to the wanted offsets that carry it."""
+
+
+@lru_cache(maxsize=512)
+def make_log(number: int, length: int, groups: int, *, ids: bool, odd: bool) -> Log:
+    """A log; few different ones serve many schedules."""
+    r = random.Random(f"{number} {length} {groups} {ids} {odd}")
+    messages: list[Row] = []
+    wanted, poison, strange = set(), set(), set()
+    twins: dict[int, list[int]] = {}
+    for offset in range(length):
+        tag = r.randrange(groups + 1)
+        number_of = r.randrange(length * 2 // 3) if ids and r.random() < 0.8 else None
+        fits = not (odd and r.random() < 0.08)
+        messages.append((offset, tag, number_of, b"%d" % offset if fits else None))
+        if tag < groups:
+            wanted.add(offset)
+            if not fits:
+                strange.add(offset)
+            elif r.random() < 0.05:
+                poison.add(offset)
+            if number_of is not None:
+                twins.setdefault(number_of, []).append(offset)
+    return Log(messages, frozenset(wanted), frozenset(poison), frozenset(strange), twins)
+
+
+class Columns:
+    """Reads the rows of a log."""
+
+    def offsets(self, messages: Any) -> Any:
+        return array("q", [message[0] for message in messages])
+
+    def values(self, messages: Any) -> Any:
+        return [message[3] for message in messages]
+
+    timestamps = keys = headers = values
+
+
+class LineFramer:
+    """One value a line; None cannot be framed."""
+
+    separator = b"\n"
+
+    def frame(self, tp: TopicPartition, messages: Any) -> tuple[bytes, Any]:
+        values = [message[3] for message in messages]
+        if None in values:
+            odd = [i for i, value in enumerate(values) if value is None]
+            return b"\n".join([value for value in values if value is not None]), odd
+        return b"\n".join(values), ()
+
+
+def read_tags(tp: TopicPartition, messages: Any) -> Any:
+    """The tags of rows: small numbers."""
+    return [message[1] for message in messages]
+
+
+def read_ids(tp: TopicPartition, messages: Any) -> Any:
+    """The message ids of rows."""
+    return [message[2] for message in messages]
+
+
+GROUPS = {count: {tag: f"g{tag}" if tag < count else None for tag in range(count + 1)} for count in range(1, 100)}
+COLUMNS, FRAMER = Columns(), LineFramer()
+READINGS: dict[tuple[int, bool], Reading] = {
+    (count, ids): Reading(COLUMNS, FRAMER, read_tags, GROUPS[count], read_ids if ids else None)  # type: ignore[arg-type]
+    for count in GROUPS
+    for ids in (False, True)
+}
+
+
+@dataclass(slots=True)
+class Plan:
+    """One schedule's circumstances."""
+
+    seed: int
+    logs: list[Log]
+    length: int
+    groups: int
+    ids: bool
+    processes: int
+    batching: BatchRules
+    rules: DeliveryRules
+    compaction: float
+    """How likely an event is that some message is compacted away."""
+    faults: float
+    """How likely an event is a crash, a takeover, a revocation or a planned stop."""
+    partial: bool
+    """The receiver answers 207 where it could answer 400."""
+    flaky: float
+    """How likely a row fails for the moment, with `partial`."""
+    rows_max: int
+    """More rows than that are answered with 413."""
+    codec: bool
+    """The state travels as the real commit metadata."""
+    reading: Reading = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.reading = READINGS[self.groups, self.ids]
+
+
+def make_plan(seed: int) -> Plan:
+    """The circumstances of a seed."""
+    r = random.Random(seed)
+    chance = r.random
+    many = chance() < 0.04
+    ids, odd = chance() < 0.3, chance() < 0.2
+    length = 150 if many else r.choice((40, 60))
+    groups = MANY_GROUPS if many else r.randrange(1, 5)
+    partitions = r.randrange(1, 4)
+    logs = [make_log(r.randrange(40), length, groups, ids=ids, odd=odd) for _ in range(partitions)]
+    ordered = chance() < 0.3
+    partial = chance() < 0.3
+    batching = BatchRules(
+        by_group=chance() < 0.5,
+        limits=Limits(r.choice((1, 3, 6, 12, 40)), r.choice((6, 30, 1000))),
+        linger_ms=r.choice((0, 30, 300)),
+        span_max=r.choice((10, 30, 1000)),
+        held_max_bytes=r.choice((150, 400, 100_000)),
+    )
+    rules = DeliveryRules(Backoff(10, r.choice((20, 300))), r.choice((1, 2, 4)), ordered, b"\n")
+    return Plan(
+        seed=seed,
+        logs=logs,
+        length=length,
+        groups=groups,
+        ids=ids,
+        processes=1 if chance() < 0.2 else 3,
+        batching=batching,
+        rules=rules,
+        compaction=r.choice((0.0, 0.02)),
+        faults=r.choice((0.0, 0.02, 0.06)),
+        partial=partial,
+        flaky=0.1 if partial and not ordered else 0.0,
+        rows_max=r.choice((2, 5, 1000)),
+        codec=many or chance() < 0.1,
+    )

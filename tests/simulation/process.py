@@ -1,0 +1,300 @@
+"""One simulated process: a pipeline, and a shell that does its effects when the schedule says so."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from sidecar.core.batching import held_by, held_bytes
+from sidecar.core.effects import Commit, CommitItem, Effect, Flow, Reload, Send, Store
+from sidecar.core.pipeline import Pipeline
+from sidecar.core.progress import Partition
+from sidecar.core.records import Answer, Part, Run, TopicPartition
+from tests.simulation.broker import Broken, Broker
+from tests.simulation.plan import MANY_GROUPS, TPS, Plan
+from tests.simulation.receiver import Receiver, Request
+
+
+class Process:
+    """Lives, dies, and lives again; its journal of ids stays.
+
+    Args:
+        plan: The circumstances.
+        broker: Shared by all processes.
+        receiver: Shared by all processes.
+        sent: Names of parts that may have been sent, shared by all processes.
+        chance: Uniform in [0, 1).
+    """
+
+    def __init__(
+        self, plan: Plan, broker: Broker, receiver: Receiver, sent: set[tuple[str, str]], chance: Callable[[], float]
+    ) -> None:
+        self._plan = plan
+        self._broker = broker
+        self._receiver = receiver
+        self._sent = sent
+        self._chance = chance
+        self.journal: dict[int, list[int]] = {}
+        self.alive = False
+        self.member = False
+        """Whether the broker counts it in; if not while it is alive, it is a zombie."""
+        self.start()
+
+    def start(self) -> None:
+        """A new life with an empty memory."""
+        self.pipeline = Pipeline(self._plan.reading, self._plan.batching, self._plan.rules, self._chance)
+        self.alive = self.member = True
+        self.positions: dict[int, int] = {}
+        """What it believes to own, and the next offset to fetch."""
+        self.paused: frozenset[TopicPartition] = frozenset()
+        self.commit: list[CommitItem] | None = None
+        self.journalled = False
+        """Whether the ids of the outstanding commit are durable."""
+        self.acknowledged: dict[TopicPartition, bool] | None = None
+        """The outstanding commit's result, on its way."""
+        self.sends: dict[int, Request] = {}
+        self.stores: dict[int, Store] = {}
+        self.fenced_for = 0
+        """Events until a revocation ends; 0 when none is going on."""
+
+    def die(self) -> list[Request]:
+        """The process is gone; what it was sending may arrive or not."""
+        self._tear_journal()
+        self.alive = self.member = False
+        self.positions = {}
+        requests, self.sends = list(self.sends.values()), {}
+        for store in self.stores.values():
+            if self._chance() < 0.5:
+                self._bury(store)
+        return requests
+
+    def _tear_journal(self) -> None:
+        for item in self.commit or ():
+            if item.ids and not self.journalled:
+                cut = int(self._chance() * (len(item.ids) + 1))
+                self.journal.setdefault(item.tp.partition, []).extend(item.ids[:cut])
+
+    # Ownership
+
+    def take(self, number: int) -> None:
+        """The partition is assigned."""
+        carried = self._broker.carried(number)
+        if self._plan.ids:
+            self.pipeline.intake.ids.reconstruct(TPS[number], self.journal.get(number, ()))
+        self.pipeline.assign(TPS[number], self._broker.scope, carried)
+        self.positions[number] = carried.watermark
+        self.paused -= {TPS[number]}
+
+    def lose(self) -> None:
+        """It learns that all its partitions went to others, and joins again."""
+        self.pipeline.forget([TPS[number] for number in self.positions])
+        self.positions = {}
+        self.fenced_for = 0
+        self.member = True
+        if self.commit is not None and self.acknowledged is None:
+            self.journalled, self.acknowledged = True, {}  # of an earlier generation: it never arrives
+
+    def revoke(self) -> list[int]:
+        """A revocation ends: last commit, then nothing later names the partitions. Returns them."""
+        numbers, tps = list(self.positions), [TPS[number] for number in self.positions]
+        if self.commit is not None:
+            if self._chance() < 0.5:
+                self._apply(self.commit)
+            self.acknowledged = self.commit = None
+            self.pipeline.committed({}, self.now_ms)
+        items = self.pipeline.commit(tps)
+        self._write_journal(items)
+        ok = self._chance() < 0.8
+        if ok:
+            self._apply(items)
+        self.pipeline.committed({item.tp: ok for item in items}, self.now_ms)
+        self.pipeline.forget(tps)
+        self.positions = {}
+        self.fenced_for = 0
+        return numbers
+
+    # Reading
+
+    now_ms = 0.0
+
+    def read(self, count: int, now_ms: float) -> None:
+        """Fetch from one partition that is not paused."""
+        self.now_ms = now_ms
+        open_ones = [number for number in self.positions if TPS[number] not in self.paused]
+        if open_ones:
+            self._read(open_ones[int(self._chance() * len(open_ones))], count)
+
+    def _read(self, number: int, count: int) -> None:
+        position = self.positions[number]
+        found = self._broker.fetch(number, position, count)
+        if found:
+            self._hand_over(number, found)
+        if len(found) < count:
+            self.positions[number] = self._plan.length
+            self.pipeline.read_past(TPS[number], self._plan.length, self.now_ms)
+
+    def _hand_over(self, number: int, found: list) -> None:  # type: ignore[type-arg]
+        self.positions[number] = max(self.positions[number], found[-1][0] + 1)
+        self.pipeline.read(Run(TPS[number], found, found[0][0], found[-1][0]), self.now_ms)
+
+    def read_again(self, back: int, count: int, now_ms: float) -> None:
+        """The client seeks back, and hands over again what it had."""
+        self.now_ms = now_ms
+        for number, position in self.positions.items():
+            found = self._broker.fetch(number, max(0, position - back), count)
+            if found:
+                self._hand_over(number, found)
+            return
+
+    def skip(self, ahead: int, now_ms: float) -> None:
+        """The client skips messages, and hands them over afterwards."""
+        self.now_ms = now_ms
+        for number, position in self.positions.items():
+            found = self._broker.fetch(number, position, ahead + 1)
+            if len(found) > ahead and TPS[number] not in self.paused:
+                self._hand_over(number, found[ahead:])
+                self._hand_over(number, found[:ahead])
+            return
+
+    # Effects
+
+    def step(self, now_ms: float, effects_max: int = 1_000_000) -> None:
+        """Let the pipeline step, and do its effects, or the first of them only."""
+        self.now_ms = now_ms
+        pipeline = self.pipeline
+        for effect in pipeline.step(now_ms)[:effects_max]:
+            self._do(effect)
+        self.check()
+
+    def _do(self, effect: Effect) -> None:
+        if isinstance(effect, Send):
+            request = Request.of(effect.batch)
+            self._check_send(request)
+            self.sends[effect.batch.id] = request
+        elif isinstance(effect, Commit):
+            if self.commit is not None:
+                raise Broken("commit", "two are outstanding")
+            if any(item.tp.partition not in self.positions for item in effect.items):
+                raise Broken("commit", "names a partition that is not ours")
+            self.commit, self.journalled, self.acknowledged = effect.items, False, None
+        elif isinstance(effect, Store):
+            self.stores[effect.token] = effect
+        elif isinstance(effect, Flow):
+            self.paused = effect.paused
+        elif isinstance(effect, Reload):
+            number = effect.tp.partition
+            del self.positions[number]
+            if self.member:
+                self.take(number)
+
+    def _check_send(self, request: Request) -> None:
+        batch, plan = request.batch, self._plan
+        if batch.count != request.count:
+            raise Broken("count", f"{batch.count} messages announced, {request.count} sent")
+        limits = plan.batching.limits
+        if plan.groups < MANY_GROUPS and (
+            request.count > limits.max_messages or (batch.nbytes > limits.max_bytes and request.count > 1)
+        ):
+            raise Broken("limits", f"{request.count} rows, {batch.nbytes} bytes")
+        names = [(group, name) for group, name, _, _ in request.parts]
+        if self.member and batch.attempt == 1 and not self._sent.isdisjoint(names):
+            raise Broken("attempt", f"{names} were sent before")
+        self._sent.update(names)
+        if self.member:
+            for part in batch.parts:
+                if part.tp.partition in self.positions and not self._intended(part):
+                    raise Broken("intent", f"{part.group} {part.name} is sent before its intent is durable")
+
+    def _intended(self, part: Part) -> bool:
+        intent = part.intent
+        return self._broker.intended(part.tp.partition, intent.key, intent.first, intent.last)
+
+    # What comes back
+
+    def answer(self, batch_id: int, answer: Answer) -> None:
+        """A send is answered."""
+        del self.sends[batch_id]
+        self.pipeline.answered(batch_id, answer, self.now_ms, 0)
+
+    def advance_commit(self, *, lost: float) -> None:
+        """The outstanding commit gets one step further: ids, broker, acknowledgement."""
+        assert self.commit is not None
+        if not self.journalled:
+            self._write_journal(self.commit)
+            self.journalled = True
+        elif self.acknowledged is None:
+            reached = self.member and self._chance() >= lost
+            if reached:
+                self._apply(self.commit)
+            known = reached and self._chance() >= lost
+            self.acknowledged = {item.tp: known for item in self.commit}
+        else:
+            results, self.acknowledged, self.commit = self.acknowledged, None, None
+            self.pipeline.committed(results, self.now_ms)
+
+    def _write_journal(self, items: list[CommitItem]) -> None:
+        for item in items:
+            if item.ids:
+                self.journal.setdefault(item.tp.partition, []).extend(item.ids)
+
+    def _apply(self, items: list[CommitItem]) -> None:
+        for item in items:
+            number = item.tp.partition
+            self._broker.commit(number, item.carried, self._receiver.stored[number])
+
+    def advance_store(self, token: int, *, lost: float) -> None:
+        """Dead letters are stored, or not."""
+        store = self.stores.pop(token)
+        ok = self._chance() >= lost
+        if ok:
+            self._bury(store)
+        self.pipeline.stored(token, ok=ok, now_ms=self.now_ms)
+
+    def _bury(self, store: Store) -> None:
+        for letter in store.letters:
+            log = self._plan.logs[letter.tp.partition]
+            if letter.offset not in log.poison and letter.offset not in log.odd:
+                raise Broken("letters", f"{letter.offset} is neither poison nor unframeable: {letter.reason}")
+            self._broker.letters[letter.tp.partition].add(letter.offset)
+
+    # Checks
+
+    def check(self) -> None:
+        """The books balance, and what they say is what is held."""
+        pipeline = self.pipeline
+        held = in_flight = 0
+        for tp, books in pipeline.books.items():
+            partition = pipeline.partitions.get(tp)
+            count = 0
+            if partition is not None:
+                count, size = _held(partition)
+                held += size
+            in_flight += count
+            if books.in_flight != count or not books.balanced:
+                raise Broken("books", f"{tp}: {books}, {count} held")
+        for request in self.sends.values():
+            held += sum(held_by(part) for part in request.batch.parts if not _mine(pipeline, part))
+        if pipeline.delivery.held_bytes != held:
+            raise Broken("memory", f"{pipeline.delivery.held_bytes} accounted, {held} held")
+
+
+def _mine(pipeline: Pipeline, part: Part) -> bool:
+    partition = pipeline.partitions.get(part.tp)
+    return partition is not None and partition.epoch == part.epoch
+
+
+def _held(partition: Partition) -> tuple[int, int]:
+    count = size = 0
+    for lane in partition.lanes.values():
+        count += lane.buffer.count
+        for fragment in lane.buffer.fragments:
+            size += held_bytes(fragment)
+        for part in lane.live:
+            for fragment in part.fragments:
+                count += fragment.count
+                size += held_bytes(fragment)
+    for intent in partition.intents:
+        for buffer in (intent.collected or {}).values():
+            count += buffer.count
+            for fragment in buffer.fragments:
+                size += held_bytes(fragment)
+    return count, size

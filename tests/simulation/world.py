@@ -1,0 +1,241 @@
+"""A schedule: random events upon processes, broker and receiver, then the end of all faults, and the final account."""
+
+from __future__ import annotations
+
+import random
+
+from sidecar.core.records import Answer
+from tests.simulation.broker import Broken, Broker
+from tests.simulation.plan import TPS, Plan, make_plan
+from tests.simulation.process import Process
+from tests.simulation.receiver import HALT, TIMEOUT, UNAVAILABLE, Receiver, Request
+
+SETTLE_ROUNDS_MAX = 2_000
+LOST = 0.1
+"""How often a commit, an acknowledgement, an answer or a dead letter is lost while there are faults."""
+
+
+class World:
+    """Runs one schedule.
+
+    Args:
+        plan: Its circumstances.
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self._r = random.Random(~plan.seed)
+        self._chance = self._r.random
+        self.broker = Broker(plan)
+        self.receiver = Receiver(plan, self.broker, self._chance)
+        sent: set[tuple[str, str]] = set()
+        self.processes = [
+            Process(plan, self.broker, self.receiver, sent, self._chance) for _ in range(plan.processes)
+        ]
+        self.wandering: list[Request] = []
+        """Requests that nobody waits for any more, and that may still arrive."""
+        self.now_ms = 0.0
+        self.outage: Answer | None = None
+        self.faulty = True
+        self.steps = 0
+        self._assign(range(len(plan.logs)))
+
+    # Faults
+
+    def _pick(self, many: int) -> int:
+        return int(self._chance() * many)
+
+    def _assign(self, numbers: object) -> None:
+        """Give partitions to members; without any, one process starts."""
+        members = [process for process in self.processes if process.member]
+        if not members:
+            members = [self.processes[self._pick(len(self.processes))]]
+            if members[0].alive:
+                members[0].lose()
+            else:
+                members[0].start()
+        for number in numbers:  # type: ignore[attr-defined]
+            members[self._pick(len(members))].take(number)
+
+    def _crash(self, process: Process) -> None:
+        """Gone between two effects; what it was sending arrives now, later, or never."""
+        process.step(self.now_ms, self._pick(4))
+        member, numbers = process.member, list(process.positions)
+        for request in process.die():
+            fate = self._chance()
+            if fate < 0.3:
+                self._arrive(request)
+            elif fate < 0.7:
+                self.wandering.append(request)
+        if member:
+            self._assign(numbers)
+
+    def _fault(self, process: Process) -> None:
+        kind = self._chance()
+        if kind < 0.4:
+            self._crash(process)
+        elif kind < 0.6:
+            if process.member and len(self.processes) > 1:
+                process.member = False  # a zombie: it does not know yet
+                self._assign(list(process.positions))
+        elif kind < 0.8:
+            if process.member and not process.fenced_for and process.positions:
+                process.pipeline.fence([TPS[number] for number in process.positions])
+                process.fenced_for = 1 + self._pick(12)
+        elif process.member:
+            process.pipeline.draining = True
+
+    def _arrive(self, request: Request) -> Answer:
+        if self.outage is not None:
+            return self.outage
+        return self.receiver.deliver(request)
+
+    # Events
+
+    def event(self) -> None:
+        """One thing happens."""
+        chance = self._chance
+        if self.plan.compaction and chance() < self.plan.compaction:
+            number = self._pick(len(self.plan.logs))
+            self.broker.gone[number].add(self._pick(self.plan.length))
+        if self.wandering and chance() < 0.1:
+            self._arrive(self.wandering.pop(self._pick(len(self.wandering))))
+        process = self.processes[self._pick(len(self.processes))]
+        if not process.alive:
+            if chance() < 0.2:
+                process.start()
+            return
+        if chance() < self.plan.faults:
+            self._fault(process)
+            if not process.alive:
+                return
+        self._act(process, chance())
+        process.step(self.now_ms)
+        self._end_of_ownership(process)
+
+    def _act(self, process: Process, what: float) -> None:
+        chance = self._chance
+        process.now_ms = self.now_ms
+        if what < 0.2 and process.commit is not None:
+            process.advance_commit(lost=LOST)
+        elif what < 0.45 and process.sends:
+            self._answer(process, list(process.sends)[self._pick(len(process.sends))])
+        elif what < 0.5 and process.stores:
+            process.advance_store(next(iter(process.stores)), lost=0.3)
+        elif what < 0.6:
+            self.now_ms += (1, 15, 60, 250, 1100)[self._pick(5)]
+        elif what < 0.62:
+            process.read_again(1 + self._pick(20), 1 + self._pick(20), self.now_ms)
+        elif what < 0.63:
+            process.skip(1 + self._pick(3), self.now_ms)
+        elif what < 0.65:
+            self.outage = None if chance() < 0.6 else UNAVAILABLE if chance() < 0.7 else HALT
+        else:
+            process.read(1 + self._pick(8), self.now_ms)
+
+    def _answer(self, process: Process, batch_id: int) -> None:
+        request, fate = process.sends[batch_id], self._chance()
+        if fate < LOST:
+            process.answer(batch_id, TIMEOUT)
+            if fate < LOST / 2:
+                self._arrive(request)
+            else:
+                self.wandering.append(request)
+        else:
+            process.answer(batch_id, self._arrive(request))
+
+    def _end_of_ownership(self, process: Process) -> None:
+        if process.fenced_for and process.member:
+            process.fenced_for -= 1
+            if not process.fenced_for:
+                self._assign(process.revoke())
+        elif not process.member and self._chance() < 0.1:
+            process.lose()
+        elif process.pipeline.draining and process.member and process.pipeline.idle:
+            self._stop(process)
+
+    def _stop(self, process: Process) -> None:
+        """A planned stop has settled everything: nothing stands above the watermark."""
+        numbers = list(process.positions)
+        for number in numbers:
+            carried, position = self.broker.committed[number], process.pipeline.partitions[TPS[number]].position
+            if carried.watermark != position and position > 0:
+                raise Broken("drain", f"{carried} after a planned stop at {position}")
+        process.die()
+        self._assign(numbers)
+
+    # The end
+
+    def settle(self) -> None:
+        """No more faults: everything comes to its end."""
+        self.outage, self.faulty = None, False
+        for process in self.processes:
+            if not process.alive:
+                process.start()
+            elif not process.member:
+                process.lose()
+        for _ in range(SETTLE_ROUNDS_MAX):
+            self.now_ms += 40
+            if all([self._settle(process) for process in self.processes]):
+                break
+        else:
+            raise Broken("stuck", self._describe())
+        for request in self.wandering:
+            self._arrive(request)
+        self._account()
+
+    def _settle(self, process: Process) -> bool:
+        """One round of a process without faults; True when it is at rest."""
+        if not process.alive:
+            return True
+        self.steps += 1
+        process.now_ms = self.now_ms
+        process.read(20, self.now_ms)
+        for token in list(process.stores):
+            process.advance_store(token, lost=0)
+        for batch_id in list(process.sends):
+            process.answer(batch_id, self._arrive(process.sends[batch_id]))
+        while process.commit is not None:
+            process.advance_commit(lost=0)
+        process.step(self.now_ms)
+        self._end_of_ownership(process)
+        ended = all(position == self.plan.length for position in process.positions.values())
+        return process.alive and ended and process.pipeline.idle and not process.commit
+
+    def _describe(self) -> str:
+        found = []
+        for i, process in enumerate(self.processes):
+            p = process.pipeline
+            found.append(
+                f"process {i}: positions {process.positions}, paused {sorted(process.paused)}, sends "
+                f"{len(process.sends)}, groups {dict(p.delivery.groups)}, stops {p.stops}, idle {p.idle}, "
+                f"states {[partition.carried() for partition in p.partitions.values()]}"
+            )
+        return "\n".join(found)
+
+    def _account(self) -> None:
+        for process in self.processes:
+            delivery = process.pipeline.delivery
+            at_rest = (delivery.held_bytes, delivery.groups.healthy, len(delivery.groups), delivery.waiting)
+            if any(at_rest):
+                raise Broken("rest", f"{at_rest} held, healthy, groups, waiting at rest")
+        for number, log in enumerate(self.plan.logs):
+            carried = self.broker.committed[number]
+            if (carried.watermark, carried.seen) != (self.plan.length,) * 2 or carried.lanes or carried.joints:
+                raise Broken("stuck", f"{number}: {carried} at the end")
+            stored, letters = self.receiver.stored[number], self.broker.letters[number]
+            lost = [o for o in log.wanted if not self.broker.settled(number, o, stored)]
+            if lost:
+                raise Broken("lost", f"{number}: {sorted(lost)}")
+            wrong = (letters & stored) | (stored & (log.poison | log.odd)) | (stored - log.wanted)
+            if wrong:
+                raise Broken("letters", f"{number}: {sorted(wrong)} delivered against the rules")
+
+
+def run_schedule(seed: int, steps: int) -> int:
+    """Run one schedule; returns its steps, raises `Broken`."""
+    world = World(make_plan(seed))
+    for _ in range(steps):
+        world.event()
+    world.settle()
+    return steps + world.steps
