@@ -29,6 +29,7 @@ class Assignment:
         topic_id: Tells a recreated topic, empty where the broker has none.
         incarnation: Drawn when nothing of ours was committed.
         resumed: Whether the state is a predecessor's.
+        read_from: The first offset that can be read, at or above the watermark.
     """
 
     tp: TopicPartition
@@ -37,6 +38,7 @@ class Assignment:
     topic_id: str
     incarnation: int
     resumed: bool
+    read_from: int
 
 
 class Original(NamedTuple):

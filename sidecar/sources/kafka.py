@@ -138,7 +138,8 @@ class KafkaSource:
         self._consumer = ck.Consumer(
             self._config | {"error_cb": self._safely(self._on_error), "on_commit": self._safely(self._on_commit)}
         )
-        self._admin = AdminClient(client_config(self._settings))
+        # Else it warns of the consumer's properties, each time.
+        self._admin = AdminClient(client_config(self._settings) | {"log_level": 3})
         try:
             self._await_topics(time.monotonic() + self._settings.start_timeout_ms / 1000)
         except BaseException:
@@ -380,7 +381,7 @@ class KafkaSource:
             self._identities[one.tp] = Identity(self.cluster_id, group, one.topic_id, one.incarnation)
         self._assigned.update(tps)
         self._paused -= set(tps)
-        starts = [ck.TopicPartition(one.tp.topic, one.tp.partition, one.carried.watermark) for one in found]
+        starts = [ck.TopicPartition(one.tp.topic, one.tp.partition, one.read_from) for one in found]
         self._consumer.incremental_assign(starts)
         self._listener.assigned(found)
 

@@ -97,17 +97,18 @@ class Starts:
             self._tell(
                 "offset.expired", "error", fields | {"expired": expired, "action": "going on at the log's start"}
             )
-        return self._resumed(tp, told, topic_id)
+        return self._resumed(tp, told, topic_id, low)
 
     def _fresh(self, tp: TopicPartition, offset: int, topic_id: str) -> Assignment:
         incarnation = secrets.randbits(64)
         scope = Identity(self._cluster_id, self._group_id, topic_id, incarnation).scope
-        return Assignment(tp, scope, Carried(offset, offset), topic_id, incarnation, resumed=False)
+        return Assignment(tp, scope, Carried(offset, offset), topic_id, incarnation, resumed=False, read_from=offset)
 
-    def _resumed(self, tp: TopicPartition, told: Decoded, topic_id: str) -> Assignment:
+    def _resumed(self, tp: TopicPartition, told: Decoded, topic_id: str, low: int) -> Assignment:
         assert told.carried is not None
         scope = Identity(self._cluster_id, self._group_id, topic_id, told.incarnation).scope
-        return Assignment(tp, scope, told.carried, topic_id, told.incarnation, resumed=True)
+        read_from = max(told.carried.watermark, low)
+        return Assignment(tp, scope, told.carried, topic_id, told.incarnation, resumed=True, read_from=read_from)
 
     def _within(self, tp: TopicPartition, offset: int, low: int, high: int) -> int:
         if low <= offset <= high:
