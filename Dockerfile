@@ -8,7 +8,7 @@ WORKDIR /src
 RUN python -m venv /opt/consumer-sidecar
 COPY pyproject.toml constraints.txt README.md LICENSE ./
 COPY sidecar ./sidecar
-COPY examples/receiver.py ./examples/receiver.py
+COPY examples ./examples
 RUN PIP_CONSTRAINT=constraints.txt /opt/consumer-sidecar/bin/python -m pip install --quiet .
 
 FROM python:3.12-slim
