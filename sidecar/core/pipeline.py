@@ -79,6 +79,7 @@ class Pipeline:
         self.partitions[tp] = partition
         self._flow -= {tp}
         self.books.setdefault(tp, Books())
+        self._touch(tp, 0.0)  # where a new group starts is settled now: `latest` must not move while nothing comes
         if carried.lanes or carried.joints or carried.seen > carried.watermark:
             pending = sum(len(lane.intents) for lane in carried.lanes.values()) + len(carried.joints)
             self._report(
