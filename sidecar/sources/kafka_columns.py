@@ -35,21 +35,21 @@ class KafkaColumns:
         return map(Message.value, messages)
 
 
-def runs_of(messages: list[Message]) -> list[Run]:
-    """Cut messages, in the order they were consumed, into runs of one partition with rising offsets."""
-    partitions = list(map(Message.partition, messages))
-    topics = list(map(Message.topic, messages))
-    if partitions.count(partitions[0]) == len(messages) and topics.count(topics[0]) == len(messages):
-        cuts = [0, len(messages)]
-    else:
-        changes = (
-            i for i in range(1, len(messages)) if partitions[i] != partitions[i - 1] or topics[i] != topics[i - 1]
-        )
-        cuts = [0, *changes, len(messages)]
+def runs_of(messages: list[Message], *, one_topic: bool = False) -> list[Run]:
+    """Cut messages, in the order they were consumed, into runs of one partition with rising offsets.
+
+    Args:
+        messages: At least one, none with an error.
+        one_topic: All are of one topic, and that need not be looked at.
+    """
+    if len(set(map(Message.partition, messages))) == 1 and (one_topic or len(set(map(Message.topic, messages))) == 1):
+        return _rising(messages)
+    places = list(zip(map(Message.topic, messages), map(Message.partition, messages), strict=True))
+    cuts = [0, *(i for i in range(1, len(places)) if places[i] != places[i - 1]), len(places)]
     return [run for start, stop in pairwise(cuts) for run in _rising(messages[start:stop])]
 
 
-def _rising(messages: list[Message]) -> Iterable[Run]:
+def _rising(messages: list[Message]) -> list[Run]:
     """After a seek the offsets fall back within what one call returned."""
     first, last = _offset(messages[0]), _offset(messages[-1])
     tp = TopicPartition(messages[0].topic() or "", messages[0].partition() or 0)

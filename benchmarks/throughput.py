@@ -1,0 +1,135 @@
+"""CPU time of the whole daemon beside a bare consume loop: same client, same broker, same run, in turn.
+
+2 million messages of 200 bytes, 8 tags in a header of which 5 are wanted, batches of 5,000, `ndjson`, over HTTP to a receiver
+that throws them away. Prints messages per CPU second of both, their ratio pair by pair, and the daemon's memory.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from tests.support.kafka import KafkaBroker, Outgoing, produce
+from tests.support.process import Daemon, wait_until
+
+TAGS = [f"tag{i}".encode() for i in range(8)]
+WANTED = " || ".join(tag.decode() for tag in TAGS[:5])
+PARTITIONS = 4
+TICKS_A_SECOND = os.sysconf("SC_CLK_TCK")
+
+
+def stream(count: int) -> Iterator[Outgoing]:
+    """Messages of 200 bytes, tags in turn, partitions in turn of a thousand."""
+    for i in range(count):
+        value = b'{"id":%010d,"pad":"' % i
+        yield Outgoing(
+            partition=i // 1000 % PARTITIONS, value=value.ljust(198, b"x") + b'"}', headers=[("tag", TAGS[i % 8])]
+        )
+
+
+def cpu_seconds(pid: int) -> float:
+    """User and system time of a process and all its threads."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) / TICKS_A_SECOND
+
+
+def memory_mib(pid: int, what: str = "VmRSS") -> float:
+    """Resident memory, now (`VmRSS`) or at its peak (`VmHWM`)."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(what)) / 1024
+
+
+def bare(broker: KafkaBroker, topic: str, messages: int) -> float:
+    """Messages per CPU second of the bare loop."""
+    command = [sys.executable, "-m", "benchmarks.bare_loop", broker.bootstrap, topic, str(messages)]
+    told = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    print(f"  bare loop  {told['messages'] / told['cpu_s'] / 1e6:6.3f} M/CPU-s   {told['messages'] / told['wall_s'] / 1e6:6.3f} M/s")
+    return float(told["messages"] / told["cpu_s"])
+
+
+def daemon(broker: KafkaBroker, topic: str, messages: int, port: int, folder: Path) -> tuple[float, float]:
+    """Messages per CPU second of the daemon from its first message to its last, and its memory at the end in MiB."""
+    config = settings(broker, topic, port)
+    with Daemon(folder, config, name=f"bench-{time.monotonic_ns()}") as sidecar:
+        sidecar.wait_ready()
+        wait_until(lambda: _consumed(sidecar) > 0, 30, "the first message")
+        cpu_s, first, begun_s = cpu_seconds(sidecar.pid), _consumed(sidecar), time.perf_counter()
+        wait_until(lambda: _delivered(sidecar) >= messages * 5 // 8, 600, "all delivered")
+        cpu_s, wall_s = cpu_seconds(sidecar.pid) - cpu_s, time.perf_counter() - begun_s
+        rss, peak = memory_mib(sidecar.pid), memory_mib(sidecar.pid, "VmHWM")
+        done = messages - first
+        print(
+            f"  sidecar    {done / cpu_s / 1e6:6.3f} M/CPU-s   {done / wall_s / 1e6:6.3f} M/s   "
+            f"{cpu_s / done * 1e6:.3f} us CPU a message   RSS {rss:.0f} MiB, peak {peak:.0f}"
+        )
+        sidecar.terminate()
+        sidecar.wait(0)
+    return done / cpu_s, rss
+
+
+def settings(broker: KafkaBroker, topic: str, port: int) -> dict[str, Any]:
+    """The configuration that is measured."""
+    kafka = {"bootstrap_servers": broker.bootstrap, "group_id": f"bench-{time.monotonic_ns()}", "topics": [topic]}
+    return {
+        "source": {"kafka": kafka},
+        "tags": {"from": {"header": "tag"}, "subscribe": WANTED},
+        "batch": {"linger": "5s"},  # so that batches are cut by their 5,000 messages
+        "sink": {"http": {"url": f"http://127.0.0.1:{port}/", "format": "ndjson"}},
+    }
+
+
+def _consumed(sidecar: Daemon) -> int:
+    return int(sidecar.status()["consumed"])
+
+
+def _delivered(sidecar: Daemon) -> int:
+    time.sleep(0.2)  # asking costs the daemon time too
+    return int(sidecar.status()["delivered"])
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--messages", type=int, default=2_000_000)
+    parser.add_argument("--pairs", type=int, default=3)
+    parser.add_argument("--long", type=int, default=10_000_000, help="messages of the run that looks at memory; 0 for none")
+    wanted = parser.parse_args()
+    with tempfile.TemporaryDirectory() as name, KafkaBroker(Path(name) / "kafka") as broker:
+        receiver = subprocess.Popen([sys.executable, "-m", "benchmarks.discard"], stdout=subprocess.PIPE, text=True)
+        try:
+            assert receiver.stdout is not None
+            measure(broker, int(receiver.stdout.readline()), Path(name), wanted)
+        finally:
+            receiver.kill()
+
+
+def measure(broker: KafkaBroker, port: int, folder: Path, wanted: argparse.Namespace) -> None:
+    """Pairs of bare loop and daemon, then one long run."""
+    topic = broker.create_topic("bench", PARTITIONS)
+    produce(broker.bootstrap, topic, stream(wanted.messages))
+    ratios, rss = [], 0.0
+    for pair in range(wanted.pairs):
+        print(f"pair {pair + 1}, {wanted.messages:,} messages")
+        yardstick = bare(broker, topic, wanted.messages)
+        rate, rss = daemon(broker, topic, wanted.messages, port, folder)
+        ratios.append(rate / yardstick)
+        print(f"  ratio      {ratios[-1]:6.3f}")
+    print(f"ratio: min {min(ratios):.3f}, median {statistics.median(ratios):.3f}, max {max(ratios):.3f} (0.50 wanted)")
+    if wanted.long > wanted.messages:
+        produce(broker.bootstrap, topic, stream(wanted.long - wanted.messages))
+        print(f"one run of {wanted.long:,} messages")
+        _, after = daemon(broker, topic, wanted.long, port, folder)
+        print(f"RSS {after:.0f} MiB (300 allowed), {after - rss:+.1f} MiB against {wanted.messages:,} messages (10 allowed)")
+
+
+if __name__ == "__main__":
+    main()
