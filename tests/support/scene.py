@@ -98,9 +98,7 @@ class Scene:
             return f"{len(rest)} missing, the first: {rest[:3]}\n{daemon.log_tail()}"
 
         wait_until(arrived, timeout_s, f"{len(self.expected)} rows at the receiver", detail=missing)
-        ends: dict[tuple[str, int], int] = {}
-        for topic, partition, offset, _ in self.expected:
-            ends[topic, partition] = max(ends.get((topic, partition), 0), (offset or 0) + 1)
+        ends = {(t, p): end for t in {row[0] for row in wanted} for p, end in self.broker.end_offsets(t).items()}
         status = await_rest(daemon, timeout_s, ends)
         twice_or_odd = Counter(self.receiver.rows()) - wanted
         assert not twice_or_odd, f"{len(twice_or_odd)} rows too many, the first: {sorted(twice_or_odd)[:3]}"

@@ -1,0 +1,276 @@
+"""What happens to topics and offsets behind the daemon's back: nothing is lost, nothing is repeated but by wish."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from confluent_kafka import Consumer, KafkaError, TopicPartition
+from confluent_kafka.admin import NewPartitions  # type: ignore[attr-defined]
+
+from tests.integration.conftest import MakeTopic
+from tests.support.kafka import Broker, Outgoing, produce, produce_transaction, unique
+from tests.support.process import Daemon, wait_until
+from tests.support.receiver import Receiver, Row, value_hash
+from tests.support.scene import Scene, await_rest
+
+
+@pytest.fixture
+def scene(kafka: Broker, topic: str, group: str, tmp_path: Path) -> Iterator[Scene]:
+    """A topic of one partition and a receiver that remembers names."""
+    with Receiver() as receiver:
+        yield Scene(kafka, tmp_path, receiver, topic, group)
+
+
+def values(word: str, count: int) -> list[bytes]:
+    """Different values."""
+    return [f"{word} {i}".encode() for i in range(count)]
+
+
+def settled(scene: Scene, daemon: Daemon) -> None:
+    """Start the daemon, let it deliver all that is expected, and stop it."""
+    daemon.start()
+    scene.await_all(daemon)
+    daemon.stop()
+
+
+# Topics made again
+
+
+@pytest.mark.parametrize("count", [20, 80], ids=["fewer", "more"])
+@pytest.mark.parametrize("running", [True, False], ids=["running", "stopped"])
+def test_a_topic_made_again_is_read_from_its_start(scene: Scene, *, count: int, running: bool) -> None:
+    """A topic of the same name with fewer or more messages is another topic: all of it arrives, under other names."""
+    with scene.daemon() as daemon:
+        scene.send(values("old", 50))
+        scene.await_all(daemon)
+        if not running:
+            daemon.stop()
+        scene.broker.delete_topic(scene.topic)
+        scene.broker.create_topic(scene.topic)
+        scene.send(values("new", count))
+        if not running:
+            daemon.start()
+        scene.await_all(daemon, 20)
+        daemon.stop()
+
+
+# Offsets set by an operator
+
+
+@pytest.mark.parametrize("stale", [False, True], ids=["without metadata", "with metadata of another offset"])
+@pytest.mark.parametrize("offset", [10, 45], ids=["earlier", "later"])
+def test_an_operators_reset_is_obeyed(scene: Scene, offset: int, *, stale: bool) -> None:
+    """Set back, messages come again and are no duplicates; set forward, what lies between is left out."""
+    with scene.daemon() as daemon:
+        first = scene.send(values("first", 30))
+        scene.await_all(daemon)
+        daemon.stop()
+        _, metadata = scene.broker.committed(scene.group)[scene.topic, 0]
+        later = scene.send(values("later", 30))
+        scene.broker.alter_group_offsets(scene.group, scene.topic, {0: offset}, metadata=metadata if stale else None)
+        scene.expected = first + (first + later)[offset:]
+        daemon.start()
+        status = scene.await_all(daemon)
+        assert (status["consumed"], status["duplicate"]) == (60 - offset, 0)
+        assert len(daemon.events("partition.reset")) == 1
+        daemon.stop()
+
+
+def test_metadata_of_another_group_is_ignored(scene: Scene, group: str) -> None:
+    """A group that was given another's offsets and metadata starts at that offset with names of its own."""
+    scene.send(values("first", 30))
+    settled(scene, scene.daemon())
+    offset, metadata = scene.broker.committed(scene.group)[scene.topic, 0]
+    other = unique("copy")
+    scene.broker.alter_group_offsets(other, scene.topic, {0: offset}, metadata=metadata)
+    scene.send(values("later", 5))
+    with scene.daemon("copy", source={"kafka": {"group_id": other}}) as daemon:
+        scene.await_all(daemon)
+        assert [event["reason"] for event in daemon.events("partition.reset")] == [
+            "the metadata beside the offset is not ours"
+        ]
+    scopes = {part["part"].split("@")[1].split(":")[0] for part in scene.receiver.parts()}
+    assert len(scopes) == 2
+
+
+# Offsets and messages that expired
+
+
+def test_messages_deleted_below_the_committed_offset_change_nothing(scene: Scene) -> None:
+    """Where retention took only what was delivered, the daemon goes on as if nothing had happened."""
+    with scene.daemon() as daemon:
+        scene.send(values("first", 30))
+        scene.await_all(daemon)
+        daemon.stop()
+        scene.broker.delete_records(scene.topic, {0: 20})
+        scene.send(values("later", 30))
+        daemon.start()
+        scene.await_all(daemon)
+        assert not daemon.events("offset.expired")
+
+
+def test_messages_deleted_beyond_the_committed_offset_are_told(scene: Scene) -> None:
+    """Where retention was faster than the daemon, it says how many are gone and delivers the rest."""
+    with scene.daemon() as daemon:
+        first = scene.send(values("first", 30))
+        scene.await_all(daemon)
+        daemon.stop()
+        later = scene.send(values("later", 30))
+        scene.broker.delete_records(scene.topic, {0: 40})
+        scene.expected = first + later[10:]
+        daemon.start()
+        scene.await_all(daemon)
+        (event,) = daemon.events("offset.expired")
+        assert (event["committed"], event["log_start"], event["expired"]) == (30, 40, 10)
+
+
+def test_messages_deleted_while_in_flight_lose_nothing_that_was_read(scene: Scene) -> None:
+    """What was read before retention took it is delivered, and the daemon reads on."""
+    with scene.daemon() as daemon:
+        daemon.wait_ready()
+        scene.receiver.fail("status", status=503)
+        scene.send(values("first", 30))
+        wait_until(lambda: daemon.status()["in_flight"] == 30, 10, "all was read", detail=daemon.log_tail)
+        scene.broker.delete_records(scene.topic, {0: 30})
+        scene.send(values("later", 5))
+        scene.receiver.faults.clear()
+        scene.await_all(daemon)
+
+
+def test_a_deleted_commit_goes_on_from_the_state_folder(scene: Scene) -> None:
+    """With the group deleted at the broker, nothing is repeated: the state folder knows where it was."""
+    with scene.daemon() as daemon:
+        scene.send(values("first", 30))
+        scene.await_all(daemon)
+        daemon.stop()
+        scene.broker.delete_group(scene.group)
+        scene.send(values("later", 10))
+        daemon.start()
+        status = scene.await_all(daemon)
+        assert status["consumed"] == 10
+        assert len(daemon.events("commit.expired")) == 1
+
+
+# Where a new group starts, and what is new later
+
+
+def test_latest_starts_at_the_end_and_stays_there(scene: Scene) -> None:
+    """A new group with `start: latest` skips what was there, and nothing that came after its first start."""
+    produce(scene.broker.bootstrap, scene.topic, [Outgoing(0, b"before")] * 5)
+    with scene.daemon(source={"kafka": {"start": "latest"}}) as daemon:
+        committed = scene.broker.committed
+        wait_until(lambda: committed(scene.group), 15, "the start is committed", detail=daemon.log_tail)
+        daemon.kill9()
+        scene.send(values("while it was away", 5))
+        daemon.start()
+        scene.await_all(daemon)
+
+
+def test_a_timestamp_starts_there(scene: Scene) -> None:
+    """A new group with a timestamp as `start` gets the first message that is not older, and all after it."""
+    day_ms = 86_400_000
+    base_ms = int(time.time() * 1000) - 10 * day_ms
+    sent = [Outgoing(0, b"%d" % i, None, [("tag", b"a")], base_ms + i * day_ms) for i in range(5)]
+    produce(scene.broker.bootstrap, scene.topic, sent)
+    scene.expected = [(scene.topic, 0, i, value_hash(b"%d" % i)) for i in range(3, 5)]
+    start = datetime.fromtimestamp((base_ms + 3 * day_ms) // 1000, UTC).isoformat()
+    with scene.daemon(source={"kafka": {"start": start}}) as daemon:
+        scene.await_all(daemon)
+
+
+def test_a_partition_added_later_is_read_from_its_start(scene: Scene) -> None:
+    """Even with `start: latest`, what stands in a new partition before the daemon hears of it is delivered."""
+    with scene.daemon(source={"kafka": {"start": "latest"}}) as daemon:
+        daemon.wait_ready()
+        for future in scene.broker.admin.create_partitions([NewPartitions(scene.topic, 2)]).values():
+            future.result(10)
+        wait_until(lambda: len(scene.broker.end_offsets(scene.topic)) == 2, 10, "the partition is there")
+        scene.send(values("new", 5), partition=1)
+        scene.send(values("old", 5), partition=0)
+        scene.await_all(daemon, 20)
+
+
+def test_a_pattern_takes_topics_that_come_later(kafka: Broker, group: str, tmp_path: Path) -> None:
+    """A pattern that fits nothing at the start is no error, and each topic that fits later is read."""
+    prefix = unique("pattern")
+    with Receiver() as receiver:
+        scene = Scene(kafka, tmp_path, receiver, f"{prefix}-b", group)
+        with scene.daemon(source={"kafka": {"topics": [f"^{prefix}-.*"], "start_timeout": "1s"}}) as daemon:
+            wait_until(lambda: daemon.events("daemon.started"), 15, "it started", detail=daemon.log_tail)
+            kafka.create_topic(f"{prefix}-a")
+            kafka.create_topic(scene.topic)
+            scene.send(values("a", 5), topic=f"{prefix}-a")
+            scene.send(values("b", 5))
+            scene.await_all(daemon, 20)
+
+
+# Gaps
+
+
+def test_an_idle_transactional_topic_has_no_lag(scene: Scene) -> None:
+    """Aborted messages never arrive, committed ones do, and the position behind the last marker is committed."""
+    bootstrap, topic = scene.broker.bootstrap, scene.topic
+    yes = [Outgoing(0, b"yes", None, [("tag", b"a")])] * 3
+    with scene.daemon() as daemon:
+        produce_transaction(bootstrap, topic, yes, transactional_id=topic)
+        produce_transaction(bootstrap, topic, [Outgoing(0, b"no")] * 3, transactional_id=topic, commit=False)
+        scene.expected = [(topic, 0, i, value_hash(b"yes")) for i in range(3)]
+        status = scene.await_all(daemon)
+        assert status["consumed"] == 3
+        assert scene.broker.end_offsets(topic) == {0: 8}
+        wait_until(lambda: scene.broker.committed(scene.group)[topic, 0][0] == 8, 5, "the end is committed")
+        produce_transaction(bootstrap, topic, [Outgoing(0, b"no")], transactional_id=topic, commit=False)
+        wait_until(lambda: scene.broker.committed(scene.group)[topic, 0][0] == 10, 5, "the new end is committed")
+        assert await_rest(daemon)["consumed"] == 3
+
+
+COMPACT = {
+    "cleanup.policy": "compact",
+    "segment.ms": "100",
+    "min.cleanable.dirty.ratio": "0.001",
+    "delete.retention.ms": "86400000",
+}
+
+
+def surviving(broker: Broker, topic: str) -> list[Row]:
+    """What a topic of one partition holds, as rows."""
+    settings = {"bootstrap.servers": broker.bootstrap, "group.id": "reader", "enable.partition.eof": True}
+    consumer = Consumer({**settings, "auto.offset.reset": "earliest", "enable.auto.commit": False})
+    consumer.assign([TopicPartition(topic, 0, 0)])
+    rows: list[Row] = []
+    try:
+        while True:
+            message = consumer.poll(10)
+            assert message is not None
+            error = message.error()
+            if error is not None:
+                assert error.code() == KafkaError._PARTITION_EOF
+                return rows
+            rows.append((topic, 0, message.offset(), value_hash(message.value())))
+    finally:
+        consumer.close()
+
+
+def test_compaction_under_way_loses_nothing_that_is_left(scene: Scene, make_topic: MakeTopic) -> None:
+    """Killed with a batch under way that compaction then thins out: what is left arrives once, under the same name."""
+    scene.topic = make_topic(1, COMPACT)
+    keyed = [Outgoing(0, None if i % 5 == 4 else b"%d" % i, b"%d" % (i % 20), [("tag", b"a")]) for i in range(100)]
+    with scene.daemon() as daemon:
+        daemon.wait_ready()
+        scene.receiver.fail("status", status=503)
+        produce(scene.broker.bootstrap, scene.topic, keyed)
+        wait_until(lambda: daemon.events("batch.retried"), 10, "the batch was sent", detail=daemon.log_tail)
+        daemon.kill9()
+        produce(scene.broker.bootstrap, scene.topic, [Outgoing(0, b"last", b"last", [("tag", b"a")])])
+        # Each message rolls the segment before it, and only rolled segments are compacted.
+        wait_until(lambda: len(surviving(scene.broker, scene.topic)) < 30, 20, "the topic is compacted")
+        scene.expected = surviving(scene.broker, scene.topic)
+        assert None in {row[3] for row in scene.expected}
+        scene.receiver.faults.clear()
+        daemon.start()
+        scene.await_all(daemon)
+        assert max(part["attempt"] for part in scene.receiver.parts()) > 1
