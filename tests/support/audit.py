@@ -88,6 +88,7 @@ class Tally:
 
 def tally(rows: Iterable[Sequence[Any]], wanted: Mapping[Place, str | None]) -> Tally:
     """Compare `envelope` rows (topic, partition, offset, value's hash) with what was wanted."""
+    rows = list(rows)
     got = Counter((row[0], row[1], row[2]) for row in rows)
     found = {(row[0], row[1], row[2]): row[3] for row in rows}
     unknown = [place for place in got if place not in wanted or wanted[place] != found[place]]
@@ -99,7 +100,9 @@ def tally_values(rows: Iterable[Sequence[Any]], wanted: Mapping[Place, str | Non
     got = Counter((row[0], row[1], row[3]) for row in rows)
     should = Counter((place[0], place[1], value) for place, value in wanted.items())
     more = got - should
-    return Tally(list((should - got).elements()), [x for x in more if x in should], [x for x in more if x not in should])
+    return Tally(
+        list((should - got).elements()), [x for x in more if x in should], [x for x in more if x not in should]
+    )
 
 
 def check_books(status: Mapping[str, Any]) -> None:

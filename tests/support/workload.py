@@ -1,7 +1,8 @@
-"""Messages of every kind, the same ones for the same seed, and what must arrive of them. No daemon is started in here."""
+"""Messages of every kind, the same ones for the same seed, and what must arrive of them. Starts no daemon."""
 
 from __future__ import annotations
 
+import base64
 import random
 import threading
 import time
@@ -192,7 +193,7 @@ class Stream:
         assert not self._refused, f"{len(self._refused)} messages were refused, the first: {self._refused[0]}"
 
     def _run(self) -> None:
-        producer = make_producer(self._bootstrap, self._refused, **{"message_timeout_ms": 120_000})
+        producer = make_producer(self._bootstrap, self._refused, message_timeout_ms=120_000)
         while not self._stop.wait(0.05):
             some = self._workload.some(self._each)
             if not some:
@@ -228,8 +229,6 @@ def _header_value(value: Any) -> bytes | None:
 
 
 def _decoded(text: str) -> bytes:
-    import base64
-
     raw = base64.b64decode(text, validate=True)
     try:
         raw.decode()

@@ -1,0 +1,233 @@
+"""Kills, stops and broken brokers in mid-flow: nothing is lost, and twice comes only what promise 4 allows."""
+
+from __future__ import annotations
+
+import random
+import shutil
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+
+from tests.integration.test_exactly_once import PARTITIONS, configuration, finish, new_topics
+from tests.support.audit import (
+    COMMIT_MS,
+    SETTLED_MS,
+    Finding,
+    Life,
+    first_new_rows_ms,
+    oldest_repeat_ms,
+    tally,
+)
+from tests.support.kafka import Broker, KafkaBroker, Outgoing, produce, unique
+from tests.support.process import Daemon, wait_until
+from tests.support.receiver import Receiver, value_hash
+from tests.support.workload import TAGS, WANTED, Workload
+
+How = Literal["kill -9", "SIGTERM"]
+By = Literal["partition", "group"]
+AGAIN_MS = 3_000
+"""A restart delivers again within."""
+SESSION_MS = 9_000
+HEAL_S = 15.0
+"""After an outage a fresh message is delivered within."""
+SMALL_BATCHES = {"max_messages": 200, "linger": "50ms"}
+
+
+def kills(
+    broker: Broker,
+    folder: Path,
+    messages: int,
+    times: int,
+    *,
+    how: How = "kill -9",
+    by: By = "partition",
+    remember: bool = True,
+    delete_state: bool = False,
+    tags: int = len(TAGS),
+    seed: int = 1,
+) -> Finding:
+    """End the daemon at random instants of one flow and start it again: what arrived, how soon, how often.
+
+    Args:
+        broker: The broker.
+        folder: For the daemon's files.
+        messages: How many.
+        times: How many ends, one in five of them within the first second of a life.
+        how: By SIGKILL, or in order.
+        by: `batch.by`.
+        remember: Whether the receiver remembers names.
+        delete_state: Delete the state folder after each end.
+        tags: 8, of which 5 are wanted, or more, all wanted.
+        seed: Of the instants.
+
+    Raises:
+        AssertionError: Something was lost, or came twice beyond what is promised, or a restart took too long.
+    """
+    begun = time.monotonic()
+    topics = new_topics(broker, 3 if tags == len(TAGS) else 1)
+    names = TAGS if tags == len(TAGS) else [f"tag-{i}" for i in range(tags)]
+    wanted = WANTED if tags == len(TAGS) else names
+    work = Workload(topics, PARTITIONS, messages, seed=seed, tags=names, wanted=wanted, odd=False)
+    expected = work.produce(broker.bootstrap)
+    with Receiver(remember=remember, out=folder / unique("rows")) as receiver:
+        receiver.fail("slow", delay_ms=15)
+        subscribe = " || ".join(WANTED) if tags == len(TAGS) else "*"
+        batch = {"by": by, **SMALL_BATCHES}
+        config = configuration(broker, topics, receiver.url, subscribe, batch=batch)
+        with Daemon(folder, config, name=unique("killed")) as daemon:
+            total = len(expected.wanted)
+            lives = _live_and_die(daemon, receiver, _instants(total, times, seed), how, delete_state=delete_state)
+            finish(daemon, 60 + messages / 1_000)
+        lives[-1].ended_ms = _now_ms()
+        parts = receiver.parts()
+    found = tally((row for part in parts for row in part["rows"]), expected.wanted)
+    repeats, notes = 0, []
+    if how == "kill -9" and not remember:
+        repeats, oldest = oldest_repeat_ms(parts, lives)
+        assert oldest <= SETTLED_MS + COMMIT_MS, f"{oldest} ms before a kill was stored what came again"
+        assert set(found.twice) <= set(expected.wanted)
+        found.twice.clear()
+        notes.append(f"{repeats} rows repeated, the oldest {oldest} ms old at the kill")
+    found.assert_exact()
+    again = first_new_rows_ms(parts, lives)[1:]
+    most = SESSION_MS + AGAIN_MS if delete_state else AGAIN_MS
+    notes.append(
+        f"delivers again after {sorted(again)[len(again) // 2] / 1000:.1f} s, at most {max(again) / 1000:.1f} s"
+    )
+    assert max(again) <= most, f"delivered again only after {again} ms"
+    return Finding(_name(how, by, tags, remember=remember, deleted=delete_state), times, messages, 0, repeats,
+                   time.monotonic() - begun, "; ".join(notes))  # fmt: skip
+
+
+def _name(how: How, by: By, tags: int, *, remember: bool, deleted: bool) -> str:
+    words = [f"{how}" if how == "SIGTERM" else f"`{how}`", f"`batch.by: {by}`"]
+    words += [f"{tags} groups"] if tags != len(TAGS) else []
+    words += [] if remember else ["a receiver that does not remember names"]
+    words += ["state folder deleted at each"] if deleted else []
+    return ", ".join(words)
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+def _instants(total: int, times: int, seed: int) -> list[tuple[int | None, float]]:
+    """For each end: the rows that must have arrived (None: it comes right after the start), and seconds from then."""
+    chance = random.Random(seed)
+    rows = sorted(chance.randrange(1, total * 9 // 10) for _ in range(times))
+    return [(None, chance.uniform(0, 1.2)) if i % 5 == 1 else (at, chance.uniform(0, 0.1)) for i, at in enumerate(rows)]
+
+
+def _live_and_die(
+    daemon: Daemon, receiver: Receiver, instants: list[tuple[int | None, float]], how: How, *, delete_state: bool
+) -> list[Life]:
+    lives = [Life(_now_ms())]
+    for rows, after_s in instants:
+        if rows is not None:
+            _await_rows(daemon, receiver, rows)
+        time.sleep(after_s)  # the instant is random: there is nothing to wait for
+        if how == "kill -9":
+            daemon.kill9()
+        else:
+            daemon.wait_ready()
+            daemon.stop()
+        lives[-1].ended_ms = _now_ms()
+        if delete_state:
+            shutil.rmtree(daemon.state_dir, ignore_errors=True)
+        lives.append(Life(_now_ms()))
+        daemon.start()
+    return lives
+
+
+def _await_rows(daemon: Daemon, receiver: Receiver, rows: int) -> None:
+    def there() -> bool:
+        assert daemon.running, f"the daemon ended\n{daemon.log_tail()}"
+        return receiver.stats["rows"] >= rows
+
+    wait_until(there, 60, f"{rows} rows have arrived", detail=lambda: f"{receiver.stats}\n{daemon.log_tail()}")
+
+
+def outage(broker: KafkaBroker, folder: Path, messages: int, kind: Literal["killed", "frozen"]) -> Finding:
+    """The broker is killed and started again, or stands still for 15 s, in mid-flow: nothing lost or twice."""
+    begun = time.monotonic()
+    topics = new_topics(broker)
+    expected = Workload(topics, PARTITIONS, messages, odd=False).produce(broker.bootstrap)
+    with Receiver(out=folder / unique("rows")) as receiver:
+        receiver.fail("slow", delay_ms=15)
+        config = configuration(broker, topics, receiver.url, batch=dict(SMALL_BATCHES))
+        with Daemon(folder, config, name=kind) as daemon:
+            _await_rows(daemon, receiver, len(expected.wanted) // 4)
+            _break_and_mend(broker, kind)
+            back = time.monotonic()
+            produce(broker.bootstrap, topics[0], [Outgoing(0, b"fresh", None, [("tag", b"paid")])])
+            place = (topics[0], 0, broker.end_offsets(topics[0])[0] - 1)
+            expected.wanted[place] = value_hash(b"fresh")
+            wait_until(lambda: place in _places(receiver), HEAL_S, "a fresh message arrives", detail=daemon.log_tail)
+            healed = time.monotonic() - back
+            finish(daemon, 60)
+        tally(receiver.rows(), expected.wanted).assert_exact()
+    notes = f"a fresh message {healed:.1f} s after its return"
+    return Finding(f"broker {kind} in mid-flow", 1, messages, 0, 0, time.monotonic() - begun, notes)
+
+
+def _places(receiver: Receiver) -> set[Any]:
+    return {row[:3] for row in receiver.rows()}
+
+
+def _break_and_mend(broker: KafkaBroker, kind: str) -> None:
+    if kind == "killed":
+        broker.kill()
+        time.sleep(2)  # long enough that every request under way fails
+        broker.start()
+    else:
+        broker.freeze()
+        time.sleep(15)  # beyond the session: the broker has thrown the member out when it wakes
+        broker.thaw()
+
+
+def together(*scenarios: Callable[[], Finding]) -> list[Finding]:
+    """Run several that mostly wait, at the same time.
+
+    Raises:
+        AssertionError: Of the first one that failed.
+    """
+    with ThreadPoolExecutor(len(scenarios)) as pool:
+        return [running.result() for running in [pool.submit(scenario) for scenario in scenarios]]
+
+
+@pytest.mark.parametrize("by", ["partition", "group"])
+def test_kills_lose_nothing_and_repeat_no_name(kafka: Broker, tmp_path: Path, by: By) -> None:
+    """Killed 3 times at random instants: each message is stored once, and each restart delivers within 3 s."""
+    kills(kafka, tmp_path, 30_000, 3, by=by)
+
+
+def test_a_receiver_without_memory_gets_little_again(kafka: Broker, tmp_path: Path) -> None:
+    """Without names remembered, a kill repeats only what was in flight or settled in the last 200 ms."""
+    kills(kafka, tmp_path, 30_000, 3, remember=False)
+
+
+def test_kills_that_take_the_state_folder_along(kafka: Broker, tmp_path: Path) -> None:
+    """With the state folder deleted at each kill nothing is lost or stored twice: the commit's metadata suffices."""
+    together(*(partial(kills, kafka, tmp_path, 20_000, 2, by=by, delete_state=True) for by in ("partition", "group")))
+
+
+def test_sigterm_in_mid_flow_repeats_nothing_at_all(kafka: Broker, tmp_path: Path) -> None:
+    """Stopped in order 3 times, it exits 0, loses nothing and sends nothing twice, names remembered or not."""
+    kills(kafka, tmp_path, 30_000, 3, how="SIGTERM", remember=False)
+
+
+def test_kills_with_more_groups_than_a_partition_can_tell_apart(kafka: Broker, tmp_path: Path) -> None:
+    """300 groups share intents; killed twice, nothing is lost or stored twice."""
+    together(*(partial(kills, kafka, tmp_path, 12_000, 2, by=by, tags=300) for by in ("partition", "group")))
+
+
+@pytest.mark.parametrize("kind", ["killed", "frozen"])
+def test_a_broken_broker_loses_and_repeats_nothing(tmp_path: Path, kind: Literal["killed", "frozen"]) -> None:
+    """The broker killed, or frozen for 15 s, in mid-flow: all arrives once, and a fresh message within 15 s."""
+    with KafkaBroker(tmp_path / "broker") as broker:
+        outage(broker, tmp_path, 20_000, kind)
