@@ -57,6 +57,8 @@ class Starts:
         self._rules = rules
         self._known = known
         self._tell = tell
+        self._topic_ids: dict[TopicPartition, str] = {}
+        """Under which this process had a partition before."""
 
     def find(self, tps: Sequence[TopicPartition], topic_ids: Mapping[str, str]) -> list[Assignment]:
         """Where each of these partitions goes on.
@@ -69,18 +71,24 @@ class Starts:
         for tp, at in zip(tps, self._consumer.committed(asked, timeout=REQUEST_TIMEOUT_S), strict=True):
             if at.error is not None:
                 raise ck.KafkaException(at.error)
-            found.append(self._one(tp, at.offset, at.metadata, topic_ids.get(tp.topic, "")))
+            topic_id = topic_ids.get(tp.topic, "")
+            found.append(self._one(tp, at.offset, at.metadata, topic_id))
+            self._topic_ids[tp] = topic_id
         return found
+
+    def _recreated(self, tp: TopicPartition, topic_id: str) -> bool:
+        snapshot = self._known(tp)
+        before = self._topic_ids.get(tp) or (snapshot.topic_id if snapshot is not None else "")
+        return bool(before and topic_id) and before != topic_id
 
     def _one(self, tp: TopicPartition, offset: int, metadata: str | None, topic_id: str) -> Assignment:
         low, high = self._bounds(tp)
         fields = {"topic": tp.topic, "partition": tp.partition, "committed": offset, "log_start": low, "log_end": high}
-        if offset < 0:
+        recreated = self._recreated(tp, topic_id)
+        if offset < 0 and not recreated:
             return self._fresh(tp, self._without_commit(tp, topic_id, low, high), topic_id)
         known = Identity(self._cluster_id, self._group_id, topic_id, 0)
         told = decode(metadata, offset, known, self._rules)
-        snapshot = self._known(tp)
-        recreated = snapshot is not None and bool(topic_id) and snapshot.topic_id not in ("", topic_id)
         if told.origin is Origin.OTHER_TOPIC or (recreated and told.origin is not Origin.OURS):
             self._tell("topic.recreated", "warning", fields | {"action": "reading the new topic from its start"})
             return self._fresh(tp, low, topic_id)
