@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import shutil
 import sys
 import time
@@ -77,11 +78,14 @@ def main(total: int, group_id: str, folder: str) -> None:
         group_id: The daemon's consumer group.
         folder: Removed when the parent is gone; empty for none.
     """
-    broker = Broker(total, group_id)
-    print(json.dumps({"address": broker.address}), flush=True)
-    for line in sys.stdin:
-        command = json.loads(line)
-        print(json.dumps(broker.offsets() if command == "offsets" else broker.produce(command)), flush=True)
+    try:
+        broker = Broker(total, group_id)
+        print(json.dumps({"address": broker.address}), flush=True)
+        for line in sys.stdin:
+            command = json.loads(line)
+            print(json.dumps(broker.offsets() if command == "offsets" else broker.produce(command)), flush=True)
+    except BrokenPipeError:  # gone while it waited for an answer
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     if folder:
         _remove(Path(folder))
 

@@ -133,9 +133,9 @@ class Play:
         port = free_port()
         database = str(self._folder / "receiver.db")
         arguments = [str(receiver_file()), "--port", str(port), "--db", database, "--refuse", POISON]
-        receiver = Child("receiver", arguments, self._folder)
-        stack.callback(receiver.kill)
-        receiver.wait_until(lambda: listens(port), READY_S)
+        self._receiver = Child("receiver", arguments, self._folder)
+        stack.callback(self._receiver.kill)
+        self._receiver.wait_until(lambda: listens(port), READY_S)
         self._audience.say("receiver", f"{receiver_file().name} at 127.0.0.1:{port}; answers 400 to poison")
         return port
 
@@ -175,9 +175,10 @@ class Play:
             time.sleep(max(0.0, tick + TICK_S - time.monotonic()))
 
     def _watch(self, status: dict[str, Any] | None, delivered: int) -> None:
-        """Kill the daemon once, see it come back, and never end by itself."""
-        if not self._daemon.running:
-            raise self._daemon.failed(f"ended with exit code {self._daemon.process.returncode}")
+        """Kill the daemon once, and see it come back."""
+        for child in (self._daemon, self._receiver):
+            if not child.running:
+                raise child.failed(f"ended with exit code {child.process.returncode}")
         if status is None:
             return
         if not self._killed_at and delivered >= KILL_AT * self._wanted:
