@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
@@ -65,17 +65,19 @@ class Field:
             return lambda tp, messages: list(columns.keys(messages))
         if self.kind == "json":
             return lambda tp, messages: [json_at(value, self.path) for value in columns.values(messages)]
-        return lambda tp, messages: header_column(columns.headers(messages), self.name)
+        return lambda tp, messages: header_column(columns, messages, self.name)
 
 
-def header_column(headers: Iterable[Sequence[Header] | None], name: str) -> list[Raw]:
+def header_column(columns: Columns, messages: Sequence[Message], name: str) -> list[Raw]:
     """The value of header `name` of each message; a tuple where it is repeated."""
-    rows = list(headers)
     try:
-        found: list[Raw] = [value for ((key, value),) in rows if key == name]  # type: ignore[misc, union-attr]
+        rows: Any = columns.headers(messages)
+        found: list[Raw] = [value for ((key, value),) in rows if key == name]
     except (TypeError, ValueError):  # a message with none or several; with one each, the usual case, twice as fast
         found = []
-    return found if len(found) == len(rows) else [_header(row, name) if row else None for row in rows]
+    if len(found) == len(messages):
+        return found
+    return [_header(row, name) if row else None for row in columns.headers(messages)]
 
 
 def _header(row: Sequence[Header], name: str) -> Raw:
