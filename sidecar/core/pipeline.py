@@ -249,15 +249,24 @@ class Pipeline:
         self._memory_full = self.delivery.held_bytes > level * self._rules.held_max_bytes
 
     @property
-    def stops(self) -> list[str]:
-        """Why nothing at all is read, in words; empty while reading goes on."""
+    def stops(self) -> dict[str, str]:
+        """Why nothing at all is read: a word, and a sentence with the cure, for each reason."""
         reasons = {
-            "draining": self.draining,
-            "memory budget is used up: the sink takes less than the source gives": self._memory_full,
-            f"the sink refuses every request: {self.delivery.halted}": self.delivery.halted,
-            "the receiver refused more than a tenth of the last 1,000 messages": self.delivery.guard.tripped,
+            "draining": ("it is stopping", self.draining),
+            "memory": (
+                "memory.budget is used up, as the sink takes less than the source gives; it goes on by itself",
+                self._memory_full,
+            ),
+            "halted": (
+                f"the sink refuses every request ({self.delivery.halted}); correct its address or credentials",
+                self.delivery.halted,
+            ),
+            "refused": (
+                "the receiver refused more than a tenth of 1,000 messages; correct it, and it goes on by itself",
+                self.delivery.guard.tripped,
+            ),
         }
-        return [text for text, holds in reasons.items() if holds]
+        return {word: text for word, (text, holds) in reasons.items() if holds}
 
     def _watch_flow(self) -> None:
         if self.draining or self._memory_full or self.delivery.halted or self.delivery.guard.tripped:

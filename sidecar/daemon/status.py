@@ -108,7 +108,7 @@ class StatusKeeper:
         ]
 
     def _problems(self, pipeline: Pipeline) -> list[str]:
-        found = [f"nothing is read: {reason}" for reason in pipeline.stops]
+        found = [f"nothing is read: {reason}" for reason in pipeline.stops.values()]
         found += [f"Kafka: {text}" for text in self._supervisor.source.problems().values()]
         for group in self._retrying(pipeline)[:5]:
             found.append(f"group {group_label(group.group)} fails since {group.since}: {group.reason}")

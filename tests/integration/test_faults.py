@@ -73,7 +73,7 @@ def test_an_outage_loses_and_repeats_nothing(long_scene: tuple[Scene, Daemon], n
 
 def stopped(daemon: Daemon, word: str) -> Callable[[], bool]:
     """Whether the daemon says that it reads nothing, and why."""
-    return lambda: any(word in text for text in daemon.status()["intake_stopped"])
+    return lambda: any(word in text for text in daemon.status()["problems"])
 
 
 def test_a_refusal_of_all_requests_stops_the_intake(long_scene: tuple[Scene, Daemon]) -> None:
