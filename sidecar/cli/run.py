@@ -19,4 +19,4 @@ def run(config: Path) -> None:
     configure(settings.log.format, settings.log.level)
     signals = Signals()
     signals.install()
-    Daemon(settings, lambda: signals.asked).run()
+    Daemon(settings, signals.stop_asked).run()

@@ -21,6 +21,7 @@ from sidecar.daemon.dispatcher import Senders, Writer
 from sidecar.daemon.notify import Notifier
 from sidecar.daemon.status import StatusKeeper
 from sidecar.daemon.supervisor import Supervisor
+from sidecar.errors import EXIT_OK
 from sidecar.ops.admin import AdminServer
 from sidecar.ops.metrics import Metrics
 from sidecar.sources.base import Source
@@ -35,10 +36,13 @@ log = structlog.get_logger()
 
 
 class Signals:
-    """SIGTERM and SIGINT: the first asks for a stop, the second ends the process at once, as a crash would."""
+    """SIGTERM and SIGINT: the first asks for a stop, the second ends the process at once, as a crash would.
+
+    Before the daemon serves there is nothing to stop in order: then the first one ends it, with exit code 0.
+    """
 
     def __init__(self) -> None:
-        self.asked = False
+        self._asked = self._heard = False
 
     def install(self) -> None:
         """Take over both signals; only on the main thread."""
@@ -46,9 +50,16 @@ class Signals:
             signal.signal(number, self._on_signal)
 
     def _on_signal(self, number: int, _: FrameType | None) -> None:
-        if self.asked:
+        if not self._heard:
+            os._exit(EXIT_OK)
+        if self._asked:
             os._exit(128 + number)
-        self.asked = True
+        self._asked = True
+
+    def stop_asked(self) -> bool:
+        """Whether to stop; from the first question on, a signal waits to be heard."""
+        self._heard = True
+        return self._asked
 
 
 class Daemon:
@@ -126,6 +137,7 @@ class Daemon:
 
     def _serve(self, supervisor: Supervisor, keeper: StatusKeeper) -> None:
         refresh_at_s = feed_at_s = 0.0
+        self._stop_asked()
         while supervisor.turn():
             now_s = time.monotonic()
             if now_s >= refresh_at_s:

@@ -50,6 +50,7 @@ def client_config(settings: KafkaSettings) -> dict[str, Any]:
         "isolation.level": "read_committed",
         "reconnect.backoff.max.ms": 1_000,  # 10 s by default: longer than it may take to heal
         "socket.keepalive.enable": True,
+        "log_level": 2,  # it writes a line to stderr at each try to connect; what matters comes as an error
         **settings.properties,
         "bootstrap.servers": settings.bootstrap_servers,
     }
@@ -139,8 +140,7 @@ class KafkaSource:
         self._consumer = ck.Consumer(
             self._config | {"error_cb": self._safely(self._on_error), "on_commit": self._safely(self._on_commit)}
         )
-        # Else it warns of the consumer's properties, each time.
-        self._admin = AdminClient(client_config(self._settings) | {"log_level": 3})
+        self._admin = AdminClient(client_config(self._settings))
         try:
             self._await_topics(time.monotonic() + self._settings.start_timeout_ms / 1000)
         except BaseException:
@@ -174,7 +174,7 @@ class KafkaSource:
         while True:
             missing = wanted
             try:
-                cluster = self._consumer.list_topics(timeout=max(0.1, min(5.0, deadline_s - time.monotonic())))
+                cluster = self._consumer.list_topics(timeout=max(0.1, min(2.0, deadline_s - time.monotonic())))
                 self.cluster_id = cluster.cluster_id or ""
                 missing = [t for t in wanted if t not in cluster.topics or cluster.topics[t].error is not None]
                 if not missing:
