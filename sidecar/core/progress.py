@@ -79,6 +79,8 @@ class Intent:
     first: int
     last: int
     durable: bool = False
+    old: bool = False
+    """Of an earlier life: its part was sent, perhaps, with members that are gone by now."""
     excluded: set[int] = field(default_factory=set)
     collected: dict[str, Buffer] | None = None
     """What was read again so far of an earlier life's intent; None once it is complete."""
@@ -146,10 +148,13 @@ class Partition:
         self._separator = separator
         self._unread = {key: lane.open_from for key, lane in carried.lanes.items() if lane.open_from is not None}
         for key, lane in carried.lanes.items():
-            self.intents += [Intent(key, first, last, durable=True, collected={}) for first, last in lane.intents]
+            self.intents += [
+                Intent(key, first, last, durable=True, old=True, collected={}) for first, last in lane.intents
+            ]
         for joint in carried.joints:
-            excluded = set(joint.excluded)
-            self.intents.append(Intent(None, joint.first, joint.last, durable=True, excluded=excluded, collected={}))
+            intent = Intent(None, joint.first, joint.last, durable=True, old=True, collected={})
+            intent.excluded.update(joint.excluded)
+            self.intents.append(intent)
 
     @property
     def replaying(self) -> bool:

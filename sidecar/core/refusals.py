@@ -11,6 +11,9 @@ from sidecar.core.records import Answer, Batch, FailedRow, Part, Verdict
 if TYPE_CHECKING:
     from sidecar.core.delivery import Delivery
 
+WHOLE_ATTEMPTS_MAX = 10
+"""Sends of a part of an earlier life with every row failing, until it is taken for one that the receiver knows."""
+
 
 class Refusals:
     """Takes apart what was refused.
@@ -30,14 +33,14 @@ class Refusals:
         alive = [part for part in batch.parts if self._d.owner(part)]
         if not alive:
             self._d.done(batch, "released")
-        elif len(alive) > 1:
+        elif len(batch.parts) > 1:  # of those that are alive perhaps none is at fault
             middle = len(alive) // 2
-            self._d.put_first([alive[:middle], alive[middle:]])
+            self._d.put_first([parts for parts in (alive[:middle], alive[middle:]) if parts])
             self._d.done(batch, "split")
-        elif alive[0].count > 1:
-            self._halve(self._d.shrink(batch, alive))
+        elif batch.count > 1:
+            self._halve(batch)
         else:
-            self._refused_alone(self._d.shrink(batch, alive), answer, now_ms)
+            self._refused_alone(batch, answer, now_ms)
 
     def _refused_alone(self, batch: Batch, answer: Answer, now_ms: float) -> None:
         self._d.judge(refused=True, count=1)
@@ -94,7 +97,7 @@ class Refusals:
                 continue
             if not mine:
                 self._d.finish(part, "delivered", part.count)
-            elif len(mine) < part.count:
+            elif len(mine) < part.count or _remembered(part):
                 self._some_failed(part, mine, answer, now_ms)
             elif not self._all_failed(part, mine):
                 again.append(part)
@@ -132,6 +135,14 @@ class Refusals:
             self._d.bury_rows(parts.pop(), reasons)
         for piece in parts:
             self._d.failed(self._d.begin([piece]), _retry(answer, "207"), now_ms)
+
+
+def _remembered(part: Part) -> bool:
+    """Whether the receiver seems to know a part of which it names every row as failed.
+
+    That is so for ever where what it took of an earlier life's part was compacted away since.
+    """
+    return part.intent.old and part.first < part.last and part.attempts > WHOLE_ATTEMPTS_MAX
 
 
 def _retry(answer: Answer, reason: str) -> Answer:

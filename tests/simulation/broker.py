@@ -67,7 +67,7 @@ class Broker:
         ended = stored, self.letters[number], self.gone[number]
         if offset not in log.wanted or any(offset in where for where in ended):
             return True
-        twins = log.twins.get(log.messages[offset][2], ()) if self._plan.ids else ()  # type: ignore[call-overload]
+        twins = log.twins.get(log.messages[offset][2], ())
         return any(twin in where for twin in twins for where in ended)
 
     def intended(self, number: int, key: int | None, first: int, last: int) -> bool:
@@ -79,7 +79,7 @@ class Broker:
         messages, gone = self._plan.logs[number].messages, self.gone[number]
         if not gone:
             return messages[position : position + count]
-        found = []
+        found: list[Row] = []
         while position < self._plan.length and len(found) < count:
             if position not in gone:
                 found.append(messages[position])

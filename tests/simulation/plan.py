@@ -16,7 +16,7 @@ from sidecar.core.intake import Reading
 from sidecar.core.records import TopicPartition
 
 TPS = [TopicPartition("t", number) for number in range(3)]
-MANY_GROUPS = 80
+MANY_GROUPS = 70
 
 Row = tuple[int, int, int | None, bytes | None]
 """Offset, tag, message id, value; None stands for a value that cannot be framed."""
@@ -32,7 +32,7 @@ class Log:
     """Offsets that the receiver refuses for ever."""
     odd: frozenset[int]
     """Offsets that cannot be framed."""
-    twins: dict[int, list[int]]
+    twins: dict[int | None, list[int]]
     """Message id to the wanted offsets that carry it."""
 
 
@@ -42,7 +42,7 @@ def make_log(number: int, length: int, groups: int, *, ids: bool, odd: bool) -> 
     r = random.Random(f"{number} {length} {groups} {ids} {odd}")
     messages: list[Row] = []
     wanted, poison, strange = set(), set(), set()
-    twins: dict[int, list[int]] = {}
+    twins: dict[int | None, list[int]] = {}
     for offset in range(length):
         tag = r.randrange(groups + 1)
         number_of = r.randrange(length * 2 // 3) if ids and r.random() < 0.8 else None
@@ -125,6 +125,8 @@ class Plan:
     """How likely a row fails for the moment, with `partial`."""
     rows_max: int
     """More rows than that are answered with 413."""
+    run_max: int
+    """Messages read at once."""
     codec: bool
     """The state travels as the real commit metadata."""
     reading: Reading = field(init=False)
@@ -139,20 +141,20 @@ def make_plan(seed: int) -> Plan:
     chance = r.random
     many = chance() < 0.04
     ids, odd = chance() < 0.3, chance() < 0.2
-    length = 150 if many else r.choice((40, 60))
+    length = 260 if many else r.choice((40, 60))
     groups = MANY_GROUPS if many else r.randrange(1, 5)
-    partitions = r.randrange(1, 4)
+    partitions = 1 if many else r.randrange(1, 4)
     logs = [make_log(r.randrange(40), length, groups, ids=ids, odd=odd) for _ in range(partitions)]
     ordered = chance() < 0.3
     partial = chance() < 0.3
     batching = BatchRules(
         by_group=chance() < 0.5,
-        limits=Limits(r.choice((1, 3, 6, 12, 40)), r.choice((6, 30, 1000))),
-        linger_ms=r.choice((0, 30, 300)),
-        span_max=r.choice((10, 30, 1000)),
-        held_max_bytes=r.choice((150, 400, 100_000)),
+        limits=Limits(40, 1000) if many else Limits(r.choice((1, 3, 6, 12, 40)), r.choice((6, 30, 1000))),
+        linger_ms=300 if many else r.choice((0, 30, 300)),
+        span_max=1000 if many else r.choice((10, 30, 1000)),
+        held_max_bytes=100_000 if many else r.choice((150, 400, 100_000)),
     )
-    rules = DeliveryRules(Backoff(10, r.choice((20, 300))), r.choice((1, 2, 4)), ordered, b"\n")
+    rules = DeliveryRules(Backoff(10, r.choice((20, 300))), 1 if many else r.choice((1, 2, 4)), ordered, b"\n")
     return Plan(
         seed=seed,
         logs=logs,
@@ -167,5 +169,6 @@ def make_plan(seed: int) -> Plan:
         partial=partial,
         flaky=0.1 if partial and not ordered else 0.0,
         rows_max=r.choice((2, 5, 1000)),
+        run_max=40 if many else 8,
         codec=many or chance() < 0.1,
     )

@@ -56,6 +56,10 @@ class Receiver:
         """Of each stored part the offsets that failed, and whether they were to be sent again."""
         self._last: dict[tuple[int, str], int] = {}
 
+    def knows(self, group: str, name: str) -> bool:
+        """Whether a part with this name was stored."""
+        return (group, name) in self._known
+
     def deliver(self, request: Request) -> Answer:
         """One request arrives."""
         for group, name, number, offsets in request.parts:

@@ -29,9 +29,7 @@ class World:
         self.broker = Broker(plan)
         self.receiver = Receiver(plan, self.broker, self._chance)
         sent: set[tuple[str, str]] = set()
-        self.processes = [
-            Process(plan, self.broker, self.receiver, sent, self._chance) for _ in range(plan.processes)
-        ]
+        self.processes = [Process(plan, self.broker, self.receiver, sent, self._chance) for _ in range(plan.processes)]
         self.wandering: list[Request] = []
         """Requests that nobody waits for any more, and that may still arrive."""
         self.now_ms = 0.0
@@ -97,7 +95,10 @@ class World:
         chance = self._chance
         if self.plan.compaction and chance() < self.plan.compaction:
             number = self._pick(len(self.plan.logs))
-            self.broker.gone[number].add(self._pick(self.plan.length))
+            poison = sorted(self.plan.logs[number].poison)  # what it refuses may be gone when it is asked again
+            lucky = poison and chance() < 0.5
+            gone = poison[self._pick(len(poison))] if lucky else self._pick(self.plan.length)
+            self.broker.gone[number].add(gone)
         if self.wandering and chance() < 0.1:
             self._arrive(self.wandering.pop(self._pick(len(self.wandering))))
         process = self.processes[self._pick(len(self.processes))]
@@ -131,7 +132,7 @@ class World:
         elif what < 0.65:
             self.outage = None if chance() < 0.6 else UNAVAILABLE if chance() < 0.7 else HALT
         else:
-            process.read(1 + self._pick(8), self.now_ms)
+            process.read(1 + self._pick(self.plan.run_max), self.now_ms)
 
     def _answer(self, process: Process, batch_id: int) -> None:
         request, fate = process.sends[batch_id], self._chance()
@@ -175,8 +176,9 @@ class World:
             elif not process.member:
                 process.lose()
         for _ in range(SETTLE_ROUNDS_MAX):
-            self.now_ms += 40
-            if all([self._settle(process) for process in self.processes]):
+            self.now_ms += 120
+            at_rest = [self._settle(process) for process in self.processes]
+            if all(at_rest):
                 break
         else:
             raise Broken("stuck", self._describe())
@@ -215,6 +217,7 @@ class World:
 
     def _account(self) -> None:
         for process in self.processes:
+            process.check()
             delivery = process.pipeline.delivery
             at_rest = (delivery.held_bytes, delivery.groups.healthy, len(delivery.groups), delivery.waiting)
             if any(at_rest):

@@ -1,0 +1,104 @@
+"""Run schedules and count what broke: python -m tests.simulation.run --schedules N --seed S --steps K --jobs J.
+
+A seed that failed is run again by `--seed`, with `--schedules 1`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import multiprocessing
+import sys
+import time
+from dataclasses import dataclass, field
+
+from tests.simulation.broker import Broken
+from tests.simulation.world import run_schedule
+
+CHUNK = 50
+FAILURES_MAX = 10
+
+
+@dataclass
+class Outcome:
+    """What some schedules came to."""
+
+    schedules: int = 0
+    steps: int = 0
+    failures: list[tuple[int, str, str]] = field(default_factory=list)
+    """Seed, kind and text."""
+
+    def __iadd__(self, other: Outcome) -> Outcome:
+        self.schedules += other.schedules
+        self.steps += other.steps
+        self.failures += other.failures
+        return self
+
+    def count(self, *kinds: str) -> int:
+        """Failures of these kinds."""
+        return sum(kind in kinds for _, kind, _ in self.failures)
+
+    def line(self) -> str:
+        """One line for people and for `make prove`."""
+        named = {kind: self.count(kind) for kind in ("lost", "twice", "stuck")}
+        named["other"] = len(self.failures) - sum(named.values())
+        counts = ", ".join(f"{kind} {count}" for kind, count in named.items())
+        return f"{self.schedules} schedules, {self.steps} steps: {counts}"
+
+
+def run_some(seeds: range, steps: int) -> Outcome:
+    """Run these schedules one after the other."""
+    outcome = Outcome()
+    for seed in seeds:
+        outcome.schedules += 1
+        try:
+            outcome.steps += run_schedule(seed, steps)
+        except Broken as broken:
+            outcome.failures.append((seed, broken.kind, str(broken)))
+        except Exception as error:  # noqa: BLE001  # a core that raises is broken too
+            outcome.failures.append((seed, "raised", f"{type(error).__name__}: {error}"))
+    return outcome
+
+
+def _chunk(args: tuple[int, int, int]) -> Outcome:
+    first, last, steps = args
+    return run_some(range(first, last), steps)
+
+
+def run(schedules: int, seed: int = 0, steps: int = 200, jobs: int = 1) -> Outcome:
+    """Run `schedules` from `seed` on in `jobs` processes; stops early when much is broken."""
+    end = seed + schedules
+    chunks = [(first, min(first + CHUNK, end), steps) for first in range(seed, end, CHUNK)]
+    outcome = Outcome()
+    if jobs == 1:
+        for chunk in chunks:
+            outcome += _chunk(chunk)
+            if len(outcome.failures) >= FAILURES_MAX:
+                break
+        return outcome
+    with multiprocessing.get_context("spawn").Pool(jobs, gc.freeze) as pool:
+        for found in pool.imap_unordered(_chunk, chunks):
+            outcome += found
+            if len(outcome.failures) >= FAILURES_MAX:
+                break
+    return outcome
+
+
+def main(argv: list[str] | None = None) -> int:
+    """The command; 1 when a schedule failed."""
+    parser = argparse.ArgumentParser(prog="python -m tests.simulation.run", description=__doc__.split("\n")[0])
+    parser.add_argument("--schedules", type=int, default=1)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--jobs", type=int, default=1)
+    args = parser.parse_args(argv)
+    began = time.monotonic()
+    outcome = run(args.schedules, args.seed, args.steps, args.jobs)
+    print(f"{outcome.line()} ({time.monotonic() - began:.1f} s)")
+    for seed, _, text in sorted(outcome.failures)[:FAILURES_MAX]:
+        print(f"seed {seed}: {text.splitlines()[0][:400]}")
+    return int(bool(outcome.failures))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,54 @@
+"""Deliberate mistakes in the core, each kept as a patch; the simulator finds every one of them."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+MISTAKES = Path(__file__).parent / "mistakes"
+SCHEDULES = 2_000
+"""So many schedules find any of them; most need a few."""
+
+
+def broken_copy(patch: Path, place: Path) -> None:
+    """A copy of the package with the mistake in it."""
+    shutil.copytree(ROOT / "sidecar", place / "sidecar", ignore=shutil.ignore_patterns("__pycache__"))
+    command = ["git", "apply", "--verbose", "--unidiff-zero", "-p1", str(patch)]
+    done = subprocess.run(command, cwd=place, env={**os.environ, "GIT_DIR": os.devnull}, capture_output=True, text=True)
+    assert not done.returncode, f"{patch.name} does not apply any more: make it anew\n{done.stderr}"
+
+
+def simulate(place: Path, schedules: int) -> subprocess.CompletedProcess[str]:
+    """Run the simulator against the copy."""
+    command = [sys.executable, "-P", "-m", "tests.simulation.run", "--schedules", str(schedules)]
+    environment = {**os.environ, "PYTHONPATH": f"{place}{os.pathsep}{ROOT}", "PYTHONDONTWRITEBYTECODE": "1"}
+    return subprocess.run(command, cwd=place, env=environment, capture_output=True, text=True)
+
+
+@pytest.mark.parametrize("patch", sorted(MISTAKES.glob("*.patch")), ids=lambda patch: patch.stem)
+def test_mistake_is_found(patch: Path, tmp_path: Path) -> None:
+    """With this mistake in the core some schedule breaks a promise."""
+    broken_copy(patch, tmp_path)
+    done = simulate(tmp_path, SCHEDULES)
+    assert done.returncode == 1, f"not found in {SCHEDULES} schedules: {done.stdout}{done.stderr}"
+    assert re.search(r"^seed \d+: (?!raised)", done.stdout, re.MULTILINE), done.stdout + done.stderr
+
+
+def test_seven_mistakes_are_kept() -> None:
+    """There are at least seven mistakes, so that none is lost unnoticed."""
+    assert len(list(MISTAKES.glob("*.patch"))) >= 7
+
+
+def test_copy_without_a_mistake_is_sound(tmp_path: Path) -> None:
+    """The same harness finds nothing in the core as it is, and does use the copy."""
+    shutil.copytree(ROOT / "sidecar", tmp_path / "sidecar", ignore=shutil.ignore_patterns("__pycache__"))
+    done = simulate(tmp_path, 20)
+    assert not done.returncode, done.stdout + done.stderr
+    assert "20 schedules" in done.stdout
