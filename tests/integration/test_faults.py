@@ -81,7 +81,7 @@ def test_a_refusal_of_all_requests_stops_the_intake(long_scene: tuple[Scene, Dae
     scene, daemon = long_scene
     scene.receiver.fail("status", status=401, body="who are you")
     scene.send([b"first"])
-    status = wait_until(lambda: daemon.status() if stopped(daemon, "401")() else None, 10, "the intake stopped")
+    status = wait_until(lambda: daemon.status() if stopped(daemon, "halted")() else None, 10, "the intake stopped")
     assert status
     assert not status["ready"]
     assert any("who are you" in problem for problem in status["problems"])

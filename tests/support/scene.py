@@ -83,12 +83,15 @@ class Scene:
         return rows
 
     def await_all(self, daemon: Daemon, timeout_s: float = 15.0) -> dict[str, Any]:
-        """Wait until all that is expected arrived and is committed; each once, nothing else, the books balanced.
+        """Wait until the daemon is ready, and all that is expected arrived and is committed.
+
+        Each message has come once, nothing else has, and the books balance.
 
         Raises:
             AssertionError: It did not come in time, or anything came twice or unexpectedly.
         """
         wanted = Counter(self.expected)
+        daemon.wait_ready()
 
         def arrived() -> bool:
             return not wanted - Counter(self.receiver.rows())
