@@ -35,6 +35,7 @@ CHUNK_MESSAGES = 500
 TOPIC_IDS_EVERY_S = 5.0
 TOPIC_IDS_TIMEOUT_S = 3.0
 ASSIGN_PATIENCE_S = 60.0
+MEMBER_PATIENCE_S = 1.0
 _CREDENTIALS = {KafkaError._AUTHENTICATION, KafkaError._SSL, KafkaError.SASL_AUTHENTICATION_FAILED}
 _FORBIDDEN = {
     KafkaError.TOPIC_AUTHORIZATION_FAILED,
@@ -158,6 +159,15 @@ class KafkaSource:
             on_revoke=self._safely(self._on_revoke),
             on_lost=self._safely(self._on_lost),
         )
+        self._remember_member()
+
+    def _remember_member(self) -> None:
+        """The broker names us before it lets us in: killed from then on, we are evicted by our successor."""
+        deadline = time.monotonic() + MEMBER_PATIENCE_S
+        while not (member := self._consumer.memberid()) and time.monotonic() < deadline:
+            time.sleep(0.002)
+        if member:
+            self._state.save_member(self._settings.group_id, member)
 
     def _safely(self, callback: Callable[..., None]) -> Callable[..., None]:
         def call(*args: Any) -> None:
