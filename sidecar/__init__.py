@@ -1,1 +1,29 @@
 """Take messages from Kafka once each, in batches per tag, and hand them on."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from sidecar.core.backoff import Backoff
+    from sidecar.core.batcher import Batcher, MessageBatch
+    from sidecar.core.dedup import Deduplicator
+    from sidecar.core.tags import TagFilter
+
+__all__ = ["Backoff", "Batcher", "Deduplicator", "MessageBatch", "TagFilter"]
+
+_HOMES = {
+    "Backoff": "backoff",
+    "Batcher": "batcher",
+    "Deduplicator": "dedup",
+    "MessageBatch": "batcher",
+    "TagFilter": "tags",
+}
+
+
+def __getattr__(name: str) -> object:
+    """Import what is asked for at its first use: a command that only prints its version should not wait for it."""
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"sidecar.core.{_HOMES[name]}"), name)

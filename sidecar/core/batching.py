@@ -86,7 +86,8 @@ class Buffer:
         messages, size = limits.max_messages, limits.max_bytes
         for whole, fragment in enumerate(self.fragments):
             if len(fragment.offsets) > messages or body_bytes(fragment) > size:
-                rows = self._rows_within(fragment, messages, size) or int(not whole)
+                several = len(fragment.offsets) > 1
+                rows = (self._rows_within(fragment, messages, size) if several else 0) or int(not whole)
                 if rows == len(fragment.offsets):
                     return whole + 1, None
                 return whole, fragment.offsets[rows] if rows else None

@@ -11,7 +11,7 @@ RULES = b"rule"
 FRESH = Carried(0, 0)
 
 
-class Broken(AssertionError):
+class BrokenPromiseError(AssertionError):
     """A promise does not hold; `kind` is one of lost, twice, stuck, and others."""
 
     def __init__(self, kind: str, text: str) -> None:
@@ -44,7 +44,7 @@ class Broker:
             return self.committed[number]
         found = decode(text, self.committed[number].watermark, IDENTITY, RULES)
         if found.carried is None or found.carried != self.committed[number]:
-            raise Broken("codec", f"{self.committed[number]} came back as {found}")
+            raise BrokenPromiseError("codec", f"{self.committed[number]} came back as {found}")
         return found.carried
 
     def commit(self, number: int, carried: Carried, stored: set[int]) -> None:
@@ -58,7 +58,9 @@ class Broker:
         intents.update((None, joint.first, joint.last) for joint in carried.joints)
         for offset in range(self._checked[number], carried.watermark):
             if not self.settled(number, offset, stored):
-                raise Broken("lost", f"{number}:{offset} is below the committed {carried.watermark}, unsettled")
+                raise BrokenPromiseError(
+                    "lost", f"{number}:{offset} is below the committed {carried.watermark}, unsettled"
+                )
         self._checked[number] = max(self._checked[number], carried.watermark)
 
     def settled(self, number: int, offset: int, stored: set[int]) -> bool:

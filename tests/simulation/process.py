@@ -9,7 +9,7 @@ from sidecar.core.effects import Commit, CommitItem, Effect, Flow, Reload, Send,
 from sidecar.core.pipeline import Pipeline
 from sidecar.core.progress import Partition
 from sidecar.core.records import Answer, Part, Run, TopicPartition
-from tests.simulation.broker import Broken, Broker
+from tests.simulation.broker import BrokenPromiseError, Broker
 from tests.simulation.plan import MANY_GROUPS, TPS, Plan
 from tests.simulation.receiver import Receiver, Request
 
@@ -178,9 +178,9 @@ class Process:
             self.sends[effect.batch.id] = request
         elif isinstance(effect, Commit):
             if self.commit is not None:
-                raise Broken("commit", "two are outstanding")
+                raise BrokenPromiseError("commit", "two are outstanding")
             if any(item.tp.partition not in self.positions for item in effect.items):
-                raise Broken("commit", "names a partition that is not ours")
+                raise BrokenPromiseError("commit", "names a partition that is not ours")
             self.commit, self.journalled, self.acknowledged = effect.items, False, None
         elif isinstance(effect, Store):
             self.stores[effect.token] = effect
@@ -195,7 +195,7 @@ class Process:
     def _check_send(self, request: Request) -> None:
         batch, plan = request.batch, self._plan
         if batch.count != request.count:
-            raise Broken("count", f"{batch.count} messages announced, {request.count} sent")
+            raise BrokenPromiseError("count", f"{batch.count} messages announced, {request.count} sent")
         limits = plan.batching.limits
         # By ids a successor may keep what its predecessor dropped; and many groups at once are cut wholly.
         if (
@@ -203,10 +203,10 @@ class Process:
             and plan.groups < MANY_GROUPS
             and (request.count > limits.max_messages or (batch.nbytes > limits.max_bytes and request.count > 1))
         ):
-            raise Broken("limits", f"{request.count} rows, {batch.nbytes} bytes")
+            raise BrokenPromiseError("limits", f"{request.count} rows, {batch.nbytes} bytes")
         names = [(group, name) for group, name, _, _ in request.parts]
         if self.member and batch.attempt == 1 and not self._sent.isdisjoint(names):
-            raise Broken("attempt", f"{names} were sent before")
+            raise BrokenPromiseError("attempt", f"{names} were sent before")
         self._sent.update(names)
         if self.member:
             for part, (_, _, number, offsets) in zip(batch.parts, request.parts, strict=True):
@@ -215,10 +215,10 @@ class Process:
 
     def _check_owned(self, part: Part, number: int, offsets: tuple[int, ...]) -> None:
         if not self._intended(part):
-            raise Broken("intent", f"{part.group} {part.name} is sent before its intent is durable")
+            raise BrokenPromiseError("intent", f"{part.group} {part.name} is sent before its intent is durable")
         known = self._receiver.knows(part.group, part.name)
         if part.primary and not known and not self._receiver.stored[number].isdisjoint(offsets):
-            raise Broken("twice", f"{part.group} {part.name} is sent as a whole, and some of it was stored")
+            raise BrokenPromiseError("twice", f"{part.group} {part.name} is sent as a whole, and some of it was stored")
 
     def _intended(self, part: Part) -> bool:
         intent = part.intent
@@ -269,7 +269,9 @@ class Process:
         for letter in store.letters:
             log = self._plan.logs[letter.tp.partition]
             if letter.offset not in log.poison and letter.offset not in log.odd:
-                raise Broken("letters", f"{letter.offset} is neither poison nor unframeable: {letter.reason}")
+                raise BrokenPromiseError(
+                    "letters", f"{letter.offset} is neither poison nor unframeable: {letter.reason}"
+                )
             self._broker.letters[letter.tp.partition].add(letter.offset)
 
     # Checks
@@ -286,11 +288,11 @@ class Process:
                 held += size
             in_flight += count
             if books.in_flight != count or not books.balanced:
-                raise Broken("books", f"{tp}: {books}, {count} held")
+                raise BrokenPromiseError("books", f"{tp}: {books}, {count} held")
         for request in self.sends.values():
             held += sum(held_by(part) for part in request.batch.parts if not _mine(pipeline, part))
         if pipeline.delivery.held_bytes != held:
-            raise Broken("memory", f"{pipeline.delivery.held_bytes} accounted, {held} held")
+            raise BrokenPromiseError("memory", f"{pipeline.delivery.held_bytes} accounted, {held} held")
 
 
 def _mine(pipeline: Pipeline, part: Part) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from sidecar.core.records import Answer, Batch, FailedRow, Verdict
-from tests.simulation.broker import Broken, Broker
+from tests.simulation.broker import BrokenPromiseError, Broker
 from tests.simulation.plan import Plan
 
 ACK = Answer(Verdict.ACK, status=200)
@@ -98,7 +98,7 @@ class Receiver:
             if self._plan.ids:
                 differ = {offset for offset in differ if not self._broker.settled(number, offset, self.stored[number])}
             if differ:
-                raise Broken("names", f"{group} {name} stands for {before} and for {offsets}")
+                raise BrokenPromiseError("names", f"{group} {name} stands for {before} and for {offsets}")
 
     def _store(self, part: tuple[str, str, int, tuple[int, ...]], failed: dict[int, bool]) -> None:
         group, name, number, offsets = part
@@ -107,10 +107,10 @@ class Receiver:
         for offset in offsets:
             if offset not in failed:
                 if offset in stored:
-                    raise Broken("twice", f"{number}:{offset} again as {name}")
+                    raise BrokenPromiseError("twice", f"{number}:{offset} again as {name}")
                 stored.add(offset)
         if self._plan.rules.ordered:
             last = self._last.get((number, group), -1)
             if offsets[0] < last:
-                raise Broken("order", f"{number}:{offsets[0]} of {group} after {last}")
+                raise BrokenPromiseError("order", f"{number}:{offsets[0]} of {group} after {last}")
             self._last[number, group] = offsets[-1]

@@ -12,7 +12,7 @@ import sys
 import time
 from dataclasses import dataclass, field
 
-from tests.simulation.broker import Broken
+from tests.simulation.broker import BrokenPromiseError
 from tests.simulation.world import run_schedule
 
 CHUNK = 50
@@ -53,7 +53,7 @@ def run_some(seeds: range, steps: int) -> Outcome:
         outcome.schedules += 1
         try:
             outcome.steps += run_schedule(seed, steps)
-        except Broken as broken:
+        except BrokenPromiseError as broken:
             outcome.failures.append((seed, broken.kind, str(broken)))
         except Exception as error:  # noqa: BLE001  # a core that raises is broken too
             outcome.failures.append((seed, "raised", f"{type(error).__name__}: {error}"))

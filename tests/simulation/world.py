@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 from sidecar.core.records import Answer
-from tests.simulation.broker import Broken, Broker
+from tests.simulation.broker import BrokenPromiseError, Broker
 from tests.simulation.plan import TPS, Plan, make_plan
 from tests.simulation.process import Process
 from tests.simulation.receiver import HALT, TIMEOUT, UNAVAILABLE, Receiver, Request
@@ -161,7 +161,7 @@ class World:
         for number in numbers:
             carried, position = self.broker.committed[number], process.pipeline.partitions[TPS[number]].position
             if carried.watermark != position and position > 0:
-                raise Broken("drain", f"{carried} after a planned stop at {position}")
+                raise BrokenPromiseError("drain", f"{carried} after a planned stop at {position}")
         process.die()
         self._assign(numbers)
 
@@ -181,7 +181,7 @@ class World:
             if all(at_rest):
                 break
         else:
-            raise Broken("stuck", self._describe())
+            raise BrokenPromiseError("stuck", self._describe())
         for request in self.wandering:
             self._arrive(request)
         self._account()
@@ -221,22 +221,22 @@ class World:
             delivery = process.pipeline.delivery
             at_rest = (delivery.held_bytes, delivery.groups.healthy, len(delivery.groups), delivery.waiting)
             if any(at_rest):
-                raise Broken("rest", f"{at_rest} held, healthy, groups, waiting at rest")
+                raise BrokenPromiseError("rest", f"{at_rest} held, healthy, groups, waiting at rest")
         for number, log in enumerate(self.plan.logs):
             carried = self.broker.committed[number]
             if (carried.watermark, carried.seen) != (self.plan.length,) * 2 or carried.lanes or carried.joints:
-                raise Broken("stuck", f"{number}: {carried} at the end")
+                raise BrokenPromiseError("stuck", f"{number}: {carried} at the end")
             stored, letters = self.receiver.stored[number], self.broker.letters[number]
             lost = [o for o in log.wanted if not self.broker.settled(number, o, stored)]
             if lost:
-                raise Broken("lost", f"{number}: {sorted(lost)}")
+                raise BrokenPromiseError("lost", f"{number}: {sorted(lost)}")
             wrong = (letters & stored) | (stored & (log.poison | log.odd)) | (stored - log.wanted)
             if wrong:
-                raise Broken("letters", f"{number}: {sorted(wrong)} delivered against the rules")
+                raise BrokenPromiseError("letters", f"{number}: {sorted(wrong)} delivered against the rules")
 
 
 def run_schedule(seed: int, steps: int) -> int:
-    """Run one schedule; returns its steps, raises `Broken`."""
+    """Run one schedule; returns its steps, raises `BrokenPromiseError`."""
     world = World(make_plan(seed))
     for _ in range(steps):
         world.event()
