@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from sidecar.core.records import group_label
 
 BOOKS = ("consumed", "delivered", "duplicate", "filtered", "dead_lettered", "released", "in_flight", "delayed")
-CUT_REASONS = ("count", "bytes", "linger", "memory", "span", "revoked", "shutdown")
+CUT_REASONS = ("count", "bytes", "linger", "memory", "span", "groups", "shutdown")
 GROUPS_MAX = 200
 """Groups with counters of their own; later ones are counted together as `OTHER_GROUPS`."""
 OTHER_GROUPS = "other"
