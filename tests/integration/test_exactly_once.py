@@ -6,7 +6,7 @@ import math
 import random
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -56,19 +56,32 @@ def new_topics(broker: Broker, count: int = TOPICS, partitions: int = PARTITIONS
     return names
 
 
-def finish(daemon: Daemon, timeout_s: float) -> dict[str, Any]:
-    """Wait until everything is settled, with the books balanced at each look, then stop in order; the last status."""
-    last: dict[str, Any] = {}
-    daemon.wait_ready()
-
-    def settled() -> bool:
-        last.update(daemon.status())
-        check_books(last)
-        return bool(last["consumed"] and last["lag"] == 0 and last["in_flight"] == 0)
-
-    wait_until(settled, timeout_s, "all is settled", detail=lambda: f"{last}\n{daemon.log_tail()}")
+def finish(broker: Broker, daemon: Daemon, timeout_s: float) -> dict[str, Any]:
+    """Wait until all that was produced is settled, the books balanced at each look, then stop; the last status."""
+    await_settled(broker, [daemon], timeout_s)
+    last = daemon.status()
     daemon.stop()
     return last
+
+
+def await_settled(broker: Broker, members: Sequence[Daemon], timeout_s: float) -> None:
+    """Wait until the watermarks of the members that live reach the ends of all partitions, and nothing is in flight."""
+    goal = ends(broker, members[0].config["source"]["kafka"]["topics"])
+    seen: dict[str, Any] = {}
+
+    def settled() -> bool:
+        told = [member.status() for member in members if member.running]
+        for status in told:
+            check_books(status)
+        owned = [p for status in told for p in status["partitions"] if p["lag"] is not None]
+        watermarks = {(p["topic"], p["partition"]): p["watermark"] for p in owned}
+        seen.update(missing={p: (watermarks.get(p), end) for p, end in goal.items() if watermarks.get(p) != end})
+        return watermarks == goal and not any(status["in_flight"] for status in told)
+
+    for member in members:
+        if member.running:
+            member.wait_ready()
+    wait_until(settled, timeout_s, "all is settled", detail=lambda: f"{seen}\n{members[0].log_tail()}")
 
 
 def flow(
@@ -86,7 +99,7 @@ def flow(
         if ids:
             config["dedup"] = {"by": {"header": "id"}, "as": "int"}
         with Seeking(folder, config, name=unique("flow")) as daemon:
-            status = finish(daemon, 60 + messages / 2_000)
+            status = finish(broker, daemon, 60 + messages / 2_000)
         unframeable = set() if form == "envelope" else expected.unframeable[form]
         wanted = expected.first_of_each_id() if ids else expected.wanted
         framed = {place: value for place, value in wanted.items() if place not in unframeable}
@@ -168,7 +181,7 @@ def _halved(
     batch = {"max_messages": len(values), "linger": "30s", "max_bytes": "16MiB"}
     config = configuration(broker, topic, receiver.url, "*", batch=batch)
     with Daemon(folder, config, name=unique("poison")) as daemon:
-        status = finish(daemon, 60)
+        status = finish(broker, daemon, 60)
         assert status["dead_lettered"] == 1
     wanted = _values(topic[0], values)
     return daemon, tally(receiver.rows(), wanted)
@@ -193,7 +206,7 @@ def split_killed(broker: Broker, folder: Path, messages: int = 5_000, *, kills: 
             config = configuration(broker, topic, receiver.url, "*", batch=batch)
             with Daemon(folder, config, name=unique("split")) as daemon:
                 killed += _kill_in_split(daemon, receiver, chance, kills - killed)
-                finish(daemon, 60)
+                finish(broker, daemon, 60)
             tally(receiver.rows(), _values(topic[0], values)).assert_exact()
         assert _buried(daemon) == {(topic[0], 0, bad)}
     return Finding("`kill -9` while a batch is being halved", kills, messages, 0, 0, _since(begun))
@@ -235,7 +248,7 @@ def test_json_array_takes_what_is_json_and_buries_the_rest(kafka: Broker, tmp_pa
         config = configuration(kafka, [topic], receiver.url, "*")
         config["sink"]["http"]["format"] = "json_array"
         with Daemon(tmp_path, config) as daemon:
-            status = finish(daemon, 30)
+            status = finish(kafka, daemon, 30)
         assert (status["delivered"], status["dead_lettered"]) == (len(good), len(values) - len(good))
         rows = [value for body in receiver.bodies for value in body[1:-1].replace(b"},{", b"}\n{").split(b"\n")]
     assert sorted(rows) == sorted(good)

@@ -18,6 +18,8 @@ SETTLED_MS = 200
 """What was settled in the last so many milliseconds before a kill may be repeated (promise 4)."""
 COMMIT_MS = 150
 """Added to that: a commit on its way, on a busy machine."""
+STARTS_MS = 200
+"""A process sends nothing for so long after its start: what a receiver stores then is of the one before."""
 
 
 @dataclass
@@ -128,7 +130,7 @@ def first_new_rows_ms(parts: Sequence[Mapping[str, Any]], lives: Sequence[Life])
 
 
 def _life_at(at_ms: int, lives: Sequence[Life]) -> int:
-    return max(i for i, life in enumerate(lives) if life.began_ms <= at_ms)
+    return max(i for i, life in enumerate(lives) if i == 0 or life.began_ms + STARTS_MS <= at_ms)
 
 
 def oldest_repeat_ms(parts: Sequence[Mapping[str, Any]], lives: Sequence[Life]) -> tuple[int, int]:

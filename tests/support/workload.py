@@ -189,6 +189,10 @@ class Stream:
     def stop(self) -> None:
         """Produce nothing more, and return when the broker has all."""
         self._stop.set()
+        self.wait()
+
+    def wait(self) -> None:
+        """Return when the workload ends and the broker has all."""
         self._thread.join()
         assert not self._refused, f"{len(self._refused)} messages were refused, the first: {self._refused[0]}"
 
