@@ -9,6 +9,8 @@ from pathlib import Path
 
 import click
 
+from sidecar.errors import StateError
+
 EXIT_UNBALANCED = 1
 PIPE_COLUMNS = 100
 
@@ -27,7 +29,12 @@ def demo(messages: int, keep: bool) -> int | None:
     from sidecar.demo.stream import wanted
 
     console = Console(width=None if sys.stdout.isatty() else PIPE_COLUMNS)
-    folder = Path(tempfile.mkdtemp(prefix="sidecar-demo-"))
+    try:
+        folder = Path(tempfile.mkdtemp(prefix="sidecar-demo-"))
+    except OSError as error:
+        raise StateError(
+            f"no folder for the demo: {error}", hint="set TMPDIR to a folder that can be written"
+        ) from error
     try:
         with Show(console, messages, wanted(messages)) as show:
             outcome = Play(messages, folder, show, keep=keep).run()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
@@ -39,7 +40,7 @@ sink:
   http:
     url: http://127.0.0.1:{port}/ingest
 state:
-  dir: {folder}/state
+  dir: {state}
 admin:
   listen: 127.0.0.1:0
 log:
@@ -141,9 +142,10 @@ class Play:
 
     def _write_config(self, port: int) -> None:
         tags = " || ".join(WANTED_TAGS)
-        values = {"address": self._address, "group": GROUP, "topic": TOPIC, "tags": tags, "port": port}
+        state = json.dumps(str(self._folder / "state"))
+        values = {"address": self._address, "group": GROUP, "topic": TOPIC, "tags": tags, "port": port, "state": state}
         self._config = self._folder / "sidecar.yaml"
-        self._config.write_text(CONFIG.format(folder=self._folder, **values))
+        self._config.write_text(CONFIG.format(**values))
 
     def _start_daemon(self) -> None:
         self._daemon = Child("daemon", ["-m", "sidecar", "run", "-c", str(self._config)], self._folder)

@@ -7,7 +7,6 @@ import base64
 import contextlib
 import json
 import re
-import shlex
 import sqlite3
 import sys
 import types
@@ -23,8 +22,6 @@ from sidecar import errors
 from sidecar.cli import COMMANDS, EXIT_INTERRUPTED, main
 from sidecar.cli.demo import EXIT_UNBALANCED
 from sidecar.config.loader import load
-from sidecar.core.backoff import Backoff
-from sidecar.core.batching import Limits
 from sidecar.core.records import Attempt
 from sidecar.ops.snapshot import CUT_REASONS
 from sidecar.state.interface import StoredLetter
@@ -126,3 +123,133 @@ def test_every_cut_reason_is_told() -> None:
     """The table of metrics names the reasons of cuts."""
     (row,) = [line for line in OPERATION.read_text().splitlines() if line.startswith("| `sidecar_batch_cuts_total`")]
     assert tuple(re.findall(r"`(\w+)`", row)[1:]) == CUT_REASONS
+
+
+def test_the_readme_shows_the_minimal_configuration() -> None:
+    """The YAML of the README is a whole configuration that loads, and the very file of `config/`."""
+    (text,) = blocks(README, "yaml")
+    minimal = ROOT / "config" / "minimal.yaml"
+    assert text == minimal.read_text()
+    assert load(minimal).source.kafka.topics == ["orders"]
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+def test_every_example_can_be_read(path: Path) -> None:
+    """YAML, JSON and Python blocks are what they say they are."""
+    for text in blocks(path, "yaml"):
+        assert YAML(typ="safe").load(text)
+    for text in blocks(path, "json"):
+        for line in text.splitlines():
+            json.loads(line)
+    for text in blocks(path, "python"):
+        ast.parse(text)
+
+
+def anchors(path: Path) -> set[str]:
+    """The names that a document's headings can be linked by."""
+    heads = re.findall(r"^#+ (.*)$", re.sub(r"^```.*?^```$", "", path.read_text(), flags=re.M | re.S), flags=re.M)
+    return {re.sub(r"[^\w -]", "", head.lower()).replace(" ", "-") for head in heads}
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+def test_every_link_leads_somewhere(path: Path) -> None:
+    """Each link between documents names a file that is there, and a heading that it has."""
+    text = re.sub(r"^```.*?^```$", "", path.read_text(), flags=re.MULTILINE | re.DOTALL)
+    for target in re.findall(r"\]\(([^)]+)\)", text):
+        if re.match(r"https?://", target):
+            continue
+        name, _, anchor = target.partition("#")
+        found = (path.parent / name).resolve() if name else path
+        assert found.exists(), f"{path.name}: {target}"
+        assert not anchor or anchor in anchors(found), f"{path.name}: {target}"
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+def test_every_command_that_is_told_exists(path: Path) -> None:
+    """A `make` target that a document names is in the Makefile, and a `sidecar` command is one of the program."""
+    text = path.read_text()
+    targets = re.search(r"^\.PHONY: (.*)$", (ROOT / "Makefile").read_text(), flags=re.MULTILINE)
+    assert targets is not None
+    assert set(re.findall(r"(?:`|^    )make ([a-z]+)", text, flags=re.MULTILINE)) <= set(targets[1].split())
+    assert set(re.findall(r"(?:`|^    )sidecar ([a-z]+)", text, flags=re.MULTILINE)) <= set(COMMANDS)
+
+
+def test_every_document_is_found_from_the_readme() -> None:
+    """The README leads to each file of `docs/`, and to the examples."""
+    text = README.read_text()
+    assert [path.name for path in DOCUMENTS[2:] if f"](docs/{path.name})" not in text] == []
+    assert "(examples/receiver.py)" in text
+
+
+def test_the_demo_that_is_shown_has_balanced() -> None:
+    """The output in the README is that of a whole demo."""
+    (text,) = [block for block in blocks(README, "text") if "kill -9" in block]
+    assert text.splitlines()[-1] == "lost 0, delivered twice 0: the books balance"
+
+
+# Recipes for dead letters
+
+
+def letter(offset: int, reason: str, envelope: dict[str, Any]) -> StoredLetter:
+    """A dead letter as the daemon keeps it."""
+    attempts = (Attempt(1_700_000_000_000, 400, 3.5, reason),)
+    data = json.dumps(envelope).encode()
+    return StoredLetter("orders", 0, offset, "9f3ac2d1", "paid", reason, 400, attempts, 1_700_000_000_000, data, data)
+
+
+@pytest.fixture
+def buried(tmp_path: Path) -> Path:
+    """A state folder with three dead letters, two of them refused with 400."""
+    odd = base64.b64encode(b"\xff").decode()
+    with contextlib.closing(Store(tmp_path / "state")) as state:
+        state.put_dead_letters(
+            [
+                letter(7, "HTTP 400: no", {"key": "k", "headers": [["tag", "paid"], ["x", None]], "value": "{}"}),
+                letter(8, "HTTP 400", {"key": None, "headers": [["x", {"base64": odd}]], "value_base64": odd}),
+                letter(9, "unframeable", {"key": None, "headers": [], "value": None}),
+            ]
+        )
+    return tmp_path / "state"
+
+
+def test_the_queries_for_dead_letters_work(buried: Path) -> None:
+    """Each SQL statement of the run-book runs on a real state file and does what it says."""
+    listing, counting, deleting = blocks(OPERATION, "sql")
+    with contextlib.closing(sqlite3.connect(buried / "state.db")) as database:
+        rows = database.execute(listing).fetchall()
+        assert [row[3] for row in rows] == [9, 8, 7]
+        assert rows[0][-1] == "2023-11-14 22:13:20"
+        assert len(database.execute(counting).fetchall()) == 3
+        with database:
+            database.execute(deleting)
+    with contextlib.closing(Store(buried)) as state:
+        assert [one.reason for one in state.dead_letters(10)] == ["unframeable"]
+        assert state.count_dead_letters() == 1
+
+
+def test_the_recipe_for_sending_again_works(buried: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The Python of the run-book produces exactly what was dead-lettered: topic, key, value and headers."""
+    produced: list[tuple[str, dict[str, Any]]] = []
+
+    class Producer:
+        def __init__(self, config: dict[str, Any]) -> None:
+            assert list(config) == ["bootstrap.servers"]
+
+        def produce(self, topic: str, **fields: Any) -> None:
+            produced.append((topic, fields))
+
+        def flush(self) -> None:
+            produced.append(("flushed", {}))
+
+    stub = types.ModuleType("confluent_kafka")
+    vars(stub)["Producer"] = Producer
+    monkeypatch.setitem(sys.modules, "confluent_kafka", stub)
+    (code,) = blocks(OPERATION, "python")
+    place = "/var/lib/sidecar/orders/state.db"
+    assert code.count(place) == 1
+    exec(compile(code.replace(place, str(buried / "state.db")), "recipe", "exec"), {})
+    assert produced == [
+        ("orders", {"value": "{}", "key": "k", "headers": [("tag", "paid"), ("x", None)]}),
+        ("orders", {"value": b"\xff", "key": None, "headers": [("x", b"\xff")]}),
+        ("flushed", {}),
+    ]
