@@ -64,6 +64,7 @@ class Pipeline:
         self._flow: frozenset[TopicPartition] = frozenset()
         self._epoch = 0
         self._dirty: dict[TopicPartition, float] = {}
+        self._reloads: dict[TopicPartition, str] = {}
         self._outstanding: dict[TopicPartition, _Sent] = {}
         self._commit_at_ms = 0.0
         self._now_ms = 0.0
@@ -94,6 +95,7 @@ class Pipeline:
     def forget(self, tps: Iterable[TopicPartition]) -> None:
         """These partitions are not ours any more: what is unsettled is released, late answers are dropped."""
         for tp in tps:
+            self._reloads.pop(tp, None)
             partition = self.partitions.pop(tp, None)
             if partition is None:
                 continue
@@ -127,7 +129,7 @@ class Pipeline:
             self._read(partition, run, now_ms)
         except HoleError as hole:
             self.forget([run.tp])  # at once: a commit in this very step would settle what was skipped
-            self._effects.append(Reload(run.tp, f"{hole} was skipped before"))
+            self._reloads[run.tp] = f"{hole} was skipped before"
 
     def _read(self, partition: Partition, run: Run, now_ms: float) -> None:
         found = self.intake.sort(partition, run, now_ms)
@@ -164,6 +166,12 @@ class Pipeline:
         """The partition's state changed and is to be committed at `due_ms`."""
         self._dirty[tp] = min(self._dirty.get(tp, due_ms), due_ms)
 
+    def _reload_due(self) -> None:
+        """Only now that no commit is on its way: what is read back must not be overtaken by an older state."""
+        if not self._outstanding:
+            self._effects += [Reload(tp, reason) for tp, reason in self._reloads.items()]
+            self._reloads.clear()
+
     def _commit_due(self, now_ms: float) -> None:
         for tp in self.delivery.changed & self.partitions.keys():
             self._touch(tp, now_ms)
@@ -180,8 +188,10 @@ class Pipeline:
         """What is to be made durable of these partitions now; `committed` must follow. Empty when nothing changed."""
         items = []
         for tp in list(tps):
-            partition = self.partitions[tp]
             self._dirty.pop(tp, None)
+            partition = self.partitions.get(tp)
+            if partition is None:
+                continue
             carried = partition.carried()
             if carried == partition.durable:
                 continue
@@ -237,6 +247,7 @@ class Pipeline:
         self._watch_memory()
         pressure = "shutdown" if self.draining else "memory" if self._memory_full else ""
         self._cutter.step(now_ms, pressure, self.partitions.values())
+        self._reload_due()
         self._commit_due(now_ms)
         self.delivery.step(now_ms)
         self._watch_flow()
@@ -297,7 +308,7 @@ class Pipeline:
     @property
     def idle(self) -> bool:
         """Whether everything that was read, in this life or the one before, is settled and committed."""
-        idle = self.delivery.idle and self._cutter.idle and not self._dirty and not self._outstanding
+        idle = self.delivery.idle and self._cutter.idle and not (self._dirty or self._outstanding or self._reloads)
         return idle and not any(partition.replaying for partition in self.partitions.values())
 
     def _report(self, event: str, level: str = "info", **fields: object) -> None:

@@ -10,14 +10,15 @@ partition (a joint intent), so that the state does not grow with groups.
 
 from __future__ import annotations
 
-import hashlib
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-import xxhash
-
 from sidecar.core.batching import Buffer, Limits, body_bytes
+from sidecar.core.carried import Carried as Carried
+from sidecar.core.carried import CarriedJoint as CarriedJoint
+from sidecar.core.carried import CarriedLane as CarriedLane
+from sidecar.core.carried import derived_scope, lane_key
 from sidecar.core.records import Fragment, Part, TopicPartition
 
 LANES_MAX = 64
@@ -29,46 +30,6 @@ INTENT_BYTES = 10
 JOINT_BYTES = 14
 LANE_BYTES = 12
 EXCLUDED_BYTES = 6
-
-
-def lane_key(group: str) -> int:
-    """48 bits that stand for a group in what is carried."""
-    return xxhash.xxh3_64_intdigest(group.encode("utf-8", "surrogateescape")) & (1 << 48) - 1
-
-
-def derived_scope(scope: str, *why: object) -> str:
-    """A scope for names within `scope` that no other cut can have; the same for the same reasons."""
-    return hashlib.blake2b(
-        "\n".join([scope, *map(str, why)]).encode("utf-8", "surrogateescape"), digest_size=4
-    ).hexdigest()
-
-
-@dataclass(frozen=True, slots=True)
-class CarriedLane:
-    """A group's state as it travels: unbatched from `open_from` (None: nothing), and its intents' (first, last)."""
-
-    open_from: int | None
-    intents: tuple[tuple[int, int], ...]
-
-
-@dataclass(frozen=True, slots=True)
-class CarriedJoint:
-    """An intent for all groups but the excluded ones, which are settled or have a state of their own."""
-
-    first: int
-    last: int
-    excluded: frozenset[int] = frozenset()
-
-
-@dataclass(frozen=True, slots=True)
-class Carried:
-    """All that a successor needs to go on exactly."""
-
-    watermark: int
-    seen: int
-    lanes: dict[int, CarriedLane] = field(default_factory=dict)
-    joint_from: int | None = None
-    joints: tuple[CarriedJoint, ...] = ()
 
 
 @dataclass(slots=True, eq=False)
@@ -315,15 +276,14 @@ class Partition:
         self.joint_from = None if few and not short and not self.replaying else last + 1
         return parts
 
-    def _part(self, group: str, intent: Intent, fragments: list[Fragment], scope: str = "") -> Part:
-        primary = self.scope if intent.key is not None else derived_scope(self.scope, group)
-        bounds = (fragments[0].first, fragments[-1].last) if scope else (intent.first, intent.last)
+    def _part(self, group: str, intent: Intent, fragments: list[Fragment]) -> Part:
+        scope = self.scope if intent.key is not None else derived_scope(self.scope, group)
         rows = sum(len(fragment.offsets) for fragment in fragments)
         nbytes = sum(map(body_bytes, fragments))
-        part = Part(self.tp, scope or primary, group, *bounds, fragments, rows, nbytes, self.epoch, intent=intent)
-        part.primary = not scope
+        bounds = intent.first, intent.last  # not the members': some may be gone when it is sent again
+        part = Part(self.tp, scope, group, *bounds, fragments, rows, nbytes, self.epoch, intent=intent)
         intent.live += 1
-        insort(self.lane(group).live, part, key=lambda other: other.first)
+        insort(self.lane(group).live, part, key=lambda other: other.fragments[0].first)
         return part
 
     # Settling
@@ -386,14 +346,17 @@ class Partition:
         self._drop_finished()
         return parts
 
-    def derive(self, part: Part, pieces: Iterable[list[Fragment]], *why: object) -> list[Part]:
-        """Replace a part by pieces of it, under its own intent and names that follow from `why`.
+    def derive(self, part: Part, pieces: Mapping[str, list[Fragment]]) -> list[Part]:
+        """Replace a part by pieces of it, under its own intent; a piece's name follows from the part's and its key.
 
         After a crash the whole part is sent again, meets the same answer, and leads to the same pieces and names.
         """
-        scope = derived_scope(part.scope, part.first, part.last, *why)
-        parts = [self._part(part.group, part.intent, piece, scope) for piece in pieces]
-        later = {number for piece in parts for number in _ids(piece.fragments)}
+        parts = []
+        for why, piece in pieces.items():
+            parts.append(self._part(part.group, part.intent, piece))
+            parts[-1].scope = derived_scope(part.scope, part.first, part.last, why)
+            parts[-1].primary = False
+        later = {number for piece in pieces.values() for number in _ids(piece)}
         part.intent.ids += [number for number in _ids(part.fragments) if number not in later]
         self._remove(part)
         self._drop_finished()

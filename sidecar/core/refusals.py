@@ -60,7 +60,7 @@ class Refusals:
             return
         pieces = halves(part.fragments, self._separator)
         if not part.primary:
-            parts = owner.derive(part, pieces, "halves")
+            parts = owner.derive(part, dict(zip(("first half", "second half"), pieces, strict=True)))
         elif owner.may_split(part):
             parts = owner.split(part, pieces)
             self._d.changed.add(part.tp)
@@ -125,11 +125,12 @@ class Refusals:
         refused = failed.keys() - again
         for _ in refused:
             self._d.judge(refused=True, count=1)
-        offsets, reasons = _offsets(part), _reasons(part, failed)
+        reasons = _reasons(part, failed)
         owner = self._d.owner(part)
         assert owner is not None
-        pieces = [pick(part.fragments, wanted, self._separator) for wanted in (again, refused) if wanted]
-        parts = owner.derive(part, pieces, "207", *(offsets[index] for index in sorted(again)))
+        rows = {"again": again, "refused": refused}
+        pieces = {why: pick(part.fragments, chosen, self._separator) for why, chosen in rows.items() if chosen}
+        parts = owner.derive(part, pieces)
         self._replaced(part, parts)
         if refused and not self._d.guard.tripped:
             self._d.bury_rows(parts.pop(), reasons)
@@ -149,10 +150,6 @@ def _retry(answer: Answer, reason: str) -> Answer:
     return replace(answer, verdict=Verdict.RETRY, reason=reason)
 
 
-def _offsets(part: Part) -> list[int]:
-    return [offset for fragment in part.fragments for offset in fragment.offsets]
-
-
 def _reasons(part: Part, failed: dict[int, FailedRow]) -> dict[int, str]:
-    offsets = _offsets(part)
+    offsets = [offset for fragment in part.fragments for offset in fragment.offsets]
     return {offsets[index]: row.reason or "rejected" for index, row in failed.items()}

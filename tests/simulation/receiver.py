@@ -111,6 +111,6 @@ class Receiver:
                 stored.add(offset)
         if self._plan.rules.ordered:
             last = self._last.get((number, group), -1)
-            if offsets[0] < last:
+            if offsets[0] < last and offsets[0] not in self._broker.gone[number]:
                 raise BrokenPromiseError("order", f"{number}:{offsets[0]} of {group} after {last}")
             self._last[number, group] = offsets[-1]

@@ -177,8 +177,9 @@ class World:
                 process.lose()
         for _ in range(SETTLE_ROUNDS_MAX):
             self.now_ms += 120
-            at_rest = [self._settle(process) for process in self.processes]
-            if all(at_rest):
+            for process in self.processes:
+                self._settle(process)
+            if all(map(self._at_rest, self.processes)):
                 break
         else:
             raise BrokenPromiseError("stuck", self._describe())
@@ -186,10 +187,10 @@ class World:
             self._arrive(request)
         self._account()
 
-    def _settle(self, process: Process) -> bool:
-        """One round of a process without faults; True when it is at rest."""
+    def _settle(self, process: Process) -> None:
+        """One round of a process without faults."""
         if not process.alive:
-            return True
+            return
         self.steps += 1
         process.now_ms = self.now_ms
         process.read(20, self.now_ms)
@@ -201,8 +202,10 @@ class World:
             process.advance_commit(lost=0)
         process.step(self.now_ms)
         self._end_of_ownership(process)
+
+    def _at_rest(self, process: Process) -> bool:
         ended = all(position == self.plan.length for position in process.positions.values())
-        return process.alive and ended and process.pipeline.idle and not process.commit
+        return not process.alive or (ended and process.pipeline.idle and not process.commit and not process.fenced_for)
 
     def _describe(self) -> str:
         found = []

@@ -1,0 +1,48 @@
+"""What of a partition's state travels to the next owner, and how groups and names are hashed in it. Values only."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field
+
+import xxhash
+
+
+def lane_key(group: str) -> int:
+    """48 bits that stand for a group in what is carried."""
+    return xxhash.xxh3_64_intdigest(group.encode("utf-8", "surrogateescape")) & (1 << 48) - 1
+
+
+def derived_scope(scope: str, *why: object) -> str:
+    """A scope for names within `scope` that no other cut can have; the same for the same reasons."""
+    return hashlib.blake2b(
+        "\n".join([scope, *map(str, why)]).encode("utf-8", "surrogateescape"), digest_size=4
+    ).hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class CarriedLane:
+    """A group's state as it travels: unbatched from `open_from` (None: nothing), and its intents' (first, last)."""
+
+    open_from: int | None
+    intents: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CarriedJoint:
+    """An intent for all groups but the excluded ones, which are settled or have a state of their own."""
+
+    first: int
+    last: int
+    excluded: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Carried:
+    """All that a successor needs to go on exactly."""
+
+    watermark: int
+    seen: int
+    lanes: dict[int, CarriedLane] = field(default_factory=dict)
+    joint_from: int | None = None
+    joints: tuple[CarriedJoint, ...] = ()
