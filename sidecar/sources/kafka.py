@@ -20,9 +20,10 @@ from confluent_kafka.admin import AdminClient
 from sidecar.config.source import KafkaSource as KafkaSettings
 from sidecar.core.effects import CommitItem
 from sidecar.core.records import Columns, Run, TopicPartition
-from sidecar.errors import CredentialsError, UnavailableError
+from sidecar.errors import UnavailableError
 from sidecar.sources.base import Assignment, Listener, Original, ReadPast
 from sidecar.sources.kafka_columns import KafkaColumns, runs_of
+from sidecar.sources.kafka_errors import forbidden, is_credentials, is_forbidden, refused, text_of
 from sidecar.sources.kafka_fetch import Fetcher
 from sidecar.sources.kafka_group import evict
 from sidecar.sources.kafka_start import Starts
@@ -32,16 +33,11 @@ from sidecar.state.offset_map import Identity, encode
 SESSION_TIMEOUT_MS = 9_000
 HEARTBEAT_MS = 500
 CHUNK_MESSAGES = 500
+LIST_TIMEOUT_S = 2.0
 TOPIC_IDS_EVERY_S = 5.0
 TOPIC_IDS_TIMEOUT_S = 3.0
 ASSIGN_PATIENCE_S = 60.0
 MEMBER_PATIENCE_S = 1.0
-_CREDENTIALS = {KafkaError._AUTHENTICATION, KafkaError._SSL, KafkaError.SASL_AUTHENTICATION_FAILED}
-_FORBIDDEN = {
-    KafkaError.TOPIC_AUTHORIZATION_FAILED,
-    KafkaError.GROUP_AUTHORIZATION_FAILED,
-    KafkaError.CLUSTER_AUTHORIZATION_FAILED,
-}
 
 
 def client_config(settings: KafkaSettings) -> dict[str, Any]:
@@ -118,7 +114,8 @@ class KafkaSource:
         self._pending: deque[_Pending] = deque()
         self._failure: BaseException | None = None
         self._problems: dict[str, str] = {}
-        self._seen_errors: set[int] = set()
+        self._refusal = ""
+        self._joined = False
         self._chunk = CHUNK_MESSAGES
         self._one_topic = len(settings.topics) == 1 and not settings.topics[0].startswith("^")
         self._fetcher = Fetcher(client_config(settings))
@@ -184,28 +181,32 @@ class KafkaSource:
         while True:
             missing = wanted
             try:
-                cluster = self._consumer.list_topics(timeout=max(0.1, min(2.0, deadline_s - time.monotonic())))
+                cluster = self._consumer.list_topics(
+                    timeout=max(0.1, min(LIST_TIMEOUT_S, deadline_s - time.monotonic()))
+                )
                 self.cluster_id = cluster.cluster_id or ""
                 missing = [t for t in wanted if t not in cluster.topics or cluster.topics[t].error is not None]
                 if not missing:
                     break
                 reason = ""
             except KafkaException as error:
-                reason = error.args[0].str()
-            self._refuse_bad_credentials()
+                reason = text_of(error.args[0])
+            self._refuse([] if reason else missing)
             if time.monotonic() >= deadline_s:
                 raise self._unavailable(missing, reason)
             self._consumer.poll(0.1)
         # librdkafka's mock cluster never answers describe_topics
         self._topic_ids_known = not self.cluster_id.startswith("mockCluster")
 
-    def _refuse_bad_credentials(self) -> None:
-        if self._seen_errors & _CREDENTIALS:
-            text = self._problems.get("client", "authentication failed")
-            raise CredentialsError(
-                f"Kafka at {self._settings.bootstrap_servers} refused the connection: {text}",
-                hint="check sasl.* and ssl.* under source.kafka.properties, and the security.protocol of that listener",
-            )
+    def _refuse(self, missing: Sequence[str]) -> None:
+        """Fail at once where waiting cures nothing."""
+        if self._refusal:
+            raise refused(self._settings.bootstrap_servers, self._refusal)
+        for topic in missing:  # a list of all topics leaves out what may not be seen
+            with contextlib.suppress(KafkaException):
+                error = self._consumer.list_topics(topic, timeout=LIST_TIMEOUT_S).topics[topic].error
+                if error is not None and is_forbidden(error):
+                    raise forbidden(error, topic, self._settings.group_id)
 
     def _unavailable(self, missing: Sequence[str], reason: str) -> UnavailableError:
         waited = f"for {self._settings.start_timeout_ms / 1000:g} s (source.kafka.start_timeout)"
@@ -278,9 +279,9 @@ class KafkaSource:
             self._listener.event("offset.out_of_range", "warning", {"topic": tp.topic, "partition": tp.partition})
             self.reload(tp)
             return
-        if code in _FORBIDDEN:
-            raise CredentialsError(f"Kafka refuses {tp.topic or self._settings.group_id}: {error.str()}")
-        self._problem(tp.topic or "client", f"{tp.topic} {error.str()}".strip())
+        if is_forbidden(error) and not self._joined:  # later it may be a mistake that somebody mends
+            raise forbidden(error, tp.topic, self._settings.group_id)
+        self._problem(tp.topic or "client", f"{tp.topic} {text_of(error)}".strip())
 
     def _problem(self, key: str, text: str) -> None:
         if self._problems.get(key) != text:
@@ -372,11 +373,12 @@ class KafkaSource:
     # The group
 
     def _on_error(self, error: KafkaError) -> None:
-        self._seen_errors.add(error.code())
+        if is_credentials(error):
+            self._refusal = text_of(error)
         if error.fatal():
             raise KafkaException(error)
         if error.code() != KafkaError._ALL_BROKERS_DOWN:
-            self._problem("client", error.str())
+            self._problem("client", text_of(error))
 
     def _on_assign(self, consumer: ck.Consumer, partitions: Sequence[ck.TopicPartition]) -> None:
         tps = [TopicPartition(tp.topic, tp.partition) for tp in partitions]
@@ -390,6 +392,7 @@ class KafkaSource:
         for one in found:
             group = self._settings.group_id
             self._identities[one.tp] = Identity(self.cluster_id, group, one.topic_id, one.incarnation)
+        self._joined = True
         self._assigned.update(tps)
         self._paused -= set(tps)
         starts = [ck.TopicPartition(one.tp.topic, one.tp.partition, one.read_from) for one in found]
@@ -402,6 +405,8 @@ class KafkaSource:
             try:
                 return self._starts.find(tps, self._topic_ids({tp.topic for tp in tps}))
             except KafkaException as error:
+                if is_forbidden(error.args[0]) and not self._joined:
+                    raise forbidden(error.args[0], tps[0].topic, self._settings.group_id) from error
                 if time.monotonic() > deadline:
                     raise UnavailableError(f"Kafka does not tell where to go on: {error.args[0].str()}") from error
                 self._problem("client", f"asking where to go on: {error.args[0].str()}")

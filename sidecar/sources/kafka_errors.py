@@ -1,0 +1,59 @@
+"""What Kafka's refusals mean: the credentials or a permission, and the cure in words. Decides nothing else."""
+
+from __future__ import annotations
+
+import re
+
+from confluent_kafka import KafkaError
+
+from sidecar.errors import CredentialsError
+
+_CREDENTIALS = {KafkaError._AUTHENTICATION, KafkaError._SSL, KafkaError.SASL_AUTHENTICATION_FAILED}
+_FORBIDDEN = {
+    KafkaError.TOPIC_AUTHORIZATION_FAILED: "topic",
+    KafkaError.GROUP_AUTHORIZATION_FAILED: "group",
+    KafkaError.CLUSTER_AUTHORIZATION_FAILED: "cluster",
+}
+_ALERT = re.compile(r"SSL routines.* alert ")
+_PROPERTIES = "under source.kafka.properties"
+
+
+def is_credentials(error: KafkaError) -> bool:
+    """Whether the broker, or we, refused the other's password or certificate."""
+    # A missing client certificate is a broken transport by its code; only the text tells.
+    return error.code() in _CREDENTIALS or _ALERT.search(error.str()) is not None
+
+
+def is_forbidden(error: KafkaError) -> bool:
+    """Whether a permission is missing."""
+    return error.code() in _FORBIDDEN
+
+
+def text_of(error: KafkaError) -> str:
+    """What went wrong, without durations, so that the same failure reads the same each time."""
+    return re.sub(r" \(after \d+ms in state \w+\)", "", error.str())
+
+
+def refused(servers: str, text: str) -> CredentialsError:
+    """The error for a connection that was refused, as `text_of` tells it."""
+    return CredentialsError(f"Kafka at {servers} refused the connection: {text}", hint=_cure(text))
+
+
+def _cure(text: str) -> str:
+    if _ALERT.search(text):
+        return (
+            f"set ssl.certificate.location and ssl.key.location {_PROPERTIES} to a certificate that the broker trusts"
+        )
+    if "verify failed" in text:
+        return f"set ssl.ca.location {_PROPERTIES} to the authority that signed the broker's certificate"
+    if "SASL" in text:
+        return f"check sasl.mechanism, sasl.username and sasl.password {_PROPERTIES}"
+    return f"check sasl.* and ssl.* {_PROPERTIES}, and that security.protocol is that of this listener"
+
+
+def forbidden(error: KafkaError, topic: str, group_id: str) -> CredentialsError:
+    """The error for a permission that is missing."""
+    kind = _FORBIDDEN[error.code()]
+    what = {"topic": f"the topic {topic}", "group": f"the group {group_id}"}.get(kind, "the cluster")
+    hint = f"allow our user the operations Describe and Read on {what}"
+    return CredentialsError(f"Kafka refuses access to {what}: {text_of(error)}", hint=hint)
