@@ -1,0 +1,135 @@
+"""Several members of one group that come, go and are killed: nothing is lost or stored twice, deliveries go on."""
+
+from __future__ import annotations
+
+import random
+import time
+from pathlib import Path
+
+import pytest
+from confluent_kafka import Consumer
+
+from tests.integration.test_exactly_once import await_settled, configuration, new_topics
+from tests.support.audit import Finding, longest_gap_ms, tally
+from tests.support.kafka import Broker, unique
+from tests.support.process import Daemon, wait_until
+from tests.support.receiver import Receiver
+from tests.support.workload import Stream, Workload
+
+PARTITIONS = 6
+TOPICS = 2
+RATE = 1_000
+"""Messages a second."""
+EVERY_S = 5.0
+SESSION_MS = 9_000
+
+
+def members(
+    broker: Broker, folder: Path, count: int, seconds: float, *, by: str = "partition", seed: int = 1
+) -> Finding:
+    """Every 5 s a member joins, leaves or is killed; each has its own folder, and one at least stays alive.
+
+    Args:
+        broker: The broker.
+        folder: For the daemons' files.
+        count: Members at most.
+        seconds: How long.
+        by: `batch.by`.
+        seed: Of who comes and goes.
+
+    Raises:
+        AssertionError: Something was lost or stored twice, or nothing was delivered for longer than the session.
+    """
+    begun, chance = time.monotonic(), random.Random(seed)
+    topics = new_topics(broker, TOPICS, PARTITIONS)
+    work = Workload(topics, PARTITIONS, int(RATE * (seconds + 60)), odd=False, seed=seed)
+    with Receiver(out=folder / unique("rows")) as receiver:
+        config = configuration(broker, topics, receiver.url, batch={"by": by})
+        group = [Daemon(folder, config, name=f"member-{number}-{unique('of')}") for number in range(count)]
+        try:
+            with Stream(broker.bootstrap, work, RATE) as stream:
+                group[0].start()
+                wait_until(lambda: receiver.stats["rows"] > 0, 20, "the first delivers", detail=group[0].log_tail)
+                from_ms = time.time_ns() // 1_000_000
+                events = _come_and_go(group, chance, seconds)
+                to_ms = time.time_ns() // 1_000_000
+                stream.stop()
+            await_settled(broker, group, 60)
+            for member in group:
+                if member.running:
+                    member.stop()
+        finally:
+            for member in group:
+                if member.running:
+                    member.kill9()
+        parts = receiver.parts()
+    tally((row for part in parts for row in part["rows"]), work.expected.wanted).assert_exact()
+    gap = longest_gap_ms(parts, from_ms, to_ms)
+    assert gap <= SESSION_MS, f"nothing was delivered for {gap} ms; {events}"
+    notes = f"{events.count('kill')} killed, {events.count('leave')} left; longest gap {gap / 1000:.1f} s"
+    name = f"{count} members, one joins, leaves or is killed every 5 s, `batch.by: {by}`"
+    return Finding(name, len(events), work.expected.count, 0, 0, time.monotonic() - begun, notes)
+
+
+def _come_and_go(group: list[Daemon], chance: random.Random, seconds: float) -> list[str]:
+    events: list[str] = []
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        alive = [member for member in group if member.running]
+        gone = [member for member in group if not member.running]
+        what = chance.choice([*(["join"] * bool(gone)), *(["leave", "kill"] * (len(alive) > 1))])
+        if what == "join":
+            chance.choice(gone).start()
+        elif what == "kill":
+            chance.choice(alive).kill9()
+        else:
+            leaving = chance.choice(alive)
+            leaving.terminate()
+            leaving.wait(0)
+        events.append(what)
+        time.sleep(EVERY_S)  # the rhythm of the test
+    return events
+
+
+@pytest.mark.parametrize(("count", "by"), [(2, "partition"), (3, "group")])
+def test_members_come_and_go(kafka: Broker, tmp_path: Path, count: int, by: str) -> None:
+    """With members joining, leaving and killed for 20 s nothing is lost or stored twice, and no gap exceeds 9 s."""
+    members(kafka, tmp_path, count, 20, by=by)
+
+
+def test_a_member_killed_while_it_joins_does_not_hold_the_group_up(kafka: Broker, tmp_path: Path) -> None:
+    """A member that was killed before it got any partition is evicted by its successor: no waiting for its session."""
+    topics = new_topics(kafka, 1)
+    with Receiver() as receiver:
+        config = configuration(kafka, topics, receiver.url)
+        group = config["source"]["kafka"]["group_id"]
+        other = _other_member(kafka, group, topics)
+        with Daemon(tmp_path, config) as daemon:
+            wait_until(lambda: len(kafka.members(group)) == 2, 20, "the daemon asks to join", detail=daemon.log_tail)
+            daemon.kill9()
+            other.close()
+            daemon.start()
+            daemon.wait_ready()
+            Workload(topics, 4, 100, odd=False).produce(kafka.bootstrap)
+            wait_until(lambda: receiver.stats["rows"] > 0, 5, "the successor delivers", detail=daemon.log_tail)
+            assert [event["member"] for event in daemon.events("member.evicted")] != []
+
+
+def _other_member(broker: Broker, group: str, topics: list[str]) -> Consumer:
+    """A member that has all partitions, and holds up every join by not polling any more."""
+    client = Consumer(
+        {
+            "bootstrap.servers": broker.bootstrap,
+            "group.id": group,
+            "partition.assignment.strategy": "cooperative-sticky",
+            "session.timeout.ms": SESSION_MS,
+        }
+    )
+    client.subscribe(topics)
+
+    def assigned() -> bool:
+        client.poll(0.1)
+        return bool(client.assignment())
+
+    wait_until(assigned, 20, "the other member has partitions")
+    return client
