@@ -191,10 +191,10 @@ class KafkaSource:
                 reason = ""
             except KafkaException as error:
                 reason = text_of(error.args[0])
+            self._consumer.poll(0.1)  # serves the callback that hears of refusals
             self._refuse([] if reason else missing)
             if time.monotonic() >= deadline_s:
                 raise self._unavailable(missing, reason)
-            self._consumer.poll(0.1)
         # librdkafka's mock cluster never answers describe_topics
         self._topic_ids_known = not self.cluster_id.startswith("mockCluster")
 
