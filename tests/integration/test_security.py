@@ -1,0 +1,190 @@
+"""Brokers that demand TLS, a certificate or a password: the right ones work as without, the wrong ones are named."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka.admin import (  # type: ignore[attr-defined]
+    AclBinding,
+    AclBindingFilter,
+    AclOperation,
+    AclPermissionType,
+    ResourcePatternType,
+    ResourceType,
+)
+
+from tests.support.certificates import Certificates, make_certificates
+from tests.support.kafka import PASSWORD, USER, KafkaBroker, unique
+from tests.support.process import tail, wait_until
+from tests.support.receiver import Receiver
+from tests.support.scene import Scene
+
+AUTHORIZER = {
+    "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+    "super.users": "User:ANONYMOUS",
+    "allow.everyone.if.no.acl.found": "true",
+}
+
+
+@pytest.fixture(scope="module")
+def secure(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaBroker]:
+    """A broker with TLS, SASL and rules of access; the plaintext listener is the administrator's."""
+    folder = tmp_path_factory.mktemp("secure") / "broker"
+    with KafkaBroker(folder, secure=True, client_auth=True, config=AUTHORIZER) as broker:
+        yield broker
+
+
+@pytest.fixture(scope="module")
+def stranger(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
+    """Certificates of an authority that the broker does not know."""
+    return make_certificates(tmp_path_factory.mktemp("stranger"))
+
+
+@pytest.fixture
+def scene(secure: KafkaBroker, group: str, tmp_path: Path) -> Iterator[Scene]:
+    """A topic of one partition and a receiver that remembers names."""
+    with Receiver() as receiver:
+        yield Scene(secure, tmp_path, receiver, secure.create_topic(unique("topic")), group)
+
+
+def files_of(broker: KafkaBroker) -> Certificates:
+    """The certificates of the broker's authority."""
+    assert broker.certificates
+    return broker.certificates
+
+
+def tls(broker: KafkaBroker, **change: str) -> dict[str, Any]:
+    """`source` for the listener that demands a client certificate."""
+    files = files_of(broker)
+    properties = {
+        "security.protocol": "SSL",
+        "ssl.ca.location": str(files.ca),
+        "ssl.certificate.location": str(files.client),
+        "ssl.key.location": str(files.client_key),
+    }
+    return _source(broker, "SSL", properties, change)
+
+
+def sasl(broker: KafkaBroker, listener: str, mechanism: str, **change: str) -> dict[str, Any]:
+    """`source` for a listener that demands a password, over TLS or not."""
+    properties = {
+        "security.protocol": listener,
+        "sasl.mechanism": mechanism,
+        "sasl.username": USER,
+        "sasl.password": PASSWORD,
+        **({"ssl.ca.location": str(files_of(broker).ca)} if listener == "SASL_SSL" else {}),
+    }
+    return _source(broker, listener, properties, change)
+
+
+def _source(
+    broker: KafkaBroker, listener: str, properties: Mapping[str, str], change: Mapping[str, str]
+) -> dict[str, Any]:
+    changed = {**properties, **{name.replace("_", "."): value for name, value in change.items()}}
+    kept = {name: value for name, value in changed.items() if value}
+    return {"kafka": {"bootstrap_servers": broker.address(listener), "properties": kept, "start_timeout": "10s"}}
+
+
+@pytest.mark.parametrize(
+    "method",
+    ["certificate", "SASL_SSL PLAIN", "SASL_SSL SCRAM-SHA-512", "SASL_PLAINTEXT SCRAM-SHA-256"],
+)
+def test_a_demanding_broker_is_read_and_a_kill_survived(scene: Scene, secure: KafkaBroker, method: str) -> None:
+    """One delivery each, and after kill -9 the successor removes the dead member and goes on within seconds."""
+    source = tls(secure) if method == "certificate" else sasl(secure, *method.split())
+    with scene.daemon(source=source) as daemon:
+        scene.send(b"%d" % i for i in range(50))
+        scene.await_all(daemon)
+        daemon.kill9()
+        scene.send(b"after" for _ in range(50))
+        daemon.start()
+        begun = time.monotonic()
+        scene.await_all(daemon)
+        assert time.monotonic() - begun < 7
+        assert len(daemon.events("member.evicted")) == 1
+        daemon.stop()
+
+
+def is_refused(scene: Scene, source: Mapping[str, Any], *words: str) -> None:
+    """The daemon ends soon with 77, and these words stand in what it says last."""
+    daemon = scene.daemon(source=source)
+    daemon.start()
+    daemon.wait(77, 12)
+    said = tail(daemon.log_path, lines=3)
+    missing = [word for word in words if word not in said]
+    assert not missing, f"{missing} not in:\n{said}"
+    assert PASSWORD not in said
+
+
+@pytest.mark.parametrize("mechanism", ["PLAIN", "SCRAM-SHA-512"])
+def test_a_wrong_password_is_named(scene: Scene, secure: KafkaBroker, mechanism: str) -> None:
+    """Exit 77, with the properties to correct."""
+    source = sasl(secure, "SASL_SSL", mechanism, sasl_password="wrong")
+    is_refused(scene, source, secure.address("SASL_SSL"), "Try: ", "sasl.username", "sasl.password")
+
+
+def test_a_wrong_authority_is_named(scene: Scene, secure: KafkaBroker, stranger: Certificates) -> None:
+    """Exit 77 where the broker's certificate is of an authority that is not trusted, with the property to correct."""
+    source = tls(secure, ssl_ca_location=str(stranger.ca))
+    is_refused(scene, source, secure.address("SSL"), "Try: ", "ssl.ca.location")
+
+
+def test_a_missing_client_certificate_is_named(scene: Scene, secure: KafkaBroker) -> None:
+    """Exit 77 where the broker demands a certificate and there is none, with the properties to set."""
+    source = tls(secure, ssl_certificate_location="", ssl_key_location="")
+    is_refused(scene, source, secure.address("SSL"), "Try: ", "ssl.certificate.location", "ssl.key.location")
+
+
+def test_a_strange_client_certificate_is_named(scene: Scene, secure: KafkaBroker, stranger: Certificates) -> None:
+    """Exit 77 where the broker does not know the authority of the certificate."""
+    mine = {"ssl_certificate_location": str(stranger.client), "ssl_key_location": str(stranger.client_key)}
+    is_refused(scene, tls(secure, **mine), secure.address("SSL"), "Try: ", "ssl.certificate.location")
+
+
+def denied(kind: ResourceType, name: str) -> AclBinding:
+    """A rule that keeps the user from reading a topic or from a group."""
+    operation = AclOperation.ALL
+    return AclBinding(kind, name, ResourcePatternType.LITERAL, f"User:{USER}", "*", operation, AclPermissionType.DENY)
+
+
+def put_rule(broker: KafkaBroker, rule: AclBinding) -> None:
+    """Make the rule hold."""
+    for future in broker.admin.create_acls([rule]).values():
+        future.result(10)
+
+
+def lift_rule(broker: KafkaBroker, rule: AclBinding) -> None:
+    """Let the rule hold no more."""
+    which = AclBindingFilter(
+        rule.restype, rule.name, rule.resource_pattern_type, rule.principal, rule.host, rule.operation,
+        rule.permission_type,
+    )  # fmt: skip
+    for future in broker.admin.delete_acls([which]).values():
+        assert future.result(10)
+
+
+@pytest.mark.parametrize("kind", [ResourceType.TOPIC, ResourceType.GROUP], ids=["topic", "group"])
+def test_a_missing_permission_is_named(scene: Scene, secure: KafkaBroker, kind: ResourceType) -> None:
+    """Exit 77 with the topic or the group that the user may not read."""
+    name = scene.topic if kind is ResourceType.TOPIC else scene.group
+    put_rule(secure, denied(kind, name))
+    source = sasl(secure, "SASL_PLAINTEXT", "PLAIN")
+    is_refused(scene, source, name, "Try: ", "Read")
+
+
+def test_a_permission_taken_away_later_does_not_end_the_daemon(scene: Scene, secure: KafkaBroker) -> None:
+    """While the topic may not be read the problem is told; with the permission back it goes on by itself."""
+    rule = denied(ResourceType.TOPIC, scene.topic)
+    with scene.daemon(source=sasl(secure, "SASL_PLAINTEXT", "PLAIN")) as daemon:
+        scene.send([b"before"])
+        scene.await_all(daemon)
+        put_rule(secure, rule)
+        scene.send([b"meanwhile"])
+        wait_until(lambda: "uthoriz" in str(daemon.status()["problems"]), 10, "it is told", detail=daemon.log_tail)
+        lift_rule(secure, rule)
+        scene.await_all(daemon)
+        assert daemon.status()["problems"] == []
