@@ -258,6 +258,7 @@ class KafkaSource:
     def _with_errors(self, messages: list[Message]) -> list[Run | ReadPast]:
         found: list[Run | ReadPast] = []
         good: list[Message] = []
+        reloaded: set[TopicPartition] = set()
         for message in messages:
             error = message.error()
             if error is None:
@@ -269,19 +270,22 @@ class KafkaSource:
             tp = TopicPartition(message.topic() or "", message.partition() or 0)
             if error.code() == KafkaError._PARTITION_EOF:
                 found.append(ReadPast(tp, message.offset() or 0))
-            else:
-                self._on_partition_error(tp, error)
-        return [*found, *(runs_of(good) if good else ())]
+            elif self._on_partition_error(tp, error):
+                reloaded.add(tp)
+        found += runs_of(good) if good else ()
+        return [one for one in found if one.tp not in reloaded]  # what was read before belongs to an ended ownership
 
-    def _on_partition_error(self, tp: TopicPartition, error: KafkaError) -> None:
+    def _on_partition_error(self, tp: TopicPartition, error: KafkaError) -> bool:
+        """Returns whether the partition was taken anew."""
         code = error.code()
         if code in (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE) and tp in self._assigned:
             self._listener.event("offset.out_of_range", "warning", {"topic": tp.topic, "partition": tp.partition})
             self.reload(tp)
-            return
+            return True
         if is_forbidden(error) and not self._joined:  # later it may be a mistake that somebody mends
             raise forbidden(error, tp.topic, self._settings.group_id)
         self._problem(tp.topic or "client", f"{tp.topic} {text_of(error)}".strip())
+        return False
 
     def _problem(self, key: str, text: str) -> None:
         if self._problems.get(key) != text:
