@@ -119,6 +119,22 @@ def test_every_reason_to_stop_reading_is_told() -> None:
     assert first_column(section(OPERATION, "## Why nothing is read")) == words
 
 
+def test_every_problem_is_told() -> None:
+    """The run-book has a row for each sentence that `problems` can hold, values left out."""
+    tree = ast.parse((ROOT / "sidecar" / "daemon" / "status.py").read_text())
+    functions = [n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef) and n.name in ("_problems", "latest")]
+    sentences = {pattern(n) for f in functions for n in ast.walk(f) if isinstance(n, ast.JoinedStr)}
+    sentences = {sentence for sentence in sentences if " " in sentence}  # a format such as .0f is one too
+    assert len(sentences) == 5
+    told = first_column(section(OPERATION, "## Run-book"))
+    assert sentences - set(told) == set()
+
+
+def pattern(text: ast.JoinedStr) -> str:
+    """An f-string with an ellipsis in place of each value."""
+    return "".join(part.value if isinstance(part, ast.Constant) else "…" for part in text.values)
+
+
 def test_every_cut_reason_is_told() -> None:
     """The table of metrics names the reasons of cuts."""
     (row,) = [line for line in OPERATION.read_text().splitlines() if line.startswith("| `sidecar_batch_cuts_total`")]
