@@ -180,8 +180,3 @@ class Deduplicator(Generic[K]):
     def keys(self) -> list[K]:
         """The keys that have a window."""
         return list(self._windows)
-
-
-def as_ids(numbers: Iterable[int]) -> array[int]:
-    """Numbers as a packed array of signed 64-bit ids, the form in which they are journalled."""
-    return array("q", numbers)

@@ -96,6 +96,7 @@ class Pipeline:
         """These partitions are not ours any more: what is unsettled is released, late answers are dropped."""
         for tp in tps:
             self._reloads.pop(tp, None)
+            self._fenced.discard(tp)
             partition = self.partitions.pop(tp, None)
             if partition is None:
                 continue
@@ -106,7 +107,6 @@ class Pipeline:
             books.in_flight = 0
             self.intake.forget(tp)
             self._dirty.pop(tp, None)
-            self._fenced.discard(tp)
 
     def _owner(self, part: Part) -> Partition | None:
         partition = self.partitions.get(part.tp)

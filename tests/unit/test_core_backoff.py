@@ -1,0 +1,59 @@
+"""Waits, and the guard that doubts the receiver."""
+
+from __future__ import annotations
+
+from sidecar.core.backoff import RETRY_AFTER_MAX_MS, Backoff, RefusalGuard
+
+
+def test_waits_double_up_to_the_bound() -> None:
+    """The bound of the wait doubles with each failed send and stays at the maximum."""
+    backoff = Backoff(200, 5_000)
+    assert [backoff.wait_ms(attempt, 1.0) for attempt in (1, 2, 3, 6, 1_000)] == [200, 400, 800, 5_000, 5_000]
+
+
+def test_jitter_takes_any_share_of_the_bound() -> None:
+    """Chance decides between no wait and the whole bound."""
+    backoff = Backoff(200, 5_000)
+    assert backoff.wait_ms(3, 0.0) == 0
+    assert backoff.wait_ms(3, 0.25) == 200
+
+
+def test_retry_after_is_honoured_within_five_minutes() -> None:
+    """What the receiver asks for is waited at least, and never more than 5 minutes of it."""
+    backoff = Backoff(200, 5_000)
+    assert backoff.wait_ms(1, 0.5, 7_000) == 7_000
+    assert backoff.wait_ms(1, 1.0, 10) == 200
+    assert backoff.wait_ms(1, 1.0, 10**9) == RETRY_AFTER_MAX_MS
+
+
+def test_guard_trips_beyond_a_tenth() -> None:
+    """100 refused of 1,000 are the messages' fault, 101 are the receiver's."""
+    guard = RefusalGuard()
+    guard.taken(899)
+    for _ in range(100):
+        guard.refused()
+    assert not guard.tripped
+    guard.refused()
+    assert guard.tripped
+
+
+def test_guard_forgets_what_is_long_ago() -> None:
+    """Refusals spread thinly over many messages never trip it."""
+    guard = RefusalGuard()
+    for _ in range(1_000):
+        guard.refused()
+        guard.taken(15)
+    assert not guard.tripped
+
+
+def test_guard_lets_go_when_nine_tenths_are_taken_again() -> None:
+    """A few messages taken are not enough while others are still refused."""
+    guard = RefusalGuard()
+    for _ in range(101):
+        guard.refused()
+    for _ in range(5):
+        guard.refused()
+    guard.taken(10)
+    assert guard.tripped
+    guard.taken(40)
+    assert not guard.tripped

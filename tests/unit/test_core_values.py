@@ -1,0 +1,75 @@
+"""Fragments, names, labels, books: the small values."""
+
+from __future__ import annotations
+
+from sidecar.core.books import LABELS_MAX, OTHER, Books, Tally
+from sidecar.core.records import Batch, Fragment, Part, TopicPartition, group_label
+
+TP = TopicPartition("orders", 3)
+
+
+def part(first: int, last: int, group: str = "paid") -> Part:
+    """A part of some rows."""
+    offsets = list(range(first, last + 1))
+    data = b"\n".join(b"%d" % offset for offset in offsets)
+    return Part(TP, "9f3ac2d1", group, first, last, [Fragment(offsets, data)], len(offsets), len(data) + 1)
+
+
+def test_fragment_counts_what_has_no_row() -> None:
+    """Bounds and count include the messages that cannot be framed."""
+    fragment = Fragment([5, 7], b"a\nb", unframeable=[3, 9])
+    assert (fragment.first, fragment.last, fragment.count) == (3, 9, 4)
+    assert (Fragment([5, 7], b"a\nb").first, Fragment([], b"", unframeable=[4]).last) == (5, 4)
+
+
+def test_name_and_key_of_a_part() -> None:
+    """The name tells topic, scope, partition and range; the key follows from group and names."""
+    one, other = Batch(1, "paid", [part(1, 3)]), Batch(2, "paid", [part(1, 3)])
+    assert one.parts[0].name == "orders@9f3ac2d1:3:1-3"
+    assert one.key == other.key
+    assert len(one.key) == 32
+    assert one.key != Batch(3, "new", [part(1, 3, "new")]).key
+    assert one.key != Batch(4, "paid", [part(1, 3), part(4, 4)]).key
+
+
+def test_batch_sums_its_parts() -> None:
+    """Rows, bytes, fragments and the attempt come from the parts."""
+    batch = Batch(1, "paid", [part(1, 3), part(10, 11)])
+    batch.parts[1].attempts = 4
+    assert (batch.count, batch.nbytes, batch.attempt) == (5, 12, 5)
+    assert [fragment.first for fragment in batch.fragments()] == [1, 10]
+    batch.parts[0].fragments[0].unframeable = [2]
+    assert batch.parts[0].unframeable == [2]
+
+
+def test_group_labels_are_safe_in_headers() -> None:
+    """What a header cannot carry is percent-encoded; long names keep a prefix, and a hash tells them apart."""
+    assert group_label("created") == "created"
+    assert group_label("a,b\n%") == "a%2Cb%0A%25"
+    assert group_label(" a b ") == "%20a%20b%20"
+    assert group_label("\udcff") == "%FF"
+    long, longer = group_label("x" * 200), group_label("x" * 201)
+    assert len(long) == len(longer) == 128
+    assert long != longer
+
+
+def test_books_balance_and_add_up() -> None:
+    """Each message has one outcome; books of partitions sum up field by field."""
+    books = Books(consumed=5, delivered=2, duplicate=1, in_flight=2)
+    assert books.balanced
+    books += Books(consumed=2, released=1, filtered=1)
+    assert books == Books(consumed=7, delivered=2, duplicate=1, in_flight=2, released=1, filtered=1)
+    assert books.balanced
+    books.delayed = 1
+    assert not books.balanced
+
+
+def test_tally_is_bounded() -> None:
+    """Beyond 200 groups the others share one label."""
+    tally = Tally()
+    for number in range(5 * LABELS_MAX):
+        tally.count(f"g{number}", "ack")
+    tally.count("g0", "ack")
+    assert tally["g0", "ack"] == 2
+    assert tally[OTHER, "ack"] == LABELS_MAX
+    assert len(tally) <= 4 * LABELS_MAX + 1
