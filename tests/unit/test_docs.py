@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import base64
 import contextlib
+import doctest
 import json
 import re
 import sqlite3
@@ -159,6 +160,14 @@ def test_every_example_can_be_read(path: Path) -> None:
             json.loads(line)
     for text in blocks(path, "python"):
         ast.parse(text)
+
+
+def test_the_session_in_the_readme_is_real() -> None:
+    """What the README shows of the library is what it does."""
+    (text,) = blocks(README, "pycon")
+    session = doctest.DocTestParser().get_doctest(text, {}, "README", None, None)
+    assert len(session.examples) > 3
+    assert doctest.DocTestRunner().run(session).failed == 0
 
 
 def anchors(path: Path) -> set[str]:
