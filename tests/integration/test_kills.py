@@ -9,7 +9,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import pytest
 
@@ -159,34 +159,46 @@ def _await_rows(daemon: Daemon, receiver: Receiver, rows: int) -> None:
     wait_until(there, 60, f"{rows} rows have arrived", detail=lambda: f"{receiver.stats}\n{daemon.log_tail()}")
 
 
-def outage(broker: KafkaBroker, folder: Path, messages: int, kind: Literal["killed", "frozen"]) -> Finding:
+def outage(
+    broker: KafkaBroker, folder: Path, messages: int, kind: Literal["killed", "frozen"], *, times: int = 1
+) -> Finding:
     """The broker is killed and started again, or stands still for 15 s, in mid-flow: nothing lost or twice."""
-    begun = time.monotonic()
+    begun, slowest = time.monotonic(), 0.0
     topics = new_topics(broker)
-    expected = Workload(topics, PARTITIONS, messages, odd=False).produce(broker.bootstrap)
-    with Receiver(out=folder / unique("rows")) as receiver:
+    (fresh,) = new_topics(broker, 1, 1)
+    work = Workload(topics, PARTITIONS, messages, odd=False)
+    with (
+        Receiver(out=folder / unique("rows")) as receiver,
+        Stream(broker.bootstrap, work, messages // (times * LIFE_S)) as stream,
+    ):
         receiver.fail("slow", delay_ms=15)
-        config = configuration(broker, topics, receiver.url, batch=dict(SMALL_BATCHES))
+        config = configuration(broker, [*topics, fresh], receiver.url, batch=dict(SMALL_BATCHES))
         with Daemon(folder, config, name=kind) as daemon:
-            _await_rows(daemon, receiver, len(expected.wanted) // 4)
-            _break_and_mend(broker, kind)
-            back = time.monotonic()
-            produce(broker.bootstrap, topics[0], [Outgoing(0, b"fresh", None, [("tag", b"paid")])])
-            place = (topics[0], 0, broker.end_offsets(topics[0])[0] - 1)
-            expected.wanted[place] = value_hash(b"fresh")
-            wait_until(lambda: place in _places(receiver), HEAL_S, "a fresh message arrives", detail=daemon.log_tail)
-            healed = time.monotonic() - back
+            for number in range(times):
+                _await_rows(daemon, receiver, receiver.stats["rows"] + messages // times // 8)
+                _break_and_mend(broker, kind)
+                slowest = max(slowest, _await_fresh(broker, fresh, receiver))
+                work.expected.wanted[fresh, 0, number] = value_hash(b"fresh")
+            stream.wait()
             finish(broker, daemon, 60)
-        tally(receiver.rows(), expected.wanted).assert_exact()
-    notes = f"a fresh message {healed:.1f} s after its return"
-    return Finding(f"broker {kind} in mid-flow", 1, messages, 0, 0, time.monotonic() - begun, notes)
+        tally(receiver.rows(), work.expected.wanted).assert_exact()
+    notes = f"a fresh message at most {slowest:.1f} s after its return"
+    return Finding(f"broker {kind} in mid-flow", times, messages, 0, 0, time.monotonic() - begun, notes)
 
 
-def _places(receiver: Receiver) -> set[Any]:
-    return {row[:3] for row in receiver.rows()}
+def _await_fresh(broker: Broker, topic: str, receiver: Receiver) -> float:
+    """Produce a message and wait until it arrives; the seconds that it took."""
+    back, requests = time.monotonic(), len(receiver.headers)
+    produce(broker.bootstrap, topic, [Outgoing(0, b"fresh", None, [("tag", WANTED[0].encode())])])
+
+    def arrived() -> bool:
+        return any(topic in headers["sidecar-parts"] for headers in receiver.headers[requests:])
+
+    wait_until(arrived, HEAL_S, "a fresh message arrives")
+    return time.monotonic() - back
 
 
-def _break_and_mend(broker: KafkaBroker, kind: str) -> None:
+def _break_and_mend(broker: KafkaBroker, kind: Literal["killed", "frozen"]) -> None:
     if kind == "killed":
         broker.kill()
         time.sleep(2)  # long enough that every request under way fails
@@ -233,8 +245,8 @@ def test_kills_with_more_groups_than_a_partition_can_tell_apart(kafka: Broker, t
     kills(kafka, tmp_path, 12_000, 2, tags=300)
 
 
-@pytest.mark.parametrize("kind", ["killed", "frozen"])
-def test_a_broken_broker_loses_and_repeats_nothing(tmp_path: Path, kind: Literal["killed", "frozen"]) -> None:
-    """The broker killed, or frozen for 15 s, in mid-flow: all arrives once, and a fresh message within 15 s."""
+def test_a_broken_broker_loses_and_repeats_nothing(tmp_path: Path) -> None:
+    """The broker killed, then frozen for 15 s, in mid-flow: all arrives once, and a fresh message within 15 s."""
     with KafkaBroker(tmp_path / "broker") as broker:
-        outage(broker, tmp_path, 20_000, kind)
+        for kind in ("killed", "frozen"):
+            outage(broker, tmp_path, 20_000, kind)

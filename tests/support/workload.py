@@ -197,7 +197,9 @@ class Stream:
         assert not self._refused, f"{len(self._refused)} messages were refused, the first: {self._refused[0]}"
 
     def _run(self) -> None:
-        producer = make_producer(self._bootstrap, self._refused, message_timeout_ms=120_000)
+        producer = make_producer(
+            self._bootstrap, self._refused, message_timeout_ms=120_000, reconnect_backoff_max_ms=500
+        )
         while not self._stop.wait(0.05):
             some = self._workload.some(self._each)
             if not some:

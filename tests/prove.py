@@ -1,0 +1,194 @@
+"""`make prove`: the checks of `make test` at the larger numbers, and docs/proof.md. Each check lives with its test.
+
+`python -m tests.prove` runs all and writes the file; with names it runs those and prints the table; `--scale 0.1` makes
+everything smaller.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import re
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+
+from tests.integration import test_exactly_once as once
+from tests.integration import test_kills as kills
+from tests.integration import test_members as members
+from tests.simulation import run as simulation
+from tests.support.audit import Finding
+from tests.support.jars import ROOT
+from tests.support.kafka import KafkaBroker
+
+PROOF = ROOT / "docs" / "proof.md"
+HEAD = ("point", "how often", "messages", "lost", "twice", "seconds", "what else", "command")
+
+HEADING = """\
+# Proof
+
+Written by `make prove` ({about}), which runs the checks of `make test` at larger numbers, on a real Apache Kafka 4.2
+that is started for each. Everything is counted at the receiver: what it stored, row by row, against what was produced.
+A check fails when anything was lost, or came twice that was not promised; with a receiver that does not remember names,
+*twice* counts what promise 4 allows. Where the daemon was ended, *delivers again* is the time from the start of its
+process to the first new row at the receiver.
+"""
+
+Check = Callable[[KafkaBroker, Path], list[Finding]]
+
+
+@dataclass
+class Sizes:
+    """The large numbers, made smaller by a factor."""
+
+    scale: float = 1.0
+
+    def __call__(self, large: int, least: int = 1) -> int:
+        """`large` times the scale, at least `least`."""
+        return max(least, round(large * self.scale))
+
+
+def checks(n: Sizes) -> dict[str, Check]:
+    """All checks by name, in their order."""
+    messages, ends = n(500_000, 20_000), n(20, 3)
+
+    def flows(broker: KafkaBroker, folder: Path) -> list[Finding]:
+        return [
+            once.flow(broker, folder, messages),
+            once.flow(broker, folder, messages, by="group"),
+            once.flow(broker, folder, messages, form="ndjson", by="group"),
+            once.flow(broker, folder, messages, ids=True),
+        ]
+
+    def ended(**how: object) -> Check:
+        return lambda broker, folder: [kills.kills(broker, folder, messages, ends, **how)]  # type: ignore[arg-type]
+
+    def without_state(broker: KafkaBroker, folder: Path) -> list[Finding]:
+        run = partial(kills.kills, broker, folder, messages, ends, delete_state=True)
+        return kills.together(partial(run, by="partition"), partial(run, by="group"))
+
+    def many_groups(broker: KafkaBroker, folder: Path) -> list[Finding]:
+        run = partial(kills.kills, broker, folder, n(100_000, 12_000), ends, tags=300)
+        return [run(by="partition"), run(by="group")]
+
+    def come_and_go(broker: KafkaBroker, folder: Path) -> list[Finding]:
+        return [members.members(broker, folder, count, n(300, 20)) for count in (2, 3)]
+
+    def come_and_go_by_group(broker: KafkaBroker, folder: Path) -> list[Finding]:
+        return [members.members(broker, folder, 3, n(300, 20), by="group", seed=2)]
+
+    def outages(broker: KafkaBroker, folder: Path) -> list[Finding]:
+        return [kills.outage(broker, folder, n(100_000, 20_000), kind, times=n(5)) for kind in ("killed", "frozen")]
+
+    return {
+        "flow": flows,
+        "poison": lambda broker, folder: [once.poison(broker, folder, times=ends)],
+        "split": lambda broker, folder: [once.split_killed(broker, folder, kills=ends)],
+        "kills": ended(),
+        "kills-by-group": ended(by="group"),
+        "kills-forgetful": ended(remember=False),
+        "kills-no-state": without_state,
+        "sigterm": ended(how="SIGTERM", remember=False),
+        "many-groups": many_groups,
+        "members": come_and_go,
+        "members-by-group": come_and_go_by_group,
+        "outages": outages,
+        "receivers": partial(suite, "a receiver that misbehaves in every way", "test_faults.py"),
+        "topics": partial(suite, "topics made again, resets, expired offsets", "test_topics.py"),
+        "security": partial(suite, "TLS and SASL against a broker that demands them", "test_security.py"),
+        "simulator": partial(simulated, n(1_000_000, 1_000)),
+    }
+
+
+def suite(point: str, file: str, broker: KafkaBroker, _: Path) -> list[Finding]:
+    """A file of tests that has no larger numbers; each test asserts that nothing is lost or comes twice."""
+    begun = time.monotonic()
+    command = [sys.executable, "-m", "pytest", f"tests/integration/{file}"]
+    done = subprocess.run(
+        command, cwd=ROOT, env={**os.environ, "SIDECAR_TEST_KAFKA": broker.bootstrap}, capture_output=True, text=True
+    )
+    found = re.search(r"(\d+) passed", done.stdout)
+    assert done.returncode == 0 and found, f"{file}: {done.stdout[-300:]}"
+    return [Finding(point, int(found[1]), 0, 0, 0, time.monotonic() - begun, f"{found[1]} tests")]
+
+
+def simulated(schedules: int, _: KafkaBroker, __: Path) -> list[Finding]:
+    """Core and state under the seeded simulator."""
+    begun = time.monotonic()
+    outcome = simulation.run(schedules, jobs=os.cpu_count() or 1)
+    assert not outcome.failures, f"{outcome.line()}; seed {outcome.failures[0]}"
+    notes = f"{outcome.steps:,} steps"
+    return [Finding("schedules of the simulator", outcome.schedules, 0, 0, 0, time.monotonic() - begun, notes)]
+
+
+def row(finding: Finding, command: str) -> str:
+    """A finding as a line of the table."""
+    messages = f"{finding.messages:,}" if finding.messages else ""
+    cells = [finding.point, f"{finding.times:,}", messages, finding.lost, f"{finding.twice:,}"]
+    return line([*cells, f"{finding.seconds:.0f}", finding.notes, f"`{command}`"])
+
+
+def failure(name: str, error: BaseException, command: str) -> str:
+    """A check that failed as a line of the table."""
+    text = " ".join(str(error).split())[:300].replace("|", "/")
+    return line([f"**{name} failed**", "", "", "", "", "", text, f"`{command}`"])
+
+
+def line(cells: Sequence[object]) -> str:
+    """Cells as a line of a Markdown table."""
+    return f"| {' | '.join(str(cell).replace('||', 'or') for cell in cells)} |"
+
+
+def page(rows: Sequence[str], seconds: float) -> str:
+    """What docs/proof.md holds."""
+    about = f"{datetime.now(UTC):%Y-%m-%d}, Python {platform.python_version()}, {os.cpu_count()} cores"
+    lines = [HEADING.format(about=f"{about}, {seconds / 60:.0f} minutes"), line(HEAD), line(["---"] * len(HEAD)), *rows]
+    return "\n".join([*lines, ""])
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the checks; 1 when one of them failed."""
+    options = argparse.ArgumentParser(prog="python -m tests.prove", description=__doc__)
+    options.add_argument("names", nargs="*", help=f"of {', '.join(checks(Sizes()))}; all when none is given")
+    options.add_argument("--scale", type=float, default=1.0, help="multiplies the numbers; 1 by default")
+    asked = options.parse_args(argv)
+    known = checks(Sizes(asked.scale))
+    unknown = [name for name in asked.names if name not in known]
+    if unknown:
+        options.error(f"unknown: {', '.join(unknown)}")
+    begun, rows, failed = time.monotonic(), [], False
+    with tempfile.TemporaryDirectory(prefix="sidecar-prove-") as place:
+        for name in asked.names or known:
+            command = f"python -m tests.prove {name}"
+            try:
+                rows += [row(found, command) for found in run(known[name], Path(place) / name)]
+            except Exception as error:  # noqa: BLE001  # the other checks are of interest all the same
+                traceback.print_exc()
+                rows.append(failure(name, error, command))
+                failed = True
+            print(rows[-1], flush=True)
+    text = page(rows, time.monotonic() - begun)
+    if asked.names or asked.scale != 1:
+        print(text)
+    else:
+        PROOF.write_text(text, encoding="utf-8")
+    return int(failed)
+
+
+def run(check: Check, folder: Path) -> list[Finding]:
+    """One check on a broker of its own."""
+    folder.mkdir()
+    with KafkaBroker(folder / "broker") as broker:
+        return check(broker, folder)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
