@@ -28,7 +28,7 @@ LAYERS = {
     "core": {"core"},
     "config": {"core", "config", "errors"},
     "sinks": {"core", "config", "errors", "sinks"},
-    "sources": {"core", "config", "errors", "sources"},
+    "sources": {"core", "config", "errors", "sources", "state"},  # a commit carries the state
     "state": {"core", "config", "errors", "state"},
     "ops": {"core", "config", "errors", "ops"},
     "daemon": {"core", "config", "errors", "sinks", "sources", "state", "ops", "daemon"},
