@@ -58,7 +58,7 @@ def main(path: str, seed: str) -> None:
     configure(settings.log.format, settings.log.level)
     signals = Signals()
     signals.install()
-    Daemon(settings, lambda: signals.asked, source=source).run()
+    Daemon(settings, signals.stop_asked, source=source).run()
 
 
 if __name__ == "__main__":
