@@ -129,16 +129,22 @@ def split(fragment: Fragment, border: int, separator: bytes) -> tuple[Fragment, 
 
 
 def halves(fragments: list[Fragment], separator: bytes) -> tuple[list[Fragment], list[Fragment]]:
-    """Two lists with half of the rows each; of an odd number the second has one more."""
+    """Two lists with half of the rows each; of an odd number the second has one more.
+
+    Raises:
+        ValueError: There are no two rows.
+    """
     rows = sum(len(fragment.offsets) for fragment in fragments) // 2
-    for i, fragment in enumerate(fragments):
-        if rows < len(fragment.offsets):
-            if not rows:
-                return fragments[:i], fragments[i:]
-            head, tail = split(fragment, fragment.offsets[rows], separator)
-            return [*fragments[:i], head], [tail, *fragments[i + 1 :]]
-        rows -= len(fragment.offsets)
-    raise ValueError("halves() needs two rows")
+    if not rows:
+        raise ValueError("halves() needs two rows")
+    whole = 0
+    while rows >= len(fragments[whole].offsets):
+        rows -= len(fragments[whole].offsets)
+        whole += 1
+    if not rows:
+        return fragments[:whole], fragments[whole:]
+    head, tail = split(fragments[whole], fragments[whole].offsets[rows], separator)
+    return [*fragments[:whole], head], [tail, *fragments[whole + 1 :]]
 
 
 def pick(fragments: list[Fragment], wanted: set[int], separator: bytes) -> list[Fragment]:

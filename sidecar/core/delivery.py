@@ -225,8 +225,9 @@ class Delivery:
     def failed(self, batch: Batch, answer: Answer, now_ms: float) -> None:
         """The batch is sent again after a while, or given up."""
         label = group_label(batch.group)
-        if answer.verdict is Verdict.HALT and self.halted != answer.reason:
-            self.halted = answer.reason or "the receiver refuses every request"
+        why = answer.reason or "no reason given"
+        if answer.verdict is Verdict.HALT and self.halted != why:
+            self.halted = why
             self._report("intake.stopped", "error", group=label, reason=self.halted)
         alive = [part for part in batch.parts if self.owner(part)]
         if not alive:

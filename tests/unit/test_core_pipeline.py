@@ -1,0 +1,461 @@
+"""The pipeline from outside: runs in, effects out, where a schedule would rarely come."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sidecar.core import batching
+from sidecar.core.backoff import Backoff
+from sidecar.core.batching import Limits
+from sidecar.core.cutting import BatchRules
+from sidecar.core.delivery import DeliveryRules
+from sidecar.core.effects import Commit, Effect, Flow, Report, Send, Store
+from sidecar.core.intake import Reading
+from sidecar.core.pipeline import Pipeline
+from sidecar.core.progress import Carried, CarriedJoint, CarriedLane, lane_key
+from sidecar.core.records import Answer, Batch, DeadLetter, FailedRow, Fragment, Run, TopicPartition, Verdict
+from sidecar.state.offset_map import METADATA_MAX_CHARACTERS, Identity, decode, encode
+from tests.simulation.plan import Columns, LineFramer, Row, read_ids, read_tags
+
+TP = TopicPartition("t", 0)
+FRESH = Carried(0, 0)
+ACK = Answer(Verdict.ACK)
+REJECT = Answer(Verdict.REJECT, "bad", 400)
+RETRY = Answer(Verdict.RETRY, "unavailable", 503)
+CORE = Path(batching.__file__).parent
+
+
+class AllGroups(dict[object, str | None]):
+    """Every tag is wanted, in a group of its own; -1 is not."""
+
+    def __missing__(self, tag: object) -> str | None:
+        return None if tag == -1 else f"g{tag}"
+
+
+class Shell:
+    """Does every effect at once, and asks `answer` what the receiver says."""
+
+    def __init__(self, *, ids: bool = False, start: Carried = FRESH, **rules: object) -> None:
+        options: dict[str, Any] = {"max_messages": 100, "max_bytes": 10_000, "linger_ms": 0, "span_max": 10_000}
+        options |= {"held": 1 << 20, "give_up": None, "give_up_ms": None, **rules}
+        batch_rules = BatchRules(
+            by_group=False,
+            limits=Limits(options["max_messages"], options["max_bytes"]),
+            linger_ms=options["linger_ms"],
+            span_max=options["span_max"],
+            held_max_bytes=options["held"],
+        )
+        delivery = DeliveryRules(
+            backoff=Backoff(100, 1_000),
+            concurrency=4,
+            ordered=False,
+            separator=b"\n",
+            give_up_attempts=options["give_up"],
+            give_up_ms=options["give_up_ms"],
+        )
+        reading = Reading(Columns(), LineFramer(), read_tags, AllGroups(), read_ids if ids else None)  # type: ignore[arg-type]
+        self.pipeline = Pipeline(reading, batch_rules, delivery, lambda: 1.0)
+        self.pipeline.assign(TP, "5c0pe000", start)
+        self.now_ms = 0.0
+        self.commits: list[Carried] = []
+        self.sent: list[tuple[str, list[int], int]] = []
+        self.letters: list[DeadLetter] = []
+        self.reports: list[Report] = []
+        self.flows: list[frozenset[TopicPartition]] = []
+        self.store_ok = True
+
+    def read(self, *rows: Row) -> None:
+        """Hand over these rows."""
+        self.pipeline.read(Run(TP, list(rows), rows[0][0], rows[-1][0]), self.now_ms)
+
+    def answer(self, batch: Batch, offsets: list[int]) -> Answer | None:
+        """What the receiver says; None for nothing yet."""
+        return ACK
+
+    def _do(self, effect: Effect) -> None:
+        if isinstance(effect, Commit):
+            self.commits += [item.carried for item in effect.items]
+            self.pipeline.committed({item.tp: True for item in effect.items}, self.now_ms)
+        elif isinstance(effect, Store):
+            self.letters += effect.letters if self.store_ok else []
+            self.pipeline.stored(effect.token, ok=self.store_ok, now_ms=self.now_ms)
+        elif isinstance(effect, Report):
+            self.reports.append(effect)
+        elif isinstance(effect, Flow):
+            self.flows.append(effect.paused)
+        elif isinstance(effect, Send):
+            offsets = [offset for fragment in effect.batch.fragments() for offset in fragment.offsets]
+            self.sent.append((effect.batch.parts[0].name, offsets, effect.batch.attempt))
+            answer = self.answer(effect.batch, offsets)
+            if answer is not None:
+                self.pipeline.answered(effect.batch.id, answer, self.now_ms, 0)
+
+    def run(self, steps: int = 100, by_ms: float = 50) -> None:
+        """Let time pass."""
+        for _ in range(steps):
+            self.now_ms += by_ms
+            for effect in self.pipeline.step(self.now_ms):
+                self._do(effect)
+
+    def events(self) -> list[str]:
+        """Names of what was reported."""
+        return [report.event for report in self.reports]
+
+
+def rows(first: int, last: int, tag: int = 0) -> list[Row]:
+    """Rows of one tag."""
+    return [(offset, tag, None, b"%d" % offset) for offset in range(first, last + 1)]
+
+
+# What may come into the core
+
+
+@pytest.mark.parametrize("path", sorted(CORE.glob("*.py")), ids=lambda path: path.stem)
+def test_core_imports_nothing_that_acts(path: Path) -> None:
+    """No module of the core imports threads, sockets, clocks, chance, files, logs, or a part outside the core."""
+    allowed = {"cykhash", "pyroaring", "xxhash", "orjson"} | set(sys.stdlib_module_names)
+    forbidden = {"threading", "queue", "socket", "ssl", "time", "datetime", "random", "secrets", "os", "io", "logging"}
+    forbidden |= {"pathlib", "tempfile", "asyncio", "subprocess", "multiprocessing", "concurrent", "sqlite3", "uuid"}
+    for node in ast.walk(ast.parse(path.read_text())):
+        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+        for name in names:
+            top = name.split(".")[0]
+            assert name.startswith("sidecar.core") or (top in allowed and top not in forbidden), f"{path.name}: {name}"
+        assert not (
+            isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("open", "print")
+        )
+
+
+# Refusals
+
+
+def test_one_poison_message_among_many() -> None:
+    """It alone is dead-lettered, with its reason and attempts, after at most twice log2 extra requests."""
+    shell = Shell(max_messages=1_000)
+    shell.answer = lambda batch, offsets: REJECT if 700 in offsets else ACK  # type: ignore[method-assign]
+    shell.read(*rows(0, 999))
+    shell.run()
+    [letter] = shell.letters
+    assert (letter.offset, letter.reason, letter.row) == (700, "bad", b"700")
+    assert len(letter.attempts) == 11
+    assert len(shell.sent) <= 1 + 2 * 10
+    assert shell.pipeline.books[TP].delivered == 999
+    assert shell.pipeline.idle
+    assert shell.pipeline.delivery.held_bytes == 0
+
+
+def test_a_lone_message_that_is_too_large() -> None:
+    """413 halves down to the message that is at fault, which is dead-lettered as too large."""
+    shell = Shell()
+    shell.answer = lambda batch, offsets: Answer(Verdict.TOO_LARGE, status=413) if 3 in offsets else ACK  # type: ignore[method-assign]
+    shell.read(*rows(0, 9))
+    shell.run()
+    assert [(letter.offset, letter.reason) for letter in shell.letters] == [(3, "too_large")]
+
+
+def test_a_receiver_that_refuses_everything_empties_nothing() -> None:
+    """After a tenth of 1,000 nothing more is dead-lettered and intake stops; it goes on when messages are taken."""
+    shell = Shell(max_messages=10)
+    broken = True
+    shell.answer = lambda batch, offsets: REJECT if broken else ACK  # type: ignore[method-assign]
+    shell.read(*rows(0, 499))
+    shell.run(400)
+    assert len(shell.letters) == 100
+    assert shell.pipeline.delivery.guard.tripped
+    assert shell.pipeline.paused == {TP}
+    assert "intake.stopped" in shell.events()
+    broken = False
+    shell.run(400)
+    assert not shell.pipeline.delivery.guard.tripped
+    assert shell.pipeline.paused == frozenset()
+    assert len(shell.letters) == 100
+    assert shell.pipeline.books[TP].delivered == 400
+
+
+def test_a_tripped_guard_holds_for_rows_too() -> None:
+    """Rows that a 207 refuses are kept and tried again while the receiver is in doubt, those of whole parts too."""
+    shell = Shell(max_messages=200)
+    broken = True
+
+    def answer(batch: Batch, offsets: list[int]) -> Answer:
+        bad = [i for i, offset in enumerate(offsets) if broken and offset % 400 < 390]
+        failed = tuple(FailedRow(i, retry=False, reason="row") for i in bad)
+        return Answer(Verdict.PARTIAL, status=207, failed=failed) if bad else ACK
+
+    shell.answer = answer  # type: ignore[method-assign]
+    shell.read(*rows(0, 399))
+    shell.read(*rows(400, 799, tag=1))
+    shell.run(60)
+    assert shell.pipeline.delivery.guard.tripped
+    assert shell.letters == []
+    broken = False
+    shell.run(200)
+    assert shell.pipeline.books[TP].delivered == 800
+    assert shell.pipeline.idle
+
+
+def test_whole_part_refused_by_row() -> None:
+    """Where a 207 refuses every row for good, all are dead-lettered with their own reasons."""
+    shell = Shell()
+    failed = (FailedRow(0, retry=False, reason="a"), FailedRow(1, retry=False, reason=""))
+    shell.answer = lambda batch, offsets: Answer(Verdict.PARTIAL, failed=failed)  # type: ignore[method-assign]
+    shell.read(*rows(0, 1))
+    shell.run()
+    assert [letter.reason for letter in shell.letters] == ["a", "rejected"]
+    assert len(shell.sent) == 1
+
+
+def test_an_earlier_lifes_part_whose_rows_all_fail_for_ever() -> None:
+    """A receiver that knows the part names what failed for ever: after ten sends it goes out as a piece."""
+    shell = Shell(start=Carried(0, 10, {lane_key("g0"): CarriedLane(None, ((0, 9),))}))
+
+    def answer(batch: Batch, offsets: list[int]) -> Answer:
+        if batch.parts[0].primary:
+            return Answer(Verdict.PARTIAL, failed=(FailedRow(0, retry=True, reason="later"),))
+        return ACK
+
+    shell.answer = answer  # type: ignore[method-assign]
+    shell.read((4, 0, None, b"4"))
+    shell.pipeline.read_past(TP, 10, 0)
+    shell.run(400)
+    names = [name for name, _, _ in shell.sent]
+    assert len(names) == 11
+    assert len(set(names)) == 2
+    assert shell.sent[0][2] == 2
+    assert shell.pipeline.idle
+
+
+def test_halves_wait_for_room() -> None:
+    """However much is refused at once, the state fits, and all comes to its end."""
+    shell = Shell(max_messages=64, max_bytes=200, linger_ms=0)
+    shell.answer = lambda batch, offsets: REJECT if len(offsets) > 1 else ACK  # type: ignore[method-assign]
+    identity = Identity("c" * 22, "group", "t" * 22, (1 << 64) - 1)
+    for number in range(12):
+        shell.read(*[(o, o % 60, None, b"%d" % o) for o in range(number * 300, number * 300 + 300)])
+        shell.run(3)
+    shell.run(4_000, by_ms=25)
+    assert shell.pipeline.idle
+    assert shell.pipeline.books[TP].delivered == 3_600
+    assert max(len(encode(identity, b"rule", carried)) for carried in shell.commits) <= METADATA_MAX_CHARACTERS
+
+
+# Outages
+
+
+def test_giving_up_after_so_many_sends_or_so_long() -> None:
+    """Only where it is asked for, an outage ends in the dead letters, with every attempt."""
+    for rules, attempts in (({"give_up": 3}, 3), ({"give_up_ms": 250}, 3)):
+        shell = Shell(**rules)
+        shell.answer = lambda batch, offsets: RETRY  # type: ignore[method-assign]
+        shell.read(*rows(0, 1))
+        shell.run()
+        assert [letter.offset for letter in shell.letters] == [0, 1]
+        assert [len(letter.attempts) for letter in shell.letters] == [attempts] * 2
+        assert shell.letters[0].reason == "unavailable"
+        assert shell.pipeline.idle
+
+
+def test_a_halt_stops_intake_until_an_answer() -> None:
+    """Wrong credentials stop reading, are reported once, and are no reason to give up."""
+    shell = Shell(give_up=2)
+    halted = True
+    shell.answer = lambda batch, offsets: Answer(Verdict.HALT, "unauthorized", 401) if halted else ACK  # type: ignore[method-assign]
+    shell.read(*rows(0, 1))
+    shell.run()
+    assert shell.pipeline.paused == {TP}
+    assert shell.events().count("intake.stopped") == 1
+    assert shell.letters == []
+    halted = False
+    shell.run()
+    assert shell.pipeline.idle
+    assert shell.events()[-2:] == ["intake.resumed", "group.recovered"]
+
+
+def test_a_halt_does_not_outlive_what_was_halted() -> None:
+    """When all that was refused is another's now, reading goes on: only a new batch can find out."""
+    shell = Shell()
+    shell.answer = lambda batch, offsets: Answer(Verdict.HALT) if shell.now_ms < 500 else ACK  # type: ignore[method-assign]
+    shell.read(*rows(0, 1))
+    shell.run(5)
+    assert shell.pipeline.delivery.halted
+    assert shell.pipeline.delivery.waiting == 1
+    shell.pipeline.forget([TP])
+    shell.run(40)
+    assert not shell.pipeline.delivery.halted
+    assert shell.pipeline.books[TP].released == 2
+    shell.pipeline.assign(TP, "5c0pe000", shell.commits[-1])
+    shell.read(*rows(0, 3))
+    shell.run()
+    assert shell.pipeline.books[TP].delivered == 4
+
+
+def test_failed_dead_letters_are_tried_again() -> None:
+    """Nothing is settled before its dead letter is durable; what is not ours any more is not tried again."""
+    shell = Shell()
+    shell.answer = lambda batch, offsets: REJECT  # type: ignore[method-assign]
+    shell.store_ok = False
+    shell.read(*rows(0, 0))
+    shell.run(5)
+    assert shell.pipeline.partitions[TP].watermark == 0
+    assert shell.pipeline.books[TP].in_flight == 1
+    shell.store_ok = True
+    shell.run(30)
+    assert [letter.offset for letter in shell.letters] == [0]
+    assert shell.pipeline.idle
+    shell.store_ok = False
+    shell.read(*rows(1, 1))
+    shell.run(5)
+    shell.pipeline.forget([TP])
+    shell.store_ok = True
+    shell.run(30)
+    assert len(shell.letters) == 1
+    assert shell.pipeline.idle
+
+
+# Memory, span, flow
+
+
+def test_memory_pauses_at_80_percent_and_resumes_at_50() -> None:
+    """A full budget pauses all partitions, cuts what is open, and lets go when half is free."""
+    shell = Shell(held=1_000, linger_ms=100_000)
+    held: list[Batch] = []
+    shell.answer = lambda batch, offsets: held.append(batch)  # type: ignore[func-returns-value, method-assign]
+    shell.read(*rows(10, 89))
+    shell.run(3)
+    assert shell.pipeline.paused == {TP}
+    assert shell.pipeline.cuts["memory"]
+    assert shell.pipeline.stops
+    for batch in held:
+        shell.pipeline.answered(batch.id, ACK, shell.now_ms, 0)
+    shell.run(3)
+    assert shell.pipeline.paused == frozenset()
+    assert shell.flows == [frozenset({TP}), frozenset()]
+
+
+def test_memory_never_stops_what_alone_can_free_it() -> None:
+    """Where an earlier life's part has filled the budget and is not whole yet, reading goes on to make it whole."""
+    shell = Shell(start=Carried(0, 200, {lane_key("g0"): CarriedLane(None, ((0, 199),))}), held=800)
+    shell.read(*rows(0, 99))
+    shell.run(3)
+    assert shell.pipeline.delivery.held_bytes > 800
+    assert shell.pipeline.paused == frozenset()
+    shell.read(*rows(100, 199))
+    shell.run()
+    assert shell.sent == [("t@5c0pe000:0:0-199", list(range(200)), 2)]
+    assert shell.pipeline.idle
+
+
+def test_a_wide_span_pauses_its_partition_alone() -> None:
+    """A failing group holds its partition back at `span_max`, and the oldest group is cut first on the way."""
+    shell = Shell(span_max=100, linger_ms=10_000)
+    other = TopicPartition("t", 1)
+    shell.pipeline.assign(other, "5c0pe000", FRESH)
+    failing = True
+    shell.answer = lambda batch, offsets: RETRY if failing else ACK  # type: ignore[method-assign]
+    shell.read(*rows(0, 60))
+    shell.run(2)
+    assert shell.pipeline.cuts["span"] == 1
+    shell.read(*rows(61, 120, tag=-1))
+    shell.run(2)
+    assert shell.pipeline.paused == {TP}
+    failing = False
+    shell.run(60)
+    assert shell.pipeline.paused == frozenset()
+
+
+def test_draining_settles_and_commits_all() -> None:
+    """A planned stop cuts at once, pauses reading, and leaves nothing above the watermark."""
+    shell = Shell(linger_ms=100_000)
+    shell.read(*rows(0, 9))
+    shell.pipeline.draining = True
+    shell.run(10)
+    assert shell.pipeline.idle
+    assert shell.commits[-1] == Carried(10, 10)
+    assert shell.flows == [frozenset({TP})]
+    assert shell.pipeline.cuts["shutdown"] == 1
+
+
+# Ownership and commits
+
+
+def test_what_is_not_ours_is_ignored() -> None:
+    """Runs, positions and commits of a partition that was given up do nothing."""
+    shell = Shell()
+    shell.pipeline.forget([TP, TopicPartition("t", 9)])
+    shell.read(*rows(0, 1))
+    shell.pipeline.read_past(TP, 5, 0)
+    assert shell.pipeline.commit([TP]) == []
+    assert shell.pipeline.books[TP].consumed == 0
+
+
+def test_a_commit_that_failed_is_tried_again() -> None:
+    """Until a commit is acknowledged nothing is sent, and the next one follows by itself."""
+    shell = Shell()
+    shell.read(*rows(0, 1))
+    effects = [effect for now_ms in (10, 20, 30) for effect in shell.pipeline.step(now_ms)]
+    assert [type(effect) for effect in effects] == [Commit]
+    assert shell.pipeline.committing
+    shell.pipeline.committed({}, 40)
+    assert not shell.pipeline.committing
+    shell.now_ms = 40
+    shell.run()
+    assert shell.sent
+    assert shell.pipeline.idle
+
+
+def test_ids_are_journalled_with_the_commit_that_settles_them() -> None:
+    """Ids of settled messages travel with the commit, a twin in flight is a duplicate, and none is named twice."""
+    shell = Shell(ids=True)
+    shell.read((0, 0, 7, b"a"), (1, 0, 7, b"b"), (2, 0, None, b"c"), (3, -1, 7, b"d"))
+    items = []
+    for _ in range(20):
+        shell.now_ms += 50
+        for effect in shell.pipeline.step(shell.now_ms):
+            if isinstance(effect, Commit):
+                items += effect.items
+            shell._do(effect)
+    assert [list(item.ids) for item in items if item.ids] == [[7]]
+    books = shell.pipeline.books[TP]
+    assert (books.delivered, books.duplicate, books.filtered) == (2, 1, 1)
+
+
+def test_joint_intents_of_an_earlier_life() -> None:
+    """A joint intent gives every group its part under the names of the first life; excluded groups are settled."""
+    joint = CarriedJoint(0, 5, frozenset({lane_key("g1")}))
+    shell = Shell(start=Carried(0, 8, {}, 6, (joint,)))
+    shell.read(*[(offset, offset % 3, None, b"%d" % offset) for offset in range(8)])
+    shell.run()
+    assert sorted(offsets for _, offsets, _ in shell.sent) == [[0, 3], [2, 5], [6], [7]]
+    assert shell.pipeline.books[TP].duplicate == 2
+    assert shell.pipeline.idle
+
+
+@pytest.mark.parametrize("groups", [64, 200])
+def test_worst_state_fits_in_the_metadata(groups: int) -> None:
+    """Many groups, all failing or all refused, far apart: the state always fits and always comes back."""
+    for verdict in (RETRY, REJECT):
+        shell = Shell(max_messages=3, span_max=1 << 40)
+        shell.answer = lambda batch, offsets, verdict=verdict: verdict  # type: ignore[misc, method-assign]
+        identity = Identity("c" * 22, "group", "t" * 22, (1 << 64) - 1)
+        at = 1 << 45
+        for _ in range(40):
+            found = [(at + i * 5_000_000, i % groups, None, b"%d" % i) for i in range(400)]
+            at = found[-1][0] + 1
+            shell.read(*found)
+            shell.run(2)
+        for carried in shell.commits:
+            text = encode(identity, b"rule", carried)
+            assert len(text) <= METADATA_MAX_CHARACTERS
+        assert decode(text, carried.watermark, identity, b"rule").carried == carried
+
+
+def test_halving_needs_two_rows() -> None:
+    """To halve a lone row is the caller's mistake."""
+    with pytest.raises(ValueError, match="two rows"):
+        batching.halves([Fragment([1], b"a")], b"\n")
