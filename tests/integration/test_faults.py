@@ -180,20 +180,20 @@ def test_a_receiver_that_refuses_everything_does_not_empty_the_topic(scene: Scen
 
 
 def test_an_outage_stays_within_the_memory_budget(scene: Scene) -> None:
-    """48 MB wait behind a receiver that is down: held bytes stay within 16 MiB, the process within 64 MB more."""
+    """48 messages of 1 MB wait behind a receiver that is down: what is held stays within 16 MiB, all told."""
     budget = 16 << 20
     with scene.daemon(memory={"budget": "16MiB"}, batch={"max_bytes": "1MiB"}) as daemon:
         scene.send([b"warm"])
         scene.await_all(daemon)
         at_rest = rss_bytes(daemon.pid)
         scene.receiver.fail("status", status=503)
-        scene.send(i.to_bytes(4, "big") + b"\xff" * 250_000 for i in range(200))
+        scene.send(bytes([i]) + b"\xff" * 1_000_000 for i in range(48))
         seen: list[int] = []
 
         def full() -> bool:
             status = daemon.status()
             seen.append(status["held_bytes"])
-            return any("memory" in text for text in status["intake_stopped"])
+            return "memory" in status["intake_stopped"]
 
         wait_until(full, 15, "the budget is used up", detail=daemon.log_tail)
         struck = scene.receiver.stats["status"]
@@ -202,7 +202,7 @@ def test_an_outage_stays_within_the_memory_budget(scene: Scene) -> None:
         wait_until(lambda: full() or daemon.status()["lag"] == 0, 15, "it heals")
         scene.await_all(daemon, 30)
         assert 0.3 * budget < max(seen) <= budget
-        assert rss_bytes(daemon.pid) - at_rest < 64 << 20
+        assert rss_bytes(daemon.pid) - at_rest < 80 << 20
 
 
 def test_a_receiver_that_is_down_at_the_start_is_waited_for(kafka: Broker, topic: str, tmp_path: Path) -> None:

@@ -1,0 +1,249 @@
+"""The traps of the Kafka client that were met, each shown closed: on the source alone, or on the whole daemon."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from pathlib import Path
+
+import pytest
+
+from sidecar.config.source import KafkaSource as KafkaSettings
+from sidecar.core.effects import CommitItem
+from sidecar.core.progress import Carried, CarriedLane
+from sidecar.core.records import Run, TopicPartition
+from sidecar.sources.base import Assignment, ReadPast
+from sidecar.sources.kafka import KafkaSource, consumer_config
+from sidecar.state.memory import MemoryState
+from tests.support.kafka import Broker, Outgoing, produce, unique
+from tests.support.process import wait_until
+from tests.support.receiver import Receiver
+from tests.support.scene import Scene, await_rest
+
+RULES = b"same"
+QUEUE_BYTES = 1 << 20
+
+
+class Listening:
+    """A listener that remembers what it is told, and does what a test asks when partitions are assigned."""
+
+    def __init__(self) -> None:
+        self.found: list[Assignment] = []
+        self.results: list[Mapping[TopicPartition, bool]] = []
+        self.gone: list[TopicPartition] = []
+        self.on_assigned: Callable[[], None] = lambda: None
+
+    def assigned(self, found: Sequence[Assignment]) -> None:
+        self.found += found
+        self.on_assigned()
+
+    def revoking(self, tps: Collection[TopicPartition]) -> None:
+        self.gone += tps
+
+    def lost(self, tps: Collection[TopicPartition]) -> None:
+        self.gone += tps
+
+    def committed(self, results: Mapping[TopicPartition, bool], elapsed_s: float) -> None:
+        self.results.append(results)
+
+    def event(self, name: str, level: str, fields: Mapping[str, object]) -> None:
+        pass
+
+
+class Opened:
+    """The source alone, joined to a group.
+
+    Args:
+        settings: Of the source.
+        state: What it knows of earlier lives.
+    """
+
+    def __init__(self, settings: KafkaSettings, state: MemoryState) -> None:
+        self.listener = Listening()
+        self.source = KafkaSource(settings, state, RULES, QUEUE_BYTES)
+        self.offsets: list[int] = []
+        self.position = 0
+
+    def poll(self) -> bool:
+        """Read once; gives whether anything came."""
+        before = len(self.offsets)
+        for one in self.source.poll(0.02):
+            if isinstance(one, Run):
+                self.offsets += self.source.columns.offsets(one.messages)
+                self.position = one.last + 1
+            else:
+                assert isinstance(one, ReadPast)
+                self.position = one.position
+        return len(self.offsets) > before
+
+    def until(self, condition: Callable[[], object], what: str) -> None:
+        """Read on until the condition holds."""
+        wait_until(lambda: condition() or (self.poll() and condition()), 15, what)
+
+
+@pytest.fixture
+def settings(kafka: Broker, topic: str, group: str) -> KafkaSettings:
+    """A topic of one partition, read by a new group."""
+    return KafkaSettings(bootstrap_servers=kafka.bootstrap, group_id=group, topics=[topic])
+
+
+@pytest.fixture
+def opened(settings: KafkaSettings) -> Iterator[Opened]:
+    """The source alone, joined to its group when the test polls."""
+    opened = Opened(settings, MemoryState())
+    opened.source.open(opened.listener)
+    yield opened
+    opened.source.close()
+
+
+@pytest.fixture
+def scene(kafka: Broker, topic: str, group: str, tmp_path: Path) -> Iterator[Scene]:
+    """A topic of one partition and a receiver that remembers names."""
+    with Receiver() as receiver:
+        yield Scene(kafka, tmp_path, receiver, topic, group)
+
+
+# The source alone
+
+
+def test_the_clients_pace_is_set(settings: KafkaSettings) -> None:
+    """What the client fetches ahead is bounded and quick: its own defaults halve the rate and hold 64 MB."""
+    config = consumer_config(settings, QUEUE_BYTES)
+    assert config["fetch.queue.backoff.ms"] == 10
+    assert config["queued.max.messages.kbytes"] == QUEUE_BYTES >> 10
+    assert config["fetch.max.bytes"] == QUEUE_BYTES
+    assert (config["session.timeout.ms"], config["heartbeat.interval.ms"]) == (9_000, 500)
+
+
+def test_a_callback_that_raises_is_heard(settings: KafkaSettings, kafka: Broker, topic: str) -> None:
+    """An error in a callback comes out of `poll`, instead of being swallowed together with what was fetched."""
+    produce(kafka.bootstrap, topic, [Outgoing(0, b"v")] * 10)
+    opened = Opened(settings, MemoryState())
+
+    def fail() -> None:
+        raise ZeroDivisionError("in a callback")
+
+    opened.listener.on_assigned = fail
+    opened.source.open(opened.listener)
+    with pytest.raises(ZeroDivisionError, match="in a callback"):
+        opened.until(lambda: opened.offsets, "the callback is called")
+    assert opened.offsets == []
+    with pytest.raises(ZeroDivisionError):
+        opened.source.close()
+
+
+def test_a_change_of_metadata_alone_is_committed(opened: Opened, kafka: Broker, topic: str, group: str) -> None:
+    """Two commits of the same offset with another state both reach the broker, the second with its metadata."""
+    opened.until(lambda: opened.listener.found, "the partition is assigned")
+    (found,) = opened.listener.found
+    seen = []
+    for carried in (Carried(0, 0), Carried(0, 7, {42: CarriedLane(3, ((0, 2),))})):
+        told = len(opened.listener.results)
+        opened.source.commit([CommitItem(found.tp, found.scope, carried)])
+        opened.until(lambda told=told: len(opened.listener.results) > told, "the commit ended")  # type: ignore[misc]
+        assert opened.listener.results[-1] == {found.tp: True}
+        seen.append(kafka.committed(group)[topic, 0])
+    assert seen[0][0] == seen[1][0] == 0
+    assert seen[0][1] != seen[1][1] != ""
+
+
+def test_a_pause_at_the_assignment_holds(opened: Opened, kafka: Broker, topic: str) -> None:
+    """Paused the moment it is assigned, a partition gives nothing until it is resumed, and then everything."""
+    produce(kafka.bootstrap, topic, [Outgoing(0, b"v")] * 100)
+    listener = opened.listener
+    listener.on_assigned = lambda: opened.source.pause([one.tp for one in listener.found])
+    opened.until(lambda: listener.found, "the partition is assigned")
+    until_s = time.monotonic() + 1.5
+    opened.until(lambda: time.monotonic() > until_s, "some time passes")
+    assert opened.offsets == []
+    opened.source.pause([])
+    opened.until(lambda: len(opened.offsets) >= 100, "all is read")
+    assert opened.offsets == list(range(100))
+
+
+def test_a_pause_loses_nothing_that_was_fetched_ahead(opened: Opened, kafka: Broker, topic: str) -> None:
+    """Paused and resumed again and again in mid-flow, every message comes once and in order."""
+    produce(kafka.bootstrap, topic, [Outgoing(0, b"v" * 100)] * 20_000)
+    tp = TopicPartition(topic, 0)
+    opened.until(lambda: opened.offsets, "reading has begun")
+    while opened.position < 20_000:
+        opened.source.pause([tp])
+        opened.poll()
+        opened.source.pause([])
+        read = len(opened.offsets)
+        opened.until(lambda read=read: len(opened.offsets) >= min(20_000, read + 2_000), "reading goes on")  # type: ignore[misc]
+    assert opened.offsets == list(range(20_000))
+
+
+def test_a_late_commit_names_no_partition_that_moved(opened: Opened, kafka: Broker, group: str) -> None:
+    """After a partition was given up, a commit under its earlier ownership is dropped: a new owner's would be lost."""
+    opened.until(lambda: opened.listener.found, "the partition is assigned")
+    (old,) = opened.listener.found
+    opened.source.reload(old.tp)
+    (_, new) = opened.listener.found
+    assert old.scope != new.scope
+    assert opened.source.commit_now([CommitItem(old.tp, old.scope, Carried(5, 5))]) == {}
+    assert kafka.committed(group) == {}
+    assert opened.source.commit_now([CommitItem(new.tp, new.scope, Carried(3, 3))]) == {new.tp: True}
+    assert kafka.committed(group)[new.tp][0] == 3
+
+
+# The whole daemon
+
+
+def test_an_idle_daemon_uses_little(scene: Scene) -> None:
+    """At rest it takes less than 5 % of a core, and a message that comes then is delivered within a second."""
+
+    def cpu_s(pid: int) -> float:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    with scene.daemon() as daemon:
+        scene.send([b"first"])
+        scene.await_all(daemon)
+        used, begun = cpu_s(daemon.pid), time.monotonic()
+        wait_until(lambda: time.monotonic() > begun + 3, 5, "three seconds pass")
+        assert (cpu_s(daemon.pid) - used) / (time.monotonic() - begun) < 0.05
+        rows = scene.send([b"fresh"])
+        wait_until(lambda: set(rows) <= set(scene.receiver.rows()), 1, "a fresh message arrives")
+        scene.await_all(daemon)
+
+
+def test_a_stop_during_a_rebalance_is_a_stop(kafka: Broker, group: str, tmp_path: Path) -> None:
+    """A member that is asked to stop while another one joins commits what is settled and ends with 0."""
+    topic = kafka.create_topic(unique("topic"), 4)
+    with Receiver() as receiver:
+        scene = Scene(kafka, tmp_path, receiver, topic, group)
+        with scene.daemon("first") as first, scene.daemon("second") as second:
+            second.kill9()
+            scene.send((b"%d" % i for i in range(500)), partition=0)
+            scene.await_all(first)
+            second.start()
+            wait_until(lambda: second.events("daemon.started"), 15, "the second one joins", detail=second.log_tail)
+            first.stop(15)
+            scene.send((b"%d" % i for i in range(500)), partition=3)
+            scene.await_all(second)
+
+
+def test_an_answer_after_the_partition_moved_changes_nothing(kafka: Broker, group: str, tmp_path: Path) -> None:
+    """A slow answer that comes when the partition is another member's is not counted, and the books still balance."""
+    topic = kafka.create_topic(unique("topic"), 2)
+    with Receiver() as receiver:
+        scene = Scene(kafka, tmp_path, receiver, topic, group)
+        slow = {"sink": {"http": {"timeout": "30s"}}}
+        with scene.daemon("first", **slow) as first:
+            first.wait_ready()
+            receiver.fail("slow", delay_ms=6_000, times=2)
+            scene.send([b"slow 0"], partition=0)
+            scene.send([b"slow 1"], partition=1)
+            wait_until(lambda: receiver.stats["slow"] == 2, 10, "both are being sent", detail=first.log_tail)
+            with scene.daemon("second", **slow) as second:
+                second.wait_ready()
+                rows = scene.receiver.rows
+                wait_until(lambda: sorted(rows()) == sorted(scene.expected), 20, "both arrived", detail=second.log_tail)
+                status = await_rest(first)
+                assert (status["delivered"], status["released"]) == (1, 1)
+                assert await_rest(second)["delivered"] == 1
+                assert receiver.stats["repeated_parts"] == 1
+                assert {kafka.committed(group)[topic, partition][0] for partition in (0, 1)} == {1}
