@@ -176,15 +176,17 @@ def test_a_missing_permission_is_named(scene: Scene, secure: KafkaBroker, kind: 
     is_refused(scene, source, name, "Try: ", "Read")
 
 
-def test_a_permission_taken_away_later_does_not_end_the_daemon(scene: Scene, secure: KafkaBroker) -> None:
-    """While the topic may not be read the problem is told; with the permission back it goes on by itself."""
-    rule = denied(ResourceType.TOPIC, scene.topic)
+@pytest.mark.parametrize("kind", [ResourceType.TOPIC, ResourceType.GROUP], ids=["topic", "group"])
+def test_a_permission_taken_away_later_heals(scene: Scene, secure: KafkaBroker, kind: ResourceType) -> None:
+    """While it may not read, or not commit, the daemon tells so and runs on; with the permission back all arrives."""
+    rule = denied(kind, scene.topic if kind is ResourceType.TOPIC else scene.group)
     with scene.daemon(source=sasl(secure, "SASL_PLAINTEXT", "PLAIN")) as daemon:
         scene.send([b"before"])
         scene.await_all(daemon)
         put_rule(secure, rule)
         scene.send([b"meanwhile"])
-        wait_until(lambda: "uthoriz" in str(daemon.status()["problems"]), 10, "it is told", detail=daemon.log_tail)
+        wait_until(lambda: "uthoriz" in str(daemon.status()["problems"]), 15, "it is told", detail=daemon.log_tail)
         lift_rule(secure, rule)
-        scene.await_all(daemon)
-        assert daemon.status()["problems"] == []
+        scene.await_all(daemon, 20)
+        wait_until(lambda: not daemon.status()["problems"], 10, "nothing is told any more", detail=daemon.log_tail)
+        daemon.stop()
