@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import random
 import time
+from functools import partial
 from pathlib import Path
 
-import pytest
 from confluent_kafka import Consumer
 
 from tests.integration.test_exactly_once import await_settled, configuration, new_topics
+from tests.integration.test_kills import together
 from tests.support.audit import Finding, longest_gap_ms, tally
 from tests.support.kafka import Broker, unique
 from tests.support.process import Daemon, wait_until
@@ -91,10 +92,9 @@ def _come_and_go(group: list[Daemon], chance: random.Random, seconds: float) -> 
     return events
 
 
-@pytest.mark.parametrize(("count", "by"), [(2, "partition"), (3, "group")])
-def test_members_come_and_go(kafka: Broker, tmp_path: Path, count: int, by: str) -> None:
+def test_members_come_and_go(kafka: Broker, tmp_path: Path) -> None:
     """With members joining, leaving and killed for 20 s nothing is lost or stored twice, and no gap exceeds 9 s."""
-    members(kafka, tmp_path, count, 20, by=by)
+    together(partial(members, kafka, tmp_path, 2, 20), partial(members, kafka, tmp_path, 3, 20, by="group"))
 
 
 def test_a_member_killed_while_it_joins_does_not_hold_the_group_up(kafka: Broker, tmp_path: Path) -> None:
