@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass
+
+from sidecar.core.records import TopicPartition
 
 REFUSED_WINDOW = 1_000
 REFUSED_MAX = 100
 RETRY_AFTER_MAX_MS = 300_000
+
+Place = tuple[TopicPartition, int]
+"""Partition and offset of a message."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +43,8 @@ class Backoff:
 class RefusalGuard:
     """Notices a receiver that refuses too much: more than a tenth of the last 1,000 messages.
 
-    While it is tripped nothing more is dead-lettered. It lets go when, of what was answered since, at least nine tenths
-    were taken.
+    While it is tripped nothing more is dead-lettered, what is refused is tried again, and each message counts as what
+    it was answered last. It lets go when nine tenths of what was answered since were taken.
     """
 
     def __init__(self) -> None:
@@ -46,20 +52,40 @@ class RefusalGuard:
         self._window: deque[tuple[bool, int]] = deque()
         self._total = 0
         self._refused = 0
+        self._doubted: set[Place] = set()
+        self._taken = 0
 
-    def taken(self, count: int) -> None:
-        """`count` messages were delivered."""
-        self._add(refused=False, count=count)
-        if self.tripped and self._refused * 10 <= self._total:
+    def taken(self, count: int, places: Iterable[Place]) -> None:
+        """`count` messages were delivered.
+
+        Args:
+            count: How many.
+            places: Which; looked at only while tripped.
+        """
+        if not self.tripped:
+            self._add(refused=False, count=count)
+            return
+        self._doubted.difference_update(places)
+        self._taken += count
+        if self._taken >= 9 * len(self._doubted):
             self.tripped = False
+            self._doubted.clear()
 
-    def refused(self) -> None:
+    def refused(self, place: Place) -> None:
         """One message was refused for good."""
+        if self.tripped:
+            self._doubted.add(place)
+            return
         self._add(refused=True, count=1)
-        if not self.tripped and self._refused > REFUSED_MAX:
+        if self._refused > REFUSED_MAX:
             self.tripped = True
+            self._doubted.add(place)
             self._window.clear()
-            self._total = self._refused = 0
+            self._total = self._refused = self._taken = 0
+
+    def forget(self, tp: TopicPartition) -> None:
+        """The partition is not ours any more."""
+        self._doubted = {place for place in self._doubted if place[0] != tp}
 
     def _add(self, *, refused: bool, count: int) -> None:
         self._window.append((refused, count))

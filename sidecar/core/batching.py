@@ -96,11 +96,10 @@ class Buffer:
         return len(self.fragments), None
 
     def _rows_within(self, fragment: Fragment, messages: int, size: int) -> int:
-        rows = 0
-        for row in fragment.data.split(self.separator):
-            size -= len(row) + 1
-            if size < 0 or rows == messages:
-                break
+        """Of a fragment that does not fit as a whole."""
+        data, rows = fragment.data.split(self.separator), 0
+        while rows < messages and len(data[rows]) < size:
+            size -= len(data[rows]) + 1
             rows += 1
         return rows
 

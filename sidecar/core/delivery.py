@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Callable, Container
+from collections.abc import Callable, Collection, Container
 from dataclasses import dataclass
 
 from sidecar.core.backoff import Backoff, RefusalGuard
@@ -101,8 +101,7 @@ class Delivery:
                 self._bury(part, [self._letter(part, offset, None, "unframeable") for offset in part.unframeable])
         rows = [part for part in parts if part.count]
         if rows:
-            self._sealing.append(self.begin(rows))
-            self.unseal()
+            (self._ready if all(map(self._unsealed, rows)) else self._sealing).append(self.begin(rows))
 
     def begin(self, parts: list[Part]) -> Batch:
         """A batch of these parts is outstanding."""
@@ -114,7 +113,7 @@ class Delivery:
         """Batches whose intents are durable by now, and whose unframeable messages are, become ready."""
         still = []
         for batch in self._sealing:
-            if all(self.owner(part) is None or self._unsealed(part) for part in batch.parts):
+            if all(map(self._unsealed, batch.parts)):
                 self._ready.append(batch)
             else:
                 still.append(batch)
@@ -122,7 +121,7 @@ class Delivery:
 
     def _unsealed(self, part: Part) -> bool:
         # Were a part split while some of it is being stored, nothing could say which half that belongs to.
-        return part.intent.durable and not part.unframeable
+        return (part.intent.durable and not part.unframeable) or self.owner(part) is None
 
     def _id(self) -> int:
         self._next_id += 1
@@ -208,15 +207,19 @@ class Delivery:
             self._refusals.refused(batch, answer, now_ms)
 
     def _delivered(self, batch: Batch) -> None:
-        self.judge(refused=False, count=batch.count)
         for part in batch.parts:
+            self.judge(part, (), part.count)
             self.finish(part, "delivered", part.count)
         self.done(batch, "delivered")
 
-    def judge(self, *, refused: bool, count: int) -> None:
-        """So many messages were refused for good, or taken: does that still look like the messages' fault?"""
+    def judge(self, part: Part, refused: Collection[int], taken: int) -> None:
+        """Some rows of a part were refused for good, and so many others taken: is it still the messages' fault?"""
         before = self.guard.tripped
-        self.guard.refused() if refused else self.guard.taken(count)
+        offsets = [offset for fragment in part.fragments for offset in fragment.offsets] if refused or before else []
+        for index in refused:
+            self.guard.refused((part.tp, offsets[index]))
+        if taken:
+            self.guard.taken(taken, ((part.tp, offset) for i, offset in enumerate(offsets) if i not in refused))
         if self.guard.tripped and not before:
             self._report("intake.stopped", "error", reason="the receiver refused more than a tenth of 1,000 messages")
         elif before and not self.guard.tripped:
@@ -324,6 +327,7 @@ class Delivery:
         buffers += [buffer for intent in partition.intents for buffer in (intent.collected or {}).values()]
         parts = [part for lane in partition.lanes.values() for part in lane.live if id(part) not in sending]
         self.held_bytes -= sum(held_bytes(f) for buffer in buffers for f in buffer.fragments) + sum(map(held_by, parts))
+        self.guard.forget(partition.tp)
         self.unseal()
 
     def sending(self, tps: Container[TopicPartition]) -> bool:

@@ -43,7 +43,7 @@ class Refusals:
             self._refused_alone(batch, answer, now_ms)
 
     def _refused_alone(self, batch: Batch, answer: Answer, now_ms: float) -> None:
-        self._d.judge(refused=True, count=1)
+        self._d.judge(batch.parts[0], (0,), 0)
         if self._d.guard.tripped:
             self._d.failed(batch, answer, now_ms)
             return
@@ -110,8 +110,7 @@ class Refusals:
         """Nothing was taken, so the receiver may not know the part's name: it ends, or is sent again, as a whole."""
         if any(row.retry for row in failed.values()):
             return False
-        for _ in failed:
-            self._d.judge(refused=True, count=1)
+        self._d.judge(part, failed.keys(), 0)
         if not self._d.guard.tripped:
             self._d.bury_rows(part, _reasons(part, failed))
         return not self._d.guard.tripped
@@ -119,12 +118,10 @@ class Refusals:
     def _some_failed(self, part: Part, failed: dict[int, FailedRow], answer: Answer, now_ms: float) -> None:
         """The receiver knows the part's name now, and gives the same answer for it: so the pieces' names may follow."""
         taken = part.count - len(failed)
-        self._d.judge(refused=False, count=taken)
         self._d.settled(part, "delivered", taken)
         again = {index for index, row in failed.items() if row.retry}
         refused = failed.keys() - again
-        for _ in refused:
-            self._d.judge(refused=True, count=1)
+        self._d.judge(part, refused, taken)
         reasons = _reasons(part, failed)
         owner = self._d.owner(part)
         assert owner is not None

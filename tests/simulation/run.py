@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from tests.simulation.broker import BrokenPromiseError
 from tests.simulation.world import run_schedule
 
-CHUNK = 50
+CHUNK = 25
 FAILURES_MAX = 10
 
 
@@ -65,7 +65,7 @@ def _chunk(args: tuple[int, int, int]) -> Outcome:
     return run_some(range(first, last), steps)
 
 
-def run(schedules: int, seed: int = 0, steps: int = 200, jobs: int = 1) -> Outcome:
+def run(schedules: int, seed: int = 0, steps: int = 200, jobs: int = 1, failures_max: int = FAILURES_MAX) -> Outcome:
     """Run `schedules` from `seed` on in `jobs` processes; stops early when much is broken."""
     end = seed + schedules
     chunks = [(first, min(first + CHUNK, end), steps) for first in range(seed, end, CHUNK)]
@@ -73,13 +73,13 @@ def run(schedules: int, seed: int = 0, steps: int = 200, jobs: int = 1) -> Outco
     if jobs == 1:
         for chunk in chunks:
             outcome += _chunk(chunk)
-            if len(outcome.failures) >= FAILURES_MAX:
+            if len(outcome.failures) >= failures_max:
                 break
         return outcome
     with multiprocessing.get_context("spawn").Pool(jobs, gc.freeze) as pool:
         for found in pool.imap_unordered(_chunk, chunks):
             outcome += found
-            if len(outcome.failures) >= FAILURES_MAX:
+            if len(outcome.failures) >= failures_max:
                 break
     return outcome
 
@@ -91,11 +91,12 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--failures-max", type=int, default=FAILURES_MAX, help="stop after so many")
     args = parser.parse_args(argv)
     began = time.monotonic()
-    outcome = run(args.schedules, args.seed, args.steps, args.jobs)
+    outcome = run(args.schedules, args.seed, args.steps, args.jobs, args.failures_max)
     print(f"{outcome.line()} ({time.monotonic() - began:.1f} s)")
-    for seed, _, text in sorted(outcome.failures)[:FAILURES_MAX]:
+    for seed, _, text in sorted(outcome.failures)[: args.failures_max]:
         print(f"seed {seed}: {text.splitlines()[0][:400]}")
     return int(bool(outcome.failures))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from sidecar.core.backoff import RETRY_AFTER_MAX_MS, Backoff, RefusalGuard
+from sidecar.core.records import TopicPartition
 
 
 def test_waits_double_up_to_the_bound() -> None:
@@ -26,34 +27,64 @@ def test_retry_after_is_honoured_within_five_minutes() -> None:
     assert backoff.wait_ms(1, 1.0, 10**9) == RETRY_AFTER_MAX_MS
 
 
+TP = TopicPartition("t", 0)
+
+
 def test_guard_trips_beyond_a_tenth() -> None:
     """100 refused of 1,000 are the messages' fault, 101 are the receiver's."""
     guard = RefusalGuard()
-    guard.taken(899)
-    for _ in range(100):
-        guard.refused()
+    guard.taken(899, ())
+    for offset in range(100):
+        guard.refused((TP, offset))
     assert not guard.tripped
-    guard.refused()
+    guard.refused((TP, 100))
     assert guard.tripped
 
 
 def test_guard_forgets_what_is_long_ago() -> None:
     """Refusals spread thinly over many messages never trip it."""
     guard = RefusalGuard()
-    for _ in range(1_000):
-        guard.refused()
-        guard.taken(15)
+    for offset in range(1_000):
+        guard.refused((TP, offset))
+        guard.taken(15, ())
     assert not guard.tripped
+
+
+def tripped() -> RefusalGuard:
+    """A guard that was tripped by the message at 100."""
+    guard = RefusalGuard()
+    for offset in range(101):
+        guard.refused((TP, offset))
+    return guard
 
 
 def test_guard_lets_go_when_nine_tenths_are_taken_again() -> None:
     """A few messages taken are not enough while others are still refused."""
-    guard = RefusalGuard()
-    for _ in range(101):
-        guard.refused()
-    for _ in range(5):
-        guard.refused()
-    guard.taken(10)
+    guard = tripped()
+    guard.refused((TP, 101))
+    guard.taken(17, ())
     assert guard.tripped
-    guard.taken(40)
+    guard.taken(1, ())
+    assert not guard.tripped
+
+
+def test_guard_counts_a_message_by_its_last_answer() -> None:
+    """However often a message was refused while tripped, taken it speaks for the receiver; poison stays one message."""
+    guard = tripped()
+    for _ in range(1_000):
+        for offset in range(100, 120):
+            guard.refused((TP, offset))
+    for offset in range(100, 119):
+        assert guard.tripped or offset > 117
+        guard.taken(1, [(TP, offset)])
+    assert not guard.tripped
+
+
+def test_guard_forgets_a_partition() -> None:
+    """What is refused to another owner now does not count here."""
+    guard = tripped()
+    for offset in range(20):
+        guard.refused((TP, offset))
+    guard.forget(TP)
+    guard.taken(1, ())
     assert not guard.tripped

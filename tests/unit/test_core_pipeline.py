@@ -178,6 +178,21 @@ def test_a_receiver_that_refuses_everything_empties_nothing() -> None:
     assert shell.pipeline.books[TP].delivered == 400
 
 
+def test_a_receiver_that_heals_beside_real_poison() -> None:
+    """One message that is refused for ever does not keep intake stopped once the receiver takes the others again."""
+    shell = Shell(max_messages=10)
+    broken = True
+    shell.answer = lambda batch, offsets: REJECT if broken or 300 in offsets else ACK  # type: ignore[method-assign]
+    shell.read(*rows(0, 399))
+    shell.run(400)
+    assert shell.pipeline.delivery.guard.tripped
+    broken = False
+    shell.run(400)
+    assert "intake.resumed" in shell.events()
+    assert shell.letters[-1].offset == 300
+    assert shell.pipeline.idle
+
+
 def test_a_tripped_guard_holds_for_rows_too() -> None:
     """Rows that a 207 refuses are kept and tried again while the receiver is in doubt, those of whole parts too."""
     shell = Shell(max_messages=200)
@@ -285,6 +300,7 @@ def test_a_halt_does_not_outlive_what_was_halted() -> None:
     shell.run(5)
     assert shell.pipeline.delivery.halted
     assert shell.pipeline.delivery.waiting == 1
+    assert not shell.pipeline.delivery.sending({TP})
     shell.pipeline.forget([TP])
     shell.run(40)
     assert not shell.pipeline.delivery.halted
@@ -325,12 +341,14 @@ def test_memory_pauses_at_80_percent_and_resumes_at_50() -> None:
     """A full budget pauses all partitions, cuts what is open, and lets go when half is free."""
     shell = Shell(held=1_000, linger_ms=100_000)
     held: list[Batch] = []
+    assert not shell.pipeline.delivery.sending({TP})
     shell.answer = lambda batch, offsets: held.append(batch)  # type: ignore[func-returns-value, method-assign]
     shell.read(*rows(10, 89))
     shell.run(3)
     assert shell.pipeline.paused == {TP}
     assert shell.pipeline.cuts["memory"]
     assert shell.pipeline.stops
+    assert shell.pipeline.delivery.sending({TP})
     for batch in held:
         shell.pipeline.answered(batch.id, ACK, shell.now_ms, 0)
     shell.run(3)
@@ -407,6 +425,17 @@ def test_a_commit_that_failed_is_tried_again() -> None:
     shell.run()
     assert shell.sent
     assert shell.pipeline.idle
+
+
+def test_many_groups_in_turn() -> None:
+    """Thousands of groups come and go, and nothing of them stays."""
+    shell = Shell()
+    for first in range(0, 3_000, 500):
+        shell.read(*[(offset, offset, None, b"x") for offset in range(first, first + 500)])
+        shell.run(200, by_ms=20)
+    assert shell.pipeline.books[TP].delivered == 3_000
+    assert shell.pipeline.idle
+    assert len(shell.pipeline.partitions[TP].lanes) <= 64
 
 
 def test_ids_are_journalled_with_the_commit_that_settles_them() -> None:
