@@ -453,7 +453,10 @@ class KafkaSource:
         if not self._topic_ids_known:
             return {}
         futures = self._admin.describe_topics(ck.TopicCollection(sorted(topics)), request_timeout=TOPIC_IDS_TIMEOUT_S)
-        return {topic: str(future.result(TOPIC_IDS_TIMEOUT_S).topic_id) for topic, future in futures.items()}
+        patience_s = (
+            TOPIC_IDS_TIMEOUT_S + 2
+        )  # for the client to tell its own time-out, which is waited out by the caller
+        return {topic: str(future.result(patience_s).topic_id) for topic, future in futures.items()}
 
     def _watch_topic_ids(self) -> None:
         """A topic that was deleted and made again is told by its id alone."""

