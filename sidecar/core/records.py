@@ -128,8 +128,6 @@ class Part:
     """The durable promise it was cut under (`progress.Intent`)."""
     primary: bool = True
     """False for a piece of another part, named by a scope that is derived from that part's."""
-    waits: int = 0
-    """What it waits for before it is settled: its rows, and the dead letters of its unframeable messages."""
     history: list[Attempt] = field(default_factory=list)
 
     @property
@@ -213,7 +211,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
-    """A message that is given up, with its origin and story; (part's scope, tp, offset) is its identity."""
+    """A message that is given up, with its origin and story; (the partition's scope, tp, offset) is its identity."""
 
     tp: TopicPartition
     offset: int

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from sidecar.core import batching
+from sidecar.core import batching, progress
 from sidecar.core.backoff import Backoff
 from sidecar.core.batching import Limits
 from sidecar.core.cutting import BatchRules
@@ -258,6 +258,41 @@ def test_halves_wait_for_room() -> None:
     assert shell.pipeline.idle
     assert shell.pipeline.books[TP].delivered == 3_600
     assert max(len(encode(identity, b"rule", carried)) for carried in shell.commits) <= METADATA_MAX_CHARACTERS
+
+
+def test_no_room_for_halves_and_then_not_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What waits for room to be halved is released with its partition."""
+    monkeypatch.setattr(progress, "EXTRA_MAX_BYTES", 0)
+    shell = Shell()
+    shell.answer = lambda batch, offsets: REJECT  # type: ignore[method-assign]
+    shell.read(*rows(0, 3))
+    shell.run()
+    assert len(shell.sent) == 1
+    assert not shell.pipeline.idle
+    shell.pipeline.forget([TP])
+    shell.run(2)
+    assert shell.pipeline.idle
+    assert shell.pipeline.delivery.held_bytes == 0
+    assert shell.pipeline.books[TP].released == 4
+
+
+def test_rows_that_failed_for_the_moment_and_are_refused_then() -> None:
+    """A piece of a part is halved down to its poison too, under names that follow from the part's."""
+    shell = Shell()
+
+    def answer(batch: Batch, offsets: list[int]) -> Answer:
+        if batch.parts[0].primary:
+            return Answer(Verdict.PARTIAL, failed=tuple(FailedRow(i, retry=True, reason="later") for i in range(3)))
+        return REJECT if 1 in offsets else ACK
+
+    shell.answer = answer  # type: ignore[method-assign]
+    shell.read(*rows(0, 9))
+    shell.run()
+    assert [offsets for _, offsets, _ in shell.sent][1:] == [[0, 1, 2], [0], [1, 2], [1], [2]]
+    assert len({name for name, _, _ in shell.sent}) == 6
+    assert [letter.offset for letter in shell.letters] == [1]
+    assert shell.pipeline.books[TP].delivered == 9
+    assert shell.pipeline.idle
 
 
 # Outages
