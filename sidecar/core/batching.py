@@ -56,11 +56,13 @@ class Buffer:
         self.nbytes = 0
         """Bytes of their body."""
 
-    def add(self, fragment: Fragment) -> None:
-        """Append messages read later than all others."""
+    def add(self, fragment: Fragment) -> tuple[int, int]:
+        """Append messages read later than all others; returns how many they are, and the bytes of their body."""
+        count, nbytes = fragment.count, body_bytes(fragment)
         self.fragments.append(fragment)
-        self.count += fragment.count
-        self.nbytes += body_bytes(fragment)
+        self.count += count
+        self.nbytes += nbytes
+        return count, nbytes
 
     def take(self, limits: Limits) -> list[Fragment]:
         """Remove and return as many of the first messages as the limits allow, at least one."""

@@ -7,7 +7,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from sidecar.core.batching import Limits, body_bytes, held_bytes
+from sidecar.core.batching import ROW_OVERHEAD_BYTES, Limits
 from sidecar.core.delivery import Delivery
 from sidecar.core.progress import Lane, Partition
 from sidecar.core.records import PARTS_HEADER_MAX_BYTES, PARTS_MAX, Fragment, Part, TopicPartition
@@ -102,16 +102,16 @@ class Cutter:
 
     def _open(self, partition: Partition, group: str, fragment: Fragment, now_ms: float) -> None:
         lane = partition.lane(group)
-        lane.buffer.add(fragment)
-        self._delivery.held_bytes += held_bytes(fragment)
+        count, nbytes = lane.buffer.add(fragment)
+        self._delivery.held_bytes += nbytes + ROW_OVERHEAD_BYTES * count
         key = self._key(partition, group)
         unit = self._units.get(key)
         if unit is None:
             unit = self._units[key] = _Unit(now_ms)
             self._linger(key, now_ms)
         unit.lanes[partition.tp, group] = partition, lane
-        unit.count += fragment.count
-        unit.nbytes += body_bytes(fragment)
+        unit.count += count
+        unit.nbytes += nbytes
         if key not in self._due:
             self._check_full(key, unit, lane)
 
