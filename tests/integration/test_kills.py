@@ -20,6 +20,7 @@ from tests.support.audit import (
     SETTLED_MS,
     Finding,
     Life,
+    StrikingReceiver,
     first_new_rows_ms,
     oldest_repeat_ms,
     tally,
@@ -78,7 +79,7 @@ def kills(
     work = Workload(topics, PARTITIONS, messages, seed=seed, tags=names, wanted=wanted, odd=False)
     subscribe = " || ".join(WANTED) if tags == len(TAGS) else "*"
     with (
-        Receiver(remember=remember, out=folder / unique("rows")) as receiver,
+        StrikingReceiver(remember=remember, out=folder / unique("rows")) as receiver,
         Stream(broker.bootstrap, work, messages // (times * LIFE_S)) as stream,
     ):
         receiver.fail("slow", delay_ms=15)
@@ -132,19 +133,27 @@ def _instants(rows: int, times: int, seed: int) -> list[tuple[int, float]]:
 
 
 def _live_and_die(
-    daemon: Daemon, receiver: Receiver, instants: list[tuple[int, float]], how: How, *, delete_state: bool
+    daemon: Daemon,
+    receiver: StrikingReceiver,
+    instants: list[tuple[int, float]],
+    how: How,
+    *,
+    delete_state: bool,
 ) -> list[Life]:
+    """Every second kill comes the moment a request has arrived; the others at any time."""
     lives = [Life(_now_ms())]
-    for rows, after_s in instants:
-        before = receiver.stats["rows"]
+    for number, (rows, after_s) in enumerate(instants):
         if rows:
-            _await_rows(daemon, receiver, before + rows)
+            _await_rows(daemon, receiver, receiver.stats["rows"] + rows)
         time.sleep(after_s)  # the instant is random: there is nothing to wait for
-        if how == "kill -9":
-            daemon.kill9()
-        else:
-            daemon.wait_ready()  # before that, a signal ends the process as any other
+        if how == "SIGTERM":
+            daemon.wait_ready()  # before that, a signal ends the process at once
             daemon.stop()
+        elif number % 2 == 0:
+            receiver.strike = daemon.process.kill
+            wait_until(lambda: not daemon.running, 30, "a request comes")
+        else:
+            daemon.kill9()
         lives[-1].ended_ms = _now_ms()
         if delete_state:
             shutil.rmtree(daemon.state_dir, ignore_errors=True)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from tests.support.receiver import Receiver, Request
+from tests.support.receiver import Fault, Receiver, Request
 from tests.support.workload import Place, canonical
 
 BOOKS = ("delivered", "duplicate", "filtered", "dead_lettered", "released", "in_flight", "delayed")
@@ -61,6 +61,26 @@ class CheckingReceiver(Receiver):
                 with self._checked:
                     self.wrong = [*self.wrong, line[:300]][:5]
         return super().store(request, marker)
+
+
+class StrikingReceiver(Receiver):
+    """The receiver, which does something the moment a request has come, before it stores anything.
+
+    Attributes:
+        strike: What it does at the next request, once.
+    """
+
+    strike: Callable[[], None] | None = None
+
+    def __enter__(self) -> StrikingReceiver:
+        return self
+
+    def fault_for(self, request: Request) -> Fault | None:
+        """Strike, then go on as ever."""
+        strike, self.strike = self.strike, None
+        if strike is not None:
+            strike()
+        return super().fault_for(request)
 
 
 @dataclass

@@ -24,6 +24,8 @@ WANTED = TAGS[:5]
 TWIN_OF = 20
 """One message in so many is produced a second time, with the same id, in the same partition."""
 LARGE_BYTES = 1 << 20
+TICKS = 200
+"""How often a second a stream produces: much more often than the daemon commits, so that cuts fall between commits."""
 
 
 def fingerprint(
@@ -174,7 +176,7 @@ class Stream:
     def __init__(self, bootstrap: str, workload: Workload, rate: int) -> None:
         self._bootstrap = bootstrap
         self._workload = workload
-        self._each = max(1, rate // 20)
+        self._each = max(1, rate // TICKS)
         self._stop = threading.Event()
         self._refused: list[Any] = []
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -200,7 +202,7 @@ class Stream:
         producer = make_producer(
             self._bootstrap, self._refused, message_timeout_ms=120_000, reconnect_backoff_max_ms=500
         )
-        while not self._stop.wait(0.05):
+        while not self._stop.wait(1 / TICKS):
             some = self._workload.some(self._each)
             if not some:
                 break
