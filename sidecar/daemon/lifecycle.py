@@ -25,7 +25,8 @@ from sidecar.errors import EXIT_OK
 from sidecar.ops.admin import AdminServer
 from sidecar.ops.metrics import Metrics
 from sidecar.sources.base import Source
-from sidecar.sources.kafka import KafkaSource, client_config
+from sidecar.sources.kafka import KafkaSource
+from sidecar.sources.kafka_config import client_config
 from sidecar.state.interface import State
 from sidecar.state.store import Store
 

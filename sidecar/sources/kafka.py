@@ -7,15 +7,11 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from concurrent.futures import Future
-from dataclasses import dataclass
 from typing import Any
 
 import confluent_kafka as ck
 from confluent_kafka import KafkaError, KafkaException, Message
-from confluent_kafka.admin import AdminClient
 
 from sidecar.config.source import KafkaSource as KafkaSettings
 from sidecar.core.effects import CommitItem
@@ -23,72 +19,21 @@ from sidecar.core.records import Columns, Run, TopicPartition
 from sidecar.errors import UnavailableError
 from sidecar.sources.base import Assignment, Listener, Original, ReadPast
 from sidecar.sources.kafka_columns import KafkaColumns, runs_of
+from sidecar.sources.kafka_commits import Commits
+from sidecar.sources.kafka_config import SESSION_TIMEOUT_MS, client_config, consumer_config
 from sidecar.sources.kafka_errors import forbidden, is_credentials, is_forbidden, refused, text_of
 from sidecar.sources.kafka_fetch import Fetcher
 from sidecar.sources.kafka_group import evict
 from sidecar.sources.kafka_start import Starts
+from sidecar.sources.kafka_topics import TopicIds
 from sidecar.state.interface import State
-from sidecar.state.offset_map import Identity, encode
+from sidecar.state.offset_map import Identity
 
-SESSION_TIMEOUT_MS = 9_000
-HEARTBEAT_MS = 500
 CHUNK_MESSAGES = 500
 BUSY_WAIT_S = 0.005
 LIST_TIMEOUT_S = 2.0
-TOPIC_IDS_EVERY_S = 5.0
-TOPIC_IDS_TIMEOUT_S = 3.0
 ASSIGN_PATIENCE_S = 60.0
 MEMBER_PATIENCE_S = 1.0
-
-
-def client_config(settings: KafkaSettings) -> dict[str, Any]:
-    """What every client needs: addresses, credentials, quick recovery."""
-    return {
-        "client.id": "sidecar",
-        "isolation.level": "read_committed",
-        "reconnect.backoff.max.ms": 1_000,  # 10 s by default: longer than it may take to heal
-        "socket.keepalive.enable": True,
-        "log_level": 2,  # it writes a line to stderr at each try to connect; what matters comes as an error
-        **settings.properties,
-        "bootstrap.servers": settings.bootstrap_servers,
-    }
-
-
-def consumer_config(settings: KafkaSettings, queue_bytes: int) -> dict[str, Any]:
-    """The consumer's configuration.
-
-    Args:
-        settings: The user's part.
-        queue_bytes: What the client may hold before it is consumed.
-    """
-    return {
-        "fetch.wait.max.ms": 100,
-        **client_config(settings),
-        "group.id": settings.group_id,
-        "enable.auto.commit": False,
-        "enable.auto.offset.store": False,
-        "auto.offset.reset": "error",  # decided by `Starts`
-        "partition.assignment.strategy": "cooperative-sticky",
-        "session.timeout.ms": SESSION_TIMEOUT_MS,
-        "heartbeat.interval.ms": HEARTBEAT_MS,  # a rebalance stops commits for as long as a member takes to hear of it
-        "enable.partition.eof": True,  # tells the position behind gaps and transaction markers
-        "allow.auto.create.topics": False,
-        "fetch.queue.backoff.ms": 10,  # 1000 by default: 142-204k messages a second instead of 374-455k
-        "queued.max.messages.kbytes": max(1, queue_bytes >> 10),
-        "queued.min.messages": 100_000,
-        "fetch.max.bytes": max(queue_bytes, 1 << 20),
-        "topic.metadata.refresh.interval.ms": 5_000,  # new and recreated topics
-    }
-
-
-@dataclass(slots=True)
-class _Pending:
-    """A commit that was begun."""
-
-    tps: list[TopicPartition]
-    begun_s: float
-    told: bool = True
-    """Whether its end is still of interest."""
 
 
 class KafkaSource:
@@ -112,7 +57,6 @@ class KafkaSource:
         self._identities: dict[TopicPartition, Identity] = {}
         self._assigned: set[TopicPartition] = set()
         self._paused: frozenset[TopicPartition] = frozenset()
-        self._pending: deque[_Pending] = deque()
         self._failure: BaseException | None = None
         self._problems: dict[str, str] = {}
         self._refusal = ""
@@ -121,9 +65,6 @@ class KafkaSource:
         self._busy = False
         self._one_topic = len(settings.topics) == 1 and not settings.topics[0].startswith("^")
         self._fetcher = Fetcher(client_config(settings))
-        self._topic_ids_known = True
-        self._asked_ids: dict[str, Future[Any]] = {}
-        self._ask_ids_at_s = 0.0
         self.cluster_id = ""
 
     # Joining
@@ -140,17 +81,24 @@ class KafkaSource:
         self._consumer = ck.Consumer(
             self._config | {"error_cb": self._safely(self._on_error), "on_commit": self._safely(self._on_commit)}
         )
-        self._admin = AdminClient(client_config(self._settings))
+        self._commits = Commits(self._consumer, listener, self._rules, self._identities)
         try:
             self._await_topics(time.monotonic() + self._settings.start_timeout_ms / 1000)
         except BaseException:
             self._consumer.close()
             raise
+        self._topic_ids = TopicIds(client_config(self._settings), self.cluster_id)
         self._state.bind(self.cluster_id, self._settings.group_id)
         self._evict_predecessor()
-        group, known = self._settings.group_id, self._state.load_partitions()
         self._starts = Starts(
-            self._consumer, self.cluster_id, group, self._settings.start, self._rules, known.get, listener.event
+            self._consumer,
+            self.cluster_id,
+            self._settings.group_id,
+            self._settings.topics,
+            self._settings.start,
+            self._rules,
+            self._state.load_partitions().get,
+            listener.event,
         )
         self._consumer.subscribe(
             self._settings.topics,
@@ -197,8 +145,6 @@ class KafkaSource:
             self._refuse([] if reason else missing)
             if time.monotonic() >= deadline_s:
                 raise self._unavailable(missing, reason)
-        # librdkafka's mock cluster never answers describe_topics
-        self._topic_ids_known = not self.cluster_id.startswith("mockCluster")
 
     def _refuse(self, missing: Sequence[str]) -> None:
         """Fail at once where waiting cures nothing."""
@@ -328,57 +274,15 @@ class KafkaSource:
 
     def commit(self, items: Sequence[CommitItem]) -> None:
         """Begin to make these states durable; `Listener.committed` tells the end."""
-        items = [item for item in items if self._is_current(item)]
-        pending = _Pending([item.tp for item in items], time.monotonic())
-        try:
-            # commit() without offsets skips a change of metadata alone
-            self._consumer.commit(offsets=self._offsets(items), asynchronous=True)
-            self._pending.append(pending)
-        except KafkaException as error:
-            self._listener.event("commit.failed", "warning", {"reason": error.args[0].str()})
-            self._listener.committed({}, 0.0)
+        self._commits.begin(items)
 
     def commit_now(self, items: Sequence[CommitItem]) -> Mapping[TopicPartition, bool]:
         """Make these states durable behind any commit begun before, whose end is not told any more."""
-        for pending in self._pending:
-            pending.told = False
-        items = [item for item in items if self._is_current(item)]
-        if not items:
-            return {}
-        try:
-            done = self._consumer.commit(offsets=self._offsets(items), asynchronous=False) or []
-        except KafkaException as error:
-            self._listener.event("commit.failed", "warning", {"reason": error.args[0].str()})
-            return {}
-        return {TopicPartition(tp.topic, tp.partition): tp.error is None for tp in done}
-
-    def _is_current(self, item: CommitItem) -> bool:
-        """It may have waited for the journal while the partition moved: then it is never named again."""
-        identity = self._identities.get(item.tp)
-        return identity is not None and identity.scope == item.scope
-
-    def _offsets(self, items: Sequence[CommitItem]) -> list[ck.TopicPartition]:
-        return [
-            ck.TopicPartition(
-                item.tp.topic,
-                item.tp.partition,
-                item.carried.watermark,
-                metadata=encode(self._identities[item.tp], self._rules, item.carried),
-            )
-            for item in items
-        ]
+        return self._commits.now(items)
 
     def _on_commit(self, error: KafkaError | None, done: Sequence[ck.TopicPartition]) -> None:
-        if not self._pending:
-            return
-        pending = self._pending.popleft()
-        if not pending.told:
-            return
-        results = {TopicPartition(tp.topic, tp.partition): error is None and tp.error is None for tp in done or ()}
-        if error is not None or not all(results.values()):
-            reason = str(error or next(tp.error for tp in done if tp.error is not None))
-            self._listener.event("commit.failed", "warning", {"reason": reason})
-        self._listener.committed(results, time.monotonic() - pending.begun_s)
+        if self._commits.ended(error, done):
+            self._problems.pop("client", None)
 
     # The group
 
@@ -396,9 +300,7 @@ class KafkaSource:
         self._state.save_member(self._settings.group_id, consumer.memberid() or "")
 
     def _take(self, tps: Sequence[TopicPartition]) -> None:
-        if not tps:
-            return
-        found = self._find_patiently(tps)
+        found = self._find_patiently(tps) if tps else []
         for one in found:
             group = self._settings.group_id
             self._identities[one.tp] = Identity(self.cluster_id, group, one.topic_id, one.incarnation)
@@ -406,14 +308,15 @@ class KafkaSource:
         self._assigned.update(tps)
         self._paused -= set(tps)
         starts = [ck.TopicPartition(one.tp.topic, one.tp.partition, one.read_from) for one in found]
-        self._consumer.incremental_assign(starts)
+        if starts:
+            self._consumer.incremental_assign(starts)
         self._listener.assigned(found)
 
     def _find_patiently(self, tps: Sequence[TopicPartition]) -> list[Assignment]:
         deadline = time.monotonic() + ASSIGN_PATIENCE_S
         while True:
             try:
-                return self._starts.find(tps, self._topic_ids({tp.topic for tp in tps}))
+                return self._starts.find(tps, self._topic_ids.find({tp.topic for tp in tps}))
             except KafkaException as error:
                 if is_forbidden(error.args[0]) and not self._joined:
                     raise forbidden(error.args[0], tps[0].topic, self._settings.group_id) from error
@@ -447,41 +350,15 @@ class KafkaSource:
         self._consumer.incremental_unassign([ck.TopicPartition(*tp)])
         self._take([tp])
 
-    # Recreated topics
-
-    def _topic_ids(self, topics: Collection[str]) -> dict[str, str]:
-        if not self._topic_ids_known:
-            return {}
-        futures = self._admin.describe_topics(ck.TopicCollection(sorted(topics)), request_timeout=TOPIC_IDS_TIMEOUT_S)
-        patience_s = (
-            TOPIC_IDS_TIMEOUT_S + 2
-        )  # for the client to tell its own time-out, which is waited out by the caller
-        return {topic: str(future.result(patience_s).topic_id) for topic, future in futures.items()}
-
     def _watch_topic_ids(self) -> None:
-        """A topic that was deleted and made again is told by its id alone."""
-        now = time.monotonic()
-        if self._asked_ids and all(future.done() for future in self._asked_ids.values()):
-            asked, self._asked_ids = self._asked_ids, {}
-            for topic, future in asked.items():
-                self._compare_topic_id(topic, future)
-        if now >= self._ask_ids_at_s and self._topic_ids_known and self._assigned and not self._asked_ids:
-            self._ask_ids_at_s = now + TOPIC_IDS_EVERY_S
-            topics = ck.TopicCollection(sorted({tp.topic for tp in self._assigned}))
-            self._asked_ids = self._admin.describe_topics(topics, request_timeout=TOPIC_IDS_TIMEOUT_S)
-
-    def _compare_topic_id(self, topic: str, future: Future[Any]) -> None:
-        error = future.exception()
-        if error is not None:
-            gone = isinstance(error, KafkaException) and error.args[0].code() == KafkaError.UNKNOWN_TOPIC_OR_PART
-            if gone:
+        for topic, topic_id in self._topic_ids.watch({tp.topic for tp in self._assigned}):
+            if topic_id is None:
                 self._problem(topic, f"the topic {topic} does not exist any more")
-            return
-        self._problems.pop(topic, None)
-        self._problems.pop("client", None)
-        topic_id = str(future.result().topic_id)
-        for tp in [tp for tp in self._assigned if tp.topic == topic and self._identities[tp].topic_id != topic_id]:
-            self.reload(tp)
+                continue
+            self._problems.pop(topic, None)
+            self._problems.pop("client", None)
+            for tp in [tp for tp in self._assigned if tp.topic == topic and self._identities[tp].topic_id != topic_id]:
+                self.reload(tp)
 
     def close(self) -> None:
         """Leave the group and disconnect; what is assigned is revoked first."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -34,6 +35,7 @@ class Starts:
         consumer: The group's consumer, used on its own thread.
         cluster_id: The cluster, as it tells.
         group_id: The consumer group.
+        topics: What it subscribes to, names and patterns.
         start: Of a new group: ``earliest``, ``latest`` or milliseconds since the epoch.
         rules: 4 bytes, a hash of what decides where a message goes.
         known: What the state file knows of a partition.
@@ -45,6 +47,7 @@ class Starts:
         consumer: ck.Consumer,
         cluster_id: str,
         group_id: str,
+        topics: Sequence[str],
         start: str | int,
         rules: bytes,
         known: Callable[[TopicPartition], PartitionSnapshot | None],
@@ -53,6 +56,7 @@ class Starts:
         self._consumer = consumer
         self._cluster_id = cluster_id
         self._group_id = group_id
+        self._topics = topics
         self._start = start
         self._rules = rules
         self._known = known
@@ -132,17 +136,18 @@ class Starts:
             fields = {"topic": tp.topic, "partition": tp.partition, "offset": at}
             self._tell("commit.expired", "warning", fields | {"action": "going on from the state folder"})
             return at
-        if self._start == "earliest" or self._group_has_commits(tp.topic):
+        if self._start == "earliest" or not self._group_is_new():
             return low
         if self._start == "latest":
             return high
         return self._at_time(tp, int(self._start), high)
 
-    def _group_has_commits(self, topic: str) -> bool:
-        """Then the group is not new: the partition is, and nothing of it may be skipped."""
-        partitions = self._consumer.list_topics(topic, timeout=REQUEST_TIMEOUT_S).topics[topic].partitions
-        asked = [ck.TopicPartition(topic, partition) for partition in partitions]
-        return any(at.offset >= 0 for at in self._consumer.committed(asked, timeout=REQUEST_TIMEOUT_S))
+    def _group_is_new(self) -> bool:
+        """Else the topic or the partition is new, and nothing of it may be skipped."""
+        known = self._consumer.list_topics(timeout=REQUEST_TIMEOUT_S).topics
+        wanted = [name for name in known if any(_matches(topic, name) for topic in self._topics)]
+        asked = [ck.TopicPartition(name, partition) for name in wanted for partition in known[name].partitions]
+        return all(at.offset < 0 for at in self._consumer.committed(asked, timeout=REQUEST_TIMEOUT_S))
 
     def _at_time(self, tp: TopicPartition, at_ms: int, high: int) -> int:
         asked = [ck.TopicPartition(tp.topic, tp.partition, at_ms)]
@@ -165,3 +170,7 @@ class Starts:
             if high >= seen or time.monotonic() > deadline:
                 return high
             time.sleep(0.1)
+
+
+def _matches(topic: str, name: str) -> bool:
+    return re.search(topic, name) is not None if topic.startswith("^") else topic == name

@@ -1,0 +1,106 @@
+"""Commits with the partitions' states as metadata: begun, answered, and told in the order in which they were begun."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import confluent_kafka as ck
+from confluent_kafka import KafkaError, KafkaException
+
+from sidecar.core.effects import CommitItem
+from sidecar.core.records import TopicPartition
+from sidecar.sources.base import Listener
+from sidecar.state.offset_map import Identity, encode
+
+
+@dataclass(slots=True)
+class _Pending:
+    """A commit that was begun."""
+
+    begun_s: float
+    told: bool = True
+    """Whether its end is still of interest."""
+
+
+class Commits:
+    """Makes states durable.
+
+    Args:
+        consumer: The group's consumer, used on its own thread.
+        listener: Is told the ends.
+        rules: 4 bytes, a hash of what decides where a message goes.
+        identities: Of the partitions that are ours; others are never named in a commit.
+    """
+
+    def __init__(
+        self,
+        consumer: ck.Consumer,
+        listener: Listener,
+        rules: bytes,
+        identities: Mapping[TopicPartition, Identity],
+    ) -> None:
+        self._consumer = consumer
+        self._listener = listener
+        self._rules = rules
+        self._identities = identities
+        self._pending: deque[_Pending] = deque()
+
+    def begin(self, items: Sequence[CommitItem]) -> None:
+        """Begin to make these states durable; `Listener.committed` tells the end."""
+        offsets = self._offsets(items)
+        try:
+            if offsets:  # commit() without offsets skips a change of metadata alone
+                self._consumer.commit(offsets=offsets, asynchronous=True)
+                self._pending.append(_Pending(time.monotonic()))
+                return
+        except KafkaException as error:
+            self._failed(error.args[0].str())
+        self._listener.committed({}, 0.0)
+
+    def now(self, items: Sequence[CommitItem]) -> Mapping[TopicPartition, bool]:
+        """Make these states durable behind any commit begun before, whose end is not told any more."""
+        for pending in self._pending:
+            pending.told = False
+        offsets = self._offsets(items)
+        if not offsets:
+            return {}
+        try:
+            done = self._consumer.commit(offsets=offsets, asynchronous=False) or []
+        except KafkaException as error:
+            self._failed(error.args[0].str())
+            return {}
+        return {TopicPartition(tp.topic, tp.partition): tp.error is None for tp in done}
+
+    def ended(self, error: KafkaError | None, done: Sequence[ck.TopicPartition]) -> bool:
+        """The client tells that the oldest commit begun by `begin` ended; returns whether all of it succeeded."""
+        pending = self._pending.popleft()
+        results = {TopicPartition(tp.topic, tp.partition): error is None and tp.error is None for tp in done or ()}
+        good = error is None and all(results.values())
+        if pending.told:
+            if not good:
+                self._failed(str(error or next(tp.error for tp in done if tp.error is not None)))
+            self._listener.committed(results, time.monotonic() - pending.begun_s)
+        return good
+
+    def _failed(self, reason: str) -> None:
+        self._listener.event("commit.failed", "warning", {"reason": reason})
+
+    def _offsets(self, items: Sequence[CommitItem]) -> list[ck.TopicPartition]:
+        return [
+            ck.TopicPartition(
+                item.tp.topic,
+                item.tp.partition,
+                item.carried.watermark,
+                metadata=encode(self._identities[item.tp], self._rules, item.carried),
+            )
+            for item in items
+            if self._is_current(item)
+        ]
+
+    def _is_current(self, item: CommitItem) -> bool:
+        """It may have waited for the journal while the partition moved: then it is never named again."""
+        identity = self._identities.get(item.tp)
+        return identity is not None and identity.scope == item.scope
