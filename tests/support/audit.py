@@ -136,8 +136,8 @@ def check_books(status: Mapping[str, Any]) -> None:
         assert status[name] == sum(books[name] for books in status["partitions"]), name
 
 
-def first_new_rows_ms(parts: Sequence[Mapping[str, Any]], lives: Sequence[Life]) -> list[int]:
-    """For each life that stored anything new, the milliseconds from its process's start until then."""
+def first_new_rows_ms(parts: Sequence[Mapping[str, Any]], lives: Sequence[Life]) -> dict[int, int]:
+    """By the index of each life that stored anything new, the milliseconds from its process's start until then."""
     seen: set[tuple[Any, ...]] = set()
     first: dict[int, int] = {}
     for part in parts:
@@ -146,7 +146,7 @@ def first_new_rows_ms(parts: Sequence[Mapping[str, Any]], lives: Sequence[Life])
         if rows - seen and life not in first:
             first[life] = part["at_ms"] - lives[life].began_ms
         seen |= rows
-    return [first[life] for life in sorted(first)]
+    return first
 
 
 def _life_at(at_ms: int, lives: Sequence[Life]) -> int:
