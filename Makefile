@@ -44,7 +44,7 @@ prove: $(INSTALLED) jars
 	@$(BIN)/python -m tests.prove
 
 chaos: $(INSTALLED) jars
-	@$(PYTEST) tests/chaos
+	@$(BIN)/python -m tests.prove kills kills-by-group kills-no-state members outages
 
 jars: $(INSTALLED)
 	@$(BIN)/python -m tests.support.jars

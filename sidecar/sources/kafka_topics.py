@@ -13,6 +13,8 @@ from confluent_kafka.admin import AdminClient
 
 ASK_EVERY_S = 5.0
 TIMEOUT_S = 3.0
+PATIENCE_S = TIMEOUT_S + 2.0
+"""The client tells its own time-out; this is for one that does not."""
 
 
 class TopicIds:
@@ -33,10 +35,12 @@ class TopicIds:
         """The ids of these topics; empty where the broker has none.
 
         Raises:
-            KafkaException: The broker did not answer.
+            KafkaException: The broker did not answer within 3 s.
         """
         try:
-            return {topic: str(future.result(TIMEOUT_S).topic_id) for topic, future in self._ask(topics).items()}
+            return {topic: str(future.result(PATIENCE_S).topic_id) for topic, future in self._ask(topics).items()}
+        except TimeoutError as error:
+            raise KafkaException(KafkaError(KafkaError._TIMED_OUT, "no answer about topic ids")) from error
         except KafkaException as error:
             if error.args[0].code() != KafkaError._UNSUPPORTED_FEATURE:  # brokers before 2.8 have no ids
                 raise
