@@ -1,13 +1,20 @@
-"""What holds for all tests: the end of the shared broker's log stands with each failure of a test that uses it."""
+"""What holds for all tests: examples may take their time; the broker's log stands with a failure of who uses it."""
 
 from __future__ import annotations
 
 from collections.abc import Generator
 from typing import Any
 
+import hypothesis
 import pytest
 
 from tests.support.kafka import KafkaBroker
+
+# How long an example takes says more of the machine than of the code.
+hypothesis.settings.register_profile(
+    "any machine", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("any machine")
 
 
 @pytest.hookimpl(wrapper=True)
