@@ -15,9 +15,9 @@ from rich.table import Table
 
 from sidecar.config.loader import load
 from sidecar.config.model import Settings
+from sidecar.core.books import BOOKS
 from sidecar.errors import UnavailableError
 from sidecar.ops.admin import reachable_url, read_address
-from sidecar.ops.snapshot import BOOKS
 
 TIMEOUT_SECONDS = 5.0
 ANSWER_BYTES_MAX = 64 << 20

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, fields
 
-LABELS_MAX = 200
+from sidecar.core.records import group_label
+
+GROUPS_MAX = 200
+"""Groups with counts of their own."""
 OTHER = "other"
 
 
@@ -29,16 +32,31 @@ class Books:
         return self.consumed == settled + self.released + self.in_flight + self.delayed
 
     def __iadd__(self, other: Books) -> Books:
-        for f in fields(self):
-            setattr(self, f.name, getattr(self, f.name) + getattr(other, f.name))
+        for name in BOOKS:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
         return self
 
 
-class Tally(Counter[tuple[str, str]]):
-    """Counts by (group, result) for at most 200 groups; further ones count as ``other``."""
+BOOKS = tuple(field.name for field in fields(Books))
+"""The eight counters, `consumed` first."""
 
-    def count(self, group: str, result: str) -> None:
-        """One more."""
-        if (group, result) not in self and len(self) >= LABELS_MAX * 4:
-            group = OTHER
-        self[group, result] += 1
+
+class Tally:
+    """Counts by group and kind, for at most `GROUPS_MAX` groups; further ones count as `OTHER`."""
+
+    def __init__(self) -> None:
+        self._labels: dict[str, str] = {}
+        self._counts: Counter[tuple[str, str]] = Counter()
+
+    def add(self, group: str, kind: str, count: int = 1) -> None:
+        """Count something of a group."""
+        label = self._labels.get(group)
+        if label is None:
+            label = OTHER
+            if len(self._labels) < GROUPS_MAX:
+                label = self._labels[group] = group_label(group)
+        self._counts[label, kind] += count
+
+    def counts(self) -> dict[tuple[str, str], int]:
+        """What was counted so far, by the group's label and kind."""
+        return dict(self._counts)

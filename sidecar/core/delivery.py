@@ -184,7 +184,7 @@ class Delivery:
         """The sink's answer to one send."""
         batch = self._sending.pop(batch_id)
         self.groups[batch.group].sending -= 1
-        self.sends.count(batch.group, answer.verdict.value)
+        self.sends.add(batch.group, answer.verdict.value)
         attempt = Attempt(wall_ms, answer.status, answer.elapsed_ms, answer.reason)
         for part in batch.parts:
             part.attempts += 1
@@ -312,7 +312,7 @@ class Delivery:
     def done(self, batch: Batch, result: str) -> None:
         """The batch has come to its end."""
         self._first_failed_ms.pop(batch.id, None)
-        self.batches.count(batch.group, result)
+        self.batches.add(batch.group, result)
         self.groups.end(batch.group)
         if not self.groups and (self.halted or self.guard.tripped):
             # Nothing is left that could ask the receiver again: the next batch has to.

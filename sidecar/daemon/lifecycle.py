@@ -113,8 +113,7 @@ class Daemon:
         graveyard = self._graveyard(state, source)
         drain_s = settings.drain_timeout_ms / 1000
         supervisor = Supervisor(pipeline, source, senders, inbox, writer, state, graveyard, drain_s)
-        plan, budget = plan_memory(settings.memory.budget_bytes), settings.memory.budget_bytes
-        keeper = StatusKeeper(supervisor, state, settings.source.kafka.group_id, budget, plan.queue_bytes)
+        keeper = StatusKeeper(supervisor, state, settings.source.kafka.group_id, settings.memory.budget_bytes)
         # The endpoint before the broker: while that is awaited, health can be asked.
         if settings.admin.listen:
             metrics = Metrics(keeper.latest)

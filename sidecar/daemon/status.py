@@ -7,17 +7,22 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from importlib.metadata import version
 
-from sidecar.core.books import Books
+from sidecar.core.books import BOOKS, Books
 from sidecar.core.pipeline import Pipeline
 from sidecar.core.progress import Partition
-from sidecar.core.records import group_label
+from sidecar.core.records import TopicPartition, group_label
 from sidecar.daemon.supervisor import Supervisor
-from sidecar.ops.snapshot import Activity, BlockingGroup, PartitionStatus, RetryingGroup, StatusSnapshot
-from sidecar.ops.snapshot import Books as BooksStatus
+from sidecar.ops.snapshot import (
+    RETRYING_MAX,
+    Activity,
+    BlockingGroup,
+    PartitionStatus,
+    RetryingGroup,
+    StatusSnapshot,
+)
 from sidecar.state.interface import State
 
 LIVE_WITHIN_S = 30.0
-RETRYING_MAX = 20
 
 
 class StatusKeeper:
@@ -28,17 +33,13 @@ class StatusKeeper:
         state: Counts the dead letters.
         group_id: The consumer group.
         budget_bytes: `memory.budget`.
-        queue_bytes: The client's share of it.
     """
 
-    def __init__(
-        self, supervisor: Supervisor, state: State, group_id: str, budget_bytes: int, queue_bytes: int
-    ) -> None:
+    def __init__(self, supervisor: Supervisor, state: State, group_id: str, budget_bytes: int) -> None:
         self._supervisor = supervisor
         self._state = state
         self._group_id = group_id
         self._budget_bytes = budget_bytes
-        self._queue_bytes = queue_bytes
         self._started = datetime.now(UTC)
         self._latest = self._build()
 
@@ -68,7 +69,7 @@ class StatusKeeper:
             version=version("consumer-sidecar"),
             live=True,
             ready=self._supervisor.assigned_once and not pipeline.draining and not delivery.halted,
-            totals=_books(totals),
+            totals=totals,
             lag=sum(lags) if lags else None,
             partitions=partitions,
             intake_stopped=tuple(pipeline.stops),
@@ -82,16 +83,14 @@ class StatusKeeper:
             activity=self._activity(pipeline),
         )
 
-    def _partition(self, pipeline: Pipeline, tp: tuple[str, int]) -> PartitionStatus:
-        topic, number = tp
-        books = pipeline.books[tp]  # type: ignore[index]
-        owned = pipeline.partitions.get(tp)  # type: ignore[call-overload]
+    def _partition(self, pipeline: Pipeline, tp: TopicPartition) -> PartitionStatus:
+        books, owned = pipeline.books[tp], pipeline.partitions.get(tp)
         status = PartitionStatus(
-            **{name: getattr(books, name) for name in Books.__slots__}, topic=topic, partition=number
+            **{name: getattr(books, name) for name in BOOKS}, topic=tp.topic, partition=tp.partition
         )
         if owned is None:
             return status
-        end = self._supervisor.source.end(owned.tp)
+        end = self._supervisor.source.end(tp)
         lag = max(0, end - owned.watermark) if end is not None else None
         return replace(status, watermark=owned.watermark, position=owned.position, lag=lag)
 
@@ -119,8 +118,8 @@ class StatusKeeper:
     def _activity(self, pipeline: Pipeline) -> Activity:
         supervisor = self._supervisor
         return Activity(
-            batches=_labelled(pipeline.delivery.batches),
-            sends=_labelled(pipeline.delivery.sends),
+            batches=pipeline.delivery.batches.counts(),
+            sends=pipeline.delivery.sends.counts(),
             cuts=dict(pipeline.cuts),
             commits=dict(supervisor.commits),
             rebalances=dict(supervisor.rebalances),
@@ -128,14 +127,6 @@ class StatusKeeper:
             send_seconds=supervisor.send_seconds.timings(),
             commit_seconds=supervisor.commit_seconds.timings(),
         )
-
-
-def _books(books: Books) -> BooksStatus:
-    return BooksStatus(**{name: getattr(books, name) for name in Books.__slots__})
-
-
-def _labelled(counts: dict[tuple[str, str], int]) -> dict[tuple[str, str], int]:
-    return {(group_label(group), kind): count for (group, kind), count in counts.items()}
 
 
 def _blocking(pipeline: Pipeline) -> list[BlockingGroup]:

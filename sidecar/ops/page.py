@@ -6,8 +6,9 @@ from collections.abc import Iterable
 from html import escape
 from typing import Any
 
+from sidecar.core.books import BOOKS
 from sidecar.core.records import group_label
-from sidecar.ops.snapshot import BOOKS, RETRYING_MAX, StatusSnapshot
+from sidecar.ops.snapshot import RETRYING_MAX, StatusSnapshot
 
 REFRESH_SECONDS = 5
 _STYLE = (

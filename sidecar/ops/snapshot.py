@@ -7,13 +7,10 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
+from sidecar.core.books import BOOKS, Books
 from sidecar.core.records import group_label
 
-BOOKS = ("consumed", "delivered", "duplicate", "filtered", "dead_lettered", "released", "in_flight", "delayed")
 CUT_REASONS = ("count", "bytes", "linger", "memory", "span", "groups", "shutdown")
-GROUPS_MAX = 200
-"""Groups with counters of their own; later ones are counted together as `OTHER_GROUPS`."""
-OTHER_GROUPS = "other"
 RETRYING_MAX = 20
 SECONDS_BOUNDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 
@@ -45,50 +42,7 @@ class Stopwatch:
         return Timings(tuple(self._counts), self._sum_seconds)
 
 
-class GroupTally:
-    """Counts by group and kind, for at most `GROUPS_MAX` groups; one thread writes and takes `counts`."""
-
-    def __init__(self) -> None:
-        self._labels: dict[str, str] = {}
-        self._counts: dict[tuple[str, str], int] = {}
-
-    def add(self, group: str, kind: str, count: int = 1) -> None:
-        """Count something of a group."""
-        label = self._labels.get(group)
-        if label is None:
-            if len(self._labels) < GROUPS_MAX:
-                label = self._labels[group] = group_label(group)
-            else:
-                label = OTHER_GROUPS
-        key = (label, kind)
-        self._counts[key] = self._counts.get(key, 0) + count
-
-    def counts(self) -> dict[tuple[str, str], int]:
-        """What was counted so far by (group's label, kind)."""
-        return dict(self._counts)
-
-
-@dataclass(frozen=True, slots=True)
-class Books:
-    """The eight counters: consumed is the sum of the other seven."""
-
-    consumed: int = 0
-    delivered: int = 0
-    duplicate: int = 0
-    filtered: int = 0
-    dead_lettered: int = 0
-    released: int = 0
-    in_flight: int = 0
-    delayed: int = 0
-
-    @property
-    def balanced(self) -> bool:
-        """Whether every consumed message has exactly one place."""
-        ends = (self.delivered, self.duplicate, self.filtered, self.dead_lettered, self.released)
-        return self.consumed == sum(ends) + self.in_flight + self.delayed
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class PartitionStatus(Books):
     """A partition's place and its books; `lag` is in messages, None while the broker has not told its end."""
 
@@ -150,7 +104,7 @@ class StatusSnapshot:
     version: str
     live: bool
     ready: bool
-    totals: Books = Books()
+    totals: Books = field(default_factory=Books)
     lag: int | None = None
     partitions: tuple[PartitionStatus, ...] = ()
     intake_stopped: tuple[str, ...] = ()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sidecar.core.books import LABELS_MAX, OTHER, Books, Tally
+from sidecar.core.books import GROUPS_MAX, OTHER, Books, Tally
 from sidecar.core.records import Batch, Fragment, Part, TopicPartition, group_label
 
 TP = TopicPartition("orders", 3)
@@ -65,11 +65,14 @@ def test_books_balance_and_add_up() -> None:
 
 
 def test_tally_is_bounded() -> None:
-    """Beyond 200 groups the others share one label."""
+    """Beyond 200 groups the others share one label, and no count is lost; a known one keeps its own, of any kind."""
     tally = Tally()
-    for number in range(5 * LABELS_MAX):
-        tally.count(f"g{number}", "ack")
-    tally.count("g0", "ack")
-    assert tally["g0", "ack"] == 2
-    assert tally[OTHER, "ack"] == LABELS_MAX
-    assert len(tally) <= 4 * LABELS_MAX + 1
+    for number in range(GROUPS_MAX + 50):
+        tally.add(f"g{number}", "ack")
+    tally.add("g0", "ack", 2)
+    tally.add("g0", "retry")
+    tally.add("caf\udce9", "ack")
+    counts = tally.counts()
+    assert len(counts) == GROUPS_MAX + 2
+    assert sum(counts.values()) == GROUPS_MAX + 54
+    assert (counts["g0", "ack"], counts["g0", "retry"], counts[OTHER, "ack"]) == (3, 1, 51)

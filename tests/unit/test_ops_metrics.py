@@ -10,15 +10,12 @@ from pathlib import Path
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
+from sidecar.core.books import BOOKS, Books, Tally
 from sidecar.ops.metrics import Metrics
 from sidecar.ops.page import page
 from sidecar.ops.snapshot import (
-    BOOKS,
-    GROUPS_MAX,
     Activity,
     BlockingGroup,
-    Books,
-    GroupTally,
     PartitionStatus,
     RetryingGroup,
     StatusSnapshot,
@@ -165,22 +162,9 @@ def test_the_process_tells_its_own_metrics() -> None:
     assert {"process_cpu_seconds_total", "process_resident_memory_bytes"} <= {one.name for one in samples(snapshot())}
 
 
-def test_groups_beyond_the_bound_are_counted_together() -> None:
-    """However many groups there are, the labels stay few, and no count is lost; a known group keeps its own."""
-    tally = GroupTally()
-    for number in range(GROUPS_MAX + 50):
-        tally.add(f"group-{number}", "ack")
-    tally.add("group-0", "ack", 2)
-    tally.add("caf\udce9", "ack")
-    counts = tally.counts()
-    assert len(counts) == GROUPS_MAX + 1
-    assert sum(counts.values()) == GROUPS_MAX + 53
-    assert (counts["group-0", "ack"], counts["other", "ack"]) == (3, 51)
-
-
 def test_a_group_that_is_not_utf8_is_told_percent_encoded() -> None:
     """A tag of any bytes makes a label that Prometheus can read."""
-    tally = GroupTally()
+    tally = Tally()
     tally.add("caf\udce9", "ack")
     now = replace(snapshot(), activity=Activity(sends=tally.counts()))
     assert value(samples(now), "sidecar_sends_total", group="caf%E9", verdict="ack") == 1
