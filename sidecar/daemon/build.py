@@ -23,7 +23,6 @@ from sidecar.sinks.build import build_sink
 QUEUE_SHARE = 16
 """The client's queue gets a 16th of the budget; one call may hand over four times the queue (measured: 15 of 4 MiB)."""
 QUEUE_MIN_BYTES = 1 << 20
-_NOWHERE = TopicPartition("", 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +79,8 @@ def build(settings: Settings, columns: Columns) -> tuple[Pipeline, Sink]:
     tags, filter_ = settings.tags, settings.tags.filter()
     read_tags = tags.field.reader(columns) if tags.field else lambda tp, messages: [None] * len(messages)
 
-    def tags_of(messages: Sequence[Message]) -> Iterable[tuple[bytes, ...]]:
-        return map(filter_.tags, read_tags(_NOWHERE, messages))
+    def tags_of(tp: TopicPartition, messages: Sequence[Message]) -> Iterable[tuple[bytes, ...]]:
+        return map(filter_.tags, read_tags(tp, messages))
 
     sink = build_sink(settings, columns, tags_of)
     dedup = settings.dedup

@@ -15,8 +15,8 @@ import orjson
 from sidecar.core.records import Columns, Fragment, Framer, Header, Message, TopicPartition
 
 FormatName: TypeAlias = Literal["envelope", "ndjson", "json_array"]
-TagsOf: TypeAlias = Callable[[Sequence[Message]], Iterable[tuple[bytes, ...]]]
-"""Reads the tags of many messages; a message without a tag has an empty tuple."""
+TagsOf: TypeAlias = Callable[[TopicPartition, Sequence[Message]], Iterable[tuple[bytes, ...]]]
+"""Reads the tags of many messages of one partition; a message without a tag has an empty tuple."""
 
 CHUNK_BYTES = 256 * 1024
 """Small fragments are joined up to here before they are sent: every send gives the interpreter lock away."""
@@ -121,7 +121,7 @@ class EnvelopeFramer:
             columns.offsets(messages),
             columns.timestamps(messages),
             columns.keys(messages),
-            self._tags_of(messages),
+            self._tags_of(tp, messages),
             columns.headers(messages),
             columns.values(messages),
             strict=True,

@@ -57,7 +57,7 @@ class ListColumns:
         return [m.value for m in messages]
 
 
-def tags_of(messages: Sequence[Msg]) -> Iterable[tuple[bytes, ...]]:
+def tags_of(tp: TopicPartition, messages: Sequence[Msg]) -> Iterable[tuple[bytes, ...]]:
     """The tags of each message."""
     return [m.tags for m in messages]
 

@@ -10,6 +10,7 @@ import pytest
 
 from sidecar.config.model import Settings
 from sidecar.core.records import Answer, Batch, FailedRow, Fragment, Part, TopicPartition, Verdict
+from sidecar.daemon.build import build
 from sidecar.errors import ConfigError, StateError
 from sidecar.sinks.build import build_sink
 from sidecar.sinks.console import ConsoleSink
@@ -18,7 +19,7 @@ from sidecar.sinks.formats import FormatName, make_framer
 from sidecar.sinks.http import HttpSink
 from sidecar.sinks.simulated import SimulatedSink
 from tests.support.receiver import Receiver
-from tests.unit.test_formats import ListColumns, tags_of
+from tests.unit.test_formats import ListColumns, Msg, tags_of
 
 TP = TopicPartition("orders", 0)
 
@@ -167,10 +168,11 @@ def test_a_row_that_was_cut_short_on_the_console_gets_an_end() -> None:
     assert os.read(reader, 100) == b"\na\n"
 
 
-def settings_with(sink: dict[str, object]) -> Settings:
+def settings_with(sink: dict[str, object], **sections: object) -> Settings:
     """Settings with this sink."""
     kafka = {"bootstrap_servers": "localhost:9092", "group_id": "g", "topics": ["t"]}
-    return Settings.model_validate({"source": {"kafka": kafka}, "sink": sink, "state": {"dir": "/tmp/state"}})
+    needed = {"source": {"kafka": kafka}, "sink": sink, "state": {"dir": "/tmp/state"}}
+    return Settings.model_validate(needed | sections)
 
 
 def test_the_settings_name_the_sink(tmp_path: Path) -> None:
@@ -185,6 +187,14 @@ def test_the_settings_name_the_sink(tmp_path: Path) -> None:
         assert isinstance(sink, made)
         assert sink.framer.separator == separator
         sink.close()
+
+
+def test_an_envelope_names_the_topic_where_the_topic_is_the_tag() -> None:
+    """With `tags.from: topic` the row's tag is the message's own topic."""
+    settings = settings_with({"console": {}}, tags={"from": "topic"})
+    _, sink = build(settings, ListColumns())
+    data, _ = sink.framer.frame(TopicPartition("orders", 3), [Msg()])
+    assert json.loads(data)["tag"] == "orders"
 
 
 @pytest.mark.parametrize(
