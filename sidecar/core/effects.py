@@ -6,7 +6,7 @@ from array import array
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from sidecar.core.progress import Carried
+from sidecar.core.carried import Carried
 from sidecar.core.records import Batch, DeadLetter, TopicPartition
 
 

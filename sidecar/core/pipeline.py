@@ -12,14 +12,13 @@ from dataclasses import dataclass
 
 from sidecar.core.batching import held_bytes
 from sidecar.core.books import Books
+from sidecar.core.carried import Carried
 from sidecar.core.cutting import BatchRules, Cutter
 from sidecar.core.delivery import Delivery, DeliveryRules
 from sidecar.core.effects import Commit, CommitItem, Effect, Flow, Reload, Report
 from sidecar.core.intake import HoleError, Intake, Reading
-from sidecar.core.progress import Carried, Intent, Partition
+from sidecar.core.progress import Intent, Partition
 from sidecar.core.records import Answer, Part, Run, TopicPartition
-
-__all__ = ["BatchRules", "Pipeline"]
 
 COMMIT_SPACING_MS = 20
 SETTLE_DELAY_MS = 200

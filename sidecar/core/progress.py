@@ -15,10 +15,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from sidecar.core.batching import Buffer, Limits, body_bytes
-from sidecar.core.carried import Carried as Carried
-from sidecar.core.carried import CarriedJoint as CarriedJoint
-from sidecar.core.carried import CarriedLane as CarriedLane
-from sidecar.core.carried import derived_scope, lane_key
+from sidecar.core.carried import Carried, CarriedJoint, CarriedLane, derived_scope, lane_key
 from sidecar.core.records import Fragment, Part, TopicPartition
 
 LANES_MAX = 64
@@ -28,7 +25,6 @@ EXTRA_CUTS_MAX_BYTES = 500
 EXTRA_MAX_BYTES = 1_500
 INTENT_BYTES = 10
 JOINT_BYTES = 14
-LANE_BYTES = 12
 EXCLUDED_BYTES = 6
 
 

@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from sidecar.config.model import Settings
 from sidecar.core.backoff import Backoff
 from sidecar.core.batching import Limits
+from sidecar.core.cutting import BatchRules
 from sidecar.core.delivery import DeliveryRules
 from sidecar.core.ids import id_reader
 from sidecar.core.intake import Reading
-from sidecar.core.pipeline import BatchRules, Pipeline
+from sidecar.core.pipeline import Pipeline
 from sidecar.core.records import Columns, Message, TopicPartition
 from sidecar.core.tags import parse_expression
 from sidecar.sinks.base import Sink

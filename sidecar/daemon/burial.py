@@ -31,10 +31,6 @@ class Graveyard(Protocol):
         """
         ...
 
-    def close(self) -> None:
-        """Let go of connections."""
-        ...
-
 
 class Originals:
     """Finds the whole message of a dead letter: in its row where that is an envelope, else at the broker.
@@ -101,9 +97,6 @@ class StateGraveyard:
             value=found.value,
         )  # fmt: skip
 
-    def close(self) -> None:
-        """Nothing to let go of."""
-
 
 class TopicGraveyard:
     """Dead letters in a Kafka topic: key, value and headers as they were, the story in headers of ours.
@@ -142,9 +135,6 @@ class TopicGraveyard:
         if left or failures:
             reason = failures[0] if failures else f"{left} not acknowledged within {PRODUCE_TIMEOUT_S:g} s"
             raise UnavailableError(f"dead letters could not be produced to {self._topic}: {reason}")
-
-    def close(self) -> None:
-        """Nothing is left: each burial waits for its end."""
 
 
 def _story(letter: DeadLetter) -> list[tuple[str, bytes]]:

@@ -23,6 +23,8 @@ from sidecar.ops.snapshot import (
 from sidecar.state.interface import State
 
 LIVE_WITHIN_S = 30.0
+WIDE_SPAN = 10_000
+"""Offsets between watermark and position from which on a partition names the group that holds it."""
 
 
 class StatusKeeper:
@@ -133,7 +135,7 @@ def _blocking(pipeline: Pipeline) -> list[BlockingGroup]:
     """For each partition with a wide span, the group that holds its watermark."""
     found = []
     for tp, partition in sorted(pipeline.partitions.items()):
-        group = _holder(partition) if partition.span > 10_000 else None
+        group = _holder(partition) if partition.span > WIDE_SPAN else None
         if group is not None:
             found.append(BlockingGroup(tp.topic, tp.partition, group))
     return found

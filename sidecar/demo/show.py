@@ -24,7 +24,6 @@ class Show:
         console: Where to.
         total: Messages.
         wanted: Messages that should arrive.
-        wanted: Messages that should arrive.
     """
 
     def __init__(self, console: Console, total: int, wanted: int) -> None:

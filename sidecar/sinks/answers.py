@@ -10,6 +10,7 @@ from typing import TypeAlias
 
 import orjson
 
+from sidecar.core.backoff import RETRY_AFTER_MAX_MS
 from sidecar.core.records import Answer, FailedRow, Verdict
 
 Redact: TypeAlias = Callable[[bytes], bytes]
@@ -17,7 +18,6 @@ Redact: TypeAlias = Callable[[bytes], bytes]
 ANSWER_MAX_BYTES = 64 * 1024
 PARTIAL_ROW_MAX_BYTES = 256
 PARTIAL_MAX_BYTES = 4 * 1024 * 1024
-RETRY_AFTER_MAX_MS = 300_000
 EXCERPT_MAX_CHARS = 200
 
 _BY_STATUS = {

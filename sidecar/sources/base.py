@@ -6,8 +6,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
+from sidecar.core.carried import Carried
 from sidecar.core.effects import CommitItem
-from sidecar.core.progress import Carried
 from sidecar.core.records import Columns, Header, Run, TopicPartition
 
 
@@ -28,7 +28,6 @@ class Assignment:
         carried: The state to go on from.
         topic_id: Tells a recreated topic, empty where the broker has none.
         incarnation: Drawn when nothing of ours was committed.
-        resumed: Whether the state is a predecessor's.
         read_from: The first offset that can be read, at or above the watermark.
     """
 
@@ -37,7 +36,6 @@ class Assignment:
     carried: Carried
     topic_id: str
     incarnation: int
-    resumed: bool
     read_from: int
 
 

@@ -242,8 +242,7 @@ class KafkaSource:
     def _problem(self, key: str, text: str) -> None:
         if self._problems.get(key) != text:
             self._problems[key] = text
-            if hasattr(self, "_listener"):
-                self._listener.event("kafka.failed", "warning", {"what": key, "reason": text})
+            self._listener.event("kafka.failed", "warning", {"what": key, "reason": text})
 
     def problems(self) -> Mapping[str, str]:
         """What is wrong with the broker at present: a key, and a sentence for an operator."""

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import confluent_kafka as ck
 
-from sidecar.core.progress import Carried
+from sidecar.core.carried import Carried
 from sidecar.core.records import TopicPartition
 from sidecar.sources.base import Assignment
 from sidecar.state.interface import PartitionSnapshot
@@ -114,13 +114,13 @@ class Starts:
     def _fresh(self, tp: TopicPartition, offset: int, topic_id: str) -> Assignment:
         incarnation = secrets.randbits(64)
         scope = Identity(self._cluster_id, self._group_id, topic_id, incarnation).scope
-        return Assignment(tp, scope, Carried(offset, offset), topic_id, incarnation, resumed=False, read_from=offset)
+        return Assignment(tp, scope, Carried(offset, offset), topic_id, incarnation, read_from=offset)
 
     def _resumed(self, tp: TopicPartition, told: Decoded, topic_id: str, low: int) -> Assignment:
         assert told.carried is not None
         scope = Identity(self._cluster_id, self._group_id, topic_id, told.incarnation).scope
         read_from = max(told.carried.watermark, low)
-        return Assignment(tp, scope, told.carried, topic_id, told.incarnation, resumed=True, read_from=read_from)
+        return Assignment(tp, scope, told.carried, topic_id, told.incarnation, read_from)
 
     def _within(self, tp: TopicPartition, offset: int, low: int, high: int) -> int:
         if low <= offset <= high:

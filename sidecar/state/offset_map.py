@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from sidecar.core.progress import Carried, CarriedJoint, CarriedLane
+from sidecar.core.carried import Carried, CarriedJoint, CarriedLane
 
 METADATA_MAX_CHARACTERS = 4096
 """The default of a broker's ``offset.metadata.max.bytes``."""

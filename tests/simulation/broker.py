@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sidecar.core.progress import Carried
+from sidecar.core.carried import Carried
 from sidecar.state.offset_map import Identity, decode, encode
 from tests.simulation.plan import Plan, Row
 

@@ -12,12 +12,12 @@ import pytest
 from sidecar.core import batching, progress
 from sidecar.core.backoff import Backoff
 from sidecar.core.batching import Limits
+from sidecar.core.carried import Carried, CarriedJoint, CarriedLane, lane_key
 from sidecar.core.cutting import BatchRules
 from sidecar.core.delivery import DeliveryRules
 from sidecar.core.effects import Commit, Effect, Flow, Report, Send, Store
 from sidecar.core.intake import Reading
 from sidecar.core.pipeline import Pipeline
-from sidecar.core.progress import Carried, CarriedJoint, CarriedLane, lane_key
 from sidecar.core.records import Answer, Batch, DeadLetter, FailedRow, Fragment, Run, TopicPartition, Verdict
 from sidecar.state.offset_map import METADATA_MAX_CHARACTERS, Identity, decode, encode
 from tests.simulation.plan import Columns, LineFramer, Row, read_ids, read_tags
