@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import importlib.metadata
 import os
 import sys
 import traceback
@@ -12,6 +11,7 @@ from typing import Any
 import click
 
 from sidecar.errors import EXIT_INTERNAL, EXIT_OK, EXIT_USAGE, SidecarError
+from sidecar.version import version
 
 EXIT_INTERRUPTED = 130
 COMMANDS = {
@@ -98,11 +98,7 @@ def _stop_printing() -> int:
 
 def _version(ctx: click.Context, param: click.Parameter, wanted: bool) -> None:  # noqa: ARG001
     if wanted:
-        try:
-            version = importlib.metadata.version("consumer-sidecar")
-        except importlib.metadata.PackageNotFoundError:
-            version = "(not installed)"
-        click.echo(f"sidecar {version}")
+        click.echo(f"sidecar {version()}")
         ctx.exit()
 
 

@@ -13,20 +13,34 @@ from sidecar.config.units import Duration
 
 Format: TypeAlias = Literal["envelope", "ndjson", "json_array"]
 FORMAT = "A row: `envelope` (JSON with origin, key, tag, headers), or the value alone as `ndjson` or `json_array`."
-OURS = {
-    "idempotency-key",
-    "content-type",
-    "content-length",
-    "content-encoding",
-    "transfer-encoding",
-    "connection",
-}
+OWN_HEADERS = frozenset(
+    {
+        "accept-encoding",
+        "connection",
+        "content-encoding",
+        "content-length",
+        "content-type",
+        "expect",
+        "idempotency-key",
+        "keep-alive",
+        "te",
+        "trailer",
+        "transfer-encoding",
+        "upgrade",
+    }
+)
+"""What a request's framing and contract need; all that begin with ``sidecar-`` belong to them too."""
+
+
+def is_own_header(name: str) -> bool:
+    """Whether a header of this name is written by the sink itself."""
+    return name.lower() in OWN_HEADERS or name.lower().startswith("sidecar-")
 
 
 def _header_name(name: str) -> str:
     if not re.fullmatch(r"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,128}", name):
         raise ValueError("is no header name")
-    if name.lower() in OURS or name.lower().startswith("sidecar-"):
+    if is_own_header(name):
         raise ValueError("is a header that Sidecar sets")
     return name
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from importlib.metadata import version
 
 from sidecar.core.books import BOOKS, Books
 from sidecar.core.pipeline import Pipeline
@@ -21,6 +20,7 @@ from sidecar.ops.snapshot import (
     StatusSnapshot,
 )
 from sidecar.state.interface import State
+from sidecar.version import version
 
 LIVE_WITHIN_S = 30.0
 WIDE_SPAN = 10_000
@@ -68,7 +68,7 @@ class StatusKeeper:
         return StatusSnapshot(
             group_id=self._group_id,
             started_at=self._started.isoformat(timespec="milliseconds"),
-            version=version("consumer-sidecar"),
+            version=version(),
             live=True,
             ready=self._supervisor.assigned_once and not pipeline.draining and not delivery.halted,
             totals=totals,

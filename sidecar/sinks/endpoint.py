@@ -8,33 +8,17 @@ import re
 import ssl
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
 
 from urllib3.exceptions import LocationParseError
 from urllib3.util import Url, parse_url
 
+from sidecar.config.sinks import is_own_header
 from sidecar.errors import ConfigError
+from sidecar.version import version
 
 SECRET_MIN_CHARS = 4
 """Shorter ones cannot be told from ordinary text."""
-OWN_HEADERS = frozenset(
-    {
-        "accept-encoding",
-        "connection",
-        "content-encoding",
-        "content-length",
-        "content-type",
-        "expect",
-        "idempotency-key",
-        "keep-alive",
-        "te",
-        "trailer",
-        "transfer-encoding",
-        "upgrade",
-    }
-)
-"""What a request's framing and contract need; all that begin with ``sidecar-`` belong to them too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,13 +116,13 @@ def _checked(headers: Mapping[str, str]) -> dict[str, str]:
     for name, value in headers.items():
         if not re.fullmatch(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+", name):
             raise ConfigError(f"{name!r} cannot be the name of an HTTP header")
-        if name.lower() in OWN_HEADERS or name.lower().startswith("sidecar-"):
+        if is_own_header(name):
             raise ConfigError(f"the header {name} is written by the sidecar itself", hint="Remove it from sink.http")
         if not re.fullmatch(r"[\t\x20-\x7e\x80-\xff]*", value):
             raise ConfigError(f"the value of the header {name} has a character that no HTTP header can carry")
     if any(name.lower() == "user-agent" for name in headers):
         return dict(headers)
-    return {"User-Agent": f"consumer-sidecar/{_version()}", **headers}
+    return {"User-Agent": f"consumer-sidecar/{version()}", **headers}
 
 
 def _secrets(values: Iterable[str]) -> list[bytes]:
@@ -150,10 +134,3 @@ def _secrets(values: Iterable[str]) -> list[bytes]:
             with contextlib.suppress(ValueError):
                 found.append(base64.b64decode(token).decode().partition(":")[2])
     return sorted({text.encode() for text in found if len(text) >= SECRET_MIN_CHARS}, key=len, reverse=True)
-
-
-def _version() -> str:
-    try:
-        return metadata.version("consumer-sidecar")
-    except metadata.PackageNotFoundError:
-        return "0"

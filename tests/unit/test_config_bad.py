@@ -137,6 +137,7 @@ CASES = [
         "sink.http.headers.Sidecar-Count",
         "sets",
     ),
+    Case("framing", HTTP, HTTP + "    headers: {Expect: a}\n", "11:15", "sink.http.headers.Expect", "Sidecar sets"),
     Case(
         "line in a header", HTTP, HTTP + '    headers: {A: "x\\ny"}\n', "11:18", "sink.http.headers.A", "cannot carry"
     ),

@@ -27,11 +27,11 @@ BUILTINS_OF_THE_SHELL = {"open", "print", "input", "__import__", "exec", "eval"}
 LAYERS = {
     "core": {"core"},
     "config": {"core", "config", "errors"},
-    "sinks": {"core", "config", "errors", "sinks"},
+    "sinks": {"core", "config", "errors", "version", "sinks"},
     "sources": {"core", "config", "errors", "sources", "state"},  # a commit carries the state
     "state": {"core", "config", "errors", "state"},
     "ops": {"core", "config", "errors", "ops"},
-    "daemon": {"core", "config", "errors", "sinks", "sources", "state", "ops", "daemon"},
+    "daemon": {"core", "config", "errors", "version", "sinks", "sources", "state", "ops", "daemon"},
 }
 """Which parts of the package a part may import."""
 
