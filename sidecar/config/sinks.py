@@ -200,3 +200,15 @@ class Sink(OneOf):
     http: HttpSink | None = Field(default=None, description="Batches are posted to a URL.")
     console: ConsoleSink | None = Field(default=None, description="Rows are printed, for trying things out.")
     file: FileSink | None = Field(default=None, description="Rows are appended to a file, for trying things out.")
+
+    @property
+    def format(self) -> Format:
+        """How the chosen sink writes a message."""
+        chosen = self.http or self.file or self.console
+        assert chosen, "the settings name exactly one sink"
+        return chosen.format
+
+    @property
+    def concurrency(self) -> int:
+        """Batches that the chosen sink takes at once."""
+        return self.http.concurrency if self.http else 1

@@ -37,9 +37,9 @@ class DeliveryRules:
         backoff: Waits between tries.
         concurrency: Sends at once.
         ordered: Whether a group's parts of one partition go one after the other.
+        separator: The rows' separator.
         give_up_attempts: Failed sends after which a batch is dead-lettered; None for never.
         give_up_ms: Time since the first failed send after which it is; None for never.
-        separator: The rows' separator.
     """
 
     backoff: Backoff

@@ -54,7 +54,7 @@ def rules_hash(settings: Settings) -> bytes:
         {name: _canonical(expression) for name, expression in tags.groups.items()},
         [str(dedup.field), dedup.as_],
         settings.source.kafka.properties.get("isolation.level", "read_committed"),
-        _format(settings),
+        settings.sink.format,
     ]
     return hashlib.blake2b(json.dumps(rules, sort_keys=True).encode(), digest_size=4).digest()
 
@@ -62,12 +62,6 @@ def rules_hash(settings: Settings) -> bytes:
 def _canonical(expression: str) -> list[str]:
     tags = parse_expression(expression)
     return ["*"] if tags is None else sorted(tag.decode("utf-8", "surrogateescape") for tag in tags)
-
-
-def _format(settings: Settings) -> str:
-    sink = settings.sink
-    chosen = sink.http or sink.file or sink.console
-    return str(chosen.format) if chosen else ""
 
 
 def build(settings: Settings, columns: Columns) -> tuple[Pipeline, Sink]:
@@ -86,28 +80,35 @@ def build(settings: Settings, columns: Columns) -> tuple[Pipeline, Sink]:
     sink = build_sink(settings, columns, tags_of)
     dedup = settings.dedup
     reading = Reading(
-        columns,
-        sink.framer,
-        read_tags,
-        filter_.groups,
-        id_reader(dedup.field, dedup.as_, columns) if dedup.field else None,
-        dedup.capacity,
-        dedup.as_ == "int",
+        columns=columns,
+        framer=sink.framer,
+        tags=read_tags,
+        groups=filter_.groups,
+        ids=id_reader(dedup.field, dedup.as_, columns) if dedup.field else None,
+        capacity=dedup.capacity,
+        bitmap_ids=dedup.as_ == "int",
     )
-    batch, retry, http = settings.batch, settings.retry, settings.sink.http
-    batching = BatchRules(
-        batch.by == "group",
-        Limits(batch.max_messages, batch.max_bytes),
-        batch.linger_ms,
-        batch.span_max,
-        plan_memory(settings.memory.budget_bytes).held_max_bytes,
+    return Pipeline(reading, _batch_rules(settings), _delivery_rules(settings, sink), random.random), sink
+
+
+def _batch_rules(settings: Settings) -> BatchRules:
+    batch = settings.batch
+    return BatchRules(
+        by_group=batch.by == "group",
+        limits=Limits(batch.max_messages, batch.max_bytes),
+        linger_ms=batch.linger_ms,
+        span_max=batch.span_max,
+        held_max_bytes=plan_memory(settings.memory.budget_bytes).held_max_bytes,
     )
-    rules = DeliveryRules(
-        Backoff(retry.backoff_ms, retry.backoff_max_ms),
-        http.concurrency if http else 1,
-        http is None or http.ordering == "partition",
-        sink.framer.separator,
-        retry.give_up_after_attempts,
-        retry.give_up_after_ms,
+
+
+def _delivery_rules(settings: Settings, sink: Sink) -> DeliveryRules:
+    retry, http = settings.retry, settings.sink.http
+    return DeliveryRules(
+        backoff=Backoff(retry.backoff_ms, retry.backoff_max_ms),
+        concurrency=settings.sink.concurrency,
+        ordered=http is None or http.ordering == "partition",
+        separator=sink.framer.separator,
+        give_up_attempts=retry.give_up_after_attempts,
+        give_up_ms=retry.give_up_after_ms,
     )
-    return Pipeline(reading, batching, rules, random.random), sink

@@ -107,8 +107,7 @@ class Daemon:
         source = self._make_source(settings, state)
         pipeline, sink = build(settings, source.columns)
         inbox: queue.SimpleQueue[object] = queue.SimpleQueue()
-        concurrency = settings.sink.http.concurrency if settings.sink.http else 1
-        senders = Senders(sink, concurrency, inbox)
+        senders = Senders(sink, settings.sink.concurrency, inbox)
         stack.callback(senders.close, SENDERS_PATIENCE_S)
         graveyard = self._graveyard(state, source)
         drain_s = settings.drain_timeout_ms / 1000
@@ -127,9 +126,7 @@ class Daemon:
         return supervisor, keeper
 
     def _graveyard(self, state: State, source: Source) -> Graveyard:
-        sink = self._settings.sink
-        chosen = sink.http or sink.file or sink.console
-        originals = Originals(str(chosen.format) if chosen else "", source.fetch)
+        originals = Originals(self._settings.sink.format, source.fetch)
         place = self._settings.dead_letters
         if isinstance(place, DeadLetters):
             return TopicGraveyard(client_config(self._settings.source.kafka), place.kafka.topic, originals)
