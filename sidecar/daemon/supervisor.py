@@ -24,6 +24,7 @@ from sidecar.state.interface import IdSegment, PartitionSnapshot, State
 REVOKE_DRAIN_S = 3.0
 """How long a rebalance waits for answers of what is being sent; the session lasts 9 s."""
 SNAPSHOT_EVERY_S = 5.0
+EVERY_GENERATION = 1 << 62
 BUSY_POLL_S, OPEN_POLL_S, IDLE_POLL_S = 0.005, 0.02, 0.05
 
 log = structlog.get_logger()
@@ -34,6 +35,8 @@ class _Journalled(NamedTuple):
 
     items: list[CommitItem]
     ok: bool
+    number: int
+    """Of `Supervisor._overtaken` when it began: a commit that another one overtook since is not to be made."""
 
 
 class _Buried(NamedTuple):
@@ -91,6 +94,8 @@ class Supervisor:
         self._drain_timeout_s = drain_timeout_s
         self._assignments: dict[TopicPartition, Assignment] = {}
         self._unjournalled: list[IdSegment] = []
+        self._overtaken = 0
+        """Commits that did not wait for the outstanding one."""
         self._snapping = False
         self._snapshot_at_s = time.monotonic() + SNAPSHOT_EVERY_S
         self._drain_until_s: float | None = None
@@ -171,7 +176,8 @@ class Supervisor:
         segments = [IdSegment(item.tp, item.generation, item.ids.tobytes()) for item in items if item.ids is not None]
         if segments or self._unjournalled:
             self._unjournalled += segments
-            self._writer.do(lambda: self._inbox.put(_Journalled(items, self._journal())))
+            number = self._overtaken
+            self._writer.do(lambda: self._inbox.put(_Journalled(items, self._journal(), number)))
         else:
             self.source.commit(items)
 
@@ -185,11 +191,13 @@ class Supervisor:
         except SidecarError as error:
             log.error("ids.not_stored", reason=str(error))
             return False
+        del self._unjournalled[: len(segments)]  # only this thread takes out, only the other one appends
         return True
 
     def _commit_journalled(self, told: _Journalled) -> None:
+        if told.number != self._overtaken:
+            return  # its end would be taken for that of a commit begun since; what it held was marked to be made again
         if told.ok:
-            self._unjournalled.clear()  # one commit at a time: nothing was added since
             self.source.commit(told.items)
         else:
             self.committed({}, 0.0)
@@ -225,11 +233,18 @@ class Supervisor:
         log.info("partitions.assigned", partitions=names[:50], count=len(names))
 
     def _load_ids(self, one: Assignment) -> None:
-        segments = self._writer.wait(lambda: self._state.load_ids(one.tp))
+        segments = self._writer.wait(lambda: self._ids_of(one))
         numbers = (number for _, blob in segments for number in array("q", blob))
         self.pipeline.intake.ids.reconstruct(one.tp, numbers)
         if segments:
             self.pipeline.intake.ids.window(one.tp).generation = segments[-1][0]
+
+    def _ids_of(self, one: Assignment) -> list[tuple[int, bytes]]:
+        """On the writer thread. An operator's reset replays, and a topic made again is another one: no id is known."""
+        if not one.resumed:
+            self._unjournalled[:] = [segment for segment in self._unjournalled if segment.tp != one.tp]
+            self._state.drop_ids_before(one.tp, EVERY_GENERATION)
+        return self._state.load_ids(one.tp)
 
     def revoking(self, tps: Collection[TopicPartition]) -> None:
         """These partitions are taken away when this returns: settle and commit what can be."""
@@ -243,6 +258,7 @@ class Supervisor:
 
     def _commit_now(self, tps: Iterable[TopicPartition]) -> None:
         now_ms = time.monotonic() * 1000
+        self._overtaken += 1
         self.pipeline.committed({}, now_ms)  # whether the outstanding one succeeded is not waited for
         items = self.pipeline.commit([tp for tp in tps if tp in self.pipeline.partitions])
         self._unjournalled += [IdSegment(i.tp, i.generation, i.ids.tobytes()) for i in items if i.ids is not None]
@@ -306,6 +322,8 @@ class Supervisor:
         except SidecarError as error:
             log.error("snapshot.failed", reason=str(error))
             return False
+        finally:
+            tell_damages(self._state)
         return True
 
     def close(self) -> None:
@@ -315,6 +333,12 @@ class Supervisor:
         self._writer.wait(lambda: self._save(rows))
         self.source.close()
         self._writer.wait(self._state.forget_member)
+
+
+def tell_damages(state: State) -> None:
+    """Log what of the state was found damaged since the last call."""
+    for damage in state.take_damages():
+        log.error("state.damaged", **damage._asdict())
 
 
 def _count(table: dict[str, int], name: str) -> None:

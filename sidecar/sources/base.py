@@ -28,6 +28,7 @@ class Assignment:
         carried: The state to go on from.
         topic_id: Tells a recreated topic, empty where the broker has none.
         incarnation: Drawn when nothing of ours was committed.
+        resumed: Whether it goes on from a predecessor's state, so that message ids known of it still tell duplicates.
         read_from: The first offset that can be read, at or above the watermark.
     """
 
@@ -36,6 +37,7 @@ class Assignment:
     carried: Carried
     topic_id: str
     incarnation: int
+    resumed: bool
     read_from: int
 
 

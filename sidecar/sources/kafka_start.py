@@ -90,7 +90,7 @@ class Starts:
         fields = {"topic": tp.topic, "partition": tp.partition, "committed": offset, "log_start": low, "log_end": high}
         recreated = self._recreated(tp, topic_id)
         if offset < 0 and not recreated:
-            return self._fresh(tp, self._without_commit(tp, topic_id, low, high), topic_id)
+            return self._without_commit(tp, topic_id, low, high)
         known = Identity(self._cluster_id, self._group_id, topic_id, 0)
         told = decode(metadata, offset, known, self._rules)
         if told.origin is Origin.OTHER_TOPIC or (recreated and told.origin is not Origin.OURS):
@@ -111,16 +111,16 @@ class Starts:
             )
         return self._resumed(tp, told, topic_id, low)
 
-    def _fresh(self, tp: TopicPartition, offset: int, topic_id: str) -> Assignment:
+    def _fresh(self, tp: TopicPartition, offset: int, topic_id: str, *, resumed: bool = False) -> Assignment:
         incarnation = secrets.randbits(64)
         scope = Identity(self._cluster_id, self._group_id, topic_id, incarnation).scope
-        return Assignment(tp, scope, Carried(offset, offset), topic_id, incarnation, read_from=offset)
+        return Assignment(tp, scope, Carried(offset, offset), topic_id, incarnation, resumed, read_from=offset)
 
     def _resumed(self, tp: TopicPartition, told: Decoded, topic_id: str, low: int) -> Assignment:
         assert told.carried is not None
         scope = Identity(self._cluster_id, self._group_id, topic_id, told.incarnation).scope
         read_from = max(told.carried.watermark, low)
-        return Assignment(tp, scope, told.carried, topic_id, told.incarnation, read_from)
+        return Assignment(tp, scope, told.carried, topic_id, told.incarnation, resumed=True, read_from=read_from)
 
     def _within(self, tp: TopicPartition, offset: int, low: int, high: int) -> int:
         if low <= offset <= high:
@@ -129,13 +129,16 @@ class Starts:
         self._tell("offset.expired" if offset < low else "partition.truncated", "error", fields)
         return min(max(offset, low), high)
 
-    def _without_commit(self, tp: TopicPartition, topic_id: str, low: int, high: int) -> int:
+    def _without_commit(self, tp: TopicPartition, topic_id: str, low: int, high: int) -> Assignment:
         snapshot = self._known(tp)
         if snapshot is not None and topic_id and snapshot.topic_id == topic_id:
             at = min(max(snapshot.watermark, low), high)
             fields = {"topic": tp.topic, "partition": tp.partition, "offset": at}
             self._tell("commit.expired", "warning", fields | {"action": "going on from the state folder"})
-            return at
+            return self._fresh(tp, at, topic_id, resumed=True)
+        return self._fresh(tp, self._beginning(tp, low, high), topic_id)
+
+    def _beginning(self, tp: TopicPartition, low: int, high: int) -> int:
         if self._start == "earliest" or not self._group_is_new():
             return low
         if self._start == "latest":

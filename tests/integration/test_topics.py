@@ -83,6 +83,27 @@ def test_an_operators_reset_is_obeyed(scene: Scene, offset: int, *, stale: bool)
         daemon.stop()
 
 
+@pytest.mark.parametrize("again", [False, True], ids=["reset", "made again"])
+def test_ids_of_before_hide_nothing_after(scene: Scene, *, again: bool) -> None:
+    """With duplicates told by id, what a reset replays and what a new topic holds arrives: those ids are forgotten."""
+    daemon = scene.daemon(dedup={"by": {"header": "tag"}})
+    for tag in ("one", "two"):
+        scene.send([b"x"], tag=tag)
+    settled(scene, daemon)
+    if again:
+        scene.broker.delete_topic(scene.topic)
+        scene.broker.create_topic(scene.topic)
+        scene.send([b"new"], tag="one")
+    else:
+        scene.broker.alter_group_offsets(scene.group, scene.topic, {0: 0})
+        scene.expected *= 2
+    settled(scene, daemon)
+    produce(scene.broker.bootstrap, scene.topic, [Outgoing(0, b"twin", None, [("tag", b"one")])])
+    with daemon:
+        daemon.wait_ready()
+        wait_until(lambda: daemon.status()["duplicate"] == 1, 15, "a twin of since is dropped", detail=daemon.log_tail)
+
+
 def test_metadata_of_another_group_is_ignored(scene: Scene, group: str) -> None:
     """A group that was given another's offsets and metadata starts at that offset with names of its own."""
     scene.send(values("first", 30))
