@@ -17,6 +17,11 @@ from sidecar.sources.base import Original
 from sidecar.state.interface import State, StoredLetter
 
 PRODUCE_TIMEOUT_S = 10.0
+_PRODUCER = {
+    "enable.idempotence": True,
+    "message.timeout.ms": 10_000,
+    "message.max.bytes": 1_000_000_000,  # 1 MB by default; how large a message may be is the broker's to say
+}
 Fetch = Callable[[TopicPartition, int], Original | None]
 
 
@@ -109,7 +114,7 @@ class TopicGraveyard:
 
     def __init__(self, config: dict[str, Any], topic: str, originals: Originals) -> None:
         config = {name: value for name, value in config.items() if name != "isolation.level"}
-        self._producer = ck.Producer(config | {"enable.idempotence": True, "message.timeout.ms": 10_000})
+        self._producer = ck.Producer(config | _PRODUCER)
         self._topic = topic
         self._originals = originals
 

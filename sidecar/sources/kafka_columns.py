@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
+from typing import Any
 
 from confluent_kafka import TIMESTAMP_NOT_AVAILABLE, Message
 
 from sidecar.core.records import Header, Run, TopicPartition
+
+_NO_NAME = "\N{REPLACEMENT CHARACTER}"
 
 
 class KafkaColumns:
@@ -27,12 +32,30 @@ class KafkaColumns:
         return map(Message.key, messages)
 
     def headers(self, messages: Sequence[Message]) -> Iterable[Sequence[Header] | None]:
-        """The headers of each message."""
-        return map(Message.headers, messages)  # type: ignore[arg-type]
+        """The headers of each message; a name that is not UTF-8 becomes U+FFFD, as Java's client has it."""
+        try:
+            return list(map(Message.headers, messages))  # type: ignore[arg-type]
+        except SystemError:
+            return list(map(headers_of, messages))
 
     def values(self, messages: Sequence[Message]) -> Iterable[bytes | None]:
         """The value of each message."""
         return map(Message.value, messages)
+
+
+def headers_of(message: Message) -> Sequence[Header] | None:
+    """The headers of one message, mended where the client cannot decode a name.
+
+    It raises then, but only at the first call, and keeps pairs whose first half is a null pointer. To touch one ends
+    the process: so they are told by what the garbage collector finds in them, and replaced before anybody looks.
+    """
+    with contextlib.suppress(SystemError):
+        message.headers()
+    headers: Any = message.headers()
+    if headers and any(len(gc.get_referents(pair)) < 2 for pair in headers):
+        headers = [pair if len(gc.get_referents(pair)) == 2 else (_NO_NAME, pair[1]) for pair in headers]
+        message.set_headers(headers)
+    return headers  # type: ignore[no-any-return]
 
 
 def runs_of(messages: list[Message], *, one_topic: bool = False) -> list[Run]:

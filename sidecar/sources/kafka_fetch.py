@@ -9,7 +9,7 @@ import confluent_kafka as ck
 
 from sidecar.core.records import TopicPartition
 from sidecar.sources.base import Original
-from sidecar.sources.kafka_columns import KafkaColumns
+from sidecar.sources.kafka_columns import KafkaColumns, headers_of
 
 TIMEOUT_S = 5.0
 _COLUMNS = KafkaColumns()
@@ -53,7 +53,7 @@ class Fetcher:
             if message.error() is not None or message.offset() != offset:
                 return None
             (at_ms,) = _COLUMNS.timestamps([message])
-            return Original(message.key(), message.value(), message.headers() or [], at_ms)  # type: ignore[arg-type]
+            return Original(message.key(), message.value(), headers_of(message) or [], at_ms)
         return None
 
     def close(self) -> None:

@@ -6,12 +6,15 @@ import os
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
+import orjson
 import pytest
+from kafka import KafkaProducer
 
 from sidecar.config.source import KafkaSource as KafkaSettings
+from sidecar.core.carried import Carried, CarriedLane
 from sidecar.core.effects import CommitItem
-from sidecar.core.progress import Carried, CarriedLane
 from sidecar.core.records import Run, TopicPartition
 from sidecar.sources.base import Assignment, ReadPast
 from sidecar.sources.kafka import KafkaSource
@@ -24,6 +27,15 @@ from tests.support.scene import Scene, await_rest
 
 RULES = b"same"
 QUEUE_BYTES = 1 << 20
+
+
+class NotUtf8(str):
+    """A header name that the client writes as other bytes than UTF-8."""
+
+    __slots__ = ()
+
+    def encode(self, *_: Any) -> bytes:
+        return b"\xff\xfe"
 
 
 class Listening:
@@ -248,3 +260,32 @@ def test_an_answer_after_the_partition_moved_changes_nothing(kafka: Broker, grou
                 assert await_rest(second)["delivered"] == 1
                 assert receiver.stats["repeated_parts"] == 1
                 assert {kafka.committed(group)[topic, partition][0] for partition in (0, 1)} == {1}
+
+
+def test_a_header_name_that_is_not_utf8_stops_nothing(scene: Scene) -> None:
+    """The client gives null pointers for such names; the daemon delivers the message, with U+FFFD as Java has it."""
+    producer = KafkaProducer(bootstrap_servers=scene.broker.bootstrap)
+    headers = [(NotUtf8("name"), b"1"), ("tag", b"a"), ("none", b"")]
+    for value in (b"first", b"second"):
+        producer.send(scene.topic, value, headers=headers).get(10)
+    producer.close()
+    with scene.daemon() as daemon:
+        daemon.wait_ready()
+        assert await_rest(daemon, 15, {(scene.topic, 0): 2})["delivered"] == 2
+        daemon.stop()
+    rows = [orjson.loads(line) for body in scene.receiver.bodies for line in body.splitlines()]
+    assert [row["headers"] for row in rows] == [[["\N{REPLACEMENT CHARACTER}", "1"], ["tag", "a"], ["none", ""]]] * 2
+    assert {row["tag"] for row in rows} == {"a"}
+
+
+def test_a_dead_letter_of_one_megabyte_reaches_its_topic(scene: Scene) -> None:
+    """A client produces less than 1 MB by default: the topic decides what is too large, and nothing waits for ever."""
+    letters = scene.broker.create_topic(unique("dead"), config={"max.message.bytes": "2000000"})
+    value = b"POISON" + b"x" * (1 << 20)
+    scene.receiver.fail("status", status=422, marker="POISON")
+    produce(scene.broker.bootstrap, scene.topic, [Outgoing(0, value, None, [("tag", b"a")])])
+    with scene.daemon(dead_letters={"kafka": {"topic": letters}}) as daemon:
+        daemon.wait_ready()
+        assert await_rest(daemon, 15, {(scene.topic, 0): 1})["dead_lettered"] == 1
+        daemon.stop()
+    assert scene.broker.end_offsets(letters) == {0: 1}
