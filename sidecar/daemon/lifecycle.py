@@ -20,7 +20,7 @@ from sidecar.daemon.burial import Graveyard, Originals, StateGraveyard, TopicGra
 from sidecar.daemon.dispatcher import Senders, Writer
 from sidecar.daemon.notify import Notifier
 from sidecar.daemon.status import StatusKeeper
-from sidecar.daemon.supervisor import Supervisor
+from sidecar.daemon.supervisor import Supervisor, tell_damages
 from sidecar.errors import EXIT_OK
 from sidecar.ops.admin import AdminServer
 from sidecar.ops.metrics import Metrics
@@ -101,8 +101,7 @@ class Daemon:
         settings = self._settings
         # The state first: its lock keeps a second process of this folder out of the group.
         state = stack.enter_context(closing(Store(settings.state.dir)))
-        for damage in state.take_damages():
-            log.error("state.damaged", **damage._asdict())
+        tell_damages(state)
         writer = stack.enter_context(closing(Writer()))
         source = self._make_source(settings, state)
         pipeline, sink = build(settings, source.columns)
