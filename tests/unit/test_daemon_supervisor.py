@@ -1,39 +1,76 @@
-"""What the main loop tells of the state; messages, commits and batches are tested elsewhere."""
+"""The main loop's commits: none is made any more once a later state of its partition was committed."""
 
 from __future__ import annotations
 
-import contextlib
 import queue
-import sqlite3
-from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
+from array import array
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, cast
 
-import structlog
-
+from sidecar.core.carried import Carried
+from sidecar.core.effects import Commit, CommitItem, Effect
+from sidecar.core.pipeline import Pipeline
 from sidecar.core.records import TopicPartition
 from sidecar.daemon.dispatcher import Writer
 from sidecar.daemon.supervisor import Supervisor
-from sidecar.state.database import DATABASE_FILE
-from sidecar.state.interface import PartitionSnapshot
-from sidecar.state.store import Store
+from sidecar.sources.base import Source
+from sidecar.state.memory import MemoryState
 
-TP = TopicPartition("orders", 3)
+KEPT, GONE = TopicPartition("orders", 0), TopicPartition("orders", 1)
 
 
-def test_damage_that_is_found_in_mid_life_is_told(tmp_path: Path) -> None:
-    """A row that does not check when it is read, long after the start, has its line in the log."""
-    nothing: Any = SimpleNamespace(partitions={}, committed=lambda *_: None, commit=lambda _: [])
-    broker: Any = SimpleNamespace(commit_now=lambda _: {}, close=lambda: None)
-    unused: Any = None
-    with contextlib.closing(Store(tmp_path)) as state, contextlib.closing(Writer()) as writer:
-        state.save_partitions([PartitionSnapshot(TP, "id", 1, 5, 0, (b"", b""))])
-        with contextlib.closing(sqlite3.connect(tmp_path / DATABASE_FILE)) as other:
-            other.execute("UPDATE partitions SET watermark = 6")
-            other.commit()
-        supervisor = Supervisor(nothing, broker, unused, queue.SimpleQueue(), writer, state, unused, 1.0)
-        assert state.load_partitions() == {}
-        with structlog.testing.capture_logs() as lines:
-            supervisor.close()
-    told = [(line["event"], line["what"], line["where"]) for line in lines if line["log_level"] == "error"]
-    assert told == [("state.damaged", "partition", "orders:3")]
+class Core:
+    """A pipeline that has one commit to make, and another partition to give up."""
+
+    def __init__(self) -> None:
+        self.effects: list[Effect] = [Commit([CommitItem(KEPT, "scope", Carried(5, 5), 0, array("q", [7]))])]
+        self.delivery = self
+        self.groups = self.committing = self.idle = False
+        self.partitions = self.books = dict[TopicPartition, Any]()
+
+    def step(self, now_ms: float) -> list[Effect]:
+        effects, self.effects = self.effects, []
+        return effects
+
+    def fence(self, tps: object) -> None:
+        pass
+
+    forget = fence
+
+    def sending(self, tps: object) -> bool:
+        return False
+
+    def commit(self, tps: Iterable[TopicPartition]) -> list[CommitItem]:
+        return []
+
+    def committed(self, results: Mapping[TopicPartition, bool], now_ms: float) -> None:
+        pass
+
+
+class Broker:
+    """A source that remembers what was committed."""
+
+    def __init__(self) -> None:
+        self.begun: list[CommitItem] = []
+
+    def poll(self, timeout_s: float) -> list[Any]:
+        return []
+
+    def commit(self, items: Sequence[CommitItem]) -> None:
+        self.begun += items
+
+    def commit_now(self, items: Sequence[CommitItem]) -> dict[TopicPartition, bool]:
+        return {}
+
+
+def test_a_commit_that_waited_for_the_journal_while_a_partition_was_revoked_is_not_made() -> None:
+    """Its end would be taken for that of the next commit, whose parts would be sent before they are durable."""
+    broker, state, writer, inbox = Broker(), MemoryState(), Writer(), queue.SimpleQueue[object]()
+    core, unused = cast(Pipeline, Core()), cast(Any, None)
+    supervisor = Supervisor(core, cast(Source, broker), unused, inbox, writer, state, unused, 1.0)
+    supervisor.turn()
+    supervisor.revoking([GONE])
+    supervisor.turn()
+    writer.close()
+    assert broker.begun == []
+    assert state.load_ids(KEPT) == [(0, array("q", [7]).tobytes())]

@@ -1,0 +1,39 @@
+"""Damage of the state that is found while the daemon runs; how the state itself deals with it is elsewhere."""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import sqlite3
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import structlog
+
+from sidecar.core.records import TopicPartition
+from sidecar.daemon.dispatcher import Writer
+from sidecar.daemon.supervisor import Supervisor
+from sidecar.state.database import DATABASE_FILE
+from sidecar.state.interface import PartitionSnapshot
+from sidecar.state.store import Store
+
+TP = TopicPartition("orders", 3)
+
+
+def test_damage_that_is_found_in_mid_life_is_told(tmp_path: Path) -> None:
+    """A row that does not check when it is read, long after the start, has its line in the log."""
+    nothing: Any = SimpleNamespace(partitions={}, committed=lambda *_: None, commit=lambda _: [])
+    broker: Any = SimpleNamespace(commit_now=lambda _: {}, close=lambda: None)
+    unused: Any = None
+    with contextlib.closing(Store(tmp_path)) as state, contextlib.closing(Writer()) as writer:
+        state.save_partitions([PartitionSnapshot(TP, "id", 1, 5, 0, (b"", b""))])
+        with contextlib.closing(sqlite3.connect(tmp_path / DATABASE_FILE)) as other:
+            other.execute("UPDATE partitions SET watermark = 6")
+            other.commit()
+        supervisor = Supervisor(nothing, broker, unused, queue.SimpleQueue(), writer, state, unused, 1.0)
+        assert state.load_partitions() == {}
+        with structlog.testing.capture_logs() as lines:
+            supervisor.close()
+    told = [(line["event"], line["what"], line["where"]) for line in lines if line["log_level"] == "error"]
+    assert told == [("state.damaged", "partition", "orders:3")]
