@@ -8,7 +8,9 @@ import click
 
 
 @click.command()
-@click.option("-c", "--config", type=click.Path(path_type=Path), required=True, help="The configuration file.")
+@click.option(
+    "-c", "--config", type=click.Path(path_type=Path), required=True, metavar="FILE", help="The configuration file."
+)
 def run(config: Path) -> None:
     """Take messages from the source and hand them to the sink, until SIGTERM."""
     from sidecar.config.loader import load

@@ -25,7 +25,15 @@ PIPE_COLUMNS = 200
 
 
 @click.command()
-@click.option("-c", "--config", "path", required=True, type=click.Path(path_type=Path), help="The daemon's file.")
+@click.option(
+    "-c",
+    "--config",
+    "path",
+    type=click.Path(path_type=Path),
+    required=True,
+    metavar="FILE",
+    help="The daemon's configuration file.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def status(path: Path, as_json: bool) -> None:
     """Show what the running daemon has consumed, delivered and holds."""

@@ -119,7 +119,9 @@ class Part:
     last: int
     fragments: list[Fragment]
     count: int
+    """Rows; messages without one are in `unframeable` alone."""
     nbytes: int
+    """Of the rows in a body, before compression."""
     epoch: int = 0
     """Which ownership of the partition it belongs to: late answers of an earlier one are dropped."""
     attempts: int = 0
