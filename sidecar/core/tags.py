@@ -12,6 +12,7 @@ from sidecar.core.fields import Raw
 UNTAGGED = ""
 """The group of messages without a tag."""
 MEMO_MAX = 65_536
+MEMO_KEY_BYTES_MAX = 64
 BITS_PER_TAG = 4
 
 V = TypeVar("V")
@@ -59,7 +60,10 @@ def string_hash_code(tag: str) -> int:
 
 
 class Memo(dict[Raw, V], Generic[V]):
-    """Remembers a function's results, up to 65,536 of them; `memo[x]` is one dictionary look-up when known."""
+    """Remembers a function's results, up to 65,536 of them; `memo[x]` is one dictionary look-up when known.
+
+    For more than 64 bytes nothing is remembered: a tag may be a whole key, and a memo of those takes gigabytes.
+    """
 
     __slots__ = ("_compute",)
 
@@ -68,6 +72,8 @@ class Memo(dict[Raw, V], Generic[V]):
         self._compute = compute
 
     def __missing__(self, key: Raw) -> V:
+        if key is not None and (len(key) if isinstance(key, bytes) else sum(map(len, key))) > MEMO_KEY_BYTES_MAX:
+            return self._compute(key)
         if len(self) >= MEMO_MAX:
             self.clear()
         value = self[key] = self._compute(key)

@@ -153,3 +153,13 @@ def test_ids_of_messages() -> None:
     assert [int_id(raw) for raw in numbers] == [12, 7, (1 << 63) - 1, None, None, None, None, None, None]
     assert id_reader(Field("key"), "int", columns(keys=[b"5", None]))(TP, [0, 0]) == [5, None]
     assert id_reader(Field("key"), "text", columns(keys=[b"5"]))(TP, [0]) == [text_id(b"5")]
+
+
+def test_long_values_are_decided_but_not_remembered() -> None:
+    """Where the tag is the key, each may have a megabyte: what is remembered is bounded in bytes too."""
+    filter_ = TagFilter("paid")
+    assert filter_.groups[b"x" * 65] is None
+    assert filter_.groups[b"paid", b"x" * 61] == "paid"
+    assert not filter_.groups
+    assert filter_.groups[b"paid"] == "paid"
+    assert list(filter_.groups) == [b"paid"]
