@@ -20,6 +20,7 @@ PRODUCE_TIMEOUT_S = 10.0
 _PRODUCER = {
     "enable.idempotence": True,
     "message.timeout.ms": 10_000,
+    "queue.buffering.max.messages": 2_000_000,  # 100,000 by default, fewer than a batch that is given up may have
     "message.max.bytes": 1_000_000_000,  # 1 MB by default; how large a message may be is the broker's to say
 }
 Fetch = Callable[[TopicPartition, int], Original | None]
