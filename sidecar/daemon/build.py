@@ -13,6 +13,7 @@ from sidecar.core.backoff import Backoff
 from sidecar.core.batching import Limits
 from sidecar.core.cutting import BatchRules
 from sidecar.core.delivery import DeliveryRules
+from sidecar.core.fields import Field
 from sidecar.core.ids import id_reader
 from sidecar.core.intake import Reading
 from sidecar.core.pipeline import Pipeline
@@ -47,16 +48,20 @@ def rules_hash(settings: Settings) -> bytes:
     """
     tags, dedup = settings.tags, settings.dedup
     rules = [
-        str(tags.field),
+        _place(tags.field),
         tags.split,
         _canonical(tags.subscribe),
         _canonical(tags.exclude) if tags.exclude else [],
         {name: _canonical(expression) for name, expression in tags.groups.items()},
-        [str(dedup.field), dedup.as_],
+        [_place(dedup.field), dedup.as_],
         settings.source.kafka.properties.get("isolation.level", "read_committed"),
         settings.sink.format,
     ]
     return hashlib.blake2b(json.dumps(rules, sort_keys=True).encode(), digest_size=4).digest()
+
+
+def _place(field: Field | None) -> list[object]:
+    return [field.kind, field.name, *field.path] if field else []
 
 
 def _canonical(expression: str) -> list[str]:

@@ -225,12 +225,21 @@ class Supervisor:
         """These partitions are ours from here on."""
         self.assigned_once = True
         _count(self.rebalances, "assigned")
+        known = self._writer.wait(self._state.load_partitions) if found else {}
         for one in found:
             self._assignments[one.tp] = one
             self._load_ids(one)
             self.pipeline.assign(one.tp, one.scope, one.carried)
+            self._load_positions(one, known.get(one.tp))
         names = [f"{one.tp.topic}[{one.tp.partition}]@{one.carried.watermark}" for one in found]
         log.info("partitions.assigned", partitions=names[:50], count=len(names))
+
+    def _load_positions(self, one: Assignment, known: PartitionSnapshot | None) -> None:
+        """What was settled in an earlier life of the same incarnation is seen already."""
+        if one.resumed and known is not None and (known.topic_id, known.incarnation) == (one.topic_id, one.incarnation):
+            window = self.pipeline.intake.positions.window(one.tp)
+            assert isinstance(window, RotatingBitmap)
+            window.load(known.bitmaps)
 
     def _load_ids(self, one: Assignment) -> None:
         segments = self._writer.wait(lambda: self._ids_of(one))
