@@ -22,6 +22,7 @@ from sidecar.ops.admin import reachable_url, read_address
 TIMEOUT_SECONDS = 5.0
 ANSWER_BYTES_MAX = 64 << 20
 PIPE_COLUMNS = 200
+_EXPECTED = {*BOOKS, "group_id", "ready", "started_at", "partitions", "problems", "retrying", "blocking"}
 
 
 @click.command()
@@ -81,9 +82,9 @@ def _get(url: str) -> dict[str, Any] | None:
             answer = pool.request("GET", f"{url}/status", preload_content=False)
             found = json.loads(answer.read(ANSWER_BYTES_MAX)) if answer.status == 200 else None
             answer.close()
-    except (urllib3.exceptions.HTTPError, ValueError):
+    except (urllib3.exceptions.HTTPError, ValueError, RecursionError):
         return None
-    return found if isinstance(found, dict) and "consumed" in found else None
+    return found if isinstance(found, dict) and found.keys() >= _EXPECTED else None
 
 
 def _lines(found: dict[str, Any]) -> list[str | Table]:

@@ -68,9 +68,9 @@ class Senders:
 class Writer:
     """One thread that does everything that waits for the disk, in order."""
 
-    def __init__(self) -> None:
+    def __init__(self, name: str = "writer") -> None:
         self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name="writer", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
     def do(self, job: Callable[[], None]) -> None:

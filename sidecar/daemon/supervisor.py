@@ -89,6 +89,8 @@ class Supervisor:
         self._senders = senders
         self._inbox = inbox
         self._writer = writer
+        self._gravedigger: Writer | None = None
+        """Buries on a thread of its own: it may wait seconds for the broker, and the main loop waits for the writer."""
         self._state = state
         self._graveyard = graveyard
         self._drain_timeout_s = drain_timeout_s
@@ -217,7 +219,9 @@ class Supervisor:
                 )  # fmt: skip
             self._inbox.put(_Buried(token, ok=True))
 
-        self._writer.do(job)
+        if self._gravedigger is None:
+            self._gravedigger = Writer("gravedigger")
+        self._gravedigger.do(job)
 
     # The listener
 
@@ -341,7 +345,10 @@ class Supervisor:
         rows = self._rows()
         self._writer.wait(lambda: self._save(rows))
         self.source.close()
-        self._writer.wait(self._state.forget_member)
+        try:
+            self._writer.wait(self._state.forget_member)
+        except SidecarError as error:  # the next start asks the group to remove a member that is gone: harmless
+            log.warning("member.not_saved", reason=str(error))
 
 
 def tell_damages(state: State) -> None:

@@ -117,7 +117,11 @@ class Source(Protocol):
         ...
 
     def fetch(self, tp: TopicPartition, offset: int) -> Original | None:
-        """One message as the broker has it, None when it is gone or the broker is; from any one other thread."""
+        """One message as the broker has it, None when it is gone; from any one other thread.
+
+        Raises:
+            UnavailableError: The broker does not answer.
+        """
         ...
 
     def close(self) -> None:

@@ -16,7 +16,7 @@ from confluent_kafka import KafkaError, KafkaException, Message
 from sidecar.config.source import KafkaSource as KafkaSettings
 from sidecar.core.effects import CommitItem
 from sidecar.core.records import Columns, Run, TopicPartition
-from sidecar.errors import UnavailableError
+from sidecar.errors import StateError, UnavailableError
 from sidecar.sources.base import Assignment, Listener, Original, ReadPast
 from sidecar.sources.kafka_columns import KafkaColumns, runs_of
 from sidecar.sources.kafka_commits import Commits
@@ -114,7 +114,13 @@ class KafkaSource:
         while not (member := self._consumer.memberid()) and time.monotonic() < deadline:
             time.sleep(0.002)
         if member:
+            self._save_member(member)
+
+    def _save_member(self, member: str) -> None:
+        try:
             self._state.save_member(self._settings.group_id, member)
+        except StateError as error:  # a full disk costs the next start 9 s, no message
+            self._listener.event("member.not_saved", "warning", {"reason": str(error)})
 
     def _safely(self, callback: Callable[..., None]) -> Callable[..., None]:
         def call(*args: Any) -> None:
@@ -266,7 +272,11 @@ class KafkaSource:
         return bounds[1] if bounds and bounds[1] >= 0 else None
 
     def fetch(self, tp: TopicPartition, offset: int) -> Original | None:
-        """One message as the broker has it, None when it is gone or the broker is; from any one other thread."""
+        """One message as the broker has it, None when it is gone; from any one other thread.
+
+        Raises:
+            UnavailableError: The broker does not answer.
+        """
         return self._fetcher.fetch(tp, offset)
 
     # Committing
@@ -296,7 +306,7 @@ class KafkaSource:
     def _on_assign(self, consumer: ck.Consumer, partitions: Sequence[ck.TopicPartition]) -> None:
         tps = [TopicPartition(tp.topic, tp.partition) for tp in partitions]
         self._take(tps)
-        self._state.save_member(self._settings.group_id, consumer.memberid() or "")
+        self._save_member(consumer.memberid() or "")
 
     def _take(self, tps: Sequence[TopicPartition]) -> None:
         found = self._find_patiently(tps) if tps else []

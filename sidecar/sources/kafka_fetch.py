@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Mapping
 
 import confluent_kafka as ck
 
 from sidecar.core.records import TopicPartition
+from sidecar.errors import UnavailableError
 from sidecar.sources.base import Original
 from sidecar.sources.kafka_columns import KafkaColumns, headers_of
 
 TIMEOUT_S = 5.0
+_GONE = {
+    ck.KafkaError._PARTITION_EOF,
+    ck.KafkaError._AUTO_OFFSET_RESET,
+    ck.KafkaError.OFFSET_OUT_OF_RANGE,
+    ck.KafkaError.UNKNOWN_TOPIC_OR_PART,
+}
 _COLUMNS = KafkaColumns()
 _SMALL_STEPS = {
     "queued.min.messages": 1,
@@ -30,33 +38,45 @@ class Fetcher:
     def __init__(self, config: Mapping[str, object]) -> None:
         self._config = {**config, **_SMALL_STEPS, "enable.partition.eof": True, "group.id": "unused"}
         self._client: ck.Consumer | None = None
+        self._busy = threading.Lock()
 
     def fetch(self, tp: TopicPartition, offset: int) -> Original | None:
-        """The message, None when it is gone or the broker does not give it within 5 s."""
-        if self._client is None:
-            self._client = ck.Consumer(self._config)
-        try:
-            self._client.assign([ck.TopicPartition(tp.topic, tp.partition, offset)])
-            return self._await(offset)
-        except ck.KafkaException:
-            return None
-        finally:
-            self._client.unassign()
+        """The message, None when it is gone.
 
-    def _await(self, offset: int) -> Original | None:
-        assert self._client is not None
+        Raises:
+            UnavailableError: The broker does not give it within 5 s.
+        """
+        with self._busy:
+            if self._client is None:
+                self._client = ck.Consumer(self._config)
+            try:
+                self._client.assign([ck.TopicPartition(tp.topic, tp.partition, offset)])
+                return self._await(self._client, tp, offset)
+            except ck.KafkaException as error:
+                raise _unavailable(tp, offset, str(error)) from error
+            finally:
+                self._client.unassign()
+
+    def _await(self, client: ck.Consumer, tp: TopicPartition, offset: int) -> Original | None:
         deadline = time.monotonic() + TIMEOUT_S
         while (left := deadline - time.monotonic()) > 0:
-            message = self._client.poll(left)
+            message = client.poll(left)
             if message is None:
                 continue
-            if message.error() is not None or message.offset() != offset:
+            error = message.error()
+            if error is not None and error.code() not in _GONE:
+                raise _unavailable(tp, offset, error.str())
+            if error is not None or message.offset() != offset:
                 return None
             (at_ms,) = _COLUMNS.timestamps([message])
             return Original(message.key(), message.value(), headers_of(message) or [], at_ms)
-        return None
+        raise _unavailable(tp, offset, f"no answer within {TIMEOUT_S:g} s")
 
     def close(self) -> None:
-        """Disconnect."""
-        if self._client is not None:
+        """Disconnect, unless a message is waited for: then the end of the process does."""
+        if self._client is not None and self._busy.acquire(blocking=False):
             self._client.close()
+
+
+def _unavailable(tp: TopicPartition, offset: int, reason: str) -> UnavailableError:
+    return UnavailableError(f"{tp.topic}[{tp.partition}]@{offset} could not be read again: {reason}")
