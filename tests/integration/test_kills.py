@@ -32,8 +32,8 @@ from tests.support.workload import TAGS, WANTED, Stream, Workload
 How = Literal["kill -9", "SIGTERM"]
 By = Literal["partition", "group"]
 AGAIN_MS = 8_000
-"""What no restart may take: without the eviction of the dead member it would be the session's 9 s. The 3 s that are promised
-are a matter of the machine, half of them CPU time: what it did take stands in the notes."""
+"""What no restart may take: without the eviction of the dead member it would be the session's 9 s. The 3 s that are
+promised depend on the machine, since half of them are CPU time: what it did take stands in the notes."""
 SESSION_MS = 9_000
 HEAL_S = 15.0
 """After an outage a fresh message is delivered within."""
