@@ -247,14 +247,14 @@ def test_an_answer_after_the_partition_moved_changes_nothing(kafka: Broker, grou
         slow = {"sink": {"http": {"timeout": "30s"}}}
         with scene.daemon("first", **slow) as first:
             first.wait_ready()
-            receiver.fail("slow", delay_ms=6_000, times=2)
+            receiver.fail("slow", delay_ms=10_000, times=2)
             scene.send([b"slow 0"], partition=0)
             scene.send([b"slow 1"], partition=1)
             wait_until(lambda: receiver.stats["slow"] == 2, 10, "both are being sent", detail=first.log_tail)
             with scene.daemon("second", **slow) as second:
                 second.wait_ready()
                 rows = scene.receiver.rows
-                wait_until(lambda: sorted(rows()) == sorted(scene.expected), 20, "both arrived", detail=second.log_tail)
+                wait_until(lambda: sorted(rows()) == sorted(scene.expected), 30, "both arrived", detail=second.log_tail)
                 status = await_rest(first)
                 assert (status["delivered"], status["released"]) == (1, 1)
                 assert await_rest(second)["delivered"] == 1
