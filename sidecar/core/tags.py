@@ -72,12 +72,18 @@ class Memo(dict[Raw, V], Generic[V]):
         self._compute = compute
 
     def __missing__(self, key: Raw) -> V:
-        if key is not None and (len(key) if isinstance(key, bytes) else sum(map(len, key))) > MEMO_KEY_BYTES_MAX:
+        if _size_bytes(key) > MEMO_KEY_BYTES_MAX:
             return self._compute(key)
         if len(self) >= MEMO_MAX:
             self.clear()
         value = self[key] = self._compute(key)
         return value
+
+
+def _size_bytes(raw: Raw) -> int:
+    if isinstance(raw, tuple):
+        return sum(map(len, raw))
+    return len(raw) if isinstance(raw, bytes) else 0
 
 
 class TagFilter:
