@@ -259,7 +259,8 @@ def test_an_answer_after_the_partition_moved_changes_nothing(kafka: Broker, grou
                 assert (status["delivered"], status["released"]) == (1, 1)
                 assert await_rest(second)["delivered"] == 1
                 assert receiver.stats["repeated_parts"] == 1
-                assert {kafka.committed(group)[topic, partition][0] for partition in (0, 1)} == {1}
+                ends = lambda: {kafka.committed(group)[topic, partition][0] for partition in (0, 1)}  # noqa: E731
+                wait_until(lambda: ends() == {1}, 10, "both are committed", detail=second.log_tail)
 
 
 def test_a_header_name_that_is_not_utf8_stops_nothing(scene: Scene) -> None:
