@@ -1,0 +1,66 @@
+"""What consumers have read: a file for each, which retention obeys. What is removed is decided elsewhere."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+import orjson
+
+from sidecar.zone import files
+from sidecar.zone.layout import ack_folder
+
+_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}")
+
+
+def is_name(consumer: str) -> bool:
+    """Whether a consumer may be called so."""
+    return _NAME.fullmatch(consumer) is not None
+
+
+def acknowledge(root: Path, consumer: str, read: Mapping[str, int]) -> None:
+    """Say that a consumer has read, and never needs again, all entries up to these.
+
+    A consumer registers with an empty mapping before its first read: from then on nothing is removed that it has not
+    acknowledged. It never goes back: of two numbers of one writer the higher one stays.
+
+    Args:
+        root: The zone.
+        consumer: 1 to 128 letters, digits, ``.``, ``_`` or ``-``; two queries never share one.
+        read: Writer to the last sequence number read.
+
+    Raises:
+        ValueError: The name cannot be one.
+        OSError: It cannot be written.
+    """
+    if not is_name(consumer):
+        raise ValueError(f"{consumer!r} is no name of a consumer: use letters, digits, dots, underscores and dashes")
+    path = ack_folder(root) / f"{consumer}.json"
+    known = _read(path) or {}
+    files.make_folder(path.parent)
+    files.put(
+        path, orjson.dumps({**known, **{writer: max(seq, known.get(writer, -1)) for writer, seq in read.items()}})
+    )
+
+
+def acknowledged(root: Path) -> dict[str, dict[str, int]]:
+    """Consumer to writer to the last sequence number it has read; a consumer whose file is damaged has read nothing.
+
+    Raises:
+        OSError: A file is there and cannot be read.
+    """
+    folder = ack_folder(root)
+    if not folder.is_dir():
+        return {}
+    return {path.stem: _read(path) or {} for path in sorted(folder.glob("[!.]*.json"))}
+
+
+def _read(path: Path) -> dict[str, int] | None:
+    data = files.read_from(path, 0)
+    try:
+        found = orjson.loads(data or b"")
+    except ValueError:
+        return None
+    whole = isinstance(found, dict) and all(type(seq) is int for seq in found.values())
+    return found if whole else None

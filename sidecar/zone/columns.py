@@ -1,0 +1,99 @@
+"""Rows of the daemon's parts as Arrow record batches. No file may come in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+import pyarrow as pa
+
+from sidecar.core.records import Header, Part
+from sidecar.zone.rows import SEPARATOR, Row, unpack
+from sidecar.zone.schema import HEADER, SCHEMA, text_of, text_of_name
+
+ROWS_MAX = 10_000
+"""Of a record batch, as Spark cuts them too."""
+BATCH_BYTES = 256 << 20
+"""Of the rows in a record batch: a binary column ends at 2 GiB. A larger row is a record batch of its own."""
+_MICROSECONDS_MAX = (1 << 63) - 1
+
+
+def record_batches(parts: Iterable[Part], *, writer: str, sequence: int, batch_id: str) -> Iterator[pa.RecordBatch]:
+    """The rows of parts in their order, as record batches of `SCHEMA`.
+
+    A timestamp that does not fit into 64 bits of microseconds (beyond the year 294,000) becomes null.
+
+    Args:
+        parts: As `RowFramer` framed them.
+        writer: For the column of this name.
+        sequence: For the column of this name.
+        batch_id: For the column of this name.
+
+    Raises:
+        ValueError: A row is none, or their number is not that of the offsets.
+    """
+    constants = writer, sequence, batch_id
+    for part in parts:
+        for offsets, rows in _chunks(part):
+            yield _batch(part, offsets, [unpack(row) for row in rows], constants)
+
+
+def _chunks(part: Part) -> Iterator[tuple[list[int], list[bytes]]]:
+    offsets: list[int] = []
+    rows: list[bytes] = []
+    for fragment in part.fragments:
+        if len(fragment.offsets):
+            offsets += fragment.offsets
+            rows += fragment.data.split(SEPARATOR)
+    at = 0
+    while at < len(rows):
+        end = min(at + ROWS_MAX, len(rows))
+        while end - at > 1 and sum(map(len, rows[at:end])) > BATCH_BYTES:
+            end = (at + end) // 2
+        yield offsets[at:end], rows[at:end]
+        at = end
+
+
+def _batch(part: Part, offsets: list[int], rows: list[Row], constants: tuple[str, int, str]) -> pa.RecordBatch:
+    times, keys, values, tags, headers = zip(*rows, strict=True)
+    writer, sequence, batch_id = constants
+    count = len(rows)
+    arrays = [
+        pa.repeat(part.tp.topic, count),
+        pa.repeat(pa.scalar(part.tp.partition, pa.int32()), count),
+        pa.array(offsets, pa.int64()),
+        pa.array(map(_microseconds, times), SCHEMA.field("timestamp").type),
+        pa.array(keys, pa.binary()),
+        pa.array(values, pa.binary()),
+        pa.array(_texts(tags), pa.string()),
+        pa.repeat(text_of_name(part.group), count),
+        _headers(headers),
+        pa.repeat(writer, count),
+        pa.repeat(pa.scalar(sequence, pa.int64()), count),
+        pa.repeat(batch_id, count),
+    ]
+    return pa.RecordBatch.from_arrays(arrays, schema=SCHEMA)
+
+
+def _headers(rows: Iterable[list[Header]]) -> pa.Array:
+    """Lists of structs, made of their columns: of dictionaries Arrow would make them three times as slowly."""
+    names: list[str] = []
+    values: list[bytes | None] = []
+    ends = [0]
+    for row in rows:
+        for name, value in row:
+            names.append(text_of_name(name))
+            values.append(value)
+        ends.append(len(names))
+    pairs = pa.StructArray.from_arrays(
+        [pa.array(names, pa.string()), pa.array(values, pa.binary())], fields=list(HEADER)
+    )
+    return pa.ListArray.from_arrays(pa.array(ends, pa.int32()), pairs, type=SCHEMA.field("headers").type)
+
+
+def _texts(tags: Sequence[bytes | None]) -> list[str | None]:
+    known = {tag: None if tag is None else text_of(tag) for tag in set(tags)}
+    return [known[tag] for tag in tags]
+
+
+def _microseconds(at_ms: int | None) -> int | None:
+    return None if at_ms is None or abs(at_ms) > _MICROSECONDS_MAX // 1000 else at_ms * 1000

@@ -1,0 +1,132 @@
+"""Data files: rows to Arrow or Parquet bytes, and back with the columns that are asked for. Writes no file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import orjson
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from pyroaring import BitMap64
+
+from sidecar.errors import ZoneError
+from sidecar.zone.columns import ROWS_MAX
+from sidecar.zone.entry import DamagedLineError, Entry, Place, document, entry_of
+from sidecar.zone.schema import SCHEMA
+
+DOCUMENT: Final = b"sidecar"
+"""The schema's metadata has the entry here, so that a damaged manifest line can be made again."""
+
+
+def encode(batches: Sequence[pa.RecordBatch], entry: Entry) -> pa.Buffer:
+    """The bytes of a data file of the entry's format, compressed with zstd."""
+    schema = SCHEMA.with_metadata({DOCUMENT: orjson.dumps(document(entry))})
+    if len(batches) > 1 + entry.rows // ROWS_MAX:  # many small parts: a record batch each would cost more than its rows
+        batches = pa.Table.from_batches(batches).combine_chunks().to_batches(ROWS_MAX)
+    out = pa.BufferOutputStream()
+    if entry.format == "parquet":
+        with pq.ParquetWriter(out, schema, compression="zstd") as writer:
+            for batch in batches:
+                writer.write_batch(batch.replace_schema_metadata(schema.metadata))
+    else:
+        options = pa.ipc.IpcWriteOptions(compression="zstd")
+        with pa.ipc.new_file(out, schema, options=options) as writer:
+            for batch in batches:
+                writer.write_batch(batch)
+    return out.getvalue()
+
+
+def read(
+    root: Path | str,
+    entry: Entry,
+    columns: Sequence[str] | None = None,
+    drop: Mapping[Place, BitMap64] | None = None,
+    *,
+    rows_max: int = ROWS_MAX,
+) -> Iterator[pa.RecordBatch]:
+    """The rows of an entry in their order, as record batches of the chosen fields of `SCHEMA`.
+
+    Args:
+        root: The zone.
+        entry: What to read.
+        columns: Names in the order that is wanted, all when None; only these are read and decompressed.
+        drop: Offsets that are left out, by topic, scope and partition.
+        rows_max: Rows of a batch at most; Spark's own bound is 10,000.
+
+    Raises:
+        ZoneError: The file is gone, damaged, or has not the rows that the entry says.
+    """
+    wanted = list(SCHEMA.names if columns is None else columns)
+    dropping = [part for part in entry.parts if drop and drop.get(entry.covers[part.cover].place)]
+    # Without any column something must be read all the same: rows are counted by it.
+    needed = [*wanted, "offset"] if (dropping or not wanted) and "offset" not in wanted else wanted
+    rows = 0
+    try:
+        for batch in _batches(Path(root) / entry.file, entry.format, needed):
+            kept = _without(batch, rows, entry, drop) if drop and dropping else batch
+            rows += batch.num_rows
+            chosen = kept.select(wanted).replace_schema_metadata(None)
+            yield from (chosen.slice(at, rows_max) for at in range(0, kept.num_rows, rows_max))
+    except FileNotFoundError as error:
+        raise ZoneError(f"landing zone: {entry.file} is gone", hint=_GONE) from error
+    except (pa.ArrowInvalid, OSError) as error:
+        raise ZoneError(f"landing zone: {entry.file} cannot be read: {error}", hint=_DAMAGED) from error
+    if rows != entry.rows:
+        raise ZoneError(f"landing zone: {entry.file} has {rows} rows and should have {entry.rows}", hint=_DAMAGED)
+
+
+_GONE = "It was removed by hand, or read without a registered consumer: retention removes what all consumers have read"
+_DAMAGED = "Restore the file from a copy of the zone; its rows are nowhere else"
+
+
+def _batches(path: Path, format: str, columns: list[str]) -> Iterator[pa.RecordBatch]:  # noqa: A002
+    if format == "parquet":
+        with pq.ParquetFile(path, memory_map=False) as file:
+            yield from file.iter_batches(65_536, columns=columns, use_threads=False)
+        return
+    with pa.OSFile(str(path)) as source:
+        fields = [SCHEMA.get_field_index(name) for name in columns]
+        options = pa.ipc.IpcReadOptions(included_fields=fields, use_threads=False)
+        reader = pa.ipc.open_file(source, options=options)
+        for i in range(reader.num_record_batches):
+            yield reader.get_batch(i)
+
+
+def _without(batch: pa.RecordBatch, begin: int, entry: Entry, drop: Mapping[Place, BitMap64]) -> pa.RecordBatch:
+    """The batch, whose first row is row `begin` of the entry, without the rows whose offsets are to be dropped."""
+    kept: list[pa.RecordBatch] = []
+    at = 0
+    for part in entry.parts:
+        start, stop = max(at - begin, 0), min(at + part.rows - begin, batch.num_rows)
+        at += part.rows
+        if start >= stop:
+            continue
+        piece = batch.slice(start, stop - start)
+        unwanted = drop.get(entry.covers[part.cover].place)
+        if unwanted:
+            offsets: Any = piece.column("offset")
+            twice = pc.is_in(offsets, value_set=pa.array(BitMap64(offsets.to_pylist()) & unwanted, pa.int64()))
+            piece = piece.filter(pc.invert(twice))
+        kept.append(piece)
+    joined = pa.Table.from_batches(kept, batch.schema).combine_chunks().to_batches()
+    return joined[0] if joined else batch.slice(0, 0)
+
+
+def entry_in(path: Path, file: str) -> Entry | None:
+    """The entry that a data file carries; None when the file is not whole.
+
+    Args:
+        path: The file.
+        file: The same below the zone's root, which the entry must name too.
+    """
+    try:
+        with pa.OSFile(str(path)) as source:
+            size = source.size()
+            schema = pq.read_schema(source) if path.suffix == ".parquet" else pa.ipc.open_file(source).schema
+        entry = entry_of(orjson.loads((schema.metadata or {})[DOCUMENT]), size)
+    except (OSError, pa.ArrowInvalid, KeyError, DamagedLineError, ValueError):
+        return None
+    return entry if entry.file == file else None

@@ -1,0 +1,152 @@
+"""What a writer finds of its earlier life, and sets right before it lands anything. Readers may come in at any time."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from sidecar.zone import files
+from sidecar.zone.entry import DamagedLineError, Entry, line_of, parse
+from sidecar.zone.floor import read_floor
+from sidecar.zone.layout import data_folder, first_of, manifest_folder, segment_path, seq_of
+from sidecar.zone.mending import find_entry
+
+
+@dataclass(slots=True)
+class Recovered:
+    """Where to go on."""
+
+    lines: files.Lines
+    """The last segment."""
+    head: Entry | None
+    """The last entry that could be made out, None when nothing was landed yet."""
+    seq: int
+    """Of the next entry."""
+    names: list[Entry] = field(default_factory=list)
+    """The latest entries, oldest first."""
+
+
+class Recovery:
+    """Sets one writer's manifest and data right; its lock must be held.
+
+    * A last line that is whole but for its line feed gets it. A torn one is made again from its data file: that was
+      durable before the line was begun. Without a whole data file it is cut off.
+    * A damaged line is made again in its place.
+    * A data file without a line is entered when it is whole: the process ended between the two, and when its batch is
+      sent again its name is known. To remove it would be the same, but a manifest that lost its end (restored from an
+      older copy) would then take the data with it. A file that is not whole is removed, and so are hidden ones and
+      what retention had begun to remove.
+
+    Args:
+        root: The zone.
+        writer: Whose.
+        report: Is told once of each thing that was set right, in words.
+    """
+
+    def __init__(self, root: Path, writer: str, report: Callable[[str], None]) -> None:
+        self._root = root
+        self._writer = writer
+        self._report = report
+        self._floor = read_floor(root, writer)
+
+    def run(self, entries_max: int) -> Recovered:
+        """Set everything right.
+
+        Args:
+            entries_max: How many of the latest entries are wanted.
+
+        Raises:
+            OSError: Files cannot be read or written.
+            ZoneError: The floor is damaged.
+        """
+        segments = sorted(int(path.stem) for path in manifest_folder(self._root, self._writer).glob("[0-9]*.log"))
+        first = segments[-1] if segments else first_of(self._floor.seq + 1)
+        lines = files.Lines(segment_path(self._root, self._writer, first))
+        try:
+            found = Recovered(lines, None, first)
+            self._read_last(found)
+            self._read_earlier(found, segments[:-1], entries_max)
+            found.head = found.names[-1] if found.names else None
+            self._sweep(found)
+        except BaseException:
+            found.lines.close()
+            raise
+        return found
+
+    def _read_last(self, found: Recovered) -> None:
+        for entry in self._scan(found.lines, found.seq):
+            found.seq += 1
+            if entry is not None:
+                found.names.append(entry)
+
+    def _read_earlier(self, found: Recovered, segments: list[int], entries_max: int) -> None:
+        for first in reversed(segments):
+            if len(found.names) >= entries_max:
+                break
+            with contextlib.closing(files.Lines(segment_path(self._root, self._writer, first))) as lines:
+                found.names[:0] = [entry for entry in self._scan(lines, first) if entry is not None]
+
+    def _scan(self, lines: files.Lines, first: int) -> Iterator[Entry | None]:
+        """The entries of a segment, None for one that is lost; the segment is whole afterwards."""
+        path = segment_path(self._root, self._writer, first)
+        data = files.read_from(path, 0) or b""
+        at, seq = 0, first
+        while at < len(data):
+            where = f"line {seq - first + 1} of {path.relative_to(self._root)}"
+            end = data.find(b"\n", at)
+            text = data[at:] if end < 0 else data[at:end]
+            entry = self._whole(text, seq)
+            if entry is None or end < 0:
+                made = entry or find_entry(self._root, self._writer, seq)
+                if made is None and end < 0:
+                    lines.cut(at)
+                    self._report(f"{where} was torn; {len(text)} bytes of it were cut off")
+                    return
+                if made is None:
+                    self._tell_lost(where, seq)
+                else:
+                    text = line_of(made)
+                    lines.mend(at, text)
+                    self._report(f"{where} was damaged or torn; it was made again")
+                entry = made
+            at += len(text) + 1
+            seq += 1
+            yield entry
+        lines.end = at
+
+    def _whole(self, text: bytes, seq: int) -> Entry | None:
+        try:
+            entry = parse(text)
+        except DamagedLineError:
+            return None
+        return entry if (entry.writer, entry.seq) == (self._writer, seq) else None
+
+    def _tell_lost(self, where: str, seq: int) -> None:
+        if seq > self._floor.seq:
+            self._report(f"{where} is damaged and has no data file to make it again from: readers will stop there")
+
+    def _sweep(self, found: Recovered) -> None:
+        """Enter whole data files behind the last line, and remove what is of no use."""
+        folder = data_folder(self._root, self._writer)
+        for path in sorted(folder.glob("*/*"), key=lambda path: path.name):
+            seq = seq_of(path.name)
+            if seq is not None and self._floor.seq < seq < found.seq:
+                continue
+            name = path.relative_to(self._root).as_posix()
+            if seq == found.seq and (entry := find_entry(self._root, self._writer, seq)) and entry.file == name:
+                self._enter(found, entry)
+                self._report(f"{name} had no line in the manifest; it was entered")
+            elif path.name[0] == files.HIDDEN or seq is not None:
+                files.remove(path)
+                self._report(f"{name} was left unfinished or half removed; it was removed")
+
+    def _enter(self, found: Recovered, entry: Entry) -> None:
+        files.sync_folder((self._root / entry.file).parent)
+        if found.seq == first_of(found.seq) and found.lines.end:
+            last, found.lines = found.lines, files.Lines(segment_path(self._root, self._writer, found.seq))
+            last.close()
+        found.lines.append(line_of(entry))
+        found.names.append(entry)
+        found.head, found.seq = entry, found.seq + 1

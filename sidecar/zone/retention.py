@@ -1,0 +1,128 @@
+"""Removes what every consumer has read, by age and size, and never anything else. Lands nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from sidecar.zone import files
+from sidecar.zone.acks import acknowledged
+from sidecar.zone.entry import DamagedLineError, Entry, parse
+from sidecar.zone.floor import Floor, read_floor, write_floor
+from sidecar.zone.layout import SEGMENT_LINES, first_of, segment_path
+from sidecar.zone.mending import find_entry
+
+FILES_MAX: Final = 1_000
+"""Removed in one go, so that a delivery never waits long for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Retention:
+    """What is kept.
+
+    Args:
+        age_ms: How long what every consumer has read is kept, and how long a batch that comes again is known.
+        bytes_max: Data files of one writer. Above it what every consumer has read goes before its time.
+    """
+
+    age_ms: int
+    bytes_max: int
+
+
+@dataclass(frozen=True, slots=True)
+class Collected:
+    """What is left."""
+
+    floor: Floor
+    more: bool
+    """Whether there is more to remove."""
+
+
+def collect(root: Path, writer: str, head: Entry, retention: Retention, now_ms: int) -> Collected:
+    """Remove data files and manifest segments of a writer that every consumer has read; its lock must be held.
+
+    Without any consumer nothing is removed. The floor is durable before a file goes, so a crash leaves at most files
+    that the next start removes. Segments outlive their data until all of it is older than `retention.age_ms`: they are
+    what tells a batch that comes again. The last two stay in any case, so that a clock that jumps ahead takes no more.
+
+    Args:
+        root: The zone.
+        writer: Whose data.
+        head: The writer's last entry.
+        retention: The bounds.
+        now_ms: Milliseconds since the epoch.
+
+    Raises:
+        OSError: It failed; what was removed is whole.
+        ZoneError: The floor is damaged.
+    """
+    floor = read_floor(root, writer)
+    limit = read_by_all(acknowledged(root), writer)
+    landed = head.before + head.bytes
+    taken: list[Entry] = []
+    for entry in _entries(root, writer, floor.seq + 1, limit):
+        over = landed - entry.before > retention.bytes_max
+        if len(taken) == FILES_MAX or not (over or now_ms - entry.at_ms > retention.age_ms):
+            break
+        taken.append(entry)
+    if taken:
+        floor = floor._replace(seq=taken[-1].seq, before=taken[-1].before + taken[-1].bytes)
+    first = _first_kept(root, writer, floor, head.seq, now_ms - retention.age_ms)
+    gone = [segment_path(root, writer, seq) for seq in range(floor.first, first, SEGMENT_LINES)]
+    floor = floor._replace(first=first)
+    if taken or gone:
+        write_floor(root, writer, floor)
+    for path in (*(root / entry.file for entry in taken), *gone):
+        files.remove(path)
+    for folder in {(root / entry.file).parent for entry in taken}:
+        files.remove_folder_if_empty(folder)
+    return Collected(floor, len(taken) == FILES_MAX)
+
+
+def read_by_all(acks: Mapping[str, Mapping[str, int]], writer: str) -> int:
+    """The last sequence number of a writer that every consumer has read, -1 when there is none or no consumer."""
+    return min((read.get(writer, -1) for read in acks.values()), default=-1)
+
+
+def who_is_behind(acks: Mapping[str, Mapping[str, int]], writer: str, last: int) -> str:
+    """What a person must know when a zone is full."""
+    if not acks:
+        return "no consumer has acknowledged anything yet, so nothing may be removed"
+    name = min(acks, key=lambda consumer: acks[consumer].get(writer, -1))
+    read = acks[name].get(writer, -1) + 1
+    return f"consumer {name} has read {read:,} of {last + 1:,} batches of writer {writer}"
+
+
+def _entries(root: Path, writer: str, seq: int, last: int) -> Iterator[Entry]:
+    """Entries from one number to another; ends early at one that cannot be made out."""
+    lines: list[bytes] = []
+    while seq <= last:
+        if not lines or seq == first_of(seq):
+            data = files.read_from(segment_path(root, writer, seq), 0) or b""
+            lines = data.split(b"\n")[:-1]
+        at = seq - first_of(seq)
+        entry = _entry(root, writer, seq, lines[at]) if at < len(lines) else None
+        if entry is None:
+            return
+        yield entry
+        seq += 1
+
+
+def _entry(root: Path, writer: str, seq: int, line: bytes) -> Entry | None:
+    try:
+        entry = parse(line)
+    except DamagedLineError:
+        return find_entry(root, writer, seq)
+    return entry if entry.seq == seq else find_entry(root, writer, seq)
+
+
+def _first_kept(root: Path, writer: str, floor: Floor, last: int, before_ms: int) -> int:
+    first = floor.first
+    while first + SEGMENT_LINES <= min(floor.seq + 1, first_of(last) - SEGMENT_LINES):
+        newest = next(_entries(root, writer, first + SEGMENT_LINES - 1, first + SEGMENT_LINES - 1), None)
+        if newest is not None and newest.at_ms >= before_ms:
+            break
+        first += SEGMENT_LINES
+    return first

@@ -1,0 +1,55 @@
+"""The columns of a table that is made of landed rows, whoever makes it. No file and no Spark may come in."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable
+from typing import Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sidecar.zone.schema import SCHEMA
+
+LABEL: Final = "group_label"
+DATE: Final = "date"
+PARTITIONED_BY: Final = (LABEL, DATE)
+ROW: Final = ("topic", "partition", "offset", "timestamp", "key", "value", "tag", "group", "headers", "batch_id")
+"""What a table keeps of a landed row: all but writer and sequence, which say where in the zone it lay."""
+TABLE_SCHEMA: Final = pa.schema(
+    [*(SCHEMA.field(name) for name in ROW), pa.field(LABEL, pa.string()), pa.field(DATE, pa.date32())]
+)
+LABEL_CHARS_MAX: Final = 64
+LABEL_HASH: Final = 12
+LABEL_PATTERN: Final = "[^A-Za-z0-9_-]"
+DATES_END_S: Final = 253_402_300_800
+"""The year 10,000 begins, in seconds since the epoch: from there on a date has no form that all readers know."""
+
+
+def label_of(group: str) -> str:
+    """A group as a folder's name: letters, digits, `_` and `-`, and a hash where that is not all of it.
+
+    The group itself stays a column of the rows. It cannot be the folder: an empty one would come back as null, ``007``
+    as the number 7, and one of 300 bytes is longer than a file system takes.
+    """
+    label = re.sub(LABEL_PATTERN, "_", group)[:LABEL_CHARS_MAX]
+    return label if label and label == group else f"{label}-{hashlib.sha256(group.encode()).hexdigest()[:LABEL_HASH]}"
+
+
+def table_rows(batches: Iterable[pa.RecordBatch]) -> pa.Table:
+    """Record batches of the zone's schema, each of one group, as rows of a table."""
+    return pa.Table.from_batches([_rows(batch) for batch in batches], TABLE_SCHEMA)
+
+
+def _rows(batch: pa.RecordBatch) -> pa.RecordBatch:
+    label = label_of(batch.column("group")[0].as_py()) if batch.num_rows else ""
+    columns = [*(batch.column(name) for name in ROW), pa.repeat(label, batch.num_rows)]
+    return pa.RecordBatch.from_arrays([*columns, dates_of(batch.column("timestamp"))], schema=TABLE_SCHEMA)
+
+
+def dates_of(times: pa.Array) -> pa.Array:
+    """The days of timestamps, in UTC; null where there is none, and outside of the years 1970 to 9999."""
+    micros = pc.cast(times, pa.int64())
+    inside = pc.and_(pc.greater_equal(micros, 0), pc.less(micros, DATES_END_S * 1_000_000))
+    return pc.cast(pc.if_else(inside, times, pa.scalar(None, times.type)), pa.date32())

@@ -1,0 +1,194 @@
+"""Follows the manifests of all writers of a zone, reading only what is new. Removes nothing, and remembers no entry."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeAlias
+
+from sidecar.errors import ZoneError
+from sidecar.zone import files
+from sidecar.zone.entry import DamagedLineError, Entry, line_of, parse
+from sidecar.zone.floor import Floor, read_floor
+from sidecar.zone.layout import SEGMENT_LINES, first_of, segment_path
+from sidecar.zone.mending import find_entry
+
+LINES_MAX = 16_384
+"""Lines that one poll takes of each writer: a bound of memory, not of progress."""
+_RESTORE = "Restore manifest and data from a copy of the zone, and start again"
+Report: TypeAlias = Callable[[str], None]
+
+
+@dataclass(slots=True)
+class _Place:
+    """Where in a writer's manifest the next line begins."""
+
+    seq: int
+    """Of that line."""
+    at: int = 0
+    """Bytes into its segment; 0 also where lines of the segment are yet to be passed over."""
+    started: bool = False
+    stuck: bool = False
+    """A later segment was seen while this one has lines to come."""
+
+
+class Tail:
+    """A reader's place in the manifest of every writer. Only whole lines count, and no folder of data is looked at.
+
+    The order of the entries of one writer is fixed for ever; between writers there is none. A new writer appears by
+    itself. A line that is not whole yet is left for a later poll. A line that is whole and damaged is made again from
+    its data file, which is reported once; where that is not possible, `poll` raises rather than pass it over.
+
+    Args:
+        root: The zone; it may be missing still.
+        after: Writer to the last sequence number that is known already; other writers are read from the oldest line.
+            Leave it out to know all offsets that the manifests cover, also of entries that were read long ago.
+        report: Is told of each damaged line once.
+    """
+
+    def __init__(
+        self, root: Path | str, after: Mapping[str, int] | None = None, report: Report = lambda text: None
+    ) -> None:
+        self._root = Path(root)
+        self._after = dict(after or {})
+        self._report = report
+        self._places: dict[str, _Place] = {}
+
+    def poll(self, lines_max: int = LINES_MAX, skip: Collection[str] = ()) -> dict[str, list[Entry]]:
+        """New entries by writer, in their order; writers without any are left out. Empty: all is read.
+
+        Args:
+            lines_max: Of each writer at most; what is left comes with the next poll.
+            skip: Writers that are left for a later poll.
+
+        Raises:
+            ZoneError: Entries that were not read yet are lost; the message says where.
+            OSError: The zone cannot be read.
+        """
+        found = {writer: self._read(writer, lines_max) for writer in self._writers() if writer not in skip}
+        return {writer: entries for writer, entries in found.items() if entries}
+
+    def floors(self) -> dict[str, int]:
+        """Writer to the last sequence number whose data may be gone: a new consumer begins behind it.
+
+        Raises:
+            OSError: The zone cannot be read.
+        """
+        return {writer: read_floor(self._root, writer).seq for writer in self._writers()}
+
+    def heads(self) -> dict[str, int]:
+        """Writer to the last sequence number that is landed, found without reading all lines; -1 where there is none.
+
+        Lines are counted, not checked: one that is damaged may make it one less or more.
+
+        Raises:
+            ZoneError: A floor is damaged.
+            OSError: The zone cannot be read.
+        """
+        return {writer: self._head(writer) for writer in self._writers()}
+
+    def _head(self, writer: str) -> int:
+        place = self._places.get(writer)
+        first = first_of(place.seq) if place else read_floor(self._root, writer).first
+        while segment_path(self._root, writer, first + SEGMENT_LINES).exists():
+            first += SEGMENT_LINES
+        lines = files.read_from(segment_path(self._root, writer, first), 0) or b""
+        return first + lines.count(b"\n") - 1
+
+    def _writers(self) -> list[str]:
+        folder = self._root / "manifest"
+        return sorted(path.name for path in folder.iterdir() if path.name[0] != ".") if folder.is_dir() else []
+
+    def _read(self, writer: str, lines_max: int) -> list[Entry]:
+        entries: list[Entry] = []
+        place = self._places.get(writer) or self._begin(writer)
+        while len(entries) < lines_max:
+            data = files.read_from(segment_path(self._root, writer, place.seq), place.at)
+            if data is None and self._removed(writer, place):
+                place = self._begin(writer)
+                continue
+            if data and self._take(writer, place, data, entries, lines_max):
+                continue
+            if len(entries) == lines_max or not self._look_again(writer, place):
+                break
+        return entries
+
+    def _look_again(self, writer: str, place: _Place) -> bool:
+        """Whether the next segment is there already, so that this one must have been finished meanwhile.
+
+        Raises:
+            ZoneError: It was looked at again, and its lines are not there.
+        """
+        path = segment_path(self._root, writer, first_of(place.seq) + SEGMENT_LINES)
+        if not path.exists():
+            return False
+        if place.stuck:
+            name = segment_path(self._root, writer, place.seq).relative_to(self._root)
+            raise ZoneError(f"landing zone: {name} lacks its lines from number {place.seq} on", hint=_RESTORE)
+        place.stuck = True
+        return True
+
+    def _begin(self, writer: str) -> _Place:
+        first = read_floor(self._root, writer).first
+        place = _Place(max(first, first_of(self._after.get(writer, -1) + 1)))
+        self._places[writer] = place
+        return place
+
+    def _removed(self, writer: str, place: _Place) -> bool:
+        """Whether a segment that is missing was there once; then reading has to begin anew.
+
+        Raises:
+            ZoneError: Something was read before it, and what was in it is lost to this reader.
+        """
+        floor = read_floor(self._root, writer)
+        if floor.first <= place.seq:
+            return False
+        if place.started:
+            raise _lost(writer, place.seq, floor)
+        return True
+
+    def _take(self, writer: str, place: _Place, data: bytes, entries: list[Entry], lines_max: int) -> bool:
+        """Take the lines of a segment; whether to go on with the next one."""
+        at, last = 0, first_of(place.seq) + SEGMENT_LINES
+        while place.seq < last and len(entries) < lines_max:
+            end = data.find(b"\n", at)
+            if end < 0:
+                return False
+            entry, length = self._parse(writer, place.seq, data[at:end])
+            if entry is not None and entry.seq > self._after.get(writer, -1):
+                entries.append(entry)
+            at += length
+            place.seq, place.at, place.started, place.stuck = place.seq + 1, place.at + length, True, False
+        if place.seq == last:
+            place.at = 0
+        return place.seq == last
+
+    def _parse(self, writer: str, seq: int, line: bytes) -> tuple[Entry | None, int]:
+        """The entry of a line and the bytes to go on by; no entry where it is lost and nobody needs its rows."""
+        try:
+            entry = parse(line)
+            if (entry.writer, entry.seq) != (writer, seq):
+                raise DamagedLineError(f"is of writer {entry.writer} and number {entry.seq}")
+        except DamagedLineError as error:
+            path = segment_path(self._root, writer, seq).relative_to(self._root)
+            where = f"line {seq - first_of(seq) + 1} of {path}"
+            made = find_entry(self._root, writer, seq)
+            if made is not None:
+                self._report(f"{where} {error}; it was made again from {made.file}")
+                return made, len(line_of(made)) + 1
+            if seq > read_floor(self._root, writer).seq:
+                raise ZoneError(
+                    f"landing zone: {where} {error}, and number {seq} has no data file to make it again from",
+                    hint=_RESTORE,
+                ) from error
+            self._report(f"{where} {error}; its data was read by all and is removed")
+            return None, len(line) + 1
+        return entry, len(line) + 1
+
+
+def _lost(writer: str, seq: int, floor: Floor) -> ZoneError:
+    return ZoneError(
+        f"landing zone: the manifest of writer {writer} from number {seq} to {floor.first - 1} was removed unread",
+        hint="Register the consumer before it reads: retention keeps what a registered one has not acknowledged",
+    )

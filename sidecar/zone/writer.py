@@ -1,0 +1,211 @@
+"""Lands batches: a data file, then the manifest line that makes it visible. No settings and no answer may come in."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Final, Literal, TypeAlias
+
+from pyroaring import BitMap64
+
+from sidecar.core.records import Batch, Part
+from sidecar.errors import StateError
+from sidecar.zone import files
+from sidecar.zone.acks import acknowledged
+from sidecar.zone.columns import record_batches
+from sidecar.zone.data import encode
+from sidecar.zone.entry import Cover, Entry, PartRows, Place, digest_of, line_of
+from sidecar.zone.floor import read_floor
+from sidecar.zone.layout import LOCK, data_file, data_folder, first_of, manifest_folder, segment_path
+from sidecar.zone.recovery import Recovery
+from sidecar.zone.retention import Retention, collect, who_is_behind
+from sidecar.zone.schema import text_of_name
+
+Format: TypeAlias = Literal["arrow", "parquet"]
+NAMES_MAX: Final = 65_536
+"""Landed parts that are known by name; one that comes again later is left to the readers' `dedup`."""
+ENTRIES_MAX: Final = 8_192
+"""Entries that are read at the start for their names."""
+COLLECT_EVERY_S: Final = 30.0
+
+
+class ZoneFullError(Exception):
+    """Nothing may be landed before a consumer has read more; the text says which one."""
+
+
+class ZoneWriter:
+    """The one writer of a part of a zone; several sidecars have several parts.
+
+    The steps of a batch, each durable before the next: the data file under a hidden name, its own name, its folder, the
+    manifest line, and then the line feed that lets readers see it. What fails in between leaves nothing that a reader
+    sees, and is taken back at once, or else before the next batch.
+
+    Args:
+        root: The zone; made when it is missing.
+        writer: Who writes: the same for one state folder, for ever.
+        format: Of the data files.
+        retention: What is removed.
+        report: Is told once of everything that was set right, in words.
+        clock_ms: Milliseconds since the epoch. Only retention's age goes by it, so a jump moves no row.
+
+    Raises:
+        StateError: Another process writes as this writer.
+        ZoneError: The zone is damaged.
+        OSError: It cannot be written.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        writer: str,
+        *,
+        format: Format = "arrow",  # noqa: A002
+        retention: Retention,
+        report: Callable[[str], None] = lambda text: None,
+        clock_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
+    ) -> None:
+        self.writer = writer
+        self._root = root
+        self._format: Format = format
+        self._retention = retention
+        self._clock_ms = clock_ms
+        self._guard = threading.Lock()
+        self._closed = False
+        self._debris: Path | None = None
+        self._collect_at_s = 0.0
+        files.make_folder(manifest_folder(root, writer))
+        files.make_folder(data_folder(root, writer))
+        self._lock_fd = self._lock()
+        try:
+            self._start(report)
+        except BaseException:
+            files.unlock(self._lock_fd)
+            raise
+
+    def _lock(self) -> int:
+        fd = files.lock(manifest_folder(self._root, self.writer) / LOCK)
+        if fd is None:
+            raise StateError(
+                f"landing zone: another process writes to {self._root} as {self.writer}",
+                hint="Stop that process, or give each sidecar a state.dir of its own: it holds the writer's name",
+            )
+        return fd
+
+    def _start(self, report: Callable[[str], None]) -> None:
+        found = Recovery(self._root, self.writer, report).run(ENTRIES_MAX)
+        self._lines, self._head, self._seq = found.lines, found.head, found.seq
+        self._floor = read_floor(self._root, self.writer)
+        self._names: dict[bytes, None] = {}
+        for entry in found.names:
+            self._know(entry)
+
+    def land(self, batch: Batch) -> Entry | None:
+        """Land the parts of a batch that are not there yet; None when all are.
+
+        Raises:
+            ZoneFullError: Only unread batches are left to remove.
+            ZoneError: The zone is damaged.
+            OSError: It failed, and nothing is visible; to be tried again. A closed writer fails so too.
+        """
+        with self._guard:
+            if self._closed:
+                raise OSError(0, "the landing zone is closed")
+            self._mend()
+            fresh = self._fresh(batch.parts)
+            if not any(part.count for part in fresh):
+                return None
+            self._make_room()
+            return self._land(Batch(batch.id, batch.group, fresh))
+
+    def close(self) -> None:
+        """Let go of the zone once a delivery under way has ended. Harmless when repeated."""
+        with self._guard:
+            if not self._closed:
+                self._closed = True
+                with contextlib.suppress(OSError):
+                    self._mend()
+                self._lines.close()
+                files.unlock(self._lock_fd)
+
+    def _fresh(self, parts: Sequence[Part]) -> list[Part]:
+        by_name = {digest_of(text_of_name(part.group), part.name): part for part in parts}
+        return [part for digest, part in by_name.items() if digest not in self._names]
+
+    def _land(self, batch: Batch) -> Entry:
+        entry = self._entry(batch)
+        path = self._root / entry.file
+        tables = list(record_batches(batch.parts, writer=self.writer, sequence=entry.seq, batch_id=batch.key))
+        data = encode(tables, entry)
+        entry = replace(entry, bytes=len(data))
+        self._debris = path
+        try:
+            files.make_folder(path.parent)
+            files.put(path, memoryview(data))
+            self._append(entry)
+        except OSError:
+            with contextlib.suppress(OSError):  # else before the next batch
+                self._mend()
+            raise
+        self._debris = None
+        self._head, self._seq = entry, entry.seq + 1
+        self._know(entry)
+        return entry
+
+    def _entry(self, batch: Batch) -> Entry:
+        group, now_ms = text_of_name(batch.group), self._clock_ms()
+        parts, covers = _parts_and_covers(batch.parts)
+        file = data_file(self.writer, self._seq, group, batch.count, now_ms, self._format)
+        before = self._head.before + self._head.bytes if self._head else self._floor.before
+        return Entry(self.writer, self._seq, file, group, batch.count, 0, before, now_ms, parts, covers)
+
+    def _append(self, entry: Entry) -> None:
+        if entry.seq == first_of(entry.seq) and self._lines.end:
+            lines = files.Lines(segment_path(self._root, self.writer, entry.seq))
+            self._lines.close()
+            self._lines = lines
+        self._lines.append(line_of(entry))
+
+    def _mend(self) -> None:
+        """Take back what a failed landing left: the line first, as it must never stand without its data."""
+        if self._debris is not None:
+            self._lines.cut()
+            files.remove(self._debris)
+            self._debris = None
+
+    def _know(self, entry: Entry) -> None:
+        self._names.update((digest_of(entry.group, part.name), None) for part in entry.parts)
+        while len(self._names) > NAMES_MAX:
+            del self._names[next(iter(self._names))]
+
+    def _make_room(self) -> None:
+        if self._head is None:
+            return
+        landed, limit = self._head.before + self._head.bytes, self._retention.bytes_max
+        if time.monotonic() >= self._collect_at_s or landed - self._floor.before > limit:
+            collected = collect(self._root, self.writer, self._head, self._retention, self._clock_ms())
+            self._floor = collected.floor
+            self._collect_at_s = time.monotonic() + (0 if collected.more else COLLECT_EVERY_S)
+        if landed - self._floor.before > limit:
+            behind = who_is_behind(acknowledged(self._root), self.writer, self._head.seq)
+            raise ZoneFullError(f"the landing zone is full ({limit:,} bytes): {behind}")
+
+
+def _parts_and_covers(parts: Iterable[Part]) -> tuple[tuple[PartRows, ...], tuple[Cover, ...]]:
+    bitmaps: dict[Place, BitMap64] = {}
+    named: list[PartRows] = []
+    for part in parts:
+        place = part.tp.topic, part.home or part.scope, part.tp.partition
+        bitmap = bitmaps.setdefault(place, BitMap64())
+        for fragment in part.fragments:
+            bitmap.update(fragment.offsets)
+        named.append(PartRows(part.name, part.count, list(bitmaps).index(place)))
+    return tuple(named), tuple(Cover(*place, _serialized(bitmap)) for place, bitmap in bitmaps.items())
+
+
+def _serialized(bitmap: BitMap64) -> bytes:
+    bitmap.run_optimize()
+    return bytes(bitmap.serialize())
