@@ -1,0 +1,67 @@
+"""What a query tells the zone of how far it has read, so that retention may remove it. Knows nothing of Spark."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+
+from sidecar.errors import ConfigError
+from sidecar.zone import acknowledge, acknowledged
+
+_LOG = logging.getLogger(__name__)
+
+
+class Consumer:
+    """Acknowledges under a name, or, without one, nothing at all.
+
+    Args:
+        root: The zone.
+        name: The consumer's name.
+    """
+
+    def __init__(self, root: Path, name: str | None) -> None:
+        self._root = root
+        self._name = name
+        self._read: dict[str, int] | None = None
+        self._failed = ""
+
+    def register(self) -> None:
+        """Be known before anything is read: what is there from now on stays until it is acknowledged.
+
+        Raises:
+            OSError: It cannot be written.
+        """
+        if self._name is not None:
+            acknowledge(self._root, self._name, {})
+
+    def check_new(self, floors: Mapping[str, int]) -> None:
+        """Refuse a name under which another query, or another checkpoint of this one, has read already.
+
+        Args:
+            floors: Where this query begins.
+
+        Raises:
+            ConfigError: It has: what this query has yet to read is not kept for it.
+        """
+        read = acknowledged(self._root).get(self._name, {}) if self._name is not None else {}
+        ahead = [writer for writer, seq in read.items() if seq > floors.get(writer, -1)]
+        if ahead:
+            raise ConfigError(
+                f"sidecar source: consumer {self._name} has read writer {ahead[0]} up to number {read[ahead[0]]} "
+                "already, and this query has a new checkpoint. Give it another name, or remove "
+                f"ack/{self._name}.json in the zone"
+            )
+
+    def has_read(self, offsets: Mapping[str, int]) -> None:
+        """Acknowledge all up to these offsets; a failure is logged once and made good by a later call."""
+        if self._name is None or offsets == self._read:
+            return
+        try:
+            acknowledge(self._root, self._name, offsets)
+        except OSError as error:
+            if str(error) != self._failed:
+                _LOG.warning("consumer %s could not acknowledge, and will try again: %s", self._name, error)
+            self._failed = str(error)
+            return
+        self._read, self._failed = dict(offsets), ""

@@ -1,0 +1,180 @@
+"""The source as Spark calls it. What rows there are is decided in `planner`, not here.
+
+Spark makes a `DefaultSource` in a Python process beside the driver, and from it a reader for planning, which lives as
+long as the query, and another one that is pickled to the tasks. So a reader has nothing but its options until planning
+begins, and a task gets all it needs with its partition.
+
+What Spark 4.2 offers to sources in Python, and what of it is used: read limits, `Trigger.AvailableNow` and the latest
+offset for its progress are. Columns are not pushed down at all, so there is the option `columns`. Filters are for batch
+reads alone, and a source that takes them fails unless `spark.sql.python.filterPushdown.enabled` is set, which is not
+the default; so there is the option `groups`, which both kinds of reads have.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping, MutableMapping
+from typing import Final
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import (
+    ReadLimit,
+    ReadMaxBytes,
+    ReadMaxFiles,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
+from pyspark.sql.types import StructType
+
+from sidecar.errors import ConfigError
+from sidecar.spark.source.consumer import Consumer
+from sidecar.spark.source.options import Limit, Options, parse
+from sidecar.spark.source.planner import Offsets, Planner
+from sidecar.spark.source.tasks import Share, pack
+from sidecar.zone import DDL, SCHEMA
+
+_DDL_OF: Final = dict(zip(SCHEMA.names, DDL.split(", "), strict=True))
+_LOG = logging.getLogger(__name__)
+
+
+class DefaultSource(DataSource):
+    """``format("sidecar")``: a landing zone, batch and streaming."""
+
+    def __init__(self, options: MutableMapping[str, str]) -> None:
+        super().__init__(options)
+        self._columns = parse(options, stream=True).columns
+
+    @classmethod
+    def name(cls) -> str:
+        """For ``format``."""
+        return "sidecar"
+
+    def schema(self) -> str:
+        """The chosen columns."""
+        return ", ".join(_DDL_OF[name] for name in self._columns)
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        """For ``spark.read``."""
+        self._check(schema)
+        return ZoneReader(parse(self.options, stream=False))
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802  # Spark's name
+        """For ``spark.readStream``."""
+        self._check(schema)
+        return ZoneStreamReader(parse(self.options, stream=True))
+
+    def _check(self, schema: StructType) -> None:
+        if tuple(schema.fieldNames()) != self._columns:
+            raise ConfigError("sidecar source: choose columns with the option columns, not with schema()")
+
+
+class _Reader:
+    def __init__(self, options: Options) -> None:
+        self._options = options
+
+    def _make_planner(self) -> Planner:
+        options = self._options
+        return Planner(options.path, groups=options.groups, dedup=options.dedup, report=_LOG.warning)
+
+    def _partitions(self, shares: list[Share]) -> list[InputPartition]:
+        return [InputPartition(task) for task in pack(shares, self._options.parallelism)]
+
+    def _read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        for share in partition.value or ():
+            yield from share.read(self._options.path, self._options.columns)
+
+
+class ZoneReader(_Reader, DataSourceReader):
+    """All rows of a zone at the moment of planning."""
+
+    def partitions(self) -> list[InputPartition]:
+        """What the tasks read.
+
+        Raises:
+            ConfigError: There is no zone.
+            ZoneError: Something of it is lost.
+        """
+        if not (self._options.path / "manifest").is_dir():
+            raise ConfigError(f"sidecar source: there is no landing zone at {self._options.path}")
+        return self._partitions(self._make_planner().everything())
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The rows of a task."""
+        return self._read(partition)
+
+
+class ZoneStreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Micro-batches of a zone, which may be missing at first.
+
+    Whenever Spark names a start, all up to it is done and in the checkpoint, and is acknowledged. `commit` alone would
+    not do: it comes when the next micro-batch is planned, so a writer that waits for room would wait for ever, and
+    never for the last one of a `Trigger.AvailableNow`.
+    """
+
+    def __init__(self, options: Options) -> None:
+        super().__init__(options)
+        self._planner: Planner | None = None
+        self._consumer = Consumer(options.path, options.consumer)
+        self._target: Offsets | None = None
+
+    def initialOffset(self) -> Offsets:  # noqa: N802
+        """Where a new query begins.
+
+        Raises:
+            ConfigError: The consumer's name is used.
+        """
+        planner = self._start()
+        floors = planner.floors()
+        self._consumer.check_new(floors)
+        return floors
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
+        """The limit of the options."""
+        limit = self._options.limit
+        if limit.rows is not None:
+            return ReadMaxRows(limit.rows)
+        return ReadMaxFiles(limit.files) if limit.files is not None else ReadMaxBytes(limit.bytes or 0)
+
+    def latestOffset(self, start: Mapping[str, int], limit: ReadLimit) -> Offsets:  # noqa: N802
+        """Where the next micro-batch ends."""
+        planner = self._start()
+        self._consumer.has_read(start)
+        return planner.latest(start, _limit(limit), self._target)
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
+        """Take what is there now, and nothing that comes later."""
+        self._target = self._start().heads()
+
+    def reportLatestOffset(self) -> Offsets | None:  # noqa: N802
+        """How far the zone is known, for the query's progress."""
+        return (self._planner and self._planner.known()) or None
+
+    def partitions(self, start: Mapping[str, int], end: Mapping[str, int]) -> list[InputPartition]:
+        """What the tasks of a micro-batch read."""
+        planner = self._start()
+        self._consumer.has_read(start)
+        return self._partitions(planner.plan(start, end))
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The rows of a task."""
+        return self._read(partition)
+
+    def commit(self, end: Mapping[str, int]) -> None:
+        """A micro-batch is done."""
+        self._consumer.has_read(end)
+
+    def _start(self) -> Planner:
+        if self._planner is None:
+            self._consumer.register()
+            self._planner = self._make_planner()
+        return self._planner
+
+
+def _limit(limit: ReadLimit) -> Limit:
+    """Spark's own words; with `Trigger.Once` it asks for all, whatever the options say."""
+    if isinstance(limit, ReadMaxRows):
+        return Limit(rows=limit.max_rows)
+    if isinstance(limit, ReadMaxFiles):
+        return Limit(files=limit.max_files)
+    return Limit(bytes=limit.max_bytes) if isinstance(limit, ReadMaxBytes) else Limit()

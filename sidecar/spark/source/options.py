@@ -1,0 +1,161 @@
+"""The options of the source, each checked and named when it is wrong. Nothing of Spark may come in."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+from urllib.parse import unquote, urlsplit
+
+from sidecar.errors import ConfigError
+from sidecar.zone.acks import is_name
+from sidecar.zone.schema import SCHEMA
+
+NAMES: Final = (
+    "path",
+    "groups",
+    "columns",
+    "dedup",
+    "parallelism",
+    "consumer",
+    "maxFilesPerTrigger",
+    "maxRowsPerTrigger",
+    "maxBytesPerTrigger",
+)
+STREAM_ONLY: Final = NAMES[5:]
+FILES_MAX: Final = 1_000
+"""Of a micro-batch, unless an option says otherwise: without any bound a long absence would become one micro-batch."""
+_POWERS: Final = "kmgt"
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """How much a micro-batch takes at most; without any bound all there is. One batch is taken whatever its size."""
+
+    files: int | None = None
+    rows: int | None = None
+    bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What a user asked for."""
+
+    path: Path
+    """Absolute: executors have another working directory."""
+    columns: tuple[str, ...]
+    groups: frozenset[str] | None
+    """None: all."""
+    dedup: bool
+    parallelism: int | None
+    """Tasks of a read at most; None: by size and by the cores of the driver's host."""
+    consumer: str | None
+    limit: Limit
+
+
+def parse(given: Mapping[str, str], *, stream: bool) -> Options:
+    """The options as Spark hands them over, whatever the case of their names.
+
+    Args:
+        given: Name to text.
+        stream: Whether what only a stream has is allowed.
+
+    Raises:
+        ConfigError: One is unknown, wrong, or makes no sense here; the message names it.
+    """
+    known = {name.lower(): name for name in NAMES}
+    for name in given:
+        if name.lower() not in known:
+            near = difflib.get_close_matches(name.lower(), known, 1)
+            hint = f"Did you mean {known[near[0]]}?" if near else f"There are {', '.join(NAMES)}"
+            raise ConfigError(f"sidecar source: there is no option {name}. {hint}")
+    found = {known[name.lower()]: text for name, text in given.items()}
+    for name in STREAM_ONLY:
+        if name in found and not stream:
+            raise ConfigError(f"sidecar source: option {name} is for readStream; a batch read takes all there is")
+    return Options(
+        _path(found.get("path", "")),
+        _columns(found),
+        frozenset(_names("groups", found["groups"])) if "groups" in found else None,
+        _truth("dedup", found.get("dedup", "true")),
+        _count("parallelism", found["parallelism"]) if "parallelism" in found else None,
+        _consumer(found["consumer"]) if "consumer" in found else None,
+        _limit(found),
+    )
+
+
+def _path(text: str) -> Path:
+    if not text:
+        raise _wrong("path", text, "the folder of a landing zone, as in load('/var/lib/sidecar/zone')")
+    parts = urlsplit(text)
+    if "://" in text or text.startswith("file:"):
+        if parts.scheme != "file" or parts.netloc not in ("", "localhost"):
+            raise _wrong("path", text, "a folder that driver and executors share; object stores cannot be read yet")
+        text = unquote(parts.path)
+    return Path(text).absolute()
+
+
+def _columns(found: Mapping[str, str]) -> tuple[str, ...]:
+    if "columns" not in found:
+        return tuple(SCHEMA.names)
+    names = _names("columns", found["columns"])
+    for name in names:
+        if name not in SCHEMA.names or names.count(name) > 1:
+            raise _wrong("columns", found["columns"], f"some of {', '.join(SCHEMA.names)}, each once")
+    return tuple(names)
+
+
+def _names(option: str, text: str) -> list[str]:
+    """A JSON list, or names between commas."""
+    try:
+        names = json.loads(text) if text.lstrip().startswith("[") else [name.strip() for name in text.split(",")]
+    except ValueError:
+        names = []
+    if not names or not all(isinstance(name, str) for name in names) or names == [""]:
+        raise _wrong(option, text, "names between commas, or a JSON list of them")
+    return list(names)
+
+
+def _truth(option: str, text: str) -> bool:
+    if text.lower() not in ("true", "false"):
+        raise _wrong(option, text, "true or false")
+    return text.lower() == "true"
+
+
+def _count(option: str, text: str) -> int:
+    if not re.fullmatch(r"0*[1-9][0-9]{0,17}", text, re.ASCII):
+        raise _wrong(option, text, "a number from 1 on")
+    return int(text)
+
+
+def _size(option: str, text: str) -> int:
+    found = re.fullmatch(r"0*([1-9][0-9]{0,17})([kmgt]?)b?", text.lower(), re.ASCII)
+    if not found:
+        raise _wrong(option, text, "a number of bytes from 1 on, as in 500m or 10g")
+    return int(found[1]) << 10 * (_POWERS.index(found[2]) + 1 if found[2] else 0)
+
+
+def _consumer(text: str) -> str:
+    if not is_name(text):
+        raise _wrong("consumer", text, "1 to 128 letters, digits, dots, underscores or dashes")
+    return text
+
+
+def _limit(found: Mapping[str, str]) -> Limit:
+    given = [name for name in NAMES if name.startswith("max") and name in found]
+    if len(given) > 1:
+        raise ConfigError(f"sidecar source: options {' and '.join(given)} exclude each other: Spark takes one limit")
+    if not given:
+        return Limit(files=FILES_MAX)
+    name, text = given[0], found[given[0]]
+    if name == "maxBytesPerTrigger":
+        return Limit(bytes=_size(name, text))
+    return Limit(files=_count(name, text)) if name == "maxFilesPerTrigger" else Limit(rows=_count(name, text))
+
+
+def _wrong(option: str, text: str, wanted: str) -> ConfigError:
+    return ConfigError(f"sidecar source: option {option} is {text!r} and should be {wanted}")
