@@ -1,0 +1,337 @@
+"""Appends batches to a Delta table, many at a time, each once. No Spark, and no answer of HTTP, may come in.
+
+What makes it exact. A part's name is its identity: it survives restarts and takeovers, and the same part may come from
+another process, later, and out of order with others. So the names stand in the table: each commit carries, in its own
+metadata, those of all parts that it adds. Rows and names become visible by one file of the log, or not at all.
+
+Before a commit the names of all commits so far are known, and a commit is made only as the very next version of the
+table (`max_commit_retries=0`): when anybody else committed meanwhile it fails, the names of those commits are read, and
+what they have is left out. So of two processes that have the same part, a zombie among them, only one adds it; and
+after kill -9, or after an error behind which the commit did land, the names tell.
+
+Delta's own transaction identifiers (an application, and a version that only rises) do not serve here. One for each
+partition and group would hold only as long as parts come in offset order, and a part that was overtaken would be taken
+for known, which is a loss. One for each part would stay in every checkpoint of the table. Names are forgotten after
+`NAMES_MAX` parts, or `COMMITS_MAX` commits of others: then a part that comes again is appended again, never left out.
+"""
+
+from __future__ import annotations
+
+import base64
+import queue
+import random
+import re
+import threading
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+from urllib.parse import unquote
+
+import orjson
+import pyarrow as pa
+from deltalake import CommitProperties, DeltaTable, Schema, write_deltalake
+from deltalake.exceptions import CommitFailedError, DeltaError, SchemaMismatchError, TableNotFoundError
+
+from sidecar.core.records import Answer, Batch, Columns, Part, Verdict
+from sidecar.errors import ConfigError
+from sidecar.sinks.formats import TagsOf
+from sidecar.zone import files
+from sidecar.zone.columns import record_batches
+from sidecar.zone.entry import digest_of
+from sidecar.zone.rows import RowFramer
+from sidecar.zone.schema import text_of_name
+from sidecar.zone.table import PARTITIONED_BY, TABLE_SCHEMA, table_rows
+
+NAMES_MAX: Final = 65_536
+"""Parts that are known by name, the newest."""
+COMMITS_MAX: Final = 4_096
+"""Commits that are read at the start, or after others made them, for their names."""
+COMMIT_BYTES_MAX: Final = 64 << 20
+"""Rows of a commit; a larger batch is one of its own."""
+TRIES_MAX: Final = 20
+"""Of a commit that others overtake, before it is a retry."""
+PAUSES: Final = 9
+"""After a commit nothing is committed for so many times as long as it took: it costs 27 us for each file in the log
+(140 ms at 5,000 of them), so the longer the log, the fewer and the larger the commits."""
+PAUSE_MAX_S: Final = 5.0
+UNSYNCED_MAX: Final = 16
+"""Newest commits that are looked at after a power cut: one of each process may not have been synced."""
+CONFIGURATION: Final = {"delta.logRetentionDuration": "interval 2 days"}
+"""Of a table that is made here. Five commits a second for Delta's own 30 days would be 13 million files of log."""
+REASON_CHARS_MAX: Final = 300
+_KEY: Final = "sidecar"
+_DIGEST_BYTES: Final = 16
+_TROUBLE: Final = (DeltaError, OSError, ValueError)  # deltalake raises all of these for what the disk or log says
+
+
+class _Waiting(NamedTuple):
+    batch: Batch
+    answer: Future[Answer]
+
+
+class DeltaSink:
+    """Acknowledges a batch when the commit that has its rows and names is durable.
+
+    Callers wait while one thread commits all that waits at that moment: the more wait, the fewer commits.
+
+    Args:
+        path: The table: a path, or a URL that deltalake knows. It is made when it is missing.
+        columns: Reads the source's messages.
+        tags_of: The tags of each message.
+
+    Raises:
+        ConfigError: The table cannot be opened or made, or has other columns.
+    """
+
+    def __init__(self, path: str, columns: Columns, tags_of: TagsOf) -> None:
+        self.framer = RowFramer(columns, tags_of)
+        self._table = _Table(path)
+        self._work: queue.SimpleQueue[_Waiting | None] = queue.SimpleQueue()
+        self._held: _Waiting | None = None
+        self._guard = threading.Lock()
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="sink-delta", daemon=True)
+        self._thread.start()
+
+    def deliver(self, batch: Batch) -> Answer:
+        """Append the parts that the table does not have yet, together with whatever else waits."""
+        waiting = _Waiting(batch, Future())
+        with self._guard:
+            if self._closed.is_set():
+                return _CLOSED
+            self._work.put(waiting)
+        return waiting.answer.result()
+
+    def close(self) -> None:
+        """Answer what waits with a retry, and end once a commit under way has ended."""
+        with self._guard:
+            if not self._closed.is_set():
+                self._closed.set()
+                self._work.put(None)
+        self._thread.join()
+
+    def _run(self) -> None:
+        while group := self._next():
+            begun_s = time.monotonic()
+            try:
+                answer = _CLOSED if self._closed.is_set() else self._table.append([one.batch for one in group])
+            except Exception as error:  # noqa: BLE001  # whoever waits must be answered, and the thread live on
+                answer = Answer(Verdict.RETRY, f"the sink failed: {type(error).__name__}: {_line(error)}")
+            for one in group:
+                one.answer.set_result(answer)
+            self._closed.wait(min(PAUSES * (time.monotonic() - begun_s), PAUSE_MAX_S))
+
+    def _next(self) -> list[_Waiting]:
+        """All that waits, up to `COMMIT_BYTES_MAX`; nothing when the sink is closed and nobody waits."""
+        first = self._held or self._work.get()
+        self._held = None
+        group = [first] if first else []
+        size = sum(one.batch.nbytes for one in group)
+        while group and not self._work.empty():
+            more = self._work.get()
+            if more is None:
+                self._work.put(None)  # the end; it is read again after this group
+                break
+            size += more.batch.nbytes
+            if size > COMMIT_BYTES_MAX:
+                self._held = more
+                break
+            group.append(more)
+        return group
+
+
+_CLOSED: Final = Answer(Verdict.RETRY, "the sink is closed")
+
+
+class _Table:
+    """The table as far as it is known here; used by one thread after it was made."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path.removeprefix("file://")
+        self._names: dict[bytes, None] = {}
+        self._version = -1
+        self._stale = False
+        try:
+            self._table = self._open()
+            _check_newest(self._path, self._table.version())
+            self._learn()
+        except ConfigError:
+            raise
+        except _TROUBLE as error:
+            raise ConfigError(
+                f"cannot open the Delta table {path}: {_line(error)}",
+                hint="Set sink.delta.path to a folder that this user may write, or to a whole Delta table",
+            ) from error
+
+    def append(self, batches: Sequence[Batch]) -> Answer:
+        """One answer for all of these batches."""
+        try:
+            for _ in range(TRIES_MAX):
+                if self._stale:
+                    self._look_again()
+                fresh = self._fresh(batches)
+                if not fresh or self._commit(fresh):
+                    return Answer(Verdict.ACK)
+                time.sleep(random.uniform(0.0, 0.02))  # others commit too: not in step with them
+            return Answer(Verdict.RETRY, f"others committed to {self._path} first, {TRIES_MAX} times")
+        except (SchemaMismatchError, ConfigError) as error:
+            self._stale = True
+            return Answer(Verdict.HALT, f"the Delta table {self._path} has other columns: {_line(error)}")
+        except _TROUBLE as error:
+            self._stale = True  # it may have landed all the same
+            return Answer(Verdict.RETRY, f"cannot append to the Delta table {self._path}: {_line(error)}")
+
+    def _fresh(self, batches: Iterable[Batch]) -> list[tuple[Batch, dict[bytes, Part]]]:
+        """Batches with those of their parts that are not in the table, by digest of the name, each once."""
+        seen: set[bytes] = set()
+        found = []
+        for batch in batches:
+            parts = {digest_of(text_of_name(part.group), part.name): part for part in batch.parts if part.count}
+            parts = {digest: part for digest, part in parts.items() if digest not in self._names and digest not in seen}
+            seen.update(parts)
+            if parts:
+                found.append((batch, parts))
+        return found
+
+    def _commit(self, fresh: Sequence[tuple[Batch, dict[bytes, Part]]]) -> bool:
+        """Make the next version of the table; False when somebody else made it."""
+        rows = table_rows(
+            table
+            for batch, parts in fresh
+            for table in record_batches(parts.values(), writer="", sequence=0, batch_id=batch.key)
+        )
+        digests = [digest for _, parts in fresh for digest in parts]
+        metadata = {_KEY: base64.b64encode(b"".join(digests)).decode()}
+        properties = CommitProperties(custom_metadata=metadata, max_commit_retries=0)
+        mine = self._version + 1
+        try:
+            # In one chunk: several are written side by side, and a part's rows would stand in any order.
+            write_deltalake(self._table, rows.combine_chunks(), mode="append", commit_properties=properties)
+        except CommitFailedError:
+            self._look_again()
+            if self._version < mine:
+                raise
+            return False
+        sync_commit(self._path, mine)
+        if self._table.version() == mine:
+            self._know(digests)
+            self._version = mine
+        else:
+            self._learn()
+        return True
+
+    # What others did
+
+    def _open(self) -> DeltaTable:
+        try:
+            table = DeltaTable(self._path)
+        except TableNotFoundError:
+            if "://" not in self._path:
+                files.make_folder(Path(self._path))
+            DeltaTable.create(
+                self._path, TABLE_SCHEMA, mode="ignore", partition_by=list(PARTITIONED_BY), configuration=CONFIGURATION
+            )
+            table = DeltaTable(self._path)
+        _check_columns(table)
+        return table
+
+    def _look_again(self) -> None:
+        known = self._table.metadata().id
+        table = self._open()
+        self._stale = False
+        if table.metadata().id != known:  # another table stands there by now: what this one had is not in it
+            self._names.clear()
+            self._version = -1
+        self._table = table
+        self._learn()
+
+    def _learn(self) -> None:
+        behind = self._table.version() - self._version
+        if behind > 0:
+            for commit in reversed(self._table.history(min(behind, COMMITS_MAX))):
+                self._know(_digests_in(commit))
+        self._version = self._table.version()
+
+    def _know(self, digests: Iterable[bytes]) -> None:
+        self._names.update(dict.fromkeys(digests))
+        while len(self._names) > NAMES_MAX:
+            del self._names[next(iter(self._names))]
+
+
+def sync_commit(path: str, version: int) -> None:
+    """Make a commit survive a power cut, data before the log that names it; deltalake syncs nothing.
+
+    Args:
+        path: The table; nothing is done for a URL, whose store answers for it.
+        version: That the commit made.
+
+    Raises:
+        OSError: It failed.
+    """
+    root = _folder(path)
+    if root is not None:
+        added = [Path(name) for name, _ in _added(root, version)]
+        folders = {root / folder for file in added for folder in file.parents}
+        log = _log(root, version)
+        for synced in [*(root / file for file in added), *folders, log, log.parent]:
+            files.sync(synced)
+
+
+def _check_newest(path: str, version: int) -> None:
+    """Refuse a table whose newest commits a power cut has torn: their names would vouch for rows that are not there."""
+    root = _folder(path)
+    for at in range(max(0, version - UNSYNCED_MAX), version + 1) if root else ():
+        assert root is not None
+        for name, size in _added(root, at):
+            file = root / name
+            if file.exists() and file.stat().st_size != size:  # one that is gone was compacted and vacuumed
+                raise ConfigError(
+                    f"the Delta table {path} was torn by a power cut: {name} is not whole, and version {at} names it",
+                    hint=f"Remove {_log(root, at).name} and all behind it from _delta_log: they were not acknowledged",
+                )
+
+
+def _folder(path: str) -> Path | None:
+    path = path.removeprefix("file://")
+    return None if "://" in path else Path(path)
+
+
+def _log(root: Path, version: int) -> Path:
+    return root / "_delta_log" / f"{version:020d}.json"
+
+
+def _added(root: Path, version: int) -> list[tuple[str, int]]:
+    """Files and sizes in bytes that a commit adds; none where it is cleaned up by now."""
+    actions = map(orjson.loads, (files.read_from(_log(root, version), 0) or b"").splitlines())
+    found = [action["add"] for action in actions if "add" in action]
+    return [(unquote(add["path"]), add["size"]) for add in found]
+
+
+def _digests_in(commit: Mapping[str, Any]) -> list[bytes]:
+    """What a commit says of the parts that it added; nothing when it is not ours."""
+    text = commit.get(_KEY)
+    try:
+        raw = base64.b64decode(text, validate=True) if isinstance(text, str) else b""
+    except ValueError:
+        return []
+    return [raw[at : at + _DIGEST_BYTES] for at in range(0, len(raw), _DIGEST_BYTES)]
+
+
+def _check_columns(table: DeltaTable) -> None:
+    there = {field.name: field.type for field in pa.schema(table.schema().to_arrow())}
+    wanted = {field.name: field.type for field in pa.schema(Schema.from_arrow(TABLE_SCHEMA).to_arrow())}
+    if there == wanted:
+        return
+    odd = next((name for name in [*wanted, *there] if there.get(name) != wanted.get(name)), "")
+    raise ConfigError(
+        f"the table {table.table_uri} has other columns: {odd} is {there.get(odd, 'not there')},"
+        f" and would be {wanted.get(odd, 'not there')}",
+        hint="Set sink.delta.path to a folder of its own; the table is made there",
+    )
+
+
+def _line(error: Exception) -> str:
+    """What deltalake says, on one line and without its stack trace."""
+    return " ".join(re.split(r"\s+0: ", str(error))[0].split())[:REASON_CHARS_MAX]

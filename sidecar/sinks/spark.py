@@ -1,0 +1,101 @@
+"""Lands batches in a zone for Spark. How they are landed may not come in; needs pyarrow."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+import structlog
+
+from sidecar.core.records import Answer, Batch, Columns, Verdict
+from sidecar.errors import ConfigError, StateError, ZoneError
+from sidecar.sinks.formats import TagsOf
+from sidecar.zone import files
+from sidecar.zone.retention import Retention
+from sidecar.zone.rows import RowFramer
+from sidecar.zone.writer import Format, ZoneFullError, ZoneWriter
+
+log = structlog.get_logger()
+
+WRITER_FILE = "zone-writer"
+"""In the state folder."""
+
+
+class SparkSink:
+    """Acknowledges a batch when its rows and the line that shows them are on the disk.
+
+    A part that was landed before, in this life or another one, is acknowledged and not landed again. A disk that is
+    full or broken is a retry; a zone whose readers are behind stops the intake.
+
+    Args:
+        landing: The zone; made when it is missing.
+        writer: As whom to write, see `writer_name`.
+        columns: Reads the source's messages.
+        tags_of: The tags of each message.
+        format: Of the data files.
+        retention: What is removed of what was read.
+
+    Raises:
+        ConfigError: The zone cannot be made or written.
+        StateError: Another process writes to the zone as this writer.
+        ZoneError: The zone is damaged.
+    """
+
+    def __init__(
+        self,
+        landing: Path,
+        writer: str,
+        columns: Columns,
+        tags_of: TagsOf,
+        *,
+        format: Format = "arrow",  # noqa: A002
+        retention: Retention,
+    ) -> None:
+        self.framer = RowFramer(columns, tags_of)
+        try:
+            self._zone = ZoneWriter(landing, writer, format=format, retention=retention, report=_report)
+        except OSError as error:
+            raise ConfigError(
+                f"cannot write to {landing}: {error.strerror or error}",
+                hint="Set sink.spark.landing to a folder that this user may write, on a file system with locks",
+            ) from error
+
+    def deliver(self, batch: Batch) -> Answer:
+        """Land the parts that the zone does not have yet: all of them are visible at once, or none."""
+        try:
+            self._zone.land(batch)
+        except ZoneFullError as full:
+            return Answer(Verdict.HALT, str(full))
+        except ZoneError as error:
+            return Answer(Verdict.HALT, f"{error} ({error.hint})")
+        except OSError as error:
+            return Answer(Verdict.RETRY, f"cannot write to the landing zone: {error.strerror or error}")
+        return Answer(Verdict.ACK)
+
+    def close(self) -> None:
+        """Let another process write, once a delivery under way has ended."""
+        self._zone.close()
+
+
+def _report(text: str) -> None:
+    log.warning("zone.mended", what=text)
+
+
+def writer_name(state_dir: Path) -> str:
+    """The name of the writer of a state folder: drawn at random the first time, and the same for ever after.
+
+    Raises:
+        StateError: It cannot be read or kept.
+    """
+    path = state_dir / WRITER_FILE
+    try:
+        data = files.read_from(path, 0)
+        if data is None:
+            data = os.urandom(6).hex().encode()
+            files.put(path, data)
+    except OSError as error:
+        raise StateError(f"state folder: cannot use {path}: {error.strerror or error}") from error
+    if not re.fullmatch(rb"[0-9a-f]{12}", data):
+        raise StateError(f"state folder: {path} is damaged", hint="Remove it: a new writer begins in the zone then")
+    return data.decode()

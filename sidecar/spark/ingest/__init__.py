@@ -1,0 +1,23 @@
+"""The job that fills a table from a landing zone, for the command, for `spark-submit` and for notebooks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+__all__ = ["ingest"]
+
+
+def ingest(config: Path | str, *, once: bool = False) -> None:
+    """Fill the table of a configuration file from its landing zone, in the session that is there or a new one.
+
+    Args:
+        config: The file; it names `sink.spark.landing`, `spark.checkpoint` and `spark.table`.
+        once: Take what is there, then come back; else it never does.
+
+    Raises:
+        SidecarError: Something that a person must act on.
+    """
+    from sidecar.spark.ingest.job import SparkIngest
+    from sidecar.spark.ingest.support import load_for_ingest
+
+    SparkIngest(load_for_ingest(config), lambda: False, once=once).run()

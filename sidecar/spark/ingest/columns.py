@@ -1,0 +1,85 @@
+"""Rows of the zone as rows of the table, by native expressions. No row passes through Python here."""
+
+from __future__ import annotations
+
+import json
+from typing import Final
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F  # noqa: N812  # everybody's name for it
+from pyspark.sql.types import DataType, StringType, StructField, StructType
+
+from sidecar.errors import ConfigError
+from sidecar.zone.table import DATE, DATES_END_S, LABEL, LABEL_CHARS_MAX, LABEL_HASH, LABEL_PATTERN
+
+DATA: Final = "data"
+"""The column that has what JSON said; a struct, so that no name in it meets one of ours."""
+REASON: Final = "reason"
+_PARSED: Final = "_sidecar_parsed"
+_CORRUPT: Final = "_sidecar_corrupt"
+
+
+def with_partitions(frame: DataFrame) -> DataFrame:
+    """With the columns that the table is partitioned by: the same for a row as `sidecar.zone.table` gives."""
+    label = F.substring(F.regexp_replace("group", LABEL_PATTERN, "_"), 1, LABEL_CHARS_MAX)
+    digest = F.substring(F.sha2(F.col("group").cast("binary"), 256), 1, LABEL_HASH)
+    plain = (label == F.col("group")) & (label != "")
+    seconds = F.unix_seconds("timestamp")
+    day = F.floor(seconds / 86_400).cast("int")
+    inside = (seconds >= 0) & (seconds < DATES_END_S)
+    return frame.withColumn(LABEL, F.when(plain, label).otherwise(F.concat(label, F.lit("-"), digest))).withColumn(
+        DATE, F.when(inside, F.date_from_unix_date(day))
+    )
+
+
+def schema_of(text: str) -> StructType:
+    """A schema as columns and types (`id bigint, amount double`), or as Spark's JSON.
+
+    Raises:
+        ConfigError: It is none.
+    """
+    try:
+        is_json = text.lstrip().startswith("{")
+        found: DataType = StructType.fromJson(json.loads(text)) if is_json else StructType.fromDDL(text)
+    except Exception as error:  # Spark raises a dozen kinds for what a user wrote
+        said = " ".join(str(error).split())[:200]
+        raise ConfigError(
+            f"spark.table.schema: is no schema: {said}",
+            hint="Write columns and types, such as `id bigint, amount double`, or name a file that has them",
+        ) from error
+    if not isinstance(found, StructType):
+        raise ConfigError(f"spark.table.schema: {text} is one type, and should be columns with types")
+    return found
+
+
+def parsed(frame: DataFrame, schema: StructType) -> DataFrame:
+    """With what JSON says, to be told apart by `fitting` and `rejected`."""
+    wanted = StructType([*schema.fields, StructField(_CORRUPT, StringType())])
+    text = F.col("value").cast("string")
+    options = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": _CORRUPT}
+    return frame.withColumn(_PARSED, F.from_json(text, wanted, options))
+
+
+def fitting(frame: DataFrame, schema: StructType) -> DataFrame:
+    """Rows whose value fits, and those without a value, with the column `data`."""
+    fields = [F.col(f"{_PARSED}.`{field.name}`").alias(field.name) for field in schema.fields]
+    data = F.when(F.col("value").isNotNull(), F.struct(*fields))
+    return frame.where(_fits()).withColumn(DATA, data).drop(_PARSED)
+
+
+def rejected(frame: DataFrame) -> DataFrame:
+    """All other rows as they were landed, with a reason."""
+    reason = F.when(_is_text(), "the value does not fit the schema").otherwise("the value is not UTF-8")
+    return frame.where(~_fits()).withColumn(REASON, reason).drop(_PARSED)
+
+
+def _fits() -> Column:
+    """Never null: a row that were neither would be lost."""
+    # An array would be taken for its first element, and other bytes than UTF-8 for question marks.
+    is_object = F.ltrim(F.col("value").cast("string"), F.lit(" \t\r\n")).startswith("{")
+    whole = F.col(_PARSED).isNotNull() & F.col(f"{_PARSED}.{_CORRUPT}").isNull()
+    return F.col("value").isNull() | F.coalesce(_is_text() & is_object & whole, F.lit(False))  # noqa: FBT003
+
+
+def _is_text() -> Column:
+    return F.is_valid_utf8(F.col("value").cast("string"))

@@ -1,0 +1,224 @@
+"""The driver of `sidecar spark ingest`: session, queries, stop. What the rows become is decided in `columns`."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Final
+
+import structlog
+
+from sidecar.config.model import Listen, Settings
+from sidecar.errors import UnavailableError
+from sidecar.ops.admin import AdminServer
+from sidecar.spark.ingest.lag import Lag
+from sidecar.spark.ingest.progress import READ, WRITTEN, IngestMetrics, Progress
+from sidecar.spark.ingest.support import REJECTS, Target, schema_text, targets
+from sidecar.spark.run.job import QueryError, cause_of, missing_extra
+from sidecar.zone.table import ROW
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
+    from pyspark.sql.types import StructType
+
+TURN_S: Final = 0.2
+LOOK_EVERY_S: Final = 2.0
+BATCH_BYTES_MAX: Final = 256 << 20
+"""Compressed files of a micro-batch, about five times that in memory, spread over tasks."""
+DRIVER_BATCH_BYTES_MAX: Final = 16 << 20
+"""The same where all rows go through the driver."""
+
+log = structlog.get_logger()
+
+
+class SparkIngest:
+    """Fills the table of one configuration from its zone.
+
+    Args:
+        settings: As `load_for_ingest` gives them.
+        stop_asked: Whether to stop by now.
+        once: Take what is there and end.
+    """
+
+    def __init__(self, settings: Settings, stop_asked: Callable[[], bool], *, once: bool = False) -> None:
+        assert settings.spark is not None, "checked before"
+        assert settings.spark.table is not None, "checked before"
+        assert settings.sink.spark is not None, "checked before"
+        self._settings = settings
+        self._spark, self._table, self._zone = settings.spark, settings.spark.table, settings.sink.spark.landing
+        self._stop_asked = stop_asked
+        self._once = once
+
+    def run(self) -> None:
+        """Fill until a stop is asked for, or with `once` until all is there.
+
+        Raises:
+            SidecarError: Something that a person must act on.
+        """
+        schema = None if self._table.schema_ is None else schema_text(self._table.schema_)
+        wanted = targets(self._spark, self._table)
+        with ExitStack() as stack:
+            progress = Progress(self._settings.source.kafka.group_id, Lag(self._zone, wanted[0].consumer))
+            if self._settings.admin.listen:
+                stack.callback(_serve_metrics(self._settings.admin.listen, progress).stop)
+            session = self._session(stack)
+            queries = self._start(stack, session, wanted, schema)
+            log.info("ingest.started", table=self._table.path, zone=str(self._zone), format=self._table.format)
+            self._serve(queries, progress)
+
+    def _session(self, stack: ExitStack) -> SparkSession:
+        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # else `python3` of the path, which lacks our packages
+        try:
+            from pyspark.sql import SparkSession
+        except ImportError as error:
+            raise missing_extra(error) from error
+        running = SparkSession.getActiveSession()
+        builder = SparkSession.builder.appName(f"sidecar ingest {self._table.path}")
+        if self._spark.master:
+            builder = builder.master(self._spark.master)
+        session = builder.getOrCreate()
+        if running is None:
+            stack.callback(_quietly, session.stop)
+        return session
+
+    # Starting
+
+    def _start(
+        self, stack: ExitStack, session: SparkSession, wanted: list[Target], schema: str | None
+    ) -> list[StreamingQuery]:
+        from pyspark.errors import PySparkException
+
+        from sidecar.spark.ingest.columns import schema_of
+        from sidecar.spark.ingest.writers import has_delta
+
+        found = schema_of(schema) if schema is not None else None
+        through_driver = self._table.format == "delta" and not has_delta(session)
+        queries: list[StreamingQuery] = []
+        for target in wanted:
+            try:
+                query = self._query(self._frame(session, target, found, through_driver), target, through_driver)
+            except PySparkException as error:
+                raise QueryError(f"the query does not start: {cause_of(str(error))}") from error
+            stack.callback(_quietly, query.stop)
+            queries.append(query)
+        return queries
+
+    def _frame(
+        self, session: SparkSession, target: Target, schema: StructType | None, through_driver: bool
+    ) -> DataFrame:
+        from pyspark.sql import functions as F  # noqa: N812
+
+        from sidecar.spark import read_stream
+        from sidecar.spark.ingest.columns import fitting, parsed, rejected, with_partitions
+
+        size = DRIVER_BATCH_BYTES_MAX if through_driver else BATCH_BYTES_MAX
+        frame = read_stream(session, self._zone, columns=ROW, consumer=target.consumer, max_bytes=size)
+        count = F.count(F.lit(1)).alias("rows")
+        frame = frame.observe(READ, count)
+        if schema is not None:
+            frame = parsed(frame, schema)
+            frame = rejected(frame) if target.name == REJECTS else fitting(frame, schema)
+        return with_partitions(frame).observe(WRITTEN, count)
+
+    def _query(self, frame: DataFrame, target: Target, through_driver: bool) -> StreamingQuery:
+        from sidecar.spark.ingest.writers import by_deltalake, native
+
+        query_id: Future[str] = Future()
+        if through_driver:
+            writer = frame.writeStream.foreachBatch(by_deltalake(target.path, query_id))
+        else:
+            writer = native(frame, self._table.format, target.path)
+        query = self._trigger(writer.queryName(target.name)).option("checkpointLocation", target.checkpoint).start()
+        query_id.set_result(query.id)
+        return query
+
+    def _trigger(self, writer: DataStreamWriter) -> DataStreamWriter:
+        if self._once:
+            return writer.trigger(availableNow=True)
+        return writer.trigger(processingTime=f"{self._table.every_ms} milliseconds")
+
+    # Serving
+
+    def _serve(self, queries: list[StreamingQuery], progress: Progress) -> None:
+        from py4j.protocol import Py4JError
+
+        try:
+            self._await_end(queries, progress)
+        except (Py4JError, OSError) as error:
+            progress.ended("the JVM of the driver is gone")
+            if not self._stop_asked():
+                raise QueryError("the JVM of the driver ended", hint="its log says why; start again") from error
+        progress.ended()
+        log.info("ingest.stopped")
+
+    def _await_end(self, queries: list[StreamingQuery], progress: Progress) -> None:
+        self._stop_asked()
+        look_at_s = 0.0
+        while any(query.isActive for query in queries) and not _failed(queries):
+            if self._stop_asked():
+                self._stop(queries)
+                break
+            progress.heard(_reports(queries[0]))
+            if time.monotonic() >= look_at_s:
+                progress.look()
+                look_at_s = time.monotonic() + LOOK_EVERY_S
+            time.sleep(TURN_S)
+        progress.heard(_reports(queries[0]))
+        if _failed(queries) and not self._stop_asked():
+            text = cause_of(str(next(error for query in queries if (error := query.exception()))))
+            progress.ended(text)
+            raise QueryError(f"the query ended: {text}", hint="start it again: it goes on where it was")
+
+    def _stop(self, queries: list[StreamingQuery]) -> None:
+        """Let the micro-batches that run come to their ends; one that is cut short is taken back, and comes again."""
+        deadline_s = time.monotonic() + self._settings.drain_timeout_ms / 1000
+        log.info("ingest.draining", timeout_seconds=self._settings.drain_timeout_ms / 1000)
+        begun = {query.id: _last_batch(query) for query in queries}
+        waiting = list(queries)
+        while waiting and time.monotonic() < deadline_s:
+            waiting = [query for query in waiting if _is_busy(query) and _last_batch(query) == begun[query.id]]
+            time.sleep(TURN_S / 4)
+        for query in queries:
+            query.stop()
+
+
+def _serve_metrics(listen: Listen, progress: Progress) -> AdminServer:
+    """At the address of the settings, or, where the daemon of the same file has it, at a free port."""
+    metrics = IngestMetrics(progress)
+    try:
+        server = AdminServer(listen, progress.latest, metrics)
+    except UnavailableError:
+        server = AdminServer((listen.host, 0), progress.latest, metrics)
+        log.warning("ingest.moved", wanted=f"{listen.host}:{listen.port}", url=server.url)
+    return server
+
+
+def _quietly(stop: Callable[[], None]) -> None:
+    from py4j.protocol import Py4JError
+
+    with contextlib.suppress(Py4JError, OSError):  # the JVM may be gone before us: systemd signals all processes
+        stop()
+
+
+def _failed(queries: list[StreamingQuery]) -> bool:
+    return any(not query.isActive and query.exception() is not None for query in queries)
+
+
+def _reports(query: StreamingQuery) -> list[Mapping[str, object]]:
+    return list(query.recentProgress)
+
+
+def _last_batch(query: StreamingQuery) -> int:
+    report = query.lastProgress
+    return -1 if report is None else int(report["batchId"])
+
+
+def _is_busy(query: StreamingQuery) -> bool:
+    return query.isActive and bool(query.status["isTriggerActive"])

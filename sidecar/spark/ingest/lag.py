@@ -1,0 +1,72 @@
+"""How much of a zone a query has yet to read. Reads manifests alone; no Spark may come in."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from sidecar.errors import ZoneError
+from sidecar.zone import Tail, acknowledged
+
+
+class Behind(NamedTuple):
+    """What is left to read; rows that are duplicates are counted too."""
+
+    rows: int
+    bytes: int
+
+
+class Lag:
+    """Follows the manifests beside the query, which tells nothing of what it has not planned.
+
+    Args:
+        root: The zone; it may be missing still.
+        consumer: Whose acknowledgements say where to begin.
+    """
+
+    def __init__(self, root: Path, consumer: str) -> None:
+        self._root = root
+        self._consumer = consumer
+        self._tail: Tail | None = None
+        self._read: dict[str, int] = {}
+        self._unread: dict[str, deque[tuple[int, int, int]]] = {}
+        self._rows = self._bytes = 0
+
+    def behind(self, read: Mapping[str, int]) -> Behind | None:
+        """What was landed by now behind these numbers; None where the zone cannot be read, which the query will tell.
+
+        Args:
+            read: Writer to the last number that is read; what was said before stays true.
+        """
+        try:
+            self._take_in()
+        except (ZoneError, OSError):
+            self._tail = None
+            return None
+        for writer, seq in read.items():
+            self._read[writer] = max(seq, self._read.get(writer, -1))
+        for writer, seq in self._read.items():
+            self._forget(writer, seq)
+        return Behind(self._rows, self._bytes)
+
+    def _take_in(self) -> None:
+        if self._tail is None:
+            self._read |= acknowledged(self._root).get(self._consumer, {})
+            self._tail = Tail(self._root, {**self._read})
+            self._unread, self._rows, self._bytes = {}, 0, 0
+        while found := self._tail.poll():
+            for writer, entries in found.items():
+                waiting = self._unread.setdefault(writer, deque())
+                for entry in entries:
+                    waiting.append((entry.seq, entry.rows, entry.bytes))
+                    self._rows += entry.rows
+                    self._bytes += entry.bytes
+
+    def _forget(self, writer: str, upto: int) -> None:
+        waiting = self._unread.get(writer)
+        while waiting and waiting[0][0] <= upto:
+            _, rows, size = waiting.popleft()
+            self._rows -= rows
+            self._bytes -= size

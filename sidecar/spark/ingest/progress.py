@@ -1,0 +1,139 @@
+"""What the queries have done since they began: a log line a micro-batch, metrics, the snapshot. No Spark call."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Final
+
+import structlog
+from prometheus_client import CollectorRegistry, ProcessCollector
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from sidecar.ops.metrics import Metrics
+from sidecar.ops.snapshot import StatusSnapshot
+from sidecar.spark.ingest.lag import Behind, Lag
+from sidecar.version import version
+
+READ: Final = "sidecar_read"
+WRITTEN: Final = "sidecar_written"
+"""Spark's observations of these names count rows before and after what does not belong into the table."""
+_COUNTERS: Final = {
+    "rows_read": "Rows that were read from the landing zone, each once.",
+    "rows_written": "Rows that are in the table.",
+    "rows_rejected": "Rows that do not fit the schema, and are in the table of rejects.",
+    "micro_batches": "Micro-batches that are committed.",
+}
+
+log = structlog.get_logger()
+
+
+@dataclass(slots=True)
+class Counts:
+    """Of one query, or of a micro-batch of it."""
+
+    rows_read: int = 0
+    rows_written: int = 0
+    rows_rejected: int = 0
+    micro_batches: int = 0
+
+    def __iadd__(self, more: Counts) -> Counts:
+        for name in _COUNTERS:
+            setattr(self, name, getattr(self, name) + getattr(more, name))
+        return self
+
+
+class Progress:
+    """Of the query that fills the table; what the one for rejects writes is what this one does not.
+
+    Args:
+        group_id: Whose messages these are, for the snapshot.
+        lag: Follows the zone.
+    """
+
+    def __init__(self, group_id: str, lag: Lag) -> None:
+        self._group_id = group_id
+        self._lag = lag
+        self._started = datetime.now(UTC).isoformat(timespec="milliseconds")
+        self._last = -1
+        self._read: dict[str, int] = {}
+        self.totals = Counts()
+        self.behind: Behind | None = None
+        self._problem = ""
+        self._live = True
+
+    def heard(self, reports: Iterable[Mapping[str, Any]]) -> None:
+        """Spark's own reports, in their order; those heard before are known."""
+        for report in reports:
+            if int(report["batchId"]) > self._last and "addBatch" in (report.get("durationMs") or {}):
+                self._last = int(report["batchId"])
+                self._enter(report)
+
+    def _enter(self, report: Mapping[str, Any]) -> None:
+        self._read |= _numbers(report["sources"][0].get("endOffset"))
+        observed = report.get("observedMetrics") or {}
+        read, written = (int(observed[name]["rows"]) if name in observed else 0 for name in (READ, WRITTEN))
+        counts = Counts(read, written, read - written, 1)
+        self.totals += counts
+        self.look()
+        log.info(
+            "ingest.committed", batch=self._last, rows_read=read, rows_written=written, rows_rejected=read - written,
+            lag_rows=self.behind and self.behind.rows, lag_bytes=self.behind and self.behind.bytes,
+            seconds=round(int(report["durationMs"].get("triggerExecution", 0)) / 1000, 3),
+        )  # fmt: skip
+
+    def look(self) -> None:
+        """See how much is to be read by now."""
+        self.behind = self._lag.behind(self._read)
+
+    def ended(self, problem: str = "") -> None:
+        """The queries run no more."""
+        self._live, self._problem = False, problem
+
+    def latest(self) -> StatusSnapshot:
+        """For health and status; from any thread."""
+        return StatusSnapshot(
+            group_id=self._group_id,
+            started_at=self._started,
+            version=version(),
+            live=self._live,
+            ready=self._live,
+            lag=self.behind.rows if self.behind else None,
+            problems=(self._problem,) if self._problem else (),
+        )
+
+
+def _numbers(found: Any) -> dict[str, int]:
+    """Spark tells offsets as JSON, as text of JSON, or not at all."""
+    table = json.loads(found) if isinstance(found, str) else found
+    return {str(writer): int(seq) for writer, seq in (table or {}).items()}
+
+
+class IngestMetrics(Metrics):
+    """The metrics of the ingest job, in place of the daemon's.
+
+    Args:
+        progress: Asked once a scrape.
+    """
+
+    def __init__(self, progress: Progress) -> None:
+        self._registry = CollectorRegistry()
+        self._registry.register(_IngestCollector(progress))
+        ProcessCollector(registry=self._registry)
+
+
+class _IngestCollector(Collector):
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+
+    def collect(self) -> Iterator[Metric]:
+        """Every metric."""
+        for name, text in _COUNTERS.items():
+            yield CounterMetricFamily(f"sidecar_ingest_{name}", text, value=getattr(self._progress.totals, name))
+        behind = self._progress.behind
+        if behind is not None:
+            yield GaugeMetricFamily("sidecar_ingest_lag_rows", "Rows in the zone that are not read.", value=behind.rows)
+            yield GaugeMetricFamily("sidecar_ingest_lag_bytes", "Bytes of their files.", value=behind.bytes)

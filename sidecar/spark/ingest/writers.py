@@ -1,0 +1,90 @@
+"""How micro-batches get into a table: by Spark's own sinks, or, where it has no Delta, by deltalake in the driver."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Final
+
+from sidecar.errors import ConfigError
+from sidecar.sinks.delta import CONFIGURATION, sync_commit
+from sidecar.zone.table import PARTITIONED_BY
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+WAIT_S: Final = 60.0
+DELTA_CONF: Final = {
+    # Appending needs neither Delta's SQL nor its catalogue, which could only be set before the session is made.
+    "spark.databricks.delta.requiredSparkConfsCheck.enabled": "false",
+    "spark.databricks.delta.autoCompact.enabled": "true",
+    "spark.databricks.delta.autoCompact.minNumFiles": "50",
+}
+"""Unless the session has something else."""
+COMPACT_EVERY: Final = 100
+"""Micro-batches from one compaction to the next, where Delta does not do it by itself."""
+
+
+def has_delta(session: SparkSession) -> bool:
+    """Whether Spark has the jars of Delta."""
+    try:
+        _ = session.read.format("delta").load("/there/is/no/such/table").schema
+    except Exception as error:  # noqa: BLE001  # a class that is not found comes as an error of the JVM itself
+        return "DATA_SOURCE_NOT_FOUND" not in str(error)
+    return True
+
+
+def native(frame: DataFrame, form: str, path: str) -> DataStreamWriter:
+    """Spark's own sink: Parquet's log of files, or Delta's transactions by query and micro-batch, make it exact."""
+    if form == "delta":
+        for name, value in DELTA_CONF.items():
+            if frame.sparkSession.conf.get(name, None) is None:
+                frame.sparkSession.conf.set(name, value)
+    writer = frame.writeStream.format(form).partitionBy(*PARTITIONED_BY)
+    return writer.option("path", path).option("mergeSchema", "true")
+
+
+def by_deltalake(path: str, query_id: Future[str]) -> Callable[[DataFrame, int], None]:
+    """For `foreachBatch`: append a micro-batch unless the table has it, all of it through the driver's memory.
+
+    It is known by the query's id and its own number, as Delta's own sink does it: so one may take the other's place.
+
+    Args:
+        path: The table; made when it is missing.
+        query_id: Is set once the query is started.
+
+    Raises:
+        ConfigError: deltalake is not installed.
+    """
+    try:
+        import deltalake
+        from deltalake.exceptions import TableNotFoundError
+    except ImportError as error:
+        raise ConfigError(
+            "spark.table.format: delta needs Delta's jars in Spark, or deltalake, and neither is there",
+            hint="pip install consumer-sidecar[delta], or give Spark the package io.delta:delta-spark_4.2_2.13",
+        ) from error
+
+    def append(frame: DataFrame, batch: int) -> None:
+        app = query_id.result(WAIT_S)
+        rows = frame.toArrow()
+        try:
+            table = deltalake.DeltaTable(path)
+        except TableNotFoundError:
+            deltalake.DeltaTable.create(
+                path, deltalake.Schema.from_arrow(rows.schema), mode="ignore", partition_by=list(PARTITIONED_BY),
+                configuration=dict(CONFIGURATION),
+            )  # fmt: skip
+            table = deltalake.DeltaTable(path)
+        known = table.transaction_version(app)
+        if known is not None and known >= batch:
+            return
+        # Another driver that commits the same transaction meanwhile makes this one fail.
+        properties = deltalake.CommitProperties(app_transactions=[deltalake.Transaction(app, batch)])
+        deltalake.write_deltalake(table, rows, mode="append", schema_mode="merge", commit_properties=properties)
+        sync_commit(path, table.version())
+        if batch % COMPACT_EVERY == COMPACT_EVERY - 1:
+            table.optimize.compact()
+
+    return append

@@ -1,0 +1,119 @@
+"""Rows of an Arrow batch as the core reads messages: tuples by column, gathered into runs. Knows no Spark session."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from sidecar.core.records import Header, Run, TopicPartition
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+RUN_ROWS = 500
+RUN_BYTES = 4 << 20
+"""A run ends at so many rows, or with the row that reaches so many bytes of values: cuts for want of memory fall
+between runs, so runs must follow from the rows alone, never from how Spark happened to cut its Arrow batches."""
+SLICE_ROWS = 2_000
+"""So many rows at a time become Python objects."""
+
+
+class Row(NamedTuple):
+    """One message; what no setting asks for is None."""
+
+    offset: int
+    timestamp_ms: int | None
+    key: bytes | None
+    headers: list[Header] | None
+    value: bytes | None
+
+
+class ArrowColumns:
+    """`records.Columns` over `Row`s: one C loop a column."""
+
+    def offsets(self, messages: Sequence[Row]) -> Iterable[int]:
+        """The offset of each message."""
+        return map(itemgetter(0), messages)
+
+    def timestamps(self, messages: Sequence[Row]) -> Iterable[int | None]:
+        """The timestamp of each message in milliseconds since the epoch, None where it has none."""
+        return map(itemgetter(1), messages)
+
+    def keys(self, messages: Sequence[Row]) -> Iterable[bytes | None]:
+        """The key of each message, None stays None."""
+        return map(itemgetter(2), messages)
+
+    def headers(self, messages: Sequence[Row]) -> Iterable[Sequence[Header] | None]:
+        """The headers of each message in their order, None where there are none."""
+        return map(itemgetter(3), messages)
+
+    def values(self, messages: Sequence[Row]) -> Iterable[bytes | None]:
+        """The value of each message, None stays None."""
+        return map(itemgetter(4), messages)
+
+
+def place_of(batch: pa.RecordBatch) -> TopicPartition:
+    """Topic and partition of a batch with rows.
+
+    Raises:
+        ValueError: It holds rows of several partitions, so that something stands between source and sink.
+    """
+    topics, partitions = batch.column("topic").unique(), batch.column("partition").unique()
+    if len(topics) != 1 or len(partitions) != 1:
+        raise ValueError("a task has rows of several partitions: nothing may shuffle between source and sink")
+    return TopicPartition(topics[0].as_py(), partitions[0].as_py())
+
+
+def runs(batches: Iterable[pa.RecordBatch], tp: TopicPartition) -> Iterator[Run]:
+    """All rows of one offset range as runs of at most `RUN_ROWS`.
+
+    Raises:
+        ValueError: Rows of another partition came in between.
+    """
+    rows: list[Row] = []
+    held_bytes = 0
+    for row in _rows(batches, tp):
+        rows.append(row)
+        held_bytes += len(row.value or b"")
+        if len(rows) == RUN_ROWS or held_bytes >= RUN_BYTES:
+            yield Run(tp, rows, rows[0].offset, rows[-1].offset)
+            rows, held_bytes = [], 0
+    if rows:
+        yield Run(tp, rows, rows[0].offset, rows[-1].offset)
+
+
+def _rows(batches: Iterable[pa.RecordBatch], tp: TopicPartition) -> Iterator[Row]:
+    for batch in batches:
+        if batch.num_rows and place_of(batch) != tp:
+            raise ValueError(f"rows of {place_of(batch)} came among those of {tp}: nothing may shuffle before the sink")
+        step = SLICE_ROWS
+        if batch.num_rows:  # 2,000 rows of 1 MB would be 2 GB
+            step = max(1, min(SLICE_ROWS, RUN_BYTES * batch.num_rows // max(1, batch.nbytes)))
+        for start in range(0, batch.num_rows, step):
+            yield from map(Row._make, zip(*_columns(batch.slice(start, step)), strict=True))
+
+
+def _columns(batch: pa.RecordBatch) -> Iterator[Iterable[Any]]:
+    none = [None] * batch.num_rows
+    names = set(batch.schema.names)
+    for name in Row._fields:
+        if name not in names:
+            yield none
+        elif name == "headers":
+            yield _headers(batch.column(name))
+        else:
+            yield batch.column(name).to_pylist()
+
+
+def _headers(column: pa.ListArray) -> Iterator[list[Header] | None]:
+    """Names and values are made in one go: a dictionary a header, as `to_pylist` has them, costs five times as much."""
+    pairs = column.flatten()
+    names, values = (pairs.field(i).to_pylist() for i in (0, 1))
+    at = 0
+    for length in column.value_lengths().to_pylist():
+        if length is None:
+            yield None
+            continue
+        yield list(zip(names[at : at + length], values[at : at + length], strict=True))
+        at += length

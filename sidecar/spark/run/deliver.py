@@ -1,0 +1,227 @@
+"""Delivers one offset range on an executor: does what the core asks, with the daemon's own sink. No Spark here."""
+
+from __future__ import annotations
+
+import queue
+import random
+import time
+from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+
+import structlog
+
+from sidecar.config.model import DeadLetters, Settings
+from sidecar.core.batching import Limits
+from sidecar.core.books import Books
+from sidecar.core.effects import Report, Send, Store
+from sidecar.core.records import DeadLetter, Run, TopicPartition, group_label
+from sidecar.daemon.build import build_reading, delivery_rules, plan_memory
+from sidecar.daemon.dispatcher import Answered, Senders
+from sidecar.daemon.graveyards import Graveyard, Originals, StateGraveyard, TopicGraveyard
+from sidecar.errors import SidecarError
+from sidecar.sources.kafka_config import client_config
+from sidecar.sources.kafka_fetch import Fetcher
+from sidecar.spark.run.columns import ArrowColumns
+from sidecar.spark.run.folder import RunFolder
+from sidecar.spark.run.letters import LetterFiles
+from sidecar.spark.run.ranges import Halve, RangePipeline
+from sidecar.spark.run.windows import Windows
+
+WAIT_S = 0.05
+NOTE_EVERY_S = 5.0
+SENDERS_PATIENCE_S = 1.0
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """Which range this is.
+
+    Args:
+        tp: The partition.
+        scope: Stands for its identity in the names of parts.
+        ids_scope: Stands for it where message ids are kept.
+        batch: The micro-batch.
+        attempt: Tells this attempt's files from those of others.
+        again: Whether an earlier attempt may have sent anything.
+    """
+
+    tp: TopicPartition
+    scope: str
+    ids_scope: str
+    batch: int
+    attempt: str
+    again: bool
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What became of a range."""
+
+    tp: TopicPartition
+    last: int = -1
+    """Offset of its last row that was not filtered out before."""
+    books: Books = field(default_factory=Books)
+    cuts: Mapping[str, int] = field(default_factory=dict)
+    sends: Mapping[tuple[str, str], int] = field(default_factory=dict)
+    batches: Mapping[tuple[str, str], int] = field(default_factory=dict)
+    letters: list[str] = field(default_factory=list)
+    """Files with dead letters."""
+    refused: int = 0
+    """Messages that the receiver refused for good."""
+
+
+def deliver(settings: Settings, folder: RunFolder, task: Task, runs: Iterable[Run]) -> Outcome:
+    """Deliver all wanted messages of a range; returns when each is settled.
+
+    Raises:
+        ConfigError: The sink's certificates cannot be used.
+        StateError: The folder beside the checkpoint cannot be used.
+    """
+    with ExitStack() as stack:
+        delivery = _Delivery(settings, folder, task, stack)
+        for run in runs:
+            delivery.feed(run)
+        return delivery.finish()
+
+
+class _Delivery:
+    def __init__(self, settings: Settings, folder: RunFolder, task: Task, stack: ExitStack) -> None:
+        self._folder = folder
+        self._task = task
+        reading, sink = build_reading(settings, ArrowColumns())
+        self._inbox: queue.SimpleQueue[object] = queue.SimpleQueue()
+        self._senders = Senders(sink, settings.sink.concurrency, self._inbox)
+        stack.callback(self._senders.close, SENDERS_PATIENCE_S)
+        batch = settings.batch
+        self._pipeline = RangePipeline(
+            reading,
+            Limits(batch.max_messages, batch.max_bytes),
+            plan_memory(settings.memory.budget_bytes).held_max_bytes,
+            delivery_rules(settings, sink),
+            random.random,
+            task.tp,
+            task.scope,
+            halved=folder.halved(task.batch, task.tp),
+            again=task.again,
+        )
+        for taken, refused in folder.answers():  # a receiver that refuses everything is known to the next task too
+            self._pipeline.delivery.guard.taken(taken, ())
+            for _ in range(refused):
+                self._pipeline.delivery.guard.refused((task.tp, -1))
+        self._letters = LetterFiles(
+            folder.path / "letters" / str(task.batch), f"{task.tp.topic}-{task.tp.partition}-{task.attempt}"
+        )
+        self._settings, self._stack = settings, stack
+        self._graveyard: Graveyard | None = None
+        self._windows: Windows | None = None
+        if reading.ids is not None:
+            self._windows = Windows(folder.path, task.ids_scope, task.tp, task.batch)
+            self._windows.load(self._pipeline.intake.ids.window(task.tp))
+        self._last = -1
+        self._refused = 0
+        self._noted = ""
+        self._note_at_s = time.monotonic() + NOTE_EVERY_S
+
+    def feed(self, run: Run) -> None:
+        """Take a run in, once there is room for more."""
+        self._pipeline.read(run, time.monotonic() * 1000)
+        self._last = run.last
+        self._turn()
+        while self._pipeline.full:
+            self._turn(WAIT_S)
+
+    def finish(self) -> Outcome:
+        """Wait until all is settled, and make durable what the next micro-batch has to know."""
+        pipeline, task = self._pipeline, self._task
+        pipeline.end()
+        self._turn()
+        while not pipeline.idle:
+            self._turn(WAIT_S)
+        if self._windows is not None:
+            self._windows.save(pipeline.intake.ids.window(task.tp))
+        self._tell("")
+        sends, batches = pipeline.delivery.sends.counts(), pipeline.delivery.batches.counts()
+        return Outcome(
+            task.tp, self._last, pipeline.books, dict(pipeline.cuts), sends, batches, self._letters.names, self._refused
+        )
+
+    # The loop
+
+    def _turn(self, wait_s: float = 0.0) -> None:
+        self._take_inbox(wait_s)
+        now_s = time.monotonic()
+        while effects := self._pipeline.step(now_s * 1000):
+            for effect in effects:
+                self._perform(effect)
+        if now_s >= self._note_at_s:
+            self._note_at_s = now_s + NOTE_EVERY_S
+            self._tell(self._trouble())
+
+    def _take_inbox(self, wait_s: float) -> None:
+        try:
+            told = self._inbox.get(timeout=wait_s) if wait_s else self._inbox.get_nowait()
+            while True:
+                assert isinstance(told, Answered)
+                self._pipeline.answered(told.batch_id, told.answer, time.monotonic() * 1000, int(time.time() * 1000))
+                told = self._inbox.get_nowait()
+        except queue.Empty:
+            return
+
+    def _perform(self, effect: object) -> None:
+        match effect:
+            case Send(batch):
+                self._senders.send(batch)
+            case Halve(parts):
+                self._folder.add_halved(self._task.batch, self._task.tp, parts)
+                self._pipeline.halved()
+            case Store(token, letters):
+                self._pipeline.stored(token, ok=self._bury(letters), now_ms=time.monotonic() * 1000)
+            case Report(event, level, fields):
+                getattr(log, level)(event, **fields)
+
+    def _bury(self, letters: list[DeadLetter]) -> bool:
+        try:
+            self._open_graveyard().bury(letters)
+        except SidecarError as error:  # tried again; the messages stay unsettled meanwhile
+            log.error("dead_letters.not_stored", count=len(letters), reason=str(error))
+            return False
+        self._refused += sum(bool(one.attempts) for one in letters)
+        for one in letters[:10]:
+            log.warning(
+                "message.dead_lettered", topic=one.tp.topic, partition=one.tp.partition, offset=one.offset,
+                group=group_label(one.group), reason=one.reason,
+            )  # fmt: skip
+        return True
+
+    def _open_graveyard(self) -> Graveyard:
+        """Made when it is first needed: most tasks bury nothing, and a producer connects at once."""
+        if self._graveyard is None:
+            settings, config = self._settings, client_config(self._settings.source.kafka)
+            fetcher = Fetcher(config)
+            self._stack.callback(fetcher.close)
+            originals = Originals(settings.sink.format, fetcher.fetch)
+            if isinstance(settings.dead_letters, DeadLetters):
+                self._graveyard = TopicGraveyard(config, settings.dead_letters.kafka.topic, originals)
+            else:
+                self._graveyard = StateGraveyard(self._letters, originals)
+        return self._graveyard
+
+    # What the driver is told while the task lasts
+
+    def _trouble(self) -> str:
+        if self._pipeline.stalled:
+            return self._pipeline.stalled
+        failing = [one for one in self._pipeline.delivery.groups.values() if one.failing_since_ms is not None]
+        if not failing:
+            return ""
+        longest = min(failing, key=lambda one: one.failing_since_ms or 0.0)
+        since_s = time.monotonic() - (longest.failing_since_ms or 0.0) / 1000
+        return f"group {group_label(longest.name)} fails for {since_s:.0f} s: {longest.reason}"
+
+    def _tell(self, text: str) -> None:
+        if text != self._noted:
+            self._folder.note(self._task.tp, text)
+            self._noted = text

@@ -1,0 +1,152 @@
+"""What must not change under a pending micro-batch, kept beside the checkpoint. Files in and out; no Spark.
+
+Where a range is cut, and what a message is to it, follows from these settings. While a micro-batch is pending, and may
+have been sent in part, other settings would send the same messages under other names.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import orjson
+
+from sidecar.config.model import Settings
+from sidecar.core.carried import derived_scope
+from sidecar.core.tags import parse_expression
+from sidecar.errors import ConfigError, StateError
+from sidecar.spark.run.folder import names, read, write
+from sidecar.state.offset_map import Identity
+
+CUTS_VERSION = 1
+"""Of the code that makes runs and cuts: raised when the same rows may be cut otherwise."""
+
+
+class Checkpoint(NamedTuple):
+    """What a checkpoint is bound to.
+
+    Args:
+        incarnation: Drawn once; 64 bits.
+        cluster_id: Of the Kafka cluster.
+        group_id: The consumer group.
+        rules: Hash of the frozen settings.
+        ids: What a message id is.
+        pending: The micro-batch that an earlier life began and did not finish; -1 for none.
+    """
+
+    incarnation: int
+    cluster_id: str
+    group_id: str
+    rules: str
+    ids: str
+    pending: int
+
+    def scope(self, topic_id: str) -> str:
+        """What stands for a topic's identity in the names of parts."""
+        return derived_scope(self._identity(topic_id), "spark", self.rules)
+
+    def ids_scope(self, topic_id: str) -> str:
+        """What stands for it where message ids are kept: limits may change, and the ids stay known."""
+        return derived_scope(self._identity(topic_id), "ids", self.ids)
+
+    def _identity(self, topic_id: str) -> str:
+        return Identity(self.cluster_id, self.group_id, topic_id, self.incarnation).scope
+
+
+def rules_of(settings: Settings) -> dict[str, Any]:
+    """The settings that decide where a range is cut, by their names in the file."""
+    tags, dedup, batch = settings.tags, settings.dedup, settings.batch
+    shown = settings.public()
+    return {
+        "version": CUTS_VERSION,
+        "source.kafka.group_id": settings.source.kafka.group_id,
+        "source.kafka.properties.isolation.level": settings.source.kafka.properties.get(
+            "isolation.level", "read_committed"
+        ),
+        "tags.from": shown["tags"].get("from"),
+        "tags.split": tags.split,
+        "tags.subscribe": _canonical(tags.subscribe),
+        "tags.exclude": _canonical(tags.exclude) if tags.exclude else [],
+        "tags.groups": {name: _canonical(expression) for name, expression in sorted(tags.groups.items())},
+        "dedup.by": shown["dedup"]["by"],
+        "dedup.as": dedup.as_,
+        "dedup.capacity": dedup.capacity,
+        "memory.budget": settings.memory.budget_bytes,
+        "batch.max_messages": batch.max_messages,
+        "batch.max_bytes": batch.max_bytes,
+        "sink.http.format": settings.sink.format,
+    }
+
+
+def _canonical(expression: str) -> list[str]:
+    tags = parse_expression(expression)
+    return ["*"] if tags is None else sorted(tag.decode("utf-8", "backslashreplace") for tag in tags)
+
+
+def open_checkpoint(query: Path, folder: Path, settings: Settings, cluster_id: str) -> Checkpoint:
+    """Bind a checkpoint to these settings, or find it bound to others.
+
+    Args:
+        query: Spark's own checkpoint.
+        folder: Ours beside it.
+        settings: Those in force.
+        cluster_id: As the broker tells.
+
+    Raises:
+        ConfigError: It is bound to other settings, and a micro-batch is pending; or it is another cluster's.
+        StateError: Our folder is missing beside a checkpoint that was used.
+    """
+    incarnation = _incarnation(query, folder, cluster_id)
+    pending = pending_batch(query)
+    rules = rules_of(settings)
+    path = folder / "rules.json"
+    before = orjson.loads(read(path)) if path.exists() else rules
+    if before != rules:
+        if pending >= 0:
+            raise _changed(before, rules, pending)
+        write(path, orjson.dumps(rules))
+    elif not path.exists():
+        write(path, orjson.dumps(rules))
+    digest = hashlib.blake2b(orjson.dumps(rules, option=orjson.OPT_SORT_KEYS), digest_size=8).hexdigest()
+    ids = orjson.dumps([rules["dedup.by"], rules["dedup.as"]]).decode()
+    return Checkpoint(incarnation, cluster_id, settings.source.kafka.group_id, digest, ids, pending)
+
+
+def _incarnation(query: Path, folder: Path, cluster_id: str) -> int:
+    path = folder / "incarnation"
+    if not path.exists():
+        if latest_batch(query, "offsets") >= 0:
+            raise StateError(
+                f"{query} was used before, and {folder} beside it is gone: what is pending cannot be named as before",
+                hint="bring the folder back from a copy, or begin anew with another spark.checkpoint",
+            )
+        write(path, orjson.dumps([secrets.randbits(63), cluster_id]), exclusive=True)
+    incarnation, bound = orjson.loads(read(path))
+    if bound != cluster_id:
+        raise ConfigError(
+            f"the checkpoint {query.parent} belongs to another Kafka cluster ({bound}, not {cluster_id})",
+            hint="give each cluster its own spark.checkpoint",
+        )
+    return int(incarnation)
+
+
+def latest_batch(query: Path, log: str) -> int:
+    """The highest micro-batch in one of Spark's logs, `offsets` or `commits`; -1 for none."""
+    return max((int(name) for name in names(query / log) if name.isdigit()), default=-1)
+
+
+def pending_batch(query: Path) -> int:
+    """The micro-batch that was begun and not finished; -1 for none."""
+    begun = latest_batch(query, "offsets")
+    return begun if begun > latest_batch(query, "commits") else -1
+
+
+def _changed(before: dict[str, Any], now: dict[str, Any], pending: int) -> ConfigError:
+    keys = sorted(key for key in before.keys() | now.keys() if before.get(key) != now.get(key))
+    return ConfigError(
+        f"{', '.join(keys)} changed while micro-batch {pending} is pending: parts of it may have been sent, cut by the "
+        "settings before",
+        hint="run it to its end once with the settings before (sidecar spark run --once), then change them",
+    )

@@ -1,0 +1,273 @@
+"""The driver of `sidecar spark run`: session, query, stop. What is delivered how is decided on the executors."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import time
+from collections.abc import Callable
+from contextlib import ExitStack, closing
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import structlog
+
+from sidecar.config.model import Settings
+from sidecar.errors import EXIT_UNAVAILABLE, ConfigError, SidecarError
+from sidecar.ops.admin import AdminServer
+from sidecar.ops.metrics import Metrics
+from sidecar.spark.run.broker import await_cluster, group_offsets, refuse_members
+from sidecar.spark.run.folder import RunFolder
+from sidecar.spark.run.frozen import Checkpoint, latest_batch, open_checkpoint
+from sidecar.spark.run.progress import OBSERVED_PASSED, OBSERVED_READ, Progress, await_condition
+from sidecar.spark.run.topics import claim
+from sidecar.state.store import Store
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+TURN_S = 0.1
+TRIGGER_MS = 100
+"""Between two looks for new messages; without it the broker is asked 100 times a second."""
+ARROW_SHARE = 16
+CONNECTOR = "org.apache.spark:spark-sql-kafka-0-10_2.13"
+
+log = structlog.get_logger()
+
+
+class QueryError(SidecarError):
+    """The query on Spark ended with an error."""
+
+    exit_code = EXIT_UNAVAILABLE
+
+
+class SparkRun:
+    """The pipeline of one configuration on Spark.
+
+    Args:
+        settings: The configuration; `refusals` has nothing against it.
+        stop_asked: Whether to stop by now.
+        once: Take what is there and end.
+    """
+
+    def __init__(self, settings: Settings, stop_asked: Callable[[], bool], *, once: bool = False) -> None:
+        assert settings.spark is not None, "checked before"
+        self._settings = settings
+        self._stop_asked = stop_asked
+        self._once = once
+        self._by_connector = True
+        root = Path(settings.spark.checkpoint.removeprefix("file://"))
+        self._query_path = root / "query"
+        self._folder = RunFolder(root / "sidecar")
+
+    def run(self) -> None:
+        """Deliver until a stop is asked for, or with `once` all that is there.
+
+        Raises:
+            SidecarError: Something that a person must act on.
+        """
+        settings = self._settings
+        with ExitStack() as stack:
+            state = stack.enter_context(closing(Store(settings.state.dir)))
+            checkpoint = self._open_checkpoint()
+            progress = Progress(settings, self._folder, self._query_path, state)
+            if settings.admin.listen:
+                metrics = Metrics(progress.latest)
+                admin = AdminServer(settings.admin.listen, progress.latest, metrics, Path(settings.state.dir))
+                stack.callback(admin.stop)
+            session = self._session(stack)
+            query = self._start(session, checkpoint)
+            log.info("query.started", group_id=settings.source.kafka.group_id, pending=checkpoint.pending)
+            self._serve(query, progress)
+
+    def _open_checkpoint(self) -> Checkpoint:
+        kafka = self._settings.source.kafka
+        cluster_id = await_cluster(kafka)
+        refuse_members(kafka)
+        checkpoint = open_checkpoint(self._query_path, self._folder.path, self._settings, cluster_id)
+        for topic in self._folder.known_topics():
+            claim(kafka, cluster_id, self._folder, topic)
+        self._folder.hold_from(None)
+        self._folder.clear_notes()
+        return checkpoint
+
+    # Starting
+
+    def _session(self, stack: ExitStack) -> SparkSession:
+        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # else `python3` of the path, which lacks our packages
+        try:
+            from pyspark.sql import SparkSession
+        except ImportError as error:
+            raise missing_extra(error) from error
+        assert self._settings.spark is not None
+        running = SparkSession.getActiveSession()
+        builder = SparkSession.builder.appName(f"sidecar {self._settings.source.kafka.group_id}")
+        if self._settings.spark.master:
+            builder = builder.master(self._settings.spark.master)
+        session = builder.getOrCreate()
+        if running is None:
+            stack.callback(_stop_session, session)
+        held_bytes = self._settings.memory.budget_bytes // ARROW_SHARE
+        session.conf.set("spark.sql.execution.arrow.maxBytesPerBatch", f"{held_bytes}b")
+        return session
+
+    def _start(self, session: SparkSession, checkpoint: Checkpoint) -> StreamingQuery:
+        from pyspark.errors import PySparkException
+
+        from sidecar.spark.run.writer import Job, data_source
+
+        session.dataSource.register(data_source(Job(self._settings, self._folder.path, checkpoint)))
+        try:
+            return self._writer(self._frame(session)).start()
+        except PySparkException as error:
+            raise QueryError(f"the query does not start: {_first_line(str(error))}") from error
+
+    def _frame(self, session: SparkSession) -> DataFrame:
+        from pyspark.sql import functions as F  # noqa: N812
+
+        from sidecar.spark.run.wanted import prefilter
+
+        columns = needed(self._settings)
+        frame = self._connector(session, columns)
+        if frame is None:
+            self._by_connector = False
+            frame = self._source(session, columns)
+        frame = frame.observe(OBSERVED_READ, F.count(F.lit(1)).alias("rows"))
+        condition = prefilter(self._settings.tags)
+        if condition is not None:
+            frame = frame.where(condition).observe(OBSERVED_PASSED, F.count(F.lit(1)).alias("rows"))
+        return frame.select("topic", "partition", "offset", *columns)
+
+    def _connector(self, session: SparkSession, columns: list[str]) -> DataFrame | None:
+        """Spark's own source; None where its jar is not there."""
+        from pyspark.errors import AnalysisException
+        from pyspark.sql import functions as F  # noqa: N812
+
+        from sidecar.spark.run.kafka_options import source_options
+
+        options = source_options(self._settings, once=self._once, headers="headers" in columns, stood=self._stood())
+        try:
+            frame = session.readStream.format("kafka").options(**options).load()
+        except AnalysisException as error:
+            if "Failed to find data source: kafka" in str(error) or "DATA_SOURCE_NOT_FOUND" in str(error):
+                return None
+            raise
+        at_ms = F.when(F.col("timestampType") >= 0, F.unix_millis(F.col("timestamp")))
+        return frame.withColumn("timestamp_ms", at_ms)
+
+    def _source(self, session: SparkSession, columns: list[str]) -> DataFrame:
+        from sidecar.spark.run.kafka_options import offsets_max
+        from sidecar.spark.run.python_source import NAME, Reading, kafka_source
+
+        log.warning("connector.missing", wanted=f"{CONNECTOR}:{session.version}")
+        reading = Reading(
+            self._settings.source.kafka,
+            self._folder.path,
+            tuple(columns),
+            offsets_max(self._settings),
+            self._stood(),
+        )
+        session.dataSource.register(kafka_source(reading))
+        return session.readStream.format(NAME).load()
+
+    def _stood(self) -> dict[str, dict[str, int]] | None:
+        new = latest_batch(self._query_path, "offsets") < 0
+        return group_offsets(self._settings.source.kafka) if new else None
+
+    def _writer(self, frame: DataFrame) -> DataStreamWriter:
+        from sidecar.spark.run.writer import NAME
+
+        writer = frame.writeStream.format(NAME).option("checkpointLocation", str(self._query_path))
+        if self._once:
+            return writer.trigger(availableNow=True)
+        # The connector waits for a batch's worth of messages by itself, and begins early when it is there.
+        every_ms = TRIGGER_MS if self._by_connector else max(TRIGGER_MS, self._settings.batch.linger_ms)
+        return writer.trigger(processingTime=f"{every_ms} milliseconds")
+
+    # Serving
+
+    def _serve(self, query: StreamingQuery, progress: Progress) -> None:
+        from py4j.protocol import Py4JError
+
+        try:
+            self._await_end(query, progress)
+        except (Py4JError, OSError) as error:
+            progress.ended("the JVM of the driver is gone")
+            if not self._stop_asked():
+                raise QueryError("the JVM of the driver ended", hint="its log says why; start again") from error
+        log.info("query.stopped")
+
+    def _await_end(self, query: StreamingQuery, progress: Progress) -> None:
+        self._stop_asked()
+        while query.isActive:
+            if self._stop_asked():
+                self._stop(query)
+                break
+            self._hear(query, progress)
+            time.sleep(TURN_S)
+        self._hear(query, progress)
+        error = query.exception()
+        if error is not None and not self._stop_asked():
+            text = cause_of(str(error))
+            progress.ended(text)
+            raise QueryError(f"the query ended: {text}", hint="start it again: it goes on where it was")
+        progress.ended()
+
+    def _hear(self, query: StreamingQuery, progress: Progress) -> None:
+        progress.heard(query.recentProgress)
+        progress.settle()
+
+    def _stop(self, query: StreamingQuery) -> None:
+        """Let the micro-batch that runs come to its end, and none begin after it."""
+        deadline_s = time.monotonic() + self._settings.drain_timeout_ms / 1000
+        log.info("query.draining", timeout_seconds=self._settings.drain_timeout_ms / 1000)
+        with contextlib.suppress(SidecarError):  # without the hold the next one is cut short: sent again, same names
+            latest = -2
+            while latest != (begun := latest_batch(self._query_path, "offsets")):
+                latest = begun  # one may have begun before it could see the hold
+                self._folder.hold_from(latest + 1)
+            await_condition(
+                lambda: latest_batch(self._query_path, "commits") >= latest or not query.isActive, deadline_s
+            )
+        query.stop()
+
+
+def _stop_session(session: SparkSession) -> None:
+    from py4j.protocol import Py4JError
+
+    with contextlib.suppress(Py4JError, OSError):  # the JVM may be gone before us: systemd signals all processes
+        session.stop()
+
+
+def needed(settings: Settings) -> list[str]:
+    """The columns that anything asks for, in the order of `Row`."""
+    kinds = {field.kind for field in (settings.tags.field, settings.dedup.field) if field is not None}
+    whole = settings.sink.format == "envelope"
+    wanted = {
+        "timestamp_ms": whole,
+        "key": whole or "key" in kinds,
+        "headers": whole or "header" in kinds,
+        "value": True,
+    }
+    return [name for name, asked in wanted.items() if asked]
+
+
+def missing_extra(error: ImportError) -> ConfigError:
+    """The error of a module that comes with an extra."""
+    return ConfigError(f"{error.name} is not installed", hint="pip install 'consumer-sidecar[spark]'")
+
+
+def _first_line(text: str) -> str:
+    return next((line.strip() for line in text.splitlines() if line.strip()), "no reason given")
+
+
+def cause_of(text: str) -> str:
+    """Of a report with stack traces, the line that says what happened: that of ours, or of Python, or the first."""
+    lines = [line.strip() for line in text.splitlines()]
+    ours = [line for line in lines if line.startswith("sidecar.")]
+    raised = [line for line in lines if line and line[0].isalpha() and ("Error: " in line or "Exception: " in line)]
+    found = (ours or raised or [_first_line(text)])[-1 if ours else 0]
+    return found.removeprefix("sidecar.errors.")

@@ -1,0 +1,209 @@
+"""The Kafka connector's options from the settings of the daemon's client. Tables and text; no broker is asked.
+
+librdkafka's names become those of the Java client. What has no counterpart there is a `ValueError` that says why, and
+is refused with its line by `validate --engine spark`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from sidecar.config.model import Settings
+from sidecar.config.source import KafkaSource
+
+OFFSETS_PER_TRIGGER_MIN = 100_000
+"""The least upper bound of a micro-batch: below it Spark's own work, 1-2 s a micro-batch, outweighs the messages."""
+BATCHES_PER_TRIGGER = 20
+
+_SAME = {
+    "client.id",
+    "client.rack",
+    "connections.max.idle.ms",
+    "enable.metrics.push",
+    "fetch.max.bytes",
+    "fetch.min.bytes",
+    "isolation.level",
+    "max.partition.fetch.bytes",
+    "metadata.max.age.ms",
+    "reconnect.backoff.max.ms",
+    "reconnect.backoff.ms",
+    "retry.backoff.max.ms",
+    "retry.backoff.ms",
+    "security.protocol",
+    "ssl.key.password",
+}
+_RENAMED = {
+    "fetch.message.max.bytes": "max.partition.fetch.bytes",
+    "fetch.wait.max.ms": "fetch.max.wait.ms",
+    "sasl.kerberos.service.name": "sasl.kerberos.service.name",
+    "sasl.mechanism": "sasl.mechanism",
+    "sasl.mechanisms": "sasl.mechanism",
+    "socket.connection.setup.timeout.ms": "socket.connection.setup.timeout.ms",
+    "socket.receive.buffer.bytes": "receive.buffer.bytes",
+    "socket.send.buffer.bytes": "send.buffer.bytes",
+    "socket.timeout.ms": "request.timeout.ms",
+    "ssl.cipher.suites": "ssl.cipher.suites",
+    "topic.metadata.refresh.interval.ms": "metadata.max.age.ms",
+}
+_WITHOUT_EFFECT = {"log_level", "socket.keepalive.enable", "socket.nagle.disable"}
+"""They touch no message and no credential: the executors' own client still gets them."""
+_MODULES = {
+    "PLAIN": "org.apache.kafka.common.security.plain.PlainLoginModule",
+    "SCRAM-SHA-256": "org.apache.kafka.common.security.scram.ScramLoginModule",
+    "SCRAM-SHA-512": "org.apache.kafka.common.security.scram.ScramLoginModule",
+}
+_JOINED = {
+    "enable.ssl.certificate.verification",
+    "sasl.password",
+    "sasl.username",
+    "ssl.ca.location",
+    "ssl.ca.pem",
+    "ssl.certificate.location",
+    "ssl.certificate.pem",
+    "ssl.endpoint.identification.algorithm",
+    "ssl.key.location",
+    "ssl.key.pem",
+}
+
+
+def reason_against(name: str, properties: Mapping[str, str]) -> str | None:
+    """Why this property cannot hold on Spark; None when it can."""
+    value = properties[name]
+    if name == "enable.ssl.certificate.verification" and value != "true":
+        return "the Java client has no way to trust every certificate: name the authority in ssl.ca.location"
+    if name in ("sasl.mechanism", "sasl.mechanisms") and value not in _MODULES:
+        return f"on Spark the mechanisms are {', '.join(_MODULES)}"
+    if name not in _SAME | _RENAMED.keys() | _WITHOUT_EFFECT | _JOINED:
+        return "the Java client of Spark's Kafka connector has no such property"
+    return None
+
+
+def client_options(kafka: KafkaSource) -> dict[str, str]:
+    """The options that begin with ``kafka.``: addresses, credentials, isolation.
+
+    Raises:
+        OSError: A certificate or key cannot be read.
+        ValueError: A property has no counterpart.
+    """
+    properties = kafka.properties
+    for name in properties:
+        if reason := reason_against(name, properties):
+            raise ValueError(f"{name}: {reason}")
+    found = {"isolation.level": "read_committed", "client.id": "sidecar"}
+    for name, value in properties.items():
+        if name in _SAME:
+            found[name] = value
+        elif name in _RENAMED:
+            found[_RENAMED[name]] = value
+    if "security.protocol" in found:
+        found["security.protocol"] = found["security.protocol"].upper()
+    found |= _login(properties) | _trust(properties) | _own_certificate(properties)
+    return {"kafka.bootstrap.servers": kafka.bootstrap_servers, **{f"kafka.{name}": v for name, v in found.items()}}
+
+
+def _login(properties: Mapping[str, str]) -> dict[str, str]:
+    mechanism = properties.get("sasl.mechanism") or properties.get("sasl.mechanisms")
+    if not mechanism:
+        return {}
+    user, password = (_quoted(properties.get(name, "")) for name in ("sasl.username", "sasl.password"))
+    return {"sasl.jaas.config": f"{_MODULES[mechanism]} required username={user} password={password};"}
+
+
+def _quoted(text: str) -> str:
+    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
+def _trust(properties: Mapping[str, str]) -> dict[str, str]:
+    found = {}
+    if pem := _pem(properties, "ssl.ca.location", "ssl.ca.pem"):
+        found = {"ssl.truststore.type": "PEM", "ssl.truststore.certificates": pem}
+    if "ssl.endpoint.identification.algorithm" in properties:
+        algorithm = properties["ssl.endpoint.identification.algorithm"]
+        found["ssl.endpoint.identification.algorithm"] = "" if algorithm == "none" else algorithm
+    return found
+
+
+def _own_certificate(properties: Mapping[str, str]) -> dict[str, str]:
+    certificate = _pem(properties, "ssl.certificate.location", "ssl.certificate.pem")
+    key = _pem(properties, "ssl.key.location", "ssl.key.pem") or certificate
+    if not certificate:
+        return {}
+    return {
+        "ssl.keystore.type": "PEM",
+        "ssl.keystore.certificate.chain": _only(certificate, r"-+BEGIN CERTIFICATE-.*?-END CERTIFICATE-+"),
+        "ssl.keystore.key": _only(key, r"-+BEGIN [A-Z ]*PRIVATE KEY-.*?-END [A-Z ]*PRIVATE KEY-+"),
+    }
+
+
+def _pem(properties: Mapping[str, str], location: str, text: str) -> str:
+    """The text goes along with the options: executors need no file of that name."""
+    if text in properties:
+        return properties[text]
+    return Path(properties[location]).read_text("ascii") if location in properties else ""
+
+
+def _only(pem: str, pattern: str) -> str:
+    return "\n".join(re.findall(pattern, pem, re.DOTALL))
+
+
+def topic_options(kafka: KafkaSource) -> dict[str, str]:
+    """Which topics: by name, or as one pattern where one of them is a pattern."""
+    if not any(topic.startswith("^") for topic in kafka.topics):
+        return {"subscribe": ",".join(kafka.topics)}
+    # The daemon's client looks for the pattern anywhere, Java's must match the whole name.
+    patterns = [f".*(?:{one}).*" if one.startswith("^") else re.escape(one) for one in kafka.topics]
+    return {"subscribePattern": "|".join(patterns)}
+
+
+def start_options(kafka: KafkaSource, stood: Mapping[str, Mapping[str, int]] | None) -> dict[str, str]:
+    """Where a new checkpoint starts; topics and partitions that come later are read from their start.
+
+    Args:
+        kafka: The source.
+        stood: Where the daemon's consumer group stands, if it ever was.
+    """
+    if stood is not None:
+        return {"startingOffsets": json.dumps(stood)}
+    if isinstance(kafka.start, str):
+        return {"startingOffsets": kafka.start}
+    return {"startingTimestamp": str(kafka.start), "startingOffsetsByTimestampStrategy": "latest"}
+
+
+def offsets_max(settings: Settings) -> int:
+    """How many offsets a micro-batch takes at most."""
+    batch = settings.batch
+    return min(batch.span_max, max(OFFSETS_PER_TRIGGER_MIN, BATCHES_PER_TRIGGER * batch.max_messages))
+
+
+def trigger_options(settings: Settings, *, once: bool) -> dict[str, str]:
+    """How much a micro-batch takes at most, and how long one waits to be worth its while."""
+    batch, upper = settings.batch, offsets_max(settings)
+    found = {"maxOffsetsPerTrigger": str(upper)}
+    if batch.linger_ms and not once:
+        found["minOffsetsPerTrigger"] = str(min(batch.max_messages, upper))
+        found["maxTriggerDelay"] = f"{batch.linger_ms}ms"
+    return found
+
+
+def source_options(
+    settings: Settings, *, once: bool, headers: bool, stood: Mapping[str, Mapping[str, int]] | None = None
+) -> dict[str, str]:
+    """All options of the connector.
+
+    Raises:
+        OSError: A certificate or key cannot be read.
+        ValueError: A property has no counterpart.
+    """
+    kafka = settings.source.kafka
+    return {
+        **client_options(kafka),
+        **topic_options(kafka),
+        **start_options(kafka, stood),
+        **trigger_options(settings, once=once),
+        "includeHeaders": str(headers).lower(),
+        "groupIdPrefix": kafka.group_id,  # for brokers that allow the groups of a prefix alone
+        "failOnDataLoss": "true",  # what expired unread is told, never skipped in silence
+    }

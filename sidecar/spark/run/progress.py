@@ -1,0 +1,230 @@
+"""What the query has done since it began: books by micro-batch, the snapshot for status and metrics. No Spark call."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from sidecar.config.model import Settings
+from sidecar.core.books import BOOKS, Books
+from sidecar.core.records import TopicPartition
+from sidecar.errors import SidecarError
+from sidecar.ops.snapshot import Activity, PartitionStatus, StatusSnapshot
+from sidecar.spark.run.folder import RunFolder
+from sidecar.spark.run.frozen import latest_batch
+from sidecar.spark.run.letters import letters_in
+from sidecar.state.interface import State
+from sidecar.version import version
+
+OBSERVED_READ, OBSERVED_PASSED = "sidecar_read", "sidecar_passed"
+"""Rows before and after what was filtered in the JVM."""
+
+log = structlog.get_logger()
+
+
+class Progress:
+    """Keeps the books of one run.
+
+    Args:
+        settings: The configuration.
+        folder: Where tasks and commits leave what they have to tell.
+        query: Spark's own checkpoint.
+        state: Takes the dead letters.
+    """
+
+    def __init__(self, settings: Settings, folder: RunFolder, query: Path, state: State) -> None:
+        self._settings = settings
+        self._folder = folder
+        self._query = query
+        self._state = state
+        self._begun_after = latest_batch(query, "commits")
+        self._observed: dict[int, Mapping[str, Any]] = {}
+        self._started = datetime.now(UTC)
+        self._partitions: dict[TopicPartition, PartitionStatus] = {}
+        self._totals = Books()
+        self._cuts: Counter[str] = Counter()
+        self._sends: Counter[tuple[str, str]] = Counter()
+        self._batches: Counter[tuple[str, str]] = Counter()
+        self._commits = 0
+        self._problem = ""
+        self._live = True
+        self._snapshot = self._build()
+
+    # What came to pass
+
+    def heard(self, reports: Iterable[Mapping[str, Any]]) -> None:
+        """Spark's own reports, in their order; those heard before are known."""
+        for report in reports:
+            batch = int(report["batchId"])
+            if report.get("observedMetrics") and batch not in self._observed:
+                self._observed[batch] = report
+            for source in report["sources"]:
+                self._places(source)
+
+    def _places(self, source: Mapping[str, Any]) -> None:
+        at, ends = (_offsets(source.get(name)) for name in ("endOffset", "latestOffset"))
+        for tp, offset in at.items():
+            status = self._partitions.setdefault(tp, PartitionStatus(topic=tp.topic, partition=tp.partition))
+            if offset >= status.watermark:
+                status.watermark = status.position = offset
+                status.lag = max(0, ends[tp] - offset) if tp in ends else None
+
+    def settle(self) -> None:
+        """Enter the books of micro-batches that are committed, and put their dead letters into the state."""
+        committed = latest_batch(self._query, "commits")
+        heard = max(self._observed, default=-1)
+        self._problem = ""
+        for batch in self._folder.batches_with_books():
+            if batch > committed or (batch > self._begun_after and batch > heard):
+                break
+            books = self._folder.books(batch)
+            try:
+                self._bury(batch, books or {})
+            except SidecarError as error:  # a full disk: they stay where they are, and are tried again
+                self._problem = f"dead letters of micro-batch {batch} wait for room: {error}"
+                break
+            if books is not None and batch > self._begun_after:
+                self._enter(batch, books)
+            self._folder.forget_books(batch)
+        self._snapshot = self._build()
+
+    def _bury(self, batch: int, books: Mapping[str, Any]) -> None:
+        for name in books.get("letters", ()):
+            self._state.put_dead_letters(letters_in(self._folder.path / "letters" / str(batch) / name))
+
+    def _enter(self, batch: int, books: Mapping[str, Any]) -> None:
+        counts = {TopicPartition(topic, partition): Books(**found) for topic, partition, found in books["partitions"]}
+        report = self._observed.get(batch, {})
+        self._observed = {one: kept for one, kept in self._observed.items() if one > batch}
+        total = sum_of(counts.values())
+        metrics = report.get("observedMetrics", {})
+        if OBSERVED_READ in metrics:
+            read = int(metrics[OBSERVED_READ]["rows"])
+            passed = int(metrics.get(OBSERVED_PASSED, metrics[OBSERVED_READ])["rows"])
+            if passed != total.consumed or not total.balanced:
+                log.error("micro_batch.unbalanced", batch=batch, read=read, passed=passed, consumed=total.consumed)
+            # What left the JVM has come to a task; what never left it was filtered.
+            for tp, filtered in _share(self._ranges(report), counts, read - passed).items():
+                _add(counts.setdefault(tp, Books()), Books(consumed=filtered, filtered=filtered))
+        for tp, found in counts.items():
+            _add(self._partitions.setdefault(tp, PartitionStatus(topic=tp.topic, partition=tp.partition)), found)
+        total = sum_of(counts.values())
+        _add(self._totals, total)
+        self._cuts.update(books["cuts"])
+        for table, rows in ((self._sends, books["sends"]), (self._batches, books["batches"])):
+            for group, kind, count in rows:
+                table[group, kind] += count
+        self._commits += 1
+        log.info(
+            "micro_batch.delivered", batch=batch, **{name: getattr(total, name) for name in BOOKS[:5]},
+            parts=sum(books["cuts"].values()), seconds=round(_milliseconds(report) / 1000, 3),
+        )  # fmt: skip
+
+    def _ranges(self, report: Mapping[str, Any]) -> dict[TopicPartition, int]:
+        """How many offsets of each partition the micro-batch covers, gaps among them."""
+        found: dict[TopicPartition, int] = {}
+        for source in report["sources"]:
+            starts = _offsets(source.get("startOffset")) or self._first_offsets()
+            for tp, end in _offsets(source.get("endOffset")).items():
+                found[tp] = end - starts.get(tp, 0)
+        return found
+
+    def _first_offsets(self) -> dict[TopicPartition, int]:
+        """Of the first micro-batch Spark does not tell where it began; its checkpoint does."""
+        try:
+            return _offsets((self._query / "sources" / "0" / "0").read_text().partition("\n")[2])
+        except OSError:
+            return {}
+
+    # What is told
+
+    def ended(self, problem: str = "") -> None:
+        """The query runs no more."""
+        self._live, self._problem = False, problem
+        self._snapshot = self._build()
+
+    def latest(self) -> StatusSnapshot:
+        """The last snapshot; from any thread."""
+        return self._snapshot
+
+    def _build(self) -> StatusSnapshot:
+        # Copies: other threads read what is told, while the books are being entered.
+        partitions = tuple(replace(self._partitions[tp]) for tp in sorted(self._partitions))
+        lags = [one.lag for one in partitions if one.lag is not None]
+        problems = [f"{place}: {text}" for place, text in self._folder.notes().items()]
+        return StatusSnapshot(
+            group_id=self._settings.source.kafka.group_id,
+            started_at=self._started.isoformat(timespec="milliseconds"),
+            version=version(),
+            live=self._live,
+            ready=self._live,
+            totals=replace(self._totals),
+            lag=sum(lags) if lags else None,
+            partitions=partitions,
+            problems=tuple([self._problem] * bool(self._problem) + problems),
+            budget_bytes=self._settings.memory.budget_bytes,
+            dead_letters=self._state.count_dead_letters(),
+            activity=Activity(
+                batches=dict(self._batches),
+                sends=dict(self._sends),
+                cuts=dict(self._cuts),
+                commits={"ok": self._commits} if self._commits else {},
+            ),
+        )
+
+
+def sum_of(all_books: Iterable[Books]) -> Books:
+    """Their sum."""
+    total = Books()
+    for books in all_books:
+        total += books
+    return total
+
+
+def _add(books: Books, more: Books) -> None:
+    books += more
+
+
+def _share(ranges: Mapping[TopicPartition, int], seen: Mapping[TopicPartition, Books], count: int) -> dict[
+    TopicPartition, int
+]:  # fmt: skip
+    """Which partition messages are of that no task saw; exact where offsets have no gaps, else by what is missing."""
+    missing = {tp: max(0, offsets - seen[tp].consumed if tp in seen else offsets) for tp, offsets in ranges.items()}
+    total = sum(missing.values())
+    shares = {tp: count * one // total if total else 0 for tp, one in missing.items()}
+    rest = count - sum(shares.values())
+    if rest and shares:
+        shares[max(shares, key=lambda tp: missing[tp])] += rest
+    return shares
+
+
+def _offsets(found: Any) -> dict[TopicPartition, int]:
+    """Spark tells them as JSON, as text of JSON, or not at all."""
+    try:
+        table = json.loads(found) if isinstance(found, str) else found
+        return {
+            TopicPartition(topic, int(partition)): int(offset)
+            for topic, partitions in (table or {}).items()
+            for partition, offset in partitions.items()
+        }
+    except (ValueError, TypeError, AttributeError):
+        return {}
+
+
+def _milliseconds(report: Mapping[str, Any]) -> int:
+    return int((report.get("durationMs") or {}).get("triggerExecution", 0))
+
+
+def await_condition(condition: Any, deadline_s: float, every_s: float = 0.05) -> bool:
+    """Ask until it holds or the time is over; whether it held."""
+    while not (held := bool(condition())) and time.monotonic() < deadline_s:
+        time.sleep(every_s)
+    return held

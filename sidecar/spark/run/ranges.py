@@ -1,0 +1,234 @@
+"""One Kafka offset range on its way through the core: cuts follow from its messages alone. No clock, file or Spark.
+
+The range stands in Spark's checkpoint before anything of it is sent, and every cut in it is a pure function of its rows
+and of frozen settings: so a retried task, another attempt and a restart make the same parts, with the same names and
+bytes. That is why there is no linger here, no cut by a free sender and none by what happens to be held; and why a part
+needs no intent: it is as durable as the range. Only halves of a refused part are an event, and are stored before they
+are sent.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
+
+from sidecar.core.batching import Limits, halves, held_bytes
+from sidecar.core.books import Books
+from sidecar.core.carried import Carried
+from sidecar.core.delivery import Delivery, DeliveryRules
+from sidecar.core.effects import Effect
+from sidecar.core.intake import Intake, Reading
+from sidecar.core.progress import Lane, Partition
+from sidecar.core.records import Answer, Fragment, Part, Run, TopicPartition
+
+INTENTS_MAX = 1_000
+"""Parts of a range that are cut and not settled; settling one looks at all."""
+FLUSH_AHEAD = 256
+HIGH = 0.8
+OPEN_SHARE = 2
+"""Half of the budget is for what is open: beyond it the largest group is cut."""
+
+Halved = tuple[str, int, int]
+"""Group, first and last offset of a part that was replaced by its halves."""
+
+
+@dataclass(frozen=True, slots=True)
+class Halve:
+    """Make it durable that these parts were replaced by their halves; answer with `RangePipeline.halved`."""
+
+    parts: tuple[Halved, ...]
+
+
+class Range(Partition):
+    """A partition's messages in one micro-batch.
+
+    Args:
+        tp: The partition.
+        scope: Stands for its identity in the names of parts.
+        separator: The rows' separator.
+    """
+
+    def __init__(self, tp: TopicPartition, scope: str, separator: bytes) -> None:
+        super().__init__(tp, scope, epoch=1, carried=Carried(0, 0), separator=separator)
+        self.split_parts: list[Halved] = []
+
+    def may_split(self, part: Part) -> bool:  # noqa: ARG002
+        """Always: the room for intents is a folder."""
+        return True
+
+    def split(self, part: Part, pieces: Sequence[list[Fragment]]) -> list[Part]:
+        """As of `Partition`; remembered until it is durable."""
+        self.split_parts.append((part.group, part.first, part.last))
+        return super().split(part, pieces)
+
+    def part_without_rows(self, group: str, fragment: Fragment) -> Part:
+        """A part of messages that the format cannot hold: they must not move where the others are cut."""
+        aside = Lane(group, self._separator)
+        aside.buffer.add(fragment)
+        (part,) = self.cut(aside, Limits(1, 1))
+        return part
+
+
+class RangePipeline:
+    """Ties reading, cutting and delivery of one range together.
+
+    Args:
+        reading: How messages are read.
+        limits: Where batches are cut.
+        held_max_bytes: What may be held.
+        rules: How batches are delivered.
+        jitter: Uniform in [0, 1).
+        tp: The partition.
+        scope: Stands for its identity in the names of parts.
+        halved: The parts that an earlier attempt replaced by their halves.
+        again: Whether an earlier attempt may have sent anything.
+    """
+
+    def __init__(
+        self,
+        reading: Reading,
+        limits: Limits,
+        held_max_bytes: int,
+        rules: DeliveryRules,
+        jitter: Callable[[], float],
+        tp: TopicPartition,
+        scope: str,
+        *,
+        halved: Collection[Halved] = (),
+        again: bool = False,
+    ) -> None:
+        self._separator = reading.framer.separator
+        self._limits = limits
+        self._held_max_bytes = held_max_bytes
+        self._halved = set(halved)
+        self._again = again
+        self._open_bytes = 0
+        self.range = Range(tp, scope, self._separator)
+        self.intake = Intake(reading)
+        self.delivery = Delivery(rules, self._owner, self._settled, jitter)
+        self.books = Books()
+        self.cuts: Counter[str] = Counter()
+        """Batches cut, by reason."""
+        self.ending = False
+
+    def _owner(self, part: Part) -> Partition | None:
+        return self.range if part.epoch == self.range.epoch else None
+
+    def _settled(self, _: Part, outcome: str, count: int) -> None:
+        setattr(self.books, outcome, getattr(self.books, outcome) + count)
+        self.books.in_flight -= count
+
+    # Reading
+
+    def read(self, run: Run, now_ms: float) -> None:
+        """The next rows of the range."""
+        found = self.intake.sort(self.range, run, now_ms)
+        count = len(run.messages)
+        self.books.consumed += count
+        self.books.duplicate += found.duplicate
+        self.books.filtered += found.filtered
+        self.books.in_flight += count - found.duplicate - found.filtered
+        for group, fragment in found.opened:
+            self._open(group, fragment)
+        self._cut_for_memory()
+        self.range.read_past(run.last + 1)
+        self.range.settled_ids.clear()  # the daemon's journal is a file of windows here
+
+    def _open(self, group: str, fragment: Fragment) -> None:
+        self.delivery.held_bytes += held_bytes(fragment)
+        if fragment.unframeable:
+            odd = Fragment((), b"", None, fragment.unframeable, fragment.at_ms)
+            self._add(self.range.part_without_rows(group, odd))
+            fragment = replace(fragment, unframeable=())
+        if not fragment.offsets:
+            return
+        lane = self.range.lane(group)
+        self._open_bytes += lane.buffer.add(fragment)[1]
+        while reason := self._full(lane):
+            self._cut(lane, reason)
+
+    def _full(self, lane: Lane) -> str:
+        if lane.buffer.count >= self._limits.max_messages:
+            return "count"
+        return "bytes" if lane.buffer.nbytes >= self._limits.max_bytes else ""
+
+    def _cut_for_memory(self) -> None:
+        """By what is open alone, which follows from the rows: what is being sent would make it chance."""
+        while self._open_bytes > self._held_max_bytes // OPEN_SHARE:
+            self._cut(max(self.range.lanes.values(), key=lambda lane: (lane.buffer.nbytes, lane.group)), "memory")
+
+    def _cut(self, lane: Lane, reason: str) -> None:
+        (part,) = self.range.cut(lane, self._limits)
+        self._open_bytes -= part.nbytes
+        self.cuts[reason] += 1
+        self._add(part)
+
+    def _add(self, part: Part) -> None:
+        part.intent.durable = True
+        part.attempts, part.intent.old = int(self._again), self._again
+        if (part.group, part.first, part.last) not in self._halved or part.count < 2:
+            self.delivery.add([part])
+            return
+        for piece in self.range.split(part, halves(part.fragments, self._separator)):
+            self._add(piece)
+
+    def end(self) -> None:
+        """The range has no more rows: what is open is cut, bit by bit as there is room."""
+        self.ending = True
+
+    def _flush(self) -> None:
+        for lane in list(self.range.lanes.values()):
+            while lane.buffer.fragments and len(self.range.intents) < FLUSH_AHEAD:
+                self._cut(lane, "linger")  # a micro-batch lasts as long as the linger: see the trigger
+
+    # Delivery
+
+    def answered(self, batch_id: int, answer: Answer, now_ms: float, wall_ms: int) -> None:
+        """The sink answered one send."""
+        self.delivery.answered(batch_id, answer, now_ms, wall_ms)
+
+    def stored(self, token: int, *, ok: bool, now_ms: float) -> None:
+        """The dead letters of one `Store` are durable, or could not be stored."""
+        self.delivery.stored(token, ok=ok, now_ms=now_ms)
+
+    def halved(self) -> None:
+        """What the last `Halve` named is durable."""
+        for intent in self.range.intents:
+            intent.durable = True
+        self.delivery.unseal()
+
+    def step(self, now_ms: float) -> list[Effect | Halve]:
+        """Cut and send what is due; all effects since the last step."""
+        if self.ending:
+            self._flush()
+        self.delivery.step(now_ms)
+        effects: list[Effect | Halve] = list(self.delivery.effects)
+        self.delivery.effects = []
+        self.delivery.changed.clear()
+        fresh = tuple(one for one in self.range.split_parts if one not in self._halved)
+        self.range.split_parts.clear()
+        if fresh:
+            self._halved.update(fresh)
+            effects.append(Halve(fresh))
+        return effects
+
+    @property
+    def full(self) -> bool:
+        """Whether nothing more is to be read at present."""
+        held = self.delivery.held_bytes > HIGH * self._held_max_bytes
+        return held or len(self.range.intents) >= INTENTS_MAX or bool(self.stalled)
+
+    @property
+    def stalled(self) -> str:
+        """Why nothing gets on, in words for an operator; empty when it does."""
+        if self.delivery.halted:
+            return f"the sink refuses every request ({self.delivery.halted}); correct its address or credentials"
+        if self.delivery.guard.tripped:
+            return "the receiver refused more than a tenth of 1,000 messages; correct it, and it goes on by itself"
+        return ""
+
+    @property
+    def idle(self) -> bool:
+        """Whether all that was read is settled."""
+        return self.delivery.idle and not any(lane.buffer.fragments for lane in self.range.lanes.values())

@@ -1,0 +1,57 @@
+"""Topic ids as tasks see them: what was read under one id is never continued under another. Asks the broker."""
+
+from __future__ import annotations
+
+import time
+
+from confluent_kafka import KafkaError
+from confluent_kafka.admin import AdminClient
+
+from sidecar.config.source import KafkaSource
+from sidecar.errors import StateError, UnavailableError
+from sidecar.sources.kafka_config import client_config
+from sidecar.sources.kafka_topics import TIMEOUT_S, TopicIds
+from sidecar.spark.run.folder import RunFolder
+
+KNOWN_FOR_S = 5.0
+_clients: dict[str, TopicIds] = {}
+_found: dict[tuple[str, str], tuple[float, str]] = {}
+"""Of this worker process, which serves many tasks."""
+
+
+def topic_id(kafka: KafkaSource, cluster_id: str, topic: str) -> str:
+    """The topic's id, asked for every 5 s; empty where the broker has none.
+
+    Raises:
+        UnavailableError: The broker does not answer.
+    """
+    key = kafka.bootstrap_servers, topic
+    at_s, known = _found.get(key, (-KNOWN_FOR_S, ""))
+    if time.monotonic() - at_s < KNOWN_FOR_S:
+        return known
+    client = _clients.get(kafka.bootstrap_servers)
+    if client is None:
+        client = _clients[kafka.bootstrap_servers] = TopicIds(AdminClient(client_config(kafka)), cluster_id)
+    found = client.find([topic], TIMEOUT_S).get(topic, "")
+    if isinstance(found, KafkaError):
+        raise UnavailableError(f"the broker does not tell the id of {topic}: {found.str()}")
+    known = found
+    _found[key] = time.monotonic(), known
+    return known
+
+
+def claim(kafka: KafkaSource, cluster_id: str, folder: RunFolder, topic: str) -> str:
+    """The id under which this checkpoint reads the topic.
+
+    Raises:
+        StateError: The topic was deleted and made again since.
+        UnavailableError: The broker does not answer.
+    """
+    now = topic_id(kafka, cluster_id, topic)
+    known = folder.claim_topic(topic, now)
+    if known != now:
+        raise StateError(
+            f"the topic {topic} was deleted and made again: the checkpoint's offsets are of the old one",
+            hint="begin anew with another spark.checkpoint; nothing was skipped in silence",
+        )
+    return known

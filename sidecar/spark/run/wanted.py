@@ -1,0 +1,84 @@
+"""Tags as native column expressions: what is surely unwanted never leaves the JVM. The core decides about all the rest.
+
+An expression here may let too much pass and must never drop what the core would take: JSON escapes, numbers, other
+encodings and tags within a value are looked for as bytes. Tags are compared as bytes throughout, never as strings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from functools import reduce
+from operator import or_
+
+from pyspark.sql import Column
+from pyspark.sql import functions as F  # noqa: N812  # everybody's name for it
+
+from sidecar.config.tags import Tags
+from sidecar.core.fields import Field
+from sidecar.core.tags import parse_expression
+
+LOOKED_FOR_MAX = 32
+"""More tags than this are not looked for within a value: that would cost more than it saves."""
+
+
+def prefilter(tags: Tags) -> Column | None:
+    """Holds for every message that these settings want, and for few others; None where all may be wanted."""
+    field = tags.field
+    if field is None:
+        return None
+    wanted = parse_expression(tags.subscribe)
+    excluded = parse_expression(tags.exclude) if tags.exclude else None
+    conditions = []
+    if wanted is not None:
+        conditions.append(_any_of(field, wanted, within=bool(tags.split)))
+    if excluded and not tags.split:
+        conditions.append(_none_of(field, excluded))
+    found = [condition for condition in conditions if condition is not None]
+    return reduce(lambda a, b: a & b, found) if found else None
+
+
+def _any_of(field: Field, tags: Collection[bytes], *, within: bool) -> Column | None:
+    if field.kind == "header":
+        return _has_header(field.name, lambda value: _within(value, tags) if within else _is_one(value, tags))
+    if field.kind == "json":
+        odd = [b"\\", b"\0"]  # an escape may spell the tag, and UTF-16 holds zero bytes
+        found = _within(F.col("value"), [*tags, *odd])
+        return None if found is None else _surely(found)
+    column = _column(field)
+    found = _within(column, tags) if within else _is_one(column, tags)
+    return None if found is None else _surely(found)
+
+
+def _none_of(field: Field, tags: Collection[bytes]) -> Column | None:
+    if field.kind == "json":
+        return None
+    if field.kind == "header":
+        return ~_has_header(field.name, lambda value: _is_one(value, tags))
+    return ~_surely(_is_one(_column(field), tags))
+
+
+def _column(field: Field) -> Column:
+    return F.col("key") if field.kind == "key" else F.col("topic").cast("binary")
+
+
+def _has_header(name: str, test) -> Column:  # type: ignore[no-untyped-def]
+    def fits(header: Column) -> Column:
+        found = test(header["value"])
+        named = header["key"] == F.lit(name)
+        return named if found is None else named & found
+
+    return _surely(F.exists(F.col("headers"), fits))
+
+
+def _is_one(column: Column, tags: Collection[bytes]) -> Column:
+    return column.isin(sorted(tags))
+
+
+def _within(column: Column, tags: Collection[bytes]) -> Column | None:
+    if len(tags) > LOOKED_FOR_MAX:
+        return None
+    return reduce(or_, [F.contains(column, F.lit(tag)) for tag in sorted(tags)])
+
+
+def _surely(condition: Column) -> Column:
+    return F.coalesce(condition, F.lit(False))  # noqa: FBT003  # a null header, key or value holds no tag

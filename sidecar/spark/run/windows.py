@@ -1,0 +1,87 @@
+"""Windows of message ids as files: a version for each partition and micro-batch. Decides nothing about a message.
+
+Version N is written before the task of micro-batch N reports success, and a task of N begins with the highest version
+below N, which no attempt of N can have changed: so a replay decides alike, and a task that was given up long ago writes
+the same bytes again. A version is whole: 8 bytes an id (less for Roaring), so 1,000,000 ids are 8 MB a micro-batch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import struct
+import zlib
+from array import array
+from pathlib import Path
+from typing import Any
+
+from sidecar.core.dedup import RotatingBitmap, RotatingSet
+from sidecar.core.records import TopicPartition
+from sidecar.errors import StateError
+from sidecar.spark.run.folder import names, read, write
+
+_HEAD = struct.Struct(">4sIQ")
+_MAGIC = b"SCW1"
+
+
+class Windows:
+    """The versions of one partition's window.
+
+    Args:
+        root: The run's folder.
+        scope: Of the partition: a topic made again has windows of its own.
+        tp: The partition.
+        batch: The micro-batch of this task.
+    """
+
+    def __init__(self, root: Path, scope: str, tp: TopicPartition, batch: int) -> None:
+        self._folder = root / "ids" / f"{scope}-{tp.partition}"
+        self._batch = batch
+
+    def load(self, window: RotatingSet) -> None:
+        """Fill a fresh window with what was known before this micro-batch.
+
+        Raises:
+            StateError: The file is damaged or cannot be read.
+        """
+        below = self._below()
+        if not below:
+            return
+        path = self._folder / str(below[-1])
+        young, old = _unpack(read(path), path)
+        if isinstance(window, RotatingBitmap):
+            window.load((young, old))
+            return
+        for numbers, kept in ((young, window.young), (old, window.old)):
+            for number in array("q", numbers):
+                kept.add(number)
+
+    def save(self, window: RotatingSet) -> None:
+        """Make durable what is known after this micro-batch, and remove versions that no replay asks for.
+
+        Raises:
+            StateError: It could not be written.
+        """
+        if isinstance(window, RotatingBitmap):
+            young, old = window.dump(1 << 63)
+        else:  # sorted, so that every attempt writes the same bytes
+            sets: Any = (window.young, window.old)
+            young, old = (array("q", sorted(kept)).tobytes() for kept in sets)
+        body = struct.pack(">Q", len(young)) + young + old
+        write(self._folder / str(self._batch), _HEAD.pack(_MAGIC, zlib.crc32(body), len(body)) + body)
+        for version in self._below()[:-1]:
+            with contextlib.suppress(OSError):
+                (self._folder / str(version)).unlink()
+
+    def _below(self) -> list[int]:
+        return sorted(int(name) for name in names(self._folder) if name.isdigit() and int(name) < self._batch)
+
+
+def _unpack(raw: bytes, path: Path) -> tuple[bytes, bytes]:
+    body = raw[_HEAD.size :]
+    if len(raw) < _HEAD.size + 8 or _HEAD.unpack_from(raw) != (_MAGIC, zlib.crc32(body), len(body)):
+        raise StateError(
+            f"the message ids in {path} are damaged",
+            hint="bring the file back from a copy; without it earlier twins of what comes now are not known",
+        )
+    size = struct.unpack_from(">Q", body)[0]
+    return body[8 : 8 + size], body[8 + size :]

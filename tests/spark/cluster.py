@@ -1,0 +1,114 @@
+"""A standalone Spark cluster of plain processes, and a Connect server on it. What runs there is not decided here."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+
+from tests.spark.session import write_defaults
+from tests.support.process import free_ports, http_get, spawn, tail, wait_until
+
+_DEPLOY = "org.apache.spark.deploy"
+
+
+class Cluster:
+    """A master and workers of one core each; the pip package has no scripts for it, but `spark-class` is enough.
+
+    Args:
+        folder: Holds logs and what executors write.
+        workers: How many.
+        env: Added to the environment of all, executors and their Python workers too.
+    """
+
+    def __init__(self, folder: Path, *, workers: int = 2, env: Mapping[str, str] | None = None) -> None:
+        import pyspark
+
+        self._folder = folder
+        self._workers = workers
+        self._home = Path(pyspark.__file__).parent
+        quick = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+        own = {
+            "SPARK_HOME": str(self._home),
+            "SPARK_DAEMON_MEMORY": "256m",
+            "SPARK_DAEMON_JAVA_OPTS": quick,
+            "SPARK_LAUNCHER_OPTS": quick,
+        }
+        self._env = {**write_defaults(folder / "conf", jars=False), **own, **(env or {})}
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._port, self._ui = free_ports(2)
+        self.url = f"spark://127.0.0.1:{self._port}"
+
+    def __enter__(self) -> Cluster:
+        try:
+            address = ["--host", "127.0.0.1", "--port", str(self._port), "--webui-port", str(self._ui)]
+            self._start("master", "spark-class", f"{_DEPLOY}.master.Master", *address)
+            for number in range(self._workers):
+                place = ["--host", "127.0.0.1", "--webui-port", "0", "--work-dir", str(self._folder / f"work{number}")]
+                size = ["--cores", "1", "--memory", "1g"]
+                self._start(f"worker{number}", "spark-class", f"{_DEPLOY}.worker.Worker", *place, *size, self.url)
+            wait_until(self._is_up, 240, "all workers are registered", detail=lambda: self.log("worker0"))
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for process in reversed(self._processes):  # a worker ends its executors on SIGTERM
+            process.send_signal(signal.SIGTERM)
+        for process in self._processes:
+            try:
+                process.wait(20)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+    def connect(self) -> str:
+        """The address of a Connect server whose driver runs on the cluster."""
+        (port,) = free_ports(1)
+        settings = {
+            "spark.connect.grpc.binding.address": "127.0.0.1",
+            "spark.connect.grpc.binding.port": str(port),
+            "spark.executor.memory": "512m",
+        }
+        options = [word for name, value in settings.items() for word in ("--conf", f"{name}={value}")]
+        server = "org.apache.spark.sql.connect.service.SparkConnectServer"
+        command = ["--master", self.url, "--class", server, *options, "spark-internal"]
+        self._env["SPARK_DAEMON_MEMORY"] = "1g"  # the Connect server is one of Spark's daemons too
+        server_process = self._start("connect", "spark-submit", *command)
+        listens = f":{port:04X} "
+        wait_until(
+            lambda: (
+                server_process.poll() is not None
+                or listens in Path("/proc/net/tcp").read_text() + Path("/proc/net/tcp6").read_text()
+            ),
+            240,
+            "the Connect server listens",
+            detail=lambda: self.log("connect"),
+        )
+        assert server_process.poll() is None, self.log("connect")
+        return f"sc://127.0.0.1:{port}"
+
+    def executors_used(self) -> int:
+        """How many workers have executors now."""
+        return sum(worker["coresused"] > 0 for worker in self._state().get("workers", []))
+
+    def log(self, name: str) -> str:
+        """The end of a process's log, for a failure message."""
+        return tail(self._folder / f"{name}.log", lines=60)
+
+    def _start(self, name: str, program: str, *words: str) -> subprocess.Popen[bytes]:
+        with (self._folder / f"{name}.log").open("ab") as log:
+            command = ["nice", "-n", "10", str(self._home / "bin" / program), *words]
+            self._processes.append(spawn(command, log, env={**self._env, "SPARK_NO_DAEMONIZE": "1"}))
+        return self._processes[-1]
+
+    def _state(self) -> dict[str, list[dict[str, int]]]:
+        status, body = http_get(f"http://127.0.0.1:{self._ui}/json/")
+        found: dict[str, list[dict[str, int]]] = json.loads(body) if status == 200 else {}
+        return found
+
+    def _is_up(self) -> bool:
+        return self._state().get("aliveworkers") == self._workers  # type: ignore[comparison-overlap]

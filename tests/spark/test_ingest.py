@@ -1,0 +1,149 @@
+"""From the zone to a table: each row once, whatever the table is made of, and what does not fit kept aside."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from deltalake import DeltaTable
+
+from sidecar.core.records import Batch
+from sidecar.errors import ConfigError
+from sidecar.spark.ingest.job import QueryError, SparkIngest
+from sidecar.zone.table import TABLE_SCHEMA
+from tests.spark.ingesting import in_frame, is_acknowledged, settings, there, wanted
+from tests.support.landing import Sent, batch, message, part, writer
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+GROUPS = ["paid", "", "007", "a b/c", "x" * 300, "ä", "percent:%FF"]
+
+
+def ingest(folder: Path, **table: Any) -> None:
+    """Take what is there."""
+    SparkIngest(settings(folder, **table), lambda: False, once=True).run()
+
+
+@pytest.mark.parametrize("form", ["parquet", "delta", "deltalake"])
+def test_each_row_is_in_the_table_once(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str
+) -> None:
+    """Two writers, batches landed again by the other one, odd groups and bytes, in two runs: every row, each once."""
+    if form == "deltalake":
+        monkeypatch.setattr("sidecar.spark.ingest.writers.has_delta", lambda session: False)
+    kind = "parquet" if form == "parquet" else "delta"
+    if form == "parquet":
+        ingest(tmp_path)  # a zone that is not there yet is empty
+    first = [batch(10 * i, 7, group) for i, group in enumerate(GROUPS)]
+    second = [batch(1_000, 3), batch(2_000, 4, "new")]
+    odd = Batch(1, "odd", [part([Sent(500, None, b"\xff", None, (), None), Sent(501, b"", b"", "t", (), -1)], "odd")])
+    a, b = writer(tmp_path / "zone", "a"), writer(tmp_path / "zone", "b")
+    for one in [*first, odd]:
+        a.land(one)
+    for one in first[:3]:
+        b.land(one)
+    ingest(tmp_path, format=kind)
+    assert is_acknowledged(tmp_path)
+    for one in second:
+        b.land(one)
+    ingest(tmp_path, format=kind)
+    assert there(tmp_path / "table") == wanted([*first, odd, *second])
+    assert is_acknowledged(tmp_path)
+    if form == "parquet":
+        assert in_frame(spark.read.parquet(str(tmp_path / "table"))) == wanted([*first, odd, *second])
+    else:
+        table = DeltaTable(tmp_path / "table")
+        assert {field.name for field in table.schema().fields} == set(TABLE_SCHEMA.names)
+        days = table.to_pyarrow_table(columns=["offset", "group", "date"]).to_pylist()
+        found = {(day["group"], day["offset"]): str(day["date"]) for day in days}
+        assert (found["paid", 1], found["odd", 500], found["odd", 501]) == ("2023-11-14", "None", "None")
+    a.close()
+    b.close()
+
+
+def test_a_table_of_one_way_goes_on_the_other_way(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A micro-batch whose end Spark did not hear of is known, by Delta's sink or by deltalake, whichever wrote it."""
+    zone = writer(tmp_path / "zone")
+    commits = tmp_path / "checkpoint" / "table" / "commits"
+    for number, has_jars in enumerate((False, False, True, False)):
+        if number >= 2:
+            for name in (f"{number - 1}", f".{number - 1}.crc"):
+                (commits / name).unlink()
+        monkeypatch.setattr("sidecar.spark.ingest.writers.has_delta", lambda session, found=has_jars: found)
+        zone.land(batch(5 * number, 5))
+        ingest(tmp_path, format="delta")
+    zone.close()
+    assert there(tmp_path / "table") == wanted(batch(5 * number, 5) for number in range(4))
+
+
+SCHEMA = "id bigint, amount double, nested struct<a: array<string>>"
+FITTING = {
+    1: b'{"id": 1, "amount": 1.5, "nested": {"a": ["x", null]}}',
+    2: b' \n{"id": 2, "unknown": {"deep": [1]}}',
+    3: b"{}",
+    4: '{"id": 4, "nested": {"a": ["é"]}}'.encode(),
+    5: None,
+}
+REJECTED = {
+    11: b"",
+    12: b"nonsense",
+    13: b'{"id": "many"}',
+    14: b'{"id": 14',
+    15: b'[{"id": 15}]',
+    16: b"16",
+    17: b"null",
+    18: b'{"id": 18, "nested": {"a": ["\xff"]}}',
+    19: b'{"id": 1e30}',
+    20: b'{"id": 20, "nested": 7}',
+    21: b"\x00",
+}
+
+
+@pytest.mark.parametrize("kind", ["parquet", "delta"])
+def test_what_does_not_fit_is_kept_aside(spark: SparkSession, tmp_path: Path, kind: str) -> None:
+    """Values that are JSON of the schema become columns; all others are in a table of their own as they came."""
+    schema: str | Path = SCHEMA
+    if kind == "delta":
+        schema = tmp_path / "schema.ddl"
+        schema.write_text(SCHEMA + "\n")
+    rows = [Sent(offset, b"k", value) for offset, value in (FITTING | REJECTED).items()]
+    zone = writer(tmp_path / "zone")
+    zone.land(Batch(1, "paid", [part(rows)]))
+    ingest(tmp_path, format=kind, schema=str(schema))
+    zone.close()
+    form = spark.read.format(kind)
+    table, aside = (form.load(str(tmp_path / name)) for name in ("table", "table-rejects"))
+    assert in_frame(table) == Counter(("paid", offset, b"k", value) for offset, value in FITTING.items())
+    assert in_frame(aside) == Counter(("paid", offset, b"k", value) for offset, value in REJECTED.items())
+    found = {row["offset"]: row["data"] for row in table.select("offset", "data").collect()}
+    assert json.loads(json.dumps(found[1].asDict(recursive=True))) == json.loads(FITTING[1] or b"")
+    assert (found[2]["id"], found[3]["id"], found[4]["nested"]["a"], found[5]) == (2, None, ["é"], None)
+    reasons = {row["offset"]: row["reason"] for row in aside.select("offset", "reason").collect()}
+    assert {offset for offset, reason in reasons.items() if "UTF-8" in reason} == {18}
+    assert is_acknowledged(tmp_path)
+
+
+def test_a_bad_schema_is_told(spark: SparkSession, tmp_path: Path) -> None:
+    """Columns that are none, and a file that is not there, are errors of the configuration."""
+    with pytest.raises(ConfigError, match="is no schema"):
+        ingest(tmp_path, schema="id bigint, amount noodle")
+    with pytest.raises(ConfigError, match=r"cannot read missing\.ddl: No such file"):
+        ingest(tmp_path, schema="missing.ddl")
+
+
+def test_a_damaged_zone_ends_the_query_with_its_reason(spark: SparkSession, tmp_path: Path) -> None:
+    """Rows that are lost are never passed over: the job ends with an error that names the file."""
+    zone = writer(tmp_path / "zone")
+    entry = zone.land(Batch(1, "paid", [part([message(1)])]))
+    zone.close()
+    assert entry is not None
+    (tmp_path / "zone" / entry.file).unlink()
+    with pytest.raises(QueryError, match="is gone") as caught:
+        ingest(tmp_path)
+    assert caught.value.exit_code == 69

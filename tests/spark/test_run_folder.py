@@ -1,0 +1,241 @@
+"""What stands beside the checkpoint: whole files, versions of windows, frozen settings, the books. No Spark."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from sidecar.core.books import Books
+from sidecar.core.dedup import RotatingBitmap, RotatingSet
+from sidecar.core.records import Attempt, DeadLetter, TopicPartition
+from sidecar.errors import ConfigError, StateError
+from sidecar.spark.run import folder as folder_module
+from sidecar.spark.run.columns import RUN_ROWS, runs
+from sidecar.spark.run.deliver import Outcome
+from sidecar.spark.run.folder import RunFolder, write
+from sidecar.spark.run.frozen import open_checkpoint
+from sidecar.spark.run.letters import LetterFiles
+from sidecar.spark.run.progress import Progress
+from sidecar.spark.run.topics import claim
+from sidecar.spark.run.windows import Windows
+from sidecar.spark.run.writer import books_of
+from sidecar.state.interface import StoredLetter
+from sidecar.state.memory import MemoryState
+from tests.spark.support import TP, batches, make_settings
+
+URL = "http://localhost:1/"
+
+
+def begin(query: Path, batch: int, *logs: str) -> None:
+    """What Spark leaves of a micro-batch."""
+    for log in logs:
+        (query / log).mkdir(parents=True, exist_ok=True)
+        (query / log / str(batch)).write_text("v1\n{}")
+
+
+def test_a_torn_write_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A disk that fails in mid-write leaves the old file, no new one, and an error that says which."""
+    path = tmp_path / "deep" / "file"
+    write(path, b"old")
+
+    def full(fd: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(folder_module.os, "fsync", full)
+    with pytest.raises(StateError, match=r"cannot write .*file: No space left"):
+        write(path, b"new")
+    assert path.read_bytes() == b"old"
+    assert [one.name for one in path.parent.iterdir()] == ["file"]
+
+
+def test_halves_are_kept_for_groups_of_any_bytes(tmp_path: Path) -> None:
+    """What was halved is read back, also where the group is no UTF-8, and goes once no replay can ask for it."""
+    folder = RunFolder(tmp_path)
+    parts = {("t", 0, 9), ("caf\u00e9 \udcff\x00/", 3, 7)}
+    for part in parts:
+        folder.add_halved(4, TP, [part])
+    assert set(folder.halved(4, TP)) == parts
+    assert folder.halved(5, TP) == folder.halved(4, TopicPartition(TP.topic, 0)) == []
+    folder.forget_halved(5)
+    assert set(folder.halved(4, TP)) == parts
+    folder.forget_halved(6)
+    assert folder.halved(4, TP) == []
+
+
+@pytest.mark.parametrize("kind", [RotatingSet, RotatingBitmap])
+def test_a_window_comes_back_as_it_was(tmp_path: Path, kind: type[RotatingSet]) -> None:
+    """A version holds both generations; a micro-batch begins with the highest below its own."""
+    window = kind(4)
+    for number in (1, 2, 3, 5):
+        window.add(number)
+    Windows(tmp_path, "s", TP, 3).save(window)
+    window.add(7)
+    Windows(tmp_path, "s", TP, 5).save(window)
+    for batch, known in ((3, set()), (4, {1, 2, 3, 5}), (5, {1, 2, 3, 5}), (6, {3, 5, 7})):
+        found = kind(4)
+        Windows(tmp_path, "s", TP, batch).load(found)
+        assert {number for number in range(10) if number in found} == known
+    again = kind(4)
+    Windows(tmp_path, "s", TP, 6).load(again)
+    assert (len(again.young), len(again.old)) == (len(window.young), len(window.old))
+
+
+def test_a_damaged_window_stops_the_task(tmp_path: Path) -> None:
+    """A flipped byte is found: a window that forgets would let duplicates through."""
+    window = RotatingBitmap(100)
+    window.add(7)
+    Windows(tmp_path, "s", TP, 1).save(window)
+    (path,) = (tmp_path / "ids").rglob("1")
+    raw = bytearray(path.read_bytes())
+    raw[-1] ^= 1
+    path.write_bytes(raw)
+    with pytest.raises(StateError, match="damaged"):
+        Windows(tmp_path, "s", TP, 2).load(RotatingBitmap(100))
+
+
+def test_settings_are_frozen_while_a_micro_batch_is_pending(tmp_path: Path) -> None:
+    """What decides about cuts may change between micro-batches, not under one; other settings always may."""
+    query, folder = tmp_path / "query", tmp_path / "sidecar"
+    first = open_checkpoint(query, folder, make_settings(URL), "cluster")
+    begin(query, 0, "offsets")
+    assert open_checkpoint(query, folder, make_settings(URL), "cluster") == first._replace(pending=0)
+    retry = make_settings(URL, retry={"backoff": "3ms", "backoff_max": "20ms"}, batch={"linger": "1s"})
+    assert open_checkpoint(query, folder, retry, "cluster").rules == first.rules
+    changed = make_settings(URL, batch={"max_messages": 7}, tags={"from": "key"})
+    with pytest.raises(ConfigError, match=r"^batch\.max_messages, tags\.from changed while micro-batch 0 is pending"):
+        open_checkpoint(query, folder, changed, "cluster")
+    begin(query, 0, "commits")
+    second = open_checkpoint(query, folder, changed, "cluster")
+    assert second.pending == -1
+    assert (second.incarnation, second.rules != first.rules) == (first.incarnation, True)
+    assert second.scope("id") != first.scope("id") != first.scope("other id")
+    assert second.ids_scope("id") == first.ids_scope("id"), "what is known of ids does not hang on limits"
+    by_key = open_checkpoint(query, folder, make_settings(URL, dedup={"by": "key"}), "cluster")
+    assert by_key.ids_scope("id") != first.ids_scope("id")
+
+
+def test_a_checkpoint_stays_with_its_cluster_and_its_folder(tmp_path: Path) -> None:
+    """Another cluster, or a checkpoint whose folder is gone, is refused: names could repeat."""
+    query, folder = tmp_path / "query", tmp_path / "sidecar"
+    open_checkpoint(query, folder, make_settings(URL), "one")
+    with pytest.raises(ConfigError, match="another Kafka cluster"):
+        open_checkpoint(query, folder, make_settings(URL), "two")
+    begin(query, 3, "offsets", "commits")
+    with pytest.raises(StateError, match="is gone"):
+        open_checkpoint(query, tmp_path / "elsewhere", make_settings(URL), "one")
+
+
+def test_a_topic_made_again_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first id of a topic is bound to the checkpoint, whoever sees it first."""
+    kafka, ids = make_settings(URL).source.kafka, iter(["a", "a", "b"])
+    monkeypatch.setattr("sidecar.spark.run.topics.topic_id", lambda *_: next(ids))
+    folder = RunFolder(tmp_path)
+    assert claim(kafka, "c", folder, "orders") == claim(kafka, "c", folder, "orders") == "a"
+    with pytest.raises(StateError, match="orders was deleted and made again"):
+        claim(kafka, "c", folder, "orders")
+
+
+def test_a_receiver_that_refuses_everything_is_remembered(tmp_path: Path) -> None:
+    """Answers of the micro-batches that hold the last 1,000 messages are kept, and none where nothing was refused."""
+    folder = RunFolder(tmp_path)
+    folder.add_answers(5_000, 0)
+    assert folder.answers() == []
+    for taken, refused in ((600, 3), (700, 0), (600, 0)):
+        folder.add_answers(taken, refused)
+    assert folder.answers() == []
+    folder.add_answers(10, 90)
+    folder.add_answers(0, 5)
+    assert folder.answers() == [(10, 90), (0, 5)]
+
+
+def test_rows_of_two_partitions_in_a_task_are_a_mistake() -> None:
+    """A shuffle before the sink would make names chance: it is an error, not another batch."""
+    other = [
+        batch.set_column(1, "partition", pa.array([9] * batch.num_rows, pa.int32()))
+        for batch in batches([(5, "t", b"x")])
+    ]
+    with pytest.raises(ValueError, match="nothing may shuffle"):
+        list(runs([*batches([(4, "t", b"x")]), *other], TP))
+
+
+def test_runs_follow_from_rows_alone() -> None:
+    """Runs have the same borders whatever the Arrow batches are, empty ones among them."""
+    messages = [(i, "t", b"x" * 10) for i in range(2 * RUN_ROWS + 3)]
+    borders = [
+        [
+            (run.first, run.last)
+            for run in runs([*batches(messages[:1]), *batches([]), *batches(messages[1:], rows)], TP)
+        ]
+        for rows in (7, 499, 10_000)
+    ]
+    assert borders[0] == borders[1] == borders[2] == [(0, 499), (500, 999), (1_000, 1_002)]
+
+
+# The driver's books
+
+
+def report(batch: int, read: int, passed: int, start: Any, end: Any) -> dict[str, Any]:
+    """As Spark tells of a micro-batch."""
+    return {
+        "batchId": batch, "durationMs": {"triggerExecution": 1_500},
+        "sources": [{"startOffset": start, "endOffset": end, "latestOffset": end}],
+        "observedMetrics": {"sidecar_read": {"rows": read}, "sidecar_passed": {"rows": passed}},
+    }  # fmt: skip
+
+
+def test_books_are_entered_once_and_letters_reach_the_state(tmp_path: Path) -> None:
+    """Books count once their micro-batch is committed, those of an earlier life do not; no letter is lost."""
+    query, folder, state = tmp_path / "query", RunFolder(tmp_path / "sidecar"), MemoryState()
+    letter = DeadLetter(TP, 4, "s", "g \udcff", "HTTP 400", b"\xff row", (Attempt(1, 400, 2.5, "HTTP 400"),))
+    for batch in range(2):
+        files = LetterFiles(folder.path / "letters" / str(batch), "orders-3-0")
+        files.put_dead_letters([StoredLetter.of(letter, at_ms=1, envelope=b'{"offset":4}')])
+        books = Books(consumed=60, delivered=50, filtered=9, dead_lettered=1)
+        folder.put_books(batch, books_of([Outcome(TP, 99, books, {"count": 2}, {("g", "ack"): 2}, {}, files.names)]))
+    begin(query, 0, "offsets", "commits")
+    progress = Progress(make_settings(URL), folder, query, state)
+    progress.settle()
+    assert progress.latest().totals == Books()
+    assert (state.count_dead_letters(), folder.batches_with_books()) == (1, [1])
+    begin(query, 1, "offsets")
+    ends = {"orders": {"3": 100, "1": 40}}
+    progress.heard([report(1, 100, 60, '{"orders": {"3": 20, "1": 20}}', ends)])
+    progress.settle()
+    assert (before := progress.latest()).totals.consumed == 0, "before its commit"
+    begin(query, 1, "commits")
+    for _ in range(2):
+        progress.settle()
+    now = progress.latest()
+    assert [one.consumed for one in (before.totals, *before.partitions)] == [0, 0, 0], "what was told stays as it was"
+    assert (now.totals.consumed, now.totals.filtered, now.totals.delivered) == (100, 49, 50)
+    assert [(one.topic, one.partition, one.consumed, one.filtered, one.lag) for one in now.partitions] == [
+        ("orders", 1, 20, 20, 0), ("orders", 3, 80, 29, 0),
+    ]  # fmt: skip
+    assert all(one.balanced for one in (now.totals, *now.partitions))
+    (kept,) = state.dead_letters(9)
+    assert (kept.group_name, kept.row, kept.envelope, kept.attempts) == (
+        "g \udcff",
+        b"\xff row",
+        b'{"offset":4}',
+        letter.attempts,
+    )
+    assert now.activity.sends == {("g", "ack"): 2}
+
+
+def test_letters_wait_for_room_in_the_state(tmp_path: Path) -> None:
+    """A full disk loses no dead letter: they stay beside the checkpoint, and `problems` says so."""
+    query, folder, state = tmp_path / "query", RunFolder(tmp_path / "sidecar"), MemoryState()
+    files = LetterFiles(folder.path / "letters" / "0", "orders-3-0")
+    files.put_dead_letters([StoredLetter.of(DeadLetter(TP, 4, "s", "g", "r", None), at_ms=1, envelope=b"")])
+    folder.put_books(0, books_of([Outcome(TP, 4, Books(), letters=files.names)]))
+    begin(query, 0, "offsets", "commits")
+    progress = Progress(make_settings(URL), folder, query, state)
+    state.failing = "No space left on device"
+    progress.settle()
+    assert "dead letters of micro-batch 0 wait for room" in progress.latest().problems[0]
+    state.failing = ""
+    progress.settle()
+    assert (progress.latest().problems, progress.latest().dead_letters) == ((), 1)

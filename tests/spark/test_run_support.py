@@ -1,0 +1,145 @@
+"""Which settings hold on Spark: refused by line, told in the docs, mapped to the connector's names. No Spark."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from sidecar.cli import main
+from sidecar.config.schema import options
+from sidecar.config.source import KafkaSource
+from sidecar.spark.run.kafka_options import client_options, start_options, topic_options, trigger_options
+from tests.spark.support import make_settings
+from tests.support.jars import ROOT
+
+FILE = """\
+source:
+  kafka:
+    bootstrap_servers: localhost:9092
+    group_id: g
+    topics: [orders]
+    properties: {fetch.min.bytes: 10}
+sink:
+  http: {url: "http://localhost:1/"}
+state: {dir: /tmp/state}
+spark: {checkpoint: /tmp/checkpoint}
+"""
+
+
+def kafka(**change: Any) -> KafkaSource:
+    """A source with these changes."""
+    return KafkaSource.model_validate({"bootstrap_servers": "h:1", "group_id": "g", "topics": ["orders"], **change})
+
+
+def check(tmp_path: Path, text: str) -> tuple[int, str]:
+    """Exit code and output of `sidecar validate --engine spark`."""
+    file = tmp_path / "one.yaml"
+    file.write_text(text)
+    done = CliRunner().invoke(main, ["validate", "--engine", "spark", "-c", str(file)])
+    return (done.return_value if isinstance(done.return_value, int) else done.exit_code), done.output
+
+
+def test_what_holds_is_accepted(tmp_path: Path) -> None:
+    """A file that can run on Spark is said to be good."""
+    code, output = check(tmp_path, FILE)
+    assert (code, "OK" in output) == (0, True), output
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "told"),
+    [
+        ("spark: {checkpoint: /tmp/checkpoint}\n", "", ":1:1: spark: is missing"),
+        ("/tmp/checkpoint", "s3a://bucket/c", ":10:9: spark.checkpoint: must be a path"),
+        ("spark:", "batch: {by: group}\nspark:", ":10:9: batch.by: cannot be group"),
+        ('http: {url: "http://localhost:1/"}', "console: {}", ":8:3: sink.console: cannot be"),
+        ('http: {url: "http://localhost:1/"}', "file: {path: x}", ":8:3: sink.file: cannot be"),
+        ('http: {url: "http://localhost:1/"}', "spark: {landing: x}", ":8:3: sink.spark: cannot be"),
+        ("fetch.min.bytes: 10", "queue.buffering.max.ms: 5", "properties.queue.buffering.max.ms: cannot hold"),
+        ("fetch.min.bytes: 10", "sasl.mechanism: GSSAPI", "on Spark the mechanisms are"),
+        ("fetch.min.bytes: 10", "enable.ssl.certificate.verification: false", "no way to trust every certificate"),
+    ],
+)
+def test_what_cannot_hold_is_refused_by_its_line(tmp_path: Path, old: str, new: str, told: str) -> None:
+    """Each setting that cannot hold on Spark is refused with its place, and the daemon still takes the file."""
+    assert old in FILE
+    code, output = check(tmp_path, FILE.replace(old, new))
+    assert code == 78
+    assert told in output
+    daemon = CliRunner().invoke(main, ["validate", "-c", str(tmp_path / "one.yaml")])
+    assert "OK" in daemon.output
+
+
+def test_every_key_is_in_the_table_of_the_docs() -> None:
+    """docs/spark.md says of each key of the file, sections of sinks that are refused as a whole, what becomes of it."""
+    table = (ROOT / "docs" / "spark.md").read_text().partition("### Every key on Spark")[2].partition("\n## ")[0]
+    told = {name for row in re.findall(r"^\| (`.*?) \|", table, re.MULTILINE) for name in re.findall(r"`([^`]+)`", row)}
+    whole = ("sink.console", "sink.file", "sink.spark", "sink.delta", "spark.table")
+    keys = {o.name for o in options() if not o.section and not o.name.startswith(tuple(f"{one}." for one in whole))}
+    assert keys - told == set()
+    assert told - {o.name for o in options()} == set()
+
+
+def test_credentials_and_certificates_become_those_of_the_java_client(tmp_path: Path) -> None:
+    """PEM files travel as text, passwords are quoted, and the mechanism's module is named."""
+    pem = tmp_path / "both.pem"
+    certificate = "-----BEGIN CERTIFICATE-----\nAAA\n-----END CERTIFICATE-----"
+    key = "-----BEGIN PRIVATE KEY-----\nBBB\n-----END PRIVATE KEY-----"
+    pem.write_text(f"{certificate}\n{key}\n")
+    found = client_options(
+        kafka(
+            properties={
+                "security.protocol": "sasl_ssl", "sasl.mechanisms": "SCRAM-SHA-512", "sasl.username": "al\"ice",
+                "sasl.password": "pass\\word", "ssl.ca.location": str(pem), "ssl.certificate.location": str(pem),
+                "ssl.endpoint.identification.algorithm": "none", "fetch.wait.max.ms": 50,
+            }
+        )
+    )  # fmt: skip
+    module = "org.apache.kafka.common.security.scram.ScramLoginModule"
+    assert found == {
+        "kafka.bootstrap.servers": "h:1",
+        "kafka.client.id": "sidecar",
+        "kafka.isolation.level": "read_committed",
+        "kafka.security.protocol": "SASL_SSL",
+        "kafka.sasl.mechanism": "SCRAM-SHA-512",
+        "kafka.sasl.jaas.config": f'{module} required username="al\\"ice" password="pass\\\\word";',
+        "kafka.ssl.truststore.type": "PEM",
+        "kafka.ssl.truststore.certificates": pem.read_text(),
+        "kafka.ssl.endpoint.identification.algorithm": "",
+        "kafka.ssl.keystore.type": "PEM",
+        "kafka.ssl.keystore.certificate.chain": certificate,
+        "kafka.ssl.keystore.key": key,
+        "kafka.fetch.max.wait.ms": "50",
+    }
+
+
+def test_a_pattern_finds_what_the_daemon_finds() -> None:
+    """Java's pattern must match a whole name where the daemon's looks for a part; names beside it stay names."""
+    assert topic_options(kafka(topics=["a.b", "c"])) == {"subscribe": "a.b,c"}
+    pattern = topic_options(kafka(topics=["a.b", "^or", "^x$|y$"]))["subscribePattern"]
+    found = [name for name in ("a.b", "aXb", "orders", "xor", "x", "xx", "my", "a.bc") if re.fullmatch(pattern, name)]
+    assert found == ["a.b", "orders", "x", "my"]
+
+
+def test_a_new_checkpoint_starts_where_it_is_told() -> None:
+    """Earliest, latest, a timestamp, or where the daemon's group stands."""
+    assert start_options(kafka(start="latest"), None) == {"startingOffsets": "latest"}
+    by_time = start_options(kafka(start="1970-01-01T00:00:01Z"), None)
+    assert by_time == {"startingTimestamp": "1000", "startingOffsetsByTimestampStrategy": "latest"}
+    assert start_options(kafka(start="latest"), {"orders": {"0": 7}}) == {"startingOffsets": '{"orders": {"0": 7}}'}
+
+
+def test_linger_and_span_bound_a_micro_batch() -> None:
+    """The linger is how long a micro-batch waits for a batch's worth of messages; the span is the most it takes."""
+    url = "http://localhost:1/"
+    limits = make_settings(url, batch={"linger": "3s", "max_messages": 10, "span_max": 5_000})
+    assert trigger_options(limits, once=False) == {
+        "maxOffsetsPerTrigger": "5000", "minOffsetsPerTrigger": "10", "maxTriggerDelay": "3000ms",
+    }  # fmt: skip
+    assert trigger_options(limits, once=True) == {"maxOffsetsPerTrigger": "5000"}
+    assert trigger_options(make_settings(url, batch={"linger": "0ms"}), once=False) == {
+        "maxOffsetsPerTrigger": "100000"
+    }

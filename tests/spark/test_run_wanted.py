@@ -1,0 +1,77 @@
+"""Native expressions drop nothing that the core wants, and most of what it does not."""
+
+from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from sidecar.config.tags import Tags
+from sidecar.core.records import TopicPartition
+from sidecar.spark.run.columns import ArrowColumns, Row
+from sidecar.spark.run.wanted import prefilter
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+SCHEMA = "topic string, offset bigint, key binary, headers array<struct<key:string,value:binary>>, value binary"
+TEXTS = [
+    None, b"", b"a", b"b", b"x", b" a ", b"a,b", b"x,b", b"x,y", b"A", b"\xff\xfe", b"\xed\xa0\x80", b"caf\xc3\xa9",
+    b"cafe\xcc\x81", b"a\0", b"12", b"12.0", b"true", b"10000000000000000000000", b"a" * 5_000,
+]  # fmt: skip
+JSONS = [
+    b'{"t": "a"}', b'{"t": "\\u0061"}', b'{"t": ["x", "b"]}', b'{"t": 12}', b'{"t": 12.0}', b'{"t": 1.2e1}',
+    b'{"t": null}', b'{"t": "\\ud800"}', b'{"t": "x", "t": "a"}',
+    b'{"t": true}', b'{"t": 10000000000000000000000}', b'{"t": "x"}', b'{"u": "a"}', b"no json a", b'{"t": {"a": 1}}',
+    '{"t": "a"}'.encode("utf-16"), '{"t": "caf\u00e9"}'.encode("utf-16-le"), b'{"t": "caf\xc3\xa9"}',
+    b'\xef\xbb\xbf{"t": "a"}', b'{"t": "x,b"}', b'{"t": "\xed\xa0\x80"}', b'{"t": NaN}', b'{"t": -0}',
+]  # fmt: skip
+HEADERS: list[list[tuple[str, bytes | None]] | None] = [
+    None,
+    [],
+    *([("tag", text)] for text in TEXTS),
+    *([("Tag", text)] for text in TEXTS[2:4]),
+    *([("other", b"a"), ("tag", one), ("tag", two)] for one, two in itertools.product(TEXTS[:5], TEXTS[:5])),
+]
+SETTINGS: list[dict[str, Any]] = [
+    {"subscribe": "a || b"},
+    {"subscribe": "a || b", "split": ","},
+    {"exclude": "a || b"},
+    {"exclude": "b", "split": ","},
+    {"subscribe": "a || b || x", "exclude": "b"},
+    {"subscribe": "caf\u00e9 || 12 || true || NaN || 0 || 10000000000000000000000"},
+    {"subscribe": " || ".join(f"t{i}" for i in range(40)) + " || a"},
+    {"subscribe": "*"},
+]
+
+
+def rows() -> list[Row]:
+    """Messages with every odd key, header and value."""
+    found = [Row(0, 1, None, None, None)]
+    found += [Row(0, 1, key, None, b"x") for key in TEXTS]
+    found += [Row(0, 1, b"k", headers, b"x") for headers in HEADERS]
+    found += [Row(0, 1, b"k", None, value) for value in [*JSONS, None, b""]]
+    return [row._replace(offset=offset) for offset, row in enumerate(found)]
+
+
+@pytest.mark.parametrize("place", [{"header": "tag"}, "key", {"json": "$.t"}, "topic"], ids=str)
+def test_native_expressions_drop_nothing_that_is_wanted(spark: SparkSession, place: Any) -> None:
+    """Whatever the core wants passes; by header, key and topic without `split` nothing else does."""
+    tp = TopicPartition("a", 0)
+    messages = rows()
+    frame = spark.createDataFrame([(tp.topic, row.offset, row.key, row.headers, row.value) for row in messages], SCHEMA)
+    frame = frame.coalesce(1).cache()
+    for one in SETTINGS:
+        tags = Tags.model_validate({"from": place, **one})
+        assert tags.field is not None
+        raws = tags.field.reader(ArrowColumns())(tp, messages)
+        groups = tags.filter().groups
+        wanted = {row.offset for row, raw in zip(messages, raws, strict=True) if groups[raw] is not None}
+        condition = prefilter(tags)
+        passed = (
+            wanted if condition is None else {row.offset for row in frame.where(condition).select("offset").collect()}
+        )
+        assert wanted <= passed, f"{one}: dropped {[messages[i] for i in sorted(wanted - passed)]}"
+        if condition is not None and "split" not in one and place != {"json": "$.t"}:
+            assert passed == wanted, f"{one}: let pass {[messages[i] for i in sorted(passed - wanted)]}"

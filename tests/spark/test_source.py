@@ -1,0 +1,289 @@
+"""The source on real Spark: rows exact, killed or not; limits, groups, columns, damage; a cluster, and Connect."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from sidecar.spark import read, read_stream
+from sidecar.zone import SCHEMA, acknowledged, layout
+from sidecar.zone.retention import Retention
+from sidecar.zone.writer import ZoneFullError
+from tests.spark.cluster import Cluster
+from tests.spark.session import environment
+from tests.spark.zone_query import ZoneQuery
+from tests.support.jars import ROOT
+from tests.support.landing import Sent, batch, message, part, writer
+from tests.support.process import wait_until
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming import StreamingQuery
+
+ROWS = [message(i) for i in range(60)]
+
+
+@pytest.fixture
+def zone(tmp_path: Path) -> Path:
+    """60 messages: `a` has landed 40 of them, `b` took over and landed the last 15 of those again, and 20 more."""
+    root = tmp_path / "zone"
+    first, second = writer(root, "a"), writer(root, "b")
+    for start in range(0, 40, 5):
+        first.land(batch(start, 5))
+    for start in range(25, 60, 7):
+        second.land(batch(start, 7))
+    first.close()
+    second.close()
+    return root
+
+
+def sent(frame: DataFrame) -> list[Sent]:
+    """The rows of a frame as they were produced, by offset."""
+    return sent_of(frame.toArrow().to_pylist())
+
+
+def sent_of(rows: list[dict[str, Any]]) -> list[Sent]:
+    """The same of dictionaries."""
+    found = [
+        Sent(
+            row["offset"],
+            row["key"],
+            row["value"],
+            row["tag"],
+            tuple((one["key"], one["value"]) for one in row["headers"]),
+            round(row["timestamp"].timestamp() * 1000),
+        )
+        for row in rows
+    ]
+    return sorted(found, key=lambda row: row.offset)
+
+
+class Sink:
+    """Micro-batches of a stream, one after the other, with a checkpoint that outlives the query."""
+
+    def __init__(self, folder: Path) -> None:
+        self._checkpoint = folder / "checkpoint"
+        self.batches: list[list[Sent]] = []
+
+    def start(self, frame: DataFrame, *, once: bool = True) -> StreamingQuery:
+        """Begin; with `once` it is over when this returns."""
+
+        def take(batch: DataFrame, number: int) -> None:
+            del self.batches[number:]  # again, after a failure
+            self.batches.append(sent(batch))
+
+        stream = frame.writeStream.foreachBatch(take).option("checkpointLocation", str(self._checkpoint))
+        query = (
+            stream.trigger(availableNow=True) if once else stream.trigger(processingTime="50 milliseconds")
+        ).start()
+        if once:
+            assert query.awaitTermination(120)
+        return query
+
+    @property
+    def rows(self) -> list[Sent]:
+        """All rows so far, by offset."""
+        return sorted((row for batch in self.batches for row in batch), key=lambda row: row.offset)
+
+
+def test_a_batch_read_has_each_row_once(spark: SparkSession, zone: Path) -> None:
+    """The source is found unregistered; rows come byte for byte, once, in the columns of the zone; copies on demand."""
+    frame = spark.read.format("sidecar").load(str(zone))
+    assert frame.columns == SCHEMA.names
+    assert sent(frame) == ROWS
+    assert read(spark, zone, dedup=False).count() == 75
+    assert read(spark, zone, columns=["offset"]).count() == 60
+    assert read(spark, zone, columns=["value", "offset"], parallelism=2).columns == ["value", "offset"]
+    assert read(spark, zone, groups=["other"]).count() == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"maxfilespertriger": "1"}, "Did you mean maxFilesPerTrigger"),
+        ({"columns": "ofset"}, "option columns is 'ofset'"),
+        ({"consumer": "job"}, "option consumer is for readStream"),
+        ({"path": "none"}, "no landing zone at"),
+    ],
+)
+def test_a_wrong_option_is_told(spark: SparkSession, zone: Path, options: dict[str, str], told: str) -> None:
+    """What is wrong comes to the user by name, through Spark and all."""
+    with pytest.raises(Exception, match=told):
+        spark.read.format("sidecar").options(**{"path": str(zone), **options}).load().count()
+
+
+def test_a_stream_ends_where_it_began_to_look(spark: SparkSession, zone: Path, tmp_path: Path) -> None:
+    """AvailableNow with a limit takes all in small micro-batches; the next run takes only what is new; all is read."""
+    sink = Sink(tmp_path)
+    sink.start(read_stream(spark, zone, consumer="job", max_files=3))
+    assert sink.rows == ROWS
+    assert len(sink.batches) == 5
+    assert acknowledged(zone) == {"job": {"a": 7, "b": 4}}, "the last micro-batch too"
+    more = writer(zone, "c")
+    more.land(batch(55, 10))
+    sink.start(read_stream(spark, zone, consumer="job", parallelism=1))
+    assert sink.rows == [message(i) for i in range(65)]
+    assert acknowledged(zone)["job"]["c"] == 0
+    with pytest.raises(Exception, match="consumer job has read writer a up to number 7"):
+        Sink(tmp_path / "anew").start(read_stream(spark, zone, consumer="job"))
+    more.close()
+
+
+def test_a_stream_over_a_full_zone_gives_room(spark: SparkSession, tmp_path: Path) -> None:
+    """A query waits for a zone that is missing; what it has read is acknowledged though nothing new can come."""
+    root, sink = tmp_path / "zone", Sink(tmp_path)
+    query = sink.start(read_stream(spark, root, consumer="job"), once=False)
+    try:
+        wait_until(lambda: "job" in acknowledged(root), 60, "it is registered")
+        full = writer(root, retention=Retention(age_ms=1 << 40, bytes_max=8_000))
+        landed = []
+        with pytest.raises(ZoneFullError):
+            for start in range(0, 6_000, 100):
+                full.land(batch(start, 100))
+                landed.append(start)
+        wait_until(lambda: acknowledged(root)["job"].get("a") == len(landed) - 1, 60, "all is read, and said so")
+        full.land(batch(6_000, 10))
+        wait_until(lambda: sink.rows[-1:] == [message(6_009)], 60, "what came then is read")
+        full.close()
+    finally:
+        query.stop()
+    assert len(sink.rows) == len(landed) * 100 + 10
+
+
+def test_damage_ends_the_query_by_file_and_line(spark: SparkSession, zone: Path, tmp_path: Path) -> None:
+    """A manifest line that is lost, and a data file that is, end the query with an error that names them."""
+    (gone,) = (zone / "data/a").glob("*/000000000003-*")
+    gone.unlink()
+    with pytest.raises(Exception, match=r"data/a/.*000000000003-paid-5.arrow is gone"):
+        Sink(tmp_path / "file").start(read_stream(spark, zone))
+    path = layout.segment_path(zone, "a", 0)
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join([*lines[:3], lines[3].replace(b"orders", b"brders"), *lines[4:]]))
+    with pytest.raises(Exception, match=r"line 4 of manifest/a/000000000000.log .*Restore"):
+        Sink(tmp_path / "line").start(read_stream(spark, zone))
+
+
+def check_killed(spark: SparkSession, folder: Path, masters: Sequence[str], count: int) -> None:
+    """Kill a query in the midst of each of its lives but the last, while two writers land and redeliver: rows exact.
+
+    Args:
+        spark: Looks at the table.
+        folder: Holds it all.
+        masters: Cores and attempts of each life.
+        count: Messages.
+    """
+    root, share = folder / "zone", count // len(masters)
+    first, second = writer(root, "a"), writer(root, "b")
+    query = ZoneQuery(folder, root)
+    try:
+        for life, master in enumerate(masters):
+            done = query.committed()
+            for at in range(life * share, (life + 1) * share, 200):
+                first.land(batch(at, 200))
+                if at % 600 == 0:
+                    second.land(batch(max(at - 100, 0), 250))
+            last = life == len(masters) - 1
+            query.start(master, once=last)
+            if not last:
+                query.wait_committed(done + 2)
+                query.kill()
+        assert query.wait(240) == 0, query.log()
+    finally:
+        query.kill()
+        first.close()
+        second.close()
+    assert sent(spark.read.parquet(str(query.table))) == [message(i) for i in range(share * len(masters))]
+    assert min(acknowledged(root)["table"].values()) > 0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)  # three JVMs
+def test_a_killed_query_has_each_row_once(spark: SparkSession, tmp_path: Path) -> None:
+    """Killed in the midst and started with other cores, while two writers land and redeliver: rows exact and equal."""
+    check_killed(spark, tmp_path, ["local[2,4]", "local[1,4]"], 6_000)
+
+
+_CLIENT = """
+import json, sys
+from pyspark.sql import SparkSession
+from sidecar.spark import read, read_stream
+address, zone, folder = sys.argv[1:]
+spark = SparkSession.builder.remote(address).getOrCreate()
+stream = read_stream(spark, zone, consumer="remote", max_files=8, parallelism=4).writeStream.format("parquet")
+stream = stream.option("path", folder + "/table").option("checkpointLocation", folder + "/checkpoint")
+query = stream.trigger(availableNow=True).start()
+query.awaitTermination()
+found = read(spark, zone, columns=["offset"], parallelism=4).toArrow()["offset"].to_pylist()
+print(json.dumps({"batches": query.lastProgress["batchId"] + 1, "offsets": sorted(found)}))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)  # six JVMs
+def test_a_cluster_and_connect(spark: SparkSession, zone: Path, tmp_path: Path) -> None:
+    """On a master and two workers, through Connect, with nothing but the wheel's packages: rows exact."""
+    packages = tmp_path / "packages"
+    for name in ("sidecar", "pyspark_sidecar"):
+        shutil.copytree(ROOT / name, packages / name)
+    path = {"PYTHONPATH": str(packages)}
+    with Cluster(tmp_path, env=path) as cluster:
+        command = [sys.executable, "-c", _CLIENT, cluster.connect(), str(zone), str(tmp_path)]
+        ran = subprocess.run(
+            command,
+            cwd=tmp_path,
+            env={**os.environ, **environment(), **path},
+            capture_output=True,
+            text=True,
+            timeout=400,
+            check=False,
+        )
+        assert ran.returncode == 0, ran.stderr + cluster.log("connect")
+        assert cluster.executors_used() == 2
+    told = json.loads(ran.stdout.splitlines()[-1])
+    assert told["offsets"] == list(range(60))
+    assert told["batches"] >= 2
+    assert sent(spark.read.parquet(str(tmp_path / "table"))) == ROWS
+    assert acknowledged(zone) == {"remote": {"a": 7, "b": 4}}
+
+
+def example() -> Callable[[dict[str, str], dict[str, Any]], None]:
+    """What `docs/spark.md` tells to paste."""
+    text = (ROOT / "docs" / "spark.md").read_text().partition("## Feeding Spark")[2]
+    code = text.partition("```python\n")[2].partition("```")[0]
+
+    def run(paths: dict[str, str], names: dict[str, Any]) -> None:
+        replaced = code
+        for told, real in paths.items():
+            assert told in replaced
+            replaced = replaced.replace(told, real)
+        exec(compile(replaced, "docs/spark.md", "exec"), names)
+
+    return run
+
+
+def test_the_example_of_the_documentation(
+    spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The example can be pasted as it is, and run again when there is more: it takes what is new, once."""
+    root, run = tmp_path / "zone", example()
+    orders = writer(root)
+    paths = {"/var/lib/sidecar/zone": str(root), "/mnt/shared/orders": str(tmp_path)}
+    for start in (0, 10):
+        values = [Sent(i, None, b'{"id": %d, "amount": 2.5}' % i) for i in range(start, start + 10)]
+        one = batch(start, 10)
+        one.parts[0] = part(values)
+        orders.land(one)
+        names: dict[str, Any] = {}
+        run(paths, names)
+    orders.close()
+    assert "paid" in capsys.readouterr().out
+    rows = spark.read.parquet(str(tmp_path / "table")).select("order.id", "order.amount", "day").collect()
+    assert sorted((row.id, row.amount, str(row.day)) for row in rows) == [(i, 2.5, "2023-11-14") for i in range(20)]
