@@ -8,6 +8,7 @@ WORKDIR /src
 RUN python -m venv /opt/consumer-sidecar
 COPY pyproject.toml constraints.txt README.md LICENSE ./
 COPY sidecar ./sidecar
+COPY pyspark_sidecar ./pyspark_sidecar
 COPY examples ./examples
 RUN PIP_CONSTRAINT=constraints.txt /opt/consumer-sidecar/bin/python -m pip install --quiet .
 

@@ -3,27 +3,30 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-PYTEST := $(BIN)/python -m pytest
+PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 # The stamp stands for the whole environment: gone or older than what it is made from, it is made again.
 INSTALLED := $(VENV)/installed
 
 PURE := tests/unit tests/property tests/simulation
+SPARK := tests/spark
 
 .DEFAULT_GOAL := help
-.PHONY: help test lint format demo bench prove chaos jars clean
+.PHONY: help test lint format demo bench prove prove-spark chaos jars clean
 
 help:
 	@echo "make demo    the whole daemon at work on made-up messages, and the books at the end"
-	@echo "make test    lint and all tests, against a real Kafka broker"
+	@echo "make test    lint and all tests, against a real Kafka broker and a real Spark"
 	@echo "make lint    ruff and mypy"
 	@echo "make bench   what a message costs, beside a bare consumer loop"
 	@echo "make prove   the tests at the larger numbers; writes docs/proof.md"
+	@echo "make prove-spark   the jobs on Spark killed and started again, and both engines beside each other"
 	@echo "make chaos   kills and rebalances, at random and for longer"
 
 test: lint jars
 	@$(PYTEST) $(PURE) --cov=sidecar.core --cov-branch --cov-report=term-missing:skip-covered --cov-fail-under=100
-	@$(PYTEST) tests $(addprefix --ignore=,$(PURE))
+	@$(PYTEST) tests $(addprefix --ignore=,$(PURE) $(SPARK))
+	@$(PYTEST) -n 0 -m "not slow" $(SPARK)
 
 lint: $(INSTALLED)
 	@$(BIN)/ruff check --quiet .
@@ -46,6 +49,9 @@ prove: $(INSTALLED) jars
 chaos: $(INSTALLED) jars
 	@$(BIN)/python -m tests.prove kills kills-by-group kills-no-state members outages
 
+prove-spark: $(INSTALLED) jars
+	@$(PYTEST) -n 0 -m slow $(SPARK)
+
 jars: $(INSTALLED)
 	@$(BIN)/python -m tests.support.jars
 
@@ -61,5 +67,5 @@ $(INSTALLED): pyproject.toml constraints.txt
 		{ echo "A C compiler is missing (cykhash comes as source only); install it with: apt-get install gcc python3-dev" >&2; exit 1; }
 	@echo "Setting up $(VENV) ..."
 	@$(PYTHON) -m venv $(VENV)
-	@PIP_CONSTRAINT=constraints.txt $(PIP) hatchling editables -e '.[dev]'
+	@PIP_CONSTRAINT=constraints.txt $(PIP) hatchling editables -e '.[dev,spark,delta]'
 	@touch $@

@@ -39,6 +39,12 @@ class StateError(SidecarError):
     exit_code = EXIT_CANNOT_CREATE
 
 
+class ZoneError(SidecarError):
+    """A landing zone has lost something that was landed, and rows would be missing if it were passed over."""
+
+    exit_code = EXIT_UNAVAILABLE
+
+
 class CredentialsError(SidecarError):
     """The broker refused the credentials or the certificate."""
 

@@ -15,10 +15,15 @@ from sidecar.errors import EXIT_CONFIG, ConfigError
 @click.command()
 @click.option("-c", "--config", "path", required=True, metavar="FILE", help="The configuration file.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
-def validate(path: str, as_json: bool) -> int | None:
+@click.option(
+    "--engine", type=click.Choice(["daemon", "spark"]), default="daemon", help="What is to run it; `daemon` by default."
+)
+def validate(path: str, as_json: bool, engine: str) -> int | None:
     """Check a configuration file and say what it would do."""
+    from sidecar.spark.run.support import load_for_run
+
     try:
-        settings = load(path)
+        settings = load_for_run(path) if engine == "spark" else load(path)
     except ConfigError as error:
         if not as_json:
             raise
@@ -81,6 +86,10 @@ def _target(sink: dict[str, Any]) -> str:
     kind, options = next(iter(sink.items()))
     if kind == "http":
         return f"{options['format']} to {options['url']}, {options['concurrency']} at a time"
+    if kind == "spark":
+        return f"{options['format']} files to {options['landing']}"
+    if kind == "delta":
+        return f"rows to the Delta table {options['path']}"
     return f"{options['format']} to {options.get('path', 'the console')}"
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any, Self, TypeAlias
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -152,3 +153,5 @@ FilePath: TypeAlias = Annotated[
     WithJsonSchema({"type": "string", "minLength": 1}),
 ]
 Secret: TypeAlias = Annotated[SecretStr, Field(min_length=1), PlainSerializer(lambda _: HIDDEN, return_type=str)]
+Location: TypeAlias = Annotated[Text, AfterValidator(matching(r"[^~\s\0][^\0]*", "needs a path, or an address"))]
+"""A path or a URL of a remote file system: not a `Path`, which would take a slash out of ``s3a://``."""

@@ -22,6 +22,7 @@ from pydantic import (
 from sidecar.config.base import Expanded, FilePath, Int, Model, Text, kind, matching, problem, words
 from sidecar.config.sinks import Sink
 from sidecar.config.source import TOPIC, Source
+from sidecar.config.spark import Spark
 from sidecar.config.tags import Dedup, Tags
 from sidecar.config.units import Duration, Size
 
@@ -208,7 +209,10 @@ class Settings(Model):
     dedup: Dedup = Field(default=Dedup(), description="What makes two messages the same.")
     memory: Memory = Field(default=Memory(), description="How much may be held.")
     batch: BatchSettings = Field(default=BatchSettings(), description="When a batch is cut.")
-    sink: Sink = Field(description="Where batches go: exactly one of `http`, `console`, `file`.")
+    sink: Sink = Field(description="Where batches go: exactly one of `http`, `spark`, `delta`, `console`, `file`.")
+    spark: Spark | None = Field(
+        default=None, description="What the jobs on Spark need; the daemon reads nothing of it."
+    )
     retry: Retry = Field(default=Retry(), description="How often a batch is sent again.")
     dead_letters: DeadLetterPlace = Field(
         default="state", description="Where rejected messages go: `state`, or `{kafka: {topic: NAME}}`."

@@ -8,10 +8,12 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field, PlainSerializer, ValidationInfo, field_validator
 
-from sidecar.config.base import HIDDEN, Bool, FilePath, Int, Model, OneOf, Secret, Text, matching
-from sidecar.config.units import Duration
+from sidecar.config.base import HIDDEN, Bool, FilePath, Int, Location, Model, OneOf, Secret, Text, matching
+from sidecar.config.units import Duration, Size
 
 Format: TypeAlias = Literal["envelope", "ndjson", "json_array"]
+DELTA_CONCURRENCY = 32
+"""Batches that may wait for one commit."""
 FORMAT = "A row: `envelope` (JSON with origin, key, tag, headers), or the value alone as `ndjson` or `json_array`."
 OWN_HEADERS = frozenset(
     {
@@ -194,16 +196,50 @@ class FileSink(Model):
     format: Format = Field(default="envelope", description=FORMAT)
 
 
+class Retention(Model):
+    """What stays in a landing zone; what a consumer has not read stays in any case."""
+
+    age_ms: Annotated[int, Duration("1m", "365d")] = Field(
+        default=86_400_000,
+        alias="age",
+        description="How long what all consumers have read stays, and how long a batch that comes again is known.",
+    )
+    max_bytes: Annotated[int, Size("1MiB", "1024GiB")] = Field(
+        default=100 << 30,
+        description="Data of this process. Above it what was read goes at once, or intake stops until more is read.",
+    )
+
+
+class SparkSink(Model):
+    """Batches become files that Spark reads."""
+
+    landing: FilePath = Field(description="The folder of the landing zone, which several processes may share.")
+    format: Literal["arrow", "parquet"] = Field(
+        default="arrow", description="What the data files are; `parquet` is smaller, and other tools read it too."
+    )
+    retention: Retention = Field(default=Retention(), description="What stays after all consumers have read it.")
+
+
+class DeltaSink(Model):
+    """Batches are appended to a Delta table, without Spark."""
+
+    path: Location = Field(description="The table's folder, a path or a URL; it is made when it is missing.")
+
+
 class Sink(OneOf):
     """Where batches go."""
 
     http: HttpSink | None = Field(default=None, description="Batches are posted to a URL.")
+    spark: SparkSink | None = Field(default=None, description="Batches become files that Spark reads.")
+    delta: DeltaSink | None = Field(default=None, description="Batches are appended to a Delta table, without Spark.")
     console: ConsoleSink | None = Field(default=None, description="Rows are printed, for trying things out.")
     file: FileSink | None = Field(default=None, description="Rows are appended to a file, for trying things out.")
 
     @property
-    def format(self) -> Format:
+    def format(self) -> Format | Literal["row"]:
         """How the chosen sink writes a message."""
+        if self.spark or self.delta:
+            return "row"
         chosen = self.http or self.file or self.console
         assert chosen, "the settings name exactly one sink"
         return chosen.format
@@ -211,4 +247,6 @@ class Sink(OneOf):
     @property
     def concurrency(self) -> int:
         """Batches that the chosen sink takes at once."""
+        if self.delta:
+            return DELTA_CONCURRENCY
         return self.http.concurrency if self.http else 1

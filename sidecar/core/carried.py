@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import xxhash
 
@@ -20,16 +21,14 @@ def derived_scope(scope: str, *why: object) -> str:
     ).hexdigest()
 
 
-@dataclass(frozen=True, slots=True)
-class CarriedLane:
+class CarriedLane(NamedTuple):
     """A group's state as it travels: unbatched from `open_from` (None: nothing), and its intents' (first, last)."""
 
     open_from: int | None
     intents: tuple[tuple[int, int], ...]
 
 
-@dataclass(frozen=True, slots=True)
-class CarriedJoint:
+class CarriedJoint(NamedTuple):
     """An intent for all groups but the excluded ones, which are settled or have a state of their own."""
 
     first: int

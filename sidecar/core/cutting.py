@@ -7,7 +7,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from sidecar.core.batching import ROW_OVERHEAD_BYTES, Limits
+from sidecar.core.batching import Limits
 from sidecar.core.delivery import Delivery
 from sidecar.core.progress import Lane, Partition
 from sidecar.core.records import PARTS_HEADER_MAX_BYTES, PARTS_MAX, Fragment, Part, TopicPartition
@@ -103,7 +103,7 @@ class Cutter:
     def _open(self, partition: Partition, group: str, fragment: Fragment, now_ms: float) -> None:
         lane = partition.lane(group)
         count, nbytes = lane.buffer.add(fragment)
-        self._delivery.held_bytes += nbytes + ROW_OVERHEAD_BYTES * count
+        self._delivery.hold([fragment])
         key = self._key(partition, group)
         unit = self._units.get(key)
         if unit is None:
@@ -158,13 +158,13 @@ class Cutter:
 
     # Cutting
 
-    def step(self, now_ms: float, pressure: str, partitions: Iterable[Partition]) -> None:
+    def step(self, now_ms: float, pressure: str, wide: Iterable[Partition]) -> None:
         """Cut what is due.
 
         Args:
             now_ms: Monotonic time.
             pressure: Why everything open is to be cut; empty when it is not.
-            partitions: Those that are ours.
+            wide: Partitions with more than half of `span_max` between watermark and position.
         """
         while self._lingering and self._lingering[0][0] <= now_ms:
             key = heapq.heappop(self._lingering)[2]
@@ -174,21 +174,20 @@ class Cutter:
         if pressure:
             for key in self._units:
                 self._due.setdefault(key, pressure)
-        self._mark_wide_spans(partitions)
+        for partition in wide:
+            self._hurry(partition)
         work = deque(self._due)
         while work and self._delivery.groups.healthy < self._ahead_max:
             key = work.popleft()
             if self._cut(key, now_ms) and key in self._due:
                 work.append(key)
 
-    def _mark_wide_spans(self, partitions: Iterable[Partition]) -> None:
+    def _hurry(self, partition: Partition) -> None:
         """The group that holds back a partition's watermark goes first when the span above it grows wide."""
-        for partition in partitions:
-            if partition.span > self._rules.span_max // 2:
-                lanes = [lane for lane in partition.lanes.values() if lane.buffer.fragments]
-                if lanes:
-                    oldest = min(lanes, key=lambda lane: lane.buffer.fragments[0].first)
-                    self._due.setdefault(self._key(partition, oldest.group), "span")
+        lanes = [lane for lane in partition.lanes.values() if lane.buffer.fragments]
+        if lanes:
+            oldest = min(lanes, key=lambda lane: lane.buffer.fragments[0].first)
+            self._due.setdefault(self._key(partition, oldest.group), "span")
 
     def _cut(self, key: UnitKey, now_ms: float) -> bool:
         unit, group = self._units[key], key[1]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Callable, Collection, Container
+from collections.abc import Callable, Collection, Container, Iterable
 from dataclasses import dataclass
 
 from sidecar.core.backoff import Backoff, RefusalGuard
@@ -19,6 +19,7 @@ from sidecar.core.records import (
     Attempt,
     Batch,
     DeadLetter,
+    Fragment,
     Part,
     TopicPartition,
     Verdict,
@@ -109,15 +110,21 @@ class Delivery:
         self.groups.begin(batch.group)
         return batch
 
+    def hold(self, fragments: Iterable[Fragment]) -> None:
+        """These were read, and are held until their messages have their outcome."""
+        self.held_bytes += sum(map(held_bytes, fragments))
+
+    def replaced(self, part: Part, pieces: list[Part]) -> None:
+        """These pieces have taken the part's place; they were sent before, as a part of it."""
+        self.held_bytes += sum(map(held_by, pieces)) - held_by(part)
+        for piece in pieces:
+            piece.attempts, piece.history = part.attempts, part.history
+
     def unseal(self) -> None:
         """Batches whose intents are durable by now, and whose unframeable messages are, become ready."""
-        still = []
-        for batch in self._sealing:
-            if all(map(self._unsealed, batch.parts)):
-                self._ready.append(batch)
-            else:
-                still.append(batch)
-        self._sealing = still
+        sealing, self._sealing = self._sealing, []
+        for batch in sealing:
+            (self._ready if all(map(self._unsealed, batch.parts)) else self._sealing).append(batch)
 
     def _unsealed(self, part: Part) -> bool:
         # Were a part split while some of it is being stored, nothing could say which half that belongs to.
@@ -131,7 +138,8 @@ class Delivery:
 
     def step(self, now_ms: float) -> None:
         """Send what may be sent by now."""
-        self.effects += self._burials.due(now_ms)
+        if self._burials:
+            self.effects += self._burials.due(now_ms)
         self._refusals.step()
         while self._waiting and self._waiting[0][0] <= now_ms:
             self._ready.append(heapq.heappop(self._waiting)[2])
@@ -188,8 +196,7 @@ class Delivery:
         attempt = Attempt(wall_ms, answer.status, answer.elapsed_ms, answer.reason)
         for part in batch.parts:
             part.attempts += 1
-            part.history = [*part.history, attempt][-HISTORY_MAX:]
-        for part in batch.parts:
+            part.history = [*part.history[1 - HISTORY_MAX :], attempt]
             if self.owner(part) is None:
                 self.held_bytes -= held_by(part)
         if answer.verdict is not Verdict.HALT and self.halted:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -90,11 +91,26 @@ def json_at(value: bytes | None, path: JsonPath) -> Raw:
     if not value:
         return None
     try:
-        found = orjson.loads(value)
-        for step in path:
-            found = found[step]
-    except (ValueError, LookupError, TypeError):
+        try:
+            return _raw(_walk(orjson.loads(value), path))
+        except ValueError:  # no JSON to orjson, or a number that may be another one by now
+            return _raw(_walk(_literal(value), path))
+    except (ValueError, LookupError, TypeError, RecursionError):
         return None
+
+
+def _literal(value: bytes) -> Any:
+    """Slower, but numbers stay as written, and lone surrogates pass, as most writers let them."""
+    return json.loads(value, parse_int=str, parse_float=str, parse_constant=str)
+
+
+def _walk(found: Any, path: JsonPath) -> Any:
+    for step in path:
+        found = None if isinstance(found, str) else found[step]
+    return found
+
+
+def _raw(found: Any) -> Raw:
     if isinstance(found, list):
         return tuple(raw for raw in map(_scalar, found) if raw is not None)
     return _scalar(found)
@@ -102,7 +118,9 @@ def json_at(value: bytes | None, path: JsonPath) -> Raw:
 
 def _scalar(found: Any) -> bytes | None:
     if isinstance(found, str):
-        return found.encode()
+        return found.encode("utf-8", "surrogatepass")
+    if isinstance(found, float):
+        raise ValueError("2**64 and 2**64 + 1 are one float")
     if found is None or isinstance(found, dict | list):
         return None
     return orjson.dumps(found)

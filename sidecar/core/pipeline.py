@@ -9,8 +9,8 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
+from math import inf
 
-from sidecar.core.batching import held_bytes
 from sidecar.core.books import Books
 from sidecar.core.carried import Carried
 from sidecar.core.cutting import BatchRules, Cutter
@@ -89,7 +89,7 @@ class Pipeline:
 
     def fence(self, tps: Collection[TopicPartition]) -> None:
         """These partitions are about to be taken away: cut and send nothing of them any more."""
-        self._fenced.update(tps)
+        self._fenced.update(self.partitions.keys() & tps)  # of one that is gone nobody would lift it
 
     def forget(self, tps: Iterable[TopicPartition]) -> None:
         """These partitions are not ours any more: what is unsettled is released, late answers are dropped."""
@@ -138,7 +138,7 @@ class Pipeline:
         books.duplicate += found.duplicate
         books.filtered += found.filtered
         books.in_flight += count - found.duplicate - found.filtered
-        self.delivery.held_bytes += sum(map(held_bytes, found.collected))
+        self.delivery.hold(found.collected)
         if found.opened and self._cutter.open(partition, found.opened, now_ms):
             self._report("partition.joint", topic=run.tp.topic, partition=run.tp.partition)
         self.read_past(run.tp, run.last + 1, now_ms)
@@ -163,21 +163,23 @@ class Pipeline:
 
     def _touch(self, tp: TopicPartition, due_ms: float) -> None:
         """The partition's state changed and is to be committed at `due_ms`."""
-        self._dirty[tp] = min(self._dirty.get(tp, due_ms), due_ms)
+        if due_ms < self._dirty.get(tp, inf):
+            self._dirty[tp] = due_ms
 
     def _reload_due(self) -> None:
         """Only now that no commit is on its way: what is read back must not be overtaken by an older state."""
-        if not self._outstanding:
+        if self._reloads and not self._outstanding:
             self._effects += [Reload(tp, reason) for tp, reason in self._reloads.items()]
             self._reloads.clear()
 
     def _commit_due(self, now_ms: float) -> None:
-        for tp in self.delivery.changed & self.partitions.keys():
-            self._touch(tp, now_ms)
-        self.delivery.changed.clear()
-        if self._outstanding or now_ms < self._commit_at_ms:
+        if self.delivery.changed:
+            for tp in self.delivery.changed & self.partitions.keys():
+                self._touch(tp, now_ms)
+            self.delivery.changed.clear()
+        if not self._dirty or self._outstanding or now_ms < self._commit_at_ms:
             return
-        soon = self.draining or any(due <= now_ms for due in self._dirty.values())
+        soon = self.draining or min(self._dirty.values()) <= now_ms
         items = self.commit([tp for tp in self._dirty if tp not in self._fenced]) if soon else []
         if items:
             self._commit_at_ms = now_ms + COMMIT_SPACING_MS
@@ -245,11 +247,13 @@ class Pipeline:
         self._now_ms = now_ms
         self._watch_memory()
         pressure = "shutdown" if self.draining else "memory" if self._memory_full else ""
-        self._cutter.step(now_ms, pressure, self.partitions.values())
+        half = self._rules.span_max // 2
+        wide = [partition for partition in self.partitions.values() if partition.span > half]
+        self._cutter.step(now_ms, pressure, wide)
         self._reload_due()
         self._commit_due(now_ms)
         self.delivery.step(now_ms)
-        self._watch_flow()
+        self._watch_flow(wide)
         effects = self._effects + self.delivery.effects
         self._effects, self.delivery.effects = [], []
         return effects
@@ -278,15 +282,13 @@ class Pipeline:
         }
         return {word: text for word, (text, holds) in reasons.items() if holds}
 
-    def _watch_flow(self) -> None:
+    def _watch_flow(self, wide: list[Partition]) -> None:
         if self.draining or self._memory_full or self.delivery.halted or self.delivery.guard.tripped:
             paused = frozenset(self.partitions.keys() - self._read_all_the_same())
         else:
-            wide, flow = self._rules.span_max, self._flow
+            most, flow = self._rules.span_max, self._flow
             paused = frozenset(
-                tp
-                for tp, partition in self.partitions.items()
-                if partition.span > (wide * 3 // 4 if tp in flow else wide) and not partition.replaying
+                [p.tp for p in wide if p.span > (most * 3 // 4 if p.tp in flow else most) and not p.replaying]
             )
         if paused != self._flow:
             self._flow = paused

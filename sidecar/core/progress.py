@@ -69,11 +69,6 @@ class Lane:
         self.live: list[Part] = []
         """Parts not settled, by first offset."""
 
-    @property
-    def open_from(self) -> int | None:
-        """First offset that is unbatched, None when nothing is open."""
-        return self.buffer.fragments[0].first if self.buffer.fragments else None
-
 
 class Partition:
     """One ownership of a partition, from assignment to revocation.
@@ -122,7 +117,7 @@ class Partition:
     def watermark(self) -> int:
         """All offsets below are settled."""
         bounds = [intent.first for intent in self.intents]
-        bounds += [lane.buffer.fragments[0].first for lane in self.lanes.values() if lane.buffer.fragments]
+        bounds += [lane.buffer.fragments[0].first for lane in self._open_lanes()]
         if self.replaying:
             bounds.append(self.position)
         return min(bounds, default=self.seen)
@@ -135,22 +130,23 @@ class Partition:
     def carried(self) -> Carried:
         """The state as it travels."""
         intents: dict[int, list[tuple[int, int]]] = {}
+        joints: list[CarriedJoint] = []
         for intent in self.intents:
-            if intent.key is not None:
+            if intent.key is None:
+                joints.append(CarriedJoint(intent.first, intent.last, frozenset(intent.excluded)))
+            else:
                 intents.setdefault(intent.key, []).append((intent.first, intent.last))
         opens = {key: max(start, self.position) for key, start in self._unread.items()}
         if self.joint_from is None:
-            for lane in self.lanes.values():
-                if lane.open_from is not None:
-                    opens[lane.key] = lane.open_from
+            opens |= {lane.key: lane.buffer.fragments[0].first for lane in self._open_lanes()}
+        lanes = {key: CarriedLane(opens.pop(key, None), tuple(sorted(own))) for key, own in intents.items()}
+        lanes |= {key: CarriedLane(start, ()) for key, start in opens.items()}
         watermark = self.watermark
-        return Carried(
-            watermark,
-            self.seen,
-            {k: CarriedLane(opens.get(k), tuple(sorted(intents.get(k, ())))) for k in intents.keys() | opens.keys()},
-            None if self.joint_from is None else max(self.joint_from, watermark),
-            tuple(CarriedJoint(i.first, i.last, frozenset(i.excluded)) for i in self.intents if i.key is None),
-        )
+        joint_from = None if self.joint_from is None else max(self.joint_from, watermark)
+        return Carried(watermark, self.seen, lanes, joint_from, tuple(joints))
+
+    def _open_lanes(self) -> list[Lane]:
+        return [lane for lane in self.lanes.values() if lane.buffer.fragments]
 
     # Reading
 
@@ -218,7 +214,7 @@ class Partition:
     def _own_keys(self) -> set[int]:
         keys = {intent.key for intent in self.intents if intent.key is not None} | self._unread.keys()
         if self.joint_from is None:
-            keys |= {lane.key for lane in self.lanes.values() if lane.buffer.fragments}
+            keys |= {lane.key for lane in self._open_lanes()}
         return keys
 
     def admits(self, groups: Collection[str]) -> bool:
@@ -260,7 +256,7 @@ class Partition:
         return self._part(lane.group, intent, fragments)
 
     def _cut_joint(self, limits: Limits) -> list[Part]:
-        lanes = [lane for lane in self.lanes.values() if lane.buffer.fragments]
+        lanes = self._open_lanes()
         fits = [(lane.buffer.last_within(limits), lane.buffer.fragments[-1].last) for lane in lanes]
         short = [within for within, end in fits if within < end]
         last = min(short, default=self.position - 1)
@@ -277,7 +273,7 @@ class Partition:
         rows = sum(len(fragment.offsets) for fragment in fragments)
         nbytes = sum(map(body_bytes, fragments))
         bounds = intent.first, intent.last  # not the members': some may be gone when it is sent again
-        part = Part(self.tp, scope, group, *bounds, fragments, rows, nbytes, self.epoch, intent=intent)
+        part = Part(self.tp, scope, group, *bounds, fragments, rows, nbytes, self.epoch, intent=intent, home=self.scope)
         intent.live += 1
         insort(self.lane(group).live, part, key=lambda other: other.fragments[0].first)
         return part

@@ -86,12 +86,12 @@ class Fragment:
     @property
     def first(self) -> int:
         """Lowest offset."""
-        return min([*self.offsets[:1], *self.unframeable[:1]])
+        return min([*self.offsets[:1], *self.unframeable[:1]]) if self.unframeable else self.offsets[0]
 
     @property
     def last(self) -> int:
         """Highest offset."""
-        return max([*self.offsets[-1:], *self.unframeable[-1:]])
+        return max([*self.offsets[-1:], *self.unframeable[-1:]]) if self.unframeable else self.offsets[-1]
 
     @property
     def count(self) -> int:
@@ -131,6 +131,8 @@ class Part:
     primary: bool = True
     """False for a piece of another part, named by a scope that is derived from that part's."""
     history: list[Attempt] = field(default_factory=list)
+    home: str = ""
+    """The partition's own scope: within it an offset is one message. Empty: the same as `scope`."""
 
     @property
     def unframeable(self) -> list[int]:

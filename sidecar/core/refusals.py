@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from sidecar.core.batching import halves, held_by, pick
+from sidecar.core.batching import halves, pick
 from sidecar.core.records import Answer, Batch, FailedRow, Part, Verdict
 
 if TYPE_CHECKING:
@@ -67,23 +67,17 @@ class Refusals:
         else:
             self._crowded.append(batch)
             return
-        self._replaced(part, parts)
+        self._d.replaced(part, parts)
         for piece in parts:
             self._d.add([piece])
         self._d.done(batch, "split")
 
     def step(self) -> None:
         """Try again what found no room: the smallest first, since little room is enough for it."""
-        crowded, self._crowded = self._crowded, []
-        for batch in sorted(crowded, key=lambda batch: batch.count):
-            self._halve(batch)
-
-    def _replaced(self, part: Part, pieces: list[Part]) -> None:
-        """These pieces have taken the part's place; they were sent before, as a part of it."""
-        self._d.held_bytes -= held_by(part)
-        for piece in pieces:
-            piece.attempts, piece.history = part.attempts, part.history
-            self._d.held_bytes += held_by(piece)
+        if self._crowded:
+            crowded, self._crowded = self._crowded, []
+            for batch in sorted(crowded, key=lambda batch: batch.count):
+                self._halve(batch)
 
     def partial(self, batch: Batch, answer: Answer, now_ms: float) -> None:
         """Some rows failed, the others were taken."""
@@ -128,7 +122,7 @@ class Refusals:
         rows = {"again": again, "refused": refused}
         pieces = {why: pick(part.fragments, chosen, self._separator) for why, chosen in rows.items() if chosen}
         parts = owner.derive(part, pieces)
-        self._replaced(part, parts)
+        self._d.replaced(part, parts)
         if refused and not self._d.guard.tripped:
             self._d.bury_rows(parts.pop(), reasons)
         for piece in parts:

@@ -76,6 +76,17 @@ def build(settings: Settings, columns: Columns) -> tuple[Pipeline, Sink]:
         ConfigError: Certificates or a file of the sink cannot be used.
         StateError: Another process writes to the sink's file.
     """
+    reading, sink = build_reading(settings, columns)
+    return Pipeline(reading, _batch_rules(settings), delivery_rules(settings, sink), random.random), sink
+
+
+def build_reading(settings: Settings, columns: Columns) -> tuple[Reading, Sink]:
+    """How messages of these settings are read, and their sink.
+
+    Raises:
+        ConfigError: Certificates or a file of the sink cannot be used.
+        StateError: Another process writes to the sink's file.
+    """
     tags, filter_ = settings.tags, settings.tags.filter()
     read_tags = tags.field.reader(columns) if tags.field else lambda tp, messages: [None] * len(messages)
 
@@ -93,7 +104,7 @@ def build(settings: Settings, columns: Columns) -> tuple[Pipeline, Sink]:
         capacity=dedup.capacity,
         bitmap_ids=dedup.as_ == "int",
     )
-    return Pipeline(reading, _batch_rules(settings), _delivery_rules(settings, sink), random.random), sink
+    return reading, sink
 
 
 def _batch_rules(settings: Settings) -> BatchRules:
@@ -107,12 +118,14 @@ def _batch_rules(settings: Settings) -> BatchRules:
     )
 
 
-def _delivery_rules(settings: Settings, sink: Sink) -> DeliveryRules:
+def delivery_rules(settings: Settings, sink: Sink) -> DeliveryRules:
+    """How batches of these settings are delivered."""
     retry, http = settings.retry, settings.sink.http
     return DeliveryRules(
         backoff=Backoff(retry.backoff_ms, retry.backoff_max_ms),
         concurrency=settings.sink.concurrency,
-        ordered=http is None or http.ordering == "partition",
+        # A table has no order, and many batches of one group may wait for one commit.
+        ordered=http.ordering == "partition" if http else settings.sink.delta is None,
         separator=sink.framer.separator,
         give_up_attempts=retry.give_up_after_attempts,
         give_up_ms=retry.give_up_after_ms,

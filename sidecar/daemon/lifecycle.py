@@ -16,21 +16,23 @@ import structlog
 
 from sidecar.config.model import DeadLetters, Settings
 from sidecar.daemon.build import build, plan_memory, rules_hash
-from sidecar.daemon.burial import Graveyard, Originals, StateGraveyard, TopicGraveyard
 from sidecar.daemon.dispatcher import Senders, Writer
+from sidecar.daemon.graveyards import Graveyard, Originals, StateGraveyard, TopicGraveyard
 from sidecar.daemon.notify import Notifier
-from sidecar.daemon.status import StatusKeeper
+from sidecar.daemon.status import StatusKeeper, status_line
 from sidecar.daemon.supervisor import Supervisor, tell_damages
 from sidecar.errors import EXIT_OK
 from sidecar.ops.admin import AdminServer
 from sidecar.ops.metrics import Metrics
+from sidecar.sinks.file import FileSink
 from sidecar.sources.base import Source
 from sidecar.sources.kafka import KafkaSource
-from sidecar.sources.kafka_config import client_config
+from sidecar.sources.kafka_config import client_config, place_id
 from sidecar.state.interface import State
 from sidecar.state.store import Store
 
 STATUS_EVERY_S = 0.25
+TELL_SYSTEMD_EVERY_S = 5.0
 SENDERS_PATIENCE_S = 1.0
 
 log = structlog.get_logger()
@@ -105,6 +107,8 @@ class Daemon:
         writer = stack.enter_context(closing(Writer()))
         source = self._make_source(settings, state)
         pipeline, sink = build(settings, source.columns)
+        if isinstance(sink, FileSink) and sink.repaired:
+            log.warning("file.repaired", reason=sink.repaired)
         inbox: queue.SimpleQueue[object] = queue.SimpleQueue()
         senders = Senders(sink, settings.sink.concurrency, inbox)
         stack.callback(senders.close, SENDERS_PATIENCE_S)
@@ -132,7 +136,7 @@ class Daemon:
         return StateGraveyard(state, originals)
 
     def _serve(self, supervisor: Supervisor, keeper: StatusKeeper) -> None:
-        refresh_at_s = feed_at_s = 0.0
+        refresh_at_s = feed_at_s = tell_at_s = 0.0
         self._stop_asked()
         while supervisor.turn():
             now_s = time.monotonic()
@@ -142,6 +146,9 @@ class Daemon:
             if self._notifier.watchdog_seconds and now_s >= feed_at_s:
                 self._notifier.watchdog()
                 feed_at_s = now_s + self._notifier.watchdog_seconds
+            if now_s >= tell_at_s:
+                self._notifier.status(status_line(keeper.latest()))
+                tell_at_s = now_s + TELL_SYSTEMD_EVERY_S
             if self._stop_asked():
                 self._notifier.stopping()
                 supervisor.stop()
@@ -151,4 +158,5 @@ class Daemon:
 def kafka_source(settings: Settings, state: State) -> Source:
     """The Kafka source of these settings."""
     plan = plan_memory(settings.memory.budget_bytes)
-    return KafkaSource(settings.source.kafka, state, rules_hash(settings), plan.queue_bytes)
+    place = place_id(Path(settings.state.dir))
+    return KafkaSource(settings.source.kafka, state, rules_hash(settings), plan.queue_bytes, place)

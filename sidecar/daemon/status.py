@@ -131,6 +131,13 @@ class StatusKeeper:
         )
 
 
+def status_line(now: StatusSnapshot) -> str:
+    """What `systemctl status` shows: the books in short, and what is wrong."""
+    books, lag = now.totals, "unknown" if now.lag is None else f"{now.lag:,}"
+    line = f"{books.consumed:,} consumed, {books.delivered:,} delivered, {books.in_flight:,} in flight, lag {lag}"
+    return "; ".join([line, *now.problems[:1]])
+
+
 def _blocking(pipeline: Pipeline) -> list[BlockingGroup]:
     """For each partition with a wide span, the group that holds its watermark."""
     found = []

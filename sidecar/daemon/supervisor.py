@@ -14,8 +14,8 @@ from sidecar.core.dedup import RotatingBitmap
 from sidecar.core.effects import Commit, CommitItem, Effect, Flow, Reload, Report, Send, Store
 from sidecar.core.pipeline import Pipeline
 from sidecar.core.records import Batch, DeadLetter, Run, TopicPartition, group_label
-from sidecar.daemon.burial import Graveyard
 from sidecar.daemon.dispatcher import Answered, Senders, Writer
+from sidecar.daemon.graveyards import Graveyard
 from sidecar.errors import SidecarError
 from sidecar.ops.snapshot import Stopwatch
 from sidecar.sources.base import Assignment, Source
@@ -95,6 +95,7 @@ class Supervisor:
         self._graveyard = graveyard
         self._drain_timeout_s = drain_timeout_s
         self._assignments: dict[TopicPartition, Assignment] = {}
+        self._reloading: set[TopicPartition] = set()
         self._unjournalled: list[IdSegment] = []
         self._overtaken = 0
         """Commits that did not wait for the outstanding one."""
@@ -187,7 +188,7 @@ class Supervisor:
         """On the writer thread: ids are durable before the commit that settles them."""
         segments = list(self._unjournalled)
         try:
-            self._state.append_ids_many(segments)
+            self._state.append_ids(segments)
             for tp, generation in {(segment.tp, segment.generation) for segment in segments}:
                 self._state.drop_ids_before(tp, generation - 1)
         except SidecarError as error:
@@ -202,7 +203,7 @@ class Supervisor:
         if told.ok:
             self.source.commit(told.items)
         else:
-            self.committed({}, 0.0)
+            self.committed({item.tp: False for item in told.items}, 0.0)
 
     def _bury(self, token: int, letters: list[DeadLetter]) -> None:
         def job() -> None:
@@ -228,7 +229,10 @@ class Supervisor:
     def assigned(self, found: Sequence[Assignment]) -> None:
         """These partitions are ours from here on."""
         self.assigned_once = True
-        _count(self.rebalances, "assigned")
+        here = {one.tp for one in found}
+        if not here or here - self._reloading:
+            _count(self.rebalances, "assigned")
+        self._reloading -= here
         known = self._writer.wait(self._state.load_partitions) if found else {}
         for one in found:
             self._assignments[one.tp] = one
@@ -262,6 +266,7 @@ class Supervisor:
     def revoking(self, tps: Collection[TopicPartition]) -> None:
         """These partitions are taken away when this returns: settle and commit what can be."""
         _count(self.rebalances, "revoked")
+        self._reloading.clear()
         self.pipeline.fence(tps)
         deadline_s = time.monotonic() + REVOKE_DRAIN_S
         while self.pipeline.delivery.sending(set(tps)) and time.monotonic() < deadline_s:
@@ -277,14 +282,22 @@ class Supervisor:
         self._unjournalled += [IdSegment(i.tp, i.generation, i.ids.tobytes()) for i in items if i.ids is not None]
         if self._unjournalled and not self._writer.wait(self._journal):
             items = []
+        begun_s = time.monotonic()
         results = self.source.commit_now(items)
-        self._count_commit(results)
+        self._count_commit(results, time.monotonic() - begun_s)
         self.pipeline.committed(results, now_ms)
 
     def lost(self, tps: Collection[TopicPartition]) -> None:
         """These partitions are another member's already: forget, commit nothing."""
         _count(self.rebalances, "lost")
+        self._reloading.clear()
         self._forget(tps, "partitions.lost")
+
+    def reloading(self, tp: TopicPartition) -> None:
+        """This partition is given up, to be taken again from what is committed: forget, commit nothing."""
+        _count(self.rebalances, "reloaded")
+        self._reloading.add(tp)
+        self._forget([tp], "partitions.lost")
 
     def _forget(self, tps: Collection[TopicPartition], event: str) -> None:
         released = sum(self.pipeline.books[tp].in_flight for tp in tps if tp in self.pipeline.books)
@@ -297,12 +310,17 @@ class Supervisor:
 
     def committed(self, results: Mapping[TopicPartition, bool], elapsed_s: float) -> None:
         """The commit begun by `commit` ended."""
-        self._count_commit(results)
-        self.commit_seconds.observe(elapsed_s)
+        self._count_commit(results, elapsed_s)
         self.pipeline.committed(results, time.monotonic() * 1000)
 
-    def _count_commit(self, results: Mapping[TopicPartition, bool]) -> None:
-        _count(self.commits, "ok" if results and all(results.values()) else "failed")
+    def _count_commit(self, results: Mapping[TopicPartition, bool], elapsed_s: float) -> None:
+        """How long it takes to fail says nothing about how long a commit takes."""
+        if not results:
+            return
+        good = all(results.values())
+        _count(self.commits, "ok" if good else "failed")
+        if good:
+            self.commit_seconds.observe(elapsed_s)
 
     def event(self, name: str, level: str, fields: Mapping[str, object]) -> None:
         """Something for the log."""

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
 from sidecar.config.model import Settings
 from sidecar.config.sinks import Auth
+from sidecar.config.sinks import DeltaSink as DeltaSettings
 from sidecar.config.sinks import HttpSink as HttpSettings
+from sidecar.config.sinks import SparkSink as SparkSettings
 from sidecar.core.records import Columns
+from sidecar.errors import ConfigError
 from sidecar.sinks.base import Sink
 from sidecar.sinks.console import ConsoleSink
 from sidecar.sinks.endpoint import Endpoint, Tls, basic, bearer
@@ -15,7 +22,7 @@ from sidecar.sinks.http import HttpSink
 
 
 def build_sink(settings: Settings, columns: Columns, tags_of: TagsOf) -> Sink:
-    """The sink of the settings; it makes no connection yet, but a file sink opens its file.
+    """The sink of the settings; it connects to no receiver yet, but opens its file, table or landing zone.
 
     Args:
         settings: Exactly one sink is set.
@@ -23,10 +30,15 @@ def build_sink(settings: Settings, columns: Columns, tags_of: TagsOf) -> Sink:
         tags_of: The tags of each message, for `envelope`.
 
     Raises:
-        ConfigError: Certificates or a file cannot be used.
-        StateError: Another process writes to the file.
+        ConfigError: Certificates, a file, a landing zone or a table cannot be used, or a package is missing.
+        StateError: Another process writes to the file, or as the same writer to the zone.
+        ZoneError: The landing zone is damaged.
     """
     sink = settings.sink
+    if sink.spark:
+        return _spark_sink(sink.spark, settings.state.dir, columns, tags_of)
+    if sink.delta:
+        return _delta_sink(sink.delta, columns, tags_of)
     if sink.console:
         return ConsoleSink(make_framer(sink.console.format, columns, tags_of), sink.console.format)
     if sink.file:
@@ -40,6 +52,34 @@ def build_sink(settings: Settings, columns: Columns, tags_of: TagsOf) -> Sink:
         concurrency=sink.http.concurrency,
         timeout_ms=sink.http.timeout_ms,
     )
+
+
+def _spark_sink(settings: SparkSettings, state_dir: Path, columns: Columns, tags_of: TagsOf) -> Sink:
+    with _extra("spark", "pyarrow"):
+        from sidecar.sinks.spark import SparkSink, writer_name
+        from sidecar.zone.retention import Retention
+    retention = Retention(settings.retention.age_ms, settings.retention.max_bytes)
+    return SparkSink(
+        settings.landing, writer_name(state_dir), columns, tags_of, format=settings.format, retention=retention
+    )
+
+
+def _delta_sink(settings: DeltaSettings, columns: Columns, tags_of: TagsOf) -> Sink:
+    with _extra("delta", "deltalake", "pyarrow"):
+        from sidecar.sinks.delta import DeltaSink
+    return DeltaSink(settings.path, columns, tags_of)
+
+
+@contextlib.contextmanager
+def _extra(name: str, *packages: str) -> Iterator[None]:
+    """For imports that need packages of an extra, which is named like the sink: the others do without them."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if error.name not in packages:
+            raise
+        hint = f"pip install consumer-sidecar[{name}]"
+        raise ConfigError(f"sink.{name} needs {error.name}, which is not installed", hint=hint) from error
 
 
 def endpoint_of(settings: HttpSettings) -> Endpoint:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import threading
-import time
-from dataclasses import replace
 
 from sidecar.core.records import Answer, Batch, Framer, Verdict
 from sidecar.sinks.formats import FormatName, body_chunks
@@ -33,14 +31,13 @@ class ConsoleSink:
 
     def deliver(self, batch: Batch) -> Answer:
         """Print a batch; a reader that went away halts the intake."""
-        began = time.monotonic()
         try:
             with self._lock:
                 answer = self._print(batch)
         except OSError as error:
             self._torn = True
             answer = _failure(error)
-        return replace(answer, elapsed_ms=(time.monotonic() - began) * 1000)
+        return answer
 
     def close(self) -> None:
         """Answer every later call with a retry; the descriptor stays open, it is not ours."""

@@ -6,8 +6,6 @@ import fcntl
 import os
 import stat
 import threading
-import time
-from dataclasses import replace
 from pathlib import Path
 
 from sidecar.core.records import Answer, Batch, Framer, Part, Verdict, group_label
@@ -59,14 +57,13 @@ class FileSink:
 
     def deliver(self, batch: Batch) -> Answer:
         """Append the parts that the file does not have yet; after a failure it is as it was before."""
-        began = time.monotonic()
         with self._lock:
             try:
                 answer = self._append(batch)
             except OSError as error:
                 self._torn = True
                 answer = Answer(Verdict.RETRY, f"cannot write the file: {error.strerror}")
-        return replace(answer, elapsed_ms=(time.monotonic() - began) * 1000)
+        return answer
 
     def close(self) -> None:
         """Close the file."""

@@ -8,7 +8,6 @@ import ssl
 import time
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
 from typing import Literal, TypeAlias
 
 import zstandard
@@ -76,14 +75,11 @@ class HttpSink:
     def deliver(self, batch: Batch) -> Answer:
         """Send a batch once, wait for the answer at most `timeout_ms`; callable by many threads at once."""
         headers, chunks = self._request(batch)
-        began = time.monotonic()
         with self._deadlines.exchange() as exchange:
             try:
-                answer = self._exchange(exchange, headers, chunks, int(headers["Sidecar-Count"]))
+                return self._exchange(exchange, headers, chunks, int(headers["Sidecar-Count"]))
             except _NOT_AN_ANSWER as error:
-                answer = self._without_answer(exchange, error)
-        elapsed_ms = (time.monotonic() - began) * 1000
-        return replace(answer, elapsed_ms=elapsed_ms)
+                return self._without_answer(exchange, error)
 
     def close(self) -> None:
         """Close the connections; deliveries under way end at once with a retry."""

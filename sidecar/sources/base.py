@@ -65,8 +65,12 @@ class Listener(Protocol):
         """These partitions are another member's already: forget, commit nothing."""
         ...
 
+    def reloading(self, tp: TopicPartition) -> None:
+        """This partition is given up, to be taken again from what is committed: forget, commit nothing."""
+        ...
+
     def committed(self, results: Mapping[TopicPartition, bool], elapsed_s: float) -> None:
-        """The commit begun by `commit` ended."""
+        """The commit begun by `commit` ended; nothing is in `results` when nothing was left to commit."""
         ...
 
     def event(self, name: str, level: str, fields: Mapping[str, object]) -> None:

@@ -12,27 +12,32 @@ from typing import Any
 
 import confluent_kafka as ck
 from confluent_kafka import KafkaError, KafkaException, Message
+from confluent_kafka.admin import AdminClient
 
 from sidecar.config.source import KafkaSource as KafkaSettings
 from sidecar.core.effects import CommitItem
 from sidecar.core.records import Columns, Run, TopicPartition
-from sidecar.errors import StateError, UnavailableError
-from sidecar.sources.base import Assignment, Listener, Original, ReadPast
+from sidecar.errors import StateError
+from sidecar.sources.base import Listener, Original, ReadPast
 from sidecar.sources.kafka_columns import KafkaColumns, runs_of
 from sidecar.sources.kafka_commits import Commits
-from sidecar.sources.kafka_config import SESSION_TIMEOUT_MS, client_config, consumer_config
-from sidecar.sources.kafka_errors import forbidden, is_credentials, is_forbidden, refused, text_of
+from sidecar.sources.kafka_config import client_config, consumer_config
+from sidecar.sources.kafka_errors import forbidden, is_credentials, is_forbidden, text_of
 from sidecar.sources.kafka_fetch import Fetcher
-from sidecar.sources.kafka_group import evict
-from sidecar.sources.kafka_start import Starts
-from sidecar.sources.kafka_topics import TopicIds
+from sidecar.sources.kafka_group import evict_predecessors, members_called
+from sidecar.sources.kafka_offsets import Offsets
+from sidecar.sources.kafka_reach import await_topics
+from sidecar.sources.kafka_start import Found, Starts
+from sidecar.sources.kafka_topics import TopicIds, is_mock
 from sidecar.state.interface import State
 from sidecar.state.offset_map import Identity
 
 CHUNK_MESSAGES = 500
 BUSY_WAIT_S = 0.005
-LIST_TIMEOUT_S = 2.0
-ASSIGN_PATIENCE_S = 60.0
+START_PATIENCE_S = 2.0
+"""How long the loop may stand still to ask where partitions go on."""
+RETRY_S, RETRY_SHARE = 1.0, 4
+"""They are asked for again after a second, or after four times what the last time took: at most a fifth of the time."""
 MEMBER_PATIENCE_S = 1.0
 
 
@@ -44,18 +49,25 @@ class KafkaSource:
         state: For the member id and for what was known of partitions.
         rules: 4 bytes, a hash of what decides where a message goes.
         queue_bytes: What the client may hold before it is consumed.
+        client_id: See `place_id`; a `client.id` of the settings may be shared with others, so none is looked up by it.
     """
 
     columns: Columns = KafkaColumns()
 
-    def __init__(self, settings: KafkaSettings, state: State, rules: bytes, queue_bytes: int) -> None:
+    def __init__(
+        self, settings: KafkaSettings, state: State, rules: bytes, queue_bytes: int, client_id: str = ""
+    ) -> None:
         self._settings = settings
         self._state = state
         self._rules = rules
         self._queue_bytes = queue_bytes
-        self._config = consumer_config(settings, queue_bytes)
+        self._client_id = "" if "client.id" in settings.properties else client_id
+        self._config = consumer_config(settings, queue_bytes, client_id or "sidecar")
         self._identities: dict[TopicPartition, Identity] = {}
         self._assigned: set[TopicPartition] = set()
+        self._waiting: dict[TopicPartition, KafkaError] = {}
+        """Ours, but where to go on could not be told, and why."""
+        self._retry_at_s = 0.0
         self._paused: frozenset[TopicPartition] = frozenset()
         self._failure: BaseException | None = None
         self._problems: dict[str, str] = {}
@@ -83,19 +95,19 @@ class KafkaSource:
         )
         self._commits = Commits(self._consumer, listener, self._rules, self._identities)
         try:
-            self._await_topics(time.monotonic() + self._settings.start_timeout_ms / 1000)
+            self.cluster_id = await_topics(self._consumer, self._settings, lambda: self._refusal, self._problems)
         except BaseException:
             self._consumer.close()
             raise
-        self._topic_ids = TopicIds(client_config(self._settings), self.cluster_id)
+        self._admin = AdminClient(client_config(self._settings))
+        self._topic_ids = TopicIds(self._admin, self.cluster_id)
         self._state.bind(self.cluster_id, self._settings.group_id)
-        self._evict_predecessor()
+        self._evict_predecessors()
         self._starts = Starts(
-            self._consumer,
+            Offsets(self._consumer),
+            self._topic_ids,
+            self._settings,
             self.cluster_id,
-            self._settings.group_id,
-            self._settings.topics,
-            self._settings.start,
             self._rules,
             self._state.load_partitions().get,
             listener.event,
@@ -131,68 +143,21 @@ class KafkaSource:
 
         return call
 
-    def _await_topics(self, deadline_s: float) -> None:
-        wanted = [topic for topic in self._settings.topics if not topic.startswith("^")]
-        reason = "it did not answer"
-        while True:
-            missing = wanted
-            try:
-                cluster = self._consumer.list_topics(
-                    timeout=max(0.1, min(LIST_TIMEOUT_S, deadline_s - time.monotonic()))
-                )
-                self.cluster_id = cluster.cluster_id or ""
-                missing = [t for t in wanted if t not in cluster.topics or cluster.topics[t].error is not None]
-                if not missing:
-                    break
-                reason = ""
-            except KafkaException as error:
-                reason = text_of(error.args[0])
-            self._consumer.poll(0.1)  # serves the callback that hears of refusals
-            self._refuse([] if reason else missing)
-            if time.monotonic() >= deadline_s:
-                raise self._unavailable(missing, reason)
+    def _evict_predecessors(self) -> None:
+        group, left = self._settings.group_id, self._state.member()
+        member = left[1] if left is not None and left[0] == group else ""
+        alone = self._client_id if not is_mock(self.cluster_id) else ""  # the mock may not answer
 
-    def _refuse(self, missing: Sequence[str]) -> None:
-        """Fail at once where waiting cures nothing."""
-        if self._refusal:
-            raise refused(self._settings.bootstrap_servers, self._refusal)
-        for topic in missing:  # a list of all topics leaves out what may not be seen
-            with contextlib.suppress(KafkaException):
-                error = self._consumer.list_topics(topic, timeout=LIST_TIMEOUT_S).topics[topic].error
-                if error is not None and is_forbidden(error):
-                    raise forbidden(error, topic, self._settings.group_id)
+        def find() -> Sequence[str]:
+            return members_called(self._admin, group, alone) if alone else ()
 
-    def _unavailable(self, missing: Sequence[str], reason: str) -> UnavailableError:
-        waited = f"for {self._settings.start_timeout_ms / 1000:g} s (source.kafka.start_timeout)"
-        servers = self._settings.bootstrap_servers
-        if reason:
-            detail = self._problems.get("client") or reason
-            return UnavailableError(
-                f"Kafka at {servers} could not be reached {waited}: {detail}",
-                hint="check source.kafka.bootstrap_servers, and that the broker runs and is reachable from here",
-            )
-        return UnavailableError(
-            f"Kafka at {servers} does not know the topic {', '.join(missing)} {waited}",
-            hint="create the topic, or correct source.kafka.topics",
-        )
-
-    def _evict_predecessor(self) -> None:
-        left = self._state.member()
-        if left is None or left[0] != self._settings.group_id:
-            return
-        begun = time.monotonic()
-        try:
-            evict(self._settings.bootstrap_servers, self._settings.properties, *left)
-            seconds = round(time.monotonic() - begun, 3)
-            self._listener.event("member.evicted", "info", {"member": left[1], "seconds": seconds})
-        except Exception as error:  # noqa: BLE001  # going on without costs 9 s, no message
-            fields = {"member": left[1], "reason": str(error), "waits_seconds": SESSION_TIMEOUT_MS / 1000}
-            self._listener.event("member.not_evicted", "warning", fields)
+        evict_predecessors(self._settings, member, find, self._listener.event)
 
     # Reading
 
     def poll(self, timeout_s: float) -> Iterable[Run | ReadPast]:
         """What has come, in the order of each partition; serves the listener meanwhile."""
+        self._take_waiting()
         self._watch_topic_ids()  # before consume(): what came under the old id must not be taken for the new one's
         # A call that waits takes all that is fetched meanwhile, 20 MB in 50 ms with a queue of 4 MiB; so it is 8 MB.
         if not self._busy:
@@ -309,54 +274,67 @@ class KafkaSource:
         self._save_member(consumer.memberid() or "")
 
     def _take(self, tps: Sequence[TopicPartition]) -> None:
-        found = self._find_patiently(tps) if tps else []
+        """Read on; partitions whose start cannot be told soon are asked for again, and keep back no other."""
+        begun_s = time.monotonic()
+        found, failed = self._starts.find(tps, START_PATIENCE_S) if tps else Found([], {})
+        self._waiting = {tp: error for tp, error in self._waiting.items() if tp not in tps} | failed
+        self._retry_at_s = time.monotonic() + max(RETRY_S, RETRY_SHARE * (time.monotonic() - begun_s))
+        self._tell_waiting()
         for one in found:
             group = self._settings.group_id
             self._identities[one.tp] = Identity(self.cluster_id, group, one.topic_id, one.incarnation)
-        self._joined = True
-        self._assigned.update(tps)
-        self._paused -= set(tps)
-        starts = [ck.TopicPartition(one.tp.topic, one.tp.partition, one.read_from) for one in found]
-        if starts:
-            self._consumer.incremental_assign(starts)
-        self._listener.assigned(found)
+        here = [one.tp for one in found]
+        self._assigned.update(here)
+        self._paused -= set(here)
+        # With none too: else the client would assign all, in its own way.
+        self._consumer.incremental_assign([ck.TopicPartition(*one.tp, one.read_from) for one in found])
+        if found or not tps:
+            self._joined = True
+            self._listener.assigned(found)
 
-    def _find_patiently(self, tps: Sequence[TopicPartition]) -> list[Assignment]:
-        deadline = time.monotonic() + ASSIGN_PATIENCE_S
-        while True:
-            try:
-                return self._starts.find(tps, self._topic_ids.find({tp.topic for tp in tps}))
-            except KafkaException as error:
-                if is_forbidden(error.args[0]) and not self._joined:
-                    raise forbidden(error.args[0], tps[0].topic, self._settings.group_id) from error
-                if time.monotonic() > deadline:
-                    raise UnavailableError(f"Kafka does not tell where to go on: {error.args[0].str()}") from error
-                self._problem("client", f"asking where to go on: {error.args[0].str()}")
-                time.sleep(0.2)
+    def _tell_waiting(self) -> None:
+        if not self._waiting:
+            self._problems.pop("start", None)
+            return
+        for tp, error in self._waiting.items():
+            if is_forbidden(error) and not self._joined:
+                raise forbidden(error, tp.topic, self._settings.group_id)
+        tp, error = min(self._waiting.items(), key=lambda item: item[0])
+        others = f" and {len(self._waiting) - 1} more" if len(self._waiting) > 1 else ""
+        self._problem("start", f"{tp.topic}[{tp.partition}]{others} cannot be read yet: {text_of(error)}")
+
+    def _take_waiting(self) -> None:
+        if self._waiting and time.monotonic() >= self._retry_at_s:
+            self._take(sorted(self._waiting))
 
     def _on_revoke(self, _: ck.Consumer, partitions: Sequence[ck.TopicPartition]) -> None:
-        tps = [TopicPartition(tp.topic, tp.partition) for tp in partitions]
-        self._listener.revoking(tps)
+        tps = {TopicPartition(tp.topic, tp.partition) for tp in partitions}
+        self._listener.revoking(tps & self._assigned)
         self._drop(tps)
 
     def _on_lost(self, _: ck.Consumer, partitions: Sequence[ck.TopicPartition]) -> None:
-        tps = [TopicPartition(tp.topic, tp.partition) for tp in partitions]
-        self._listener.lost(tps)
+        tps = {TopicPartition(tp.topic, tp.partition) for tp in partitions}
+        self._listener.lost(tps & self._assigned)
         self._drop(tps)
 
     def _drop(self, tps: Collection[TopicPartition]) -> None:
-        self._assigned.difference_update(tps)
-        self._paused -= set(tps)
-        for tp in tps:
+        here = self._assigned.intersection(tps)
+        self._assigned -= here
+        self._paused -= here
+        for tp in here:
             self._identities.pop(tp, None)
+        self._waiting = {tp: error for tp, error in self._waiting.items() if tp not in tps}
+        self._starts.forget(tps)
+        self._tell_waiting()
+        # Not left to the client: it would name those that wait too, fail, and read on what is another member's.
+        self._consumer.incremental_unassign([ck.TopicPartition(*tp) for tp in here])
 
     def reload(self, tp: TopicPartition) -> None:
         """Give the partition up and take it again from what is committed."""
         if tp not in self._assigned:
             return
-        self._listener.lost([tp])
+        self._listener.reloading(tp)
         self._drop([tp])
-        self._consumer.incremental_unassign([ck.TopicPartition(*tp)])
         self._take([tp])
 
     def _watch_topic_ids(self) -> None:

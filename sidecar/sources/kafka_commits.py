@@ -21,6 +21,7 @@ class _Pending:
     """A commit that was begun."""
 
     begun_s: float
+    tps: list[TopicPartition]
     told: bool = True
     """Whether its end is still of interest."""
 
@@ -51,14 +52,15 @@ class Commits:
     def begin(self, items: Sequence[CommitItem]) -> None:
         """Begin to make these states durable; `Listener.committed` tells the end."""
         offsets = self._offsets(items)
+        tps = [TopicPartition(at.topic, at.partition) for at in offsets]
         try:
             if offsets:  # commit() without offsets skips a change of metadata alone
                 self._consumer.commit(offsets=offsets, asynchronous=True)
-                self._pending.append(_Pending(time.monotonic()))
+                self._pending.append(_Pending(time.monotonic(), tps))
                 return
         except KafkaException as error:
             self._failed(error.args[0].str())
-        self._listener.committed({}, 0.0)
+        self._listener.committed(dict.fromkeys(tps, False), 0.0)
 
     def now(self, items: Sequence[CommitItem]) -> Mapping[TopicPartition, bool]:
         """Make these states durable behind any commit begun before, whose end is not told any more."""
@@ -71,13 +73,14 @@ class Commits:
             done = self._consumer.commit(offsets=offsets, asynchronous=False) or []
         except KafkaException as error:
             self._failed(error.args[0].str())
-            return {}
+            return {TopicPartition(at.topic, at.partition): False for at in offsets}
         return {TopicPartition(tp.topic, tp.partition): tp.error is None for tp in done}
 
     def ended(self, error: KafkaError | None, done: Sequence[ck.TopicPartition]) -> bool:
         """The client tells that the oldest commit begun by `begin` ended; returns whether all of it succeeded."""
         pending = self._pending.popleft()
-        results = {TopicPartition(tp.topic, tp.partition): error is None and tp.error is None for tp in done or ()}
+        results = dict.fromkeys(pending.tps, False)
+        results |= {TopicPartition(tp.topic, tp.partition): error is None and tp.error is None for tp in done or ()}
         good = error is None and all(results.values())
         if pending.told:
             if not good:

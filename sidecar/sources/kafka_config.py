@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
+import re
+import socket
+from pathlib import Path
 from typing import Any
 
 from sidecar.config.source import KafkaSource as KafkaSettings
@@ -10,12 +14,36 @@ SESSION_TIMEOUT_MS = 9_000
 HEARTBEAT_MS = 500
 
 
-def client_config(settings: KafkaSettings) -> dict[str, Any]:
-    """What every client needs: addresses, credentials, quick recovery."""
+def place_id(state_dir: Path, machine_id: Path = Path("/etc/machine-id")) -> str:
+    """A client id that stands for this place alone: the machine, the host's name and the state folder.
+
+    That folder is locked, so whoever else has this id in the group is a predecessor that died, also when the folder was
+    deleted with it. Two places that look alike evict each other's member at a start: it joins again and loses nothing.
+    """
+    host = socket.gethostname()
+    try:
+        machine = machine_id.read_text().strip()
+    except (OSError, ValueError):
+        machine = ""
+    place = "\0".join((machine, host, str(state_dir.resolve())))
+    digits = hashlib.blake2b(place.encode("utf-8", "surrogateescape"), digest_size=4).hexdigest()
+    return f"sidecar-{re.sub(r'[^A-Za-z0-9._-]', '_', host)[:64]}-{digits}"
+
+
+def client_config(settings: KafkaSettings, client_id: str = "sidecar") -> dict[str, Any]:
+    """What every client needs: addresses, credentials, quick recovery.
+
+    Args:
+        settings: The user's part; his `client.id` goes before ours.
+        client_id: Ours.
+    """
     return {
-        "client.id": "sidecar",
+        "client.id": client_id,
         "isolation.level": "read_committed",
         "reconnect.backoff.max.ms": 1_000,  # 10 s by default: longer than it may take to heal
+        # A broker that was cut off from its controller leaves itself out of the metadata when it is back: the client
+        # then knows no broker at all, by default for 5 minutes.
+        "metadata.recovery.rebootstrap.trigger.ms": 1_000,
         "socket.keepalive.enable": True,
         "log_level": 2,  # it writes a line to stderr at each try to connect; what matters comes as an error
         **settings.properties,
@@ -23,16 +51,17 @@ def client_config(settings: KafkaSettings) -> dict[str, Any]:
     }
 
 
-def consumer_config(settings: KafkaSettings, queue_bytes: int) -> dict[str, Any]:
+def consumer_config(settings: KafkaSettings, queue_bytes: int, client_id: str = "sidecar") -> dict[str, Any]:
     """The consumer's configuration.
 
     Args:
         settings: The user's part.
         queue_bytes: What the client may hold before it is consumed.
+        client_id: See `client_config`.
     """
     return {
         "fetch.wait.max.ms": 100,
-        **client_config(settings),
+        **client_config(settings, client_id),
         "group.id": settings.group_id,
         "enable.auto.commit": False,
         "enable.auto.offset.store": False,

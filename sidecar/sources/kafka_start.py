@@ -5,17 +5,20 @@ from __future__ import annotations
 import re
 import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import NamedTuple
 
-import confluent_kafka as ck
+from confluent_kafka import KafkaError, KafkaException
 
+from sidecar.config.source import KafkaSource as KafkaSettings
 from sidecar.core.carried import Carried
 from sidecar.core.records import TopicPartition
 from sidecar.sources.base import Assignment
+from sidecar.sources.kafka_offsets import Bounds, Offsets
+from sidecar.sources.kafka_topics import TopicIds
 from sidecar.state.interface import PartitionSnapshot
 from sidecar.state.offset_map import Decoded, Identity, Origin, decode
 
-REQUEST_TIMEOUT_S = 10.0
 TRUNCATION_PATIENCE_S = 2.0
 """A new leader may tell an old high watermark for a moment."""
 
@@ -28,15 +31,21 @@ _REASONS = {
 }
 
 
+class Found(NamedTuple):
+    """Where partitions go on, and of the others why it could not be told."""
+
+    starts: list[Assignment]
+    failed: dict[TopicPartition, KafkaError]
+
+
 class Starts:
     """Decides starts.
 
     Args:
-        consumer: The group's consumer, used on its own thread.
+        offsets: Asks the broker.
+        topic_ids: Asks for ids of topics.
+        settings: `source.kafka`.
         cluster_id: The cluster, as it tells.
-        group_id: The consumer group.
-        topics: What it subscribes to, names and patterns.
-        start: Of a new group: ``earliest``, ``latest`` or milliseconds since the epoch.
         rules: 4 bytes, a hash of what decides where a message goes.
         known: What the state file knows of a partition.
         tell: Writes a log event.
@@ -44,54 +53,80 @@ class Starts:
 
     def __init__(
         self,
-        consumer: ck.Consumer,
+        offsets: Offsets,
+        topic_ids: TopicIds,
+        settings: KafkaSettings,
         cluster_id: str,
-        group_id: str,
-        topics: Sequence[str],
-        start: str | int,
         rules: bytes,
         known: Callable[[TopicPartition], PartitionSnapshot | None],
         tell: Tell,
     ) -> None:
-        self._consumer = consumer
+        self._offsets = offsets
+        self._ids = topic_ids
+        self._settings = settings
         self._cluster_id = cluster_id
-        self._group_id = group_id
-        self._topics = topics
-        self._start = start
         self._rules = rules
         self._known = known
         self._tell = tell
         self._topic_ids: dict[TopicPartition, str] = {}
         """Under which this process had a partition before."""
+        self._of_new_group: set[TopicPartition] = set()
+        """Asked for when nothing was committed yet: what others of them commit meanwhile does not change that."""
+        self._short_since_s: dict[TopicPartition, float] = {}
+        self._asked: Sequence[TopicPartition] = ()
+        self._group_is_new: bool | None = None
+        """Asked at most once for all partitions of one question."""
 
-    def find(self, tps: Sequence[TopicPartition], topic_ids: Mapping[str, str]) -> list[Assignment]:
-        """Where each of these partitions goes on.
-
-        Raises:
-            KafkaException: The broker did not answer.
-        """
-        asked = [ck.TopicPartition(tp.topic, tp.partition) for tp in tps]
-        found = []
-        for tp, at in zip(tps, self._consumer.committed(asked, timeout=REQUEST_TIMEOUT_S), strict=True):
-            if at.error is not None:
-                raise ck.KafkaException(at.error)
-            topic_id = topic_ids.get(tp.topic, "")
-            found.append(self._one(tp, at.offset, at.metadata, topic_id))
-            self._topic_ids[tp] = topic_id
+    def find(self, tps: Sequence[TopicPartition], patience_s: float) -> Found:
+        """Where each of these partitions goes on, as far as the broker tells it in that time; never raises for it."""
+        self._offsets.within(patience_s)
+        try:
+            ids = self._ids.find({tp.topic for tp in tps}, self._offsets.left_s())
+            committed, bounds = self._offsets.committed(tps), self._offsets.bounds(tps)
+        except KafkaException as error:
+            return Found([], dict.fromkeys(tps, error.args[0]))
+        found = Found([], {})
+        self._asked, self._group_is_new = tps, None
+        for tp in tps:
+            at, between, topic_id = committed[tp], bounds[tp], ids.get(tp.topic, "")
+            reason = topic_id if isinstance(topic_id, KafkaError) else at.error
+            if reason is not None:
+                found.failed[tp] = reason
+            elif isinstance(between, KafkaError):
+                found.failed[tp] = between
+            else:
+                self._add(found, tp, at.offset, at.metadata, str(topic_id), between)
         return found
+
+    def _add(
+        self, found: Found, tp: TopicPartition, offset: int, metadata: str | None, topic_id: str, bounds: Bounds
+    ) -> None:
+        try:
+            found.starts.append(self._one(tp, offset, metadata, topic_id, bounds))
+        except KafkaException as error:
+            found.failed[tp] = error.args[0]
+            return
+        self._topic_ids[tp] = topic_id
+        self.forget([tp])
+
+    def forget(self, tps: Collection[TopicPartition]) -> None:
+        """What was met while these were asked for in vain matters no more."""
+        self._of_new_group.difference_update(tps)
+        for tp in tps:
+            self._short_since_s.pop(tp, None)
 
     def _recreated(self, tp: TopicPartition, topic_id: str) -> bool:
         snapshot = self._known(tp)
         before = self._topic_ids.get(tp) or (snapshot.topic_id if snapshot is not None else "")
         return bool(before and topic_id) and before != topic_id
 
-    def _one(self, tp: TopicPartition, offset: int, metadata: str | None, topic_id: str) -> Assignment:
-        low, high = self._bounds(tp)
+    def _one(self, tp: TopicPartition, offset: int, metadata: str | None, topic_id: str, bounds: Bounds) -> Assignment:
+        low, high = bounds
         fields = {"topic": tp.topic, "partition": tp.partition, "committed": offset, "log_start": low, "log_end": high}
         recreated = self._recreated(tp, topic_id)
         if offset < 0 and not recreated:
             return self._without_commit(tp, topic_id, low, high)
-        known = Identity(self._cluster_id, self._group_id, topic_id, 0)
+        known = Identity(self._cluster_id, self._settings.group_id, topic_id, 0)
         told = decode(metadata, offset, known, self._rules)
         if told.origin is Origin.OTHER_TOPIC or (recreated and told.origin is not Origin.OURS):
             self._tell("topic.recreated", "warning", fields | {"action": "reading the new topic from its start"})
@@ -100,8 +135,7 @@ class Starts:
             self._tell("partition.reset", "warning", fields | {"reason": _REASONS[told.origin], "action": "new window"})
             return self._fresh(tp, self._within(tp, offset, low, high), topic_id)
         if told.carried.seen > high:
-            high = self._patiently(tp, told.carried.seen)
-        if told.carried.seen > high:
+            self._be_sure(tp, told.carried.seen, high)
             self._tell("partition.truncated", "error", fields | {"seen": told.carried.seen})
             return self._fresh(tp, min(offset, high), topic_id)
         if low > offset:
@@ -113,12 +147,12 @@ class Starts:
 
     def _fresh(self, tp: TopicPartition, offset: int, topic_id: str, *, resumed: bool = False) -> Assignment:
         incarnation = secrets.randbits(64)
-        scope = Identity(self._cluster_id, self._group_id, topic_id, incarnation).scope
+        scope = Identity(self._cluster_id, self._settings.group_id, topic_id, incarnation).scope
         return Assignment(tp, scope, Carried(offset, offset), topic_id, incarnation, resumed, read_from=offset)
 
     def _resumed(self, tp: TopicPartition, told: Decoded, topic_id: str, low: int) -> Assignment:
         assert told.carried is not None
-        scope = Identity(self._cluster_id, self._group_id, topic_id, told.incarnation).scope
+        scope = Identity(self._cluster_id, self._settings.group_id, topic_id, told.incarnation).scope
         read_from = max(told.carried.watermark, low)
         return Assignment(tp, scope, told.carried, topic_id, told.incarnation, resumed=True, read_from=read_from)
 
@@ -139,41 +173,34 @@ class Starts:
         return self._fresh(tp, self._beginning(tp, low, high), topic_id)
 
     def _beginning(self, tp: TopicPartition, low: int, high: int) -> int:
-        if self._start == "earliest" or not self._group_is_new():
+        start = self._settings.start
+        if start == "earliest" or not self._in_new_group(tp):
             return low
-        if self._start == "latest":
+        if start == "latest":
             return high
-        return self._at_time(tp, int(self._start), high)
+        at = self._offsets.at_time(tp, int(start))
+        return high if at is None else at
 
-    def _group_is_new(self) -> bool:
+    def _in_new_group(self, tp: TopicPartition) -> bool:
         """Else the topic or the partition is new, and nothing of it may be skipped."""
-        known = self._consumer.list_topics(timeout=REQUEST_TIMEOUT_S).topics
-        wanted = [name for name in known if any(_matches(topic, name) for topic in self._topics)]
-        asked = [ck.TopicPartition(name, partition) for name in wanted for partition in known[name].partitions]
-        return all(at.offset < 0 for at in self._consumer.committed(asked, timeout=REQUEST_TIMEOUT_S))
+        if tp in self._of_new_group:
+            return True
+        if self._group_is_new is None:
+            self._group_is_new = self._offsets.nothing_committed(self._is_ours)
+            self._of_new_group.update(self._asked if self._group_is_new else ())
+        return self._group_is_new
 
-    def _at_time(self, tp: TopicPartition, at_ms: int, high: int) -> int:
-        asked = [ck.TopicPartition(tp.topic, tp.partition, at_ms)]
-        (found,) = self._consumer.offsets_for_times(asked, timeout=REQUEST_TIMEOUT_S)
-        if found.error is not None:
-            raise ck.KafkaException(found.error)
-        return int(found.offset) if found.offset >= 0 else high
+    def _is_ours(self, name: str) -> bool:
+        return any(is_read(topic, name) for topic in self._settings.topics)
 
-    def _bounds(self, tp: TopicPartition) -> tuple[int, int]:
-        asked = ck.TopicPartition(tp.topic, tp.partition)
-        bounds = self._consumer.get_watermark_offsets(asked, timeout=REQUEST_TIMEOUT_S, cached=False)
-        if bounds is None:
-            raise ck.KafkaException(ck.KafkaError(ck.KafkaError._TIMED_OUT, f"no bounds of {tp.topic}[{tp.partition}]"))
-        return bounds
-
-    def _patiently(self, tp: TopicPartition, seen: int) -> int:
-        deadline = time.monotonic() + TRUNCATION_PATIENCE_S
-        while True:
-            high = self._bounds(tp)[1]
-            if high >= seen or time.monotonic() > deadline:
-                return high
-            time.sleep(0.1)
+    def _be_sure(self, tp: TopicPartition, seen: int, high: int) -> None:
+        """Asked again for 2 s, before a log counts as truncated."""
+        since_s = self._short_since_s.setdefault(tp, time.monotonic())
+        if time.monotonic() - since_s < TRUNCATION_PATIENCE_S:
+            text = f"the log ends at {high}, {seen} was read before"
+            raise KafkaException(KafkaError(KafkaError.OFFSET_NOT_AVAILABLE, text))
 
 
-def _matches(topic: str, name: str) -> bool:
+def is_read(topic: str, name: str) -> bool:
+    """Whether the topic `name` is meant by `topic`, a name or a pattern of `source.kafka.topics`."""
     return re.search(topic, name) is not None if topic.startswith("^") else topic == name

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from concurrent.futures import Future
 from typing import Any
 
@@ -13,39 +13,44 @@ from confluent_kafka.admin import AdminClient
 
 ASK_EVERY_S = 5.0
 TIMEOUT_S = 3.0
-PATIENCE_S = TIMEOUT_S + 2.0
-"""The client tells its own time-out; this is for one that does not."""
+PATIENCE_S = 0.5
+"""The client tells its own time-out; so long is waited beyond for one that does not."""
+
+
+def is_mock(cluster_id: str) -> bool:
+    """Whether it is librdkafka's in-process cluster, which leaves some questions without an answer."""
+    return cluster_id.startswith("mockCluster")
 
 
 class TopicIds:
     """Asks for topic ids, at once or now and then.
 
     Args:
-        config: The client's configuration.
+        admin: The client that asks.
         cluster_id: librdkafka's mock cluster never answers, so it is not asked.
     """
 
-    def __init__(self, config: Mapping[str, Any], cluster_id: str) -> None:
-        self._admin = AdminClient(dict(config))
-        self._known = not cluster_id.startswith("mockCluster")
+    def __init__(self, admin: AdminClient, cluster_id: str) -> None:
+        self._admin = admin
+        self._known = not is_mock(cluster_id)
         self._asked: dict[str, Future[Any]] = {}
         self._ask_at_s = 0.0
 
-    def find(self, topics: Collection[str]) -> dict[str, str]:
-        """The ids of these topics; empty where the broker has none.
-
-        Raises:
-            KafkaException: The broker did not answer within 3 s.
-        """
-        try:
-            return {topic: str(future.result(PATIENCE_S).topic_id) for topic, future in self._ask(topics).items()}
-        except TimeoutError as error:
-            raise KafkaException(KafkaError(KafkaError._TIMED_OUT, "no answer about topic ids")) from error
-        except KafkaException as error:
-            if error.args[0].code() != KafkaError._UNSUPPORTED_FEATURE:  # brokers before 2.8 have no ids
-                raise
-            self._known = False
-            return {}
+    def find(self, topics: Collection[str], timeout_s: float) -> dict[str, str | KafkaError]:
+        """The ids of these topics, or why one could not be told; none where the broker has no ids."""
+        deadline_s = time.monotonic() + timeout_s + PATIENCE_S
+        found: dict[str, str | KafkaError] = {}
+        for topic, future in self._ask(topics, timeout_s).items():
+            try:
+                found[topic] = str(future.result(max(0.0, deadline_s - time.monotonic())).topic_id)
+            except TimeoutError:
+                found[topic] = KafkaError(KafkaError._TIMED_OUT, "no answer about topic ids")
+            except KafkaException as error:
+                if error.args[0].code() == KafkaError._UNSUPPORTED_FEATURE:  # brokers before 2.8 have no ids
+                    self._known = False
+                    return {}
+                found[topic] = error.args[0]
+        return found
 
     def watch(self, topics: Collection[str]) -> Iterator[tuple[str, str | None]]:
         """Ask every 5 s without waiting; yields what came: topic and id, None for a topic that is gone."""
@@ -60,9 +65,9 @@ class TopicIds:
                     yield topic, None
         if now >= self._ask_at_s and topics and not self._asked:
             self._ask_at_s = now + ASK_EVERY_S
-            self._asked = self._ask(topics)
+            self._asked = self._ask(topics, TIMEOUT_S)
 
-    def _ask(self, topics: Collection[str]) -> dict[str, Future[Any]]:
+    def _ask(self, topics: Collection[str], timeout_s: float) -> dict[str, Future[Any]]:
         if not self._known or not topics:
             return {}
-        return self._admin.describe_topics(ck.TopicCollection(sorted(topics)), request_timeout=TIMEOUT_S)
+        return self._admin.describe_topics(ck.TopicCollection(sorted(topics)), request_timeout=timeout_s)

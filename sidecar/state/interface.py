@@ -131,16 +131,8 @@ class State(Protocol):
         """All sound snapshots; damaged ones are dropped and reported by `take_damages`."""
         ...
 
-    def drop_partitions(self, tps: Iterable[TopicPartition]) -> None:
-        """Forget snapshots and message ids of these partitions."""
-        ...
-
-    def append_ids(self, tp: TopicPartition, generation: int, ids: bytes) -> None:
-        """Add settled message ids to a generation; `ids` is an array of 64-bit integers."""
-        ...
-
-    def append_ids_many(self, segments: Iterable[IdSegment]) -> None:
-        """`append_ids` for many, in one transaction."""
+    def append_ids(self, segments: Iterable[IdSegment]) -> None:
+        """Add settled message ids to their generations, in one transaction."""
         ...
 
     def drop_ids_before(self, tp: TopicPartition, generation: int) -> None:

@@ -85,19 +85,8 @@ class MemoryState:
         """See `State.load_partitions`."""
         return dict(self._partitions)
 
-    def drop_partitions(self, tps: Iterable[TopicPartition]) -> None:
-        """See `State.drop_partitions`."""
-        self._check_writable()
-        for tp in tps:
-            self._partitions.pop(tp, None)
-            self._ids.pop(tp, None)
-
-    def append_ids(self, tp: TopicPartition, generation: int, ids: bytes) -> None:
+    def append_ids(self, segments: Iterable[IdSegment]) -> None:
         """See `State.append_ids`."""
-        self.append_ids_many([IdSegment(tp, generation, ids)])
-
-    def append_ids_many(self, segments: Iterable[IdSegment]) -> None:
-        """See `State.append_ids_many`."""
         self._check_writable()
         wanted = [segment for segment in segments if segment.ids]
         for segment in wanted:

@@ -125,20 +125,8 @@ class Store:
                     self._damages.append(Damage("partition", f"{row[0]}:{row[1]}", "checksum", "dropped"))
         return found
 
-    def drop_partitions(self, tps: Iterable[TopicPartition]) -> None:
-        """See `State.drop_partitions`."""
-        with self._database.transaction() as connection:
-            for tp in tps:
-                connection.execute("DELETE FROM partitions WHERE topic = ? AND partition = ?", tp)
-                connection.execute("DELETE FROM ids WHERE topic = ? AND partition = ?", tp)
-        self._database.return_space()
-
-    def append_ids(self, tp: TopicPartition, generation: int, ids: bytes) -> None:
-        """See `State.append_ids`."""
-        self.append_ids_many([IdSegment(tp, generation, ids)])
-
-    def append_ids_many(self, segments: Iterable[IdSegment]) -> None:
-        """See `State.append_ids_many`; many small segments are put together on the way."""
+    def append_ids(self, segments: Iterable[IdSegment]) -> None:
+        """See `State.append_ids`; many small segments are put together on the way."""
         wanted = [segment for segment in segments if segment.ids]
         for segment in wanted:
             check_ids(segment.ids)

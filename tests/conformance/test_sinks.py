@@ -10,19 +10,24 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import deltalake
 import pytest
 
 from sidecar.core.records import Answer, Batch, Fragment, Part, TopicPartition, Verdict
 from sidecar.sinks.base import Sink
 from sidecar.sinks.console import ConsoleSink
+from sidecar.sinks.delta import DeltaSink
 from sidecar.sinks.endpoint import Endpoint
 from sidecar.sinks.file import FileSink
 from sidecar.sinks.formats import NdjsonFramer
 from sidecar.sinks.http import HttpSink
 from sidecar.sinks.simulated import SimulatedSink
+from sidecar.sinks.spark import SparkSink
+from tests.support.delta import rows_of
+from tests.support.landing import KEEP, Disk, arrived, disk
 from tests.support.process import wait_until
 from tests.support.receiver import Receiver, value_hash
-from tests.unit.test_formats import ListColumns, Msg
+from tests.unit.test_formats import ListColumns, Msg, tags_of
 
 TP = TopicPartition("orders", 0)
 
@@ -102,7 +107,44 @@ def file(folder: Path, stack: contextlib.ExitStack) -> Bench:
     )
 
 
-@pytest.fixture(params=[simulated, http, console, file], ids=lambda make: make.__name__)
+def spark(folder: Path, stack: contextlib.ExitStack) -> Bench:
+    """A landing zone whose disk is full at times."""
+    sink = SparkSink(folder, "a", ListColumns(), tags_of, retention=KEEP)
+    trouble = Disk(1, lasting=True)
+    trouble.mended = True
+    stack.enter_context(disk(trouble))
+
+    def fail() -> None:
+        trouble.calls.clear()
+        trouble.mended = False
+
+    def rows() -> list[object]:
+        return [row.value for row in arrived(folder, dedup=False)]
+
+    return Bench(sink, rows, fail, lambda: setattr(trouble, "mended", True))
+
+
+def delta(folder: Path, stack: contextlib.ExitStack) -> Bench:
+    """A Delta table whose disk is full at times."""
+    sink = DeltaSink(str(folder / "table"), ListColumns(), tags_of)
+    monkeypatch = stack.enter_context(pytest.MonkeyPatch.context())
+    real = deltalake.write_deltalake
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    def rows() -> list[object]:
+        return [row["value"] for row in rows_of(folder / "table")]
+
+    return Bench(
+        sink,
+        rows,
+        lambda: monkeypatch.setattr("sidecar.sinks.delta.write_deltalake", full),
+        lambda: monkeypatch.setattr("sidecar.sinks.delta.write_deltalake", real),
+    )
+
+
+@pytest.fixture(params=[simulated, http, console, file, spark, delta], ids=lambda make: make.__name__)
 def bench(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Bench]:
     """Each sink in turn."""
     with contextlib.ExitStack() as stack:
@@ -187,6 +229,5 @@ def test_no_thread_is_left_behind(bench: Bench) -> None:
     """A closed sink has ended its threads."""
     bench.sink.deliver(batch(bench.sink, b"a"))
     bench.sink.close()
-    wait_until(
-        lambda: "sink-deadlines" not in [thread.name for thread in threading.enumerate()], 5, "the sink's thread ends"
-    )
+    names = {"sink-deadlines", "sink-delta"}
+    wait_until(lambda: names.isdisjoint(thread.name for thread in threading.enumerate()), 5, "the sink's thread ends")

@@ -113,32 +113,24 @@ def test_snapshots_come_back_as_they_were(world: World) -> None:
     assert world.restart().load_partitions() == {ORDERS: snapshot(watermark=2), OTHER: snapshot(OTHER)}
 
 
-def test_dropped_partitions_are_gone_with_their_ids(world: World) -> None:
-    """Dropping a partition takes its snapshot and its ids, and no other's."""
-    world.state.save_partitions([snapshot(), snapshot(OTHER)])
-    world.state.append_ids_many([IdSegment(ORDERS, 1, ids(1)), IdSegment(OTHER, 1, ids(2))])
-    world.state.drop_partitions([ORDERS])
-    state = world.restart()
-    assert list(state.load_partitions()) == [OTHER]
-    assert (loaded(state), loaded(state, OTHER)) == ({}, {1: [2]})
-
-
 def test_ids_are_kept_by_generation(world: World) -> None:
-    """Every appended id is loaded once, under its generation, until that is dropped."""
+    """Every appended id is loaded once, under its partition and generation, until that is dropped."""
+    world.state.append_ids([IdSegment(OTHER, 1, ids(1))])
     for generation in (1, 2, 3):
         for start in range(0, 300, 3):
-            world.state.append_ids(ORDERS, generation, ids(start, start + 1, -start - 2))
-    world.state.append_ids(ORDERS, 3, b"")
+            world.state.append_ids([IdSegment(ORDERS, generation, ids(start, start + 1, -start - 2))])
+    world.state.append_ids([IdSegment(ORDERS, 3, b"")])
     expected = sorted(value for start in range(0, 300, 3) for value in (start, start + 1, -start - 2))
     assert loaded(world.restart()) == {1: expected, 2: expected, 3: expected}
     world.state.drop_ids_before(ORDERS, 3)
-    assert loaded(world.restart()) == {3: expected}
+    state = world.restart()
+    assert (loaded(state), loaded(state, OTHER)) == ({3: expected}, {1: [1]})
 
 
 def test_ids_that_are_no_array_are_refused_whole(world: World) -> None:
     """A segment of a wrong length is the caller's mistake, and none of its transaction is kept."""
     with pytest.raises(ValueError, match="64-bit"):
-        world.state.append_ids_many([IdSegment(ORDERS, 1, ids(1)), IdSegment(ORDERS, 1, b"odd")])
+        world.state.append_ids([IdSegment(ORDERS, 1, ids(1)), IdSegment(ORDERS, 1, b"odd")])
     assert loaded(world.state) == {}
 
 
@@ -216,7 +208,7 @@ def test_another_cluster_drops_what_is_not_its_own(world: World) -> None:
     """With another cluster's id partitions, ids and member go, dead letters stay; then it is that cluster's."""
     world.state.bind("c1", "g")
     world.state.save_partitions([snapshot()])
-    world.state.append_ids(ORDERS, 1, ids(1))
+    world.state.append_ids([IdSegment(ORDERS, 1, ids(1))])
     world.state.save_member("g", "m")
     world.state.put_dead_letters([letter(1)])
     assert not world.restart().bind("c2", "g")
@@ -244,7 +236,7 @@ def test_a_failed_write_changes_nothing_and_heals(world: World) -> None:
         for write in (
             lambda: world.state.put_dead_letters([letter(2, b"x" * 9_000)]),
             lambda: world.state.save_partitions([snapshot(watermark=2)]),
-            lambda: world.state.append_ids(ORDERS, 1, ids(*range(900))),
+            lambda: world.state.append_ids([IdSegment(ORDERS, 1, ids(*range(900)))]),
             lambda: world.state.save_member("g", "m"),
         ):
             with pytest.raises(StateError):

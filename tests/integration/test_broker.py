@@ -47,7 +47,7 @@ def read(bootstrap: str, topic: str, count: int, **properties: str) -> list[Mess
         return len(found) == count
 
     try:
-        wait_until(complete, 20, f"{count} messages of {topic}")
+        wait_until(complete, 60, f"{count} messages of {topic}")
     finally:
         consumer.close()
     return found

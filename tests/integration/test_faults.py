@@ -124,8 +124,7 @@ def test_a_failing_group_delays_no_other(long_scene: tuple[Scene, Daemon]) -> No
     for round_ in range(3):
         sent = scene.send([b"free %d" % round_] * 100, tag="b")
         wait_until(lambda sent=sent: set(sent) <= set(scene.receiver.rows()), 3, "group b is not delayed")  # type: ignore[misc]
-    status = daemon.status()
-    assert [group["group"] for group in status["retrying"]] == ["a"]
+    wait_until(lambda: [one["group"] for one in daemon.status()["retrying"]] == ["a"], 10, "the status names it")
     assert not set(stuck) & set(scene.receiver.rows())
     scene.receiver.faults.clear()
     scene.await_all(daemon)

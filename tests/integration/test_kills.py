@@ -34,7 +34,6 @@ By = Literal["partition", "group"]
 AGAIN_MS = 8_000
 """What no restart may take: without the eviction of the dead member it would be the session's 9 s. The 3 s that are
 promised depend on the machine, since half of them are CPU time: what it did take stands in the notes."""
-SESSION_MS = 9_000
 HEAL_S = 15.0
 """After an outage a fresh message is delivered within."""
 LIFE_S = 3
@@ -101,22 +100,12 @@ def kills(
         notes.append(f"{repeats} rows repeated, the oldest {oldest} ms old at the kill")
     found.assert_exact()
     again = first_new_rows_ms(parts, lives)
-    late = {life: ms for life, ms in again.items() if life and ms > _limit_ms(life, again, delete_state=delete_state)}
+    late = {life: ms for life, ms in again.items() if life and ms > AGAIN_MS}
     assert not late, f"lives that delivered late, in milliseconds: {late}"
     waits = sorted(ms / 1000 for life, ms in again.items() if life)
     notes.append(f"delivers again after {waits[len(waits) // 2]:.1f} s, at most {waits[-1]:.1f} s")
     return Finding(_name(how, by, tags, remember=remember, deleted=delete_state), times, messages, 0, repeats,
                    time.monotonic() - begun, "; ".join(notes))  # fmt: skip
-
-
-def _limit_ms(life: int, again: dict[int, int], *, delete_state: bool) -> float:
-    """How long this life may take until it delivers.
-
-    Without the state folder nobody evicts the dead: each one's session is waited for, and that of a member that died
-    while it asked to join begins only when the one before it is over.
-    """
-    dead = life - max((other for other in again if other < life), default=life)
-    return AGAIN_MS + (SESSION_MS * dead if delete_state else 0)
 
 
 def _name(how: How, by: By, tags: int, *, remember: bool, deleted: bool) -> str:
@@ -250,7 +239,7 @@ def test_a_receiver_without_memory_gets_little_again(kafka: Broker, tmp_path: Pa
 
 
 def test_kills_that_take_the_state_folder_along(kafka: Broker, tmp_path: Path) -> None:
-    """With the state folder deleted at each kill nothing is lost or stored twice: the commit's metadata suffices."""
+    """With the state folder deleted too nothing is lost or stored twice, and no restart waits for a dead session."""
     together(*(partial(kills, kafka, tmp_path, 20_000, 2, by=by, delete_state=True) for by in ("partition", "group")))
 
 

@@ -8,6 +8,7 @@ import time
 from functools import partial
 from pathlib import Path
 
+import pytest
 from confluent_kafka import Consumer
 
 from tests.integration.test_exactly_once import await_settled, configuration, new_topics
@@ -122,10 +123,27 @@ def test_a_member_killed_while_it_joins_does_not_hold_the_group_up(kafka: Broker
             assert [event["member"] for event in daemon.events("member.evicted")] != []
 
 
-def _other_member(broker: Broker, group: str, topics: list[str]) -> Consumer:
+@pytest.mark.parametrize("client_id", ["shared", ""], ids=["set by the user", "ours"])
+def test_no_living_member_is_taken_for_a_predecessor(kafka: Broker, tmp_path: Path, client_id: str) -> None:
+    """At a start without a state folder siblings stay: those of another place, and those with a client id in common."""
+    topics = new_topics(kafka, 1)
+    config = configuration(kafka, topics, "http://localhost:9/")
+    config["source"]["kafka"]["properties"] = {"client.id": client_id} if client_id else {}
+    group = config["source"]["kafka"]["group_id"]
+    other = _other_member(kafka, group, topics, client_id or "sidecar")
+    (before,) = kafka.members(group)
+    with Daemon(tmp_path, config) as daemon:
+        wait_until(lambda: len(kafka.members(group)) == 2, 20, "the daemon asks to join", detail=daemon.log_tail)
+        assert before.member_id in {member.member_id for member in kafka.members(group)}
+        assert not daemon.events("member.evicted") + daemon.events("member.not_evicted")
+    other.close()
+
+
+def _other_member(broker: Broker, group: str, topics: list[str], client_id: str = "other") -> Consumer:
     """A member that has all partitions, and holds up every join by not polling any more."""
     client = Consumer(
         {
+            "client.id": client_id,
             "bootstrap.servers": broker.bootstrap,
             "group.id": group,
             "partition.assignment.strategy": "cooperative-sticky",

@@ -18,7 +18,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 )
 
 from tests.support.certificates import Certificates, make_certificates
-from tests.support.kafka import PASSWORD, USER, KafkaBroker, unique
+from tests.support.kafka import PASSWORD, USER, KafkaBroker, Outgoing, produce, unique
 from tests.support.process import tail, wait_until
 from tests.support.receiver import Receiver
 from tests.support.scene import Scene
@@ -147,8 +147,12 @@ def test_a_strange_client_certificate_is_named(scene: Scene, secure: KafkaBroker
 
 def denied(kind: ResourceType, name: str) -> AclBinding:
     """A rule that keeps the user from reading a topic or from a group."""
-    operation = AclOperation.ALL
-    return AclBinding(kind, name, ResourcePatternType.LITERAL, f"User:{USER}", "*", operation, AclPermissionType.DENY)
+    return rule(kind, name, AclOperation.ALL, AclPermissionType.DENY)
+
+
+def rule(kind: ResourceType, name: str, operation: AclOperation, permission: AclPermissionType) -> AclBinding:
+    """A rule about our user."""
+    return AclBinding(kind, name, ResourcePatternType.LITERAL, f"User:{USER}", "*", operation, permission)
 
 
 def put_rule(broker: KafkaBroker, rule: AclBinding) -> None:
@@ -190,3 +194,31 @@ def test_a_permission_taken_away_later_heals(scene: Scene, secure: KafkaBroker, 
         scene.await_all(daemon, 20)
         wait_until(lambda: not daemon.status()["problems"], 10, "nothing is told any more", detail=daemon.log_tail)
         daemon.stop()
+
+
+def test_a_right_to_write_dead_letters_given_later_heals(scene: Scene, secure: KafkaBroker) -> None:
+    """Denied to write, the producer of dead letters is broken for good; with the right given, the letter is stored."""
+    letters = secure.create_topic(unique("dead"))
+    rules = [
+        rule(ResourceType.TOPIC, "*", AclOperation.READ, AclPermissionType.ALLOW),
+        rule(ResourceType.TOPIC, "*", AclOperation.WRITE, AclPermissionType.DENY),
+        rule(ResourceType.BROKER, "kafka-cluster", AclOperation.IDEMPOTENT_WRITE, AclPermissionType.DENY),
+    ]
+    scene.receiver.fail("status", status=422, marker="POISON")
+    produce(secure.bootstrap, scene.topic, [Outgoing(0, b"POISON", None, [("tag", b"a")])])
+    source = sasl(secure, "SASL_PLAINTEXT", "PLAIN")
+    for one in rules:
+        put_rule(secure, one)
+    try:
+        with scene.daemon(source=source, dead_letters={"kafka": {"topic": letters}}) as daemon:
+            told = lambda: daemon.events("dead_letters.not_stored")  # noqa: E731
+            wait_until(lambda: len(told()) > 1, 30, "it is tried in vain, again", detail=daemon.log_tail)
+            assert letters in told()[-1]["reason"]
+            while rules:
+                lift_rule(secure, rules.pop())
+            wait_until(lambda: daemon.status()["dead_lettered"] == 1, 15, "it is stored", detail=daemon.log_tail)
+            daemon.stop()
+    finally:
+        while rules:
+            lift_rule(secure, rules.pop())
+    assert secure.end_offsets(letters) == {0: 1}

@@ -57,6 +57,9 @@ class Listening:
     def lost(self, tps: Collection[TopicPartition]) -> None:
         self.gone += tps
 
+    def reloading(self, tp: TopicPartition) -> None:
+        self.gone.append(tp)
+
     def committed(self, results: Mapping[TopicPartition, bool], elapsed_s: float) -> None:
         self.results.append(results)
 

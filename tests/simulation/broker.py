@@ -1,14 +1,17 @@
-"""The simulated broker: what is compacted away, what is committed, and who may commit."""
+"""The simulated broker: incarnations of partitions, each with its log, what is compacted and what is committed."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
 from sidecar.core.carried import Carried
 from sidecar.state.offset_map import Identity, decode, encode
-from tests.simulation.plan import Plan, Row
+from tests.simulation.plan import Log, Plan, Row
 
 IDENTITY = Identity("cluster", "group", "topic", 7)
+SCOPE = IDENTITY.scope
 RULES = b"rule"
-FRESH = Carried(0, 0)
 
 
 class BrokenPromiseError(AssertionError):
@@ -19,71 +22,118 @@ class BrokenPromiseError(AssertionError):
         self.kind = kind
 
 
+@dataclass(slots=True, eq=False)
+class Life:
+    """One incarnation of a partition: until an operator's reset, or until the topic is made again."""
+
+    number: int
+    log: Log
+    identity: Identity = IDENTITY
+    scope: str = SCOPE
+    start: int = 0
+    """Messages below are not to be delivered."""
+    gone: set[int] = field(default_factory=set)
+    """Compacted away."""
+    stored: set[int] = field(default_factory=set)
+    """What the receiver has."""
+    letters: set[int] = field(default_factory=set)
+    """Durably dead-lettered."""
+    given_up: set[int] = field(default_factory=set)
+    """Of these letters those that the receiver may have all the same."""
+    inherited: set[int] = field(default_factory=set)
+    """Offsets that an owner found above the watermark of a predecessor that had read them."""
+    committed: Carried = field(init=False)
+    _text: str | None = None
+    _intents: set[tuple[int | None, int, int]] = field(default_factory=set)
+    _checked: int = 0
+
+    def __post_init__(self) -> None:
+        self.committed = Carried(self.start, self.start)
+
+    def carried(self) -> Carried:
+        """What a new owner gets."""
+        carried = self.committed
+        self.inherited.update(range(carried.watermark, carried.seen))
+        if self._text is not None:
+            found = decode(self._text, carried.watermark, self.identity, RULES)
+            if found.carried != carried or found.incarnation != self.identity.incarnation:
+                raise BrokenPromiseError("codec", f"{carried} came back as {found}")
+        return carried
+
+    def commit(self, carried: Carried, *, codec: bool) -> None:
+        """A member's commit arrives."""
+        if codec:
+            self._text = encode(self.identity, RULES, carried)
+        self.committed = carried
+        for key, lane in carried.lanes.items():
+            self._intents.update([(key, first, last) for first, last in lane.intents])
+        for joint in carried.joints:
+            self._intents.add((None, joint.first, joint.last))
+        for offset in range(self._checked, carried.watermark):
+            if not self.settled(offset):
+                text = f"{self.number}:{offset} is below the committed {carried.watermark}, unsettled"
+                raise BrokenPromiseError("lost", text)
+        self._checked = max(self._checked, carried.watermark)
+
+    def settled(self, offset: int) -> bool:
+        """Whether a message, or a twin of it, has its end, or there is none to be had."""
+        if offset not in self.log.wanted or offset in self.stored or offset in self.letters or offset in self.gone:
+            return True
+        twins = self.log.twins_of(offset)
+        ended = any(twin in self.stored or twin in self.letters for twin in twins)
+        return ended or offset < self.start or self._forgone(offset, twins)
+
+    def _forgone(self, offset: int, twins: Sequence[int]) -> bool:
+        """The known limit: a message in flight with a duplicate was compacted away before the next owner read it.
+
+        The duplicate stands as settled then, and hides later ones.
+        """
+        inherited = [twin for twin in twins if twin <= offset and twin in self.inherited]
+        return not self.gone.isdisjoint(inherited[:-1])
+
+    def intended(self, key: int | None, first: int, last: int) -> bool:
+        """Whether this intent was ever committed."""
+        return (key, first, last) in self._intents
+
+    def fetch(self, position: int, count: int) -> list[Row]:
+        """Up to `count` messages from `position` on."""
+        messages, gone = self.log.messages, self.gone
+        if not gone:
+            return messages[position : position + count]
+        found: list[Row] = []
+        while position < len(messages) and len(found) < count:
+            if position not in gone:
+                found.append(messages[position])
+            position += 1
+        return found
+
+
 class Broker:
-    """Partitions and their committed states.
+    """The partitions as they are now.
 
     Args:
         plan: The logs.
     """
 
     def __init__(self, plan: Plan) -> None:
-        self._plan = plan
-        self.gone: list[set[int]] = [set() for _ in plan.logs]
-        self.letters: list[set[int]] = [set() for _ in plan.logs]
-        """Offsets durably dead-lettered; beside the broker, but checked with it."""
-        self.committed: list[Carried] = [FRESH] * len(plan.logs)
-        self._texts: list[str | None] = [None] * len(plan.logs)
-        self._intents: list[set[tuple[int | None, int, int]]] = [set() for _ in plan.logs]
-        self._checked = [0] * len(plan.logs)
-        self.scope = IDENTITY.scope
+        self.lives = [Life(number, log) for number, log in enumerate(plan.logs)]
+        self._all = {(life.number, life.scope): life for life in self.lives}
 
-    def carried(self, number: int) -> Carried:
-        """What a new owner gets."""
-        text = self._texts[number]
-        if text is None:
-            return self.committed[number]
-        found = decode(text, self.committed[number].watermark, IDENTITY, RULES)
-        if found.carried is None or found.carried != self.committed[number]:
-            raise BrokenPromiseError("codec", f"{self.committed[number]} came back as {found}")
-        return found.carried
+    def life(self, number: int, scope: str) -> Life:
+        """An incarnation, perhaps an earlier one."""
+        return self._all[number, scope]
 
-    def commit(self, number: int, carried: Carried, stored: set[int]) -> None:
-        """A member's commit arrives."""
-        if self._plan.codec:
-            self._texts[number] = encode(IDENTITY, RULES, carried)
-        self.committed[number] = carried
-        intents = self._intents[number]
-        for key, lane in carried.lanes.items():
-            intents.update((key, first, last) for first, last in lane.intents)
-        intents.update((None, joint.first, joint.last) for joint in carried.joints)
-        for offset in range(self._checked[number], carried.watermark):
-            if not self.settled(number, offset, stored):
-                raise BrokenPromiseError(
-                    "lost", f"{number}:{offset} is below the committed {carried.watermark}, unsettled"
-                )
-        self._checked[number] = max(self._checked[number], carried.watermark)
+    def reset(self, number: int, start: int) -> None:
+        """The operator moves the group's offset."""
+        old = self.lives[number]
+        self._begin(number, old.log, old.identity.topic_id, start, old.gone)
 
-    def settled(self, number: int, offset: int, stored: set[int]) -> bool:
-        """Whether a message, or a twin of it, has its end."""
-        log = self._plan.logs[number]
-        ended = stored, self.letters[number], self.gone[number]
-        if offset not in log.wanted or any(offset in where for where in ended):
-            return True
-        twins = log.twins.get(log.messages[offset][2], ())
-        return any(twin in where for twin in twins for where in ended)
+    def make_again(self, number: int, log: Log, length: int) -> None:
+        """The topic is deleted and made again, with `length` messages only."""
+        topic = self.lives[number].identity.topic_id + "'"
+        self._begin(number, log, topic, 0, set(range(length, len(log.messages))))
 
-    def intended(self, number: int, key: int | None, first: int, last: int) -> bool:
-        """Whether this intent was ever committed."""
-        return (key, first, last) in self._intents[number]
-
-    def fetch(self, number: int, position: int, count: int) -> list[Row]:
-        """Up to `count` messages from `position` on."""
-        messages, gone = self._plan.logs[number].messages, self.gone[number]
-        if not gone:
-            return messages[position : position + count]
-        found: list[Row] = []
-        while position < self._plan.length and len(found) < count:
-            if position not in gone:
-                found.append(messages[position])
-            position += 1
-        return found
+    def _begin(self, number: int, log: Log, topic: str, start: int, gone: set[int]) -> None:
+        identity = Identity("cluster", "group", topic, self.lives[number].identity.incarnation + 1)
+        life = Life(number, log, identity, identity.scope, start, gone)
+        self.lives[number] = self._all[number, life.scope] = life

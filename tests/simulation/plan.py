@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import random
 from array import array
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
@@ -35,8 +36,12 @@ class Log:
     twins: dict[int | None, list[int]]
     """Message id to the wanted offsets that carry it."""
 
+    def twins_of(self, offset: int) -> Sequence[int]:
+        """The wanted offsets that carry the message id of this one, itself among them."""
+        return self.twins.get(self.messages[offset][2], ())
 
-@lru_cache(maxsize=512)
+
+@lru_cache(maxsize=4096)
 def make_log(number: int, length: int, groups: int, *, ids: bool, odd: bool) -> Log:
     """A log; few different ones serve many schedules."""
     r = random.Random(f"{number} {length} {groups} {ids} {odd}")
@@ -129,14 +134,37 @@ class Plan:
     """Messages read at once."""
     codec: bool
     """The state travels as the real commit metadata."""
+    odd: bool
+    """Some messages cannot be framed."""
+    answers: int = 1
+    """Sends that are answered at once."""
+    resets: float = 0.0
+    """How likely an event is a reset of a partition's offset, or a topic made again."""
     reading: Reading = field(init=False)
 
     def __post_init__(self) -> None:
         self.reading = READINGS[self.groups, self.ids]
 
 
-def make_plan(seed: int) -> Plan:
-    """The circumstances of a seed."""
+def make_plan(seed: int, *, newer: bool = True) -> Plan:
+    """The circumstances of a seed; `newer` ones are drawn apart, so that older seeds keep their meaning."""
+    plan = _make_plan(seed)
+    if newer:
+        r = random.Random(seed ^ 0x5EED)
+        if plan.ids and r.random() < 0.4:
+            plan.processes = 1  # its journal of ids never moves
+        if plan.groups == MANY_GROUPS:  # so many senders that cuts for all groups are on their way when something fails
+            plan.rules = replace(plan.rules, concurrency=r.choice((1, 40, 40)))
+            plan.answers, plan.faults, plan.length, plan.run_max = 20, 0.03, 400, 100
+            plan.processes = 3 if seed % 3 == 0 else 1
+            plan.logs = [make_log(r.randrange(40), plan.length, plan.groups, ids=plan.ids, odd=plan.odd)]
+        plan.resets = r.choice((0.0, 0.0, 0.0, 0.02))
+        attempts, failing_ms = r.choice(((None, None),) * 4 + ((3, None), (5, None), (None, 200), (None, 1000)))
+        plan.rules = replace(plan.rules, give_up_attempts=attempts, give_up_ms=failing_ms)
+    return plan
+
+
+def _make_plan(seed: int) -> Plan:
     r = random.Random(seed)
     chance = r.random
     many = chance() < 0.04
@@ -171,4 +199,5 @@ def make_plan(seed: int) -> Plan:
         rows_max=r.choice((2, 5, 1000)),
         run_max=40 if many else 8,
         codec=many or chance() < 0.1,
+        odd=odd,
     )

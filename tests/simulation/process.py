@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from sidecar.core.batching import held_by, held_bytes
-from sidecar.core.effects import Commit, CommitItem, Effect, Flow, Reload, Send, Store
+from sidecar.core.effects import Commit, CommitItem, Effect, Flow, Reload, Report, Send, Store
 from sidecar.core.pipeline import Pipeline
 from sidecar.core.progress import Partition
-from sidecar.core.records import Answer, Part, Run, TopicPartition
-from tests.simulation.broker import BrokenPromiseError, Broker
+from sidecar.core.records import Answer, Attempt, DeadLetter, Part, Run, TopicPartition
+from tests.simulation.broker import BrokenPromiseError, Broker, Life
 from tests.simulation.plan import MANY_GROUPS, TPS, Plan
-from tests.simulation.receiver import Receiver, Request
+from tests.simulation.receiver import HALT, Receiver, Request
 
 CHECK_EVERY = 4
 """Steps between two looks at all that is held."""
@@ -37,7 +37,7 @@ class Process:
         self._sent = sent
         self._chance = chance
         self._steps = 0
-        self.journal: dict[int, list[int]] = {}
+        self.journal: dict[Life, list[int]] = {}
         self.alive = False
         self.member = False
         """Whether the broker counts it in; if not while it is alive, it is a zombie."""
@@ -49,6 +49,8 @@ class Process:
         self.alive = self.member = True
         self.positions: dict[int, int] = {}
         """What it believes to own, and the next offset to fetch."""
+        self.lives: dict[int, Life] = {}
+        """The incarnation it took last."""
         self.paused: frozenset[TopicPartition] = frozenset()
         self.commit: list[CommitItem] | None = None
         self.journalled = False
@@ -75,16 +77,20 @@ class Process:
         for item in self.commit or ():
             if item.ids and not self.journalled:
                 cut = int(self._chance() * (len(item.ids) + 1))
-                self.journal.setdefault(item.tp.partition, []).extend(item.ids[:cut])
+                self.journal.setdefault(self._life(item), []).extend(item.ids[:cut])
+
+    def _life(self, item: CommitItem | DeadLetter) -> Life:
+        return self._broker.life(item.tp.partition, item.scope)
 
     # Ownership
 
     def take(self, number: int) -> None:
         """The partition is assigned."""
-        carried = self._broker.carried(number)
+        life = self.lives[number] = self._broker.lives[number]
+        carried = life.carried()
         if self._plan.ids:
-            self.pipeline.intake.ids.reconstruct(TPS[number], self.journal.get(number, ()))
-        self.pipeline.assign(TPS[number], self._broker.scope, carried)
+            self.pipeline.intake.ids.reconstruct(TPS[number], self.journal.get(life, ()))
+        self.pipeline.assign(TPS[number], life.scope, carried)
         self.positions[number] = carried.watermark
         self.paused -= {TPS[number]}
 
@@ -95,14 +101,16 @@ class Process:
         self.fenced_for = 0
         self.member = True
         if self.commit is not None and self.acknowledged is None:
-            self.journalled, self.acknowledged = True, {}  # of an earlier generation: it never arrives
+            self._write_journal_once()
+            self.acknowledged = {}  # of an earlier generation: it never arrives
 
     def revoke(self) -> list[int]:
         """A revocation ends: last commit, then nothing later names the partitions. Returns them."""
         numbers, tps = list(self.positions), [TPS[number] for number in self.positions]
         if self.commit is not None:
-            if self._chance() < 0.5:
+            if self._chance() < 0.5 and self.journalled:
                 self._apply(self.commit)
+            self._write_journal_once()
             self.acknowledged = self.commit = None
             self.pipeline.committed({}, self.now_ms)
         items = self.pipeline.commit(tps)
@@ -128,8 +136,7 @@ class Process:
             self._read(open_ones[int(self._chance() * len(open_ones))], count)
 
     def _read(self, number: int, count: int) -> None:
-        position = self.positions[number]
-        found = self._broker.fetch(number, position, count)
+        found = self.lives[number].fetch(self.positions[number], count)
         if found:
             self._hand_over(number, found)
         if len(found) < count:
@@ -144,7 +151,7 @@ class Process:
         """The client seeks back, and hands over again what it had."""
         self.now_ms = now_ms
         for number, position in self.positions.items():
-            found = self._broker.fetch(number, max(0, position - back), count)
+            found = self.lives[number].fetch(max(self.lives[number].start, position - back), count)
             if found:
                 self._hand_over(number, found)
             return
@@ -153,7 +160,7 @@ class Process:
         """The client skips messages, and hands them over afterwards."""
         self.now_ms = now_ms
         for number, position in self.positions.items():
-            found = self._broker.fetch(number, position, ahead + 1)
+            found = self.lives[number].fetch(position, ahead + 1)
             if len(found) > ahead and TPS[number] not in self.paused:
                 self._hand_over(number, found[ahead:])
                 self._hand_over(number, found[:ahead])
@@ -172,8 +179,10 @@ class Process:
             self.check()
 
     def _do(self, effect: Effect) -> None:
+        if isinstance(effect, Report):
+            return
         if isinstance(effect, Send):
-            request = Request.of(effect.batch)
+            request = Request.of(effect.batch, self.lives)
             self._check_send(request)
             self.sends[effect.batch.id] = request
         elif isinstance(effect, Commit):
@@ -209,34 +218,29 @@ class Process:
             raise BrokenPromiseError("attempt", f"{names} were sent before")
         self._sent.update(names)
         if self.member:
-            for part, (_, _, number, offsets) in zip(batch.parts, request.parts, strict=True):
-                if number in self.positions:
-                    self._check_owned(part, number, offsets)
+            for part, (_, _, life, offsets) in zip(batch.parts, request.parts, strict=True):
+                if life.number in self.positions:
+                    self._check_owned(part, life, offsets)
 
-    def _check_owned(self, part: Part, number: int, offsets: tuple[int, ...]) -> None:
-        if not self._intended(part):
+    def _check_owned(self, part: Part, life: Life, offsets: tuple[int, ...]) -> None:
+        if not life.intended(part.intent.key, part.intent.first, part.intent.last):
             raise BrokenPromiseError("intent", f"{part.group} {part.name} is sent before its intent is durable")
         known = self._receiver.knows(part.group, part.name)
-        if part.primary and not known and not self._receiver.stored[number].isdisjoint(offsets):
+        if part.primary and not known and not life.stored.isdisjoint(offsets):
             raise BrokenPromiseError("twice", f"{part.group} {part.name} is sent as a whole, and some of it was stored")
-
-    def _intended(self, part: Part) -> bool:
-        intent = part.intent
-        return self._broker.intended(part.tp.partition, intent.key, intent.first, intent.last)
 
     # What comes back
 
     def answer(self, batch_id: int, answer: Answer) -> None:
         """A send is answered."""
         del self.sends[batch_id]
-        self.pipeline.answered(batch_id, answer, self.now_ms, 0)
+        self.pipeline.answered(batch_id, answer, self.now_ms, int(self.now_ms))
 
     def advance_commit(self, *, lost: float) -> None:
         """The outstanding commit gets one step further: ids, broker, acknowledgement."""
         assert self.commit is not None
         if not self.journalled:
-            self._write_journal(self.commit)
-            self.journalled = True
+            self._write_journal_once()
         elif self.acknowledged is None:
             reached = self.member and self._chance() >= lost
             if reached:
@@ -247,15 +251,19 @@ class Process:
             results, self.acknowledged, self.commit = self.acknowledged, None, None
             self.pipeline.committed(results, self.now_ms)
 
+    def _write_journal_once(self) -> None:
+        if self.commit and not self.journalled:
+            self._write_journal(self.commit)
+        self.journalled = True
+
     def _write_journal(self, items: list[CommitItem]) -> None:
         for item in items:
             if item.ids:
-                self.journal.setdefault(item.tp.partition, []).extend(item.ids)
+                self.journal.setdefault(self._life(item), []).extend(item.ids)
 
     def _apply(self, items: list[CommitItem]) -> None:
         for item in items:
-            number = item.tp.partition
-            self._broker.commit(number, item.carried, self._receiver.stored[number])
+            self._life(item).commit(item.carried, codec=self._plan.codec)
 
     def advance_store(self, token: int, *, lost: float) -> None:
         """Dead letters are stored, or not."""
@@ -267,12 +275,21 @@ class Process:
 
     def _bury(self, store: Store) -> None:
         for letter in store.letters:
-            log = self._plan.logs[letter.tp.partition]
-            if letter.offset not in log.poison and letter.offset not in log.odd:
-                raise BrokenPromiseError(
-                    "letters", f"{letter.offset} is neither poison nor unframeable: {letter.reason}"
-                )
-            self._broker.letters[letter.tp.partition].add(letter.offset)
+            life = self._life(letter)
+            if letter.offset not in life.log.poison and letter.offset not in life.log.odd:
+                if not self._may_give_up(letter.attempts):
+                    raise BrokenPromiseError("letters", f"{letter} is neither refused nor given up")
+                life.given_up.add(letter.offset)
+            life.letters.add(letter.offset)
+
+    def _may_give_up(self, attempts: Sequence[Attempt]) -> bool:
+        """Whether so many failures are enough; those of an earlier life count as one, a halted sink never is enough."""
+        rules = self._plan.rules
+        if not attempts or attempts[-1].status == HALT.status:
+            return False
+        if rules.give_up_attempts is not None:
+            return len(attempts) + 1 >= rules.give_up_attempts
+        return rules.give_up_ms is not None and attempts[-1].at_ms - attempts[0].at_ms >= rules.give_up_ms
 
     # Checks
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from sidecar.core.records import Answer, Batch, FailedRow, Verdict
-from tests.simulation.broker import BrokenPromiseError, Broker
+from tests.simulation.broker import BrokenPromiseError, Life
 from tests.simulation.plan import Plan
 
 ACK = Answer(Verdict.ACK, status=200)
@@ -17,22 +17,25 @@ REJECT = Answer(Verdict.REJECT, "bad", 400)
 TOO_LARGE = Answer(Verdict.TOO_LARGE, "too large", 413)
 
 
+Sent = tuple[str, str, Life, tuple[int, ...]]
+"""A part on its way: group, name, the incarnation of its partition, offsets."""
+
+
 @dataclass(slots=True)
 class Request:
     """A send on its way: what it carried does not change any more."""
 
     batch: Batch
-    parts: list[tuple[str, str, int, tuple[int, ...]]]
-    """Group, name, partition and offsets of each part."""
+    parts: list[Sent]
     count: int
 
     @classmethod
-    def of(cls, batch: Batch) -> Request:
+    def of(cls, batch: Batch, lives: Mapping[int, Life]) -> Request:
         """The request that a batch makes now."""
         parts = []
         for part in batch.parts:
             offsets = tuple(offset for fragment in part.fragments for offset in fragment.offsets)
-            parts.append((part.group, part.name, part.tp.partition, offsets))
+            parts.append((part.group, part.name, lives[part.tp.partition], offsets))
         return cls(batch, parts, sum(len(part[3]) for part in parts))
 
 
@@ -40,21 +43,20 @@ class Receiver:
     """Stores rows once a name.
 
     Args:
-        plan: What it refuses.
-        broker: What was compacted away, and dead-lettered.
+        plan: How it refuses.
         chance: Uniform in [0, 1).
     """
 
-    def __init__(self, plan: Plan, broker: Broker, chance: Callable[[], float]) -> None:
+    def __init__(self, plan: Plan, chance: Callable[[], float]) -> None:
         self._plan = plan
-        self._broker = broker
         self._chance = chance
-        self.stored: list[set[int]] = [set() for _ in plan.logs]
-        self._names: dict[tuple[str, str], tuple[int, ...]] = {}
+        self._names: dict[tuple[str, str], tuple[Life, tuple[int, ...]]] = {}
         """What a name was first used for."""
         self._known: dict[tuple[str, str], dict[int, bool]] = {}
         """Of each stored part the offsets that failed, and whether they were to be sent again."""
-        self._last: dict[tuple[int, str], int] = {}
+        self._last: dict[tuple[Life, str], int] = {}
+        self._grown: set[tuple[str, str]] = set()
+        """Parts that came with other rows than before: by ids an owner may drop what the next one keeps."""
 
     def knows(self, group: str, name: str) -> bool:
         """Whether a part with this name was stored."""
@@ -62,14 +64,14 @@ class Receiver:
 
     def deliver(self, request: Request) -> Answer:
         """One request arrives."""
-        for group, name, number, offsets in request.parts:
-            self._check_name(group, name, number, offsets)
+        for part in request.parts:
+            self._check_name(*part)
         fresh = [part for part in request.parts if (part[0], part[1]) not in self._known]
         # By ids an owner without its predecessor's window may send more under a name than was stored under it.
         if request.count > self._plan.rows_max and (fresh or not self._plan.ids):
             return TOO_LARGE
         if not self._plan.partial:
-            if any(not self._plan.logs[number].poison.isdisjoint(offsets) for _, _, number, offsets in fresh):
+            if any(not life.log.poison.isdisjoint(offsets) for _, _, life, offsets in fresh):
                 return REJECT
             for part in fresh:
                 self._store(part, {})
@@ -80,10 +82,10 @@ class Receiver:
         failed: list[FailedRow] = []
         at = 0
         for part in request.parts:
-            group, name, number, offsets = part
+            group, name, life, offsets = part
             known = self._known.get((group, name))
             if known is None:
-                poison = self._plan.logs[number].poison
+                poison = life.log.poison
                 known = {o: o not in poison for o in offsets if o in poison or self._chance() < self._plan.flaky}
                 if len(known) < len(offsets):
                     self._store(part, known)
@@ -91,27 +93,35 @@ class Receiver:
             at += len(offsets)
         return Answer(Verdict.PARTIAL, "rows", 207, failed=tuple(failed)) if failed else ACK
 
-    def _check_name(self, group: str, name: str, number: int, offsets: tuple[int, ...]) -> None:
-        before = self._names.setdefault((group, name), offsets)
-        if before != offsets:
-            differ = set(before) ^ set(offsets)
-            differ -= self._broker.gone[number]
+    def _check_name(self, group: str, name: str, life: Life, offsets: tuple[int, ...]) -> None:
+        owner, before = self._names.setdefault((group, name), (life, offsets))
+        if before != offsets or owner is not life:
+            differ = (set(before) ^ set(offsets)) - life.gone
             if self._plan.ids:
-                differ = {offset for offset in differ if not self._broker.settled(number, offset, self.stored[number])}
-            if differ:
+                differ = {offset for offset in differ if not life.settled(offset)}
+                self._grown.add((group, name))
+            if differ or owner is not life:
                 raise BrokenPromiseError("names", f"{group} {name} stands for {before} and for {offsets}")
 
-    def _store(self, part: tuple[str, str, int, tuple[int, ...]], failed: dict[int, bool]) -> None:
-        group, name, number, offsets = part
+    def _store(self, part: Sent, failed: dict[int, bool]) -> None:
+        group, name, life, offsets = part
         self._known[group, name] = failed
-        stored = self.stored[number]
-        for offset in offsets:
-            if offset not in failed:
-                if offset in stored:
-                    raise BrokenPromiseError("twice", f"{number}:{offset} again as {name}")
-                stored.add(offset)
+        taken = [offset for offset in offsets if offset not in failed] if failed else offsets
+        # A late copy of what grew since, when the twin of a dropped message was compacted away, and was then halved.
+        if not life.stored.isdisjoint(taken) and not (life.gone and (group, name) in self._grown):
+            raise BrokenPromiseError("twice", f"{life.number}:{sorted(life.stored & set(taken))} again as {name}")
+        life.stored.update(taken)
+        if self._plan.ids and self._plan.processes == 1:
+            self._check_twins(life, taken)
         if self._plan.rules.ordered:
-            last = self._last.get((number, group), -1)
-            if offsets[0] < last and offsets[0] not in self._broker.gone[number]:
-                raise BrokenPromiseError("order", f"{number}:{offsets[0]} of {group} after {last}")
-            self._last[number, group] = offsets[-1]
+            last = self._last.get((life, group), -1)
+            # What was given up may come again after a crash, when its dead letter was not committed yet.
+            if taken[0] < last and taken[0] not in life.gone and taken[0] not in life.given_up:
+                raise BrokenPromiseError("order", f"{life.number}:{taken[0]} of {group} after {last}")
+            self._last[life, group] = max(taken[-1], last)
+
+    def _check_twins(self, life: Life, taken: Sequence[int]) -> None:
+        """Where the journal of ids never moves, one of a message's copies arrives, unless the others were compacted."""
+        for offset in taken:
+            if any(twin != offset and twin in life.stored - life.gone for twin in life.log.twins_of(offset)):
+                raise BrokenPromiseError("twice", f"{life.number}:{offset} and a twin of it")

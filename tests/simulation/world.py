@@ -6,7 +6,7 @@ import random
 
 from sidecar.core.records import Answer
 from tests.simulation.broker import BrokenPromiseError, Broker
-from tests.simulation.plan import TPS, Plan, make_plan
+from tests.simulation.plan import TPS, Plan, make_log, make_plan
 from tests.simulation.process import Process
 from tests.simulation.receiver import HALT, TIMEOUT, UNAVAILABLE, Receiver, Request
 
@@ -27,7 +27,7 @@ class World:
         self._r = random.Random(~plan.seed)
         self._chance = self._r.random
         self.broker = Broker(plan)
-        self.receiver = Receiver(plan, self.broker, self._chance)
+        self.receiver = Receiver(plan, self._chance)
         sent: set[tuple[str, str]] = set()
         self.processes = [Process(plan, self.broker, self.receiver, sent, self._chance) for _ in range(plan.processes)]
         self.wandering: list[Request] = []
@@ -57,16 +57,38 @@ class World:
 
     def _crash(self, process: Process) -> None:
         """Gone between two effects; what it was sending arrives now, later, or never."""
-        process.step(self.now_ms, self._pick(4))
         member, numbers = process.member, list(process.positions)
+        self._kill(process)
+        if member:
+            self._assign(numbers)
+
+    def _kill(self, process: Process) -> None:
+        process.step(self.now_ms, self._pick(4))
         for request in process.die():
             fate = self._chance()
             if fate < 0.3:
                 self._arrive(request)
             elif fate < 0.7:
                 self.wandering.append(request)
-        if member:
-            self._assign(numbers)
+
+    def _reset(self) -> None:
+        """A new incarnation: its owner dies or gives it up, and an operator moves the offset, or the topic is new."""
+        life = self.broker.lives[self._pick(len(self.broker.lives))]
+        numbers = [life.number]
+        for process in self.processes:
+            if process.member and life.number in process.positions:
+                numbers = list(process.positions)
+                if self._chance() < 0.5:
+                    self._kill(process)
+                else:
+                    process.revoke()
+        if self._chance() < 0.5:
+            self.broker.reset(life.number, self._pick(self.plan.length + 1))
+        else:
+            plan = self.plan
+            log = make_log(self._pick(40), plan.length, plan.groups, ids=plan.ids, odd=plan.odd)
+            self.broker.make_again(life.number, log, self._pick(plan.length + 1))
+        self._assign(numbers)
 
     def _fault(self, process: Process) -> None:
         kind = self._chance()
@@ -94,11 +116,13 @@ class World:
         """One thing happens."""
         chance = self._chance
         if self.plan.compaction and chance() < self.plan.compaction:
-            number = self._pick(len(self.plan.logs))
-            poison = sorted(self.plan.logs[number].poison)  # what it refuses may be gone when it is asked again
+            life = self.broker.lives[self._pick(len(self.broker.lives))]
+            poison = sorted(life.log.poison)  # what it refuses may be gone when it is asked again
             lucky = poison and chance() < 0.5
             gone = poison[self._pick(len(poison))] if lucky else self._pick(self.plan.length)
-            self.broker.gone[number].add(gone)
+            life.gone.add(gone)
+        if self.plan.resets and chance() < self.plan.resets:
+            self._reset()
         if self.wandering and chance() < 0.1:
             self._arrive(self.wandering.pop(self._pick(len(self.wandering))))
         process = self.processes[self._pick(len(self.processes))]
@@ -120,7 +144,8 @@ class World:
         if what < 0.2 and process.commit is not None:
             process.advance_commit(lost=LOST)
         elif what < 0.45 and process.sends:
-            self._answer(process, list(process.sends)[self._pick(len(process.sends))])
+            for _ in range(min(self.plan.answers, len(process.sends))):
+                self._answer(process, list(process.sends)[self._pick(len(process.sends))])
         elif what < 0.5 and process.stores:
             process.advance_store(next(iter(process.stores)), lost=0.3)
         elif what < 0.6:
@@ -159,8 +184,8 @@ class World:
         """A planned stop has settled everything: nothing stands above the watermark."""
         numbers = list(process.positions)
         for number in numbers:
-            carried, position = self.broker.committed[number], process.pipeline.partitions[TPS[number]].position
-            if carried.watermark != position and position > 0:
+            carried, position = process.lives[number].committed, process.pipeline.partitions[TPS[number]].position
+            if carried.watermark != position and position > process.lives[number].start:
                 raise BrokenPromiseError("drain", f"{carried} after a planned stop at {position}")
         process.die()
         self._assign(numbers)
@@ -177,10 +202,11 @@ class World:
                 process.lose()
         for _ in range(SETTLE_ROUNDS_MAX):
             self.now_ms += 120
-            for process in self.processes:
-                self._settle(process)
-            if all(map(self._at_rest, self.processes)):
+            busy = [process for process in self.processes if not self._at_rest(process)]
+            if not busy:
                 break
+            for process in busy:
+                self._settle(process)
         else:
             raise BrokenPromiseError("stuck", self._describe())
         for request in self.wandering:
@@ -189,8 +215,6 @@ class World:
 
     def _settle(self, process: Process) -> None:
         """One round of a process without faults."""
-        if not process.alive:
-            return
         self.steps += 1
         process.now_ms = self.now_ms
         process.read(20, self.now_ms)
@@ -204,8 +228,12 @@ class World:
         self._end_of_ownership(process)
 
     def _at_rest(self, process: Process) -> bool:
-        ended = all(position == self.plan.length for position in process.positions.values())
-        return not process.alive or (ended and process.pipeline.idle and not process.commit and not process.fenced_for)
+        if not process.alive:
+            return True
+        length = self.plan.length
+        if process.commit or process.sends or process.fenced_for or process.pipeline.draining:
+            return False
+        return all(position == length for position in process.positions.values()) and process.pipeline.idle
 
     def _describe(self) -> str:
         found = []
@@ -225,22 +253,24 @@ class World:
             at_rest = (delivery.held_bytes, delivery.groups.healthy, len(delivery.groups), delivery.waiting)
             if any(at_rest):
                 raise BrokenPromiseError("rest", f"{at_rest} held, healthy, groups, waiting at rest")
-        for number, log in enumerate(self.plan.logs):
-            carried = self.broker.committed[number]
+        for number, life in enumerate(self.broker.lives):
+            carried, log, stored = life.committed, life.log, life.stored
             if (carried.watermark, carried.seen) != (self.plan.length,) * 2 or carried.lanes or carried.joints:
                 raise BrokenPromiseError("stuck", f"{number}: {carried} at the end")
-            stored, letters = self.receiver.stored[number], self.broker.letters[number]
-            lost = [o for o in log.wanted if not self.broker.settled(number, o, stored)]
+            lost = [offset for offset in log.wanted if not life.settled(offset)]
             if lost:
                 raise BrokenPromiseError("lost", f"{number}: {sorted(lost)}")
-            wrong = (letters & stored) | (stored & (log.poison | log.odd)) | (stored - log.wanted)
+            wrong = (
+                ((life.letters - life.given_up) & stored) | (stored & (log.poison | log.odd)) | (stored - log.wanted)
+            )
+            wrong |= {offset for offset in stored | life.letters if offset < life.start}
             if wrong:
                 raise BrokenPromiseError("letters", f"{number}: {sorted(wrong)} delivered against the rules")
 
 
-def run_schedule(seed: int, steps: int) -> int:
+def run_schedule(seed: int, steps: int, *, newer: bool = True) -> int:
     """Run one schedule; returns its steps, raises `BrokenPromiseError`."""
-    world = World(make_plan(seed))
+    world = World(make_plan(seed, newer=newer))
     for _ in range(steps):
         world.event()
     world.settle()

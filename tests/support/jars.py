@@ -1,4 +1,4 @@
-"""The broker's jars: fetched once by Maven into `.cache/kafka`, under a lock. No broker is started here."""
+"""The jars of broker and Spark: fetched once by Maven into `.cache`, under a lock. Neither is started here."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 POM = ROOT / "tests" / "support" / "broker" / "pom.xml"
 CACHE = ROOT / ".cache" / "kafka"
+SPARK_POM = ROOT / "tests" / "support" / "spark" / "pom.xml"
+SPARK_CACHE = ROOT / ".cache" / "spark"
 INSTALL = "apt-get install openjdk-17-jre-headless maven"
 
 
@@ -32,32 +34,47 @@ def jars() -> Path:
     Raises:
         RuntimeError: Java or Maven is missing, or the download failed.
     """
+    return _jars(POM, CACHE)
+
+
+def spark_jars() -> list[Path]:
+    """What Spark needs beyond the pip package: the jars of the Kafka connector and of Delta.
+
+    Raises:
+        RuntimeError: Java or Maven is missing, or the download failed.
+    """
+    return sorted(_jars(SPARK_POM, SPARK_CACHE).glob("*.jar"))
+
+
+def _jars(pom: Path, cache: Path) -> Path:
     executable("java")
-    libs = CACHE / f"libs-{hashlib.sha256(POM.read_bytes()).hexdigest()[:12]}"
+    libs = cache / f"libs-{hashlib.sha256(pom.read_bytes()).hexdigest()[:12]}"
     if libs.is_dir():
         return libs
-    CACHE.mkdir(parents=True, exist_ok=True)
-    with (CACHE / "lock").open("w") as lock:
+    cache.mkdir(parents=True, exist_ok=True)
+    with (cache / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not libs.is_dir():
-            _fetch(libs)
+            _fetch(pom, libs)
     return libs
 
 
-def _fetch(libs: Path) -> None:
+def _fetch(pom: Path, libs: Path) -> None:
     partial = libs.with_suffix(".partial")
     shutil.rmtree(partial, ignore_errors=True)
     goal = ["dependency:copy-dependencies", f"-DoutputDirectory={partial}", "-DincludeScope=runtime"]
     done = subprocess.run(
-        [executable("mvn"), "-B", "-q", "-f", str(POM), *goal], capture_output=True, text=True, check=False
+        [executable("mvn"), "-B", "-q", "-f", str(pom), *goal], capture_output=True, text=True, check=False
     )
     if done.returncode != 0:
-        raise RuntimeError(f"Maven could not fetch the broker's jars:\n{(done.stdout + done.stderr)[-4000:]}")
+        output = (done.stdout + done.stderr)[-4000:]
+        raise RuntimeError(f"Maven could not fetch the jars of {pom.parent.name}:\n{output}")
     partial.rename(libs)
 
 
 if __name__ == "__main__":
     try:
         jars()
+        spark_jars()
     except RuntimeError as error:
         raise SystemExit(str(error)) from None

@@ -113,7 +113,14 @@ class Broker:
     def await_coordinator(self, timeout_s: float = _ADMIN_TIMEOUT_S) -> None:
         """Wait until the group coordinator serves; the first question of all creates the topic that it lives on."""
         with self._as_group("nobody") as client:
-            client.committed([TopicPartition("nothing", 0)], timeout=timeout_s)
+
+            def serves() -> bool:
+                with contextlib.suppress(KafkaException):  # it may not know yet that it is one
+                    client.committed([TopicPartition("nothing", 0)], timeout=timeout_s)
+                    return True
+                return False
+
+            wait_until(serves, timeout_s, "the coordinator serves")
 
     @contextlib.contextmanager
     def _as_group(self, group: str) -> Iterator[Consumer]:
@@ -135,11 +142,12 @@ class Broker:
 
     def _serves(self, topic: str, partitions: int) -> bool:
         known = self.admin.list_topics(timeout=_ADMIN_TIMEOUT_S).topics.get(topic)
-        return (
-            known is not None
-            and len(known.partitions) == partitions
-            and all(partition.leader >= 0 for partition in known.partitions.values())
-        )
+        if known is None or len(known.partitions) != partitions:
+            return False
+        try:  # a leader is named before it knows that it is one
+            return len(self.end_offsets(topic)) == partitions
+        except KafkaException:
+            return False
 
     def _offsets(self, topic: str, spec: OffsetSpec) -> dict[int, int]:
         partitions = self.admin.list_topics(topic, timeout=_ADMIN_TIMEOUT_S).topics[topic].partitions
@@ -158,12 +166,14 @@ class KafkaBroker(Broker):
         client_auth: Whether the `SSL` listener demands a client certificate.
         config: Broker properties that go before ours.
         heap: Of the Java machine.
+        joins: The first broker of the cluster that this one is the second of.
     """
 
     def __init__(
         self,
         folder: Path,
         *,
+        joins: KafkaBroker | None = None,
         secure: bool = False,
         client_auth: bool = False,
         config: Mapping[str, str] | None = None,
@@ -179,7 +189,7 @@ class KafkaBroker(Broker):
         self._folder = folder
         self._heap = heap
         self._process: subprocess.Popen[bytes] | None = None
-        properties = {**self._properties(), **self._security(client_auth), **(config or {})}
+        properties = {**self._properties(), **self._security(client_auth), **self._joining(joins), **(config or {})}
         self._file = folder / "server.properties"
         self._file.write_text("".join(f"{name}={value}\n" for name, value in properties.items()))
 
@@ -298,6 +308,16 @@ class KafkaBroker(Broker):
             "inter.broker.listener.name": "PLAINTEXT",
             "log.dirs": str(self._folder / "data"),
             **_FAST_AND_SMALL,
+        }
+
+    def _joining(self, first: KafkaBroker | None) -> dict[str, str]:
+        if first is None:
+            return {}
+        return {
+            "process.roles": "broker",
+            "node.id": "2",
+            "controller.quorum.voters": f"1@localhost:{first._controller_port}",
+            "listeners": ",".join(f"{name}://localhost:{port}" for name, port in self._ports.items()),
         }
 
     def _security(self, client_auth: bool) -> dict[str, str]:

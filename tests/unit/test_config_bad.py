@@ -72,7 +72,7 @@ CASES = [
     Case("no topics", KAFKA, "", "2:3", "source.kafka.topics", "is missing"),
     Case("no url", HTTP, "    format: ndjson\n", "9:3", "sink.http.url", "is missing"),
     Case("two sinks", "state:", "  console: {}\nstate:", "11:3", "sink.console", "stands beside http"),
-    Case("no sink", "  http:\n" + HTTP, "  {}\n", "8:1", "sink", "needs one of http, console, file"),
+    Case("no sink", "  http:\n" + HTTP, "  {}\n", "8:1", "sink", "needs one of http, spark, delta, console, file"),
     # kinds of value
     Case("text as section", "  http:\n" + HTTP, "  http: yes\n", "9:9", "sink.http", "needs a section"),
     Case("list as file", GOOD, "- a\n", "1:1", "", "needs keys and values"),

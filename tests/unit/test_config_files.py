@@ -89,7 +89,6 @@ def test_production_means_what_it_says(credentials: dict[str, str]) -> None:
     assert http.auth.bearer.get_secret_value() == "secret-receiver-token"
     assert settings.source.kafka.properties["sasl.password"] == "secret-kafka-password"
     assert settings.source.kafka.bootstrap_servers.count(",") == 2
-    assert settings.source.kafka.properties["client.id"] == "sidecar"
 
 
 def test_full_equals_minimal_but_for_the_subscription() -> None:

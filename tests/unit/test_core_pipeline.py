@@ -64,6 +64,7 @@ class Shell:
         self.now_ms = 0.0
         self.commits: list[Carried] = []
         self.sent: list[tuple[str, list[int], int]] = []
+        self.homes: set[str] = set()
         self.letters: list[DeadLetter] = []
         self.reports: list[Report] = []
         self.flows: list[frozenset[TopicPartition]] = []
@@ -90,6 +91,7 @@ class Shell:
             self.flows.append(effect.paused)
         elif isinstance(effect, Send):
             offsets = [offset for fragment in effect.batch.fragments() for offset in fragment.offsets]
+            self.homes |= {part.home for part in effect.batch.parts}
             self.sent.append((effect.batch.parts[0].name, offsets, effect.batch.attempt))
             answer = self.answer(effect.batch, offsets)
             if answer is not None:
@@ -496,6 +498,8 @@ def test_joint_intents_of_an_earlier_life() -> None:
     shell.read(*[(offset, offset % 3, None, b"%d" % offset) for offset in range(8)])
     shell.run()
     assert sorted(offsets for _, offsets, _ in shell.sent) == [[0, 3], [2, 5], [6], [7]]
+    assert len({name.partition(":")[0] for name, _, _ in shell.sent}) > 1
+    assert shell.homes == {"5c0pe000"}, "a part tells its partition's scope, whatever its name is made of"
     assert shell.pipeline.books[TP].duplicate == 2
     assert shell.pipeline.idle
 

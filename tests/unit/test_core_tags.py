@@ -163,3 +163,27 @@ def test_long_values_are_decided_but_not_remembered() -> None:
     assert not filter_.groups
     assert filter_.groups[b"paid"] == "paid"
     assert list(filter_.groups) == [b"paid"]
+
+
+def test_a_json_number_is_taken_as_it_was_written() -> None:
+    """Two numbers beyond 64 bits, or beyond a double's digits, stay two: as ids they must not hide each other."""
+    path = parse_json_path("$.a")
+    for digits in (b"18446744073709551616", b"18446744073709551617", b"0.10000000000000000001", b"1e999", b"-7"):
+        assert json_at(b'{"a":%b}' % digits, path) == digits
+    assert json_at(b'{"a":[1,1.50]}', path) == (b"1", b"1.50")
+
+
+def test_a_lone_surrogate_elsewhere_hides_no_tag() -> None:
+    """A value that strict readers of JSON refuse still has its tag."""
+    assert json_at(rb'{"note":"\ud800","a":"paid"}', parse_json_path("$.a")) == b"paid"
+    assert json_at(rb'{"a":"\ud800"}', parse_json_path("$.a")) == b"\xed\xa0\x80"
+
+
+def test_a_step_into_text_finds_nothing() -> None:
+    """A path leads through objects and lists, never to a single letter of a text."""
+    assert json_at(b'{"a":"paid"}', parse_json_path("$.a[0]")) is None
+
+
+def test_json_that_is_nested_without_end_has_no_tag() -> None:
+    """A hostile value costs its tag, never the process."""
+    assert json_at(b"[" * 200_000, parse_json_path("$.a")) is None

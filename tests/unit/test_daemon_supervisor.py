@@ -1,4 +1,4 @@
-"""The main loop's commits: none is made any more once a later state of its partition was committed."""
+"""The main loop's commits: which are made, and how they and rebalances are counted."""
 
 from __future__ import annotations
 
@@ -7,15 +7,23 @@ from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, cast
 
+from sidecar.config.model import Settings
 from sidecar.core.carried import Carried
 from sidecar.core.effects import Commit, CommitItem, Effect
 from sidecar.core.pipeline import Pipeline
 from sidecar.core.records import TopicPartition
+from sidecar.daemon.build import build
 from sidecar.daemon.dispatcher import Writer
 from sidecar.daemon.supervisor import Supervisor
-from sidecar.sources.base import Source
+from sidecar.sources.base import Assignment, Source
+from sidecar.sources.kafka_columns import KafkaColumns
 from sidecar.state.memory import MemoryState
 
+SETTINGS = {
+    "source": {"kafka": {"bootstrap_servers": "localhost:9092", "group_id": "g", "topics": ["orders"]}},
+    "sink": {"console": {}},
+    "state": {"dir": "state"},
+}
 KEPT, GONE = TopicPartition("orders", 0), TopicPartition("orders", 1)
 
 
@@ -74,3 +82,36 @@ def test_a_commit_that_waited_for_the_journal_while_a_partition_was_revoked_is_n
     writer.close()
     assert broker.begun == []
     assert state.load_ids(KEPT) == [(0, array("q", [7]).tobytes())]
+
+
+def test_only_commits_that_succeed_are_timed() -> None:
+    """A failed one is counted as such and has no duration; where nothing was to be committed nothing is counted."""
+    supervisor, writer = supervised()
+    supervisor.committed({KEPT: True, GONE: True}, 0.2)
+    supervisor.committed({KEPT: True, GONE: False}, 0.0)
+    supervisor.committed({}, 0.0)
+    supervisor.revoking([])
+    writer.close()
+    assert supervisor.commits == {"ok": 1, "failed": 1}
+    timings = supervisor.commit_seconds.timings()
+    assert (sum(timings.counts), timings.sum_seconds) == (1, 0.2)
+
+
+def test_a_reload_is_no_rebalance() -> None:
+    """A partition that is read again from its commit is counted as that, and not as lost and assigned."""
+    supervisor, writer = supervised()
+    supervisor.assigned([])
+    supervisor.reloading(KEPT)
+    supervisor.assigned([Assignment(KEPT, "scope", Carried(5, 5), "", 1, resumed=True, read_from=5)])
+    supervisor.lost([KEPT])
+    supervisor.assigned([Assignment(KEPT, "scope", Carried(5, 5), "", 1, resumed=True, read_from=5)])
+    writer.close()
+    assert supervisor.rebalances == {"assigned": 2, "reloaded": 1, "lost": 1}
+
+
+def supervised() -> tuple[Supervisor, Writer]:
+    """A supervisor of the real pipeline on a broker that takes every commit, and its writer."""
+    pipeline, _ = build(Settings.model_validate(SETTINGS), KafkaColumns())
+    writer, unused = Writer(), cast(Any, None)
+    source = cast(Source, Broker())
+    return Supervisor(pipeline, source, unused, queue.SimpleQueue(), writer, MemoryState(), unused, 1.0), writer

@@ -27,11 +27,12 @@ BUILTINS_OF_THE_SHELL = {"open", "print", "input", "__import__", "exec", "eval"}
 LAYERS = {
     "core": {"core"},
     "config": {"core", "config", "errors"},
-    "sinks": {"core", "config", "errors", "version", "sinks"},
+    "zone": {"core", "errors", "zone"},
+    "sinks": {"core", "config", "errors", "version", "sinks", "zone"},
     "sources": {"core", "config", "errors", "sources", "state"},  # a commit carries the state
     "state": {"core", "config", "errors", "state"},
     "ops": {"core", "config", "errors", "ops"},
-    "daemon": {"core", "config", "errors", "version", "sinks", "sources", "state", "ops", "daemon"},
+    "daemon": {"core", "config", "errors", "version", "sinks", "sources", "state", "ops", "zone", "daemon"},
 }
 """Which parts of the package a part may import."""
 
@@ -68,12 +69,15 @@ def metadata(wheel: zipfile.ZipFile) -> Message:
 
 
 def test_the_distribution_and_the_import_have_their_names(wheel: zipfile.ZipFile) -> None:
-    """The distribution is `consumer-sidecar` for Python 3.11 and later; it installs `sidecar` and nothing else."""
+    """The distribution is `consumer-sidecar` for Python 3.11 and later; it installs two packages."""
     found = metadata(wheel)
     assert (found["Name"], found["Version"]) == ("consumer-sidecar", PROJECT["version"])
     assert found["Requires-Python"] == ">=3.11"
     assert found["License-Expression"] == "Apache-2.0"
-    assert {name.split("/")[0] for name in wheel.namelist() if ".dist-info/" not in name} == {"sidecar"}
+    assert {name.split("/")[0] for name in wheel.namelist() if ".dist-info/" not in name} == {
+        "sidecar",
+        "pyspark_sidecar",
+    }
 
 
 def test_the_wheel_has_every_module_and_the_marker_of_types(wheel: zipfile.ZipFile) -> None:

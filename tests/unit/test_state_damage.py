@@ -16,7 +16,7 @@ import pytest
 from sidecar.core.records import TopicPartition
 from sidecar.errors import StateError
 from sidecar.state.database import DAMAGED_KEPT_MAX
-from sidecar.state.interface import PartitionSnapshot, StoredLetter
+from sidecar.state.interface import IdSegment, PartitionSnapshot, StoredLetter
 from sidecar.state.store import Store
 
 ORDERS = TopicPartition("orders", 3)
@@ -40,7 +40,7 @@ def fill(folder: Path) -> None:
     store.bind("c1", "g")
     store.save_member("g", "m")
     store.save_partitions([snapshot(), snapshot(TopicPartition("orders", 4))])
-    store.append_ids(ORDERS, 1, IDS)
+    store.append_ids([IdSegment(ORDERS, 1, IDS)])
     store.put_dead_letters([letter(1), letter(2)])
     store.close()
 
@@ -66,7 +66,7 @@ def use(store: Store) -> None:
     store.save_member("g", "m")
     store.save_partitions([snapshot(), snapshot(TopicPartition("orders", 4))])
     store.drop_ids_before(ORDERS, 2)
-    store.append_ids(ORDERS, 1, IDS)
+    store.append_ids([IdSegment(ORDERS, 1, IDS)])
     store.put_dead_letters([letter(1), letter(2), letter(3)])
 
 

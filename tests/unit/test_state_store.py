@@ -22,7 +22,7 @@ import pytest
 
 from sidecar.core.records import TopicPartition
 from sidecar.errors import StateError
-from sidecar.state.interface import PartitionSnapshot, StoredLetter
+from sidecar.state.interface import IdSegment, PartitionSnapshot, StoredLetter
 from sidecar.state.store import Store
 
 ORDERS = TopicPartition("orders", 3)
@@ -161,7 +161,7 @@ def test_small_segments_are_put_together(tmp_path: Path) -> None:
     for _ in range(700):
         values = array("q", (rng.getrandbits(63) for _ in range(rng.choice((1, 50, 3000)))))
         expected.extend(values)
-        store.append_ids(ORDERS, 1, values.tobytes())
+        store.append_ids([IdSegment(ORDERS, 1, values.tobytes())])
     found = store.load_ids(ORDERS)
     store.close()
     assert len(found) <= 2 * 64 + 8 * len(expected) / (256 << 10)
@@ -183,7 +183,7 @@ def test_dropped_ids_give_their_space_back(tmp_path: Path) -> None:
     """The file shrinks when old generations are dropped."""
     store = Store(tmp_path)
     for generation in range(8):
-        store.append_ids(ORDERS, generation, bytes(1_000_000))
+        store.append_ids([IdSegment(ORDERS, generation, bytes(1_000_000))])
     store.drop_ids_before(ORDERS, 7)
     store.close()
     assert (tmp_path / "state.db").stat().st_size < 2_000_000

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import confluent_kafka as ck
 import orjson
@@ -14,7 +14,9 @@ from sidecar.core.records import DeadLetter, TopicPartition, group_label
 from sidecar.errors import UnavailableError
 from sidecar.sinks.formats import envelope_row
 from sidecar.sources.base import Original
-from sidecar.state.interface import State, StoredLetter
+from sidecar.state.interface import StoredLetter
+
+T = TypeVar("T")
 
 PRODUCE_TIMEOUT_S = 10.0
 _PRODUCER = {
@@ -38,8 +40,16 @@ class Graveyard(Protocol):
         ...
 
 
+class Keeper(Protocol):
+    """What of a `State` keeps dead letters."""
+
+    def put_dead_letters(self, letters: Sequence[StoredLetter]) -> int:
+        """Keep these dead letters and return how many were new; raises `StateError` when there is no room for all."""
+        ...
+
+
 class Originals:
-    """Finds the whole message of a dead letter: in its row where that is an envelope, else at the broker.
+    """Finds the whole message of a dead letter: in its row where that has all of it, else at the broker.
 
     Args:
         format: The sink's format.
@@ -47,13 +57,15 @@ class Originals:
     """
 
     def __init__(self, format: str, fetch: Fetch) -> None:  # noqa: A002
-        self._enveloped = format == "envelope"
+        self._format = format
         self._fetch = fetch
 
     def find(self, letter: DeadLetter) -> Original:
         """The message; where it is gone from the broker, as much of it as the row tells."""
-        if self._enveloped and letter.row is not None:
+        if self._format == "envelope" and letter.row is not None:
             return _opened(letter.row)
+        if self._format == "row" and letter.row is not None:
+            return _unpacked(letter.row)
         found = self._fetch(letter.tp, letter.offset)
         return found if found is not None else Original(None, letter.row, [], None)
 
@@ -62,6 +74,13 @@ def _opened(row: bytes) -> Original:
     found: dict[str, Any] = orjson.loads(row)
     headers = [(_text(name), _bytes(value)) for name, value in found["headers"]]
     return Original(_field(found, "key"), _field(found, "value"), headers, found["timestamp"])
+
+
+def _unpacked(row: bytes) -> Original:
+    from sidecar.zone.rows import unpack  # needs what only sink.spark installs
+
+    found = unpack(row)
+    return Original(found.key, found.value, found.headers, found.timestamp_ms)
 
 
 def _field(row: dict[str, Any], name: str) -> bytes | None:
@@ -87,7 +106,7 @@ class StateGraveyard:
         originals: Finds the messages.
     """
 
-    def __init__(self, state: State, originals: Originals) -> None:
+    def __init__(self, state: Keeper, originals: Originals) -> None:
         self._state = state
         self._originals = originals
 
@@ -111,13 +130,23 @@ class TopicGraveyard:
         config: The client's configuration.
         topic: Where to.
         originals: Finds the messages.
+        make: Makes a producer.
     """
 
-    def __init__(self, config: dict[str, Any], topic: str, originals: Originals) -> None:
+    def __init__(
+        self,
+        config: dict[str, Any],
+        topic: str,
+        originals: Originals,
+        make: Callable[[dict[str, Any]], ck.Producer] = ck.Producer,
+    ) -> None:
         config = {name: value for name, value in config.items() if name != "isolation.level"}
-        self._producer = ck.Producer(config | _PRODUCER)
+        self._config = config | _PRODUCER
         self._topic = topic
         self._originals = originals
+        self._make = make
+        self._producer = make(self._config)
+        self._broken = False
 
     def bury(self, letters: Sequence[DeadLetter]) -> None:
         """Produce them and wait for the broker.
@@ -125,22 +154,34 @@ class TopicGraveyard:
         Raises:
             UnavailableError: The broker did not take them all.
         """
+        if self._broken:  # it refuses everything for good, once it was denied to write for example
+            self._producer, self._broken = self._make(self._config), False
         failures: list[str] = []
 
         def told(error: ck.KafkaError | None, _: ck.Message) -> None:
             if error is not None:
+                self._broken = self._broken or error.fatal()
                 failures.append(error.str())
 
         for letter in letters:
             found = self._originals.find(letter)
-            self._producer.produce(
-                self._topic, value=found.value, key=found.key, headers=[*found.headers, *_story(letter)],
-                timestamp=found.timestamp_ms or 0, on_delivery=told,
+            self._safely(
+                self._producer.produce, self._topic, value=found.value, key=found.key,
+                headers=[*found.headers, *_story(letter)], timestamp=found.timestamp_ms or 0, on_delivery=told,
             )  # fmt: skip
-        left = self._producer.flush(PRODUCE_TIMEOUT_S)
+        left = self._safely(self._producer.flush, PRODUCE_TIMEOUT_S)
         if left or failures:
-            reason = failures[0] if failures else f"{left} not acknowledged within {PRODUCE_TIMEOUT_S:g} s"
-            raise UnavailableError(f"dead letters could not be produced to {self._topic}: {reason}")
+            raise self._unavailable(failures[0] if failures else f"{left} not acknowledged in {PRODUCE_TIMEOUT_S:g} s")
+
+    def _safely(self, call: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+        try:
+            return call(*args, **kwargs)
+        except (ck.KafkaException, SystemError) as error:  # how the client tells that it is broken for good
+            self._broken = True
+            raise self._unavailable(f"its client gave up and will be made anew: {error}") from error
+
+    def _unavailable(self, reason: str) -> UnavailableError:
+        return UnavailableError(f"dead letters could not be produced to {self._topic}: {reason}")
 
 
 def _story(letter: DeadLetter) -> list[tuple[str, bytes]]:

@@ -1,0 +1,125 @@
+"""Asks where a group is and what logs hold: many partitions in few requests, in bounded time. Decides nothing."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+import confluent_kafka as ck
+from confluent_kafka import KafkaError, KafkaException
+
+from sidecar.core.records import TopicPartition
+
+_EARLIEST, _LATEST = -2, -1
+"""Kafka's own stand-ins for timestamps."""
+
+
+class Bounds(NamedTuple):
+    """The first offset of a log, and the one that its next message gets; aborted and open transactions left out."""
+
+    low: int
+    high: int
+
+
+class Offsets:
+    """Asks, until the time given by `within` is over; then everything raises `KafkaException`.
+
+    Args:
+        consumer: The group's consumer, used on its own thread.
+    """
+
+    def __init__(self, consumer: ck.Consumer) -> None:
+        self._consumer = consumer
+        self._deadline_s = 0.0
+
+    def within(self, patience_s: float) -> None:
+        """All that is asked from now on may take so long together."""
+        self._deadline_s = time.monotonic() + patience_s
+
+    def left_s(self) -> float:
+        """What is left of the time.
+
+        Raises:
+            KafkaException: Nothing.
+        """
+        left_s = self._deadline_s - time.monotonic()
+        if left_s <= 0:
+            raise KafkaException(KafkaError(KafkaError._TIMED_OUT, "no answer in time"))
+        return left_s
+
+    def committed(self, tps: Sequence[TopicPartition]) -> dict[TopicPartition, ck.TopicPartition]:
+        """What the group has committed, each with its metadata or its error.
+
+        Raises:
+            KafkaException: The coordinator does not answer, or refuses.
+        """
+        asked = [ck.TopicPartition(*tp) for tp in tps]
+        return dict(zip(tps, self._consumer.committed(asked, timeout=self.left_s()), strict=True))
+
+    def nothing_committed(self, is_ours: Callable[[str], bool]) -> bool:
+        """Whether the group has not committed anything of these topics.
+
+        Raises:
+            KafkaException: The broker does not answer.
+        """
+        known = self._consumer.list_topics(timeout=self.left_s()).topics
+        tps = [TopicPartition(topic, p) for topic in known if is_ours(topic) for p in known[topic].partitions]
+        return all(at.offset < 0 for at in self.committed(tps).values())
+
+    def bounds(self, tps: Sequence[TopicPartition]) -> dict[TopicPartition, Bounds | KafkaError]:
+        """The bounds of these logs, or why they are not known: a leader that is away only keeps back its own.
+
+        Raises:
+            KafkaException: No broker answers.
+        """
+        found: dict[TopicPartition, Bounds | KafkaError] = {}
+        led: dict[int, list[TopicPartition]] = defaultdict(list)
+        for tp, leader in self._leaders(tps).items():
+            if leader < 0:
+                found[tp] = KafkaError(KafkaError.LEADER_NOT_AVAILABLE, "it has no leader")
+            else:
+                led[leader].append(tp)
+        for number, these in enumerate(led.values()):
+            try:
+                share_s = self.left_s() / (len(led) - number) / 2
+                low, high = (self._times(dict.fromkeys(these, at), share_s) for at in (_EARLIEST, _LATEST))
+                found |= {tp: _bounds(low[tp], high[tp]) for tp in these}
+            except KafkaException as error:
+                found |= dict.fromkeys(these, error.args[0])
+        return found
+
+    def at_time(self, tp: TopicPartition, at_ms: int) -> int | None:
+        """The first message that is not older; None when there is none.
+
+        Raises:
+            KafkaException: The leader does not answer.
+        """
+        found = self._times({tp: at_ms}, self.left_s())[tp]
+        if found.error is not None:
+            raise KafkaException(found.error)
+        return found.offset if found.offset >= 0 else None
+
+    def _leaders(self, tps: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
+        """Asked first: a question about one partition without a leader keeps back the answers about all others."""
+        names = {tp.topic for tp in tps}
+        one = {"topic": next(iter(names))} if len(names) == 1 else {}
+        known = self._consumer.list_topics(timeout=self.left_s(), **one).topics
+        found = {}
+        for tp in tps:
+            partition = known[tp.topic].partitions.get(tp.partition) if tp.topic in known else None
+            found[tp] = partition.leader if partition is not None else -1
+        return found
+
+    def _times(self, wanted: Mapping[TopicPartition, int], timeout_s: float) -> dict[TopicPartition, ck.TopicPartition]:
+        asked = [ck.TopicPartition(*tp, at) for tp, at in wanted.items()]
+        answers = self._consumer.offsets_for_times(asked, timeout=timeout_s)
+        return {TopicPartition(answer.topic, answer.partition): answer for answer in answers}
+
+
+def _bounds(low: ck.TopicPartition, high: ck.TopicPartition) -> Bounds | KafkaError:
+    error = low.error or high.error
+    if error is None and min(low.offset, high.offset) < 0:
+        error = KafkaError(KafkaError.OFFSET_NOT_AVAILABLE, "its leader does not tell the log's bounds")
+    return error or Bounds(low.offset, high.offset)

@@ -1,0 +1,73 @@
+"""Waits at the start until the broker answers and knows the topics. Joins no group, reads nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+import confluent_kafka as ck
+from confluent_kafka import KafkaException
+
+from sidecar.config.source import KafkaSource as KafkaSettings
+from sidecar.errors import UnavailableError
+from sidecar.sources.kafka_errors import forbidden, is_forbidden, refused, text_of
+
+LIST_TIMEOUT_S = 2.0
+
+
+def await_topics(
+    consumer: ck.Consumer, settings: KafkaSettings, refusal: Callable[[], str], problems: Mapping[str, str]
+) -> str:
+    """The cluster's id, once all topics are there.
+
+    Args:
+        consumer: Asks; its callbacks are served.
+        settings: Of the source.
+        refusal: Why the broker refused the credentials, empty while it did not.
+        problems: What the client last said of the broker, under `client`.
+
+    Raises:
+        UnavailableError: The broker cannot be reached, or a topic is unknown, for the whole start-up time.
+        CredentialsError: The broker refuses the credentials, or access to a topic.
+    """
+    deadline_s = time.monotonic() + settings.start_timeout_ms / 1000
+    wanted = [topic for topic in settings.topics if not topic.startswith("^")]
+    while True:
+        missing, reason = wanted, ""
+        try:
+            cluster = consumer.list_topics(timeout=max(0.1, min(LIST_TIMEOUT_S, deadline_s - time.monotonic())))
+            missing = [t for t in wanted if t not in cluster.topics or cluster.topics[t].error is not None]
+            if not missing:
+                return cluster.cluster_id or ""
+        except KafkaException as error:
+            reason = text_of(error.args[0])
+        consumer.poll(0.1)  # serves the callback that hears of refusals
+        if refusal():
+            raise refused(settings.bootstrap_servers, refusal())
+        _check_permissions(consumer, settings.group_id, [] if reason else missing)
+        if time.monotonic() >= deadline_s:
+            raise _unavailable(settings, missing, reason and problems.get("client", reason))
+
+
+def _check_permissions(consumer: ck.Consumer, group_id: str, missing: Sequence[str]) -> None:
+    """Fail at once where waiting cures nothing: a list of all topics leaves out what may not be seen."""
+    for topic in missing:
+        with contextlib.suppress(KafkaException):
+            error = consumer.list_topics(topic, timeout=LIST_TIMEOUT_S).topics[topic].error
+            if error is not None and is_forbidden(error):
+                raise forbidden(error, topic, group_id)
+
+
+def _unavailable(settings: KafkaSettings, missing: Sequence[str], reason: str) -> UnavailableError:
+    waited = f"for {settings.start_timeout_ms / 1000:g} s (source.kafka.start_timeout)"
+    servers = settings.bootstrap_servers
+    if reason:
+        return UnavailableError(
+            f"Kafka at {servers} could not be reached {waited}: {reason}",
+            hint="check source.kafka.bootstrap_servers, and that the broker runs and is reachable from here",
+        )
+    return UnavailableError(
+        f"Kafka at {servers} does not know the topic {', '.join(missing)} {waited}",
+        hint="create the topic, or correct source.kafka.topics",
+    )

@@ -1,0 +1,125 @@
+"""Where partitions go on when some of the brokers do not answer; on a real broker in the integration tests."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from types import SimpleNamespace
+from typing import Any, cast
+
+import confluent_kafka as ck
+import pytest
+from confluent_kafka import KafkaError, KafkaException
+
+from sidecar.config.source import KafkaSource as KafkaSettings
+from sidecar.core.carried import Carried
+from sidecar.core.records import TopicPartition
+from sidecar.sources import kafka_start
+from sidecar.sources.kafka_offsets import Offsets
+from sidecar.sources.kafka_start import Starts
+from sidecar.sources.kafka_topics import TopicIds
+from sidecar.state.offset_map import Identity, encode
+
+RULES = b"same"
+HERE, THERE = TopicPartition("orders", 0), TopicPartition("orders", 1)
+CLUSTER, GROUP, TOPIC_ID = "cluster", "group", "id"
+
+
+class Brokers:
+    """A client of two brokers: partition 0 is led by broker 0, partition 1 by broker 1; a frozen one never answers."""
+
+    def __init__(self) -> None:
+        self.frozen: set[int] = set()
+        self.ends = {HERE: 100, THERE: 100}
+        self.commits: dict[TopicPartition, tuple[int, str]] = {}
+        self.asked: list[list[TopicPartition]] = []
+
+    def list_topics(self, topic: str = "", timeout: float = 0.0) -> Any:
+        partitions = {p: SimpleNamespace(leader=p) for p in (0, 1)}
+        return SimpleNamespace(topics={"orders": SimpleNamespace(partitions=partitions)})
+
+    def committed(self, asked: Sequence[ck.TopicPartition], timeout: float) -> list[Any]:
+        found = [self.commits.get(TopicPartition(tp.topic, tp.partition), (-1001, "")) for tp in asked]
+        return [SimpleNamespace(offset=offset, metadata=metadata, error=None) for offset, metadata in found]
+
+    def offsets_for_times(self, asked: Sequence[ck.TopicPartition], timeout: float) -> list[Any]:
+        tps = [TopicPartition(tp.topic, tp.partition) for tp in asked]
+        self.asked.append(tps)
+        if self.frozen.intersection(tp.partition for tp in tps):
+            time.sleep(timeout)
+            raise KafkaException(KafkaError(KafkaError._TIMED_OUT, "timed out"))
+        ends = [self.ends[tp] if at.offset == -1 else 0 for tp, at in zip(tps, asked, strict=True)]
+        return [
+            SimpleNamespace(topic=tp.topic, partition=tp.partition, offset=end, error=None)
+            for tp, end in zip(tps, ends, strict=True)
+        ]
+
+
+def starts_of(brokers: Brokers, told: list[str], start: str = "earliest") -> Starts:
+    """What decides, asking those brokers."""
+
+    def tell(name: str, level: str, fields: Mapping[str, object]) -> None:
+        told.append(name)
+
+    settings = KafkaSettings.model_validate(
+        {"bootstrap_servers": "localhost:9092", "group_id": GROUP, "topics": ["orders"], "start": start}
+    )
+    ids = cast(TopicIds, SimpleNamespace(find=lambda topics, timeout_s: dict.fromkeys(topics, TOPIC_ID)))
+    return Starts(Offsets(cast(ck.Consumer, brokers)), ids, settings, CLUSTER, RULES, lambda tp: None, tell)
+
+
+def test_a_frozen_leader_keeps_back_its_own_partitions_alone() -> None:
+    """What other brokers lead is found, within the time that was given; later the rest."""
+    brokers = Brokers()
+    starts = starts_of(brokers, [])
+    brokers.frozen = {0}
+    begun_s = time.monotonic()
+    found = starts.find([HERE, THERE], 0.3)
+    assert time.monotonic() - begun_s < 0.35
+    assert [one.tp for one in found.starts] == [THERE]
+    assert found.failed[HERE].code() == KafkaError._TIMED_OUT
+    brokers.frozen = set()
+    assert [one.tp for one in starts.find([HERE], 0.3).starts] == [HERE]
+
+
+def test_all_partitions_of_a_leader_are_one_question() -> None:
+    """However many partitions are assigned, a broker is asked twice: for the starts and for the ends of their logs."""
+    brokers = Brokers()
+    brokers.list_topics = lambda **_: SimpleNamespace(  # type: ignore[method-assign]
+        topics={"orders": SimpleNamespace(partitions={p: SimpleNamespace(leader=0) for p in (0, 1)})}
+    )
+    assert len(starts_of(brokers, []).find([HERE, THERE], 1).starts) == 2
+    assert brokers.asked == [[HERE, THERE]] * 2
+
+
+def test_a_partition_of_a_new_group_that_waited_is_still_one() -> None:
+    """With `start: latest` it starts at the end, although others of the group have committed meanwhile."""
+    brokers = Brokers()
+    starts = starts_of(brokers, [], "latest")
+    brokers.frozen = {1}
+    (here,) = starts.find([HERE, THERE], 0.2).starts
+    brokers.commits[HERE] = (100, "")
+    brokers.frozen = set()
+    (there,) = starts.find([THERE], 0.2).starts
+    assert (here.read_from, there.read_from) == (100, 100)
+    assert starts.find([THERE], 0.2).starts[0].read_from == 0  # a new partition of an old group
+
+
+def test_a_log_counts_as_truncated_when_it_stays_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A new leader may tell an old end for a moment: that is asked again, and costs nobody else any time."""
+    brokers, told = Brokers(), list[str]()
+    starts = starts_of(brokers, told)
+    identity = Identity(CLUSTER, GROUP, TOPIC_ID, 7)
+    brokers.commits[HERE] = (90, encode(identity, RULES, Carried(90, 120)))
+    found = starts.find([HERE, THERE], 1)
+    assert ([one.tp for one in found.starts], list(found.failed)) == ([THERE], [HERE])
+    assert "120 was read before" in found.failed[HERE].str()
+    brokers.ends[HERE] = 120
+    (start,) = starts.find([HERE], 1).starts
+    assert (start.scope, told) == (identity.scope, [])
+    brokers.ends[HERE] = 100
+    assert not starts.find([HERE], 1).starts
+    monkeypatch.setattr(kafka_start, "TRUNCATION_PATIENCE_S", 0.0)
+    (start,) = starts.find([HERE], 1).starts
+    assert (start.read_from, told) == (90, ["partition.truncated"])
+    assert start.scope != identity.scope
