@@ -121,7 +121,8 @@ class Receiver:
             self._last[life, group] = max(taken[-1], last)
 
     def _check_twins(self, life: Life, taken: Sequence[int]) -> None:
-        """Where the journal of ids never moves, one of a message's copies arrives, unless the others were compacted."""
-        for offset in taken:
-            if any(twin != offset and twin in life.stored - life.gone for twin in life.log.twins_of(offset)):
+        """Where the journal of ids never moves, one of a message's copies arrives, but for those compacted away."""
+        left = life.stored - life.gone
+        for offset in left.intersection(taken):
+            if any(twin != offset and twin in left for twin in life.log.twins_of(offset)):
                 raise BrokenPromiseError("twice", f"{life.number}:{offset} and a twin of it")
