@@ -1,4 +1,4 @@
-"""The commands, one a file, loaded when they are called; here is only what they share: errors and exit codes."""
+"""The commands, one a file, loaded when they are called; here is only what they share: `-c`, errors, exit codes."""
 
 from __future__ import annotations
 
@@ -22,6 +22,8 @@ COMMANDS = {
     "spark": "Run on Spark: the pipeline itself, or what fills a table.",
     "demo": "Show the whole thing at work, no broker needed.",
 }
+
+config_option = click.option("-c", "--config", "path", required=True, metavar="FILE", help="The configuration file.")
 
 
 class Commands(click.Group):

@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
+
+from sidecar.cli import config_option
+
+if TYPE_CHECKING:
+    from sidecar.config.model import Settings
+    from sidecar.spark.ingest.job import SparkIngest
+    from sidecar.spark.run.job import SparkRun
+
+once_option = click.option("--once", is_flag=True, help="Take what is there, then end.")
 
 
 @click.group()
@@ -13,38 +22,32 @@ def spark() -> None:
 
 
 @spark.command()
-@click.option(
-    "-c", "--config", type=click.Path(path_type=Path), required=True, metavar="FILE", help="The configuration file."
-)
-@click.option("--once", is_flag=True, help="Take what is there, then end.")
-def run(config: Path, once: bool) -> None:
+@config_option
+@once_option
+def run(path: str, once: bool) -> None:
     """Take messages from the source and hand them to the sink, on Spark."""
-    from sidecar.daemon.lifecycle import Signals
-    from sidecar.ops.log import configure
     from sidecar.spark.run.job import SparkRun
     from sidecar.spark.run.support import load_for_run
 
-    settings = load_for_run(config)
-    configure(settings.log.format, settings.log.level)
-    signals = Signals()
-    signals.install()
-    SparkRun(settings, signals.stop_asked, once=once).run()
+    _run(SparkRun, load_for_run(path), once=once)
 
 
 @spark.command()
-@click.option(
-    "-c", "--config", type=click.Path(path_type=Path), required=True, metavar="FILE", help="The configuration file."
-)
-@click.option("--once", is_flag=True, help="Take what is there, then end.")
-def ingest(config: Path, once: bool) -> None:
+@config_option
+@once_option
+def ingest(path: str, once: bool) -> None:
     """Fill a table from the landing zone of the same file."""
-    from sidecar.daemon.lifecycle import Signals
-    from sidecar.ops.log import configure
     from sidecar.spark.ingest.job import SparkIngest
     from sidecar.spark.ingest.support import load_for_ingest
 
-    settings = load_for_ingest(config)
+    _run(SparkIngest, load_for_ingest(path), once=once)
+
+
+def _run(job: type[SparkRun | SparkIngest], settings: Settings, *, once: bool) -> None:
+    from sidecar.daemon.lifecycle import Signals
+    from sidecar.ops.log import configure
+
     configure(settings.log.format, settings.log.level)
     signals = Signals()
     signals.install()
-    SparkIngest(settings, signals.stop_asked, once=once).run()
+    job(settings, signals.stop_asked, once=once).run()

@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from sidecar.cli import config_option
 from sidecar.config.loader import load
 from sidecar.config.model import Settings
 from sidecar.core.books import BOOKS
@@ -26,17 +27,9 @@ _EXPECTED = {*BOOKS, "group_id", "ready", "started_at", "partitions", "problems"
 
 
 @click.command()
-@click.option(
-    "-c",
-    "--config",
-    "path",
-    type=click.Path(path_type=Path),
-    required=True,
-    metavar="FILE",
-    help="The daemon's configuration file.",
-)
+@config_option
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def status(path: Path, as_json: bool) -> None:
+def status(path: str, as_json: bool) -> None:
     """Show what the running daemon has consumed, delivered and holds."""
     found = ask(load(path))
     if as_json:

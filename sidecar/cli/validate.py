@@ -7,23 +7,22 @@ from typing import Any
 import click
 import orjson
 
+from sidecar.cli import config_option
 from sidecar.config import InvalidConfigError, Settings, load
 from sidecar.config.explain import dotted
 from sidecar.errors import EXIT_CONFIG, ConfigError
 
 
 @click.command()
-@click.option("-c", "--config", "path", required=True, metavar="FILE", help="The configuration file.")
+@config_option
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 @click.option(
     "--engine", type=click.Choice(["daemon", "spark"]), default="daemon", help="What is to run it; `daemon` by default."
 )
 def validate(path: str, as_json: bool, engine: str) -> int | None:
     """Check a configuration file and say what it would do."""
-    from sidecar.spark.run.support import load_for_run
-
     try:
-        settings = load_for_run(path) if engine == "spark" else load(path)
+        settings = _load_for_spark(path) if engine == "spark" else load(path)
     except ConfigError as error:
         if not as_json:
             raise
@@ -34,6 +33,12 @@ def validate(path: str, as_json: bool, engine: str) -> int | None:
     else:
         click.echo("\n".join([f"{path}: OK", *(f"  {line}" for line in summary(settings))]))
     return None
+
+
+def _load_for_spark(path: str) -> Settings:
+    from sidecar.spark.run.support import load_for_run
+
+    return load_for_run(path)
 
 
 def _dumps(value: dict[str, Any]) -> str:
