@@ -33,11 +33,10 @@ class ConsoleSink:
         """Print a batch; a reader that went away halts the intake."""
         try:
             with self._lock:
-                answer = self._print(batch)
+                return self._print(batch)
         except OSError as error:
             self._torn = True
-            answer = _failure(error)
-        return answer
+            return _failure(error)
 
     def close(self) -> None:
         """Answer every later call with a retry; the descriptor stays open, it is not ours."""

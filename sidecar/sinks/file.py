@@ -59,11 +59,10 @@ class FileSink:
         """Append the parts that the file does not have yet; after a failure it is as it was before."""
         with self._lock:
             try:
-                answer = self._append(batch)
+                return self._append(batch)
             except OSError as error:
                 self._torn = True
-                answer = Answer(Verdict.RETRY, f"cannot write the file: {error.strerror}")
-        return answer
+                return Answer(Verdict.RETRY, f"cannot write the file: {error.strerror}")
 
     def close(self) -> None:
         """Close the file."""
