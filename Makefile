@@ -20,7 +20,7 @@ help:
 	@echo "make lint    ruff and mypy"
 	@echo "make bench   what a message costs, beside a bare consumer loop"
 	@echo "make prove   the tests at the larger numbers; writes docs/proof.md"
-	@echo "make prove-spark   the jobs on Spark killed and started again, and both engines beside each other"
+	@echo "make prove-spark   the same for Spark: zone, jobs and executors killed, both engines beside each other"
 	@echo "make chaos   kills and rebalances, at random and for longer"
 
 test: lint jars
@@ -50,7 +50,7 @@ chaos: $(INSTALLED) jars
 	@$(BIN)/python -m tests.prove kills kills-by-group kills-no-state members outages
 
 prove-spark: $(INSTALLED) jars
-	@$(PYTEST) -n 0 -m slow $(SPARK)
+	@$(BIN)/python -m tests.prove spark
 
 jars: $(INSTALLED)
 	@$(BIN)/python -m tests.support.jars

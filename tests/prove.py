@@ -1,7 +1,8 @@
-"""`make prove`: the checks of `make test` at the larger numbers, and docs/proof.md. Each check lives with its test.
+"""`make prove`, `make prove-spark`: the checks of `make test` at the larger numbers, and docs/proof.md.
 
-`python -m tests.prove` runs all, with names those; each check that ran has its rows in the file replaced. `--scale 0.1`
-makes everything smaller, and prints the rows alone.
+Each check lives with its test. `python -m tests.prove` runs those of the daemon, `python -m tests.prove spark` those that
+need Spark, with names those; each check that ran has its rows in the file replaced. `--scale 0.1` makes everything
+smaller, and prints the rows alone.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
+from itertools import chain
 from pathlib import Path
 
 from tests.integration import test_exactly_once as once
@@ -35,11 +37,11 @@ HEAD = ("point", "how often", "messages", "lost", "twice", "seconds", "what else
 HEADING = """\
 # Proof
 
-Written by `make prove` (last on {about}), which runs the checks of `make test` at larger numbers, on a real Apache
-Kafka 4.2 that is started for each. Everything is counted at the receiver: what it stored, row by row, against what was
-produced. A check fails when anything was lost, or came twice that was not promised; with a receiver that does not
-remember names, *twice* counts what promise 4 allows. Where the daemon was ended, *delivers again* is the time from the
-start of its process to the first new row at the receiver.
+Written by `make prove` and `make prove-spark` (last on {about}), which run the checks of `make test` at larger
+numbers, on a real Apache Kafka 4.2 and a real Apache Spark 4.2. Everything is counted where it arrives, at the receiver
+or in the table: what is there, row by row, against what was produced. A check fails when anything was lost, or came
+twice that was not promised; with a receiver that does not remember names, *twice* counts what promise 4 allows. Where
+the daemon was ended, *delivers again* is the time from the start of its process to the first new row at the receiver.
 """
 
 Check = Callable[[KafkaBroker, Path], list[Finding]]
@@ -56,8 +58,8 @@ class Sizes:
         return max(least, round(large * self.scale))
 
 
-def checks(n: Sizes) -> dict[str, Check]:
-    """All checks by name, in their order."""
+def daemon_checks(n: Sizes) -> dict[str, Check]:
+    """Those of `make prove`."""
     messages, ends = n(500_000, 20_000), n(20, 3)
 
     def flows(broker: KafkaBroker, folder: Path) -> list[Finding]:
@@ -101,22 +103,29 @@ def checks(n: Sizes) -> dict[str, Check]:
         "members": come_and_go,
         "members-by-group": come_and_go_by_group,
         "outages": outages,
-        "receivers": partial(suite, "a receiver that misbehaves in every way", "test_faults.py"),
-        "topics": partial(suite, "topics made again, resets, expired offsets", "test_topics.py"),
-        "security": partial(suite, "TLS and SASL against a broker that demands them", "test_security.py"),
+        "receivers": partial(suite, "a receiver that misbehaves in every way", "integration/test_faults.py"),
+        "topics": partial(suite, "topics made again, resets, expired offsets", "integration/test_topics.py"),
+        "security": partial(suite, "TLS and SASL against a broker that demands them", "integration/test_security.py"),
         "simulator": partial(simulated, n(1_000_000, 1_000)),
     }
 
 
-def suite(point: str, file: str, broker: KafkaBroker, _: Path) -> list[Finding]:
-    """A file of tests that has no larger numbers; each test asserts that nothing is lost or comes twice."""
+def spark_checks(n: Sizes) -> dict[str, Check]:
+    """Those of `make prove-spark`; a check imports its test when it runs, so that `make prove` needs no Spark."""
+    return {
+        "spark-tests": partial(suite, "the slow tests on Spark", "spark", mark="slow"),
+    }
+
+
+def suite(point: str, tests: str, broker: KafkaBroker, _: Path, *, mark: str = "") -> list[Finding]:
+    """Tests that have no larger numbers; each one asserts that nothing is lost or comes twice."""
     begun = time.monotonic()
-    command = [sys.executable, "-m", "pytest", f"tests/integration/{file}"]
+    command = [sys.executable, "-m", "pytest", "-m", mark, f"tests/{tests}"]
     done = subprocess.run(
         command, cwd=ROOT, env={**os.environ, "SIDECAR_TEST_KAFKA": broker.bootstrap}, capture_output=True, text=True
     )
     found = re.search(r"(\d+) passed", done.stdout)
-    assert done.returncode == 0 and found, f"{file}: {done.stdout[-300:]}"
+    assert done.returncode == 0 and found, f"{tests}: {done.stdout[-300:]}"
     return [Finding(point, int(found[1]), 0, 0, 0, time.monotonic() - begun, f"{found[1]} tests")]
 
 
@@ -162,18 +171,21 @@ def command(name: str) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the checks; 1 when one of them failed."""
+    groups = {"daemon": list(daemon_checks(Sizes())), "spark": list(spark_checks(Sizes()))}
+    offered = ", ".join(chain(groups, *groups.values()))
     options = argparse.ArgumentParser(prog="python -m tests.prove", description=__doc__)
-    options.add_argument("names", nargs="*", help=f"of {', '.join(checks(Sizes()))}; all when none is given")
+    options.add_argument("names", nargs="*", default=["daemon"], help=f"of {offered}; daemon when none is given")
     options.add_argument("--scale", type=float, default=1.0, help="multiplies the numbers; 1 by default")
     asked = options.parse_args(argv)
-    known = checks(Sizes(asked.scale))
-    unknown = [name for name in asked.names if name not in known]
+    known = daemon_checks(Sizes(asked.scale)) | spark_checks(Sizes(asked.scale))
+    names = [name for one in asked.names for name in groups.get(one, [one])]
+    unknown = [name for name in names if name not in known]
     if unknown:
         options.error(f"unknown: {', '.join(unknown)}")
     rows: dict[str, list[str]] = {}
     failed = False
     with tempfile.TemporaryDirectory(prefix="sidecar-prove-") as place:
-        for name in asked.names or known:
+        for name in names:
             try:
                 rows[name] = [row(found, command(name)) for found in run(known[name], Path(place) / name)]
             except Exception as error:  # noqa: BLE001  # the other checks are of interest all the same
