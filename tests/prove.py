@@ -1,7 +1,7 @@
 """`make prove`, `make prove-spark`: the checks of `make test` at the larger numbers, and docs/proof.md.
 
-Each check lives with its test. `python -m tests.prove` runs those of the daemon, `python -m tests.prove spark` those that
-need Spark, with names those; each check that ran has its rows in the file replaced. `--scale 0.1` makes everything
+Each check lives with its test. `python -m tests.prove` runs those of the daemon, `python -m tests.prove spark` those
+that need Spark, with names those; each check that ran has its rows in the file replaced. `--scale 0.1` makes everything
 smaller, and prints the rows alone.
 """
 
