@@ -12,7 +12,8 @@ from deltalake import DeltaTable
 
 from sidecar.core.records import Batch
 from sidecar.errors import ConfigError
-from sidecar.spark.ingest.job import QueryError, SparkIngest
+from sidecar.spark.driver import QueryError
+from sidecar.spark.ingest.job import SparkIngest
 from sidecar.zone.table import TABLE_SCHEMA
 from tests.spark.ingesting import in_frame, is_acknowledged, settings, there, wanted
 from tests.support.landing import Sent, batch, message, part, writer

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-import sys
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
@@ -16,10 +13,11 @@ import structlog
 from sidecar.config.model import Listen, Settings
 from sidecar.errors import UnavailableError
 from sidecar.ops.admin import AdminServer
+from sidecar.spark import driver
+from sidecar.spark.driver import QueryError, cause_of, quietly
 from sidecar.spark.ingest.lag import Lag
 from sidecar.spark.ingest.progress import READ, WRITTEN, IngestMetrics, Progress
 from sidecar.spark.ingest.support import REJECTS, Target, schema_text, targets
-from sidecar.spark.run.job import QueryError, cause_of, missing_extra
 from sidecar.zone.table import ROW
 
 if TYPE_CHECKING:
@@ -68,25 +66,12 @@ class SparkIngest:
             progress = Progress(self._settings.source.kafka.group_id, Lag(self._zone, wanted[0].consumer))
             if self._settings.admin.listen:
                 stack.callback(_serve_metrics(self._settings.admin.listen, progress).stop)
-            session = self._session(stack)
+            session = driver.session(stack, f"sidecar ingest {self._table.path}", self._spark.master)
             queries = self._start(stack, session, wanted, schema)
             log.info("ingest.started", table=self._table.path, zone=str(self._zone), format=self._table.format)
-            self._serve(queries, progress)
-
-    def _session(self, stack: ExitStack) -> SparkSession:
-        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # else `python3` of the path, which lacks our packages
-        try:
-            from pyspark.sql import SparkSession
-        except ImportError as error:
-            raise missing_extra(error) from error
-        running = SparkSession.getActiveSession()
-        builder = SparkSession.builder.appName(f"sidecar ingest {self._table.path}")
-        if self._spark.master:
-            builder = builder.master(self._spark.master)
-        session = builder.getOrCreate()
-        if running is None:
-            stack.callback(_quietly, session.stop)
-        return session
+            with driver.serving(progress, self._stop_asked):
+                self._await_end(queries, progress)
+            log.info("ingest.stopped")
 
     # Starting
 
@@ -106,7 +91,7 @@ class SparkIngest:
                 query = self._query(self._frame(session, target, found, through_driver), target, through_driver)
             except PySparkException as error:
                 raise QueryError(f"the query does not start: {cause_of(str(error))}") from error
-            stack.callback(_quietly, query.stop)
+            stack.callback(quietly, query.stop)
             queries.append(query)
         return queries
 
@@ -146,18 +131,6 @@ class SparkIngest:
 
     # Serving
 
-    def _serve(self, queries: list[StreamingQuery], progress: Progress) -> None:
-        from py4j.protocol import Py4JError
-
-        try:
-            self._await_end(queries, progress)
-        except (Py4JError, OSError) as error:
-            progress.ended("the JVM of the driver is gone")
-            if not self._stop_asked():
-                raise QueryError("the JVM of the driver ended", hint="its log says why; start again") from error
-        progress.ended()
-        log.info("ingest.stopped")
-
     def _await_end(self, queries: list[StreamingQuery], progress: Progress) -> None:
         self._stop_asked()
         look_at_s = 0.0
@@ -172,9 +145,7 @@ class SparkIngest:
             time.sleep(TURN_S)
         progress.heard(_reports(queries[0]))
         if _failed(queries) and not self._stop_asked():
-            text = cause_of(str(next(error for query in queries if (error := query.exception()))))
-            progress.ended(text)
-            raise QueryError(f"the query ended: {text}", hint="start it again: it goes on where it was")
+            driver.fail(progress, next(error for query in queries if (error := query.exception())))
 
     def _stop(self, queries: list[StreamingQuery]) -> None:
         """Let the micro-batches that run come to their ends; one that is cut short is taken back, and comes again."""
@@ -198,13 +169,6 @@ def _serve_metrics(listen: Listen, progress: Progress) -> AdminServer:
         server = AdminServer((listen.host, 0), progress.latest, metrics)
         log.warning("ingest.moved", wanted=f"{listen.host}:{listen.port}", url=server.url)
     return server
-
-
-def _quietly(stop: Callable[[], None]) -> None:
-    from py4j.protocol import Py4JError
-
-    with contextlib.suppress(Py4JError, OSError):  # the JVM may be gone before us: systemd signals all processes
-        stop()
 
 
 def _failed(queries: list[StreamingQuery]) -> bool:

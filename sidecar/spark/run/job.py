@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import sys
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, closing
@@ -14,9 +12,11 @@ from typing import TYPE_CHECKING
 import structlog
 
 from sidecar.config.model import Settings
-from sidecar.errors import EXIT_UNAVAILABLE, ConfigError, SidecarError
+from sidecar.errors import SidecarError
 from sidecar.ops.admin import AdminServer
 from sidecar.ops.metrics import Metrics
+from sidecar.spark import driver
+from sidecar.spark.driver import QueryError, cause_of
 from sidecar.spark.run.broker import await_cluster, group_offsets, refuse_members
 from sidecar.spark.run.folder import RunFolder
 from sidecar.spark.run.frozen import Checkpoint, latest_batch, open_checkpoint
@@ -38,12 +38,6 @@ CONNECTOR = "org.apache.spark:spark-sql-kafka-0-10_2.13"
 log = structlog.get_logger()
 
 
-class QueryError(SidecarError):
-    """The query on Spark ended with an error."""
-
-    exit_code = EXIT_UNAVAILABLE
-
-
 class SparkRun:
     """The pipeline of one configuration on Spark.
 
@@ -59,6 +53,7 @@ class SparkRun:
         self._stop_asked = stop_asked
         self._once = once
         self._by_connector = True
+        self._master = settings.spark.master
         root = Path(settings.spark.checkpoint.removeprefix("file://"))
         self._query_path = root / "query"
         self._folder = RunFolder(root / "sidecar")
@@ -81,7 +76,9 @@ class SparkRun:
             session = self._session(stack)
             query = self._start(session, checkpoint)
             log.info("query.started", group_id=settings.source.kafka.group_id, pending=checkpoint.pending)
-            self._serve(query, progress)
+            with driver.serving(progress, self._stop_asked):
+                self._await_end(query, progress)
+            log.info("query.stopped")
 
     def _open_checkpoint(self) -> Checkpoint:
         kafka = self._settings.source.kafka
@@ -97,19 +94,7 @@ class SparkRun:
     # Starting
 
     def _session(self, stack: ExitStack) -> SparkSession:
-        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # else `python3` of the path, which lacks our packages
-        try:
-            from pyspark.sql import SparkSession
-        except ImportError as error:
-            raise missing_extra(error) from error
-        assert self._settings.spark is not None
-        running = SparkSession.getActiveSession()
-        builder = SparkSession.builder.appName(f"sidecar {self._settings.source.kafka.group_id}")
-        if self._settings.spark.master:
-            builder = builder.master(self._settings.spark.master)
-        session = builder.getOrCreate()
-        if running is None:
-            stack.callback(_stop_session, session)
+        session = driver.session(stack, f"sidecar {self._settings.source.kafka.group_id}", self._master)
         held_bytes = self._settings.memory.budget_bytes // ARROW_SHARE
         session.conf.set("spark.sql.execution.arrow.maxBytesPerBatch", f"{held_bytes}b")
         return session
@@ -123,7 +108,7 @@ class SparkRun:
         try:
             return self._writer(self._frame(session)).start()
         except PySparkException as error:
-            raise QueryError(f"the query does not start: {_first_line(str(error))}") from error
+            raise QueryError(f"the query does not start: {cause_of(str(error))}") from error
 
     def _frame(self, session: SparkSession) -> DataFrame:
         from pyspark.sql import functions as F  # noqa: N812
@@ -189,17 +174,6 @@ class SparkRun:
 
     # Serving
 
-    def _serve(self, query: StreamingQuery, progress: Progress) -> None:
-        from py4j.protocol import Py4JError
-
-        try:
-            self._await_end(query, progress)
-        except (Py4JError, OSError) as error:
-            progress.ended("the JVM of the driver is gone")
-            if not self._stop_asked():
-                raise QueryError("the JVM of the driver ended", hint="its log says why; start again") from error
-        log.info("query.stopped")
-
     def _await_end(self, query: StreamingQuery, progress: Progress) -> None:
         self._stop_asked()
         while query.isActive:
@@ -211,10 +185,7 @@ class SparkRun:
         self._hear(query, progress)
         error = query.exception()
         if error is not None and not self._stop_asked():
-            text = cause_of(str(error))
-            progress.ended(text)
-            raise QueryError(f"the query ended: {text}", hint="start it again: it goes on where it was")
-        progress.ended()
+            driver.fail(progress, error)
 
     def _hear(self, query: StreamingQuery, progress: Progress) -> None:
         progress.heard(query.recentProgress)
@@ -235,13 +206,6 @@ class SparkRun:
         query.stop()
 
 
-def _stop_session(session: SparkSession) -> None:
-    from py4j.protocol import Py4JError
-
-    with contextlib.suppress(Py4JError, OSError):  # the JVM may be gone before us: systemd signals all processes
-        session.stop()
-
-
 def needed(settings: Settings) -> list[str]:
     """The columns that anything asks for, in the order of `Row`."""
     kinds = {field.kind for field in (settings.tags.field, settings.dedup.field) if field is not None}
@@ -253,21 +217,3 @@ def needed(settings: Settings) -> list[str]:
         "value": True,
     }
     return [name for name, asked in wanted.items() if asked]
-
-
-def missing_extra(error: ImportError) -> ConfigError:
-    """The error of a module that comes with an extra."""
-    return ConfigError(f"{error.name} is not installed", hint="pip install 'consumer-sidecar[spark]'")
-
-
-def _first_line(text: str) -> str:
-    return next((line.strip() for line in text.splitlines() if line.strip()), "no reason given")
-
-
-def cause_of(text: str) -> str:
-    """Of a report with stack traces, the line that says what happened: that of ours, or of Python, or the first."""
-    lines = [line.strip() for line in text.splitlines()]
-    ours = [line for line in lines if line.startswith("sidecar.")]
-    raised = [line for line in lines if line and line[0].isalpha() and ("Error: " in line or "Exception: " in line)]
-    found = (ours or raised or [_first_line(text)])[-1 if ours else 0]
-    return found.removeprefix("sidecar.errors.")

@@ -1,0 +1,101 @@
+"""What every job does on Spark's driver: take a session, watch its JVM, say what a report with stack traces says."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, NoReturn, Protocol
+
+from sidecar.errors import EXIT_UNAVAILABLE, ConfigError, SidecarError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+class QueryError(SidecarError):
+    """A query on Spark does not start, or ended with an error."""
+
+    exit_code = EXIT_UNAVAILABLE
+
+
+class Progress(Protocol):
+    """What of a job's progress is told here."""
+
+    def ended(self, problem: str = "") -> None:
+        """It runs no more."""
+        ...
+
+
+def session(stack: ExitStack, name: str, master: str | None) -> SparkSession:
+    """The session that is active, or a new one that ends with the stack.
+
+    Args:
+        stack: Stops a new session when it is closed.
+        name: The application's.
+        master: Where Spark runs; None under ``spark-submit``.
+
+    Raises:
+        ConfigError: PySpark is not installed.
+    """
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # else `python3` of the path, which lacks our packages
+    try:
+        from pyspark.sql import SparkSession
+    except ImportError as error:
+        raise ConfigError(f"{error.name} is not installed", hint="pip install 'consumer-sidecar[spark]'") from error
+    running = SparkSession.getActiveSession()
+    builder = SparkSession.builder.appName(name)
+    if master:
+        builder = builder.master(master)
+    found = builder.getOrCreate()
+    if running is None:
+        stack.callback(quietly, found.stop)
+    return found
+
+
+def quietly(stop: Callable[[], None]) -> None:
+    """Stop a query or a session whose JVM may be gone before us: systemd signals all processes."""
+    from py4j.protocol import Py4JError
+
+    with contextlib.suppress(Py4JError, OSError):
+        stop()
+
+
+@contextlib.contextmanager
+def serving(progress: Progress, stop_asked: Callable[[], bool]) -> Iterator[None]:
+    """Tell how the job ended.
+
+    Raises:
+        QueryError: The JVM is gone, and no stop was asked for.
+    """
+    from py4j.protocol import Py4JError
+
+    try:
+        yield
+        progress.ended()
+    except (Py4JError, OSError) as error:
+        progress.ended("the JVM of the driver is gone")
+        if not stop_asked():
+            raise QueryError("the JVM of the driver ended", hint="its log says why; start again") from error
+
+
+def fail(progress: Progress, error: Exception) -> NoReturn:
+    """End a job with the error of its query.
+
+    Raises:
+        QueryError: Always.
+    """
+    text = cause_of(str(error))
+    progress.ended(text)
+    raise QueryError(f"the query ended: {text}", hint="start it again: it goes on where it was")
+
+
+def cause_of(text: str) -> str:
+    """Of a report with stack traces, the line that says what happened: that of ours, or of Python, or the first."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    ours = [line for line in lines if line.startswith("sidecar.")]
+    raised = [line for line in lines if line[0].isalpha() and ("Error: " in line or "Exception: " in line)]
+    found = (ours[-1:] or raised or lines or ["no reason given"])[0]
+    return found.removeprefix("sidecar.errors.")
