@@ -34,10 +34,10 @@ import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, Schema, write_deltalake
 from deltalake.exceptions import CommitFailedError, DeltaError, SchemaMismatchError, TableNotFoundError
 
+from sidecar import files
 from sidecar.core.records import Answer, Batch, Columns, Part, Verdict
 from sidecar.errors import ConfigError
 from sidecar.sinks.formats import TagsOf
-from sidecar.zone import files
 from sidecar.zone.columns import record_batches
 from sidecar.zone.entry import digest_of
 from sidecar.zone.rows import RowFramer

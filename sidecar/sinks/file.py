@@ -8,6 +8,7 @@ import stat
 import threading
 from pathlib import Path
 
+from sidecar import files
 from sidecar.core.records import Answer, Batch, Framer, Part, Verdict, group_label
 from sidecar.errors import ConfigError, StateError
 from sidecar.sinks.formats import FormatName, body_chunks
@@ -49,7 +50,7 @@ class FileSink:
             self._names_path = path.with_name(f"{path.name}.parts")
             self._names_fd = os.open(self._names_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
             self._open(path)
-            _sync_folder(path.parent)
+            files.sync(path.parent)
         except OSError as error:
             raise ConfigError(
                 f"cannot write to {path}: {error.strerror}", hint="Choose another sink.file.path"
@@ -119,7 +120,7 @@ class FileSink:
         if lines:
             os.fsync(self._fd)
             names = "".join(lines).encode()
-            _write_at(self._names_fd, names, self._names_end)
+            files.write_at(self._names_fd, names, self._names_end)
             os.fsync(self._names_fd)
             self._end, self._names_end = end, self._names_end + len(names)
             self._names.update(dict.fromkeys(line.partition(" ")[2][:-1] for line in lines))
@@ -137,22 +138,5 @@ class FileSink:
 
     def _write(self, part: Part, at: int) -> int:
         for chunk in body_chunks(self._format, part.fragments):
-            at = _write_at(self._fd, chunk, at)
-        return _write_at(self._fd, b"\n", at) if self._format == "json_array" else at
-
-
-def _sync_folder(folder: Path) -> None:
-    """Without it a power cut may take away a file that was just made, synced rows included."""
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-
-
-def _write_at(fd: int, data: bytes, at: int) -> int:
-    view = memoryview(data)
-    while view:
-        written = os.pwrite(fd, view, at)
-        view, at = view[written:], at + written
-    return at
+            at = files.write_at(self._fd, chunk, at)
+        return files.write_at(self._fd, b"\n", at) if self._format == "json_array" else at

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import structlog
 
+from sidecar import files
 from sidecar.core.records import Answer, Batch, Columns, Verdict
 from sidecar.errors import ConfigError, StateError, ZoneError
 from sidecar.sinks.formats import TagsOf
-from sidecar.zone import files
 from sidecar.zone.retention import Retention
 from sidecar.zone.rows import RowFramer
 from sidecar.zone.writer import Format, ZoneFullError, ZoneWriter

@@ -9,6 +9,7 @@ import os
 import stat
 from pathlib import Path
 
+from sidecar import files
 from sidecar.errors import StateError
 
 LOCK_FILE = "lock"
@@ -95,11 +96,7 @@ class StateFolder:
 
     def sync(self) -> None:
         """Make new and renamed files outlive a power cut."""
-        fd = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(fd)
-        finally:
-            os.close(fd)
+        files.sync(self.path)
 
     def close(self) -> None:
         """Let other processes in; the lock file stays, because removing it would let two processes hold two locks."""

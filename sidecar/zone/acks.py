@@ -8,7 +8,7 @@ from pathlib import Path
 
 import orjson
 
-from sidecar.zone import files
+from sidecar import files
 from sidecar.zone.layout import ack_folder
 
 _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}")

@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 import orjson
 
+from sidecar import files
 from sidecar.errors import ZoneError
-from sidecar.zone import files
 from sidecar.zone.layout import FLOOR, manifest_folder
 
 

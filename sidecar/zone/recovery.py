@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from sidecar.zone import files
+from sidecar import files
 from sidecar.zone.entry import DamagedLineError, Entry, line_of, parse
 from sidecar.zone.floor import read_floor
 from sidecar.zone.layout import data_folder, first_of, manifest_folder, segment_path, seq_of
@@ -143,7 +143,7 @@ class Recovery:
                 self._report(f"{name} was left unfinished or half removed; it was removed")
 
     def _enter(self, found: Recovered, entry: Entry) -> None:
-        files.sync_folder((self._root / entry.file).parent)
+        files.sync((self._root / entry.file).parent)
         if found.seq == first_of(found.seq) and found.lines.end:
             last, found.lines = found.lines, files.Lines(segment_path(self._root, self._writer, found.seq))
             last.close()

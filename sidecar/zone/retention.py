@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from sidecar.zone import files
+from sidecar import files
 from sidecar.zone.acks import acknowledged
 from sidecar.zone.entry import DamagedLineError, Entry, parse
 from sidecar.zone.floor import Floor, read_floor, write_floor

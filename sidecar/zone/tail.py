@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
+from sidecar import files
 from sidecar.errors import ZoneError
-from sidecar.zone import files
 from sidecar.zone.entry import DamagedLineError, Entry, line_of, parse
 from sidecar.zone.floor import Floor, read_floor
 from sidecar.zone.layout import SEGMENT_LINES, first_of, segment_path

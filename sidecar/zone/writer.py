@@ -12,9 +12,9 @@ from typing import Final, Literal, TypeAlias
 
 from pyroaring import BitMap64
 
+from sidecar import files
 from sidecar.core.records import Batch, Part
 from sidecar.errors import StateError
-from sidecar.zone import files
 from sidecar.zone.acks import acknowledged
 from sidecar.zone.columns import record_batches
 from sidecar.zone.data import encode

@@ -51,6 +51,13 @@ def test_a_torn_write_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.
     assert [one.name for one in path.parent.iterdir()] == ["file"]
 
 
+def test_a_topic_with_the_longest_name_is_known(tmp_path: Path) -> None:
+    """Kafka's longest topic, of 249 letters, has its file, whatever that is called before it is whole."""
+    folder = RunFolder(tmp_path)
+    assert folder.claim_topic("t" * 249, "id") == "id"
+    assert folder.known_topics() == {"t" * 249: "id"}
+
+
 def test_halves_are_kept_for_groups_of_any_bytes(tmp_path: Path) -> None:
     """What was halved is read back, also where the group is no UTF-8, and goes once no replay can ask for it."""
     folder = RunFolder(tmp_path)

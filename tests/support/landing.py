@@ -13,8 +13,9 @@ from typing import Any, NamedTuple
 import pytest
 from pyroaring import BitMap64
 
+from sidecar import files
 from sidecar.core.records import Batch, Fragment, Header, Part, TopicPartition
-from sidecar.zone import Entry, Tail, files, read
+from sidecar.zone import Entry, Tail, read
 from sidecar.zone.entry import Place
 from sidecar.zone.retention import Retention
 from sidecar.zone.rows import SEPARATOR, pack

@@ -27,10 +27,10 @@ BUILTINS_OF_THE_SHELL = {"open", "print", "input", "__import__", "exec", "eval"}
 LAYERS = {
     "core": {"core"},
     "config": {"core", "config", "errors"},
-    "zone": {"core", "errors", "zone"},
-    "sinks": {"core", "config", "errors", "version", "sinks", "zone"},
+    "zone": {"core", "errors", "files", "zone"},
+    "sinks": {"core", "config", "errors", "files", "version", "sinks", "zone"},
     "sources": {"core", "config", "errors", "sources", "state"},  # a commit carries the state
-    "state": {"core", "config", "errors", "state"},
+    "state": {"core", "config", "errors", "files", "state"},
     "ops": {"core", "config", "errors", "ops"},
     "daemon": {"core", "config", "errors", "version", "sinks", "sources", "state", "ops", "zone", "daemon"},
 }

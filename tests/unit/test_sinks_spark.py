@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from sidecar import files
 from sidecar.config.model import Settings
 from sidecar.core.records import Batch as CoreBatch
 from sidecar.core.records import DeadLetter, Fragment, Part, TopicPartition, Verdict
@@ -22,7 +23,7 @@ from sidecar.daemon.graveyards import Originals
 from sidecar.errors import ConfigError, SidecarError, StateError
 from sidecar.sinks.build import build_sink
 from sidecar.sinks.spark import WRITER_FILE, SparkSink, writer_name
-from sidecar.zone import acknowledge, files
+from sidecar.zone import acknowledge
 from sidecar.zone.retention import Retention
 from tests.support.landing import KEEP, Disk, arrived, disk, entries, message
 from tests.support.process import spawn, wait_until

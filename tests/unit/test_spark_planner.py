@@ -319,7 +319,7 @@ def test_a_failed_acknowledgement_is_made_good(
     consumer = Consumer(lines.root, "job")
     consumer.register()
     with monkeypatch.context() as broken:
-        broken.setattr("sidecar.zone.files.os.fsync", lambda fd: (_ for _ in ()).throw(OSError(28, "no space")))
+        broken.setattr("sidecar.files.os.fsync", lambda fd: (_ for _ in ()).throw(OSError(28, "no space")))
         consumer.has_read({"a": 1})
         consumer.has_read({"a": 1})
     assert len(caplog.records) == 1

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from sidecar import files
 from sidecar.errors import ZoneError
-from sidecar.zone import Tail, acknowledge, acknowledged, files, read
+from sidecar.zone import Tail, acknowledge, acknowledged, read
 from sidecar.zone.retention import FILES_MAX, Retention
 from sidecar.zone.writer import ZoneFullError, ZoneWriter
 from tests.support.landing import Disk, ProcessDied, arrived, batch, disk, entries, message, writer

@@ -19,12 +19,13 @@ import contextlib
 import hashlib
 import os
 import shutil
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
 import orjson
 
+from sidecar import files
 from sidecar.core.backoff import REFUSED_WINDOW
 from sidecar.core.records import TopicPartition
 from sidecar.errors import StateError
@@ -193,45 +194,11 @@ def write(path: Path, data: bytes, *, exclusive: bool = False) -> None:
     Raises:
         StateError: It could not be written.
     """
-    hidden = path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(4).hex()}")
     try:
-        _make(path.parent)
-        with hidden.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        if exclusive:
-            with contextlib.suppress(FileExistsError):
-                path.hardlink_to(hidden)
-            hidden.unlink()
-        else:
-            hidden.replace(path)
-        _sync(path.parent)
+        files.make_folder(path.parent)
+        files.put_shared(path, data, exclusive=exclusive)
     except OSError as error:
-        with contextlib.suppress(OSError):
-            hidden.unlink(missing_ok=True)
         raise _error("write", path, error) from error
-
-
-def _make(folder: Path) -> None:
-    missing = list(_missing(folder))
-    folder.mkdir(parents=True, exist_ok=True)
-    for made in missing:
-        _sync(made.parent)
-
-
-def _missing(folder: Path) -> Iterator[Path]:
-    while not folder.is_dir():
-        yield folder
-        folder = folder.parent
-
-
-def _sync(folder: Path) -> None:
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 def _remove(path: Path) -> None:

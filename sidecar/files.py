@@ -1,4 +1,4 @@
-"""What the zone does to a file system: make, append, replace, remove durably. What the bytes mean may not come in.
+"""Files that outlive a power cut: make, append, replace, remove. What the bytes mean may not come in.
 
 An object store would need another module of these names: `put` is one upload, a line an object of its own.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 HIDDEN = "."
@@ -25,24 +26,11 @@ def make_folder(folder: Path) -> None:
     for path in reversed(missing):
         with contextlib.suppress(FileExistsError):
             os.mkdir(path)  # noqa: PTH102  # os alone, so that tests can break each call
-        sync_folder(path.parent)
-
-
-def sync_folder(folder: Path) -> None:
-    """Without it a power cut may take away a file that was just made or renamed, synced bytes included.
-
-    Raises:
-        OSError: It failed.
-    """
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
+        sync(path.parent)
 
 
 def sync(path: Path) -> None:
-    """Make what another program wrote into a file, or into a folder, survive a power cut.
+    """Make a file survive a power cut; or, of a folder, the names of what was just made or renamed in it.
 
     Raises:
         OSError: It failed, or nothing is there.
@@ -55,14 +43,31 @@ def sync(path: Path) -> None:
 
 
 def put(path: Path, data: bytes | memoryview) -> None:
-    """Make or replace a file: all of it or nothing is there, also after a power cut.
+    """Make or replace a file: all of it or nothing is there, also after a power cut. One process at a time.
 
     After a failure the hidden file is gone, and the file under its name is the old one or the new one.
 
     Raises:
         OSError: It failed.
     """
-    hidden = path.with_name(f"{HIDDEN}{path.name}")
+    _put(path, data, path.with_name(f"{HIDDEN}{path.name}"), os.rename)
+
+
+def put_shared(path: Path, data: bytes, *, exclusive: bool = False) -> None:
+    """As `put`, where several processes may do it at once.
+
+    Args:
+        path: The file.
+        data: Its content.
+        exclusive: One that is there stays as it is.
+
+    Raises:
+        OSError: It failed.
+    """
+    _put(path, data, path.with_name(f"{HIDDEN}{os.urandom(8).hex()}"), _link if exclusive else os.rename)
+
+
+def _put(path: Path, data: bytes | memoryview, hidden: Path, name: Callable[[Path, Path], None]) -> None:
     try:
         fd = os.open(hidden, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
         try:
@@ -70,12 +75,18 @@ def put(path: Path, data: bytes | memoryview) -> None:
             os.fsync(fd)
         finally:
             os.close(fd)
-        os.rename(hidden, path)  # noqa: PTH104
+        name(hidden, path)
     except OSError:
         with contextlib.suppress(OSError):
             remove(hidden)
         raise
-    sync_folder(path.parent)
+    sync(path.parent)
+
+
+def _link(hidden: Path, path: Path) -> None:
+    with contextlib.suppress(FileExistsError):
+        os.link(hidden, path)
+    remove(hidden)
 
 
 def remove(path: Path) -> None:
@@ -114,8 +125,8 @@ def read_from(path: Path, at: int) -> bytes | None:
         os.close(fd)
 
 
-def write_at(fd: int, data: bytes | memoryview, at: int) -> None:
-    """Write all of `data` at a place, however many calls it takes.
+def write_at(fd: int, data: bytes | memoryview, at: int) -> int:
+    """Write all of `data` at a place, however many calls it takes, and return the place behind it.
 
     Raises:
         OSError: It failed; a part may be written.
@@ -124,6 +135,7 @@ def write_at(fd: int, data: bytes | memoryview, at: int) -> None:
     while view:
         written = os.pwrite(fd, view, at)
         view, at = view[written:], at + written
+    return at
 
 
 def lock(path: Path) -> int | None:
@@ -167,7 +179,7 @@ class Lines:
         try:
             self.end = os.fstat(self._fd).st_size
             """Bytes that count."""
-            sync_folder(path.parent)
+            sync(path.parent)
         except OSError:
             os.close(self._fd)
             raise
@@ -178,9 +190,7 @@ class Lines:
         Raises:
             OSError: It failed, and nobody sees the line; `cut` has to succeed before the next call.
         """
-        write_at(self._fd, line, self.end)
-        os.fsync(self._fd)
-        write_at(self._fd, b"\n", self.end + len(line))
+        self._write(line, self.end)
         self.end += len(line) + 1
 
     def cut(self, end: int | None = None) -> None:
@@ -199,10 +209,13 @@ class Lines:
         Raises:
             OSError: It failed.
         """
+        self._write(line, at)
+        os.fsync(self._fd)
+
+    def _write(self, line: bytes, at: int) -> None:
         write_at(self._fd, line, at)
         os.fsync(self._fd)
         write_at(self._fd, b"\n", at + len(line))
-        os.fsync(self._fd)
 
     def close(self) -> None:
         """Let go of the file."""
