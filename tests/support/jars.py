@@ -1,4 +1,4 @@
-"""The jars of broker and Spark: fetched once by Maven into `.cache`, under a lock. Neither is started here."""
+"""The jars of the brokers and of Spark: fetched once by Maven into `.cache`, under a lock. Neither is started here."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ POM = ROOT / "tests" / "support" / "broker" / "pom.xml"
 CACHE = ROOT / ".cache" / "kafka"
 SPARK_POM = ROOT / "tests" / "support" / "spark" / "pom.xml"
 SPARK_CACHE = ROOT / ".cache" / "spark"
+ROCKETMQ_POM = ROOT / "tests" / "support" / "rocketmq_node" / "pom.xml"
+ROCKETMQ_CACHE = ROOT / ".cache" / "rocketmq"
 INSTALL = "apt-get install openjdk-17-jre-headless maven"
 
 
@@ -24,7 +26,7 @@ def executable(name: str) -> str:
     """
     path = shutil.which(name)
     if path is None:
-        raise RuntimeError(f"the tests need a real Kafka broker, and {name!r} is missing; install it with: {INSTALL}")
+        raise RuntimeError(f"the tests need a real broker, and {name!r} is missing; install it with: {INSTALL}")
     return path
 
 
@@ -44,6 +46,15 @@ def spark_jars() -> list[Path]:
         RuntimeError: Java or Maven is missing, or the download failed.
     """
     return sorted(_jars(SPARK_POM, SPARK_CACHE).glob("*.jar"))
+
+
+def rocketmq_jars() -> Path:
+    """The folder with the jars of a RocketMQ name server and broker, fetched when it is not there.
+
+    Raises:
+        RuntimeError: Java or Maven is missing, or the download failed.
+    """
+    return _jars(ROCKETMQ_POM, ROCKETMQ_CACHE)
 
 
 def _jars(pom: Path, cache: Path) -> Path:
@@ -76,5 +87,6 @@ if __name__ == "__main__":
     try:
         jars()
         spark_jars()
+        rocketmq_jars()
     except RuntimeError as error:
         raise SystemExit(str(error)) from None

@@ -1,0 +1,1 @@
+"""RocketMQ's remoting protocol on the standard library: frames, messages, connections, requests. No daemon in here."""

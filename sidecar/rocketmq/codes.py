@@ -1,0 +1,51 @@
+"""The numbers of the remoting protocol that are used here."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+
+class Request(IntEnum):
+    """What is asked of a name server or broker, and what a broker tells on its own."""
+
+    PULL_MESSAGE = 11
+    QUERY_CONSUMER_OFFSET = 14
+    UPDATE_CONSUMER_OFFSET = 15
+    SEARCH_OFFSET_BY_TIMESTAMP = 29
+    GET_MAX_OFFSET = 30
+    GET_MIN_OFFSET = 31
+    HEART_BEAT = 34
+    UNREGISTER_CLIENT = 35
+    CONSUMER_SEND_MSG_BACK = 36
+    GET_CONSUMER_LIST_BY_GROUP = 38
+    NOTIFY_CONSUMER_IDS_CHANGED = 40
+    LOCK_BATCH_MQ = 41
+    UNLOCK_BATCH_MQ = 42
+    GET_ROUTEINFO_BY_TOPIC = 105
+
+
+class Code(IntEnum):
+    """How it was answered."""
+
+    SUCCESS = 0
+    SYSTEM_ERROR = 1
+    SYSTEM_BUSY = 2
+    NO_PERMISSION = 16
+    TOPIC_NOT_EXIST = 17
+    PULL_NOT_FOUND = 19
+    PULL_RETRY_IMMEDIATELY = 20
+    PULL_OFFSET_MOVED = 21
+    QUERY_NOT_FOUND = 22
+
+
+class SysFlag(IntEnum):
+    """Bits of a stored message."""
+
+    COMPRESSED = 0x1
+    NEEDS_UNWRAP = 0x1 << 6
+    INNER_BATCH = 0x1 << 7
+    COMPRESSION_TYPE = 0x7 << 8
+    LZ4 = 0x1 << 8
+    ZSTD = 0x2 << 8
+    BORN_HOST_V6 = 0x1 << 4
+    STORE_HOST_V6 = 0x1 << 5

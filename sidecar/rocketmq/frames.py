@@ -1,0 +1,133 @@
+"""Frames of the remoting protocol: length, header, body. Bytes in and out, no socket.
+
+Requests have JSON headers, which every version understands; answers may have the binary ones of brokers that were
+started with ``ROCKETMQ_SERIALIZE_TYPE=ROCKETMQ``.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+import orjson
+
+FRAME_BYTES_MAX = 64 << 20
+"""Java's side takes 16 MiB by default; more is not the remoting protocol."""
+VERSION = 461
+"""As Java's client 5.2 tells it; brokers compare it to leave out what older clients do not know."""
+ANSWER, ONE_WAY = 1, 2
+
+_LENGTHS = struct.Struct(">ii")
+_BINARY_HEAD = struct.Struct(">hbhiii")
+_BARE_KEY = re.compile(rb'"(?:[^"\\]|\\.)*"|(?<=[{,])\s*(-?\d+)\s*(?=:)')
+
+
+class ProtocolError(Exception):
+    """What came is not the remoting protocol; the connection is of no use any more."""
+
+
+class Frame(NamedTuple):
+    """A request or an answer."""
+
+    code: int
+    opaque: int
+    """Says which request is answered."""
+    flag: int
+    remark: str
+    fields: Mapping[str, str]
+    body: bytes
+
+    @property
+    def is_answer(self) -> bool:
+        """Whether it answers a request of ours."""
+        return bool(self.flag & ANSWER)
+
+
+def encode(code: int, opaque: int, fields: Mapping[str, str], body: bytes = b"", flag: int = 0) -> bytes:
+    """A frame with a JSON header."""
+    head = orjson.dumps(
+        {
+            "code": code, "language": "PYTHON", "version": VERSION, "opaque": opaque, "flag": flag,
+            "serializeTypeCurrentRPC": "JSON", "extFields": fields,
+        }
+    )  # fmt: skip
+    return _LENGTHS.pack(4 + len(head) + len(body), len(head)) + head + body
+
+
+class FrameReader:
+    """Cuts what comes from a socket into frames."""
+
+    def __init__(self) -> None:
+        self._held = bytearray()
+
+    def feed(self, data: bytes) -> Iterator[Frame]:
+        """The frames that are complete now.
+
+        Raises:
+            ProtocolError: This is no remoting protocol.
+        """
+        self._held += data
+        at, end = 0, len(self._held)
+        try:
+            while end - at >= 8:
+                length, head_length = _LENGTHS.unpack_from(self._held, at)
+                kind, head_length = head_length >> 24 & 0xFF, head_length & 0xFFFFFF
+                if not 4 + head_length <= length <= FRAME_BYTES_MAX:
+                    raise ProtocolError(f"a frame of {length} bytes with a header of {head_length}")
+                if end - at < 4 + length:
+                    break
+                with memoryview(self._held) as view:
+                    body_at = at + 8 + head_length
+                    head, body = bytes(view[at + 8 : body_at]), bytes(view[body_at : at + 4 + length])
+                at += 4 + length
+                yield _frame(kind, head, body)
+        finally:
+            del self._held[:at]
+
+
+def _frame(kind: int, head: bytes, body: bytes) -> Frame:
+    try:
+        if kind == 1:
+            return _binary(head, body)
+        found = orjson.loads(head)
+        return Frame(
+            found["code"], found["opaque"], found["flag"], found.get("remark") or "", found.get("extFields") or {}, body
+        )
+    except (ValueError, KeyError, TypeError, struct.error, IndexError) as error:
+        raise ProtocolError(f"a header that cannot be read: {error}") from error
+
+
+def _binary(head: bytes, body: bytes) -> Frame:
+    code, _, _, opaque, flag, remark_length = _BINARY_HEAD.unpack_from(head)
+    at = _BINARY_HEAD.size
+    remark = head[at : at + remark_length].decode("utf-8", "replace")
+    at += remark_length
+    (left,) = struct.unpack_from(">i", head, at)
+    at += 4
+    end = at + left
+    fields: dict[str, str] = {}
+    while at < end:
+        (length,) = struct.unpack_from(">h", head, at)
+        name = head[at + 2 : at + 2 + length].decode()
+        at += 2 + length
+        (length,) = struct.unpack_from(">i", head, at)
+        fields[name] = head[at + 4 : at + 4 + length].decode()
+        at += 4 + length
+    return Frame(code, opaque, flag, remark, fields, body)
+
+
+def loads(body: bytes) -> Any:
+    """The JSON of an answer's body; brokers before 5.0 write numbers as names without quotes.
+
+    Raises:
+        ProtocolError: It is no JSON, mended or not.
+    """
+    try:
+        try:
+            return orjson.loads(body)
+        except ValueError:
+            return orjson.loads(_BARE_KEY.sub(lambda found: b'"%s"' % found[1] if found[1] else found[0], body))
+    except ValueError as error:
+        raise ProtocolError(f"a body that is no JSON: {error}") from error

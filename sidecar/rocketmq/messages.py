@@ -1,0 +1,181 @@
+"""Stored messages as a pull hands them over: decoded, bodies unpacked, batches opened. Bytes in, tuples out."""
+
+from __future__ import annotations
+
+import re
+import struct
+import zlib
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import lz4.frame
+import zstandard
+
+from sidecar.rocketmq.codes import SysFlag
+from sidecar.rocketmq.frames import ProtocolError
+
+BODY_BYTES_MAX = 256 << 20
+"""Of an unpacked body: what a few kilobytes unpack to is up to who packed them."""
+
+_MAGIC_V1, _MAGIC_V2 = 0xDAA320A7, 0xDAA320AB
+_HOST_BITS = SysFlag.BORN_HOST_V6 | SysFlag.STORE_HOST_V6
+_SYS_FLAG_AT = 36
+_SYS_FLAG = struct.Struct(">i")
+_TOPIC_V2 = struct.Struct(">H")
+_PROPERTIES = struct.Struct(">H")
+_INNER = struct.Struct(">iiiii")
+# size, magic, CRC, queue, flag, offset, position, system flag, born at, born host, stored at, store host, times handed
+# back, prepared transaction, length of the body
+_HEADS = {
+    bits: struct.Struct(
+        f">iIiiiqqiq{20 if bits & SysFlag.BORN_HOST_V6 else 8}sq{20 if bits & SysFlag.STORE_HOST_V6 else 8}siqi"
+    )
+    for bits in (0, SysFlag.BORN_HOST_V6, SysFlag.STORE_HOST_V6, _HOST_BITS)
+}
+_USUAL = _HEADS[0]
+
+
+class StoredMessage(NamedTuple):
+    """A message as a broker keeps it."""
+
+    offset: int
+    """In its queue."""
+    body: bytes
+    properties: bytes
+    """As they are stored: ``name \\x01 value \\x02`` and so on."""
+    born_ms: int
+    """When its producer made it, by that host's clock."""
+    position: int
+    """Commit-log offset: with the broker it stands for this very message."""
+    store_host: bytes
+    """Address (4 or 16 bytes) and port (4 bytes) of the broker that stored it."""
+    reconsume_times: int
+    """How often it was handed back before."""
+    packed: bool = False
+    """The body could not be unpacked, and is as it was stored."""
+
+    @property
+    def offset_message_id(self) -> str:
+        """Broker and commit-log offset in hexadecimal digits."""
+        return (self.store_host + self.position.to_bytes(8)).hex().upper()
+
+
+def decode(data: bytes) -> list[StoredMessage]:
+    """All messages of a pull's body.
+
+    Raises:
+        ProtocolError: It is not made of stored messages.
+    """
+    try:
+        return list(_messages(data))
+    except (struct.error, IndexError) as error:
+        raise ProtocolError(f"stored messages that cannot be read: {error}") from error
+
+
+def _messages(data: bytes) -> Iterator[StoredMessage]:
+    at, end = 0, len(data)
+    while at < end:
+        (sys_flag,) = _SYS_FLAG.unpack_from(data, at + _SYS_FLAG_AT)
+        layout = _HEADS[sys_flag & _HOST_BITS] if sys_flag & _HOST_BITS else _USUAL
+        size, magic, _, _, _, offset, position, _, born_ms, _, _, host, times, _, length = layout.unpack_from(data, at)
+        body_at = at + layout.size
+        topic_at = body_at + length
+        if magic == _MAGIC_V1:
+            properties_at = topic_at + 1 + data[topic_at]
+        elif magic == _MAGIC_V2:
+            properties_at = topic_at + 2 + _TOPIC_V2.unpack_from(data, topic_at)[0]
+        else:
+            raise ProtocolError(f"a stored message begins with {magic:08X}")
+        (properties_length,) = _PROPERTIES.unpack_from(data, properties_at)
+        properties_at += 2
+        if size < properties_at + properties_length - at or at + size > end:
+            raise ProtocolError(f"a stored message of {size} bytes is cut off")
+        message = StoredMessage(
+            offset, data[body_at:topic_at], data[properties_at : properties_at + properties_length], born_ms, position,
+            host, times,
+        )  # fmt: skip
+        at += size
+        if sys_flag & (SysFlag.COMPRESSED | SysFlag.INNER_BATCH):
+            yield from _opened(message, sys_flag)
+        else:
+            yield message
+
+
+def _opened(message: StoredMessage, sys_flag: int) -> Iterator[StoredMessage]:
+    if sys_flag & SysFlag.COMPRESSED:
+        try:
+            message = message._replace(body=unpack(message.body, sys_flag))
+        except ValueError:
+            yield message._replace(packed=True)
+            return
+    if sys_flag & SysFlag.INNER_BATCH and sys_flag & SysFlag.NEEDS_UNWRAP:
+        yield from _inner(message)
+    else:
+        yield message
+
+
+def unpack(body: bytes, sys_flag: int) -> bytes:
+    """A compressed body as its producer had it.
+
+    Raises:
+        ValueError: It is damaged, or larger than 256 MiB.
+    """
+    kind = sys_flag & SysFlag.COMPRESSION_TYPE
+    try:
+        if kind == SysFlag.LZ4:
+            lz4_frame = lz4.frame.LZ4FrameDecompressor()
+            found, whole = lz4_frame.decompress(body, BODY_BYTES_MAX), lz4_frame.eof
+        elif kind == SysFlag.ZSTD:
+            found, whole = _unpack_zstd(body)
+        else:  # zlib has a number of its own since 5.0, and was the only one before
+            stream = zlib.decompressobj()
+            found, whole = stream.decompress(body, BODY_BYTES_MAX), stream.eof
+    except (RuntimeError, zstandard.ZstdError, zlib.error) as error:
+        raise ValueError(f"a damaged body: {error}") from error
+    if not whole:
+        raise ValueError("a body that is cut off, or larger than is taken")
+    return bytes(found)
+
+
+def _unpack_zstd(body: bytes) -> tuple[bytes, bool]:
+    """In small steps: no call of the library has a bound, and a step of 4 KiB can become 128 MiB."""
+    stream, found = zstandard.ZstdDecompressor().decompressobj(), bytearray()
+    for at in range(0, len(body), 4096):
+        found += stream.decompress(body[at : at + 4096])
+        if stream.eof or len(found) > BODY_BYTES_MAX:
+            break
+    return bytes(found), stream.eof and len(found) <= BODY_BYTES_MAX
+
+
+def _inner(batch: StoredMessage) -> Iterator[StoredMessage]:
+    """The messages of a batch that its producer put together and the broker keeps as one; each has an offset."""
+    at, offset = 0, batch.offset
+    while at < len(batch.body):
+        size, _, _, _, length = _INNER.unpack_from(batch.body, at)
+        body_at = at + _INNER.size
+        (properties_length,) = _PROPERTIES.unpack_from(batch.body, body_at + length)
+        properties_at = body_at + length + 2
+        if size != properties_at + properties_length - at:
+            raise ProtocolError(f"a message of {size} bytes within a batch is cut off")
+        yield batch._replace(
+            offset=offset,
+            body=batch.body[body_at : body_at + length],
+            properties=batch.body[properties_at : properties_at + properties_length],
+        )
+        at += size
+        offset += 1
+
+
+def properties(stored: bytes) -> list[tuple[str, bytes]]:
+    """Names and values in their order; names that are not UTF-8 have U+FFFD in them."""
+    found = []
+    for pair in stored.split(b"\x02"):
+        name, equals, value = pair.partition(b"\x01")
+        if equals:
+            found.append((name.decode("utf-8", "replace"), value))
+    return found
+
+
+def property_of(name: str) -> re.Pattern[bytes]:
+    """Finds the value of a property as its group 1."""
+    return re.compile(rb"(?:^|\x02)" + re.escape(name.encode()) + rb"\x01([^\x02]*)")

@@ -1,0 +1,486 @@
+"""A real Apache RocketMQ (name server, one broker) as processes, and what tests ask of it. No daemon is started here."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+import socket
+import struct
+import subprocess
+import time
+import zlib
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from tests.support.jars import executable, rocketmq_jars
+from tests.support.process import free_ports, spawn, tail, wait_until
+
+BROKER = "broker-a"
+CLUSTER = "DefaultCluster"
+_START_TIMEOUT_S = 90.0
+_ASK_TIMEOUT_S = 20.0
+
+
+class RefusedError(AssertionError):
+    """The node answered a request with a code other than 0."""
+
+    def __init__(self, code: int, remark: str) -> None:
+        super().__init__(f"code {code}: {remark}")
+        self.code = code
+
+
+class Link:
+    """A connection that asks one thing at a time. Written apart from the product: a mistake there is not made here.
+
+    Args:
+        address: `host:port`.
+        sign: Adds what access control wants to the fields of a request with this body.
+    """
+
+    def __init__(self, address: str, sign: Callable[[dict[str, str], bytes], dict[str, str]] | None = None) -> None:
+        host, port = address.rsplit(":", 1)
+        self._socket = socket.create_connection((host, int(port)), _ASK_TIMEOUT_S)
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._file = self._socket.makefile("rb")
+        self._sign = sign or (lambda fields, body: fields)
+        self._count = 0
+
+    def ask(self, code: int, fields: Mapping[str, object] | None = None, body: bytes = b"") -> tuple[Any, bytes]:
+        """Fields and body of the answer.
+
+        Raises:
+            RefusedError: The answer is not 0.
+        """
+        head, body = self.ask_all([(code, fields or {}, body)])[0]
+        if head["code"]:
+            raise RefusedError(head["code"], head.get("remark") or "")
+        return head.get("extFields") or {}, body
+
+    def ask_all(self, requests: Sequence[tuple[int, Mapping[str, object], bytes]]) -> list[tuple[Any, bytes]]:
+        """Headers and bodies of the answers, in the order of the requests, which are all sent at first."""
+        numbers, frames = [], bytearray()
+        for code, fields, body in requests:
+            self._count += 1
+            numbers.append(self._count)
+            signed = self._sign({name: str(value) for name, value in fields.items()}, body)
+            head = json.dumps(
+                {
+                    "code": code,
+                    "language": "JAVA",
+                    "version": 461,
+                    "opaque": self._count,
+                    "flag": 0,
+                    "extFields": signed,
+                }
+            ).encode()
+            frames += struct.pack(">ii", 4 + len(head) + len(body), len(head)) + head + body
+        self._socket.sendall(frames)
+        found: dict[int, tuple[Any, bytes]] = {}
+        while len(found) < len(numbers):
+            head, body = self._receive()
+            found[head["opaque"]] = head, body
+        return [found[number] for number in numbers]
+
+    def _receive(self) -> tuple[Any, bytes]:
+        while True:
+            start = self._file.read(8)
+            if len(start) < 8:
+                raise ConnectionError("the node closed the connection")
+            length, head_length = struct.unpack(">ii", start)
+            head = json.loads(self._file.read(head_length & 0xFFFFFF))
+            body = self._file.read(length - 4 - (head_length & 0xFFFFFF))
+            if head["flag"] & 1:
+                return head, body
+
+    def close(self) -> None:
+        """Disconnect."""
+        self._file.close()
+        self._socket.close()
+
+
+@dataclass(frozen=True)
+class Message:
+    """What a test sends."""
+
+    body: bytes
+    tag: str = ""
+    keys: str = ""
+    queue: int | None = None
+    properties: Mapping[str, str] = field(default_factory=dict)
+    compress: str = ""
+    """``zlib``, ``lz4`` or ``zstd``."""
+
+
+_COMPRESSIONS = {"": 0, "lz4": 1 | 1 << 8, "zstd": 1 | 2 << 8, "zlib": 1 | 3 << 8, "zlib of 4.x": 1}
+
+
+def _compressed(body: bytes, how: str) -> bytes:
+    if how == "lz4":
+        import lz4.frame
+
+        return bytes(lz4.frame.compress(body))
+    if how == "zstd":
+        import zstandard
+
+        return zstandard.ZstdCompressor().compress(body)
+    return zlib.compress(body) if how else body
+
+
+class Node:
+    """What tests ask of a running node.
+
+    Args:
+        name_server: `host:port`.
+        sign: See `Link`.
+    """
+
+    def __init__(self, name_server: str, sign: Callable[[dict[str, str], bytes], dict[str, str]] | None = None) -> None:
+        self.name_server = name_server
+        self._sign = sign
+        self._links: dict[str, Link] = {}
+        self._ids = 0
+
+    def link(self, address: str) -> Link:
+        """A connection that is kept, and made anew when the other side was gone."""
+        if address not in self._links:
+            self._links[address] = Link(address, self._sign)
+        return self._links[address]
+
+    def forget_links(self) -> None:
+        """Connect anew from here on."""
+        for link in self._links.values():
+            link.close()
+        self._links = {}
+
+    def ask_broker(
+        self, code: int, fields: Mapping[str, object] | None = None, body: bytes = b"", *, broker: str = BROKER
+    ) -> tuple[Any, bytes]:
+        """Ask the broker; a connection that broke since the last question is made anew."""
+        for again in (True, False):
+            try:
+                return self.link(self.brokers()[broker]).ask(code, fields, body)
+            except (ConnectionError, TimeoutError):
+                self.forget_links()
+                if not again:
+                    raise
+        raise AssertionError
+
+    def brokers(self) -> dict[str, str]:
+        """By name, the address of each broker that the name server knows; 106 is GET_BROKER_CLUSTER_INFO."""
+        _, body = self.link(self.name_server).ask(106)
+        return {name: data["brokerAddrs"]["0"] for name, data in _json(body)["brokerAddrTable"].items()}
+
+    def create_topic(
+        self, name: str, queues: int = 4, kind: str = "NORMAL", *, broker: str = BROKER, attributes: str = ""
+    ) -> str:
+        """Create or change a topic (17, UPDATE_AND_CREATE_TOPIC), wait until the name server knows it, give it back."""
+        fields = {
+            "topic": name, "defaultTopic": "TBW102", "readQueueNums": queues, "writeQueueNums": queues, "perm": 6,
+            "topicFilterType": "SINGLE_TAG", "topicSysFlag": 0, "order": "false",
+            "attributes": ",".join(filter(None, [f"+message.type={kind}", attributes])),
+        }  # fmt: skip
+        self.ask_broker(17, fields, broker=broker)
+        wait_until(lambda: self._routes(name, broker) == queues, _ASK_TIMEOUT_S, f"the topic {name} has its route")
+        return name
+
+    def _routes(self, topic: str, broker: str) -> int | None:
+        with contextlib.suppress(RefusedError):
+            _, body = self.link(self.name_server).ask(105, {"topic": topic})
+            return {one["brokerName"]: one["readQueueNums"] for one in _json(body)["queueDatas"]}.get(broker)
+        return None
+
+    def delete_topic(self, name: str, *, broker: str = BROKER) -> None:
+        """Delete a topic at the broker (215) and at the name server (216)."""
+        self.ask_broker(215, {"topic": name}, broker=broker)
+        with contextlib.suppress(RefusedError):
+            self.link(self.name_server).ask(216, {"topic": name})
+
+    def create_group(self, name: str) -> str:
+        """Create a consumer group (200)."""
+        group = {
+            "groupName": name, "consumeEnable": True, "consumeFromMinEnable": True, "consumeBroadcastEnable": True,
+            "retryQueueNums": 1, "retryMaxTimes": 16, "brokerId": 0, "whichBrokerWhenConsumeSlowly": 1,
+        }  # fmt: skip
+        self.ask_broker(200, body=json.dumps(group).encode())
+        return name
+
+    def send(
+        self, topic: str, messages: Iterable[Message | bytes], *, queues: int = 4, broker: str = BROKER
+    ) -> list[tuple[int, int]]:
+        """Send messages, those without a queue in turn to all, and give queue and offset of each back.
+
+        10 is SEND_MESSAGE. A failed send is sent again: so the broker may have one twice after a kill, and only then.
+        """
+        outgoing = [one if isinstance(one, Message) else Message(one) for one in messages]
+        places: list[tuple[int, int]] = []
+        for at in range(0, len(outgoing), 200):
+            requests = [self._request(topic, one, at + i, queues) for i, one in enumerate(outgoing[at : at + 200])]
+            for head, _ in self.link(self.brokers()[broker]).ask_all(requests):
+                if head["code"]:
+                    raise RefusedError(head["code"], head.get("remark") or "")
+                places.append((int(head["extFields"]["queueId"]), int(head["extFields"]["queueOffset"])))
+        return places
+
+    def _request(self, topic: str, message: Message, number: int, queues: int) -> tuple[int, dict[str, object], bytes]:
+        self._ids += 1
+        stored = {"UNIQ_KEY": f"{os.getpid():08X}{id(self) & 0xFFFFFFFF:08X}{self._ids:016X}", "WAIT": "true"}
+        stored |= {name: value for name, value in (("TAGS", message.tag), ("KEYS", message.keys)) if value}
+        stored |= message.properties
+        fields = {
+            "producerGroup": "tests", "topic": topic, "defaultTopic": "TBW102", "defaultTopicQueueNums": 4,
+            "queueId": number % queues if message.queue is None else message.queue,
+            "sysFlag": _COMPRESSIONS[message.compress], "bornTimestamp": int(time.time() * 1000), "flag": 0,
+            "properties": "".join(f"{name}\x01{value}\x02" for name, value in stored.items()),
+            "reconsumeTimes": 0, "unitMode": "false", "batch": "false",
+        }  # fmt: skip
+        return 10, fields, _compressed(message.body, message.compress)
+
+    def committed(self, group: str, topic: str, queues: int = 4, *, broker: str = BROKER) -> dict[int, int]:
+        """By queue, what a group has committed (14); queues without a commit are left out."""
+        found = {}
+        for queue in range(queues):
+            fields = {"consumerGroup": group, "topic": topic, "queueId": queue, "setZeroIfNotFound": "false"}
+            with contextlib.suppress(RefusedError):
+                found[queue] = int(self.ask_broker(14, fields, broker=broker)[0]["offset"])
+        return found
+
+    def commit(self, group: str, topic: str, queue: int, offset: int) -> None:
+        """Commit for a group, as an operator or another client does (15)."""
+        fields = {"consumerGroup": group, "topic": topic, "queueId": queue, "commitOffset": offset}
+        self.ask_broker(15, fields)
+
+    def reset(self, group: str, topic: str, queue: int, offset: int) -> None:
+        """Reset a group's offset in the broker, as `mqadmin resetOffsetByTime` does since 5.1 (222)."""
+        fields = {
+            "topic": topic,
+            "group": group,
+            "queueId": queue,
+            "offset": offset,
+            "timestamp": -1,
+            "isForce": "true",
+        }
+        self.ask_broker(222, fields)
+
+    def end_offsets(self, topic: str, queues: int = 4, *, broker: str = BROKER) -> dict[int, int]:
+        """By queue, the offset that the next message gets (30)."""
+        ask = self.ask_broker
+        return {
+            queue: int(ask(30, {"topic": topic, "queueId": queue}, broker=broker)[0]["offset"])
+            for queue in range(queues)
+        }
+
+    def send_back(self, group: str, topic: str, position: int, level: int) -> None:
+        """Hand a message back, to come again after the delay of this level (36)."""
+        fields = {
+            "offset": position, "group": group, "delayLevel": level, "originMsgId": "", "originTopic": topic,
+            "unitMode": "false", "maxReconsumeTimes": 16,
+        }  # fmt: skip
+        self.ask_broker(36, fields)
+
+    def members(self, group: str, *, broker: str = BROKER) -> list[str]:
+        """The client ids of a group's members (38), empty while there are none."""
+        try:
+            _, body = self.ask_broker(38, {"consumerGroup": group}, broker=broker)
+        except RefusedError:
+            return []
+        return sorted(_json(body)["consumerIdList"])
+
+    def try_lock(self, group: str, client_id: str, topic: str, queue: int, *, broker: str = BROKER) -> bool:
+        """Whether another client may lock the queue (41); given back at once (42)."""
+        queues = [{"topic": topic, "brokerName": broker, "queueId": queue}]
+        body = json.dumps({"consumerGroup": group, "clientId": client_id, "mqSet": queues}).encode()
+        _, answer = self.ask_broker(41, body=body, broker=broker)
+        if not _json(answer)["lockOKMQSet"]:
+            return False
+        self.ask_broker(42, body=body, broker=broker)
+        return True
+
+
+class RocketMqNode(Node):
+    """A node of its own: started with the block; ports and data are kept over `kill` and `start`.
+
+    Args:
+        folder: Empty or not there yet.
+        config: Properties of the broker that go before ours.
+        java_options: Of the broker's Java machine.
+        sign: See `Link`.
+        version: Of RocketMQ, where it is not the usual one.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        config: Mapping[str, str] | None = None,
+        java_options: Sequence[str] = (),
+        sign: Callable[[dict[str, str], bytes], dict[str, str]] | None = None,
+    ) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._folder = folder
+        # Besides its port the broker listens two below it, and one above it.
+        name_port, self.broker_port = _ports()
+        super().__init__(f"127.0.0.1:{name_port}", sign)
+        self._java_options = java_options
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        (folder / "namesrv.conf").write_text(f"listenPort={name_port}\n")
+        store = folder / "store"
+        properties = {
+            "brokerClusterName": CLUSTER, "brokerName": BROKER, "brokerId": "0", "brokerIP1": "127.0.0.1",
+            "listenPort": str(self.broker_port), "namesrvAddr": self.name_server, "storePathRootDir": str(store),
+            "storePathCommitLog": str(store / "commitlog"), **_SMALL, **(config or {}),
+        }  # fmt: skip
+        (folder / "broker.conf").write_text("".join(f"{name}={value}\n" for name, value in properties.items()))
+
+    def __enter__(self) -> RocketMqNode:
+        self.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        if error is not None:
+            error.add_note(self.log_tail())
+        self.forget_links()
+        for name in list(self._processes):
+            self._end(name, signal.SIGKILL)
+
+    @property
+    def broker_address(self) -> str:
+        """`host:port` of the broker."""
+        return f"127.0.0.1:{self.broker_port}"
+
+    def start(self) -> None:
+        """Start what does not run, and wait until the name server knows the broker.
+
+        Raises:
+            AssertionError: A process ended, or this takes more than 90 s; the ends of the logs are in the message.
+            RuntimeError: Java or Maven is missing.
+        """
+        if "namesrv" not in self._processes:
+            self.start_name_server()
+        if "broker" not in self._processes:
+            self._spawn("broker", "512m", "org.apache.rocketmq.broker.BrokerStartup", "broker.conf", self._java_options)
+        wait_until(self._registered, _START_TIMEOUT_S, "the broker is registered", detail=self.log_tail)
+
+    def start_name_server(self) -> None:
+        """Start the name server alone."""
+        self._spawn("namesrv", "64m", "org.apache.rocketmq.namesrv.NamesrvStartup", "namesrv.conf")
+
+    def kill(self) -> None:
+        """SIGKILL to the broker."""
+        self._end("broker", signal.SIGKILL)
+
+    def stop(self) -> None:
+        """Shut the broker down in order."""
+        self._end("broker", signal.SIGTERM)
+
+    def kill_name_server(self) -> None:
+        """SIGKILL to the name server."""
+        self._end("namesrv", signal.SIGKILL)
+
+    def lose_offsets(self) -> None:
+        """Delete what groups have committed, while the broker is down."""
+        for file in (self._folder / "store" / "config").glob("consumerOffset.json*"):
+            file.unlink()
+
+    def lose_store(self) -> None:
+        """Delete all messages, while the broker is down; topics and committed offsets stay."""
+        import shutil
+
+        for name in ("commitlog", "consumequeue", "index"):
+            shutil.rmtree(self._folder / "store" / name, ignore_errors=True)
+
+    def freeze(self) -> None:
+        """SIGSTOP to the broker: connections stay open and nothing answers."""
+        os.kill(self._processes["broker"].pid, signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        """SIGCONT."""
+        os.kill(self._processes["broker"].pid, signal.SIGCONT)
+
+    def log_tail(self) -> str:
+        """The ends of the logs, for a failure message."""
+        logs = [*self._folder.glob("*.out"), *self._folder.glob("home/logs/rocketmqlogs/broker.log")]
+        return "\n".join(f"--- end of {path.name} ---\n{tail(path)}" for path in sorted(logs))
+
+    def _registered(self) -> bool:
+        for name, process in self._processes.items():
+            assert process.poll() is None, f"{name} ended with {process.returncode}\n{self.log_tail()}"
+        try:
+            if BROKER not in self.brokers():
+                return False
+            self.link(self.broker_address).ask(28)  # GET_BROKER_RUNTIME_INFO
+        except RefusedError as refused:
+            return refused.code != 0 and BROKER in self.brokers()
+        except OSError:
+            self.forget_links()
+            return False
+        return True
+
+    def _spawn(self, name: str, heap: str, main: str, file: str, options: Sequence[str] = ()) -> None:
+        home = self._folder / "home"
+        home.mkdir(exist_ok=True)
+        command = [
+            executable("java"), f"-Xms{heap}", f"-Xmx{heap}", "-XX:+UseSerialGC", "-XX:-UsePerfData",
+            "-XX:TieredStopAtLevel=1",
+            "-XX:MaxDirectMemorySize=256m", "--add-exports=java.base/sun.nio.ch=ALL-UNNAMED",
+            "--add-opens=java.base/java.nio=ALL-UNNAMED", f"-Duser.home={home}",
+            f"-Drmq.logback.configurationFile=rmq.{name}.logback.xml", *options, "-cp", f"{rocketmq_jars()}/*",
+            main, "-c", str(self._folder / file),
+        ]  # fmt: skip
+        with (self._folder / f"{name}.out").open("ab") as log:
+            self._processes[name] = spawn(command, log, env={"ROCKETMQ_HOME": str(home)})
+
+    def _end(self, name: str, with_signal: signal.Signals) -> None:
+        process = self._processes.pop(name)
+        process.send_signal(with_signal)
+        try:
+            process.wait(30)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+_SMALL = {
+    "autoCreateTopicEnable": "false",
+    "autoCreateSubscriptionGroup": "true",
+    "enablePropertyFilter": "true",
+    "mappedFileSizeCommitLog": "67108864",
+    "mappedFileSizeConsumeQueue": "600000",
+    "maxIndexNum": "20000",
+    "maxHashSlotNum": "5000",
+    "diskMaxUsedSpaceRatio": "98",
+    "timerWheelEnable": "false",
+    "waitTimeMillsInSendQueue": "30000",  # 200 by default: a busy machine refuses messages
+    "messageDelayLevel": "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h",
+}
+
+
+def _ports() -> tuple[int, int]:
+    for _ in range(1_000):
+        name_server, broker = free_ports(2)
+        if abs(name_server - broker) <= 2:
+            continue
+        with contextlib.suppress(OSError), socket.socket() as below, socket.socket() as above:
+            below.bind(("127.0.0.1", broker - 2))
+            above.bind(("127.0.0.1", broker + 1))
+            return name_server, broker
+    raise AssertionError("no free ports")
+
+
+def _json(body: bytes) -> Any:
+    """Brokers before 5.0 write numbers as names without quotes."""
+    return json.loads(re.sub(rb"([{,])(\d+):", rb'\1"\2":', body))
+
+
+def by_queue(places: Iterable[tuple[int, int]]) -> dict[int, int]:
+    """How many messages each queue has got."""
+    found: dict[int, int] = defaultdict(int)
+    for queue, _ in places:
+        found[queue] += 1
+    return dict(found)

@@ -1,0 +1,71 @@
+"""Frames and messages of RocketMQ as real nodes have sent them."""
+
+from __future__ import annotations
+
+import pytest
+
+from sidecar.rocketmq.frames import ProtocolError, loads
+from sidecar.rocketmq.messages import decode, properties, property_of, unpack
+from tests.support.rocketmq_bytes import Stored, stored
+
+# What a broker 5.5.0 answered to a pull.
+RECORDED = bytes.fromhex(
+    "000000d0daa320a768b7be4300000000000000000000000000000000000000000000000000000000000001a20077eeb17f00"
+    "00010000c360000001a20077ef367f00000100006ff0000000000000000000000000000000016102743100724d53475f5245"
+    "47494f4e0144656661756c74526567696f6e02554e49515f4b45590130303030364330454638374333413930303030303030"
+    "3030303030303030303102434c55535445520144656661756c74436c7573746572025741495401747275650254524143455f"
+    "4f4e017472756502000000e6daa320a7266daf870000000000000000000000000000000100000000000001d6000002010000"
+    "01a20077eeb37f0000010000c360000001a20077ef7b7f00000100006ff00000000000000000000000000000001328b52ffd"
+    "60e8024d00001063630100e32b800502743100764d53475f524547494f4e0144656661756c74526567696f6e02554e49515f"
+    "4b455901303030303643304546383743334139303030303030303030303030303030303302434c5553544552014465666175"
+    "6c74436c757374657202574149540174727565026101620254524143455f4f4e017472756502"
+)
+
+
+def test_a_recorded_pull_is_read() -> None:
+    """The body of a pull of a broker 5.5.0: a plain message, and one packed with zstd that has a property."""
+    plain, packed = decode(RECORDED)
+    assert (plain.offset, plain.body) == (0, b"a")
+    assert (packed.offset, packed.body, packed.packed) == (1, b"c" * 1000, False)
+    assert dict(properties(packed.properties))["a"] == b"b"
+    assert packed.offset_message_id == "7F00000100006FF000000000000001D6"
+
+
+def test_the_id_of_broker_and_position() -> None:
+    """It is the address, the port and the commit-log offset, as RocketMQ's tools write it."""
+    (found,) = decode(stored(Stored(position=0x57C6A9A4)))
+    assert found.offset_message_id == "7F00000100002A9F0000000057C6A9A4"
+
+
+def test_a_property_is_found_by_its_whole_name() -> None:
+    """Neither the end of a longer name nor a value that reads like a name is taken for it."""
+    raw = b"MYTAGS\x01no\x02X\x01TAGS\x02TAGS\x01yes\x02Y\x01\x02"
+    (value,) = property_of("TAGS").findall(raw)
+    assert value == b"yes"
+    assert property_of("Y").findall(raw) == [b""]
+    assert property_of("Z").search(raw) is None
+
+
+def test_json_of_brokers_before_5_is_read() -> None:
+    """Numbers stand as names without quotes there; what stands in text is left alone."""
+    body = b'{"brokerDatas":[{"brokerAddrs":{0:"10.0.0.1:10911",1:"a,2:b"},"brokerName":"b{0:"}]}'
+    assert loads(body)["brokerDatas"] == [{"brokerAddrs": {"0": "10.0.0.1:10911", "1": "a,2:b"}, "brokerName": "b{0:"}]
+    with pytest.raises(ProtocolError):
+        loads(b"<html>")
+
+
+def test_a_body_that_unpacks_to_too_much_stays_packed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A few kilobytes can become gigabytes; beyond the bound nothing is unpacked, whatever the library."""
+    import zlib
+
+    import lz4.frame
+    import zstandard
+
+    monkeypatch.setattr("sidecar.rocketmq.messages.BODY_BYTES_MAX", 1 << 16)
+    for packed, bits in (
+        (lz4.frame.compress(bytes(1 << 20)), 1 | 1 << 8),
+        (zstandard.compress(bytes(1 << 20)), 1 | 2 << 8),
+        (zlib.compress(bytes(1 << 20)), 1),
+    ):
+        with pytest.raises(ValueError, match="larger than is taken"):
+            unpack(packed, bits)
