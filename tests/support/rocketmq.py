@@ -1,4 +1,4 @@
-"""A real Apache RocketMQ (name server, one broker) as processes, and what tests ask of it. No daemon is started here."""
+"""A real Apache RocketMQ (name server and broker) as processes, and what tests ask of it. Starts no daemon."""
 
 from __future__ import annotations
 
