@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
+from array import array
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -201,7 +202,7 @@ def _parts_and_covers(parts: Iterable[Part]) -> tuple[tuple[PartRows, ...], tupl
         place = part.tp.topic, part.home or part.scope, part.tp.partition
         bitmap = bitmaps.setdefault(place, BitMap64())
         for fragment in part.fragments:
-            bitmap.update(fragment.offsets)
+            bitmap.update(array("Q", fragment.offsets))  # the daemon's are of type q, which pyroaring refuses
         named.append(PartRows(part.name, part.count, list(bitmaps).index(place)))
     return tuple(named), tuple(Cover(*place, _serialized(bitmap)) for place, bitmap in bitmaps.items())
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
+from array import array
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -160,7 +161,7 @@ def batch(sink: Sink, *rows: bytes, first: int = 0, group: str = "g", parts: int
         values = rows[at : at + len(rows) // parts]
         data, left_out = sink.framer.frame(TP, [Msg(value=value) for value in values])
         assert not left_out
-        offsets = range(first + at, first + at + len(values))
+        offsets = array("q", range(first + at, first + at + len(values)))
         fragment = Fragment(offsets, data)
         made.append(Part(TP, "scope", group, offsets[0], offsets[-1], [fragment], len(values), len(data) + 1, 0))
     return Batch(1, group, made)

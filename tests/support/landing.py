@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import sys
+from array import array
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -52,7 +53,9 @@ def part(messages: Sequence[Sent], group: str = "paid", *, scope: str = "s", tp:
     ]
     offsets = [m.offset for m in messages]
     data = SEPARATOR.join(rows)
-    return Part(tp, scope, group, offsets[0], offsets[-1], [Fragment(offsets, data)], len(rows), len(data) + 1)
+    return Part(
+        tp, scope, group, offsets[0], offsets[-1], [Fragment(array("q", offsets), data)], len(rows), len(data) + 1
+    )
 
 
 def batch(first: int, count: int = 3, group: str = "paid", *, scope: str = "s", tp: TopicPartition = TP) -> Batch:

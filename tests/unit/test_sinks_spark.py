@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+from array import array
 from functools import partial
 from pathlib import Path
 
@@ -42,7 +43,9 @@ def batch(of: SparkSink, first: int, count: int = 3) -> CoreBatch:
     made = [Msg(first + i, b"v%d" % (first + i)) for i in range(count)]
     data, _ = of.framer.frame(TP, made)
     offsets = [one.offset for one in made]
-    return CoreBatch(1, "g", [Part(TP, "s", "g", first, offsets[-1], [Fragment(offsets, data)], count, len(data))])
+    return CoreBatch(
+        1, "g", [Part(TP, "s", "g", first, offsets[-1], [Fragment(array("q", offsets), data)], count, len(data))]
+    )
 
 
 def settings(tmp_path: Path, spark: dict[str, object] | None = None) -> Settings:
