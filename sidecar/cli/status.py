@@ -17,6 +17,7 @@ from sidecar.cli import config_option
 from sidecar.config.loader import load
 from sidecar.config.model import Settings
 from sidecar.core.books import BOOKS
+from sidecar.core.records import TopicPartition
 from sidecar.errors import UnavailableError
 from sidecar.ops.admin import reachable_url, read_address
 
@@ -102,12 +103,16 @@ def _waiting(wait: dict[str, Any]) -> str:
 
 
 def _holding(block: dict[str, Any]) -> str:
-    return escape(f"group {block['group']} holds the watermark of {block['topic']}:{block['partition']}")
+    return escape(f"group {block['group']} holds the watermark of {_place(block)}")
 
 
 def _partition(row: dict[str, Any]) -> list[Any]:
-    place = f"{row['topic']}:{row['partition']}"
-    return [place, row["watermark"], row["position"], row["lag"], *(row[name] for name in BOOKS)]
+    return [_place(row), row["watermark"], row["position"], row["lag"], *(row[name] for name in BOOKS)]
+
+
+def _place(found: dict[str, Any]) -> str:
+    tp = TopicPartition(found["topic"], found["partition"], found.get("broker", ""))
+    return f"{tp.topic}:{tp.queue}"
 
 
 def _all(found: dict[str, Any]) -> list[Any]:

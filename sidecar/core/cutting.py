@@ -13,7 +13,7 @@ from sidecar.core.progress import Lane, Partition
 from sidecar.core.records import PARTS_HEADER_MAX_BYTES, PARTS_MAX, Fragment, Part, TopicPartition
 
 PART_HEADER_BYTES = 64
-"""A part's entry in the header beyond its topic's name."""
+"""A part's entry in the header beyond the names of its topic and queue."""
 
 UnitKey = tuple[TopicPartition | None, str | None]
 
@@ -216,7 +216,7 @@ class Cutter:
         messages, size, header = limits.max_messages, limits.max_bytes, PARTS_HEADER_MAX_BYTES
         parts: list[Part] = []
         for partition, lane in sorted(ways, key=lambda way: way[1].buffer.fragments[0].at_ms):
-            header -= len(partition.tp.topic) + PART_HEADER_BYTES
+            header -= len(partition.tp.topic) + len(partition.tp.queue) + PART_HEADER_BYTES
             smallest = len(lane.buffer.fragments[0].data.split(self._separator, 1)[0]) + 1
             if parts and (len(parts) == PARTS_MAX or header < 0 or messages < 1 or smallest > size):
                 break

@@ -126,7 +126,7 @@ class Intake:
         border = bisect_left(offsets, partition.position)
         for offset in offsets[:border]:
             if offset >= keep_from and offset not in window:
-                raise HoleError(f"{run.tp.topic}[{run.tp.partition}]@{offset}")
+                raise HoleError(f"{run.tp}@{offset}")
         window.update(offsets[border:], keep_from)
         return messages[border:]
 

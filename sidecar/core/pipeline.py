@@ -83,7 +83,7 @@ class Pipeline:
         if carried.lanes or carried.joints or carried.seen > carried.watermark:
             pending = sum(len(lane.intents) for lane in carried.lanes.values()) + len(carried.joints)
             self._report(
-                "partition.resumed", topic=tp.topic, partition=tp.partition, watermark=carried.watermark,
+                "partition.resumed", **tp.fields(), watermark=carried.watermark,
                 seen=carried.seen, intents=pending,
             )  # fmt: skip
 
@@ -140,7 +140,7 @@ class Pipeline:
         books.in_flight += count - found.duplicate - found.filtered
         self.delivery.hold(found.collected)
         if found.opened and self._cutter.open(partition, found.opened, now_ms):
-            self._report("partition.joint", topic=run.tp.topic, partition=run.tp.partition)
+            self._report("partition.joint", **run.tp.fields())
         self.read_past(run.tp, run.last + 1, now_ms)
 
     def read_past(self, tp: TopicPartition, position: int, now_ms: float) -> None:

@@ -7,7 +7,7 @@ import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol, TypeAlias
-from urllib.parse import quote_from_bytes
+from urllib.parse import quote, quote_from_bytes
 
 GROUP_HEADER_MAX_BYTES = 128
 PARTS_MAX = 64
@@ -19,10 +19,40 @@ Message: TypeAlias = Any
 
 
 class TopicPartition(NamedTuple):
-    """A partition of a topic; the unit of ownership, progress and order."""
+    """A partition of a topic; the unit of ownership, progress and order.
+
+    RocketMQ numbers the queues of each broker by themselves, so there the broker is part of the place.
+    """
 
     topic: str
     partition: int
+    broker: str = ""
+    """Its name; empty for Kafka, whose partitions are numbered over all brokers."""
+
+    def __str__(self) -> str:
+        return f"{self.topic}[{self.broker}:{self.partition}]" if self.broker else f"{self.topic}[{self.partition}]"
+
+    def fields(self) -> dict[str, Any]:
+        """The place as a log event or a JSON object tells it."""
+        place = {"topic": self.topic, "partition": self.partition}
+        return place | {"broker": self.broker} if self.broker else place
+
+    @property
+    def queue(self) -> str:
+        """``partition``, or ``broker:queue``; what would break a header is percent-encoded in the broker's name."""
+        return f"{quote(self.broker, safe='')}:{self.partition}" if self.broker else str(self.partition)
+
+
+class Details(NamedTuple):
+    """What RocketMQ tells of a message beside what every broker does."""
+
+    message_id: bytes | None
+    """The id that its producer drew (`UNIQ_KEY`). Not unique: two messages can carry one."""
+    offset_message_id: str
+    """Broker and commit-log offset in hexadecimal digits: unique."""
+    keys: Sequence[bytes]
+    reconsume_times: int
+    """How often it was handed back before."""
 
 
 class Columns(Protocol):
@@ -41,11 +71,18 @@ class Columns(Protocol):
         ...
 
     def headers(self, messages: Sequence[Message]) -> Iterable[Sequence[Header] | None]:
-        """The headers of each message in their order, None or empty where there are none."""
+        """The headers of each message in their order, None or empty where there are none.
+
+        Of RocketMQ these are the properties. A name that is not UTF-8 has U+FFFD in it.
+        """
         ...
 
     def values(self, messages: Sequence[Message]) -> Iterable[bytes | None]:
         """The value of each message, None stays None."""
+        ...
+
+    def details(self, messages: Sequence[Message]) -> Iterable[Details | None]:
+        """What RocketMQ alone tells of each message, None for other brokers."""
         ...
 
 
@@ -141,8 +178,11 @@ class Part:
 
     @property
     def name(self) -> str:
-        """``topic@scope:partition:first-last``: stable over restarts and takeovers, never two sets of messages."""
-        return f"{self.tp.topic}@{self.scope}:{self.tp.partition}:{self.first}-{self.last}"
+        """``topic@scope:partition:first-last``: stable over restarts and takeovers, never two sets of messages.
+
+        With RocketMQ it is ``topic@scope:broker:queue:first-last``.
+        """
+        return f"{self.tp.topic}@{self.scope}:{self.tp.queue}:{self.first}-{self.last}"
 
 
 @dataclass(slots=True, eq=False)

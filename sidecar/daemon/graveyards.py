@@ -10,7 +10,7 @@ from typing import Any, Protocol, TypeVar
 import confluent_kafka as ck
 import orjson
 
-from sidecar.core.records import DeadLetter, TopicPartition, group_label
+from sidecar.core.records import DeadLetter, Details, TopicPartition, group_label
 from sidecar.errors import UnavailableError
 from sidecar.sinks.formats import envelope_row
 from sidecar.sources.base import Original
@@ -72,8 +72,16 @@ class Originals:
 
 def _opened(row: bytes) -> Original:
     found: dict[str, Any] = orjson.loads(row)
-    headers = [(_text(name), _bytes(value)) for name, value in found["headers"]]
-    return Original(_field(found, "key"), _field(found, "value"), headers, found["timestamp"])
+    pairs = found["properties"].items() if "properties" in found else found["headers"]
+    headers = [(_text(name), _bytes(value)) for name, value in pairs]
+    return Original(_field(found, "key"), _field(found, "value"), headers, found["timestamp"], _details(found))
+
+
+def _details(row: dict[str, Any]) -> Details | None:
+    if "message_id" not in row:
+        return None
+    keys = [_bytes(one) or b"" for one in row["keys"]]
+    return Details(_bytes(row["message_id"]), row["offset_message_id"], keys, row["reconsume_times"])
 
 
 def _unpacked(row: bytes) -> Original:
@@ -119,7 +127,7 @@ class StateGraveyard:
         found = self._originals.find(letter)
         return envelope_row(
             letter.tp, letter.offset, timestamp_ms=found.timestamp_ms, key=found.key, tags=(), headers=found.headers,
-            value=found.value,
+            value=found.value, details=found.details,
         )  # fmt: skip
 
 

@@ -87,9 +87,7 @@ class StatusKeeper:
 
     def _partition(self, pipeline: Pipeline, tp: TopicPartition) -> PartitionStatus:
         books, owned = pipeline.books[tp], pipeline.partitions.get(tp)
-        status = PartitionStatus(
-            **{name: getattr(books, name) for name in BOOKS}, topic=tp.topic, partition=tp.partition
-        )
+        status = PartitionStatus(**{name: getattr(books, name) for name in BOOKS}, **tp.fields())
         if owned is None:
             return status
         end = self._supervisor.source.end(tp)
@@ -109,12 +107,13 @@ class StatusKeeper:
         ]
 
     def _problems(self, pipeline: Pipeline) -> list[str]:
+        source = self._supervisor.source
         found = [f"nothing is read: {reason}" for reason in pipeline.stops.values()]
-        found += [f"Kafka: {text}" for text in self._supervisor.source.problems().values()]
+        found += [f"{source.name}: {text}" for text in source.problems().values()]
         for group in self._retrying(pipeline)[:5]:
             found.append(f"group {group_label(group.group)} fails since {group.since}: {group.reason}")
         for tp in sorted(pipeline.paused if not pipeline.stops else ()):
-            found.append(f"{tp.topic}[{tp.partition}] waits: its oldest unsettled message is batch.span_max behind")
+            found.append(f"{tp} waits: its oldest unsettled message is batch.span_max behind")
         return found
 
     def _activity(self, pipeline: Pipeline) -> Activity:
@@ -144,7 +143,7 @@ def _blocking(pipeline: Pipeline) -> list[BlockingGroup]:
     for tp, partition in sorted(pipeline.partitions.items()):
         group = _holder(partition) if partition.span > WIDE_SPAN else None
         if group is not None:
-            found.append(BlockingGroup(tp.topic, tp.partition, group))
+            found.append(BlockingGroup(**tp.fields(), group=group))
     return found
 
 

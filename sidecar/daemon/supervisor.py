@@ -167,7 +167,7 @@ class Supervisor:
             case Flow(paused):
                 self.source.pause(paused)
             case Reload(tp, reason):
-                log.warning("partition.reloaded", topic=tp.topic, partition=tp.partition, reason=reason)
+                log.warning("partition.reloaded", **tp.fields(), reason=reason)
                 self.source.reload(tp)
             case Report(event, level, fields):
                 self.event(event, level, fields)
@@ -215,7 +215,7 @@ class Supervisor:
                 return
             for one in letters[:10]:
                 log.warning(
-                    "message.dead_lettered", topic=one.tp.topic, partition=one.tp.partition, offset=one.offset,
+                    "message.dead_lettered", **one.tp.fields(), offset=one.offset,
                     group=group_label(one.group), reason=one.reason,
                 )  # fmt: skip
             self._inbox.put(_Buried(token, ok=True))
@@ -239,7 +239,7 @@ class Supervisor:
             self._load_ids(one)
             self.pipeline.assign(one.tp, one.scope, one.carried)
             self._load_positions(one, known.get(one.tp))
-        names = [f"{one.tp.topic}[{one.tp.partition}]@{one.carried.watermark}" for one in found]
+        names = [f"{one.tp}@{one.carried.watermark}" for one in found]
         log.info("partitions.assigned", partitions=names[:50], count=len(names))
 
     def _load_positions(self, one: Assignment, known: PartitionSnapshot | None) -> None:
@@ -304,9 +304,7 @@ class Supervisor:
         self.pipeline.forget(tps)
         for tp in tps:
             self._assignments.pop(tp, None)
-        log.info(
-            event, partitions=[f"{tp.topic}[{tp.partition}]" for tp in tps][:50], count=len(tps), released=released
-        )
+        log.info(event, partitions=[str(tp) for tp in tps][:50], count=len(tps), released=released)
 
     def committed(self, results: Mapping[TopicPartition, bool], elapsed_s: float) -> None:
         """The commit begun by `commit` ended."""

@@ -19,7 +19,7 @@ LINES_MAX = 10
 """Lines of one event and subject within a window."""
 SUBJECTS_MAX = 1_000
 TEXT_CHARS_MAX = 1_000
-SUBJECT_FIELDS = ("group", "topic", "partition", "logger")
+SUBJECT_FIELDS = ("group", "topic", "partition", "broker", "logger")
 _QUIET = {
     "waitress.queue": logging.ERROR,
     "waitress": logging.WARNING,

@@ -15,7 +15,6 @@ from sidecar.ops.snapshot import CUT_REASONS, SECONDS_BOUNDS, PartitionStatus, S
 
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
 
-_PARTITION = ("topic", "partition")
 _MESSAGES = {
     "consumed": "Messages that the broker handed over.",
     "delivered": "Messages that the sink acknowledged.",
@@ -65,32 +64,38 @@ class _StatusCollector(Collector):
 
 
 def _messages(partitions: tuple[PartitionStatus, ...]) -> Iterator[Metric]:
+    labels = _labels(partitions)
     families: list[tuple[str, CounterMetricFamily | GaugeMetricFamily]] = [
-        (name, CounterMetricFamily(f"sidecar_messages_{name}", text, labels=_PARTITION))
-        for name, text in _MESSAGES.items()
+        (name, CounterMetricFamily(f"sidecar_messages_{name}", text, labels=labels)) for name, text in _MESSAGES.items()
     ]
     families += [
-        (name, GaugeMetricFamily(f"sidecar_messages_{name}", text, labels=_PARTITION)) for name, text in _HELD.items()
+        (name, GaugeMetricFamily(f"sidecar_messages_{name}", text, labels=labels)) for name, text in _HELD.items()
     ]
     for name, family in families:
         for status in partitions:
-            family.add_metric([status.topic, str(status.partition)], getattr(status, name))
+            family.add_metric(_place(status), getattr(status, name))
         yield family
 
 
 def _places(partitions: tuple[PartitionStatus, ...]) -> Iterator[Metric]:
-    watermark = GaugeMetricFamily(
-        "sidecar_partition_watermark", "Offset below which all is settled.", labels=_PARTITION
-    )
-    position = GaugeMetricFamily("sidecar_partition_position", "Next offset to be read.", labels=_PARTITION)
-    lag = GaugeMetricFamily("sidecar_partition_lag", "Messages between watermark and end of log.", labels=_PARTITION)
+    labels = _labels(partitions)
+    watermark = GaugeMetricFamily("sidecar_partition_watermark", "Offset below which all is settled.", labels=labels)
+    position = GaugeMetricFamily("sidecar_partition_position", "Next offset to be read.", labels=labels)
+    lag = GaugeMetricFamily("sidecar_partition_lag", "Messages between watermark and end of log.", labels=labels)
     for status in partitions:
-        labels = [status.topic, str(status.partition)]
-        watermark.add_metric(labels, status.watermark)
-        position.add_metric(labels, status.position)
+        watermark.add_metric(_place(status), status.watermark)
+        position.add_metric(_place(status), status.position)
         if status.lag is not None:
-            lag.add_metric(labels, status.lag)
+            lag.add_metric(_place(status), status.lag)
     yield from (watermark, position, lag)
+
+
+def _labels(partitions: tuple[PartitionStatus, ...]) -> list[str]:
+    return ["topic", "partition", "broker"] if any(status.broker for status in partitions) else ["topic", "partition"]
+
+
+def _place(status: PartitionStatus) -> list[str]:
+    return [status.topic, str(status.partition), *([status.broker] if status.broker else [])]
 
 
 def _activity(now: StatusSnapshot) -> Iterator[Metric]:

@@ -7,8 +7,8 @@ from html import escape
 from typing import Any
 
 from sidecar.core.books import BOOKS
-from sidecar.core.records import group_label
-from sidecar.ops.snapshot import RETRYING_MAX, StatusSnapshot
+from sidecar.core.records import TopicPartition, group_label
+from sidecar.ops.snapshot import RETRYING_MAX, BlockingGroup, PartitionStatus, StatusSnapshot
 
 REFRESH_SECONDS = 5
 _STYLE = (
@@ -28,7 +28,7 @@ def page(now: StatusSnapshot) -> bytes:
         _table(("", *BOOKS, "lag"), [("all", *(getattr(now.totals, name) for name in BOOKS), now.lag)]),
         _table(
             ("topic", "partition", "watermark", "position", "lag", *BOOKS),
-            (status.to_json().values() for status in now.partitions),
+            (_row(status) for status in now.partitions),
         ),
     ]
     if now.retrying:
@@ -42,9 +42,19 @@ def page(now: StatusSnapshot) -> bytes:
             )
         )
     if now.blocking:
-        held = ((block.topic, block.partition, group_label(block.group)) for block in now.blocking)
+        held = ((block.topic, _queue(block), group_label(block.group)) for block in now.blocking)
         parts.append(_table(("topic", "partition", "watermark held by group"), held))
     return "\n".join([*parts, "</body></html>\n"]).encode("utf-8", "replace")
+
+
+def _row(status: PartitionStatus) -> list[Any]:
+    row = status.to_json() | {"partition": _queue(status)}
+    row.pop("broker", None)
+    return list(row.values())
+
+
+def _queue(place: PartitionStatus | BlockingGroup) -> str:
+    return TopicPartition(place.topic, place.partition, place.broker).queue
 
 
 def _headline(now: StatusSnapshot) -> str:

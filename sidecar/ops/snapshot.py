@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
 from sidecar.core.books import BOOKS, Books
-from sidecar.core.records import group_label
+from sidecar.core.records import TopicPartition, group_label
 
 CUT_REASONS = ("count", "bytes", "linger", "memory", "span", "groups", "shutdown")
 RETRYING_MAX = 20
@@ -51,10 +51,12 @@ class PartitionStatus(Books):
     watermark: int = 0
     position: int = 0
     lag: int | None = None
+    broker: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """Place first, books after it."""
-        place = {name: getattr(self, name) for name in ("topic", "partition", "watermark", "position", "lag")}
+        place = TopicPartition(self.topic, self.partition, self.broker).fields()
+        place |= {name: getattr(self, name) for name in ("watermark", "position", "lag")}
         return place | {name: getattr(self, name) for name in BOOKS}
 
 
@@ -76,6 +78,7 @@ class BlockingGroup:
     topic: str
     partition: int
     group: str
+    broker: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +136,10 @@ class StatusSnapshot:
             "budget_bytes": self.budget_bytes,
             "retries_waiting": self.retries_waiting,
             "retrying": [asdict(group) | {"group": group_label(group.group)} for group in self.retrying[:RETRYING_MAX]],
-            "blocking": [asdict(group) | {"group": group_label(group.group)} for group in self.blocking],
+            "blocking": [
+                {**TopicPartition(one.topic, one.partition, one.broker).fields(), "group": group_label(one.group)}
+                for one in self.blocking
+            ],
             "dead_letters_stored": self.dead_letters,
             "partitions": [partition.to_json() for partition in self.partitions],
         }

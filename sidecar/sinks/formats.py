@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeAlias
 
 import orjson
 
-from sidecar.core.records import Columns, Fragment, Framer, Header, Message, TopicPartition
+from sidecar.core.records import Columns, Details, Fragment, Framer, Header, Message, TopicPartition
 
 FormatName: TypeAlias = Literal["envelope", "ndjson", "json_array"]
 TagsOf: TypeAlias = Callable[[TopicPartition, Sequence[Message]], Iterable[tuple[bytes, ...]]]
@@ -124,6 +124,7 @@ class EnvelopeFramer:
             self._tags_of(tp, messages),
             columns.headers(messages),
             columns.values(messages),
+            columns.details(messages),
             strict=True,
         )
         return b"\n".join([envelope_row(tp, *row) for row in rows]), ()
@@ -137,6 +138,7 @@ def envelope_row(
     tags: tuple[bytes, ...],
     headers: Sequence[Header] | None,
     value: bytes | None,
+    details: Details | None = None,
 ) -> bytes:
     """One message as a line of JSON, without its line end."""
     row: dict[str, Any] = {"topic": tp.topic, "partition": tp.partition, "offset": offset, "timestamp": timestamp_ms}
@@ -144,7 +146,15 @@ def envelope_row(
     _put(row, "tag", tags[0] if tags else None)
     if len(tags) > 1:
         row["tags"] = [_text(tag) for tag in tags]
-    row["headers"] = [[_header_name(name), _text(raw)] for name, raw in headers] if headers else []
+    if details is None:
+        row["headers"] = [[_header_name(name), _text(raw)] for name, raw in headers] if headers else []
+    else:
+        row["broker"] = tp.broker
+        row["message_id"] = _text(details.message_id)
+        row["offset_message_id"] = details.offset_message_id
+        row["keys"] = [_text(one) for one in details.keys]
+        row["reconsume_times"] = details.reconsume_times
+        row["properties"] = {name: _text(raw) for name, raw in headers or ()}
     _put(row, "value", value)
     return orjson.dumps(row)
 

@@ -8,7 +8,7 @@ from typing import NamedTuple, Protocol
 
 from sidecar.core.carried import Carried
 from sidecar.core.effects import CommitItem
-from sidecar.core.records import Columns, Header, Run, TopicPartition
+from sidecar.core.records import Columns, Details, Header, Run, TopicPartition
 
 
 class ReadPast(NamedTuple):
@@ -48,6 +48,8 @@ class Original(NamedTuple):
     value: bytes | None
     headers: Sequence[Header]
     timestamp_ms: int | None
+    details: Details | None = None
+    """As `Columns.details` has them."""
 
 
 class Listener(Protocol):
@@ -82,6 +84,8 @@ class Source(Protocol):
     """Where messages come from. One thread owns it; only `fetch` may be called by another."""
 
     columns: Columns
+    name: str
+    """The kind of broker, for an operator."""
 
     def open(self, listener: Listener) -> None:
         """Connect and join the group.

@@ -53,6 +53,7 @@ class KafkaSource:
     """
 
     columns: Columns = KafkaColumns()
+    name = "Kafka"
 
     def __init__(
         self, settings: KafkaSettings, state: State, rules: bytes, queue_bytes: int, client_id: str = ""
@@ -202,7 +203,7 @@ class KafkaSource:
         """Returns whether the partition was taken anew."""
         code = error.code()
         if code in (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE) and tp in self._assigned:
-            self._listener.event("offset.out_of_range", "warning", {"topic": tp.topic, "partition": tp.partition})
+            self._listener.event("offset.out_of_range", "warning", tp.fields())
             self.reload(tp)
             return True
         if is_forbidden(error) and not self._joined:  # later it may be a mistake that somebody mends
@@ -226,14 +227,14 @@ class KafkaSource:
             (self._consumer.pause, wanted - self._paused),
             (self._consumer.resume, self._paused - wanted),
         ):
-            here = [ck.TopicPartition(*tp) for tp in these if tp in self._assigned]
+            here = [ck.TopicPartition(*tp[:2]) for tp in these if tp in self._assigned]
             if here:
                 change(here)
         self._paused = wanted
 
     def end(self, tp: TopicPartition) -> int | None:
         """The offset that the partition's next message will get, as far as known without asking."""
-        bounds = self._consumer.get_watermark_offsets(ck.TopicPartition(*tp), cached=True)
+        bounds = self._consumer.get_watermark_offsets(ck.TopicPartition(*tp[:2]), cached=True)
         return bounds[1] if bounds and bounds[1] >= 0 else None
 
     def fetch(self, tp: TopicPartition, offset: int) -> Original | None:
@@ -287,7 +288,7 @@ class KafkaSource:
         self._assigned.update(here)
         self._paused -= set(here)
         # With none too: else the client would assign all, in its own way.
-        self._consumer.incremental_assign([ck.TopicPartition(*one.tp, one.read_from) for one in found])
+        self._consumer.incremental_assign([ck.TopicPartition(*one.tp[:2], one.read_from) for one in found])
         if found or not tps:
             self._joined = True
             self._listener.assigned(found)
@@ -301,7 +302,7 @@ class KafkaSource:
                 raise forbidden(error, tp.topic, self._settings.group_id)
         tp, error = min(self._waiting.items(), key=lambda item: item[0])
         others = f" and {len(self._waiting) - 1} more" if len(self._waiting) > 1 else ""
-        self._problem("start", f"{tp.topic}[{tp.partition}]{others} cannot be read yet: {text_of(error)}")
+        self._problem("start", f"{tp}{others} cannot be read yet: {text_of(error)}")
 
     def _take_waiting(self) -> None:
         if self._waiting and time.monotonic() >= self._retry_at_s:
@@ -327,7 +328,7 @@ class KafkaSource:
         self._starts.forget(tps)
         self._tell_waiting()
         # Not left to the client: it would name those that wait too, fail, and read on what is another member's.
-        self._consumer.incremental_unassign([ck.TopicPartition(*tp) for tp in here])
+        self._consumer.incremental_unassign([ck.TopicPartition(*tp[:2]) for tp in here])
 
     def reload(self, tp: TopicPartition) -> None:
         """Give the partition up and take it again from what is committed."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 from collections.abc import Iterable, Sequence
-from itertools import pairwise
+from itertools import pairwise, repeat
 from typing import Any
 
 from confluent_kafka import TIMESTAMP_NOT_AVAILABLE, Message
@@ -41,6 +41,10 @@ class KafkaColumns:
     def values(self, messages: Sequence[Message]) -> Iterable[bytes | None]:
         """The value of each message."""
         return map(Message.value, messages)
+
+    def details(self, messages: Sequence[Message]) -> Iterable[None]:
+        """None."""
+        return repeat(None, len(messages))
 
 
 def headers_of(message: Message) -> Sequence[Header] | None:

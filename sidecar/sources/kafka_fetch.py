@@ -79,4 +79,4 @@ class Fetcher:
 
 
 def _unavailable(tp: TopicPartition, offset: int, reason: str) -> UnavailableError:
-    return UnavailableError(f"{tp.topic}[{tp.partition}]@{offset} could not be read again: {reason}")
+    return UnavailableError(f"{tp}@{offset} could not be read again: {reason}")

@@ -55,7 +55,7 @@ class Offsets:
         Raises:
             KafkaException: The coordinator does not answer, or refuses.
         """
-        asked = [ck.TopicPartition(*tp) for tp in tps]
+        asked = [ck.TopicPartition(*tp[:2]) for tp in tps]
         return dict(zip(tps, self._consumer.committed(asked, timeout=self.left_s()), strict=True))
 
     def nothing_committed(self, is_ours: Callable[[str], bool]) -> bool:
@@ -113,7 +113,7 @@ class Offsets:
         return found
 
     def _times(self, wanted: Mapping[TopicPartition, int], timeout_s: float) -> dict[TopicPartition, ck.TopicPartition]:
-        asked = [ck.TopicPartition(*tp, at) for tp, at in wanted.items()]
+        asked = [ck.TopicPartition(*tp[:2], at) for tp, at in wanted.items()]
         answers = self._consumer.offsets_for_times(asked, timeout=timeout_s)
         return {TopicPartition(answer.topic, answer.partition): answer for answer in answers}
 

@@ -34,18 +34,20 @@ _OPENING_CODES = _DAMAGE_CODES | {sqlite3.SQLITE_ERROR, sqlite3.SQLITE_READONLY}
 SCHEMA = """
 CREATE TABLE meta (name TEXT PRIMARY KEY, value TEXT NOT NULL, crc INTEGER NOT NULL);
 CREATE TABLE partitions (
-  topic TEXT NOT NULL, partition INTEGER NOT NULL, topic_id TEXT NOT NULL, incarnation TEXT NOT NULL,
-  watermark INTEGER NOT NULL, floor INTEGER NOT NULL, younger BLOB NOT NULL, older BLOB NOT NULL, crc INTEGER NOT NULL,
-  PRIMARY KEY (topic, partition));
+  topic TEXT NOT NULL, partition INTEGER NOT NULL, broker TEXT NOT NULL, topic_id TEXT NOT NULL,
+  incarnation TEXT NOT NULL, watermark INTEGER NOT NULL, floor INTEGER NOT NULL, younger BLOB NOT NULL,
+  older BLOB NOT NULL, crc INTEGER NOT NULL,
+  PRIMARY KEY (topic, partition, broker));
 CREATE TABLE ids (
-  seq INTEGER PRIMARY KEY, topic TEXT NOT NULL, partition INTEGER NOT NULL, generation INTEGER NOT NULL,
-  level INTEGER NOT NULL, data BLOB NOT NULL, crc INTEGER NOT NULL);
-CREATE INDEX ids_by_partition ON ids (topic, partition, generation, level);
+  seq INTEGER PRIMARY KEY, topic TEXT NOT NULL, partition INTEGER NOT NULL, broker TEXT NOT NULL,
+  generation INTEGER NOT NULL, level INTEGER NOT NULL, data BLOB NOT NULL, crc INTEGER NOT NULL);
+CREATE INDEX ids_by_partition ON ids (topic, partition, broker, generation, level);
 CREATE TABLE dead_letters (
   id INTEGER PRIMARY KEY AUTOINCREMENT, scope TEXT NOT NULL, topic TEXT NOT NULL, partition INTEGER NOT NULL,
-  "offset" INTEGER NOT NULL, group_name TEXT NOT NULL, reason TEXT NOT NULL, status INTEGER, attempts TEXT NOT NULL,
-  first_at_ms INTEGER NOT NULL, row BLOB, envelope BLOB, size_bytes INTEGER NOT NULL, crc INTEGER NOT NULL,
-  UNIQUE (scope, topic, partition, "offset"));
+  broker TEXT NOT NULL, "offset" INTEGER NOT NULL, group_name TEXT NOT NULL, reason TEXT NOT NULL, status INTEGER,
+  attempts TEXT NOT NULL, first_at_ms INTEGER NOT NULL, row BLOB, envelope BLOB, size_bytes INTEGER NOT NULL,
+  crc INTEGER NOT NULL,
+  UNIQUE (scope, topic, partition, broker, "offset"));
 CREATE TABLE dead_letter_totals (letters INTEGER NOT NULL, size_bytes INTEGER NOT NULL);
 INSERT INTO dead_letter_totals VALUES (0, 0);
 CREATE TRIGGER dead_letter_put AFTER INSERT ON dead_letters BEGIN

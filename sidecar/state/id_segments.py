@@ -37,7 +37,8 @@ def load(
     """The sound segments of a partition with generations rising; the others are deleted."""
     found: list[tuple[int, bytes]] = []
     rows = connection.execute(
-        "SELECT seq, generation, level, data, crc FROM ids WHERE topic = ? AND partition = ? ORDER BY generation, seq",
+        "SELECT seq, generation, level, data, crc FROM ids WHERE topic = ? AND partition = ? AND broker = ? "
+        "ORDER BY generation, seq",
         tp,
     ).fetchall()
     for seq, generation, level, data, crc in rows:
@@ -54,7 +55,7 @@ def _level(level: int, ids: bytes) -> int:
 
 def _tier(connection: sqlite3.Connection, segment: IdSegment, level: int) -> list[tuple[int, bytes, int]]:
     key = (*segment.tp, segment.generation, level)
-    where = "FROM ids WHERE topic = ? AND partition = ? AND generation = ? AND level = ?"
+    where = "FROM ids WHERE topic = ? AND partition = ? AND broker = ? AND generation = ? AND level = ?"
     (count,) = connection.execute(f"SELECT count(*) {where}", key).fetchone()
     if count <= SEGMENTS_MAX:
         return []
@@ -64,7 +65,7 @@ def _tier(connection: sqlite3.Connection, segment: IdSegment, level: int) -> lis
 def _insert(connection: sqlite3.Connection, seq: int | None, segment: IdSegment, level: int) -> None:
     tp, generation, ids = segment
     crc = checksum(*tp, generation, level, ids)
-    connection.execute("INSERT INTO ids VALUES (?, ?, ?, ?, ?, ?, ?)", (seq, *tp, generation, level, ids, crc))
+    connection.execute("INSERT INTO ids VALUES (?, ?, ?, ?, ?, ?, ?, ?)", (seq, *tp, generation, level, ids, crc))
 
 
 def _sound(
@@ -72,5 +73,5 @@ def _sound(
 ) -> bytes:
     if crc == checksum(*tp, generation, level, data):
         return data
-    on_damage(Damage("message ids", f"{tp.topic}:{tp.partition} generation {generation}", "checksum", "dropped"))
+    on_damage(Damage("message ids", f"{tp.topic}:{tp.queue} generation {generation}", "checksum", "dropped"))
     return b""

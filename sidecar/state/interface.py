@@ -37,7 +37,7 @@ class IdSegment(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StoredLetter:
-    """A dead letter as it is kept; (scope, topic, partition, offset) is its identity, `id` its place in the list."""
+    """A dead letter as it is kept; `identity` says which, `id` is its place in the list."""
 
     topic: str
     partition: int
@@ -50,6 +50,7 @@ class StoredLetter:
     first_at_ms: int
     row: bytes | None
     envelope: bytes | None
+    broker: str = ""
     id: int = 0
 
     @classmethod
@@ -74,12 +75,13 @@ class StoredLetter:
             first_at_ms=letter.attempts[0].at_ms if letter.attempts else at_ms,
             row=letter.row,
             envelope=envelope,
+            broker=letter.tp.broker,
         )
 
     @property
-    def identity(self) -> tuple[str, str, int, int]:
+    def identity(self) -> tuple[str, str, int, str, int]:
         """Two letters with the same identity are the same letter."""
-        return (self.scope, self.topic, self.partition, self.offset)
+        return (self.scope, self.topic, self.partition, self.broker, self.offset)
 
     @property
     def size_bytes(self) -> int:

@@ -6,16 +6,16 @@ import json
 import sqlite3
 from collections.abc import Callable, Sequence
 
-from sidecar.core.records import Attempt
+from sidecar.core.records import Attempt, TopicPartition
 from sidecar.state.database import Row, checksum
 from sidecar.state.interface import Damage, StoredLetter
 
 _COLUMNS = (
-    'scope, topic, partition, "offset", group_name, reason, status, attempts, first_at_ms, row, envelope, '
+    'scope, topic, partition, broker, "offset", group_name, reason, status, attempts, first_at_ms, row, envelope, '
     "size_bytes, crc"
 )
 SELECT = f"SELECT id, {_COLUMNS} FROM dead_letters WHERE id > ? ORDER BY id LIMIT ?"
-_INSERT = f"INSERT OR IGNORE INTO dead_letters ({_COLUMNS}) VALUES ({', '.join('?' * 13)})"
+_INSERT = f"INSERT OR IGNORE INTO dead_letters ({_COLUMNS}) VALUES ({', '.join('?' * 14)})"
 
 
 def insert(connection: sqlite3.Connection, letters: Sequence[StoredLetter]) -> int:
@@ -30,7 +30,9 @@ def decode_all(rows: Sequence[Row], on_damage: Callable[[Damage], None]) -> list
         if row[-1] == checksum(*row[1:-1]):
             found.append(_decode(row))
         else:
-            on_damage(Damage("dead letter", f"{row[2]}:{row[3]} offset {row[4]}", "checksum", f"left out, id {row[0]}"))
+            tp = TopicPartition(*row[2:5])
+            where = f"{tp.topic}:{tp.queue} offset {row[5]}"
+            on_damage(Damage("dead letter", where, "checksum", f"left out, id {row[0]}"))
     return found
 
 
@@ -50,10 +52,12 @@ def _encode(letter: StoredLetter) -> Row:
 
 
 def _decode(row: Row) -> StoredLetter:
-    id_, scope, topic, partition, offset, group_name, reason, status, attempts, first_at_ms, data, envelope, *_ = row
+    id_, scope, topic, partition, broker, offset, group_name, reason, status, *rest = row
+    attempts, first_at_ms, data, envelope, *_ = rest
     return StoredLetter(
         topic=topic,
         partition=partition,
+        broker=broker,
         offset=offset,
         scope=scope,
         group_name=_text(group_name),

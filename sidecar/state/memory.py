@@ -38,7 +38,7 @@ class MemoryState:
         self._member: tuple[str, str] | None = None
         self._partitions: dict[TopicPartition, PartitionSnapshot] = {}
         self._ids: dict[TopicPartition, dict[int, bytearray]] = {}
-        self._letters: dict[tuple[str, str, int, int], StoredLetter] = {}
+        self._letters: dict[tuple[str, str, int, str, int], StoredLetter] = {}
         self._letters_bytes = 0
 
     def _check_writable(self) -> None:
@@ -109,7 +109,7 @@ class MemoryState:
         """See `State.put_dead_letters`."""
         self._check_writable()
         with self._lock:
-            new: dict[tuple[str, str, int, int], StoredLetter] = {}
+            new: dict[tuple[str, str, int, str, int], StoredLetter] = {}
             for letter in letters:
                 if letter.identity not in self._letters:
                     new.setdefault(letter.identity, letter)

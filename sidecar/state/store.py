@@ -26,7 +26,7 @@ from sidecar.state.interface import (
 
 DAMAGES_KEPT_MAX = 1_000
 
-_PARTITION_COLUMNS = "topic, partition, topic_id, incarnation, watermark, floor, younger, older, crc"
+_PARTITION_COLUMNS = "topic, partition, broker, topic_id, incarnation, watermark, floor, younger, older, crc"
 
 
 class Store:
@@ -109,7 +109,7 @@ class Store:
         values = [_partition_row(row) for row in rows]
         with self._database.transaction() as connection:
             connection.executemany(
-                f"INSERT OR REPLACE INTO partitions ({_PARTITION_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", values
+                f"INSERT OR REPLACE INTO partitions ({_PARTITION_COLUMNS}) VALUES ({', '.join('?' * 10)})", values
             )
 
     def load_partitions(self) -> dict[TopicPartition, PartitionSnapshot]:
@@ -122,7 +122,8 @@ class Store:
                     found[snapshot.tp] = snapshot
                 else:
                     connection.execute("DELETE FROM partitions WHERE rowid = ?", (rowid,))
-                    self._damages.append(Damage("partition", f"{row[0]}:{row[1]}", "checksum", "dropped"))
+                    tp = TopicPartition(*row[:3])
+                    self._damages.append(Damage("partition", f"{tp.topic}:{tp.queue}", "checksum", "dropped"))
         return found
 
     def append_ids(self, segments: Iterable[IdSegment]) -> None:
@@ -138,7 +139,7 @@ class Store:
         """See `State.drop_ids_before`."""
         with self._database.transaction() as connection:
             connection.execute(
-                "DELETE FROM ids WHERE topic = ? AND partition = ? AND generation < ?", (*tp, generation)
+                "DELETE FROM ids WHERE topic = ? AND partition = ? AND broker = ? AND generation < ?", (*tp, generation)
             )
         self._database.return_space()
 
@@ -186,14 +187,14 @@ def _put_meta(connection: sqlite3.Connection, name: str, value: tuple[str, str])
 def _partition_row(snapshot: PartitionSnapshot) -> Row:
     # The incarnation is an unsigned 64-bit number, which SQLite's integers cannot hold.
     row = (
-        *(snapshot.tp.topic, snapshot.tp.partition, snapshot.topic_id, f"{snapshot.incarnation:x}"),
+        *(*snapshot.tp, snapshot.topic_id, f"{snapshot.incarnation:x}"),
         *(snapshot.watermark, snapshot.floor, *snapshot.bitmaps),
     )
     return (*row, checksum(*row))
 
 
 def _partition_snapshot(row: Row) -> PartitionSnapshot:
-    topic, partition, topic_id, incarnation, watermark, floor, younger, older, _ = row
+    topic, partition, broker, topic_id, incarnation, watermark, floor, younger, older, _ = row
     return PartitionSnapshot(
-        TopicPartition(topic, partition), topic_id, int(incarnation, 16), watermark, floor, (younger, older)
+        TopicPartition(topic, partition, broker), topic_id, int(incarnation, 16), watermark, floor, (younger, older)
     )

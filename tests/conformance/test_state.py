@@ -181,7 +181,7 @@ def test_a_letter_of_the_core_is_kept_with_its_story() -> None:
     given_up = DeadLetter(ORDERS, 8, "scope", "paid", "bad", b"row", tries)
     sent = StoredLetter.of(given_up, at_ms=99, envelope=b"e")
     unsent = StoredLetter.of(replace(given_up, attempts=(), row=None), at_ms=99, envelope=b"e")
-    assert (sent.status, sent.first_at_ms, sent.identity) == (422, 5, ("scope", "orders", 3, 8))
+    assert (sent.status, sent.first_at_ms, sent.identity) == (422, 5, ("scope", "orders", 3, "", 8))
     assert (unsent.status, unsent.first_at_ms, unsent.row) == (None, 99, None)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from sidecar.core.books import GROUPS_MAX, OTHER, Books, Tally
 from sidecar.core.records import Batch, Fragment, Part, TopicPartition, group_label
 
@@ -30,6 +32,18 @@ def test_name_and_key_of_a_part() -> None:
     assert len(one.key) == 32
     assert one.key != Batch(3, "new", [part(1, 3, "new")]).key
     assert one.key != Batch(4, "paid", [part(1, 3), part(4, 4)]).key
+
+
+def test_the_same_queue_of_two_brokers_is_two_places() -> None:
+    """RocketMQ numbers queues by broker: the broker is in the name, and nothing of it breaks a header."""
+    one, other = (replace(part(1, 3), tp=TopicPartition("orders", 3, broker)) for broker in ("b,0=ä", "b1"))
+    assert one.name == "orders@9f3ac2d1:b%2C0%3D%C3%A4:3:1-3"
+    assert other.name == "orders@9f3ac2d1:b1:3:1-3"
+    assert (str(other.tp), str(TP)) == ("orders[b1:3]", "orders[3]")
+    assert (other.tp.fields(), TP.fields()) == (
+        {"topic": "orders", "partition": 3, "broker": "b1"},
+        {"topic": "orders", "partition": 3},
+    )
 
 
 def test_batch_sums_its_parts() -> None:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sidecar.core.records import Fragment, Header, TopicPartition
+from sidecar.core.records import Details, Fragment, Header, TopicPartition
 from sidecar.sinks.formats import (
     CHUNK_BYTES,
     FORMATS,
@@ -36,6 +36,7 @@ class Msg(NamedTuple):
     timestamp: int | None = 1_700_000_000_000
     headers: Sequence[Header] | None = None
     tags: tuple[bytes, ...] = ()
+    details: Details | None = None
 
 
 class ListColumns:
@@ -55,6 +56,9 @@ class ListColumns:
 
     def values(self, messages: Sequence[Msg]) -> Iterable[bytes | None]:
         return [m.value for m in messages]
+
+    def details(self, messages: Sequence[Msg]) -> Iterable[Details | None]:
+        return [m.details for m in messages]
 
 
 def tags_of(tp: TopicPartition, messages: Sequence[Msg]) -> Iterable[tuple[bytes, ...]]:
@@ -106,6 +110,7 @@ messages = st.lists(
         timestamp=st.none() | st.integers(0, 2**62),
         headers=st.none() | st.lists(header, max_size=3),
         tags=st.lists(st.binary(min_size=1, max_size=6), max_size=3).map(tuple),
+        details=st.none(),
     ),
     max_size=12,
 )
@@ -131,7 +136,7 @@ def test_envelope_carries_every_message_whole(batch: list[Msg]) -> None:
     assert len(lines) == len(batch)
     for line, m in zip(lines, batch, strict=True):
         text = json.loads(line)
-        assert (text["topic"], text["partition"], text["offset"], text["timestamp"]) == (*TP, m.offset, m.timestamp)
+        assert (text["topic"], text["partition"], text["offset"], text["timestamp"]) == (*TP[:2], m.offset, m.timestamp)
         assert (unpacked(text), unpacked(text, "key")) == (m.value, m.key)
         assert unpacked(text, "tag") == (m.tags[0] if m.tags else None)
         assert [unpacked_item(tag) for tag in text.get("tags", [])] == (list(m.tags) if len(m.tags) > 1 else [])
@@ -169,6 +174,24 @@ def test_envelope_has_the_keys_in_the_order_of_the_contract() -> None:
         b'{"topic":"orders","partition":3,"offset":7,"timestamp":1,"key":"k","tag":"a","tags":["a","b"],'
         b'"headers":[["h","x"],["h",null],["n",{"base64":"/w=="}]],"value":"v"}'
     )
+
+
+def test_envelope_of_rocketmq_has_what_that_broker_tells() -> None:
+    """Broker, ids, keys and properties stand in it in place of headers; any bytes fit."""
+    details = Details(b"\xff", "7F00000100000001", [b"k1", b"\xfe"], 2)
+    message = Msg(7, b"v", b"k1 k2", 1, [("TAGS", b"a"), ("empty", b""), ("raw", b"\xff")], (b"a",), details)
+    data, _ = make_framer("envelope", ListColumns(), tags_of).frame(TopicPartition("orders", 3, "b0"), [message])
+    row = json.loads(data)
+    assert "headers" not in row
+    assert {name: row[name] for name in list(row)[6:]} == {
+        "broker": "b0",
+        "message_id": {"base64": "/w=="},
+        "offset_message_id": "7F00000100000001",
+        "keys": ["k1", {"base64": "/g=="}],
+        "reconsume_times": 2,
+        "properties": {"TAGS": "a", "empty": "", "raw": {"base64": "/w=="}},
+        "value": "v",
+    }
 
 
 def test_envelope_without_anything_says_null() -> None:

@@ -121,7 +121,7 @@ def test_the_next_line_tells_how_many_were_held_back() -> None:
     assert limiter.admit("batch.retried", "paid") == 0
     event = {"event": "batch.retried", "group": "paid"}
     for _ in range(LINES_MAX):
-        limiter.admit("batch.retried", "paid", None, None, None)
+        limiter.admit("batch.retried", "paid", None, None, None, None)
     with pytest.raises(structlog.DropEvent):
         limiter(None, "info", dict(event))
     now = 2 * WINDOW_SECONDS

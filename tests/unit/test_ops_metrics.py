@@ -96,6 +96,22 @@ def test_every_counter_is_told_by_partition() -> None:
     assert value(found, "sidecar_partition_lag", **labels) == 17
 
 
+def test_a_queue_is_told_with_its_broker() -> None:
+    """What RocketMQ numbers by broker has the broker as a label, in the status, on the page; Kafka's has none."""
+    kafka = snapshot()
+    queue = replace(kafka.partitions[0], broker="b0")
+    now = replace(kafka, partitions=(queue,), blocking=(BlockingGroup("new", 3, "paid", "b1"),))
+    text = Metrics(lambda: now).render().decode()
+    assert 'sidecar_partition_watermark{broker="b0",partition="3",topic=' in text
+    assert 'sidecar_messages_in_flight{broker="b0",partition="3",topic=' in text
+    assert "broker=" not in Metrics(lambda: kafka).render().decode()
+    told = now.to_json()
+    assert (told["partitions"][0]["broker"], told["blocking"][0]["broker"]) == ("b0", "b1")
+    assert all("broker" not in one for one in kafka.to_json()["partitions"] + kafka.to_json()["blocking"])
+    assert b"<td>b0:3</td>" in page(now)
+    assert b"<td>b1:3</td>" in page(now)
+
+
 def test_an_unknown_lag_is_absent() -> None:
     """A partition whose end is unknown has no lag, instead of a wrong one."""
     lags = [sample for sample in samples(snapshot()) if sample.name == "sidecar_partition_lag"]

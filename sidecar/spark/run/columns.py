@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import repeat
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -51,6 +52,10 @@ class ArrowColumns:
     def values(self, messages: Sequence[Row]) -> Iterable[bytes | None]:
         """The value of each message, None stays None."""
         return map(itemgetter(4), messages)
+
+    def details(self, messages: Sequence[Row]) -> Iterable[None]:
+        """None."""
+        return repeat(None, len(messages))
 
 
 def place_of(batch: pa.RecordBatch) -> TopicPartition:
