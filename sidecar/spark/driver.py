@@ -30,28 +30,34 @@ class Progress(Protocol):
 
 
 def session(stack: ExitStack, name: str, master: str | None) -> SparkSession:
-    """The session that is active, or a new one that ends with the stack.
+    """The session that this process has, or a new one that ends with the stack.
 
     Args:
         stack: Stops a new session when it is closed.
-        name: The application's.
-        master: Where Spark runs; None under ``spark-submit``.
+        name: A new application's.
+        master: Where a new one runs; None under ``spark-submit``.
 
     Raises:
         ConfigError: PySpark is not installed.
     """
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # else `python3` of the path, which lacks our packages
     try:
+        from pyspark.errors import PySparkRuntimeError
         from pyspark.sql import SparkSession
     except ImportError as error:
         raise ConfigError(f"{error.name} is not installed", hint="pip install 'consumer-sidecar[spark]'") from error
-    running = SparkSession.getActiveSession()
-    builder = SparkSession.builder.appName(name)
-    if master:
-        builder = builder.master(master)
-    found = builder.getOrCreate()
-    if running is None:
+    try:
+        found = SparkSession.active()
+    except PySparkRuntimeError:  # there is none
+        builder = SparkSession.builder.appName(name)
+        if master:
+            builder = builder.master(master)
+        found = builder.getOrCreate()
         stack.callback(quietly, found.stop)
+    else:
+        # Spark looks our formats up in the session that is active in this thread of the JVM: none is in a thread of
+        # its own, or after a while in a notebook. This makes it so.
+        found.createDataFrame([], "nothing int")
     return found
 
 

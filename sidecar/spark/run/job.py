@@ -75,6 +75,7 @@ class SparkRun:
                 stack.callback(admin.stop)
             session = self._session(stack)
             query = self._start(session, checkpoint)
+            stack.callback(driver.quietly, query.stop)
             log.info("query.started", group_id=settings.source.kafka.group_id, pending=checkpoint.pending)
             with driver.serving(progress, self._stop_asked):
                 self._await_end(query, progress)

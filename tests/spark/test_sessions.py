@@ -1,0 +1,58 @@
+"""Both jobs in a process that has a session already, as a notebook: they use it, and leave it to its owner."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sidecar.spark.ingest import ingest
+from sidecar.spark.run import run
+from tests.integration.conftest import MakeTopic
+from tests.spark import ingesting
+from tests.support.kafka import Broker, Outgoing, produce
+from tests.support.landing import batch, writer
+from tests.support.process import write_config
+from tests.support.receiver import Receiver
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+def in_a_thread(job: object, config: Path) -> None:
+    """Run a job to its end where no session of the JVM is active."""
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(job, config, once=True).result()  # type: ignore[arg-type]
+
+
+def test_run_in_a_session_that_is_there(
+    spark: SparkSession, kafka: Broker, make_topic: MakeTopic, group: str, tmp_path: Path
+) -> None:
+    """The pipeline runs in the process's own session, twice, sends all once, and does not stop the session."""
+    topic = make_topic(2)
+    with Receiver() as receiver:
+        kafka_source = {"bootstrap_servers": kafka.bootstrap, "group_id": group, "topics": [topic]}
+        settings = {
+            "source": {"kafka": kafka_source},
+            "sink": {"http": {"url": receiver.url}},
+            "spark": {"checkpoint": str(tmp_path / "checkpoint")},
+            "state": {"dir": str(tmp_path / "state")},
+            "admin": {"listen": "off"},
+        }
+        config = write_config(tmp_path / "run.yaml", settings)
+        for wanted in (1_000, 2_000):
+            produce(kafka.bootstrap, topic, [Outgoing(i % 2, b"%d" % i) for i in range(1_000)])
+            in_a_thread(run, config)
+            assert (receiver.stats["rows"], len(set(receiver.rows()))) == (wanted, wanted)
+        assert receiver.stats["repeated_parts"] == 0
+    assert spark.range(3).count() == 3
+
+
+def test_ingest_in_a_session_that_is_there(spark: SparkSession, tmp_path: Path) -> None:
+    """The table is filled in the process's own session, which is not stopped."""
+    zone = writer(tmp_path / "zone")
+    zone.land(batch(0, 5))
+    zone.close()
+    in_a_thread(ingest, write_config(tmp_path / "ingest.yaml", ingesting.config(tmp_path)))
+    assert ingesting.there(tmp_path / "table") == ingesting.wanted([batch(0, 5)])
+    assert spark.range(3).count() == 3
