@@ -1,4 +1,4 @@
-"""The pipeline on Spark, for the command, for `spark-submit` and for notebooks: from the Kafka connector to the HTTP sink.
+"""The pipeline on Spark, from the Kafka connector to the HTTP sink: for the command, `spark-submit` and notebooks.
 
 What decides about messages stays in the core.
 """
