@@ -10,7 +10,6 @@ CPU time is that of JVM, driver and Python workers together; each figure is the 
 from __future__ import annotations
 
 import argparse
-import os
 import statistics
 import tempfile
 import time
@@ -18,40 +17,20 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from benchmarks.spark_session import cpu_seconds, session
 from sidecar.core.records import Batch
 from sidecar.spark import read_stream
 from sidecar.spark.source.options import Limit
 from sidecar.spark.source.planner import Planner
 from sidecar.zone.writer import Format
-from tests.spark.session import environment
 from tests.support.landing import Sent, part, writer
 from tests.support.manifest import Lines, place
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame
 
-TICKS_A_SECOND = os.sysconf("SC_CLK_TCK")
 ROWS_A_BATCH = 5_000
-
-
-def cpu_seconds() -> float:
-    """User and system time of this process and all below it, those that have ended included."""
-    parents: dict[int, list[tuple[int, float]]] = {}
-    own = 0.0
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            name, fields = int(path.parent.name), path.read_text().rsplit(")", 1)[1].split()
-        except (FileNotFoundError, ProcessLookupError):
-            continue
-        spent = sum(map(int, fields[11:15])) / TICKS_A_SECOND
-        parents.setdefault(int(fields[1]), []).append((name, spent))
-        own = spent if name == os.getpid() else own
-    total, below = own, [os.getpid()]
-    while below:
-        for child, spent in parents.get(below.pop(), []):
-            total += spent
-            below.append(child)
-    return total
+ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
 
 
 def polls(counts: list[int]) -> None:
@@ -108,32 +87,6 @@ def land(root: Path, name: str, first: int, rows: int, form: Format = "arrow") -
     zone.close()
 
 
-def session(folder: Path) -> SparkSession:
-    """A session as for work: the JVM compiles to the end."""
-    os.environ.update(environment())
-    from pyspark.sql import SparkSession
-
-    settings = {
-        "spark.ui.enabled": "false",
-        "spark.ui.showConsoleProgress": "false",
-        "spark.driver.host": "127.0.0.1",
-        "spark.driver.memory": "2g",
-        "spark.local.dir": str(folder),
-        "spark.sql.warehouse.dir": str(folder / "warehouse"),
-        "spark.sql.catalogImplementation": "in-memory",
-        "spark.sql.shuffle.partitions": "2",
-        "spark.sql.streaming.stateStore.providerClass": (
-            "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
-        ),
-    }
-    builder = SparkSession.builder.master("local[2]")
-    for name, value in settings.items():
-        builder = builder.config(name, value)
-    found = builder.getOrCreate()
-    found.sparkContext.setLogLevel("ERROR")
-    return found
-
-
 def compare(
     title: str, rows: int, ways: dict[str, Callable[[], DataFrame]], runs: int, folder: Path, wanted: float
 ) -> None:
@@ -179,7 +132,7 @@ def main() -> None:
         land(parquet, "a", 0, wanted.rows, "parquet")
         land(twice, "a", 0, wanted.rows)
         land(twice, "b", wanted.rows * 9 // 10, wanted.rows // 10)
-        spark = session(folder)
+        spark = session(folder, settings={"spark.sql.streaming.stateStore.providerClass": ROCKSDB})
         schema = spark.read.parquet(str(parquet / "data/*/*")).schema
         compare(
             "reading",

@@ -1,0 +1,187 @@
+"""What a message costs on its way through `sidecar spark run`, beside Kafka → `noop` in the same session.
+
+Messages of 200 bytes, 8 tags in a header, 4 partitions, 100,000 offsets a micro-batch, `ndjson` over HTTP to a receiver
+that throws them away; each way is run in turn, and what counts is the ratio, pair by pair. The yardstick is Spark's
+own stream from the same connector with the same options, written to its `noop` sink; it filters and delivers nothing.
+After that the daemon with the same file, and the pipeline on a standalone cluster with one core an executor.
+
+CPU time is that of driver, JVMs and Python workers together, without the broker and the receiver.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from structlog.testing import capture_logs
+
+from benchmarks import throughput
+from benchmarks.spark_session import children, cpu_seconds, session
+from sidecar.config.model import Settings
+from sidecar.spark.run.job import SparkRun
+from sidecar.spark.run.kafka_options import source_options
+from tests.spark.cluster import Cluster
+from tests.support.jars import spark_jars
+from tests.support.kafka import KafkaBroker, produce
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+WANTED = 2.2
+_numbers = itertools.count()
+
+
+@dataclass
+class Bench:
+    """What every run needs.
+
+    Args:
+        broker: Has the messages.
+        topic: Where they are.
+        messages: How many.
+        port: Of the receiver.
+        tags: How many of the 8 tags are wanted.
+        folder: For checkpoints and logs.
+    """
+
+    broker: KafkaBroker
+    topic: str
+    messages: int
+    port: int
+    tags: int
+    folder: Path
+
+    @property
+    def delivered(self) -> int:
+        """How many messages are wanted."""
+        return self.messages // len(throughput.TAGS) * self.tags
+
+    def config(self) -> dict[str, Any]:
+        """The daemon's benchmark, with as many tags wanted."""
+        wanted = " || ".join(tag.decode() for tag in throughput.TAGS[: self.tags])
+        found = throughput.settings(self.broker, self.topic, self.port)
+        found["tags"]["subscribe"] = wanted
+        return found
+
+    def pipeline(self) -> None:
+        """All messages through the pipeline, in the session that is there."""
+        with capture_logs() as events:
+            SparkRun(self._settings(), lambda: False, once=True).run()
+        delivered = sum(one["delivered"] for one in events if one["event"] == "micro_batch.delivered")
+        assert delivered == self.delivered, (delivered, events[-3:])
+
+    def noop(self, spark: SparkSession) -> None:
+        """All messages into nothing."""
+        settings = self._settings()
+        assert settings.spark is not None
+        options = source_options(settings, once=True, headers=True)
+        frame = spark.readStream.format("kafka").options(**options).load()
+        writer = frame.writeStream.format("noop").option("checkpointLocation", settings.spark.checkpoint)
+        query = writer.trigger(availableNow=True).start()
+        query.awaitTermination()
+        read = sum(progress["numInputRows"] for progress in query.recentProgress)
+        assert read == self.messages, read
+
+    def _settings(self) -> Settings:
+        folder = self.folder / f"run-{next(_numbers)}"
+        own = {
+            "spark": {"checkpoint": str(folder / "checkpoint")},
+            "state": {"dir": str(folder / "state")},
+            "admin": {"listen": "off"},
+            "log": {"level": "warning"},
+        }
+        return Settings.model_validate({**self.config(), **own})
+
+
+def measured(name: str, messages: int, way: Callable[[], None], others: set[int], note: str = "") -> float:
+    """CPU microseconds a message of one way, printed."""
+    cpu_s, begun_s = cpu_seconds(others), time.perf_counter()
+    way()
+    cpu_us, wall_s = (cpu_seconds(others) - cpu_s) / messages * 1e6, time.perf_counter() - begun_s
+    print(f"  {name:<24} {cpu_us:6.2f} us CPU a message   {messages / wall_s / 1e3:6.1f} k/s{note}", flush=True)
+    return cpu_us
+
+
+def beside_noop(bench: Bench, pairs: int, others: set[int]) -> float:
+    """Pairs of the pipeline and `noop` in one session; the median of their ratios."""
+    spark = session(bench.folder, settings=with_connector())
+    ratios, ours = [], []
+    for pair in range(pairs + 1):  # the first one warms up, and does not count
+        note = " (warm-up)" * (not pair)
+        yardstick = measured("Kafka -> noop", bench.messages, lambda: bench.noop(spark), others, note)
+        cost = measured("sidecar spark run", bench.messages, bench.pipeline, others, note)
+        print(f"  ratio {cost / yardstick:.2f}{note}")
+        ratios += [cost / yardstick] * bool(pair)
+        ours += [cost] * bool(pair)
+    spark.stop()
+    found = ", ".join(f"{ratio:.2f}" for ratio in sorted(ratios))
+    print(f"  ratio: median {statistics.median(ratios):.2f} of {found} (at most {WANTED} wanted)")
+    return statistics.median(ours)
+
+
+def beside_daemon(bench: Bench, ours_us: float) -> None:
+    """The daemon with the same file."""
+    rate, _ = throughput.daemon(bench.config(), bench.messages, bench.folder, kept=bench.tags / len(throughput.TAGS))
+    print(f"  the daemon costs {1e6 / rate:.2f} us CPU a message, the pipeline on Spark {ours_us * rate / 1e6:.1f} times that")
+
+
+def on_cluster(bench: Bench, executors: int, others: set[int], runs: int) -> None:
+    """The pipeline with so many executors of one core."""
+    with Cluster(bench.folder, workers=executors) as cluster:
+        settings = {**with_connector(), "spark.executor.memory": "768m", "spark.cores.max": str(executors)}
+        spark = session(bench.folder, cluster.url, settings)
+        for run in range(runs + 1):
+            note = " (warm-up)" * (not run)
+            measured(f"{executors} executor(s)", bench.messages, bench.pipeline, others, note)
+        spark.stop()
+
+
+def with_connector() -> dict[str, str]:
+    """The setting that brings the Kafka connector."""
+    return {"spark.jars": ",".join(map(str, spark_jars()))}
+
+
+@contextmanager
+def receiver() -> Iterator[int]:
+    """A receiver that throws everything away; its port."""
+    process = subprocess.Popen([sys.executable, "-m", "benchmarks.discard"], stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        yield int(process.stdout.readline())
+    finally:
+        process.kill()
+        process.wait()
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--messages", type=int, default=1_000_000)
+    parser.add_argument("--pairs", type=int, default=3)
+    parser.add_argument("--tags", type=int, default=8, help="how many of 8 tags are wanted")
+    parser.add_argument("--executors", type=int, nargs="*", default=[1, 2], help="sizes of the cluster; none for none")
+    wanted = parser.parse_args()
+    with tempfile.TemporaryDirectory() as name, KafkaBroker(Path(name) / "kafka") as broker, receiver() as port:
+        topic = broker.create_topic("bench", throughput.PARTITIONS)
+        produce(broker.bootstrap, topic, throughput.stream(wanted.messages))
+        bench = Bench(broker, topic, wanted.messages, port, wanted.tags, Path(name))
+        others = children()
+        print(f"the pipeline, {wanted.tags} of 8 tags wanted")
+        ours_us = beside_noop(bench, wanted.pairs, others)
+        beside_daemon(bench, ours_us)
+        for executors in wanted.executors:
+            on_cluster(bench, executors, others, 2)
+
+
+if __name__ == "__main__":
+    main()

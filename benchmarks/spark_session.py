@@ -1,0 +1,75 @@
+"""A Spark session as for work, not for tests, and the CPU time of all that belongs to it. Measures nothing itself."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tests.spark.session import environment
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_TICKS_A_SECOND = os.sysconf("SC_CLK_TCK")
+
+
+def session(folder: Path, master: str = "local[2]", settings: Mapping[str, str] | None = None) -> SparkSession:
+    """A session whose JVM compiles to the end.
+
+    Args:
+        folder: For what Spark writes.
+        master: Where it runs.
+        settings: Beside those that every benchmark has.
+    """
+    os.environ.update(environment())
+    from pyspark.sql import SparkSession
+
+    found = {
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.driver.memory": "2g",
+        "spark.local.dir": str(folder),
+        "spark.sql.warehouse.dir": str(folder / "warehouse"),
+        "spark.sql.catalogImplementation": "in-memory",
+        "spark.sql.shuffle.partitions": "2",
+    }
+    builder = SparkSession.builder.master(master)
+    for name, value in {**found, **(settings or {})}.items():
+        builder = builder.config(name, value)
+    made = builder.getOrCreate()
+    made.sparkContext.setLogLevel("ERROR")
+    return made
+
+
+def children() -> set[int]:
+    """The processes that this one has started and that live."""
+    return {int(pid) for path in Path("/proc/self/task").glob("*/children") for pid in path.read_text().split()}
+
+
+def cpu_seconds(without: Collection[int] = ()) -> float:
+    """User and system time of this process and all below it, those that have ended included.
+
+    Args:
+        without: Processes that are left out, with all below them.
+    """
+    parents: dict[int, list[tuple[int, float]]] = {}
+    own = 0.0
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            name, fields = int(path.parent.name), path.read_text().rsplit(")", 1)[1].split()
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        spent = sum(map(int, fields[11:15])) / _TICKS_A_SECOND
+        parents.setdefault(int(fields[1]), []).append((name, spent))
+        own = spent if name == os.getpid() else own
+    total, below = own, [os.getpid()]
+    while below:
+        for child, spent in parents.get(below.pop(), []):
+            if child not in without:
+                total += spent
+                below.append(child)
+    return total
