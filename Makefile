@@ -12,13 +12,14 @@ PURE := tests/unit tests/property tests/simulation
 SPARK := tests/spark
 
 .DEFAULT_GOAL := help
-.PHONY: help test lint format demo bench prove prove-spark chaos jars clean
+.PHONY: help test lint format demo bench bench-spark prove prove-spark chaos jars clean
 
 help:
 	@echo "make demo    the whole daemon at work on made-up messages, and the books at the end"
 	@echo "make test    lint and all tests, against a real Kafka broker and a real Spark"
 	@echo "make lint    ruff and mypy"
 	@echo "make bench   what a message costs, beside a bare consumer loop"
+	@echo "make bench-spark   what a row of the zone and a message of the pipeline cost on Spark, beside Spark's own"
 	@echo "make prove   the tests at the larger numbers; writes docs/proof.md"
 	@echo "make prove-spark   the same for Spark: zone, jobs and executors killed, both engines beside each other"
 	@echo "make chaos   kills and rebalances, at random and for longer"
@@ -42,6 +43,10 @@ demo: $(INSTALLED)
 
 bench: $(INSTALLED) jars
 	@$(BIN)/python -m benchmarks.throughput
+
+bench-spark: $(INSTALLED) jars
+	@$(BIN)/python -m benchmarks.spark_zone
+	@$(BIN)/python -m benchmarks.spark_pipeline
 
 prove: $(INSTALLED) jars
 	@$(BIN)/python -m tests.prove

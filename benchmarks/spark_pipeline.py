@@ -132,7 +132,7 @@ def beside_noop(bench: Bench, pairs: int, others: set[int]) -> float:
 def beside_daemon(bench: Bench, ours_us: float) -> None:
     """The daemon with the same file."""
     rate, _ = throughput.daemon(bench.config(), bench.messages, bench.folder, kept=bench.tags / len(throughput.TAGS))
-    print(f"  the daemon costs {1e6 / rate:.2f} us CPU a message, the pipeline on Spark {ours_us * rate / 1e6:.1f} times that")
+    print(f"  the daemon costs {1e6 / rate:.2f} us CPU a message, the pipeline {ours_us * rate / 1e6:.1f} times that")
 
 
 def on_cluster(bench: Bench, executors: int, others: set[int], runs: int) -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import repeat
+from itertools import accumulate, islice, repeat
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from sidecar.core.records import Header, Run, TopicPartition
 
@@ -20,14 +21,9 @@ SLICE_ROWS = 2_000
 """So many rows at a time become Python objects."""
 
 
-class Row(NamedTuple):
-    """One message; what no setting asks for is None."""
-
-    offset: int
-    timestamp_ms: int | None
-    key: bytes | None
-    headers: list[Header] | None
-    value: bytes | None
+Row = tuple[int, int | None, bytes | None, Sequence[Header] | None, bytes | None]
+"""One message: offset, timestamp in milliseconds, key, headers, value; what no setting asks for is None."""
+_NAMES = ("offset", "timestamp_ms", "key", "headers", "value")
 
 
 class ArrowColumns:
@@ -78,31 +74,38 @@ def runs(batches: Iterable[pa.RecordBatch], tp: TopicPartition) -> Iterator[Run]
     """
     rows: list[Row] = []
     held_bytes = 0
-    for row in _rows(batches, tp):
-        rows.append(row)
-        held_bytes += len(row.value or b"")
-        if len(rows) == RUN_ROWS or held_bytes >= RUN_BYTES:
-            yield Run(tp, rows, rows[0].offset, rows[-1].offset)
-            rows, held_bytes = [], 0
+    for found in _rows(batches, tp):
+        sizes = list(accumulate((len(row[-1] or b"") for row in found), initial=0))
+        at = 0
+        while at < len(found):
+            most = min(at + RUN_ROWS - len(rows), len(found))
+            stop = bisect_left(sizes, sizes[at] + RUN_BYTES - held_bytes, at + 1, most)
+            rows += found[at:stop]
+            held_bytes += sizes[stop] - sizes[at]
+            at = stop
+            if len(rows) == RUN_ROWS or held_bytes >= RUN_BYTES:
+                yield Run(tp, rows, rows[0][0], rows[-1][0])
+                rows, held_bytes = [], 0
     if rows:
-        yield Run(tp, rows, rows[0].offset, rows[-1].offset)
+        yield Run(tp, rows, rows[0][0], rows[-1][0])
 
 
-def _rows(batches: Iterable[pa.RecordBatch], tp: TopicPartition) -> Iterator[Row]:
+def _rows(batches: Iterable[pa.RecordBatch], tp: TopicPartition) -> Iterator[list[Row]]:
     for batch in batches:
-        if batch.num_rows and place_of(batch) != tp:
+        if not batch.num_rows:
+            continue
+        if place_of(batch) != tp:
             raise ValueError(f"rows of {place_of(batch)} came among those of {tp}: nothing may shuffle before the sink")
-        step = SLICE_ROWS
-        if batch.num_rows:  # 2,000 rows of 1 MB would be 2 GB
-            step = max(1, min(SLICE_ROWS, RUN_BYTES * batch.num_rows // max(1, batch.nbytes)))
+        # 2,000 rows of 1 MB would be 2 GB
+        step = max(1, min(SLICE_ROWS, RUN_BYTES * batch.num_rows // max(1, batch.nbytes)))
         for start in range(0, batch.num_rows, step):
-            yield from map(Row._make, zip(*_columns(batch.slice(start, step)), strict=True))
+            yield list(zip(*_columns(batch.slice(start, step)), strict=True))
 
 
 def _columns(batch: pa.RecordBatch) -> Iterator[Iterable[Any]]:
     none = [None] * batch.num_rows
     names = set(batch.schema.names)
-    for name in Row._fields:
+    for name in _NAMES:
         if name not in names:
             yield none
         elif name == "headers":
@@ -111,14 +114,10 @@ def _columns(batch: pa.RecordBatch) -> Iterator[Iterable[Any]]:
             yield batch.column(name).to_pylist()
 
 
-def _headers(column: pa.ListArray) -> Iterator[list[Header] | None]:
+def _headers(column: pa.ListArray) -> Iterable[Sequence[Header] | None]:
     """Names and values are made in one go: a dictionary a header, as `to_pylist` has them, costs five times as much."""
-    pairs = column.flatten()
-    names, values = (pairs.field(i).to_pylist() for i in (0, 1))
-    at = 0
-    for length in column.value_lengths().to_pylist():
-        if length is None:
-            yield None
-            continue
-        yield list(zip(names[at : at + length], values[at : at + length], strict=True))
-        at += length
+    pairs, lengths = column.flatten(), column.value_lengths().to_pylist()
+    headers = zip(*(pairs.field(i).to_pylist() for i in (0, 1)), strict=True)
+    if lengths.count(1) == len(lengths):  # the usual case
+        return zip(headers)
+    return [None if length is None else list(islice(headers, length)) for length in lengths]

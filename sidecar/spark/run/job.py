@@ -208,7 +208,7 @@ class SparkRun:
 
 
 def needed(settings: Settings) -> list[str]:
-    """The columns that anything asks for, in the order of `Row`."""
+    """The columns that anything asks for, in the order of `columns.Row`."""
     kinds = {field.kind for field in (settings.tags.field, settings.dedup.field) if field is not None}
     whole = settings.sink.format == "envelope"
     wanted = {
