@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import TypeAlias
 
 from pydantic import ValidationError
 
@@ -19,6 +20,8 @@ FILE_MAX_BYTES = 1 << 20
 PROBLEMS_SHOWN_MAX = 50
 NAME_SHOWN_MAX = 200
 LINE_SHOWN_MAX = 400
+Refusals: TypeAlias = Callable[[Settings], Iterable[tuple[KeyPath, str]]]
+"""What else is wrong with settings that are valid: keys, present or missing, each with the reason."""
 HINT = "sidecar schema, or docs/configuration.md, for every key"
 
 
@@ -40,12 +43,15 @@ class InvalidConfigError(ConfigError):
         super().__init__("\n".join([f"{file} cannot be used, {count}:", *lines]), hint=HINT)
 
 
-def load(path: str | Path, environ: Mapping[str, str] | None = None) -> Settings:
+def load(
+    path: str | Path, environ: Mapping[str, str] | None = None, refusals: Refusals = lambda settings: ()
+) -> Settings:
     """The settings in a YAML file, its variables and secret files put in.
 
     Args:
         path: The file; relative ``file:`` secrets start at its folder.
         environ: The variables; those of the process when None.
+        refusals: What a caller asks beyond the rules of the file.
 
     Raises:
         ConfigError: The file cannot be read, or anything in it is wrong: every problem with line and column.
@@ -56,10 +62,12 @@ def load(path: str | Path, environ: Mapping[str, str] | None = None) -> Settings
     problems = document.problems
     if document.data is not None:
         found = _validate(document)
-        if isinstance(found, Settings) and not problems:
-            return found
         if not isinstance(found, Settings):
             problems += [problem for problem in found if not _follows(problem, document.problems)]
+        elif not problems:
+            problems = [Problem(_nearest(document, key), key, text) for key, text in refusals(found)]
+            if not problems:
+                return found
     raise InvalidConfigError(str(path), sorted(problems, key=lambda problem: problem.place))
 
 
@@ -73,6 +81,13 @@ def _validate(document: Document) -> Settings | list[Problem]:
 def _follows(problem: Problem, known: Sequence[Problem]) -> bool:
     """Whether it is only wrong because this, or something in it, could not be read in the first place."""
     return any(problem.path == earlier.path[: len(problem.path)] for earlier in known)
+
+
+def _nearest(document: Document, key: KeyPath) -> Place:
+    """Where a key stands, or what it is missing in."""
+    while key not in document.keys and key:
+        key = key[:-1]
+    return document.keys[key]
 
 
 class _Resolver:

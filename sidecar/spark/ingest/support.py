@@ -4,22 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from sidecar.config.document import Document, KeyPath, Place, Problem, parse
-from sidecar.config.loader import InvalidConfigError, load
+from sidecar.config.document import KeyPath
+from sidecar.config.loader import load
 from sidecar.config.model import Settings
 from sidecar.config.spark import Spark, Table
 from sidecar.errors import ConfigError
 
 REJECTS: Final = "rejects"
-_NEEDED: Final = {
-    ("sink", "spark"): "is missing: sink.spark.landing is the zone that the table is filled from",
-    ("spark",): "is missing: spark.checkpoint says where the query keeps how far it came, spark.table what it fills",
-    ("spark", "table"): "is missing: it says what is filled",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,22 +72,14 @@ def load_for_ingest(path: str | Path) -> Settings:
     Raises:
         ConfigError: The file cannot be used, or something is missing: with its line.
     """
-    settings = load(path)
-    missing = [key for key in _NEEDED if _lacks(settings, key)]
-    if missing:
-        document = parse(Path(path).read_text("utf-8-sig"), lambda text, _: text)
-        problems = [Problem(_place(document, key), key, _NEEDED[key]) for key in missing]
-        raise InvalidConfigError(str(path), sorted(problems, key=lambda problem: problem.place))
-    return settings
+    return load(path, refusals=_missing)
 
 
-def _lacks(settings: Settings, key: KeyPath) -> bool:
-    if key == ("spark", "table"):
-        return settings.spark is not None and settings.spark.table is None
-    return (settings.spark if key == ("spark",) else settings.sink.spark) is None
-
-
-def _place(document: Document, key: KeyPath) -> Place:
-    while key not in document.keys and key:
-        key = key[:-1]
-    return document.keys.get(key) or Place(1, 1)
+def _missing(settings: Settings) -> Iterator[tuple[KeyPath, str]]:
+    if settings.sink.spark is None:
+        yield ("sink", "spark"), "is missing: sink.spark.landing is the zone that the table is filled from"
+    if settings.spark is None:
+        text = "is missing: spark.checkpoint says where the query keeps how far it came, spark.table what it fills"
+        yield ("spark",), text
+    elif settings.spark.table is None:
+        yield ("spark", "table"), "is missing: it says what is filled"

@@ -4,31 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
 
-from sidecar.config.document import Document, KeyPath, Place, Problem, parse
-from sidecar.config.loader import InvalidConfigError, load
+from sidecar.config.document import KeyPath
+from sidecar.config.loader import load
 from sidecar.config.model import Settings
 from sidecar.spark.run.kafka_options import reason_against
 
 
-class Refusal(NamedTuple):
-    """A key that cannot hold on Spark."""
-
-    path: KeyPath
-    text: str
-
-
-def refusals(settings: Settings) -> Iterator[Refusal]:
-    """All that cannot hold on Spark."""
+def refusals(settings: Settings) -> Iterator[tuple[KeyPath, str]]:
+    """All that cannot hold on Spark: keys, each with the reason."""
     if settings.spark is None:
-        yield Refusal(("spark",), "is missing: spark.checkpoint says where the query keeps how far it came")
+        yield ("spark",), "is missing: spark.checkpoint says where the query keeps how far it came"
     elif "://" in settings.spark.checkpoint and not settings.spark.checkpoint.startswith("file:///"):
         text = "must be a path on storage that driver and executors share: names of parts are kept in files beside it"
-        yield Refusal(("spark", "checkpoint"), text)
+        yield ("spark", "checkpoint"), text
     if settings.batch.by == "group":
         text = "cannot be group on Spark: a task has one partition, and batches over several would depend on the tasks"
-        yield Refusal(("batch", "by"), text)
+        yield ("batch", "by"), text
     for name, cure in {
         "console": "it would print on the executors",
         "file": "every executor would write a file of its own",
@@ -36,11 +28,11 @@ def refusals(settings: Settings) -> Iterator[Refusal]:
         "delta": "a table is filled by the daemon, or by `sidecar spark ingest`",
     }.items():
         if getattr(settings.sink, name, None) is not None:
-            yield Refusal(("sink", name), f"cannot be the sink of the pipeline on Spark: {cure}; use sink.http")
+            yield ("sink", name), f"cannot be the sink of the pipeline on Spark: {cure}; use sink.http"
     properties = settings.source.kafka.properties
     for name in properties:
         if reason := reason_against(name, properties):
-            yield Refusal(("source", "kafka", "properties", name), f"cannot hold on Spark: {reason}")
+            yield ("source", "kafka", "properties", name), f"cannot hold on Spark: {reason}"
 
 
 def load_for_run(path: str | Path) -> Settings:
@@ -49,14 +41,4 @@ def load_for_run(path: str | Path) -> Settings:
     Raises:
         ConfigError: The file cannot be used, or something in it cannot hold on Spark: every problem with its line.
     """
-    settings = load(path)
-    found = list(refusals(settings))
-    if found:
-        document = parse(Path(path).read_text("utf-8-sig"), lambda text, _: text)
-        problems = [Problem(_place(document, one.path), one.path, one.text) for one in found]
-        raise InvalidConfigError(str(path), sorted(problems, key=lambda problem: problem.place))
-    return settings
-
-
-def _place(document: Document, path: KeyPath) -> Place:
-    return document.keys.get(path) or Place(1, 1)
+    return load(path, refusals=refusals)
