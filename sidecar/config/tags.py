@@ -46,6 +46,12 @@ def _expression(text: str) -> str:
 Expression: TypeAlias = Annotated[Text, AfterValidator(_expression)]
 
 
+def canonical(expression: str) -> list[str]:
+    """The tags of an expression, the same list however it is written; ``["*"]`` for all."""
+    tags = parse_expression(expression)
+    return ["*"] if tags is None else sorted(tag.decode() for tag in tags)
+
+
 class Tags(Model):
     """Which messages are wanted, and in which group they travel."""
 

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from sidecar.config.model import Settings
+from sidecar.config.tags import canonical
 from sidecar.core.backoff import Backoff
 from sidecar.core.batching import Limits
 from sidecar.core.cutting import BatchRules
@@ -18,7 +19,6 @@ from sidecar.core.ids import id_reader
 from sidecar.core.intake import Reading
 from sidecar.core.pipeline import Pipeline
 from sidecar.core.records import Columns, Message, TopicPartition
-from sidecar.core.tags import parse_expression
 from sidecar.sinks.base import Sink
 from sidecar.sinks.build import build_sink
 
@@ -50,9 +50,9 @@ def rules_hash(settings: Settings) -> bytes:
     rules = [
         _place(tags.field),
         tags.split,
-        _canonical(tags.subscribe),
-        _canonical(tags.exclude) if tags.exclude else [],
-        {name: _canonical(expression) for name, expression in tags.groups.items()},
+        canonical(tags.subscribe),
+        canonical(tags.exclude) if tags.exclude else [],
+        {name: canonical(expression) for name, expression in tags.groups.items()},
         [_place(dedup.field), dedup.as_],
         settings.source.kafka.properties.get("isolation.level", "read_committed"),
         settings.sink.format,
@@ -62,11 +62,6 @@ def rules_hash(settings: Settings) -> bytes:
 
 def _place(field: Field | None) -> list[object]:
     return [field.kind, field.name, *field.path] if field else []
-
-
-def _canonical(expression: str) -> list[str]:
-    tags = parse_expression(expression)
-    return ["*"] if tags is None else sorted(tag.decode("utf-8", "surrogateescape") for tag in tags)
 
 
 def build(settings: Settings, columns: Columns) -> tuple[Pipeline, Sink]:

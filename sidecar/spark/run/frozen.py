@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import orjson
 
 from sidecar.config.model import Settings
+from sidecar.config.tags import canonical
 from sidecar.core.carried import derived_scope
-from sidecar.core.tags import parse_expression
 from sidecar.errors import ConfigError, StateError
 from sidecar.spark.run.folder import names, read, write
 from sidecar.state.offset_map import Identity
@@ -67,9 +67,9 @@ def rules_of(settings: Settings) -> dict[str, Any]:
         ),
         "tags.from": shown["tags"].get("from"),
         "tags.split": tags.split,
-        "tags.subscribe": _canonical(tags.subscribe),
-        "tags.exclude": _canonical(tags.exclude) if tags.exclude else [],
-        "tags.groups": {name: _canonical(expression) for name, expression in sorted(tags.groups.items())},
+        "tags.subscribe": canonical(tags.subscribe),
+        "tags.exclude": canonical(tags.exclude) if tags.exclude else [],
+        "tags.groups": {name: canonical(expression) for name, expression in sorted(tags.groups.items())},
         "dedup.by": shown["dedup"]["by"],
         "dedup.as": dedup.as_,
         "dedup.capacity": dedup.capacity,
@@ -78,11 +78,6 @@ def rules_of(settings: Settings) -> dict[str, Any]:
         "batch.max_bytes": batch.max_bytes,
         "sink.http.format": settings.sink.format,
     }
-
-
-def _canonical(expression: str) -> list[str]:
-    tags = parse_expression(expression)
-    return ["*"] if tags is None else sorted(tag.decode("utf-8", "backslashreplace") for tag in tags)
 
 
 def open_checkpoint(query: Path, folder: Path, settings: Settings, cluster_id: str) -> Checkpoint:
