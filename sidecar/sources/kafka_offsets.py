@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import confluent_kafka as ck
@@ -58,15 +59,23 @@ class Offsets:
         asked = [ck.TopicPartition(*tp[:2]) for tp in tps]
         return dict(zip(tps, self._consumer.committed(asked, timeout=self.left_s()), strict=True))
 
-    def nothing_committed(self, is_ours: Callable[[str], bool]) -> bool:
-        """Whether the group has not committed anything of these topics.
+    def partitions(self, topics: Sequence[str]) -> list[TopicPartition]:
+        """All partitions that there are of these topics, which are names and patterns.
 
         Raises:
             KafkaException: The broker does not answer.
         """
         known = self._consumer.list_topics(timeout=self.left_s()).topics
-        tps = [TopicPartition(topic, p) for topic in known if is_ours(topic) for p in known[topic].partitions]
-        return all(at.offset < 0 for at in self.committed(tps).values())
+        ours = [name for name in known if any(_is_meant(topic, name) for topic in topics)]
+        return [TopicPartition(name, partition) for name in ours for partition in known[name].partitions]
+
+    def nothing_committed(self, topics: Sequence[str]) -> bool:
+        """Whether the group has not committed anything of these topics.
+
+        Raises:
+            KafkaException: The broker does not answer.
+        """
+        return all(at.offset < 0 for at in self.committed(self.partitions(topics)).values())
 
     def bounds(self, tps: Sequence[TopicPartition]) -> dict[TopicPartition, Bounds | KafkaError]:
         """The bounds of these logs, or why they are not known: a leader that is away only keeps back its own.
@@ -116,6 +125,10 @@ class Offsets:
         asked = [ck.TopicPartition(*tp[:2], at) for tp, at in wanted.items()]
         answers = self._consumer.offsets_for_times(asked, timeout=timeout_s)
         return {TopicPartition(answer.topic, answer.partition): answer for answer in answers}
+
+
+def _is_meant(topic: str, name: str) -> bool:
+    return re.search(topic, name) is not None if topic.startswith("^") else topic == name
 
 
 def _bounds(low: ck.TopicPartition, high: ck.TopicPartition) -> Bounds | KafkaError:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import secrets
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -186,12 +185,9 @@ class Starts:
         if tp in self._of_new_group:
             return True
         if self._group_is_new is None:
-            self._group_is_new = self._offsets.nothing_committed(self._is_ours)
+            self._group_is_new = self._offsets.nothing_committed(self._settings.topics)
             self._of_new_group.update(self._asked if self._group_is_new else ())
         return self._group_is_new
-
-    def _is_ours(self, name: str) -> bool:
-        return any(is_read(topic, name) for topic in self._settings.topics)
 
     def _be_sure(self, tp: TopicPartition, seen: int, high: int) -> None:
         """Asked again for 2 s, before a log counts as truncated."""
@@ -199,8 +195,3 @@ class Starts:
         if time.monotonic() - since_s < TRUNCATION_PATIENCE_S:
             text = f"the log ends at {high}, {seen} was read before"
             raise KafkaException(KafkaError(KafkaError.OFFSET_NOT_AVAILABLE, text))
-
-
-def is_read(topic: str, name: str) -> bool:
-    """Whether the topic `name` is meant by `topic`, a name or a pattern of `source.kafka.topics`."""
-    return re.search(topic, name) is not None if topic.startswith("^") else topic == name

@@ -1,22 +1,46 @@
-"""What the driver asks the broker before the query starts: is it there, are the topics, which cluster is it."""
+"""What is asked of the broker by the daemon's own client: which cluster it is, where logs and the group stand."""
 
 from __future__ import annotations
 
-import time
-from typing import Any
+import contextlib
+from collections.abc import Iterator, Mapping
+from typing import Any, TypeAlias
 
 import confluent_kafka as ck
 from confluent_kafka.admin import AdminClient
 
 from sidecar.config.source import KafkaSource
+from sidecar.core.records import TopicPartition
 from sidecar.errors import UnavailableError
 from sidecar.sources.kafka_config import client_config
-from sidecar.sources.kafka_errors import is_credentials, refused, text_of
-from sidecar.sources.kafka_start import is_read
+from sidecar.sources.kafka_errors import is_credentials, text_of
+from sidecar.sources.kafka_offsets import Bounds, Offsets
+from sidecar.sources.kafka_reach import await_topics
 
-ASK_S = 2.0
 REQUEST_S = 10.0
 EARLIEST = -2
+
+Places: TypeAlias = dict[str, dict[str, int]]
+"""Offsets by topic and partition, as Spark's connector has them in JSON."""
+
+
+@contextlib.contextmanager
+def outsider(kafka: KafkaSource, **more: Any) -> Iterator[ck.Consumer]:
+    """A consumer that never joins its group, and ends with the block.
+
+    Raises:
+        UnavailableError: The broker does not answer what is asked in the block.
+    """
+    consumer = ck.Consumer({**client_config(kafka), "group.id": kafka.group_id, "enable.auto.commit": False, **more})
+    try:
+        yield consumer
+    except ck.KafkaException as error:
+        raise UnavailableError(
+            f"Kafka at {kafka.bootstrap_servers} does not answer: {text_of(error.args[0])}",
+            hint="check that the broker runs and is reachable from here",
+        ) from error
+    finally:
+        consumer.close()
 
 
 def await_cluster(kafka: KafkaSource) -> str:
@@ -24,61 +48,69 @@ def await_cluster(kafka: KafkaSource) -> str:
 
     Raises:
         UnavailableError: It does not, or a topic is unknown, for the whole start-up time.
-        CredentialsError: The broker refuses the credentials.
+        CredentialsError: The broker refuses the credentials, or access to a topic.
     """
-    deadline_s = time.monotonic() + kafka.start_timeout_ms / 1000
-    wanted = [topic for topic in kafka.topics if not topic.startswith("^")]
     refusals: list[str] = []
 
     def told(error: ck.KafkaError) -> None:
         if is_credentials(error):
             refusals.append(text_of(error))
 
-    config: dict[str, Any] = {**client_config(kafka), "error_cb": told}
-    client = AdminClient(config)
-    reason = "it did not answer"
-    while True:
-        try:
-            found = client.list_topics(timeout=ASK_S)
-            missing = [topic for topic in wanted if topic not in found.topics or found.topics[topic].error is not None]
-            if not missing:
-                return found.cluster_id or ""
-            reason = f"it does not know the topic {', '.join(missing)}"
-        except ck.KafkaException as error:
-            reason = text_of(error.args[0])
-        client.poll(0.1)
-        if refusals:
-            raise refused(kafka.bootstrap_servers, refusals[0])
-        if time.monotonic() >= deadline_s:
-            raise _unavailable(kafka, reason)
+    with outsider(kafka, error_cb=told) as client:
+        return await_topics(client, kafka, lambda: next(iter(refusals), ""), {})
 
 
-def group_offsets(kafka: KafkaSource) -> dict[str, dict[str, int]] | None:
-    """Where the daemon's consumer group stands, by topic and partition (`EARLIEST`: not yet); None where it never was.
+@contextlib.contextmanager
+def asking(kafka: KafkaSource) -> Iterator[Offsets]:
+    """Asks where logs and the group stand, for 10 s at most.
 
     Raises:
         UnavailableError: The broker does not answer.
     """
-    config: dict[str, Any] = {**client_config(kafka), "group.id": kafka.group_id}
-    client = ck.Consumer(config)
-    try:
-        known = client.list_topics(timeout=REQUEST_S).topics
-        names = [name for name in known if any(is_read(topic, name) for topic in kafka.topics)]
-        asked = [ck.TopicPartition(name, partition) for name in names for partition in known[name].partitions]
-        found = [at for at in client.committed(asked, timeout=REQUEST_S) if at.offset >= 0]
-        bounds = [client.get_watermark_offsets(at, timeout=REQUEST_S) or (0, at.offset) for at in found]
-    except ck.KafkaException as error:
-        raise _unavailable(kafka, text_of(error.args[0])) from error
-    finally:
-        client.close()
-    if not found:
+    with outsider(kafka) as consumer:
+        offsets = Offsets(consumer)
+        offsets.within(REQUEST_S)
+        yield offsets
+
+
+def bounds(offsets: Offsets, kafka: KafkaSource) -> dict[TopicPartition, Bounds]:
+    """Of all that is read.
+
+    Raises:
+        KafkaException: The broker does not answer, or does not tell all of them.
+    """
+    return _told(offsets.bounds(offsets.partitions(kafka.topics)))
+
+
+def group_offsets(kafka: KafkaSource) -> Places | None:
+    """Where the daemon's consumer group stands (`EARLIEST`: nowhere yet); None where it never was.
+
+    Raises:
+        UnavailableError: The broker does not answer.
+    """
+    with asking(kafka) as offsets:
+        committed = {tp: at.offset for tp, at in offsets.committed(offsets.partitions(kafka.topics)).items()}
+        there = _told(offsets.bounds([tp for tp, at in committed.items() if at >= 0]))
+    if not there:
         return None
-    offsets: dict[str, dict[str, int]] = {}
-    for at in asked:
-        offsets.setdefault(at.topic, {})[str(at.partition)] = EARLIEST
-    for at, (low, high) in zip(found, bounds, strict=True):  # what expired meanwhile is gone on either engine
-        offsets[at.topic][str(at.partition)] = min(max(at.offset, low), high)
-    return offsets
+    # What expired meanwhile is gone on either engine.
+    within = {tp: min(max(committed[tp], low), high) for tp, (low, high) in there.items()}
+    return by_topic(dict.fromkeys(committed, EARLIEST) | within)
+
+
+def by_topic(found: Mapping[TopicPartition, int]) -> Places:
+    """These offsets as Spark's connector has them."""
+    places: Places = {}
+    for tp, offset in sorted(found.items()):
+        places.setdefault(tp.topic, {})[str(tp.partition)] = offset
+    return places
+
+
+def _told(found: Mapping[TopicPartition, Bounds | ck.KafkaError]) -> dict[TopicPartition, Bounds]:
+    for one in found.values():
+        if isinstance(one, ck.KafkaError):
+            raise ck.KafkaException(one)
+    return {tp: one for tp, one in found.items() if isinstance(one, Bounds)}
 
 
 def refuse_members(kafka: KafkaSource) -> None:
@@ -98,11 +130,3 @@ def refuse_members(kafka: KafkaSource) -> None:
             f"the consumer group {kafka.group_id} has {len(members)} members: a daemon reads with it",
             hint="stop it first; it hands over where it stands",
         )
-
-
-def _unavailable(kafka: KafkaSource, reason: str) -> UnavailableError:
-    waited = f"for {kafka.start_timeout_ms / 1000:g} s (source.kafka.start_timeout)"
-    return UnavailableError(
-        f"Kafka at {kafka.bootstrap_servers} could not be used {waited}: {reason}",
-        hint="check source.kafka.bootstrap_servers and source.kafka.topics, and that the broker is reachable from here",
-    )

@@ -6,11 +6,10 @@ order. It costs 1.1 to 1.5 times as much as the connector.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import confluent_kafka as ck
 import orjson
@@ -20,23 +19,21 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 from pyspark.sql.types import StructType
 
 from sidecar.config.source import KafkaSource
+from sidecar.core.records import TopicPartition
 from sidecar.errors import StateError, UnavailableError
 from sidecar.sources.kafka_columns import KafkaColumns
-from sidecar.sources.kafka_config import client_config
-from sidecar.sources.kafka_start import is_read
+from sidecar.spark.run.broker import EARLIEST, Places, asking, bounds, by_topic, outsider
 from sidecar.spark.run.folder import read, write
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 NAME = "sidecar_kafka"
-REQUEST_S = 10.0
 SILENCE_S = 60.0
 """So long nothing may come of a range that has more: then the task fails, and is tried again."""
 CHUNK = 2_000
 QUEUE_KBYTES = 8 << 10
 
-Offsets: TypeAlias = dict[str, dict[str, int]]
 _TYPES = {
     "timestamp_ms": "bigint",
     "key": "binary",
@@ -44,6 +41,12 @@ _TYPES = {
     "value": "binary",
 }
 _COLUMNS = KafkaColumns()
+_CLIENT = {
+    "auto.offset.reset": "error",
+    "enable.partition.eof": True,
+    "fetch.queue.backoff.ms": 10,
+    "queued.max.messages.kbytes": QUEUE_KBYTES,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +65,7 @@ class Reading:
     folder: Path
     columns: tuple[str, ...]
     rows_max: int
-    stood: Offsets | None
+    stood: Places | None
 
     @property
     def schema(self) -> str:
@@ -92,35 +95,35 @@ class KafkaReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __init__(self, reading: Reading, schema: StructType) -> None:
         self._r = reading
         self._schema = schema
-        self._target: Offsets | None = None
+        self._target: Places | None = None
 
     # On the driver
 
-    def initialOffset(self) -> Offsets:  # noqa: N802  # Spark's names, here and below
+    def initialOffset(self) -> Places:  # noqa: N802  # Spark's names, here and below
         """Where a new checkpoint begins, the same at every start."""
         path = self._r.folder / "first"
         if not path.exists():
             write(path, orjson.dumps(self._first()), exclusive=True)
         return orjson.loads(read(path))  # type: ignore[no-any-return]
 
-    def _first(self) -> Offsets:
+    def _first(self) -> Places:
         start, stood = self._r.kafka.start, self._r.stood
-        with _client(self._r.kafka) as client:
-            if stood is None and isinstance(start, int):
-                return _at_time(client, self._r.kafka, start)
-            found: Offsets = {}
-            for topic, partition, low, high in _bounds(client, self._r.kafka):
-                at = low if stood is not None or start == "earliest" else high
-                asked = (stood or {}).get(topic, {}).get(str(partition), -1)
-                found.setdefault(topic, {})[str(partition)] = asked if asked >= 0 else at
-            return found
+        found: dict[TopicPartition, int] = {}
+        with asking(self._r.kafka) as offsets:
+            for tp, (low, high) in bounds(offsets, self._r.kafka).items():
+                if stood is not None:
+                    at = stood.get(tp.topic, {}).get(str(tp.partition), EARLIEST)
+                    found[tp] = at if at >= 0 else low
+                elif isinstance(start, int):
+                    later = offsets.at_time(tp, start)
+                    found[tp] = high if later is None else later
+                else:
+                    found[tp] = low if start == "earliest" else high
+        return by_topic(found)
 
-    def _ends(self) -> Offsets:
-        found: Offsets = {}
-        with _client(self._r.kafka) as client:
-            for topic, partition, _, high in _bounds(client, self._r.kafka):
-                found.setdefault(topic, {})[str(partition)] = high
-        return found
+    def _ends(self) -> Places:
+        with asking(self._r.kafka) as offsets:
+            return by_topic({tp: high for tp, (_, high) in bounds(offsets, self._r.kafka).items()})
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
         """A bound for each micro-batch."""
@@ -130,11 +133,11 @@ class KafkaReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """What comes from now on is for the next time."""
         self._target = self._ends()
 
-    def reportLatestOffset(self) -> Offsets:  # noqa: N802
+    def reportLatestOffset(self) -> Places:  # noqa: N802
         """For the lag."""
         return self._ends()
 
-    def latestOffset(self, start: Offsets, limit: ReadLimit) -> Offsets:  # noqa: N802
+    def latestOffset(self, start: Places, limit: ReadLimit) -> Places:  # noqa: N802
         """Where the next micro-batch ends; what lags most gets most.
 
         Raises:
@@ -157,7 +160,7 @@ class KafkaReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         share = {place: min(one, -(-self._r.rows_max * one // total)) for place, one in lag.items()}
         return {t: {p: end - lag[t, p] + share[t, p] for p, end in found.items()} for t, found in ends.items()}
 
-    def partitions(self, start: Offsets, end: Offsets) -> Sequence[Range]:
+    def partitions(self, start: Places, end: Places) -> Sequence[Range]:
         """A range for each partition that has more; a partition that is new begins at its start."""
         begun = {(topic, partition): at for topic, partition, at in _each(start)}
         ranges = [Range(topic, int(p), begun.get((topic, p), 0), last) for topic, p, last in _each(end)]
@@ -172,7 +175,7 @@ class KafkaReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             UnavailableError: The broker does not give them.
         """
         assert isinstance(partition, Range)
-        with _client(self._r.kafka) as client:
+        with outsider(self._r.kafka, **_CLIENT) as client:
             client.assign([ck.TopicPartition(partition.topic, partition.partition, partition.start)])
             for messages in _read_to(client, partition):
                 yield self._batch(partition, messages)
@@ -230,51 +233,6 @@ def _each(offsets: Mapping[str, Mapping[str, int]]) -> Iterator[tuple[str, str, 
     for topic, found in sorted(offsets.items()):
         for partition, offset in sorted(found.items()):
             yield topic, partition, offset
-
-
-@contextlib.contextmanager
-def _client(kafka: KafkaSource) -> Iterator[ck.Consumer]:
-    """A consumer that never joins its group, and ends with the block."""
-    ours = {
-        "group.id": kafka.group_id,
-        "enable.auto.commit": False,
-        "auto.offset.reset": "error",
-        "enable.partition.eof": True,
-        "fetch.queue.backoff.ms": 10,
-        "queued.max.messages.kbytes": QUEUE_KBYTES,
-    }
-    consumer = ck.Consumer({**client_config(kafka), **ours})
-    try:
-        yield consumer
-    finally:
-        consumer.close()
-
-
-def _bounds(client: ck.Consumer, kafka: KafkaSource) -> Iterator[tuple[str, int, int, int]]:
-    """Topic, partition, first offset and end of all that is read.
-
-    Raises:
-        UnavailableError: The broker does not answer.
-    """
-    try:
-        known = client.list_topics(timeout=REQUEST_S).topics
-        for name in sorted(known):
-            if any(is_read(topic, name) for topic in kafka.topics):
-                for partition in sorted(known[name].partitions):
-                    bounds = client.get_watermark_offsets(ck.TopicPartition(name, partition), timeout=REQUEST_S)
-                    if bounds is None:
-                        raise UnavailableError(f"the broker does not tell where {name}[{partition}] ends")
-                    yield name, partition, *bounds
-    except ck.KafkaException as error:
-        raise UnavailableError(f"the broker does not answer: {error.args[0].str()}") from error
-
-
-def _at_time(client: ck.Consumer, kafka: KafkaSource, at_ms: int) -> Offsets:
-    found: Offsets = {}
-    for topic, partition, _, high in list(_bounds(client, kafka)):
-        (at,) = client.offsets_for_times([ck.TopicPartition(topic, partition, at_ms)], timeout=REQUEST_S)
-        found.setdefault(topic, {})[str(partition)] = at.offset if at.offset >= 0 else high
-    return found
 
 
 def kafka_source(reading: Reading) -> type[DataSource]:
