@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, fields
+from typing import Self
 
 from sidecar.core.records import group_label
 
@@ -31,7 +32,7 @@ class Books:
         settled = self.delivered + self.duplicate + self.filtered + self.dead_lettered
         return self.consumed == settled + self.released + self.in_flight + self.delayed
 
-    def __iadd__(self, other: Books) -> Books:
+    def __iadd__(self, other: Books) -> Self:
         for name in BOOKS:
             setattr(self, name, getattr(self, name) + getattr(other, name))
         return self

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final
 
@@ -16,6 +15,7 @@ from prometheus_client.registry import Collector
 from sidecar.ops.metrics import Metrics
 from sidecar.ops.snapshot import StatusSnapshot
 from sidecar.spark.ingest.lag import Behind, Lag
+from sidecar.spark.reports import observed_rows, offsets_in, seconds
 from sidecar.version import version
 
 READ: Final = "sidecar_read"
@@ -29,21 +29,6 @@ _COUNTERS: Final = {
 }
 
 log = structlog.get_logger()
-
-
-@dataclass(slots=True)
-class Counts:
-    """Of one query, or of a micro-batch of it."""
-
-    rows_read: int = 0
-    rows_written: int = 0
-    rows_rejected: int = 0
-    micro_batches: int = 0
-
-    def __iadd__(self, more: Counts) -> Counts:
-        for name in _COUNTERS:
-            setattr(self, name, getattr(self, name) + getattr(more, name))
-        return self
 
 
 class Progress:
@@ -60,7 +45,7 @@ class Progress:
         self._started = datetime.now(UTC).isoformat(timespec="milliseconds")
         self._last = -1
         self._read: dict[str, int] = {}
-        self.totals = Counts()
+        self.totals: Counter[str] = Counter()
         self.behind: Behind | None = None
         self._problem = ""
         self._live = True
@@ -73,16 +58,14 @@ class Progress:
                 self._enter(report)
 
     def _enter(self, report: Mapping[str, Any]) -> None:
-        self._read |= _numbers(report["sources"][0].get("endOffset"))
-        observed = report.get("observedMetrics") or {}
-        read, written = (int(observed[name]["rows"]) if name in observed else 0 for name in (READ, WRITTEN))
-        counts = Counts(read, written, read - written, 1)
-        self.totals += counts
+        self._read |= {writer: int(seq) for writer, seq in offsets_in(report["sources"][0].get("endOffset")).items()}
+        read, written = (observed_rows(report, name) or 0 for name in (READ, WRITTEN))
+        self.totals.update(rows_read=read, rows_written=written, rows_rejected=read - written, micro_batches=1)
         self.look()
         log.info(
             "ingest.committed", batch=self._last, rows_read=read, rows_written=written, rows_rejected=read - written,
             lag_rows=self.behind and self.behind.rows, lag_bytes=self.behind and self.behind.bytes,
-            seconds=round(int(report["durationMs"].get("triggerExecution", 0)) / 1000, 3),
+            seconds=seconds(report),
         )  # fmt: skip
 
     def look(self) -> None:
@@ -106,12 +89,6 @@ class Progress:
         )
 
 
-def _numbers(found: Any) -> dict[str, int]:
-    """Spark tells offsets as JSON, as text of JSON, or not at all."""
-    table = json.loads(found) if isinstance(found, str) else found
-    return {str(writer): int(seq) for writer, seq in (table or {}).items()}
-
-
 class IngestMetrics(Metrics):
     """The metrics of the ingest job, in place of the daemon's.
 
@@ -132,7 +109,7 @@ class _IngestCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         """Every metric."""
         for name, text in _COUNTERS.items():
-            yield CounterMetricFamily(f"sidecar_ingest_{name}", text, value=getattr(self._progress.totals, name))
+            yield CounterMetricFamily(f"sidecar_ingest_{name}", text, value=self._progress.totals[name])
         behind = self._progress.behind
         if behind is not None:
             yield GaugeMetricFamily("sidecar_ingest_lag_rows", "Rows in the zone that are not read.", value=behind.rows)

@@ -20,7 +20,7 @@ from sidecar.spark.driver import QueryError, cause_of
 from sidecar.spark.run.broker import await_cluster, group_offsets, refuse_members
 from sidecar.spark.run.folder import RunFolder
 from sidecar.spark.run.frozen import Checkpoint, latest_batch, open_checkpoint
-from sidecar.spark.run.progress import OBSERVED_PASSED, OBSERVED_READ, Progress, await_condition
+from sidecar.spark.run.progress import OBSERVED_PASSED, OBSERVED_READ, Progress
 from sidecar.spark.run.topics import claim
 from sidecar.state.store import Store
 
@@ -201,10 +201,14 @@ class SparkRun:
             while latest != (begun := latest_batch(self._query_path, "offsets")):
                 latest = begun  # one may have begun before it could see the hold
                 self._folder.hold_from(latest + 1)
-            await_condition(
-                lambda: latest_batch(self._query_path, "commits") >= latest or not query.isActive, deadline_s
-            )
+            _await(lambda: latest_batch(self._query_path, "commits") >= latest or not query.isActive, deadline_s)
         query.stop()
+
+
+def _await(condition: Callable[[], bool], deadline_s: float) -> None:
+    """Ask until it holds or the time is over."""
+    while not condition() and time.monotonic() < deadline_s:
+        time.sleep(TURN_S / 2)
 
 
 def needed(settings: Settings) -> list[str]:

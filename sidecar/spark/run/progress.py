@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import time
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -18,6 +16,7 @@ from sidecar.core.books import BOOKS, Books
 from sidecar.core.records import TopicPartition
 from sidecar.errors import SidecarError
 from sidecar.ops.snapshot import Activity, PartitionStatus, StatusSnapshot
+from sidecar.spark.reports import observed_rows, offsets_in, seconds
 from sidecar.spark.run.folder import RunFolder
 from sidecar.spark.run.frozen import latest_batch
 from sidecar.spark.run.letters import letters_in
@@ -70,12 +69,15 @@ class Progress:
                 self._places(source)
 
     def _places(self, source: Mapping[str, Any]) -> None:
-        at, ends = (_offsets(source.get(name)) for name in ("endOffset", "latestOffset"))
+        at, ends = (_offsets_in(source.get(name)) for name in ("endOffset", "latestOffset"))
         for tp, offset in at.items():
-            status = self._partitions.setdefault(tp, PartitionStatus(topic=tp.topic, partition=tp.partition))
+            status = self._status(tp)
             if offset >= status.watermark:
                 status.watermark = status.position = offset
                 status.lag = max(0, ends[tp] - offset) if tp in ends else None
+
+    def _status(self, tp: TopicPartition) -> PartitionStatus:
+        return self._partitions.setdefault(tp, PartitionStatus(topic=tp.topic, partition=tp.partition))
 
     def settle(self) -> None:
         """Enter the books of micro-batches that are committed, and put their dead letters into the state."""
@@ -104,20 +106,21 @@ class Progress:
         counts = {TopicPartition(topic, partition): Books(**found) for topic, partition, found in books["partitions"]}
         report = self._observed.get(batch, {})
         self._observed = {one: kept for one, kept in self._observed.items() if one > batch}
-        total = sum_of(counts.values())
-        metrics = report.get("observedMetrics", {})
-        if OBSERVED_READ in metrics:
-            read = int(metrics[OBSERVED_READ]["rows"])
-            passed = int(metrics.get(OBSERVED_PASSED, metrics[OBSERVED_READ])["rows"])
+        total = _sum_of(counts.values())
+        read, passed = (observed_rows(report, name) for name in (OBSERVED_READ, OBSERVED_PASSED))
+        if read is not None:
+            passed = read if passed is None else passed
             if passed != total.consumed or not total.balanced:
                 log.error("micro_batch.unbalanced", batch=batch, read=read, passed=passed, consumed=total.consumed)
             # What left the JVM has come to a task; what never left it was filtered.
             for tp, filtered in _share(self._ranges(report), counts, read - passed).items():
-                _add(counts.setdefault(tp, Books()), Books(consumed=filtered, filtered=filtered))
+                found = counts.setdefault(tp, Books())
+                found += Books(consumed=filtered, filtered=filtered)
         for tp, found in counts.items():
-            _add(self._partitions.setdefault(tp, PartitionStatus(topic=tp.topic, partition=tp.partition)), found)
-        total = sum_of(counts.values())
-        _add(self._totals, total)
+            status = self._status(tp)
+            status += found
+        total = _sum_of(counts.values())
+        self._totals += total
         self._cuts.update(books["cuts"])
         for table, rows in ((self._sends, books["sends"]), (self._batches, books["batches"])):
             for group, kind, count in rows:
@@ -125,22 +128,22 @@ class Progress:
         self._commits += 1
         log.info(
             "micro_batch.delivered", batch=batch, **{name: getattr(total, name) for name in BOOKS[:5]},
-            parts=sum(books["cuts"].values()), seconds=round(_milliseconds(report) / 1000, 3),
+            parts=sum(books["cuts"].values()), seconds=seconds(report),
         )  # fmt: skip
 
     def _ranges(self, report: Mapping[str, Any]) -> dict[TopicPartition, int]:
         """How many offsets of each partition the micro-batch covers, gaps among them."""
         found: dict[TopicPartition, int] = {}
         for source in report["sources"]:
-            starts = _offsets(source.get("startOffset")) or self._first_offsets()
-            for tp, end in _offsets(source.get("endOffset")).items():
+            starts = _offsets_in(source.get("startOffset")) or self._first_offsets()
+            for tp, end in _offsets_in(source.get("endOffset")).items():
                 found[tp] = end - starts.get(tp, 0)
         return found
 
     def _first_offsets(self) -> dict[TopicPartition, int]:
         """Of the first micro-batch Spark does not tell where it began; its checkpoint does."""
         try:
-            return _offsets((self._query / "sources" / "0" / "0").read_text().partition("\n")[2])
+            return _offsets_in((self._query / "sources" / "0" / "0").read_text().partition("\n")[2])
         except OSError:
             return {}
 
@@ -181,16 +184,11 @@ class Progress:
         )
 
 
-def sum_of(all_books: Iterable[Books]) -> Books:
-    """Their sum."""
+def _sum_of(all_books: Iterable[Books]) -> Books:
     total = Books()
     for books in all_books:
         total += books
     return total
-
-
-def _add(books: Books, more: Books) -> None:
-    books += more
 
 
 def _share(ranges: Mapping[TopicPartition, int], seen: Mapping[TopicPartition, Books], count: int) -> dict[
@@ -206,25 +204,13 @@ def _share(ranges: Mapping[TopicPartition, int], seen: Mapping[TopicPartition, B
     return shares
 
 
-def _offsets(found: Any) -> dict[TopicPartition, int]:
-    """Spark tells them as JSON, as text of JSON, or not at all."""
+def _offsets_in(found: Any) -> dict[TopicPartition, int]:
+    """By partition; nothing where a source tells something else."""
     try:
-        table = json.loads(found) if isinstance(found, str) else found
         return {
             TopicPartition(topic, int(partition)): int(offset)
-            for topic, partitions in (table or {}).items()
+            for topic, partitions in offsets_in(found).items()
             for partition, offset in partitions.items()
         }
     except (ValueError, TypeError, AttributeError):
         return {}
-
-
-def _milliseconds(report: Mapping[str, Any]) -> int:
-    return int((report.get("durationMs") or {}).get("triggerExecution", 0))
-
-
-def await_condition(condition: Any, deadline_s: float, every_s: float = 0.05) -> bool:
-    """Ask until it holds or the time is over; whether it held."""
-    while not (held := bool(condition())) and time.monotonic() < deadline_s:
-        time.sleep(every_s)
-    return held
