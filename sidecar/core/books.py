@@ -32,6 +32,11 @@ class Books:
         settled = self.delivered + self.duplicate + self.filtered + self.dead_lettered
         return self.consumed == settled + self.released + self.in_flight + self.delayed
 
+    def settle(self, outcome: str, count: int) -> None:
+        """So many messages that were in flight have this outcome now."""
+        setattr(self, outcome, getattr(self, outcome) + count)
+        self.in_flight -= count
+
     def __iadd__(self, other: Books) -> Self:
         for name in BOOKS:
             setattr(self, name, getattr(self, name) + getattr(other, name))

@@ -156,9 +156,7 @@ class Pipeline:
     # Progress
 
     def _settled(self, part: Part, outcome: str, count: int) -> None:
-        books = self.books[part.tp]
-        setattr(books, outcome, getattr(books, outcome) + count)
-        books.in_flight -= count
+        self.books[part.tp].settle(outcome, count)
         self._touch(part.tp, self._now_ms + SETTLE_DELAY_MS)
 
     def _touch(self, tp: TopicPartition, due_ms: float) -> None:

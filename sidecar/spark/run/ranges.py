@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 
-from sidecar.core.batching import Limits, halves, held_bytes
+from sidecar.core.batching import Limits, halves
 from sidecar.core.books import Books
 from sidecar.core.carried import Carried
 from sidecar.core.delivery import Delivery, DeliveryRules
@@ -116,8 +116,7 @@ class RangePipeline:
         return self.range if part.epoch == self.range.epoch else None
 
     def _settled(self, _: Part, outcome: str, count: int) -> None:
-        setattr(self.books, outcome, getattr(self.books, outcome) + count)
-        self.books.in_flight -= count
+        self.books.settle(outcome, count)
 
     # Reading
 
@@ -136,7 +135,7 @@ class RangePipeline:
         self.range.settled_ids.clear()  # the daemon's journal is a file of windows here
 
     def _open(self, group: str, fragment: Fragment) -> None:
-        self.delivery.held_bytes += held_bytes(fragment)
+        self.delivery.hold([fragment])
         if fragment.unframeable:
             odd = Fragment((), b"", None, fragment.unframeable, fragment.at_ms)
             self._add(self.range.part_without_rows(group, odd))
