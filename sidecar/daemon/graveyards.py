@@ -1,4 +1,4 @@
-"""Where dead letters go: the state, or a topic. Runs on the writer thread; decides nothing about messages."""
+"""Where dead letters go: the state, or a topic. Runs on a thread of its own; decides nothing about messages."""
 
 from __future__ import annotations
 
@@ -10,10 +10,12 @@ from typing import Any, Protocol, TypeVar
 import confluent_kafka as ck
 import orjson
 
+from sidecar.config.model import DeadLetters, Settings
 from sidecar.core.records import DeadLetter, Details, TopicPartition, group_label
 from sidecar.errors import UnavailableError
 from sidecar.sinks.formats import envelope_row
 from sidecar.sources.base import Original
+from sidecar.sources.kafka_config import client_config
 from sidecar.state.interface import StoredLetter
 
 T = TypeVar("T")
@@ -85,7 +87,7 @@ def _details(row: dict[str, Any]) -> Details | None:
 
 
 def _unpacked(row: bytes) -> Original:
-    from sidecar.zone.rows import unpack  # needs what only sink.spark installs
+    from sidecar.zone.rows import unpack  # its package needs pyarrow, which other formats do without
 
     found = unpack(row)
     return Original(found.key, found.value, found.headers, found.timestamp_ms)
@@ -104,6 +106,20 @@ def _bytes(value: Any) -> bytes | None:
 
 def _text(name: Any) -> str:
     return name if isinstance(name, str) else base64.b64decode(name["base64"]).decode("utf-8", "surrogateescape")
+
+
+def open_graveyard(settings: Settings, keeper: Keeper, fetch: Fetch) -> Graveyard:
+    """The place that these settings name for dead letters.
+
+    Args:
+        settings: The configuration.
+        keeper: Keeps them where no topic is named.
+        fetch: Reads one message again.
+    """
+    originals = Originals(settings.sink.format, fetch)
+    if isinstance(settings.dead_letters, DeadLetters):
+        return TopicGraveyard(client_config(settings.source.kafka), settings.dead_letters.kafka.topic, originals)
+    return StateGraveyard(keeper, originals)
 
 
 class StateGraveyard:

@@ -14,10 +14,10 @@ from types import FrameType
 
 import structlog
 
-from sidecar.config.model import DeadLetters, Settings
+from sidecar.config.model import Settings
 from sidecar.daemon.build import build, plan_memory, rules_hash
 from sidecar.daemon.dispatcher import Senders, Writer
-from sidecar.daemon.graveyards import Graveyard, Originals, StateGraveyard, TopicGraveyard
+from sidecar.daemon.graveyards import open_graveyard
 from sidecar.daemon.notify import Notifier
 from sidecar.daemon.status import StatusKeeper, status_line
 from sidecar.daemon.supervisor import Supervisor, tell_damages
@@ -27,7 +27,7 @@ from sidecar.ops.metrics import Metrics
 from sidecar.sinks.file import FileSink
 from sidecar.sources.base import Source
 from sidecar.sources.kafka import KafkaSource
-from sidecar.sources.kafka_config import client_config, place_id
+from sidecar.sources.kafka_config import place_id
 from sidecar.state.interface import State
 from sidecar.state.store import Store
 
@@ -112,7 +112,7 @@ class Daemon:
         inbox: queue.SimpleQueue[object] = queue.SimpleQueue()
         senders = Senders(sink, settings.sink.concurrency, inbox)
         stack.callback(senders.close, SENDERS_PATIENCE_S)
-        graveyard = self._graveyard(state, source)
+        graveyard = open_graveyard(settings, state, source.fetch)
         drain_s = settings.drain_timeout_ms / 1000
         supervisor = Supervisor(pipeline, source, senders, inbox, writer, state, graveyard, drain_s)
         keeper = StatusKeeper(supervisor, state, settings.source.kafka.group_id, settings.memory.budget_bytes)
@@ -127,13 +127,6 @@ class Daemon:
         gc.freeze()  # and a high threshold: 16 % of the CPU time otherwise
         gc.set_threshold(100_000, 20, 100)
         return supervisor, keeper
-
-    def _graveyard(self, state: State, source: Source) -> Graveyard:
-        originals = Originals(self._settings.sink.format, source.fetch)
-        place = self._settings.dead_letters
-        if isinstance(place, DeadLetters):
-            return TopicGraveyard(client_config(self._settings.source.kafka), place.kafka.topic, originals)
-        return StateGraveyard(state, originals)
 
     def _serve(self, supervisor: Supervisor, keeper: StatusKeeper) -> None:
         refresh_at_s = feed_at_s = tell_at_s = 0.0

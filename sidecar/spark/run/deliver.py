@@ -11,14 +11,14 @@ from dataclasses import dataclass, field
 
 import structlog
 
-from sidecar.config.model import DeadLetters, Settings
+from sidecar.config.model import Settings
 from sidecar.core.batching import Limits
 from sidecar.core.books import Books
 from sidecar.core.effects import Report, Send, Store
 from sidecar.core.records import DeadLetter, Run, TopicPartition, group_label
 from sidecar.daemon.build import build_reading, delivery_rules, plan_memory
 from sidecar.daemon.dispatcher import Answered, Senders
-from sidecar.daemon.graveyards import Graveyard, Originals, StateGraveyard, TopicGraveyard
+from sidecar.daemon.graveyards import Graveyard, open_graveyard
 from sidecar.errors import SidecarError
 from sidecar.sources.kafka_config import client_config
 from sidecar.sources.kafka_fetch import Fetcher
@@ -184,7 +184,7 @@ class _Delivery:
 
     def _bury(self, letters: list[DeadLetter]) -> bool:
         try:
-            self._open_graveyard().bury(letters)
+            self._opened_graveyard().bury(letters)
         except SidecarError as error:  # tried again; the messages stay unsettled meanwhile
             log.error("dead_letters.not_stored", count=len(letters), reason=str(error))
             return False
@@ -196,17 +196,12 @@ class _Delivery:
             )  # fmt: skip
         return True
 
-    def _open_graveyard(self) -> Graveyard:
+    def _opened_graveyard(self) -> Graveyard:
         """Made when it is first needed: most tasks bury nothing, and a producer connects at once."""
         if self._graveyard is None:
-            settings, config = self._settings, client_config(self._settings.source.kafka)
-            fetcher = Fetcher(config)
+            fetcher = Fetcher(client_config(self._settings.source.kafka))
             self._stack.callback(fetcher.close)
-            originals = Originals(settings.sink.format, fetcher.fetch)
-            if isinstance(settings.dead_letters, DeadLetters):
-                self._graveyard = TopicGraveyard(config, settings.dead_letters.kafka.topic, originals)
-            else:
-                self._graveyard = StateGraveyard(self._letters, originals)
+            self._graveyard = open_graveyard(self._settings, self._letters, fetcher.fetch)
         return self._graveyard
 
     # What the driver is told while the task lasts
