@@ -149,7 +149,8 @@ class _Table:
     """The table as far as it is known here; used by one thread after it was made."""
 
     def __init__(self, path: str) -> None:
-        self._path = path.removeprefix("file://")
+        self._folder = _folder(path)
+        self._path = path if self._folder is None else str(self._folder)
         self._names: dict[bytes, None] = {}
         self._version = -1
         self._stale = False
@@ -228,8 +229,8 @@ class _Table:
         try:
             table = DeltaTable(self._path)
         except TableNotFoundError:
-            if "://" not in self._path:
-                files.make_folder(Path(self._path))
+            if self._folder is not None:
+                files.make_folder(self._folder)
             DeltaTable.create(
                 self._path, TABLE_SCHEMA, mode="ignore", partition_by=list(PARTITIONED_BY), configuration=CONFIGURATION
             )
@@ -264,7 +265,7 @@ def sync_commit(path: str, version: int) -> None:
     """Make a commit survive a power cut, data before the log that names it; deltalake syncs nothing.
 
     Args:
-        path: The table; nothing is done for a URL, whose store answers for it.
+        path: The table; nothing is done for a URL.
         version: That the commit made.
 
     Raises:
@@ -282,8 +283,9 @@ def sync_commit(path: str, version: int) -> None:
 def _check_newest(path: str, version: int) -> None:
     """Refuse a table whose newest commits a power cut has torn: their names would vouch for rows that are not there."""
     root = _folder(path)
-    for at in range(max(0, version - UNSYNCED_MAX), version + 1) if root else ():
-        assert root is not None
+    if root is None:
+        return
+    for at in range(max(0, version - UNSYNCED_MAX), version + 1):
         for name, size in _added(root, at):
             file = root / name
             if file.exists() and file.stat().st_size != size:  # one that is gone was compacted and vacuumed
@@ -294,6 +296,7 @@ def _check_newest(path: str, version: int) -> None:
 
 
 def _folder(path: str) -> Path | None:
+    """Where a table is on a file system of ours; None for a URL, whose store answers for its files."""
     path = path.removeprefix("file://")
     return None if "://" in path else Path(path)
 
