@@ -11,7 +11,13 @@ SEGMENT_LINES: Final = 4096
 """Lines of a manifest segment: the segment of a sequence number is known without listing any folder."""
 FLOOR: Final = "floor.json"
 LOCK: Final = "lock"
+UNSAFE: Final = "[^A-Za-z0-9_-]"
 _LABEL_CHARS_MAX = 48
+
+
+def safe(text: str, chars_max: int) -> str:
+    """The beginning of a text as a part of a file's name: letters, digits, `_` and `-`."""
+    return re.sub(UNSAFE, "_", text[:chars_max])
 
 
 def data_folder(root: Path, writer: str) -> Path:
@@ -42,7 +48,7 @@ def first_of(seq: int) -> int:
 def data_file(writer: str, seq: int, group: str, rows: int, at_ms: int, format: str) -> str:  # noqa: A002
     """The path of a data file below the root. The hour (UTC) and the group are there for people alone."""
     hour = time.strftime("%Y%m%d%H", time.gmtime(at_ms // 1000))
-    label = re.sub(r"[^A-Za-z0-9_-]", "_", group)[:_LABEL_CHARS_MAX] or "_"
+    label = safe(group, _LABEL_CHARS_MAX) or "_"
     return f"data/{writer}/{hour}/{seq:012d}-{label}-{rows}.{format}"
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-import re
 from collections.abc import Iterable
 from typing import Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from sidecar.zone.layout import safe
 from sidecar.zone.schema import SCHEMA
 
 LABEL: Final = "group_label"
@@ -22,7 +22,6 @@ TABLE_SCHEMA: Final = pa.schema(
 )
 LABEL_CHARS_MAX: Final = 64
 LABEL_HASH: Final = 12
-LABEL_PATTERN: Final = "[^A-Za-z0-9_-]"
 DATES_END_S: Final = 253_402_300_800
 """The year 10,000 begins, in seconds since the epoch: from there on a date has no form that all readers know."""
 
@@ -33,7 +32,7 @@ def label_of(group: str) -> str:
     The group itself stays a column of the rows. It cannot be the folder: an empty one would come back as null, ``007``
     as the number 7, and one of 300 bytes is longer than a file system takes.
     """
-    label = re.sub(LABEL_PATTERN, "_", group)[:LABEL_CHARS_MAX]
+    label = safe(group, LABEL_CHARS_MAX)
     return label if label and label == group else f"{label}-{hashlib.sha256(group.encode()).hexdigest()[:LABEL_HASH]}"
 
 

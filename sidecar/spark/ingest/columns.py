@@ -10,7 +10,8 @@ from pyspark.sql import functions as F  # noqa: N812  # everybody's name for it
 from pyspark.sql.types import DataType, StringType, StructField, StructType
 
 from sidecar.errors import ConfigError
-from sidecar.zone.table import DATE, DATES_END_S, LABEL, LABEL_CHARS_MAX, LABEL_HASH, LABEL_PATTERN
+from sidecar.zone.layout import UNSAFE
+from sidecar.zone.table import DATE, DATES_END_S, LABEL, LABEL_CHARS_MAX, LABEL_HASH
 
 DATA: Final = "data"
 """The column that has what JSON said; a struct, so that no name in it meets one of ours."""
@@ -21,7 +22,7 @@ _CORRUPT: Final = "_sidecar_corrupt"
 
 def with_partitions(frame: DataFrame) -> DataFrame:
     """With the columns that the table is partitioned by: the same for a row as `sidecar.zone.table` gives."""
-    label = F.substring(F.regexp_replace("group", LABEL_PATTERN, "_"), 1, LABEL_CHARS_MAX)
+    label = F.substring(F.regexp_replace("group", UNSAFE, "_"), 1, LABEL_CHARS_MAX)
     digest = F.substring(F.sha2(F.col("group").cast("binary"), 256), 1, LABEL_HASH)
     plain = (label == F.col("group")) & (label != "")
     seconds = F.unix_seconds("timestamp")

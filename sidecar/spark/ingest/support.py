@@ -14,6 +14,7 @@ from sidecar.config.loader import load
 from sidecar.config.model import Settings
 from sidecar.config.spark import Spark, Table
 from sidecar.errors import ConfigError
+from sidecar.zone.layout import safe
 
 REJECTS: Final = "rejects"
 
@@ -44,7 +45,7 @@ def targets(spark: Spark, table: Table) -> list[Target]:
 def _target(spark: Spark, name: str, path: str, checkpoint: str) -> Target:
     # One name for one checkpoint: under the name of an earlier one, rows that this one needs may be gone by now.
     digest = hashlib.blake2b(f"{spark.checkpoint}\n{path}".encode(), digest_size=4).hexdigest()
-    label = re.sub(r"[^A-Za-z0-9_-]", "_", path.rstrip("/").rpartition("/")[2])[:64]
+    label = safe(path.rstrip("/").rpartition("/")[2], 64)
     return Target(name, path, checkpoint, f"ingest-{label}-{digest}")
 
 
