@@ -20,11 +20,16 @@ from tests.unit.test_zone_writer import messages, short_segments
 def zone(tmp_path: Path) -> Path:
     """A zone with three batches of three rows."""
     root = tmp_path / "zone"
-    made = writer(root)
-    for first in range(0, 9, 3):
-        made.land(batch(first))
-    made.close()
+    landed(root, 3)
     return root
+
+
+def landed(root: Path, batches: int) -> None:
+    """Land batches of three rows."""
+    made = writer(root)
+    for number in range(batches):
+        made.land(batch(3 * number))
+    made.close()
 
 
 def manifest(root: Path) -> Path:
@@ -175,10 +180,7 @@ def test_a_manifest_that_lost_its_end(zone: Path, kept: int) -> None:
 def test_a_segment_that_lost_lines_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A reader does not wait for ever for lines of a segment that others follow."""
     short_segments(monkeypatch)
-    made = writer(tmp_path)
-    for first in range(0, 18, 3):
-        made.land(batch(first))
-    made.close()
+    landed(tmp_path, 6)
     path = manifest(tmp_path)
     path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:3]))
     with pytest.raises(ZoneError, match=r"000000000000.log lacks its lines from number 3 on"):
@@ -188,10 +190,7 @@ def test_a_segment_that_lost_lines_is_an_error(tmp_path: Path, monkeypatch: pyte
 def test_a_damaged_line_of_an_earlier_segment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Damage behind the last segment is mended too, and its names are known."""
     short_segments(monkeypatch)
-    made = writer(tmp_path)
-    for first in range(0, 30, 3):
-        made.land(batch(first))
-    made.close()
+    landed(tmp_path, 10)
     whole = manifest(tmp_path).read_bytes()
     manifest(tmp_path).write_bytes(whole[:50] + b"\x00" + whole[51:])
     assert len(mended(tmp_path)) == 1
