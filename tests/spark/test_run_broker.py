@@ -1,0 +1,23 @@
+"""What `sidecar spark run` asks a real broker before its query starts. No Spark."""
+
+from __future__ import annotations
+
+from sidecar.config.source import KafkaSource
+from sidecar.spark.run.broker import EARLIEST, await_cluster, group_offsets
+from tests.integration.conftest import MakeTopic
+from tests.support.kafka import Broker, produce
+from tests.support.produce import Outgoing
+
+
+def test_a_checkpoint_begins_where_the_daemon_stands(kafka: Broker, make_topic: MakeTopic, group: str) -> None:
+    """Of all topics that are meant: what is committed, within what the log holds, else the start; None if new."""
+    topic = make_topic(4)
+    settings = KafkaSource.model_validate(
+        {"bootstrap_servers": kafka.bootstrap, "topics": [f"^{topic[:-2]}"], "group_id": group}
+    )
+    assert await_cluster(settings)
+    assert group_offsets(settings) is None
+    produce(kafka.bootstrap, topic, [Outgoing(i % 4, b"v", None, None) for i in range(40)])
+    kafka.alter_group_offsets(group, topic, {0: 7, 1: 2, 2: 99})
+    kafka.delete_records(topic, {1: 5})
+    assert group_offsets(settings) == {topic: {"0": 7, "1": 5, "2": 10, "3": EARLIEST}}
