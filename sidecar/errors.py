@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+
 EXIT_OK = 0
 EXIT_USAGE = 64
 EXIT_UNAVAILABLE = 69
@@ -49,3 +52,24 @@ class CredentialsError(SidecarError):
     """The broker refused the credentials or the certificate."""
 
     exit_code = EXIT_NO_PERMISSION
+
+
+@contextlib.contextmanager
+def extra(name: str, needing: str, *packages: str) -> Iterator[None]:
+    """For imports of packages that come with an extra of ours, and are not needed otherwise.
+
+    Args:
+        name: The extra.
+        needing: What does not work without it.
+        packages: That it installs.
+
+    Raises:
+        ConfigError: One of them is not there.
+    """
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if error.name not in packages:
+            raise
+        text = f"{needing} needs {error.name}, which is not installed"
+        raise ConfigError(text, hint=f"pip install consumer-sidecar[{name}]") from error

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from sidecar.cli import config_option
+from sidecar.errors import extra
 
 if TYPE_CHECKING:
     from sidecar.config.model import Settings
@@ -37,8 +38,9 @@ def run(path: str, once: bool) -> None:
 @once_option
 def ingest(path: str, once: bool) -> None:
     """Fill a table from the landing zone of the same file."""
-    from sidecar.spark.ingest.job import SparkIngest
-    from sidecar.spark.ingest.support import load_for_ingest
+    with extra("spark", "sidecar spark", "pyarrow"):
+        from sidecar.spark.ingest.job import SparkIngest
+        from sidecar.spark.ingest.support import load_for_ingest
 
     _run(SparkIngest, load_for_ingest(path), once=once)
 

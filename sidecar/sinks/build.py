@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
 from pathlib import Path
 
 from sidecar.config.model import Settings
@@ -12,7 +10,7 @@ from sidecar.config.sinks import DeltaSink as DeltaSettings
 from sidecar.config.sinks import HttpSink as HttpSettings
 from sidecar.config.sinks import SparkSink as SparkSettings
 from sidecar.core.records import Columns
-from sidecar.errors import ConfigError
+from sidecar.errors import extra
 from sidecar.sinks.base import Sink
 from sidecar.sinks.console import ConsoleSink
 from sidecar.sinks.endpoint import Endpoint, Tls, basic, bearer
@@ -55,7 +53,7 @@ def build_sink(settings: Settings, columns: Columns, tags_of: TagsOf) -> Sink:
 
 
 def _spark_sink(settings: SparkSettings, state_dir: Path, columns: Columns, tags_of: TagsOf) -> Sink:
-    with _extra("spark", "pyarrow"):
+    with extra("spark", "sink.spark", "pyarrow"):
         from sidecar.sinks.spark import SparkSink, writer_name
         from sidecar.zone.retention import Retention
     retention = Retention(settings.retention.age_ms, settings.retention.max_bytes)
@@ -65,21 +63,9 @@ def _spark_sink(settings: SparkSettings, state_dir: Path, columns: Columns, tags
 
 
 def _delta_sink(settings: DeltaSettings, columns: Columns, tags_of: TagsOf) -> Sink:
-    with _extra("delta", "deltalake", "pyarrow"):
+    with extra("delta", "sink.delta", "deltalake", "pyarrow"):
         from sidecar.sinks.delta import DeltaSink
     return DeltaSink(settings.path, columns, tags_of)
-
-
-@contextlib.contextmanager
-def _extra(name: str, *packages: str) -> Iterator[None]:
-    """For imports that need packages of an extra, which is named like the sink: the others do without them."""
-    try:
-        yield
-    except ModuleNotFoundError as error:
-        if error.name not in packages:
-            raise
-        hint = f"pip install consumer-sidecar[{name}]"
-        raise ConfigError(f"sink.{name} needs {error.name}, which is not installed", hint=hint) from error
 
 
 def endpoint_of(settings: HttpSettings) -> Endpoint:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, NoReturn, Protocol
 
-from sidecar.errors import EXIT_UNAVAILABLE, ConfigError, SidecarError
+from sidecar.errors import EXIT_UNAVAILABLE, SidecarError, extra
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -41,11 +41,9 @@ def session(stack: ExitStack, name: str, master: str | None) -> SparkSession:
         ConfigError: PySpark is not installed.
     """
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # else `python3` of the path, which lacks our packages
-    try:
+    with extra("spark", "sidecar spark", "pyspark"):
         from pyspark.errors import PySparkRuntimeError
         from pyspark.sql import SparkSession
-    except ImportError as error:
-        raise ConfigError(f"{error.name} is not installed", hint="pip install 'consumer-sidecar[spark]'") from error
     try:
         found = SparkSession.active()
     except PySparkRuntimeError:  # there is none

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import importlib
+import sys
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from sidecar.cli import main
 from sidecar.config.spark import Spark
-from sidecar.errors import ConfigError
+from sidecar.errors import EXIT_CONFIG, ConfigError
 from sidecar.spark.ingest.lag import Lag
 from sidecar.spark.ingest.progress import READ, WRITTEN, IngestMetrics, Progress
 from sidecar.spark.ingest.support import load_for_ingest, schema_text, targets
@@ -16,6 +20,34 @@ from sidecar.zone import acknowledge
 from tests.spark.ingesting import config
 from tests.support.landing import batch, entries, writer
 from tests.support.process import write_config
+
+
+def without(monkeypatch: pytest.MonkeyPatch, package: str, *modules: str) -> None:
+    """As if a package were not installed, and these modules of ours not yet imported."""
+    monkeypatch.setitem(sys.modules, package, None)
+    for name in [name for name in sys.modules if name.startswith(modules)]:
+        monkeypatch.delitem(sys.modules, name)
+
+
+def test_without_deltalake_other_tables_are_filled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who has no deltalake can fill a table of Parquet, and for one of Delta hears what to install."""
+    without(monkeypatch, "deltalake", "sidecar.sinks.delta", "sidecar.spark.ingest.writers")
+    writers = importlib.import_module("sidecar.spark.ingest.writers")
+    with pytest.raises(ConfigError, match="needs Delta's jars in Spark, or deltalake") as caught:
+        writers.by_deltalake("t", Future())
+    assert "consumer-sidecar[delta]" in caught.value.hint
+
+
+def test_without_pyarrow_it_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Who installed no extra gets the command that does it: nothing of ours is broken."""
+    without(monkeypatch, "pyarrow", "sidecar.spark.ingest", "sidecar.zone")
+    assert main(["spark", "ingest", "-c", "c.yaml"], standalone_mode=False) == EXIT_CONFIG
+    assert capsys.readouterr().err.splitlines() == [
+        "error: sidecar spark needs pyarrow, which is not installed",
+        "Try: pip install consumer-sidecar[spark]",
+    ]
 
 
 def test_what_is_missing_is_told_with_its_line(tmp_path: Path) -> None:

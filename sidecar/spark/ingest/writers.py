@@ -7,7 +7,6 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING, Final
 
 from sidecar.errors import ConfigError
-from sidecar.sinks.delta import CONFIGURATION, sync_commit
 from sidecar.zone.table import PARTITIONED_BY
 
 if TYPE_CHECKING:
@@ -60,6 +59,8 @@ def by_deltalake(path: str, query_id: Future[str]) -> Callable[[DataFrame, int],
     try:
         import deltalake
         from deltalake.exceptions import TableNotFoundError
+
+        from sidecar.sinks.delta import CONFIGURATION, sync_commit
     except ImportError as error:
         raise ConfigError(
             "spark.table.format: delta needs Delta's jars in Spark, or deltalake, and neither is there",
