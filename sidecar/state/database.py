@@ -38,6 +38,9 @@ CREATE TABLE partitions (
   incarnation TEXT NOT NULL, watermark INTEGER NOT NULL, floor INTEGER NOT NULL, younger BLOB NOT NULL,
   older BLOB NOT NULL, crc INTEGER NOT NULL,
   PRIMARY KEY (topic, partition, broker));
+CREATE TABLE progress (
+  topic TEXT NOT NULL, partition INTEGER NOT NULL, broker TEXT NOT NULL, text TEXT NOT NULL, crc INTEGER NOT NULL,
+  PRIMARY KEY (topic, partition, broker));
 CREATE TABLE ids (
   seq INTEGER PRIMARY KEY, topic TEXT NOT NULL, partition INTEGER NOT NULL, broker TEXT NOT NULL,
   generation INTEGER NOT NULL, level INTEGER NOT NULL, data BLOB NOT NULL, crc INTEGER NOT NULL);

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -99,7 +99,7 @@ class Damage(NamedTuple):
 
 
 class State(Protocol):
-    """Everything that outlives the process beside the commit metadata.
+    """Everything that outlives the process beside what the broker keeps.
 
     A method that writes is durable when it returns, and all or nothing. Every method may raise `StateError`; the state
     stays usable afterwards, and what was there before is still there.
@@ -108,8 +108,8 @@ class State(Protocol):
     def bind(self, cluster_id: str, group_id: str) -> bool:
         """Claim the state for a cluster and a consumer group.
 
-        False: it was another cluster's, so partitions, ids and the member id were dropped (dead letters stay). An empty
-        cluster id means "unknown" and fits any. Raises `StateError` when the state is another group's.
+        False: it was another cluster's, so partitions, progress, ids and the member id were dropped; dead letters stay.
+        An empty cluster id means "unknown" and fits any. Raises `StateError` when the state is another group's.
         """
         ...
 
@@ -131,6 +131,14 @@ class State(Protocol):
 
     def load_partitions(self) -> dict[TopicPartition, PartitionSnapshot]:
         """All sound snapshots; damaged ones are dropped and reported by `take_damages`."""
+        ...
+
+    def save_progress(self, rows: Mapping[TopicPartition, str]) -> None:
+        """Replace how far these queues are, in one transaction; for brokers whose commits have no metadata."""
+        ...
+
+    def load_progress(self) -> dict[TopicPartition, str]:
+        """What `save_progress` kept; damaged rows are dropped and reported by `take_damages`."""
         ...
 
     def append_ids(self, segments: Iterable[IdSegment]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from sidecar.core.records import TopicPartition
@@ -37,6 +37,7 @@ class MemoryState:
         self._bound: tuple[str, str] | None = None
         self._member: tuple[str, str] | None = None
         self._partitions: dict[TopicPartition, PartitionSnapshot] = {}
+        self._progress: dict[TopicPartition, str] = {}
         self._ids: dict[TopicPartition, dict[int, bytearray]] = {}
         self._letters: dict[tuple[str, str, int, str, int], StoredLetter] = {}
         self._letters_bytes = 0
@@ -57,6 +58,7 @@ class MemoryState:
         same = same_cluster(bound_cluster, cluster_id)
         if not same:
             self._partitions.clear()
+            self._progress.clear()
             self._ids.clear()
             self._member = None
         self._bound = (cluster_id or bound_cluster, group_id)
@@ -84,6 +86,15 @@ class MemoryState:
     def load_partitions(self) -> dict[TopicPartition, PartitionSnapshot]:
         """See `State.load_partitions`."""
         return dict(self._partitions)
+
+    def save_progress(self, rows: Mapping[TopicPartition, str]) -> None:
+        """See `State.save_progress`."""
+        self._check_writable()
+        self._progress.update(rows)
+
+    def load_progress(self) -> dict[TopicPartition, str]:
+        """See `State.load_progress`."""
+        return dict(self._progress)
 
     def append_ids(self, segments: Iterable[IdSegment]) -> None:
         """See `State.append_ids`."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from sidecar.core.records import TopicPartition
@@ -63,7 +63,12 @@ class Store:
                 raise another_group(str(self._folder.path), bound_group, group_id)
             same = same_cluster(bound_cluster, cluster_id)
             if not same:
-                for statement in ("DELETE FROM partitions", "DELETE FROM ids", "DELETE FROM meta"):
+                for statement in (
+                    "DELETE FROM partitions",
+                    "DELETE FROM progress",
+                    "DELETE FROM ids",
+                    "DELETE FROM meta",
+                ):
                     connection.execute(statement)
             bound = (cluster_id or bound_cluster, group_id)
             _put_meta(connection, "identity", bound)
@@ -124,6 +129,25 @@ class Store:
                     connection.execute("DELETE FROM partitions WHERE rowid = ?", (rowid,))
                     tp = TopicPartition(*row[:3])
                     self._damages.append(Damage("partition", f"{tp.topic}:{tp.queue}", "checksum", "dropped"))
+        return found
+
+    def save_progress(self, rows: Mapping[TopicPartition, str]) -> None:
+        """See `State.save_progress`."""
+        values = [(*tp, text, checksum(*tp, text)) for tp, text in rows.items()]
+        with self._database.transaction() as connection:
+            connection.executemany("INSERT OR REPLACE INTO progress VALUES (?, ?, ?, ?, ?)", values)
+
+    def load_progress(self) -> dict[TopicPartition, str]:
+        """See `State.load_progress`."""
+        found: dict[TopicPartition, str] = {}
+        with self._database.transaction() as connection:
+            for rowid, *place, text, crc in connection.execute("SELECT rowid, * FROM progress").fetchall():
+                tp = TopicPartition(*place)
+                if crc == checksum(*tp, text):
+                    found[tp] = text
+                else:
+                    connection.execute("DELETE FROM progress WHERE rowid = ?", (rowid,))
+                    self._damages.append(Damage("progress", f"{tp.topic}:{tp.queue}", "checksum", "dropped"))
         return found
 
     def append_ids(self, segments: Iterable[IdSegment]) -> None:

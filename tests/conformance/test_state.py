@@ -20,6 +20,7 @@ from sidecar.state.store import Store
 
 ORDERS = TopicPartition("orders", 3)
 OTHER = TopicPartition("orders", 4)
+QUEUE = TopicPartition("orders", 3, "b0")
 LETTERS_BYTES_MAX = 20_000
 
 
@@ -111,6 +112,14 @@ def test_snapshots_come_back_as_they_were(world: World) -> None:
     world.state.save_partitions([snapshot(watermark=1), snapshot(OTHER)])
     world.state.save_partitions([snapshot(watermark=2)])
     assert world.restart().load_partitions() == {ORDERS: snapshot(watermark=2), OTHER: snapshot(OTHER)}
+
+
+def test_progress_comes_back_as_it_was(world: World) -> None:
+    """How far a queue is outlives the process, the newest of each; two brokers' queues of one number are two."""
+    elsewhere = QUEUE._replace(broker="b1")
+    world.state.save_progress({QUEUE: "1", elsewhere: "é\x00"})
+    world.state.save_progress({QUEUE: "2"})
+    assert world.restart().load_progress() == {QUEUE: "2", elsewhere: "é\x00"}
 
 
 def test_ids_are_kept_by_generation(world: World) -> None:
@@ -205,15 +214,16 @@ def test_another_group_is_refused(world: World) -> None:
 
 
 def test_another_cluster_drops_what_is_not_its_own(world: World) -> None:
-    """With another cluster's id partitions, ids and member go, dead letters stay; then it is that cluster's."""
+    """With another cluster's id all of the old one goes but the dead letters; then it is the other's."""
     world.state.bind("c1", "g")
     world.state.save_partitions([snapshot()])
     world.state.append_ids([IdSegment(ORDERS, 1, ids(1))])
     world.state.save_member("g", "m")
+    world.state.save_progress({QUEUE: "1"})
     world.state.put_dead_letters([letter(1)])
     assert not world.restart().bind("c2", "g")
     state = world.restart()
-    assert (state.load_partitions(), loaded(state), state.member()) == ({}, {}, None)
+    assert (state.load_partitions(), state.load_progress(), loaded(state), state.member()) == ({}, {}, {}, None)
     assert state.count_dead_letters() == 1
     assert state.bind("c2", "g")
 
@@ -231,6 +241,7 @@ def test_an_unknown_cluster_is_taken_as_the_same(world: World) -> None:
 def test_a_failed_write_changes_nothing_and_heals(world: World) -> None:
     """With a full disk a write raises, the old content stays whole, and it works again when there is room."""
     world.state.save_partitions([snapshot(watermark=1)])
+    world.state.save_progress({QUEUE: "1"})
     world.state.put_dead_letters([letter(1)])
     with world.full_disk():
         for write in (
@@ -238,6 +249,7 @@ def test_a_failed_write_changes_nothing_and_heals(world: World) -> None:
             lambda: world.state.save_partitions([snapshot(watermark=2)]),
             lambda: world.state.append_ids([IdSegment(ORDERS, 1, ids(*range(900)))]),
             lambda: world.state.save_member("g", "m"),
+            lambda: world.state.save_progress({QUEUE: "2"}),
         ):
             with pytest.raises(StateError):
                 write()
@@ -246,5 +258,6 @@ def test_a_failed_write_changes_nothing_and_heals(world: World) -> None:
     world.state.save_partitions([snapshot(OTHER)])
     state = world.restart()
     assert state.load_partitions() == {ORDERS: snapshot(watermark=1), OTHER: snapshot(OTHER)}
+    assert state.load_progress() == {QUEUE: "1"}
     assert [kept.offset for kept in state.dead_letters(10)] == [1, 2]
     assert (loaded(state), state.member(), state.take_damages()) == ({}, None, [])

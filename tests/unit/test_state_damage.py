@@ -20,6 +20,7 @@ from sidecar.state.interface import IdSegment, PartitionSnapshot, StoredLetter
 from sidecar.state.store import Store
 
 ORDERS = TopicPartition("orders", 3)
+QUEUE = TopicPartition("orders", 3, "b0")
 BITMAPS = (bytes(range(256)) * 30, b"older" * 500)
 IDS = array("q", range(2_000)).tobytes()
 
@@ -40,6 +41,7 @@ def fill(folder: Path) -> None:
     store.bind("c1", "g")
     store.save_member("g", "m")
     store.save_partitions([snapshot(), snapshot(TopicPartition("orders", 4))])
+    store.save_progress({QUEUE: "how far"})
     store.append_ids([IdSegment(ORDERS, 1, IDS)])
     store.put_dead_letters([letter(1), letter(2)])
     store.close()
@@ -59,6 +61,7 @@ def use(store: Store) -> None:
     assert store.member() in (("g", "m"), None)
     for tp, found in store.load_partitions().items():
         assert found == snapshot(tp)
+    assert store.load_progress() in ({QUEUE: "how far"}, {})
     for generation, data in store.load_ids(ORDERS):
         assert (generation, data) == (1, IDS)
     for kept in store.dead_letters(100):
@@ -66,6 +69,7 @@ def use(store: Store) -> None:
     store.save_member("g", "m")
     store.save_partitions([snapshot(), snapshot(TopicPartition("orders", 4))])
     store.drop_ids_before(ORDERS, 2)
+    store.save_progress({QUEUE: "how far"})
     store.append_ids([IdSegment(ORDERS, 1, IDS)])
     store.put_dead_letters([letter(1), letter(2), letter(3)])
 
@@ -203,6 +207,8 @@ def test_a_flipped_log_loses_at_most_its_end(tmp_path: Path) -> None:
         ("UPDATE partitions SET younger = zeroblob(length(younger)) WHERE partition = 3", "partition"),
         ("UPDATE partitions SET watermark = watermark + 1 WHERE partition = 3", "partition"),
         ("UPDATE partitions SET topic_id = x'ff' WHERE partition = 3", "partition"),
+        ("UPDATE progress SET text = 'how near'", "progress"),
+        ("UPDATE progress SET broker = 'b1'", "progress"),
         ("UPDATE ids SET data = zeroblob(16000)", "message ids"),
         ("UPDATE ids SET generation = 2", "message ids"),
         ("UPDATE dead_letters SET row = x'00' WHERE \"offset\" = 1", "dead letter"),
@@ -219,6 +225,7 @@ def test_a_row_that_does_not_check_is_dropped_alone(statement: str, what: str, t
     assert store.bind("c1", "g")
     kept = {
         "partition": len(store.load_partitions()) == 2,
+        "progress": store.load_progress() == {QUEUE: "how far"},
         "message ids": bool(store.load_ids(ORDERS)),
         "dead letter": len(store.dead_letters(10)) == 2,
         "member": store.member() is not None,
