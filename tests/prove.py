@@ -112,7 +112,26 @@ def daemon_checks(n: Sizes) -> dict[str, Check]:
 
 def spark_checks(n: Sizes) -> dict[str, Check]:
     """Those of `make prove-spark`; a check imports its test when it runs, so that `make prove` needs no Spark."""
+
+    def engines(broker: KafkaBroker, folder: Path) -> list[Finding]:
+        from tests.spark.test_run_engines import engines
+
+        return [engines(broker, folder, n(200_000, 20_000))]
+
+    def drivers(broker: KafkaBroker, folder: Path) -> list[Finding]:
+        from tests.spark.test_run_kills import drivers
+
+        return [drivers(broker, folder, n(200_000, 20_000), n(10))]
+
+    def executors(broker: KafkaBroker, folder: Path) -> list[Finding]:
+        from tests.spark.test_run_kills import executors
+
+        return [executors(broker, folder, n(200_000, 20_000), n(10))]
+
     return {
+        "spark-engines": engines,
+        "spark-drivers": drivers,
+        "spark-executors": executors,
         "spark-tests": partial(suite, "the slow tests on Spark", "spark", mark="slow"),
     }
 

@@ -8,6 +8,8 @@ import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
+import psutil
+
 from tests.spark.session import write_defaults
 from tests.support.process import free_ports, http_get, spawn, tail, wait_until
 
@@ -95,13 +97,18 @@ class Cluster:
         """How many workers have executors now."""
         return sum(worker["coresused"] > 0 for worker in self._state().get("workers", []))
 
+    def sending(self, port: int) -> list[psutil.Process]:
+        """The executors of which a Python worker has a connection to this port of loopback."""
+        children = [child for process in self._processes for child in psutil.Process(process.pid).children()]
+        return [executor for executor in children if any(_connected(one, port) for one in family(executor))]
+
     def log(self, name: str) -> str:
         """The end of a process's log, for a failure message."""
         return tail(self._folder / f"{name}.log", lines=60)
 
     def _start(self, name: str, program: str, *words: str) -> subprocess.Popen[bytes]:
         with (self._folder / f"{name}.log").open("ab") as log:
-            command = ["nice", "-n", "10", str(self._home / "bin" / program), *words]
+            command = [str(self._home / "bin" / program), *words]
             self._processes.append(spawn(command, log, env={**self._env, "SPARK_NO_DAEMONIZE": "1"}))
         return self._processes[-1]
 
@@ -112,3 +119,18 @@ class Cluster:
 
     def _is_up(self) -> bool:
         return self._state().get("aliveworkers") == self._workers  # type: ignore[comparison-overlap]
+
+
+def family(process: psutil.Process) -> list[psutil.Process]:
+    """A process and all that it started; empty when it has ended."""
+    try:
+        return [process, *process.children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return []
+
+
+def _connected(process: psutil.Process, port: int) -> bool:
+    try:
+        return any(one.raddr and one.raddr.port == port for one in process.net_connections("tcp"))
+    except psutil.NoSuchProcess:
+        return False

@@ -12,7 +12,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import pyspark
+
 from tests.spark.session import MASTER, write_defaults
+from tests.support.jars import ROOT
 from tests.support.process import spawn, tail, wait_until, write_config
 
 
@@ -26,6 +29,7 @@ class SparkJob:
         once: Whether it takes what is there and ends.
         jars: Whether Spark has its connector.
         command: `run` or `ingest`.
+        submit: By `spark-submit`, which is told the master, instead of `sidecar spark`.
     """
 
     def __init__(
@@ -37,23 +41,34 @@ class SparkJob:
         once: bool = True,
         jars: bool = True,
         command: str = "run",
+        submit: bool = False,
     ) -> None:
+        self.state = folder / "spark-state"
         filled = {
-            "spark": {"master": master, "checkpoint": str(folder / "checkpoint")},
-            "state": {"dir": str(folder / "spark-state")},
+            "spark": {"checkpoint": str(folder / "checkpoint")} | ({} if submit else {"master": master}),
+            "state": {"dir": str(self.state)},
             "admin": {"listen": "off"},
             "log": {"format": "json"},
         }
         self.log_path = folder / "spark.log"
         self._env = write_defaults(folder / "conf", jars=jars)
         self._file = write_config(folder / "spark.yaml", {**filled, **config})
-        self._arguments = [command, "-c", str(self._file), *["--once"] * once]
+        if submit:
+            application = ROOT / "sidecar" / "spark" / command / "__main__.py"
+            started = [
+                str(Path(pyspark.__file__).parent / "bin" / "spark-submit"),
+                "--master",
+                master,
+                str(application),
+            ]
+        else:
+            started = [sys.executable, "-m", "sidecar", "spark", command]
+        self._command = ["setsid", *started, "-c", str(self._file), *["--once"] * once]
         self.process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> SparkJob:
-        command = ["setsid", sys.executable, "-m", "sidecar", "spark", *self._arguments]
         with self.log_path.open("ab") as log:
-            self.process = spawn(command, log, env=self._env)
+            self.process = spawn(self._command, log, env=self._env)
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -23,6 +23,8 @@ TAGS = ("created", "paid", "refunded", "shipped", "returned", "probe", "test", "
 WANTED = TAGS[:5]
 TWIN_OF = 20
 """One message in so many is produced a second time, with the same id, in the same partition."""
+POISON = b"poison"
+"""Begins the values of messages that are poison, and stands in no other."""
 LARGE_BYTES = 1 << 20
 TICKS = 200
 """How often a second a stream produces: much more often than the daemon commits, so that cuts fall between commits."""
@@ -45,6 +47,8 @@ class Expected:
     """The fingerprint of each message that is wanted."""
     ids: dict[Place, bytes] = field(default_factory=dict)
     """The id of each message that is wanted."""
+    poison: set[Place] = field(default_factory=set)
+    """Those among the wanted that are poison."""
     count: int = 0
     filtered: int = 0
     unframeable: dict[str, set[Place]] = field(default_factory=lambda: {"envelope": set(), "ndjson": set()})
@@ -72,6 +76,7 @@ class Workload:
         seed: Of all that is random.
         tags: How many tags; the first five of eight are wanted, all where there are more.
         odd: Whether there are values that are empty, null, not UTF-8, with newlines or NUL, or of 1 MiB.
+        poison_every: One message in so many is poison; none when 0.
     """
 
     def __init__(
@@ -84,6 +89,7 @@ class Workload:
         tags: Sequence[str] = TAGS,
         wanted: Sequence[str] = WANTED,
         odd: bool = True,
+        poison_every: int = 0,
     ) -> None:
         self.expected = Expected()
         self._topics = topics
@@ -93,6 +99,7 @@ class Workload:
         self._tags = tags
         self._wanted = frozenset(wanted)
         self._odd = odd
+        self._poison_every = poison_every
         self._ends: dict[tuple[str, int], int] = {}
         self._begun_ms = int(time.time() * 1000) - count
         self._large = set(self._random.sample(range(count), min(4 + count // 50_000, count))) if odd else set()
@@ -140,6 +147,8 @@ class Workload:
         return headers
 
     def _value(self, i: int) -> bytes | None:
+        if self._poison_every and i % self._poison_every == self._poison_every // 2:
+            return b"%s %d" % (POISON, i)
         if i in self._large:
             return (b"%d " % i + self._random.randbytes(LARGE_BYTES).replace(b"\n", b" "))[:LARGE_BYTES]
         kind = i % 101 if self._odd else 100
@@ -160,6 +169,8 @@ class Workload:
         raw = tag.encode() if tag is not None else None
         expected.prints[place] = fingerprint(message.key, value, headers, raw, message.timestamp_ms)
         expected.ids[place] = number
+        if value is not None and value.startswith(POISON):
+            expected.poison.add(place)
         if not value or b"\n" in value:
             expected.unframeable["ndjson"].add(place)
 

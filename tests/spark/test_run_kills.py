@@ -1,0 +1,125 @@
+"""Drivers and executors of `sidecar spark run` killed in mid-delivery: nothing is lost, renamed or sent otherwise."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.integration.test_exactly_once import new_topics
+from tests.spark.cluster import Cluster, family
+from tests.spark.deliveries import ComparingReceiver, alive, assert_dead, config, workload
+from tests.spark.job import SparkJob
+from tests.support.audit import Finding
+from tests.support.kafka import Broker
+from tests.support.process import wait_until
+
+PATIENCE_S = 400.0
+CORES = (3, 1, 2, 4)
+LATE_S = 0.2
+"""Every second kill comes at random up to so long after the request that it waits for; the others at once."""
+
+
+class Scene:
+    """Messages that wait in Kafka, and a receiver that loses 2 % of its answers.
+
+    Args:
+        broker: The broker.
+        messages: How many.
+        times: Kills to come; each finds a micro-batch of its own.
+        seed: Of the kills' instants.
+    """
+
+    def __init__(self, broker: Broker, messages: int, times: int, seed: int) -> None:
+        self.begun = time.monotonic()
+        self.chance = random.Random(seed)
+        topics = new_topics(broker, 2, 3)
+        self.expected = workload(topics, 3, messages).produce(broker.bootstrap)
+        self.receiver = ComparingReceiver(self.expected)
+        self.receiver.fail("lost", rate=0.02)
+        self.receiver.fail("slow", delay_ms=20)
+        batch = {"linger": "20ms", "max_messages": 50, "span_max": max(1_000, messages // (2 * times + 2))}
+        self.settings = config(broker, topics, self.receiver.url, batch=batch)
+        self._share = len(alive(self.expected)) // (times + 1)
+        self._messages, self._times = messages, times
+
+    def __enter__(self) -> Scene:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.receiver.close()
+
+    def strike(self, number: int, job: SparkJob, kill: Callable[[], Any]) -> None:
+        """Once enough has arrived for this kill, kill while a request is under way."""
+        rows, struck = self.receiver.stats, threading.Event()
+        wait_until(lambda: rows["rows"] > number * self._share, PATIENCE_S, "more arrives", detail=job.log_tail)
+        self.receiver.strike = struck.set if number % 2 else lambda: (kill(), struck.set())
+        assert struck.wait(PATIENCE_S), f"no request comes\n{job.log_tail()}"
+        if number % 2:
+            time.sleep(self.chance.uniform(0, LATE_S))  # the instant is random: there is nothing to wait for
+            kill()
+
+    def finish(self, job: SparkJob, point: str) -> Finding:
+        """All came, once, whole and under one name; the poison is buried once; the books balance."""
+        receiver = self.receiver
+        receiver.assert_exact()
+        assert_dead(job.state, self.expected)
+        assert not job.events("micro_batch.unbalanced")
+        assert receiver.repeats > receiver.stats["lost"], "no kill fell into a delivery"
+        notes = f"{receiver.repeats:,} requests repeated, all byte-equal; {receiver.stats['lost']} answers lost"
+        return Finding(point, self._times, self._messages, 0, 0, time.monotonic() - self.begun, notes)
+
+
+def drivers(broker: Broker, folder: Path, messages: int, times: int, *, seed: int = 1) -> Finding:
+    """The driver is killed -9 with all its processes and started again with other parallelism."""
+    with Scene(broker, messages, times, seed) as scene:
+        for number in range(times):
+            with SparkJob(folder, scene.settings, master=f"local[{CORES[number % len(CORES)]},4]", once=False) as job:
+                scene.strike(number, job, job.kill)
+        job = SparkJob(folder, scene.settings, master="local[2,4]")
+        assert job.run(PATIENCE_S + messages / 500) == 0, job.log_tail()
+        return scene.finish(job, "`sidecar spark run`, driver `kill -9`, restarted with other parallelism")
+
+
+def executors(broker: Broker, folder: Path, messages: int, times: int, *, seed: int = 1) -> Finding:
+    """By `spark-submit` on a master and two workers: the executor that sends is killed -9, at times without its Python.
+
+    Such a Python goes on sending for a moment, beside the task that took its place.
+    """
+    with Scene(broker, messages, times, seed) as scene, Cluster(folder / "cluster") as cluster:
+        killed: list[psutil.Process] = []
+
+        def kill() -> None:
+            for executor in cluster.sending(scene.receiver.port)[:1]:
+                killed.append(executor)
+                for process in family(executor)[: 1 if len(killed) % 2 else None]:
+                    with contextlib.suppress(psutil.NoSuchProcess):
+                        process.kill()
+
+        with SparkJob(folder, scene.settings, master=cluster.url, submit=True) as job:
+            for number in range(times):
+                while len(killed) <= number:
+                    scene.strike(number, job, kill)
+            assert job.wait(PATIENCE_S + messages / 500) == 0, job.log_tail()
+        point = "`spark-submit` of it to a master and two workers, executor `kill -9` in mid-delivery"
+        return scene.finish(job, point)
+
+
+@pytest.mark.timeout(900)  # two JVMs, on a busy machine
+def test_a_killed_driver_loses_and_renames_nothing(kafka: Broker, tmp_path: Path) -> None:
+    """Killed in mid-delivery and restarted with other parallelism: each message once, each repeat byte-equal."""
+    drivers(kafka, tmp_path, 20_000, 1)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)  # six JVMs
+def test_a_killed_executor_loses_and_renames_nothing(kafka: Broker, tmp_path: Path) -> None:
+    """Killed with and without its Python: tasks that took its place send the same bytes under the same names."""
+    executors(kafka, tmp_path, 20_000, 2)
