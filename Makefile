@@ -15,7 +15,7 @@ SPARK := tests/spark
 .PHONY: help test lint format demo bench bench-spark prove prove-spark chaos jars clean
 
 help:
-	@echo "make demo    the whole daemon at work on made-up messages, and the books at the end"
+	@echo "make demo    the whole daemon at work on made-up messages, and the books at the end; SINK=http skips Spark"
 	@echo "make test    lint and all tests, against a real Kafka broker and a real Spark"
 	@echo "make lint    ruff and mypy"
 	@echo "make bench   what a message costs, beside a bare consumer loop"
@@ -39,7 +39,7 @@ format: $(INSTALLED)
 	@$(BIN)/ruff format --quiet .
 
 demo: $(INSTALLED)
-	@$(BIN)/sidecar demo
+	@$(BIN)/sidecar demo $(addprefix --sink ,$(SINK))
 
 bench: $(INSTALLED) jars
 	@$(BIN)/python -m benchmarks.throughput

@@ -6,28 +6,38 @@ import shutil
 import sys
 import tempfile
 from pathlib import Path
+from typing import TYPE_CHECKING, Literal
 
 import click
 
-from sidecar.errors import StateError
+from sidecar.errors import StateError, UnavailableError
+
+if TYPE_CHECKING:
+    from sidecar.demo.show import Show
+    from sidecar.demo.stage import Stage
 
 EXIT_UNBALANCED = 1
 PIPE_COLUMNS = 100
+Sink = Literal["http", "spark"]
 
 
 @click.command()
 @click.option(
     "--messages", type=click.IntRange(1_000, 200_000), default=100_000, show_default=True, help="How many are sent."
 )
+@click.option("--sink", type=click.Choice(["http", "spark"]), help="Show this one alone; else both.")
 @click.option("--keep", is_flag=True, help="Keep the folder with configuration, logs, state and what was received.")
-def demo(messages: int, keep: bool) -> int | None:
+def demo(messages: int, sink: Sink | None, keep: bool) -> int | None:
     """Show the whole thing at work, no broker needed."""
     from rich.console import Console
 
-    from sidecar.demo.play import Play
-    from sidecar.demo.show import Show, show_outcome
-    from sidecar.demo.stream import wanted
+    from sidecar.demo.needs import lacking
+    from sidecar.demo.show import Show
+    from sidecar.demo.stage import Stage
 
+    lacks = None if sink == "http" else lacking()
+    if lacks and sink == "spark":
+        raise UnavailableError(f"the demo cannot start Spark: {lacks}")
     console = Console(width=None if sys.stdout.isatty() else PIPE_COLUMNS)
     try:
         folder = Path(tempfile.mkdtemp(prefix="sidecar-demo-"))
@@ -36,12 +46,34 @@ def demo(messages: int, keep: bool) -> int | None:
             f"no folder for the demo: {error}", hint="set TMPDIR to a folder that can be written"
         ) from error
     try:
-        with Show(console, messages, wanted(messages)) as show:
-            outcome = Play(messages, folder, show, keep=keep).run()
-        show_outcome(console, outcome)
+        with Show(console) as show, Stage(messages, folder, show, keep=keep) as stage:
+            balanced = sink == "spark" or _http(stage, show)
+            if lacks:
+                show.head("Spark")
+                show.say("skipped", lacks)
+            elif sink != "http":
+                balanced &= _spark(stage, show)
     finally:
         if keep:
             console.print(f"kept in {folder}", highlight=False, soft_wrap=True)
         else:
             shutil.rmtree(folder, ignore_errors=True)
-    return None if outcome.books.balanced else EXIT_UNBALANCED
+    return None if balanced else EXIT_UNBALANCED
+
+
+def _http(stage: Stage, show: Show) -> bool:
+    from sidecar.demo.http_act import HttpAct
+
+    show.head("Over HTTP to a receiver that stores the rows")
+    outcome = HttpAct(stage).run()
+    show.http_outcome(outcome)
+    return outcome.books.balanced
+
+
+def _spark(stage: Stage, show: Show) -> bool:
+    from sidecar.demo.spark_act import SparkAct  # needs pyarrow
+
+    show.head("The same stream for Spark: into a landing zone, and from there into a table")
+    outcome = SparkAct(stage).run()
+    show.spark_outcome(outcome)
+    return outcome.books.balanced

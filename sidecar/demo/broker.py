@@ -1,15 +1,17 @@
 """A process of its own that holds librdkafka's mock cluster: it must outlive the daemon that is killed.
 
-Speaks lines of JSON: the parent writes a command, it answers with an object. When the parent is gone, however it went,
-it removes the demo's folder and ends.
+Speaks lines of JSON: the parent writes how many messages to produce, or the name of a group whose offsets it wants; it
+answers with an object. When the parent is gone, however it went, it removes the demo's folder and ends.
 """
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import os
 import shutil
+import signal
 import sys
 import time
 from pathlib import Path
@@ -23,21 +25,19 @@ TIMEOUT_S = 10.0
 
 
 class Broker:
-    """The mock cluster, what is produced to it, and what it knows of the daemon's group.
+    """The mock cluster, what is produced to it, and what it knows of a consumer group.
 
     Args:
         total: Messages of the stream.
-        group_id: The daemon's consumer group.
     """
 
-    def __init__(self, total: int, group_id: str) -> None:
+    def __init__(self, total: int) -> None:
         # The mock keeps 5 MB a partition and drops the oldest beyond that: compressed, 200,000 messages stay far below.
         config = {"test.mock.num.brokers": 1, "compression.type": "lz4", "linger.ms": 20, "log_level": 3}
         self._producer = ck.Producer({"bootstrap.servers": "mock", **config})
         found = self._producer.list_topics(TOPIC, timeout=TIMEOUT_S)
         (only,) = found.brokers.values()
         self.address = f"{only.host}:{only.port}"
-        self._client = ck.Consumer({"bootstrap.servers": self.address, "group.id": group_id, "log_level": 3})
         self._left = stream(total)
         self._produced = 0
         self._failed = 0
@@ -59,31 +59,33 @@ class Broker:
         self._produced += error is None
         self._failed += error is not None
 
-    def offsets(self) -> dict[str, Any]:
-        """Messages that are gone from the log, and messages below the group's committed offsets."""
+    def offsets(self, group_id: str) -> dict[str, Any]:
+        """Messages that are gone from the log, and messages below a group's committed offsets."""
+        config = {"bootstrap.servers": self.address, "group.id": group_id, "log_level": 3}
         partitions = [ck.TopicPartition(TOPIC, partition) for partition in range(PARTITIONS)]
-        bounds = [self._client.get_watermark_offsets(partition, timeout=TIMEOUT_S) for partition in partitions]
-        committed = self._client.committed(partitions, timeout=TIMEOUT_S)
+        with contextlib.closing(ck.Consumer(config)) as client:
+            bounds = [client.get_watermark_offsets(partition, timeout=TIMEOUT_S) for partition in partitions]
+            committed = client.committed(partitions, timeout=TIMEOUT_S)
         return {
             "dropped": sum(low for low, _ in bounds if low),
             "committed": sum(max(0, at.offset) for at in committed),
         }
 
 
-def main(total: int, group_id: str, folder: str) -> None:
+def main(total: int, folder: str) -> None:
     """Serve commands until the parent is gone.
 
     Args:
         total: Messages of the stream.
-        group_id: The daemon's consumer group.
         folder: Removed when the parent is gone; empty for none.
     """
     try:
-        broker = Broker(total, group_id)
+        broker = Broker(total)
         print(json.dumps({"address": broker.address}), flush=True)
         for line in sys.stdin:
             command = json.loads(line)
-            print(json.dumps(broker.offsets() if command == "offsets" else broker.produce(command)), flush=True)
+            answer = broker.offsets(command) if isinstance(command, str) else broker.produce(command)
+            print(json.dumps(answer), flush=True)
     except BrokenPipeError:  # gone while it waited for an answer
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     if folder:
@@ -93,11 +95,21 @@ def main(total: int, group_id: str, folder: str) -> None:
 def _remove(folder: Path) -> None:
     """The other children die at the same moment: what one of them wrote last may come after the first look."""
     for _ in range(20):
+        _end_jvms(folder)
         shutil.rmtree(folder, ignore_errors=True)
         if not folder.exists():
             return
         time.sleep(0.1)
 
 
+def _end_jvms(folder: Path) -> None:
+    """One that has just begun does not notice that its Python is gone; its environment tells whose it is."""
+    mark = b"SPARK_CONF_DIR=" + os.fsencode(folder)
+    for environ in Path("/proc").glob("[0-9]*/environ"):
+        with contextlib.suppress(OSError):  # ended, or another user's
+            if mark in environ.read_bytes():
+                os.kill(int(environ.parent.name), signal.SIGKILL)
+
+
 if __name__ == "__main__":
-    main(int(sys.argv[1]), sys.argv[2], sys.argv[3])
+    main(int(sys.argv[1]), sys.argv[2])

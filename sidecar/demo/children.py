@@ -13,7 +13,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -36,9 +36,18 @@ class Child:
         arguments: Of the interpreter.
         folder: Takes the log.
         pipes: Whether stdin and stdout are pipes to here; such a process must end when its stdin does.
+        env: Its environment; that of the demo when None.
     """
 
-    def __init__(self, name: str, arguments: Sequence[str], folder: Path, *, pipes: bool = False) -> None:
+    def __init__(
+        self,
+        name: str,
+        arguments: Sequence[str],
+        folder: Path,
+        *,
+        pipes: bool = False,
+        env: Mapping[str, str] | None = None,
+    ) -> None:
         self.name = name
         self.log = folder / f"{name}.log"
         package = str(Path(sidecar.__file__).parents[1])
@@ -50,8 +59,9 @@ class Child:
                 stderr=log,
                 text=True,
                 # The same package as here, whatever the current folder holds.
-                env={**os.environ, "PYTHONSAFEPATH": "1", "PYTHONPATH": package},
-                # Ctrl-C is for the demo alone: it ends the others in its own order.
+                env={**(os.environ if env is None else env), "PYTHONSAFEPATH": "1", "PYTHONPATH": package},
+                # Ctrl-C is for the demo alone: it ends the others in its own order. And a group of its own is killed
+                # as a whole: a JVM goes with the Python that started it.
                 start_new_session=True,
                 preexec_fn=None if pipes else _die_with_parent,
             )
@@ -65,6 +75,15 @@ class Child:
     def running(self) -> bool:
         """Whether it lives."""
         return self.process.poll() is None
+
+    def check(self) -> None:
+        """Nothing, while it lives.
+
+        Raises:
+            UnavailableError: It has ended.
+        """
+        if not self.running:
+            raise self.failed(f"ended with exit code {self.process.returncode}")
 
     def wait_until(self, ready: Callable[[], bool], timeout_s: float) -> None:
         """Return when `ready` says so.
@@ -113,25 +132,36 @@ class Child:
         return "\n".join(f"  {line}" for line in lines) or "  (nothing)"
 
     def kill(self) -> None:
-        """SIGKILL, and wait for the end."""
-        self.process.kill()
+        """SIGKILL to it and to all of its group, and wait for the end."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
         for pipe in (self.process.stdin, self.process.stdout):
             if pipe:
                 with contextlib.suppress(OSError):  # what was not read by it
                     pipe.close()
 
-    def stop(self) -> int:
-        """SIGTERM, and the exit code.
+    def stop(self) -> None:
+        """SIGTERM, and wait for the end.
 
         Raises:
-            UnavailableError: It goes on for 30 s.
+            UnavailableError: It goes on for 30 s, or ends with another exit code than 0.
         """
         self.process.terminate()
+        self.finish(STOP_S)
+
+    def finish(self, timeout_s: float) -> None:
+        """Wait for the end.
+
+        Raises:
+            UnavailableError: It goes on for so long, or ends with another exit code than 0.
+        """
         try:
-            return self.process.wait(STOP_S)
+            code = self.process.wait(timeout_s)
         except subprocess.TimeoutExpired as error:
-            raise self.failed(f"did not stop within {STOP_S:g} s of SIGTERM") from error
+            raise self.failed(f"did not end within {timeout_s:g} s") from error
+        if code:
+            raise self.failed(f"ended with exit code {code}")
 
 
 def free_port() -> int:

@@ -78,15 +78,18 @@ def entries(root: Path, report: Callable[[str], None] = lambda text: None) -> li
 
 def arrived(root: Path, *, dedup: bool = True) -> list[Sent]:
     """What a reader gets, in the order of entries; with `dedup` it drops what an earlier entry has."""
+    return list(map(_sent, rows(root, dedup=dedup)))
+
+
+def rows(root: Path, *, dedup: bool = True) -> Iterator[dict[str, Any]]:
+    """The same with all columns."""
     owned: dict[Place, BitMap64] = {}
-    rows: list[Sent] = []
     for entry in entries(root):
         drop = {cover.place: cover.offsets() & owned.get(cover.place, BitMap64()) for cover in entry.covers}
         for cover in entry.covers:
             owned[cover.place] = owned.get(cover.place, BitMap64()) | cover.offsets()
         for table in read(root, entry, drop=drop if dedup else None):
-            rows += map(_sent, table.to_pylist())
-    return rows
+            yield from table.to_pylist()
 
 
 def _sent(row: dict[str, Any]) -> Sent:

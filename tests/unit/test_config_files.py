@@ -12,6 +12,7 @@ from ruamel.yaml import YAML
 from sidecar.config import load, schema
 from sidecar.config.kafka_properties import REFUSED
 from sidecar.config.schema import Option, options
+from sidecar.spark.ingest.support import load_for_ingest
 from tests.support.json_schema import violations
 
 ROOT = Path(__file__).parents[2]
@@ -63,9 +64,9 @@ def credentials(tmp_path: Path) -> dict[str, str]:
     return {"CREDENTIALS_DIRECTORY": str(tmp_path)}
 
 
-def test_there_are_three_examples() -> None:
-    """A minimal, a production and a full file are there."""
-    assert [file.name for file in FILES] == ["full.yaml", "minimal.yaml", "production.yaml"]
+def test_there_are_four_examples() -> None:
+    """A minimal, a production and a full file are there, and one for Spark."""
+    assert [file.name for file in FILES] == ["full.yaml", "minimal.yaml", "production.yaml", "spark.yaml"]
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)
@@ -89,6 +90,12 @@ def test_production_means_what_it_says(credentials: dict[str, str]) -> None:
     assert http.auth.bearer.get_secret_value() == "secret-receiver-token"
     assert settings.source.kafka.properties["sasl.password"] == "secret-kafka-password"
     assert settings.source.kafka.bootstrap_servers.count(",") == 2
+
+
+def test_the_example_for_spark_is_whole() -> None:
+    """The daemon and the job that fills the table take the same file."""
+    settings = load_for_ingest(ROOT / "config" / "spark.yaml")
+    assert settings.sink.spark and settings.spark and settings.spark.table
 
 
 def test_full_equals_minimal_but_for_the_subscription() -> None:

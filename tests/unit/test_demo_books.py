@@ -9,8 +9,9 @@ import pytest
 from rich.console import Console
 
 from sidecar.demo.books import Books, Place, Row, count
-from sidecar.demo.play import Outcome, receiver_file
-from sidecar.demo.show import show_outcome
+from sidecar.demo.http_act import HttpOutcome, receiver_file
+from sidecar.demo.show import Show
+from sidecar.demo.spark_act import SparkOutcome, as_table
 from sidecar.demo.stream import PARTITIONS, Made, stream
 from tests.support.jars import ROOT
 
@@ -52,6 +53,14 @@ def test_a_run_without_a_mistake_balances() -> None:
     assert books.produced == TOTAL
     assert min(books.delivered, books.duplicate, books.filtered, books.dead_lettered) > 0
     assert 0.04 < books.duplicate / TOTAL < 0.06
+
+
+def test_a_table_takes_poison() -> None:
+    """Where nothing is refused poison is a row like others, and none may be missing."""
+    run = Run()
+    poison = [Row(place, made.value) for place, made in run.made.items() if made.kind == "poison"]
+    assert count(as_table(stream(TOTAL)), TOTAL, run.rows + poison, []).balanced
+    assert count(as_table(stream(TOTAL)), TOTAL, run.rows + poison[1:], []).lost == 1
 
 
 def lose_a_row(run: Run) -> None:
@@ -140,11 +149,12 @@ def test_the_screen_fits(width: int, capsys: pytest.CaptureFixture[str]) -> None
     """The books stay within the terminal's width, and an unbalanced end shows the daemon's log."""
     run = Run()
     run.rows.pop()
-    show_outcome(Console(width=width), Outcome(run.count(), 174, 17.1, 12.2, 43_615, "  the [log]"))
+    Show(Console(width=width)).http_outcome(HttpOutcome(run.count(), 174, 17.1, 12.2, 43_615, "  the [log]"))
+    Show(Console(width=width)).spark_outcome(SparkOutcome(run.count(), 1_480, 1_479, 1_479, "  the [log]"))
     said = capsys.readouterr().out
     assert max(map(len, said.splitlines())) <= width
-    assert "DO NOT BALANCE" in " ".join(said.split())
-    assert "the [log]" in said
+    assert " ".join(said.split()).count("DO NOT BALANCE") == 2
+    assert said.count("the [log]") == 2
 
 
 def test_the_receiver_is_the_one_of_the_examples() -> None:

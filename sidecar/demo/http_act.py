@@ -1,0 +1,145 @@
+"""The demo's first act: to the receiver over HTTP; kill -9 in mid-flow, on, stop, count. Shows nothing by itself."""
+
+from __future__ import annotations
+
+import time
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sidecar.demo.books import Books, count
+from sidecar.demo.children import Child, free_port, listens
+from sidecar.demo.desk import ReceiverDesk, dead_letters
+from sidecar.demo.stage import KILL_AT, READY_S, Daemon, Stage
+from sidecar.demo.stream import POISON, stream, wanted
+
+GROUP = "demo"
+PRODUCE_S = 6.0
+"""Over which the stream is sent, so that there is something to watch and to interrupt."""
+TICK_S = 0.2
+STALLED_S = 30.0
+SINK = """sink:
+  http:
+    url: http://127.0.0.1:{port}/ingest
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class HttpOutcome:
+    """The end of the act."""
+
+    books: Books
+    batches: int
+    """At the receiver."""
+    seconds: float
+    """From the first message to the last."""
+    waited_seconds: float
+    """From the kill to the next delivery."""
+    fastest: int
+    """Most rows that came within a second."""
+    log_tail: str
+    """The end of the daemon's log."""
+
+
+class HttpAct:
+    """The daemon between broker and reference receiver.
+
+    Args:
+        stage: Where.
+    """
+
+    def __init__(self, stage: Stage) -> None:
+        self._stage = stage
+        self._wanted = wanted(stage.total)
+        self._killed_at = self._resumed_at = 0.0
+        self._history: list[tuple[float, int]] = []
+
+    def run(self) -> HttpOutcome:
+        """Play it to the end.
+
+        Raises:
+            UnavailableError: A process of it ended or hangs.
+        """
+        with ExitStack() as stack:
+            port = self._start_receiver(stack)
+            self._desk = stack.enter_context(closing(ReceiverDesk(self._stage.folder / "receiver.db")))
+            self._daemon = Daemon(self._stage, GROUP, SINK.format(port=port))
+            self._daemon.start()
+            stack.callback(self._daemon.kill)
+            self._daemon.wait_ready()
+            begun = time.monotonic()
+            self._flow(begun)
+            seconds = time.monotonic() - begun
+            self._daemon.stop()
+            self._stage.audience.say("SIGTERM", "stopped, exit code 0")
+            waited, tail = max(0.0, self._resumed_at - self._killed_at), self._daemon.tail()
+            return HttpOutcome(self._count(), self._desk.batches(), seconds, waited, _fastest(self._history), tail)
+
+    def _start_receiver(self, stack: ExitStack) -> int:
+        port = free_port()
+        database = str(self._stage.folder / "receiver.db")
+        arguments = [str(receiver_file()), "--port", str(port), "--db", database, "--refuse", POISON]
+        self._receiver = Child("receiver", arguments, self._stage.folder)
+        stack.callback(self._receiver.kill)
+        self._receiver.wait_until(lambda: listens(port), READY_S)
+        self._stage.audience.say("receiver", f"{receiver_file().name} at 127.0.0.1:{port}; answers 400 to poison")
+        return port
+
+    # Flowing
+
+    def _flow(self, begun: float) -> None:
+        """Send and watch until all is settled, or nothing moves any more."""
+        total = self._stage.total
+        moved, moved_at = (0, 0, 0), begun
+        while True:
+            tick = time.monotonic()
+            self._stage.produce(min(total, int(total * (tick - begun) / PRODUCE_S)))
+            self._receiver.check()
+            status, delivered = self._daemon.status(), self._desk.delivered()
+            self._history.append((tick, delivered))
+            counts = {"produced": (self._stage.produced, total), "delivered": (delivered, self._wanted)}
+            self._stage.audience.progress(counts, tick - begun)
+            if status:
+                self._watch(status, delivered)
+            settled = sum(one["watermark"] for one in status["partitions"]) if status else 0
+            if self._resumed_at and settled == total:
+                return
+            if moved != (self._stage.produced, delivered, settled):
+                moved, moved_at = (self._stage.produced, delivered, settled), tick
+            if tick - moved_at > STALLED_S:
+                self._stage.audience.say("daemon", f"nothing has moved for {STALLED_S:g} s: the demo ends here")
+                return
+            time.sleep(max(0.0, tick + TICK_S - time.monotonic()))
+
+    def _watch(self, status: dict[str, Any], delivered: int) -> None:
+        """Kill the daemon once, and see it come back."""
+        if not self._killed_at and delivered >= KILL_AT * self._wanted:
+            self._killed_at = time.monotonic()
+            self._daemon.kill_and_start(f"with some {status['in_flight']:,} messages in flight")
+        elif self._killed_at and not self._resumed_at and status["delivered"]:
+            self._resumed_at = time.monotonic()
+            waited = self._resumed_at - self._killed_at
+            self._stage.audience.say("daemon", f"delivers again, {waited:.1f} s after the kill")
+
+    def _count(self) -> Books:
+        letters = dead_letters(self._daemon.state_dir)
+        return count(stream(self._stage.total), self._stage.consumed(GROUP), self._desk.rows(), letters)
+
+
+def receiver_file() -> Path:
+    """The reference receiver: in the installed package, or in the examples of a checkout."""
+    installed = Path(__file__).with_name("receiver.py")
+    return installed if installed.exists() else Path(__file__).parents[2] / "examples" / "receiver.py"
+
+
+def _fastest(history: list[tuple[float, int]]) -> int:
+    """The most rows of a second, from (seconds, rows so far)."""
+    best, start = 0.0, 0
+    for at, rows in history:
+        while at - history[start][0] > 1.0 and start < len(history) - 1:
+            start += 1
+        since, before = history[max(0, start - 1)]
+        if at - since >= 1.0:
+            best = max(best, (rows - before) / (at - since))
+    return round(best)

@@ -1,0 +1,175 @@
+"""What both acts of the demo stand on: broker, stream and folder, and a daemon that is killed and started again."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Protocol
+
+from sidecar.demo.children import Child
+from sidecar.demo.desk import ask_status
+from sidecar.demo.stream import TOPIC, WANTED_TAGS, poisonous
+from sidecar.errors import UnavailableError
+
+KILL_AT = 0.35
+READY_S = 30.0
+PRODUCE_MAX = 50_000
+"""At once: half of what the broker's producer queues."""
+MOCK_WAIT = (
+    "must wait some 12 s until the mock broker gives up the dead member; "
+    "on Kafka it removes that member itself and delivers again within 3 s"
+)
+CONFIG = """source:
+  kafka:
+    bootstrap_servers: {address}
+    group_id: {group}
+    topics: [{topic}]
+tags:
+  from: {{header: tag}}
+  subscribe: {tags}
+dedup:
+  by: {{header: message-id}}
+{sections}
+state:
+  dir: {state}
+admin:
+  listen: 127.0.0.1:0
+log:
+  format: console
+"""
+
+
+class Audience(Protocol):
+    """Who watches."""
+
+    def say(self, who: str, text: str) -> None:
+        """Something happened."""
+        ...
+
+    def progress(self, counts: Mapping[str, tuple[int, int]], seconds: float) -> None:
+        """So far: by what is counted, how many there are, and how many there will be."""
+        ...
+
+
+class Stage:
+    """The broker, alive as long as the block, and what all of the demo shares.
+
+    Args:
+        total: Messages of the stream.
+        folder: For configurations, states, logs and what arrives.
+        audience: Who watches.
+        keep: Whether the folder outlives a demo that is killed.
+    """
+
+    def __init__(self, total: int, folder: Path, audience: Audience, *, keep: bool) -> None:
+        self.total = total
+        self.folder = folder
+        self.audience = audience
+        self.produced = 0
+        self.address = ""
+        self._janitor = "" if keep else str(folder)
+
+    def __enter__(self) -> Stage:
+        poison = poisonous(self.total)
+        text = f"{self.total:,} messages: 5 % sent twice, some with unwanted tags, {poison} poison"
+        self.audience.say("stream", text)
+        arguments = ["-m", "sidecar.demo.broker", str(self.total), self._janitor]
+        self._broker = Child("broker", arguments, self.folder, pipes=True)
+        try:
+            self.address = self._broker.hear()["address"]
+        except BaseException:
+            self._broker.kill()
+            raise
+        self.audience.say("broker", f"librdkafka's mock cluster at {self.address}")
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._broker.kill()
+
+    def produce(self, until: int) -> None:
+        """Send the stream up to so many messages.
+
+        Raises:
+            UnavailableError: The broker did not take all, or ended.
+        """
+        while self.produced < until:
+            told = self._broker.ask(min(until - self.produced, PRODUCE_MAX))
+            self.produced = told["produced"]
+            if told["failed"]:
+                raise self._broker.failed(f"did not take {told['failed']} messages")
+
+    def consumed(self, group: str) -> int:
+        """Messages below the offsets that a consumer group has committed.
+
+        Raises:
+            UnavailableError: The broker has not kept all of the stream, or ended.
+        """
+        offsets = self._broker.ask(group)
+        if offsets["dropped"]:
+            raise UnavailableError(
+                f"the mock broker dropped {offsets['dropped']} messages: it keeps 5 MB a partition",
+                hint="a smaller --messages",
+            )
+        return int(offsets["committed"])
+
+
+class Daemon:
+    """`sidecar run` with one configuration: a process, and after its kill another one.
+
+    Args:
+        stage: Where.
+        group: Its consumer group, and the name of its files.
+        sections: Of its configuration, what other daemons of the demo have otherwise.
+    """
+
+    def __init__(self, stage: Stage, group: str, sections: str) -> None:
+        self._stage = stage
+        self.group = group
+        self.state_dir = stage.folder / f"{group}-state"
+        self.config = stage.folder / f"{group}.yaml"
+        values = {"address": stage.address, "group": group, "topic": TOPIC, "tags": " || ".join(WANTED_TAGS)}
+        text = CONFIG.format(sections=sections.rstrip(), state=json.dumps(str(self.state_dir)), **values)
+        self.config.write_text(text)
+
+    def start(self) -> None:
+        """Start it."""
+        self._child = Child(
+            f"{self.group}-daemon", ["-m", "sidecar", "run", "-c", str(self.config)], self._stage.folder
+        )
+        self._stage.audience.say("daemon", f"sidecar run, pid {self._child.pid}")
+
+    def wait_ready(self) -> None:
+        """Return when it takes messages."""
+        self._child.wait_until(lambda: (self.status() or {"ready": False})["ready"], READY_S)
+
+    def status(self) -> dict[str, Any] | None:
+        """What it tells of itself; None while it does not answer.
+
+        Raises:
+            UnavailableError: It has ended.
+        """
+        self._child.check()
+        return ask_status(self.state_dir, self._child.pid)
+
+    def kill_and_start(self, when: str) -> None:
+        """SIGKILL, and at once another process."""
+        self.kill()
+        self._stage.audience.say("kill -9", f"of pid {self._child.pid}, {when}")
+        self.start()
+        self._stage.audience.say("", MOCK_WAIT)
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        self._child.kill()
+
+    def stop(self) -> None:
+        """SIGTERM, and an exit code 0."""
+        self._child.stop()
+
+    def tail(self) -> str:
+        """The end of its log."""
+        return self._child.tail()

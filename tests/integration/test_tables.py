@@ -1,0 +1,112 @@
+"""`sink.spark` and `sink.delta` in the daemon, killed in mid-flow: each message is a row once, and byte for byte."""
+
+from __future__ import annotations
+
+import random
+import shutil
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import pytest
+
+from tests.integration.test_exactly_once import PARTITIONS, configuration, finish, new_topics
+from tests.support import landing
+from tests.support.audit import Finding
+from tests.support.delta import rows_of
+from tests.support.kafka import Broker, unique
+from tests.support.process import Daemon, wait_until
+from tests.support.workload import Place, Stream, Workload, fingerprint
+
+LIFE_S = 3
+"""Messages are produced over so many seconds for each kill."""
+SMALL_BATCHES = {"max_messages": 200, "linger": "50ms"}
+Kind = Literal["zone", "zone of several writers", "delta"]
+
+
+class Target(NamedTuple):
+    """A sink that is a folder."""
+
+    sink: dict[str, Any]
+    data: str
+    """Matches its data files."""
+    rows: Callable[[Path], Iterable[dict[str, Any]]]
+    """All that readers get."""
+
+
+TARGETS: dict[Kind, Target] = {
+    # Without what readers leave out: a writer that lives on lands nothing twice.
+    "zone": Target({"spark": {"landing": ""}}, "data/*/*/[!.]*", lambda path: landing.rows(path, dedup=False)),
+    "zone of several writers": Target({"spark": {"landing": ""}}, "data/*/*/[!.]*", landing.rows),
+    "delta": Target({"delta": {"path": ""}}, "*/*/*.parquet", rows_of),
+}
+
+
+def killed(broker: Broker, folder: Path, messages: int, times: int, kind: Kind, *, seed: int = 1) -> Finding:
+    """Kill the daemon at random instants of one flow, and start it again; compare rows with what was produced.
+
+    Args:
+        broker: The broker.
+        folder: For the daemon's files and the rows.
+        messages: How many, of every kind.
+        times: How many kills; with several writers each takes the state folder along.
+        kind: Of sink.
+        seed: Of messages and instants.
+
+    Raises:
+        AssertionError: A message is no row, is more than one, or is not what was produced.
+    """
+    begun, chance, target = time.monotonic(), random.Random(seed), TARGETS[kind]
+    place = folder / unique("rows")
+    topics = new_topics(broker)
+    work = Workload(topics, PARTITIONS, messages, seed=seed)
+    config = configuration(broker, topics, "", batch=dict(SMALL_BATCHES))
+    config["sink"] = {name: dict.fromkeys(keys, str(place)) for name, keys in target.sink.items()}
+    with (
+        Stream(broker.bootstrap, work, messages // (times * LIFE_S)) as stream,
+        Daemon(folder, config, name=unique("killed")) as daemon,
+    ):
+        for _ in range(times):
+            _await_more(daemon, place, target.data, chance.randint(1, 6))
+            time.sleep(chance.uniform(0, 0.3))  # the instant is random: there is nothing to wait for
+            daemon.kill9()
+            if kind == "zone of several writers":
+                shutil.rmtree(daemon.state_dir)
+            daemon.start()
+        stream.wait()
+        finish(broker, daemon, 60 + messages / 1_000)
+    compare(target.rows(place), work.expected.prints)
+    return Finding(f"`kill -9`, {kind}", times, messages, 0, 0, time.monotonic() - begun)
+
+
+def _await_more(daemon: Daemon, place: Path, pattern: str, files: int) -> None:
+    begun = len(list(place.glob(pattern)))
+
+    def there() -> bool:
+        assert daemon.running, "the daemon ended"
+        return len(list(place.glob(pattern))) >= begun + files
+
+    wait_until(there, 60, f"{files} more files", detail=daemon.log_tail)
+
+
+def compare(rows: Iterable[dict[str, Any]], wanted: dict[Place, int]) -> None:
+    """Each wanted message is one row, all of it as it was produced, and there is no other row."""
+    count: Counter[Place] = Counter()
+    prints: dict[Place, int] = {}
+    for row in rows:
+        at = row["topic"], row["partition"], row["offset"]
+        headers = [(one["key"], one["value"]) for one in row["headers"]]
+        tag = None if row["tag"] is None else row["tag"].encode()
+        count[at] += 1
+        prints[at] = fingerprint(row["key"], row["value"], headers, tag, round(row["timestamp"].timestamp() * 1000))
+    assert [at for at in wanted if at not in count][:5] == [], "lost"
+    assert [at for at, times in count.items() if times > 1][:5] == [], "twice"
+    assert [at for at in prints if wanted.get(at) != prints[at]][:5] == [], "not what was produced"
+
+
+@pytest.mark.parametrize("kind", TARGETS)
+def test_killed_in_mid_flow(kafka: Broker, tmp_path: Path, kind: Kind) -> None:
+    """Killed twice at random instants: rows exact, distinct and byte-equal, with a new writer after each kill too."""
+    killed(kafka, tmp_path, 10_000, 2, kind)
