@@ -48,11 +48,13 @@ SETTINGS: list[dict[str, Any]] = [
 
 def rows() -> list[Row]:
     """Messages with every odd key, header and value."""
-    found = [Row(0, 1, None, None, None)]
-    found += [Row(0, 1, key, None, b"x") for key in TEXTS]
-    found += [Row(0, 1, b"k", headers, b"x") for headers in HEADERS]
-    found += [Row(0, 1, b"k", None, value) for value in [*JSONS, None, b""]]
-    return [row._replace(offset=offset) for offset, row in enumerate(found)]
+    found: list[tuple[bytes | None, list[tuple[str, bytes | None]] | None, bytes | None]] = [
+        (None, None, None),
+        *((key, None, b"x") for key in TEXTS),
+        *((b"k", headers, b"x") for headers in HEADERS),
+        *((b"k", None, value) for value in [*JSONS, None, b""]),
+    ]
+    return [(offset, 1, *row) for offset, row in enumerate(found)]
 
 
 @pytest.mark.parametrize("place", [{"header": "tag"}, "key", {"json": "$.t"}, "topic"], ids=str)
@@ -60,14 +62,14 @@ def test_native_expressions_drop_nothing_that_is_wanted(spark: SparkSession, pla
     """Whatever the core wants passes; by header, key and topic without `split` nothing else does."""
     tp = TopicPartition("a", 0)
     messages = rows()
-    frame = spark.createDataFrame([(tp.topic, row.offset, row.key, row.headers, row.value) for row in messages], SCHEMA)
+    frame = spark.createDataFrame([(tp.topic, offset, *rest) for offset, _, *rest in messages], SCHEMA)
     frame = frame.coalesce(1).cache()
     for one in SETTINGS:
         tags = Tags.model_validate({"from": place, **one})
         assert tags.field is not None
         raws = tags.field.reader(ArrowColumns())(tp, messages)
         groups = tags.filter().groups
-        wanted = {row.offset for row, raw in zip(messages, raws, strict=True) if groups[raw] is not None}
+        wanted = {offset for (offset, *_), raw in zip(messages, raws, strict=True) if groups[raw] is not None}
         condition = prefilter(tags)
         passed = (
             wanted if condition is None else {row.offset for row in frame.where(condition).select("offset").collect()}

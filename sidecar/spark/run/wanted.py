@@ -67,7 +67,9 @@ def _has_header(name: str, test) -> Column:  # type: ignore[no-untyped-def]
         named = header["key"] == F.lit(name)
         return named if found is None else named & found
 
-    return _surely(F.exists(F.col("headers"), fits))
+    headers = F.col("headers")
+    # One header is the usual case, and Spark compiles this for it; functions over arrays it interprets.
+    return _surely(F.when(F.size(headers) == 1, fits(headers[0])).otherwise(F.exists(headers, fits)))
 
 
 def _is_one(column: Column, tags: Collection[bytes]) -> Column:
