@@ -12,7 +12,8 @@ from sidecar.cli import config_option
 def run(path: str) -> None:
     """Take messages from the source and hand them to the sink, until SIGTERM."""
     from sidecar.config.loader import load
-    from sidecar.daemon.lifecycle import Daemon, Signals
+    from sidecar.daemon.lifecycle import Daemon
+    from sidecar.daemon.signals import Signals
     from sidecar.ops.log import configure
 
     settings = load(path)

@@ -46,7 +46,7 @@ def ingest(path: str, once: bool) -> None:
 
 
 def _run(job: type[SparkRun | SparkIngest], settings: Settings, *, once: bool) -> None:
-    from sidecar.daemon.lifecycle import Signals
+    from sidecar.daemon.signals import Signals
     from sidecar.ops.log import configure
 
     configure(settings.log.format, settings.log.level)

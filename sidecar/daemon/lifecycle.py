@@ -1,16 +1,13 @@
-"""Start-up and shutdown, each step in its order and with its reason; signals and systemd. No message is seen here."""
+"""Start-up and shutdown, each step in its order and with its reason; systemd is told. No message is seen here."""
 
 from __future__ import annotations
 
 import gc
-import os
 import queue
-import signal
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, closing
 from pathlib import Path
-from types import FrameType
 
 import structlog
 
@@ -21,7 +18,6 @@ from sidecar.daemon.graveyards import open_graveyard
 from sidecar.daemon.notify import Notifier
 from sidecar.daemon.status import StatusKeeper, status_line
 from sidecar.daemon.supervisor import Supervisor, tell_damages
-from sidecar.errors import EXIT_OK
 from sidecar.ops.admin import AdminServer
 from sidecar.ops.metrics import Metrics
 from sidecar.sinks.file import FileSink
@@ -36,33 +32,6 @@ TELL_SYSTEMD_EVERY_S = 5.0
 SENDERS_PATIENCE_S = 1.0
 
 log = structlog.get_logger()
-
-
-class Signals:
-    """SIGTERM and SIGINT: the first asks for a stop, the second ends the process at once, as a crash would.
-
-    Before the daemon serves there is nothing to stop in order: then the first one ends it, with exit code 0.
-    """
-
-    def __init__(self) -> None:
-        self._asked = self._heard = False
-
-    def install(self) -> None:
-        """Take over both signals; only on the main thread."""
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, self._on_signal)
-
-    def _on_signal(self, number: int, _: FrameType | None) -> None:
-        if not self._heard:
-            os._exit(EXIT_OK)
-        if self._asked:
-            os._exit(128 + number)
-        self._asked = True
-
-    def stop_asked(self) -> bool:
-        """Whether to stop; from the first question on, a signal waits to be heard."""
-        self._heard = True
-        return self._asked
 
 
 class Daemon:

@@ -18,7 +18,8 @@ from sidecar.config.loader import load
 from sidecar.config.model import Settings
 from sidecar.core.records import Run
 from sidecar.daemon.build import plan_memory, rules_hash
-from sidecar.daemon.lifecycle import Daemon, Signals
+from sidecar.daemon.lifecycle import Daemon
+from sidecar.daemon.signals import Signals
 from sidecar.ops.log import configure
 from sidecar.sources.base import ReadPast, Source
 from sidecar.sources.kafka import KafkaSource
