@@ -105,7 +105,7 @@ def remove_folder_if_empty(folder: Path) -> None:
         os.rmdir(folder)  # noqa: PTH106
 
 
-def read_from(path: Path, at: int) -> bytes | None:
+def read_from(path: Path, at: int = 0) -> bytes | None:
     """The bytes of a file from a place on; None when the file is not there.
 
     Raises:

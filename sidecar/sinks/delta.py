@@ -307,7 +307,7 @@ def _log(root: Path, version: int) -> Path:
 
 def _added(root: Path, version: int) -> list[tuple[str, int]]:
     """Files and sizes in bytes that a commit adds; none where it is cleaned up by now."""
-    actions = map(orjson.loads, (files.read_from(_log(root, version), 0) or b"").splitlines())
+    actions = map(orjson.loads, (files.read_from(_log(root, version)) or b"").splitlines())
     found = [action["add"] for action in actions if "add" in action]
     return [(unquote(add["path"]), add["size"]) for add in found]
 

@@ -90,7 +90,7 @@ def writer_name(state_dir: Path) -> str:
     """
     path = state_dir / WRITER_FILE
     try:
-        data = files.read_from(path, 0)
+        data = files.read_from(path)
         if data is None:
             data = os.urandom(6).hex().encode()
             files.put(path, data)

@@ -57,7 +57,7 @@ def acknowledged(root: Path) -> dict[str, dict[str, int]]:
 
 
 def _read(path: Path) -> dict[str, int] | None:
-    data = files.read_from(path, 0)
+    data = files.read_from(path)
     try:
         found = orjson.loads(data or b"")
     except ValueError:

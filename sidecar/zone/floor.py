@@ -31,7 +31,7 @@ def read_floor(root: Path, writer: str) -> Floor:
         OSError: It cannot be read.
     """
     path = manifest_folder(root, writer) / FLOOR
-    data = files.read_from(path, 0)
+    data = files.read_from(path)
     if data is None:
         return Floor()
     try:

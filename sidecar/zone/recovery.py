@@ -91,7 +91,7 @@ class Recovery:
     def _scan(self, lines: files.Lines, first: int) -> Iterator[Entry | None]:
         """The entries of a segment, None for one that is lost; the segment is whole afterwards."""
         path = segment_path(self._root, self._writer, first)
-        data = files.read_from(path, 0) or b""
+        data = files.read_from(path) or b""
         at, seq = 0, first
         while at < len(data):
             where = f"line {seq - first + 1} of {path.relative_to(self._root)}"

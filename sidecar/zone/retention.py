@@ -100,7 +100,7 @@ def _entries(root: Path, writer: str, seq: int, last: int) -> Iterator[Entry]:
     lines: list[bytes] = []
     while seq <= last:
         if not lines or seq == first_of(seq):
-            data = files.read_from(segment_path(root, writer, seq), 0) or b""
+            data = files.read_from(segment_path(root, writer, seq)) or b""
             lines = data.split(b"\n")[:-1]
         at = seq - first_of(seq)
         entry = _entry(root, writer, seq, lines[at]) if at < len(lines) else None

@@ -93,7 +93,7 @@ class Tail:
         first = first_of(place.seq) if place else read_floor(self._root, writer).first
         while segment_path(self._root, writer, first + SEGMENT_LINES).exists():
             first += SEGMENT_LINES
-        lines = files.read_from(segment_path(self._root, writer, first), 0) or b""
+        lines = files.read_from(segment_path(self._root, writer, first)) or b""
         return first + lines.count(b"\n") - 1
 
     def _writers(self) -> list[str]:

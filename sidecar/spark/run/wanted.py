@@ -6,7 +6,7 @@ encodings and tags within a value are looked for as bytes. Tags are compared as 
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from functools import reduce
 from operator import or_
 
@@ -61,7 +61,7 @@ def _column(field: Field) -> Column:
     return F.col("key") if field.kind == "key" else F.col("topic").cast("binary")
 
 
-def _has_header(name: str, test) -> Column:  # type: ignore[no-untyped-def]
+def _has_header(name: str, test: Callable[[Column], Column | None]) -> Column:
     def fits(header: Column) -> Column:
         found = test(header["value"])
         named = header["key"] == F.lit(name)
