@@ -15,6 +15,7 @@ _FORBIDDEN = {
     KafkaError.CLUSTER_AUTHORIZATION_FAILED: "cluster",
 }
 _ALERT = re.compile(r"SSL routines.* alert ")
+_PASSING = re.compile(r" \(after \d+ms in state \w+(, \d+ identical error\(s\) suppressed)?\)")
 _PROPERTIES = "under source.kafka.properties"
 
 
@@ -30,8 +31,8 @@ def is_forbidden(error: KafkaError) -> bool:
 
 
 def text_of(error: KafkaError) -> str:
-    """What went wrong, without durations, so that the same failure reads the same each time."""
-    return re.sub(r" \(after \d+ms in state \w+\)", "", error.str())
+    """What went wrong, without durations and counts, so that the same failure reads the same each time."""
+    return _PASSING.sub("", error.str())
 
 
 def refused(servers: str, text: str) -> CredentialsError:
