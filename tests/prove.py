@@ -26,6 +26,7 @@ from pathlib import Path
 from tests.integration import test_exactly_once as once
 from tests.integration import test_kills as kills
 from tests.integration import test_members as members
+from tests.integration import test_tables as tables
 from tests.simulation import run as simulation
 from tests.support.audit import Finding
 from tests.support.jars import ROOT
@@ -90,6 +91,9 @@ def daemon_checks(n: Sizes) -> dict[str, Check]:
     def outages(broker: KafkaBroker, folder: Path) -> list[Finding]:
         return [kills.outage(broker, folder, n(100_000, 20_000), kind, times=n(5)) for kind in ("killed", "frozen")]
 
+    def killed_tables(broker: KafkaBroker, folder: Path) -> list[Finding]:
+        return [tables.killed(broker, folder, n(200_000, 10_000), ends, kind) for kind in tables.TARGETS]
+
     return {
         "flow": flows,
         "poison": lambda broker, folder: [once.poison(broker, folder, times=ends)],
@@ -103,6 +107,7 @@ def daemon_checks(n: Sizes) -> dict[str, Check]:
         "members": come_and_go,
         "members-by-group": come_and_go_by_group,
         "outages": outages,
+        "tables": killed_tables,
         "receivers": partial(suite, "a receiver that misbehaves in every way", "integration/test_faults.py"),
         "topics": partial(suite, "topics made again, resets, expired offsets", "integration/test_topics.py"),
         "security": partial(suite, "TLS and SASL against a broker that demands them", "integration/test_security.py"),

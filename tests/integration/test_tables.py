@@ -44,6 +44,13 @@ TARGETS: dict[Kind, Target] = {
 }
 
 
+NAMES: dict[Kind, str] = {
+    "zone": "`sink.spark`, read without `dedup`",
+    "zone of several writers": "`sink.spark`, state folder deleted at each",
+    "delta": "`sink.delta`",
+}
+
+
 def killed(broker: Broker, folder: Path, messages: int, times: int, kind: Kind, *, seed: int = 1) -> Finding:
     """Kill the daemon at random instants of one flow, and start it again; compare rows with what was produced.
 
@@ -78,7 +85,7 @@ def killed(broker: Broker, folder: Path, messages: int, times: int, kind: Kind, 
         stream.wait()
         finish(broker, daemon, 60 + messages / 1_000)
     compare(target.rows(place), work.expected.prints)
-    return Finding(f"`kill -9`, {kind}", times, messages, 0, 0, time.monotonic() - begun)
+    return Finding(f"`kill -9`, {NAMES[kind]}", times, messages, 0, 0, time.monotonic() - begun)
 
 
 def _await_more(daemon: Daemon, place: Path, pattern: str, files: int) -> None:
