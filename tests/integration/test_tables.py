@@ -23,12 +23,13 @@ from tests.support.workload import Place, Stream, Workload, fingerprint
 LIFE_S = 3
 """Messages are produced over so many seconds for each kill."""
 SMALL_BATCHES = {"max_messages": 200, "linger": "50ms"}
-Kind = Literal["zone", "zone of several writers", "delta"]
+Kind = Literal["zone", "zone, other writers", "delta"]
 
 
 class Target(NamedTuple):
     """A sink that is a folder."""
 
+    what: str
     sink: dict[str, Any]
     data: str
     """Matches its data files."""
@@ -36,18 +37,15 @@ class Target(NamedTuple):
     """All that readers get."""
 
 
+def _without_dedup(zone: Path) -> Iterable[dict[str, Any]]:
+    return landing.rows(zone, dedup=False)
+
+
+ZONE_SINK, ZONE_DATA = {"spark": {"landing": ""}}, "data/*/*/[!.]*"
 TARGETS: dict[Kind, Target] = {
-    # Without what readers leave out: a writer that lives on lands nothing twice.
-    "zone": Target({"spark": {"landing": ""}}, "data/*/*/[!.]*", lambda path: landing.rows(path, dedup=False)),
-    "zone of several writers": Target({"spark": {"landing": ""}}, "data/*/*/[!.]*", landing.rows),
-    "delta": Target({"delta": {"path": ""}}, "*/*/*.parquet", rows_of),
-}
-
-
-NAMES: dict[Kind, str] = {
-    "zone": "`sink.spark`, read without `dedup`",
-    "zone of several writers": "`sink.spark`, state folder deleted at each",
-    "delta": "`sink.delta`",
+    "zone": Target("`sink.spark`, read without `dedup`", ZONE_SINK, ZONE_DATA, _without_dedup),
+    "zone, other writers": Target("`sink.spark`, state folder deleted at each", ZONE_SINK, ZONE_DATA, landing.rows),
+    "delta": Target("`sink.delta`", {"delta": {"path": ""}}, "*/*/*.parquet", rows_of),
 }
 
 
@@ -58,7 +56,7 @@ def killed(broker: Broker, folder: Path, messages: int, times: int, kind: Kind, 
         broker: The broker.
         folder: For the daemon's files and the rows.
         messages: How many, of every kind.
-        times: How many kills; with several writers each takes the state folder along.
+        times: How many kills; with other writers each takes the state folder along.
         kind: Of sink.
         seed: Of messages and instants.
 
@@ -79,13 +77,13 @@ def killed(broker: Broker, folder: Path, messages: int, times: int, kind: Kind, 
             _await_more(daemon, place, target.data, chance.randint(1, 6))
             time.sleep(chance.uniform(0, 0.3))  # the instant is random: there is nothing to wait for
             daemon.kill9()
-            if kind == "zone of several writers":
+            if kind == "zone, other writers":
                 shutil.rmtree(daemon.state_dir)
             daemon.start()
         stream.wait()
         finish(broker, daemon, 60 + messages / 1_000)
     compare(target.rows(place), work.expected.prints)
-    return Finding(f"`kill -9`, {NAMES[kind]}", times, messages, 0, 0, time.monotonic() - begun)
+    return Finding(f"`kill -9`, {target.what}", times, messages, 0, 0, time.monotonic() - begun)
 
 
 def _await_more(daemon: Daemon, place: Path, pattern: str, files: int) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 from pathlib import Path
 
-from tests.support.demo import Demo
+from tests.support.demo import Demo, java
 from tests.support.process import wait_until
 
 PATIENCE_S = 270.0
@@ -23,6 +23,15 @@ def test_every_wanted_message_is_one_row(tmp_path: Path) -> None:
     assert numbers["rows"] + numbers["duplicates dropped"] + numbers["filtered"] == 20_000
     assert "WARN" not in said, "Spark's log is on the screen"
     assert (demo.processes(), list(demo.temp.iterdir())) == ({}, [])
+
+
+def test_why_spark_failed_is_shown(tmp_path: Path) -> None:
+    """A JVM that does not start ends the demo, and what it said is on the screen."""
+    said = "echo 'openjdk version \"17.0.19\"' >&2; [ $1 = -version ] || { echo 'out of order' >&2; exit 1; }"
+    with Demo(tmp_path, "--messages", "1000", "--sink", "spark", java=str(java(tmp_path, said))) as demo:
+        assert demo.wait(PATIENCE_S) == 69
+    assert "the spark-ingest ended with exit code" in demo.said()
+    assert "out of order" in demo.said()
 
 
 def test_no_jvm_outlives_it(tmp_path: Path) -> None:

@@ -12,6 +12,15 @@ from types import TracebackType
 from tests.support.process import spawn, tail, wait_until
 
 
+def java(folder: Path, commands: str) -> Path:
+    """A home of Java, for JAVA_HOME, whose program is these commands of a shell."""
+    program = folder / "bin" / "java"
+    program.parent.mkdir()
+    program.write_text(f"#!/bin/bash\n{commands}\n")
+    program.chmod(0o755)
+    return folder
+
+
 class Demo:
     """A demo, killed when the block ends.
 

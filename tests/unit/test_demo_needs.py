@@ -11,16 +11,8 @@ from pathlib import Path
 import pytest
 
 from sidecar.demo.needs import lacking
+from tests.support.demo import java
 from tests.support.jars import ROOT
-
-
-def java(folder: Path, said: str) -> Path:
-    """A home of Java whose program says this of its version."""
-    program = folder / "bin" / "java"
-    program.parent.mkdir()
-    program.write_text(f"#!/bin/sh\necho '{said}' >&2\n")
-    program.chmod(0o755)
-    return folder
 
 
 @pytest.mark.parametrize(
@@ -36,7 +28,7 @@ def test_the_version_of_java_counts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: str, lacks: str | None
 ) -> None:
     """The Java that Spark would take must be new enough."""
-    monkeypatch.setenv("JAVA_HOME", str(java(tmp_path, said)))
+    monkeypatch.setenv("JAVA_HOME", str(java(tmp_path, f"echo '{said}' >&2")))
     found = lacking()
     assert found is None if lacks is None else lacks in (found or "")
 
