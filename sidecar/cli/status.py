@@ -60,7 +60,7 @@ def ask(settings: Settings) -> dict[str, Any]:
         url = reachable_url(*settings.admin.listen)
         tried.append(url)
         found = _get(url)
-        if found is not None and found.get("group_id") == settings.source.kafka.group_id:
+        if found is not None and found.get("group_id") == settings.source.group_id:
             return found
     where = f"nothing answers for it at {' or '.join(dict.fromkeys(tried))}" if tried else "admin.listen is off"
     raise UnavailableError(

@@ -64,15 +64,21 @@ def _problems(error: ConfigError) -> list[dict[str, Any]]:
 def summary(settings: Settings) -> list[str]:
     """What these settings do, in five lines, secrets left out."""
     shown = settings.public()
-    kafka, dead = shown["source"]["kafka"], shown["dead_letters"]
+    dead = shown["dead_letters"]
     letters = "there too" if dead == "state" else f"in the topic {dead['kafka']['topic']}"
     return [
-        f"reads   {', '.join(kafka['topics'])} from {kafka['bootstrap_servers']} as group {kafka['group_id']}",
+        f"reads   {_origin(shown['source'])}",
         f"keeps   {_wanted(shown['tags'])}; one {_place(shown['dedup']['by'])} twice is a duplicate",
         f"sends   {_target(shown['sink'])}{_limits(shown['batch'])}",
         f"stores  its state in {shown['state']['dir']}, dead letters {letters}; retries: {_retries(shown['retry'])}",
         f"holds   at most {shown['memory']['budget']} of messages; status and metrics: {shown['admin']['listen']}",
     ]
+
+
+def _origin(source: dict[str, Any]) -> str:
+    kind, found = next(iter(source.items()))
+    servers, group = ("bootstrap_servers", "group_id") if kind == "kafka" else ("name_servers", "group")
+    return f"{', '.join(found['topics'])} from {found[servers]} as group {found[group]}"
 
 
 def _wanted(tags: dict[str, Any]) -> str:

@@ -23,7 +23,7 @@ from sidecar.config.base import Expanded, FilePath, Int, Model, Text, kind, matc
 from sidecar.config.sinks import Sink
 from sidecar.config.source import TOPIC, Source
 from sidecar.config.spark import Spark
-from sidecar.config.tags import Dedup, Tags
+from sidecar.config.tags import ROCKETMQ_TAG, Dedup, Tags
 from sidecar.config.units import Duration, Size
 
 _WAIT = Duration("1ms", "1h")
@@ -204,8 +204,12 @@ DeadLetterPlace: TypeAlias = Annotated[
 class Settings(Model):
     """A whole configuration."""
 
-    source: Source = Field(description="Where messages come from.")
-    tags: Tags = Field(default=Tags(), description="Which messages are wanted, and in which group they travel.")
+    source: Source = Field(description="Where messages come from: exactly one of `kafka` and `rocketmq`.")
+    tags: Tags = Field(
+        default=Tags(),
+        validate_default=True,  # RocketMQ's default is another one
+        description="Which messages are wanted, and in which group they travel.",
+    )
     dedup: Dedup = Field(default=Dedup(), description="What makes two messages the same.")
     memory: Memory = Field(default=Memory(), description="How much may be held.")
     batch: BatchSettings = Field(default=BatchSettings(), description="When a batch is cut.")
@@ -234,11 +238,28 @@ class Settings(Model):
             raise ValidationError.from_exception_data("batch", [error])
         return batch
 
+    @field_validator("tags")
+    @classmethod
+    def _say_where_they_stand(cls, tags: Tags, info: ValidationInfo) -> Tags:
+        if "source" not in info.data or tags.from_ is not None:
+            return tags
+        if info.data["source"].rocketmq:
+            return tags.model_copy(update={"from_": ROCKETMQ_TAG})
+        text = "is of no use without tags.from, which says where the tag stands"
+        given = {name: getattr(tags, name) for name in ("subscribe", "split", "exclude", "groups")}
+        errors = [problem(text, value, name) for name, value in given.items() if value and value != "*"]
+        if errors:
+            raise ValidationError.from_exception_data("tags", errors)
+        return tags
+
     @field_validator("dead_letters")
     @classmethod
     def _not_read_again(cls, place: Literal["state"] | DeadLetters, info: ValidationInfo) -> Any:
         if not isinstance(place, DeadLetters) or "source" not in info.data:
             return place
+        if info.data["source"].rocketmq:
+            error = problem("needs source.kafka: with source.rocketmq the state keeps them", None, "kafka")
+            raise ValidationError.from_exception_data("dead_letters", [error])
         topic = place.kafka.topic
         for name in info.data["source"].kafka.topics:
             if name == topic or (name.startswith("^") and re.match(name, topic)):

@@ -6,9 +6,17 @@ import re
 from datetime import UTC, datetime
 from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, WithJsonSchema
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    PlainSerializer,
+    ValidationInfo,
+    WithJsonSchema,
+    field_validator,
+)
 
-from sidecar.config.base import Expanded, Model, Text, hide_secrets, matching
+from sidecar.config.base import Bool, Expanded, FilePath, Model, OneOf, Secret, Text, hide_secrets, matching
 from sidecar.config.kafka_properties import refusal
 from sidecar.config.units import Duration
 
@@ -65,6 +73,39 @@ def _start_text(start: str | int) -> str:
     return start if isinstance(start, str) else datetime.fromtimestamp(start / 1000, UTC).isoformat()
 
 
+_NAME = r"[%A-Za-z0-9_|-]{1,255}"
+_NAME_COMPLAINT = "is no name that RocketMQ takes (letters, digits, % _ - |, at most 255)"
+
+
+def _name_servers(value: Any) -> Any:
+    servers = value.split(",") if isinstance(value, str) else value
+    bare = re.compile(r"(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):\d{1,5}")
+    if isinstance(servers, list) and not all(isinstance(one, str) and bare.fullmatch(one.strip()) for one in servers):
+        raise ValueError("needs HOST:PORT, several as a list or separated by commas")
+    return _servers(value)
+
+
+def _group(name: str) -> str:
+    matching(_NAME, _NAME_COMPLAINT)(name)
+    if name.startswith(("%", "CID_RMQ_SYS_")):
+        raise ValueError("is a name of RocketMQ's own")
+    return name
+
+
+def _rocketmq_topic(name: str) -> str:
+    if not re.fullmatch(r"[%A-Za-z0-9_|-]{1,127}", name):
+        raise ValueError("is no topic name (letters, digits, % _ - |, at most 127); patterns are not known to RocketMQ")
+    if name.startswith("%RETRY%"):
+        raise ValueError("is read by itself: name the topics that its messages come from")
+    return name
+
+
+def _client(value: Any) -> Any:
+    if value in ("grpc", "native"):
+        raise ValueError("is not there yet: remoting is the only one")
+    return value
+
+
 def _property_name(name: str) -> str:
     if reason := refusal(name):
         raise ValueError(f"cannot be set: {reason}")
@@ -77,6 +118,15 @@ def _property_value(value: Any) -> Any:
     return str(value) if isinstance(value, Expanded | int | float) else value
 
 
+_SERVERS_SCHEMA = WithJsonSchema(
+    {"type": ["string", "array"], "minLength": 1, "minItems": 1, "items": {"type": "string"}}
+)
+Start: TypeAlias = Annotated[
+    Literal["earliest", "latest"] | int,
+    BeforeValidator(_start),
+    PlainSerializer(_start_text, return_type=str),
+    WithJsonSchema({"type": "string"}),
+]
 PropertyName: TypeAlias = Annotated[str, AfterValidator(_property_name)]
 PropertyValue: TypeAlias = Annotated[
     str, BeforeValidator(_property_value), WithJsonSchema({"type": ["string", "number", "boolean"]})
@@ -86,23 +136,16 @@ PropertyValue: TypeAlias = Annotated[
 class KafkaSource(Model):
     """Which topics are read from which cluster, and as which consumer group."""
 
-    bootstrap_servers: Annotated[
-        str,
-        BeforeValidator(_servers),
-        WithJsonSchema({"type": ["string", "array"], "minLength": 1, "minItems": 1, "items": {"type": "string"}}),
-    ] = Field(description="The brokers to ask first: `HOST:PORT`, several as a list or separated by commas.")
+    bootstrap_servers: Annotated[str, BeforeValidator(_servers), _SERVERS_SCHEMA] = Field(
+        description="The brokers to ask first: `HOST:PORT`, several as a list or separated by commas."
+    )
     group_id: Annotated[Text, AfterValidator(matching(r"[^\x00-\x1f\x7f]{1,255}", "has control characters"))] = Field(
         description="The consumer group; processes with the same one share the partitions."
     )
     topics: Annotated[list[Annotated[Text, AfterValidator(_topic)]], AfterValidator(_topics)] = Field(
         min_length=1, description="Topics by name; an entry that starts with `^` is a regular expression."
     )
-    start: Annotated[
-        Literal["earliest", "latest"] | int,
-        BeforeValidator(_start),
-        PlainSerializer(_start_text, return_type=str),
-        WithJsonSchema({"type": "string"}),
-    ] = Field(
+    start: Start = Field(
         default="earliest",
         description="Where a new group starts: `earliest`, `latest` or a timestamp with a zone.",
     )
@@ -119,7 +162,95 @@ class KafkaSource(Model):
     )
 
 
-class Source(Model):
+class RocketMqTls(Model):
+    """Whom the servers must be signed by, and as whom Sidecar appears; the section alone turns encryption on."""
+
+    ca: FilePath | None = Field(
+        default=None, description="Certificates to trust, PEM; the system's when it is not set."
+    )
+    cert: FilePath | None = Field(default=None, description="Sidecar's own certificate, PEM.")
+    key: FilePath | None = Field(
+        default=None, description="The private key of `cert`, PEM, when `cert` does not hold it."
+    )
+    verify: Bool = Field(default=True, description="Whether the servers' certificates and names are checked.")
+
+    @field_validator("key")
+    @classmethod
+    def _key_has_cert(cls, key: Any, info: ValidationInfo) -> Any:
+        if info.data.get("cert", "") is None:
+            raise ValueError("is of no use without source.rocketmq.tls.cert")
+        return key
+
+
+class RocketMqSource(Model):
+    """Which topics are read from which cluster, and as which consumer group."""
+
+    name_servers: Annotated[str, BeforeValidator(_name_servers), _SERVERS_SCHEMA] = Field(
+        description="The name servers: `HOST:PORT`, several as a list or separated by commas."
+    )
+    group: Annotated[Text, AfterValidator(_group)] = Field(
+        description="The consumer group; processes with the same one share the queues."
+    )
+    topics: Annotated[list[Annotated[Text, AfterValidator(_rocketmq_topic)]], AfterValidator(_topics)] = Field(
+        min_length=1, description="Topics by name; the group's retry topic is read along with them."
+    )
+    client: Annotated[Literal["remoting"], BeforeValidator(_client)] = Field(
+        default="remoting", description="How brokers are talked to: `remoting`, for 4.x and 5.x."
+    )
+    start: Start = Field(
+        default="earliest",
+        description="Where a new group starts: `earliest`, `latest` or a timestamp with a zone.",
+    )
+    start_timeout_ms: Annotated[int, Duration("100ms", "1d")] = Field(
+        default=30_000,
+        alias="start_timeout",
+        description="Servers unreachable or topic unknown for so long at the start: exit 69; later it heals.",
+    )
+    share: Literal["average", "consistent_hash"] = Field(
+        default="average", description="How the members of the group share the queues; the same for all of them."
+    )
+    namespace: Annotated[Text, AfterValidator(matching(_NAME, _NAME_COMPLAINT))] | None = Field(
+        default=None, description="Stands before the names of topics and group, as `NAMESPACE%NAME`."
+    )
+    access_key: Text | None = Field(default=None, description="The user that requests are signed as (ACL 1.0 and 2.0).")
+    secret_key: Secret | None = Field(
+        default=None,
+        validate_default=True,
+        description="The key they are signed with; `file:PATH` reads it from a file.",
+    )
+    security_token: Secret | None = Field(
+        default=None, description="Sent along, where keys are temporary; `file:PATH` reads it from a file."
+    )
+    tls: RocketMqTls | None = Field(default=None, description="Encrypts all connections; `{}` with the system's trust.")
+
+    @field_validator("secret_key")
+    @classmethod
+    def _both_keys(cls, secret_key: Any, info: ValidationInfo) -> Any:
+        if (secret_key is None) != (info.data.get("access_key", secret_key) is None):
+            raise ValueError("access_key and secret_key need each other")
+        return secret_key
+
+    @field_validator("security_token")
+    @classmethod
+    def _token_has_keys(cls, token: Any, info: ValidationInfo) -> Any:
+        if token is not None and info.data.get("access_key", "") is None:
+            raise ValueError("is of no use without access_key and secret_key")
+        return token
+
+
+class Source(OneOf):
     """Where messages come from."""
 
-    kafka: KafkaSource = Field(description="A Kafka cluster.")
+    kafka_: KafkaSource | None = Field(default=None, alias="kafka", description="A Kafka cluster.")
+    rocketmq: RocketMqSource | None = Field(default=None, description="A RocketMQ cluster, 4.x or 5.x.")
+
+    @property
+    def kafka(self) -> KafkaSource:
+        """The Kafka section, for parts that serve no other source."""
+        assert self.kafka_ is not None
+        return self.kafka_
+
+    @property
+    def group_id(self) -> str:
+        """The consumer group."""
+        return self.rocketmq.group if self.rocketmq else self.kafka.group_id

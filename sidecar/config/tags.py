@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Literal, TypeAlias
 
 from pydantic import AfterValidator, Discriminator, Field, Tag, ValidationInfo, field_validator
 
@@ -14,7 +14,7 @@ from sidecar.core.tags import TagFilter, parse_expression
 class Place(OneOf):
     """Where in a message a tag or an id stands."""
 
-    header: Text | None = Field(default=None, description="The name of a header.")
+    header: Text | None = Field(default=None, description="The name of a header, of RocketMQ's messages of a property.")
     json_: Annotated[Text, AfterValidator(lambda text: fields.parse_json_path(text) and text)] | None = Field(
         default=None, alias="json", description="A path into a JSON value, such as $.order.id."
     )
@@ -26,6 +26,8 @@ class Place(OneOf):
         return fields.Field("json", path=fields.parse_json_path(self.json_ or ""))
 
 
+ROCKETMQ_TAG = Place(header="TAGS")
+"""Where RocketMQ keeps a message's tag: headers are its properties."""
 TagPlace: TypeAlias = Annotated[
     Annotated[Literal["key", "topic"], Tag("word")] | Annotated[Place, Tag("section")],
     Discriminator(kind),
@@ -58,7 +60,7 @@ class Tags(Model):
     from_: TagPlace | None = Field(
         default=None,
         alias="from",
-        description="Where the tag stands: `{header: NAME}`, `key`, `topic`, `{json: $.a.b}`.",
+        description="Where the tag stands: `{header: NAME}`, `key`, `topic`, `{json: $.a.b}`, or (RocketMQ) `TAGS`.",
     )
     split: Annotated[Text, Field(max_length=16)] | None = Field(
         default=None, description="Separates several tags in one value; without it the value is one tag."
@@ -82,13 +84,6 @@ class Tags(Model):
     def filter(self) -> TagFilter:
         """The core's filter for these settings."""
         return TagFilter(self.subscribe, self.exclude or "", self.groups, self.split or "")
-
-    @field_validator("split", "exclude", "groups", "subscribe")
-    @classmethod
-    def _needs_from(cls, value: Any, info: ValidationInfo) -> Any:
-        if info.data.get("from_", "") is None and value and value != "*":
-            raise ValueError("is of no use without tags.from, which says where the tag stands")
-        return value
 
     @field_validator("exclude")
     @classmethod

@@ -18,6 +18,7 @@ from sidecar.daemon.graveyards import open_graveyard
 from sidecar.daemon.notify import Notifier
 from sidecar.daemon.status import StatusKeeper, status_line
 from sidecar.daemon.supervisor import Supervisor, tell_damages
+from sidecar.errors import ConfigError
 from sidecar.ops.admin import AdminServer
 from sidecar.ops.metrics import Metrics
 from sidecar.sinks.file import FileSink
@@ -63,7 +64,7 @@ class Daemon:
         with ExitStack() as stack:
             supervisor, keeper = self._start(stack)
             self._notifier.ready()
-            log.info("daemon.started", group_id=self._settings.source.kafka.group_id)
+            log.info("daemon.started", group_id=self._settings.source.group_id)
             self._serve(supervisor, keeper)
             supervisor.close()
             log.info("daemon.stopped")
@@ -84,7 +85,7 @@ class Daemon:
         graveyard = open_graveyard(settings, state, source.fetch)
         drain_s = settings.drain_timeout_ms / 1000
         supervisor = Supervisor(pipeline, source, senders, inbox, writer, state, graveyard, drain_s)
-        keeper = StatusKeeper(supervisor, state, settings.source.kafka.group_id, settings.memory.budget_bytes)
+        keeper = StatusKeeper(supervisor, state, settings.source.group_id, settings.memory.budget_bytes)
         # The endpoint before the broker: while that is awaited, health can be asked.
         if settings.admin.listen:
             metrics = Metrics(keeper.latest)
@@ -119,6 +120,8 @@ class Daemon:
 
 def kafka_source(settings: Settings, state: State) -> Source:
     """The Kafka source of these settings."""
+    if settings.source.rocketmq:
+        raise ConfigError("source.rocketmq can be validated, but not run yet")
     plan = plan_memory(settings.memory.budget_bytes)
     place = place_id(Path(settings.state.dir))
     return KafkaSource(settings.source.kafka, state, rules_hash(settings), plan.queue_bytes, place)

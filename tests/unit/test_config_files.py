@@ -64,9 +64,10 @@ def credentials(tmp_path: Path) -> dict[str, str]:
     return {"CREDENTIALS_DIRECTORY": str(tmp_path)}
 
 
-def test_there_are_four_examples() -> None:
-    """A minimal, a production and a full file are there, and one for Spark."""
-    assert [file.name for file in FILES] == ["full.yaml", "minimal.yaml", "production.yaml", "spark.yaml"]
+def test_there_are_five_examples() -> None:
+    """A minimal, a production and a full file are there, one for Spark and one for RocketMQ."""
+    names = ["full.yaml", "minimal.yaml", "production.yaml", "rocketmq.yaml", "spark.yaml"]
+    assert [file.name for file in FILES] == names
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)

@@ -63,7 +63,7 @@ class SparkIngest:
         schema = None if self._table.schema_ is None else schema_text(self._table.schema_)
         wanted = targets(self._spark, self._table)
         with ExitStack() as stack:
-            progress = Progress(self._settings.source.kafka.group_id, Lag(self._zone, wanted[0].consumer))
+            progress = Progress(self._settings.source.group_id, Lag(self._zone, wanted[0].consumer))
             if self._settings.admin.listen:
                 stack.callback(_serve_metrics(self._settings.admin.listen, progress).stop)
             session = driver.session(stack, f"sidecar ingest {self._table.path}", self._spark.master)

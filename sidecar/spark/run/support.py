@@ -29,6 +29,9 @@ def refusals(settings: Settings) -> Iterator[tuple[KeyPath, str]]:
     }.items():
         if getattr(settings.sink, name, None) is not None:
             yield ("sink", name), f"cannot be the sink of the pipeline on Spark: {cure}; use sink.http"
+    if settings.source.rocketmq:
+        yield ("source", "rocketmq"), "cannot be the source of the pipeline on Spark: Spark reads Kafka alone"
+        return
     properties = settings.source.kafka.properties
     for name in properties:
         if reason := reason_against(name, properties):

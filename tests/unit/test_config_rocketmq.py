@@ -1,0 +1,116 @@
+"""The settings of RocketMQ: what they mean, and what is said about bad ones."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from sidecar.cli import main
+from sidecar.config.loader import load
+from sidecar.core.fields import Field
+
+GOOD = """\
+source:
+  rocketmq:
+    name_servers: localhost:9876
+    group: orders-sidecar
+    topics: [orders]
+sink:
+  console: {}
+state:
+  dir: /var/lib/sidecar/orders
+"""
+LAST = "    topics: [orders]\n"
+
+
+def write(folder: Path, old: str = "", new: str = "") -> Path:
+    """The good file, changed."""
+    assert old in GOOD
+    file = folder / "sidecar.yaml"
+    file.write_text(GOOD.replace(old, new, 1) if old else GOOD + new)
+    return file
+
+
+def test_what_is_not_said_has_its_default(tmp_path: Path) -> None:
+    """Three lines are enough: the earliest message, shares as Java's clients have them, no keys, no encryption."""
+    found = load(write(tmp_path), {}).source
+    assert found.rocketmq
+    assert (found.group_id, found.rocketmq.name_servers) == ("orders-sidecar", "localhost:9876")
+    assert (found.rocketmq.client, found.rocketmq.start, found.rocketmq.share) == ("remoting", "earliest", "average")
+    assert (found.rocketmq.access_key, found.rocketmq.tls, found.rocketmq.namespace) == (None, None, None)
+
+
+def test_several_name_servers(tmp_path: Path) -> None:
+    """A list and a text with commas are the same."""
+    for text in ("[a:1, '[::1]:2']", "a:1, [::1]:2"):
+        found = load(write(tmp_path, "localhost:9876", f"{text if text[0] == '[' else repr(text)}"), {}).source
+        assert found.rocketmq
+        assert found.rocketmq.name_servers == "a:1,[::1]:2"
+
+
+def test_the_tag_is_rocketmqs_own_unless_another_is_named(tmp_path: Path) -> None:
+    """Without `tags.from` a subscription goes by TAGS; with it by what it names, a property for example."""
+    assert load(write(tmp_path, "", "tags: {subscribe: a || b}\n"), {}).tags.field == Field("header", name="TAGS")
+    assert load(write(tmp_path), {}).tags.field == Field("header", name="TAGS")
+    named = load(write(tmp_path, "", "tags: {from: {header: kind}, subscribe: a}\n"), {}).tags
+    assert named.field == Field("header", name="kind")
+
+
+def test_keys_are_read_from_files_and_variables_and_never_shown(tmp_path: Path) -> None:
+    """The secret key comes from its file without the line end, the others from the environment; none is shown."""
+    (tmp_path / "key").write_text("hunter2\n")
+    keys = "    access_key: ${USER}\n    secret_key: file:key\n    security_token: ${TOKEN}\n"
+    settings = load(write(tmp_path, LAST, LAST + keys), {"USER": "sidecar", "TOKEN": "hunter3"})
+    found = settings.source.rocketmq
+    assert found
+    assert found.secret_key
+    assert (found.access_key, found.secret_key.get_secret_value()) == ("sidecar", "hunter2")
+    assert "hunter" not in repr(settings) + str(settings.public())
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        (LAST, LAST + "    client: grpc\n", "6:13: source.rocketmq.client: is not there yet: remoting"),
+        (LAST, LAST + "    client: native\n", "6:13: source.rocketmq.client: is not there yet: remoting"),
+        (LAST, LAST + "    client: java\n", "6:13: source.rocketmq.client: must be 'remoting'"),
+        (LAST, LAST + "  kafka: {}\n", "6:3: source.kafka: stands beside rocketmq: keep one of them"),
+        ("rocketmq:", "rocket_mq:", "2:3: source.rocket_mq: is no key that exists here; did you mean 'rocketmq'?"),
+        ("localhost:9876", "localhost", "3:19: source.rocketmq.name_servers: needs HOST:PORT"),
+        ("localhost:9876", "http://localhost:9876", "3:19: source.rocketmq.name_servers: needs HOST:PORT"),
+        ("localhost:9876", "localhost:99999", "3:19: source.rocketmq.name_servers: has a port"),
+        ("localhost:9876", "[]", "3:5: source.rocketmq.name_servers: needs HOST:PORT"),
+        ("orders-sidecar", "orders.sidecar", "4:12: source.rocketmq.group: is no name that RocketMQ takes"),
+        ("orders-sidecar", "'%RETRY%g'", "4:12: source.rocketmq.group: is a name of RocketMQ's own"),
+        ("[orders]", "[^orders]", "5:14: source.rocketmq.topics[0]: is no topic name"),
+        ("[orders]", "['%RETRY%orders-sidecar']", "5:14: source.rocketmq.topics[0]: is read by itself"),
+        ("[orders]", "[a, a]", "5:5: source.rocketmq.topics: names a twice"),
+        (LAST, LAST + "    start: yesterday\n", "6:12: source.rocketmq.start: needs earliest, latest"),
+        (LAST, LAST + "    secret_key: hunter2\n", "6:17: source.rocketmq.secret_key: access_key and secret_key need"),
+        (LAST, LAST + "    security_token: hunter2\n", "6:21: source.rocketmq.security_token: is of no use without"),
+        (LAST, LAST + "    tls: {key: k}\n", "6:16: source.rocketmq.tls.key: is of no use without"),
+        (LAST, LAST + "    share: fair\n", "6:12: source.rocketmq.share: must be 'average' or 'consistent_hash'"),
+        ("", "dead_letters: {kafka: {topic: dead}}\n", "10:23: dead_letters.kafka: needs source.kafka"),
+    ],
+)
+def test_what_is_wrong_is_told_with_its_place(old: str, new: str, says: str, tmp_path: Path) -> None:
+    """Exit 78, and a line with the place, the key and what is right; a secret is not in it."""
+    result = CliRunner().invoke(main, ["validate", "-c", str(write(tmp_path, old, new))])
+    assert result.exit_code == 78
+    assert f"sidecar.yaml:{says}" in result.output
+    assert "hunter" not in result.output
+
+
+def test_an_access_key_needs_its_secret(tmp_path: Path) -> None:
+    """An access key alone would sign nothing."""
+    result = CliRunner().invoke(main, ["validate", "-c", str(write(tmp_path, LAST, LAST + "    access_key: a\n"))])
+    assert (result.exit_code, "access_key and secret_key need each other" in result.output) == (78, True)
+
+
+def test_spark_reads_kafka_alone(tmp_path: Path) -> None:
+    """The pipeline on Spark refuses RocketMQ at once, and says so."""
+    result = CliRunner().invoke(main, ["validate", "--engine", "spark", "-c", str(write(tmp_path))])
+    assert result.exit_code == 78
+    assert "source.rocketmq: cannot be the source of the pipeline on Spark" in result.output
