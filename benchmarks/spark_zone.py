@@ -16,7 +16,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from benchmarks.spark_session import cpu_seconds, session
 from sidecar.core.records import Batch
@@ -34,9 +34,16 @@ ROWS_A_BATCH = 5_000
 ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
 
 
-def polls(counts: list[int]) -> None:
-    """Print what a poll costs with so many batches consumed, and the ratio."""
-    found = []
+class Polls(NamedTuple):
+    """Milliseconds of a poll that finds nothing, and of one that plans a new batch."""
+
+    idle_ms: float
+    busy_ms: float
+
+
+def polls(counts: list[int]) -> list[Polls]:
+    """What a poll costs with so many batches consumed; printed as well."""
+    found = list[Polls]()
     for count in counts:
         with tempfile.TemporaryDirectory() as name:
             lines = Lines(Path(name))
@@ -58,12 +65,12 @@ def polls(counts: list[int]) -> None:
                 at = planner.latest(before, Limit(files=1_000))
                 assert len(planner.plan(before, at)) == 1
                 busy_ms.append((time.perf_counter() - begun_s) * 1e3)
-        found.append((idle_ms, statistics.median(busy_ms)))
+        found.append(Polls(idle_ms, statistics.median(busy_ms)))
         print(
-            f"  {count:>6,} consumed: a poll {idle_ms:.3f} ms, one that plans a new batch {found[-1][1]:.3f} ms, "
+            f"  {count:>6,} consumed: a poll {idle_ms:.3f} ms, one that plans a new batch {found[-1].busy_ms:.3f} ms, "
             f"a restart {restart_s:.2f} s"
         )
-    print(f"  ratio: {found[-1][0] / found[0][0]:.2f} and {found[-1][1] / found[0][1]:.2f} (about 1 wanted)")
+    return found
 
 
 def _median_ms(call: Callable[[], object], times: int) -> float:
@@ -124,7 +131,9 @@ def main() -> None:
     parser.add_argument("--polls-only", action="store_true")
     wanted = parser.parse_args()
     print("polls")
-    polls([100, wanted.consumed])
+    few, many = polls([100, wanted.consumed])
+    idle, busy = many.idle_ms / few.idle_ms, many.busy_ms / few.busy_ms
+    print(f"  ratio: {idle:.2f} and {busy:.2f} (about 1 wanted)")
     if wanted.polls_only:
         return
     with tempfile.TemporaryDirectory() as name:

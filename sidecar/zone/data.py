@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
+from zlib import crc32
 
 import orjson
 import pyarrow as pa
@@ -13,6 +14,7 @@ import pyarrow.parquet as pq
 from pyroaring import BitMap64
 
 from sidecar.errors import ZoneError
+from sidecar.zone import files
 from sidecar.zone.columns import ROWS_MAX
 from sidecar.zone.entry import DamagedLineError, Entry, Place, document, entry_of
 from sidecar.zone.schema import SCHEMA
@@ -52,27 +54,26 @@ def read(
     Args:
         root: The zone.
         entry: What to read.
-        columns: Names in the order that is wanted, all when None; only these are read and decompressed.
+        columns: Names in the order that is wanted, all when None; only these are decompressed.
         drop: Offsets that are left out, by topic, scope and partition.
         rows_max: Rows of a batch at most; Spark's own bound is 10,000.
 
     Raises:
-        ZoneError: The file is gone, damaged, or has not the rows that the entry says.
+        ZoneError: The file is gone, or is not the one that the entry tells of, byte for byte.
     """
+    data = _checked(Path(root) / entry.file, entry)
     wanted = list(SCHEMA.names if columns is None else columns)
     dropping = [part for part in entry.parts if drop and drop.get(entry.covers[part.cover].place)]
     # Without any column something must be read all the same: rows are counted by it.
     needed = [*wanted, "offset"] if (dropping or not wanted) and "offset" not in wanted else wanted
     rows = 0
     try:
-        for batch in _batches(Path(root) / entry.file, entry.format, needed):
+        for batch in _batches(data, entry.format, needed):
             kept = _without(batch, rows, entry, drop) if drop and dropping else batch
             rows += batch.num_rows
             chosen = kept.select(wanted).replace_schema_metadata(None)
             yield from (chosen.slice(at, rows_max) for at in range(0, kept.num_rows, rows_max))
-    except FileNotFoundError as error:
-        raise ZoneError(f"landing zone: {entry.file} is gone", hint=_GONE) from error
-    except (pa.ArrowInvalid, OSError) as error:
+    except (pa.ArrowInvalid, OSError) as error:  # its line was made again from a file that was damaged by then
         raise ZoneError(f"landing zone: {entry.file} cannot be read: {error}", hint=_DAMAGED) from error
     if rows != entry.rows:
         raise ZoneError(f"landing zone: {entry.file} has {rows} rows and should have {entry.rows}", hint=_DAMAGED)
@@ -82,17 +83,28 @@ _GONE = "It was removed by hand, or read without a registered consumer: retentio
 _DAMAGED = "Restore the file from a copy of the zone; its rows are nowhere else"
 
 
-def _batches(path: Path, format: str, columns: list[str]) -> Iterator[pa.RecordBatch]:  # noqa: A002
+def _checked(path: Path, entry: Entry) -> bytes:
+    try:
+        data = files.read_from(path, 0)
+    except OSError as error:
+        raise ZoneError(f"landing zone: {entry.file} cannot be read: {error}", hint=_DAMAGED) from error
+    if data is None:
+        raise ZoneError(f"landing zone: {entry.file} is gone", hint=_GONE)
+    if crc32(data) != entry.crc:
+        raise ZoneError(f"landing zone: {entry.file} is damaged: its sum is not that of its line", hint=_DAMAGED)
+    return data
+
+
+def _batches(data: bytes, format: str, columns: list[str]) -> Iterator[pa.RecordBatch]:  # noqa: A002
+    source = pa.BufferReader(data)
     if format == "parquet":
-        with pq.ParquetFile(path, memory_map=False) as file:
-            yield from file.iter_batches(65_536, columns=columns, use_threads=False)
+        yield from pq.ParquetFile(source).iter_batches(65_536, columns=columns, use_threads=False)
         return
-    with pa.OSFile(str(path)) as source:
-        fields = [SCHEMA.get_field_index(name) for name in columns]
-        options = pa.ipc.IpcReadOptions(included_fields=fields, use_threads=False)
-        reader = pa.ipc.open_file(source, options=options)
-        for i in range(reader.num_record_batches):
-            yield reader.get_batch(i)
+    fields = [SCHEMA.get_field_index(name) for name in columns]
+    options = pa.ipc.IpcReadOptions(included_fields=fields, use_threads=False)
+    reader = pa.ipc.open_file(source, options=options)
+    for i in range(reader.num_record_batches):
+        yield reader.get_batch(i)
 
 
 def _without(batch: pa.RecordBatch, begin: int, entry: Entry, drop: Mapping[Place, BitMap64]) -> pa.RecordBatch:
@@ -123,10 +135,10 @@ def entry_in(path: Path, file: str) -> Entry | None:
         file: The same below the zone's root, which the entry must name too.
     """
     try:
-        with pa.OSFile(str(path)) as source:
-            size = source.size()
-            schema = pq.read_schema(source) if path.suffix == ".parquet" else pa.ipc.open_file(source).schema
-        entry = entry_of(orjson.loads((schema.metadata or {})[DOCUMENT]), size)
+        data = files.read_from(path, 0) or b""
+        source = pa.BufferReader(data)
+        schema = pq.read_schema(source) if path.suffix == ".parquet" else pa.ipc.open_file(source).schema
+        entry = entry_of(orjson.loads((schema.metadata or {})[DOCUMENT]), len(data), crc32(data))
     except (OSError, pa.ArrowInvalid, KeyError, DamagedLineError, ValueError):
         return None
     return entry if entry.file == file else None

@@ -64,6 +64,8 @@ class Entry:
     rows: int
     bytes: int
     """Of the file."""
+    crc: int
+    """CRC-32 of the file."""
     before: int
     """Bytes that this writer landed before this entry."""
     at_ms: int
@@ -88,7 +90,7 @@ def digest_of(group: str, name: str) -> bytes:
 
 
 def document(entry: Entry) -> dict[str, Any]:
-    """The entry as a data file carries it: all but the size, which is known when the file is written."""
+    """The entry as a data file carries it: all but size and sum, which are known when the file is written."""
     return {
         "v": VERSION,
         "writer": entry.writer,
@@ -103,12 +105,13 @@ def document(entry: Entry) -> dict[str, Any]:
     }
 
 
-def entry_of(found: Any, size: int) -> Entry:
+def entry_of(found: Any, size: int, crc: int) -> Entry:
     """The entry of a document.
 
     Args:
         found: What JSON gave.
         size: Of the data file, in bytes.
+        crc: CRC-32 of the data file.
 
     Raises:
         DamagedLineError: It is no such document, or of another version.
@@ -117,7 +120,7 @@ def entry_of(found: Any, size: int) -> Entry:
         if found["v"] != VERSION:
             raise DamagedLineError(f"is of layout version {found['v']}, and this program knows {VERSION}")
         return Entry(
-            found["writer"], found["seq"], found["file"], found["group"], found["rows"], size, found["before"],
+            found["writer"], found["seq"], found["file"], found["group"], found["rows"], size, crc, found["before"],
             found["at"], tuple(PartRows(*part) for part in found["parts"]), tuple(map(_cover, found["offsets"])),
         )  # fmt: skip
     except (KeyError, TypeError, binascii.Error) as error:
@@ -131,7 +134,7 @@ def _cover(found: Iterable[Any]) -> Cover:
 
 def line_of(entry: Entry) -> bytes:
     """The manifest line of an entry, without the line feed that makes it visible; always the same bytes."""
-    body = orjson.dumps({**document(entry), "bytes": entry.bytes})
+    body = orjson.dumps({**document(entry), "bytes": entry.bytes, "crc": entry.crc})
     return b"%08x %s" % (crc32(body), body)
 
 
@@ -146,7 +149,7 @@ def parse(line: bytes) -> Entry:
         raise DamagedLineError("has a wrong sum")
     try:
         found = orjson.loads(body)
-        size = found["bytes"]
+        size, crc = found["bytes"], found["crc"]
     except (ValueError, TypeError, KeyError) as error:
         raise DamagedLineError("is no entry") from error
-    return entry_of(found, size)
+    return entry_of(found, size, crc)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Final, Literal, TypeAlias
+from zlib import crc32
 
 from pyroaring import BitMap64
 
@@ -141,7 +142,7 @@ class ZoneWriter:
         path = self._root / entry.file
         tables = list(record_batches(batch.parts, writer=self.writer, sequence=entry.seq, batch_id=batch.key))
         data = encode(tables, entry)
-        entry = replace(entry, bytes=len(data))
+        entry = replace(entry, bytes=len(data), crc=crc32(data))
         self._debris = path
         try:
             files.make_folder(path.parent)
@@ -161,7 +162,7 @@ class ZoneWriter:
         parts, covers = _parts_and_covers(batch.parts)
         file = data_file(self.writer, self._seq, group, batch.count, now_ms, self._format)
         before = self._head.before + self._head.bytes if self._head else self._floor.before
-        return Entry(self.writer, self._seq, file, group, batch.count, 0, before, now_ms, parts, covers)
+        return Entry(self.writer, self._seq, file, group, batch.count, 0, 0, before, now_ms, parts, covers)
 
     def _append(self, entry: Entry) -> None:
         if entry.seq == first_of(entry.seq) and self._lines.end:

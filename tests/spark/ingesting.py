@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
@@ -63,8 +63,13 @@ def there(path: Path) -> Counter[Value]:
     """What a table has, read without Spark: by Delta's log, or by that of Spark's file sink."""
     if (path / "_delta_log").is_dir():
         return Counter(map(_value, rows_of(path)))
-    files = {name for log in (path / "_spark_metadata").glob("[0-9]*") for name in _added(log)}
-    return Counter(_value(row) for name in files for row in pq.ParquetFile(name).read().to_pylist())
+    return Counter(map(_value, sink_rows(path)))
+
+
+def sink_rows(path: Path) -> Iterator[dict[str, Any]]:
+    """The rows of a table of Spark's file sink, by its log."""
+    for name in {name for log in (path / "_spark_metadata").glob("[0-9]*") for name in _added(log)}:
+        yield from pq.ParquetFile(name).read().to_pylist()
 
 
 def _added(log: Path) -> list[str]:

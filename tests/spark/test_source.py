@@ -7,7 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,9 +19,8 @@ from sidecar.zone.retention import Retention
 from sidecar.zone.writer import ZoneFullError
 from tests.spark.cluster import Cluster
 from tests.spark.session import environment
-from tests.spark.zone_query import ZoneQuery
 from tests.support.jars import ROOT
-from tests.support.landing import Sent, batch, message, part, writer
+from tests.support.landing import Sent, as_sent, batch, message, part, writer
 from tests.support.process import wait_until
 
 if TYPE_CHECKING:
@@ -47,23 +46,7 @@ def zone(tmp_path: Path) -> Path:
 
 def sent(frame: DataFrame) -> list[Sent]:
     """The rows of a frame as they were produced, by offset."""
-    return sent_of(frame.toArrow().to_pylist())
-
-
-def sent_of(rows: list[dict[str, Any]]) -> list[Sent]:
-    """The same of dictionaries."""
-    found = [
-        Sent(
-            row["offset"],
-            row["key"],
-            row["value"],
-            row["tag"],
-            tuple((one["key"], one["value"]) for one in row["headers"]),
-            round(row["timestamp"].timestamp() * 1000),
-        )
-        for row in rows
-    ]
-    return sorted(found, key=lambda row: row.offset)
+    return sorted(map(as_sent, frame.toArrow().to_pylist()), key=lambda row: row.offset)
 
 
 class Sink:
@@ -169,46 +152,6 @@ def test_damage_ends_the_query_by_file_and_line(spark: SparkSession, zone: Path,
     path.write_bytes(b"".join([*lines[:3], lines[3].replace(b"orders", b"brders"), *lines[4:]]))
     with pytest.raises(Exception, match=r"line 4 of manifest/a/000000000000.log .*Restore"):
         Sink(tmp_path / "line").start(read_stream(spark, zone))
-
-
-def check_killed(spark: SparkSession, folder: Path, masters: Sequence[str], count: int) -> None:
-    """Kill a query in the midst of each of its lives but the last, while two writers land and redeliver: rows exact.
-
-    Args:
-        spark: Looks at the table.
-        folder: Holds it all.
-        masters: Cores and attempts of each life.
-        count: Messages.
-    """
-    root, share = folder / "zone", count // len(masters)
-    first, second = writer(root, "a"), writer(root, "b")
-    query = ZoneQuery(folder, root)
-    try:
-        for life, master in enumerate(masters):
-            done = query.committed()
-            for at in range(life * share, (life + 1) * share, 200):
-                first.land(batch(at, 200))
-                if at % 600 == 0:
-                    second.land(batch(max(at - 100, 0), 250))
-            last = life == len(masters) - 1
-            query.start(master, once=last)
-            if not last:
-                query.wait_committed(done + 2)
-                query.kill()
-        assert query.wait(240) == 0, query.log()
-    finally:
-        query.kill()
-        first.close()
-        second.close()
-    assert sent(spark.read.parquet(str(query.table))) == [message(i) for i in range(share * len(masters))]
-    assert min(acknowledged(root)["table"].values()) > 0
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(600)  # three JVMs
-def test_a_killed_query_has_each_row_once(spark: SparkSession, tmp_path: Path) -> None:
-    """Killed in the midst and started with other cores, while two writers land and redeliver: rows exact and equal."""
-    check_killed(spark, tmp_path, ["local[2,4]", "local[1,4]"], 6_000)
 
 
 _CLIENT = """

@@ -20,11 +20,13 @@ class ZoneQuery:
     Args:
         folder: Holds checkpoint, table and log.
         zone: What is read.
+        max_rows: Bound of a micro-batch.
     """
 
-    def __init__(self, folder: Path, zone: Path) -> None:
+    def __init__(self, folder: Path, zone: Path, max_rows: int = 1_000) -> None:
         self._folder = folder
         self._zone = zone
+        self._max_rows = max_rows
         self._process: subprocess.Popen[bytes] | None = None
         self.table = folder / "table"
 
@@ -35,10 +37,11 @@ class ZoneQuery:
             master: Cores and attempts.
             once: Whether it ends when it has taken what is there.
         """
-        words = [master, str(self._zone), str(self._folder / "checkpoint"), str(self.table), str(int(once))]
+        checkpoint = self._folder / "checkpoint"
+        words = map(str, (master, self._zone, checkpoint, self.table, int(once), self._max_rows))
         env = write_defaults(self._folder / "conf", jars=False)
         with (self._folder / "query.log").open("ab") as log:
-            command = ["nice", "-n", "10", "setsid", sys.executable, "-m", "tests.spark.zone_query", *words]
+            command = ["setsid", sys.executable, "-m", "tests.spark.zone_query", *words]
             self._process = spawn(command, log, env=env)
 
     def kill(self) -> None:
@@ -56,26 +59,38 @@ class ZoneQuery:
 
     def committed(self) -> int:
         """How many micro-batches are done."""
-        folder = self._folder / "checkpoint" / "commits"
-        return sum(path.name.isdigit() for path in folder.iterdir()) if folder.is_dir() else 0
+        return self._latest("commits") + 1
 
     def wait_committed(self, count: int) -> None:
         """Wait until so many micro-batches are done."""
         wait_until(lambda: self.committed() >= count, 240, f"{count} micro-batches are done", detail=self.log)
+
+    def wait_under_way(self) -> None:
+        """Wait until a micro-batch is planned and not done."""
+        wait_until(lambda: self._latest("offsets") > self._latest("commits"), 60, "one is under way", detail=self.log)
+
+    def _latest(self, log: str) -> int:
+        folder = self._folder / "checkpoint" / log
+        names = (path.name for path in folder.iterdir()) if folder.is_dir() else ()
+        return max((int(name) for name in names if name.isdigit()), default=-1)
+
+    def said(self, words: str) -> list[str]:
+        """The lines of its log, of all lives, that have these words."""
+        return [line for line in (self._folder / "query.log").read_text().splitlines() if words in line]
 
     def log(self) -> str:
         """The end of its log, for a failure message."""
         return tail(self._folder / "query.log", lines=60)
 
 
-def main(master: str, zone: str, checkpoint: str, table: str, once: str) -> None:
+def main(master: str, zone: str, checkpoint: str, table: str, once: str, max_rows: str) -> None:
     """Run the query."""
     from pyspark.sql import SparkSession
 
     from sidecar.spark import read_stream
 
     spark = SparkSession.builder.master(master).getOrCreate()
-    stream = read_stream(spark, zone, consumer="table", max_rows=1_000).writeStream.format("parquet")
+    stream = read_stream(spark, zone, consumer="table", max_rows=int(max_rows)).writeStream.format("parquet")
     stream = stream.option("path", table).option("checkpointLocation", checkpoint)
     query = (stream.trigger(availableNow=True) if json.loads(once) else stream).start()
     query.awaitTermination()

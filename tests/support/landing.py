@@ -78,7 +78,7 @@ def entries(root: Path, report: Callable[[str], None] = lambda text: None) -> li
 
 def arrived(root: Path, *, dedup: bool = True) -> list[Sent]:
     """What a reader gets, in the order of entries; with `dedup` it drops what an earlier entry has."""
-    return list(map(_sent, rows(root, dedup=dedup)))
+    return list(map(as_sent, rows(root, dedup=dedup)))
 
 
 def rows(root: Path, *, dedup: bool = True) -> Iterator[dict[str, Any]]:
@@ -92,7 +92,8 @@ def rows(root: Path, *, dedup: bool = True) -> Iterator[dict[str, Any]]:
             yield from table.to_pylist()
 
 
-def _sent(row: dict[str, Any]) -> Sent:
+def as_sent(row: dict[str, Any]) -> Sent:
+    """A row of the zone's columns as it was produced."""
     headers = tuple((one["key"], one["value"]) for one in row["headers"])
     at_ms = row["timestamp"] and round(row["timestamp"].timestamp() * 1000)
     return Sent(row["offset"], row["key"], row["value"], row["tag"], headers, at_ms)

@@ -39,7 +39,7 @@ class Lines:
         covers = tuple(Cover(*where, bytes(bitmap.serialize())) for where, bitmap in bitmaps.items())
         parts = tuple(PartRows(f"{writer}-{seq}-{i}", len(some), i) for i, some in enumerate(bitmaps.values()))
         rows, file = sum(part.rows for part in parts), f"data/{writer}/{seq}.arrow"
-        known.append(Entry(writer, seq, file, group, rows, size, seq * size, 0, parts, covers))
+        known.append(Entry(writer, seq, file, group, rows, size, 0, seq * size, 0, parts, covers))
         path = segment_path(self.root, writer, seq)
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("ab") as lines:

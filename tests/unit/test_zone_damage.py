@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from zlib import crc32
 
@@ -12,8 +13,9 @@ from sidecar.errors import ZoneError
 from sidecar.zone import Tail, read
 from sidecar.zone.entry import DamagedLineError, line_of, parse
 from sidecar.zone.floor import Floor, write_floor
+from sidecar.zone.writer import Format
 from tests.support.landing import arrived, batch, entries, message, writer
-from tests.unit.test_zone_writer import messages, short_segments
+from tests.unit.test_zone_writer import FORMATS, messages, short_segments
 
 
 @pytest.fixture
@@ -51,7 +53,7 @@ def mended(root: Path) -> list[str]:
 
 def test_a_line_is_what_it_was() -> None:
     """A line is read as it was written, and another version, sum or text is told from it."""
-    bodies = (b'{"v":2,"bytes":1}', b'{"v":1,"bytes":1}', b"1", b"{}", b"")
+    bodies = (b'{"v":2,"bytes":1,"crc":1}', b'{"v":1,"bytes":1,"crc":1}', b'{"v":1,"bytes":1}', b"1", b"{}", b"")
     for wrong in (b"", b"x", b'00000000 {"v":1}', *(b"%08x %s" % (crc32(body), body) for body in bodies)):
         with pytest.raises(DamagedLineError):
             parse(wrong)
@@ -138,17 +140,44 @@ def test_a_data_file_that_is_gone_or_cut_is_an_error(zone: Path) -> None:
     (zone / first.file).unlink()
     with pytest.raises(ZoneError, match="is gone"):
         list(read(zone, first))
-    cut = (zone / second.file).read_bytes()
-    (zone / second.file).write_bytes(cut[:-20])
-    with pytest.raises(ZoneError, match="cannot be read"):
+    (zone / second.file).write_bytes((zone / second.file).read_bytes()[:-20])
+    with pytest.raises(ZoneError, match=r"000000000001-paid-3.arrow is damaged"):
         list(read(zone, second))
-    made = writer(zone, "b")
-    longer = made.land(batch(100, 5))
-    made.close()
-    assert longer is not None
-    shutil.copy(zone / longer.file, zone / third.file)
-    with pytest.raises(ZoneError, match="5 rows and should have 3"):
+    shutil.copy(zone / second.file, zone / third.file)
+    with pytest.raises(ZoneError, match=r"000000000002-paid-3.arrow is damaged"):
         list(read(zone, third))
+
+
+@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("columns", [None, ["offset"]])
+def test_a_flipped_bit_anywhere_in_a_data_file(tmp_path: Path, form: Format, columns: list[str] | None) -> None:
+    """A bit that flips in any byte of a data file, used or not, is an error that names the file, never another row."""
+    made = writer(tmp_path, format=form)
+    entry = made.land(batch(0))
+    made.close()
+    assert entry is not None
+    whole = (tmp_path / entry.file).read_bytes()
+    for at in range(len(whole)):
+        damaged = bytearray(whole)
+        damaged[at] ^= 1 << at % 8
+        (tmp_path / entry.file).write_bytes(damaged)
+        with pytest.raises(ZoneError, match="is damaged"):
+            list(read(tmp_path, entry, columns))
+
+
+def test_a_line_that_was_made_again_from_a_damaged_file(zone: Path) -> None:
+    """Where line and data were both damaged the sum is of the damage: what can be told all the same is an error."""
+    entry = entries(zone)[1]
+    path = zone / entry.file
+    with pytest.raises(ZoneError, match="3 rows and should have 4"):
+        list(read(zone, replace(entry, rows=4)))
+    path.write_bytes(path.read_bytes()[:-20])
+    with pytest.raises(ZoneError, match="cannot be read"):
+        list(read(zone, replace(entry, crc=crc32(path.read_bytes()))))
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(ZoneError, match=r"cannot be read: .*Is a directory"):
+        list(read(zone, entry))
 
 
 def test_half_files_and_hidden_ones_are_removed(zone: Path) -> None:
@@ -204,7 +233,7 @@ def test_another_version_is_not_read(zone: Path) -> None:
     """A zone of a later layout is refused, not guessed at."""
     for path in data(zone):
         path.unlink()
-    body = b'{"v":2,"bytes":3}'
+    body = b'{"v":2,"bytes":3,"crc":4}'
     manifest(zone).write_bytes(b"%08x %s\n" % (crc32(body), body))
     with pytest.raises(ZoneError, match="layout version 2, and this program knows 1"):
         entries(zone)
