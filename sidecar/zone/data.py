@@ -13,8 +13,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyroaring import BitMap64
 
+from sidecar import files
 from sidecar.errors import ZoneError
-from sidecar.zone import files
 from sidecar.zone.columns import ROWS_MAX
 from sidecar.zone.entry import DamagedLineError, Entry, Place, document, entry_of
 from sidecar.zone.schema import SCHEMA

@@ -232,6 +232,27 @@ def test_books_are_entered_once_and_letters_reach_the_state(tmp_path: Path) -> N
     assert now.activity.sends == {("g", "ack"): 2}
 
 
+def test_books_that_cannot_be_removed_count_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file of books that stays, as on a file system that refuses, is entered once, and removed when that works."""
+    query, folder, state = tmp_path / "query", RunFolder(tmp_path / "sidecar"), MemoryState()
+    letters = LetterFiles(folder.path / "letters" / "0", "orders-3-0")
+    letters.put_dead_letters([StoredLetter.of(DeadLetter(TP, 4, "s", "g", "r", None), at_ms=1, envelope=b"")])
+    progress = Progress(make_settings(URL), folder, query, state)
+    folder.put_books(0, books_of([Outcome(TP, 4, Books(consumed=5, delivered=5), letters=letters.names)]))
+    progress.heard([report(0, 5, 5, None, {"orders": {"3": 5}})])
+    begin(query, 0, "offsets", "commits")
+    with monkeypatch.context() as broken:
+        broken.setattr("pathlib.Path.unlink", lambda path, missing_ok=False: (_ for _ in ()).throw(OSError(30, "no")))
+        progress.settle()
+        progress.heard([report(1, 5, 5, None, {"orders": {"3": 10}})])
+        progress.settle()
+    assert folder.batches_with_books() == [0]
+    assert (progress.latest().totals.consumed, state.count_dead_letters()) == (5, 1)
+    progress.settle()
+    assert folder.batches_with_books() == []
+    assert (progress.latest().totals.consumed, state.count_dead_letters()) == (5, 1)
+
+
 def test_letters_wait_for_room_in_the_state(tmp_path: Path) -> None:
     """A full disk loses no dead letter: they stay beside the checkpoint, and `problems` says so."""
     query, folder, state = tmp_path / "query", RunFolder(tmp_path / "sidecar"), MemoryState()

@@ -45,6 +45,7 @@ class Progress:
         self._query = query
         self._state = state
         self._begun_after = latest_batch(query, "commits")
+        self._settled = -1
         self._observed: dict[int, Mapping[str, Any]] = {}
         self._started = datetime.now(UTC)
         self._partitions: dict[TopicPartition, PartitionStatus] = {}
@@ -85,6 +86,9 @@ class Progress:
         heard = max(self._observed, default=-1)
         self._problem = ""
         for batch in self._folder.batches_with_books():
+            if batch <= self._settled:  # its file could not be removed
+                self._folder.forget_books(batch)
+                continue
             if batch > committed or (batch > self._begun_after and batch > heard):
                 break
             books = self._folder.books(batch)
@@ -95,6 +99,7 @@ class Progress:
                 break
             if books is not None and batch > self._begun_after:
                 self._enter(batch, books)
+            self._settled = batch
             self._folder.forget_books(batch)
         self._snapshot = self._build()
 
