@@ -133,7 +133,17 @@ def spark_checks(n: Sizes) -> dict[str, Check]:
 
         return [executors(broker, folder, n(200_000, 20_000), n(10))]
 
+    def zone(_: KafkaBroker, folder: Path) -> list[Finding]:
+        from tests.spark import test_zone_killed as zone
+
+        return [
+            zone.killed(folder, n(200_000, 10_000), n(10, 2), max_rows=n(5_000, 1_000)),
+            zone.damaged(folder / "damaged", n(1_000, 50), n(100, 5)),
+            zone.polled(n(50_000, 1_000)),
+        ]
+
     return {
+        "spark-zone": zone,
         "spark-engines": engines,
         "spark-drivers": drivers,
         "spark-executors": executors,

@@ -15,6 +15,7 @@ from sidecar.errors import ConfigError
 from sidecar.spark.driver import QueryError
 from sidecar.spark.ingest.job import SparkIngest
 from sidecar.zone.table import TABLE_SCHEMA
+from tests.spark.examples import example
 from tests.spark.ingesting import in_frame, is_acknowledged, settings, there, wanted
 from tests.support.landing import Sent, batch, message, part, writer
 
@@ -81,6 +82,41 @@ def test_a_table_of_one_way_goes_on_the_other_way(
         ingest(tmp_path, format="delta")
     zone.close()
     assert there(tmp_path / "table") == wanted(batch(5 * number, 5) for number in range(4))
+
+
+def test_small_files_become_large_ones(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without Delta in Spark every so many micro-batches are compacted: fewer files, the same rows, each once."""
+    monkeypatch.setattr("sidecar.spark.ingest.writers.has_delta", lambda session: False)
+    monkeypatch.setattr("sidecar.spark.ingest.writers.COMPACT_EVERY", 3)
+    zone = writer(tmp_path / "zone")
+    files = []
+    for number in range(4):
+        zone.land(batch(5 * number, 5))
+        ingest(tmp_path, format="delta")
+        files.append(len(DeltaTable(tmp_path / "table").file_uris()))
+    zone.close()
+    assert files == [1, 2, 1, 2]
+    assert there(tmp_path / "table") == wanted(batch(5 * number, 5) for number in range(4))
+
+
+def test_a_day_that_is_over_is_compacted(spark: SparkSession, tmp_path: Path) -> None:
+    """The example copies a day into one file a group; run again it has what came late too, each row once."""
+    zone, run = writer(tmp_path / "zone"), example("**Files**")
+    copy = tmp_path / "by-day"
+    paths = {"/var/lib/sidecar/orders-by-day": str(copy), "/var/lib/sidecar/orders": str(tmp_path / "table")}
+    other_day = Sent(900, None, b"", "paid", (), 0)
+    landed: list[Batch] = []
+    for first in (0, 10, 20):
+        landed += [batch(first, 5), batch(first + 5, 3, "refunded")]
+        for one in landed[-2:]:
+            zone.land(one)
+        zone.land(Batch(1, "paid", [part([other_day._replace(offset=900 + first)])]))
+        ingest(tmp_path)
+        if first:
+            run(paths | {"2026-11-18": "2023-11-14"}, {})
+            assert in_frame(spark.read.parquet(str(copy))) == wanted(landed)
+            assert len(list(copy.rglob("*.parquet"))) == 2
+    zone.close()
 
 
 SCHEMA = "id bigint, amount double, nested struct<a: array<string>>"

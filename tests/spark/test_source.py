@@ -7,7 +7,6 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +17,7 @@ from sidecar.zone import SCHEMA, acknowledged, layout
 from sidecar.zone.retention import Retention
 from sidecar.zone.writer import ZoneFullError
 from tests.spark.cluster import Cluster
+from tests.spark.examples import example
 from tests.spark.session import environment
 from tests.support.jars import ROOT
 from tests.support.landing import Sent, as_sent, batch, message, part, writer
@@ -120,6 +120,16 @@ def test_a_stream_ends_where_it_began_to_look(spark: SparkSession, zone: Path, t
     more.close()
 
 
+def test_the_first_micro_batch_can_be_replayed(spark: SparkSession, zone: Path, tmp_path: Path) -> None:
+    """A first commit that is lost, as by a power cut, replays the first micro-batch though it was acknowledged."""
+    sink = Sink(tmp_path)
+    sink.start(read_stream(spark, zone, consumer="job"))
+    for path in (tmp_path / "checkpoint" / "commits").iterdir():
+        path.unlink()
+    sink.start(read_stream(spark, zone, consumer="job"))
+    assert sink.rows == ROWS
+
+
 def test_a_stream_over_a_full_zone_gives_room(spark: SparkSession, tmp_path: Path) -> None:
     """A query waits for a zone that is missing; what it has read is acknowledged though nothing new can come."""
     root, sink = tmp_path / "zone", Sink(tmp_path)
@@ -197,26 +207,11 @@ def test_a_cluster_and_connect(spark: SparkSession, zone: Path, tmp_path: Path) 
     assert acknowledged(zone) == {"remote": {"a": 7, "b": 4}}
 
 
-def example() -> Callable[[dict[str, str], dict[str, Any]], None]:
-    """What `docs/spark.md` tells to paste."""
-    text = (ROOT / "docs" / "spark.md").read_text().partition("## Feeding Spark")[2]
-    code = text.partition("```python\n")[2].partition("```")[0]
-
-    def run(paths: dict[str, str], names: dict[str, Any]) -> None:
-        replaced = code
-        for told, real in paths.items():
-            assert told in replaced
-            replaced = replaced.replace(told, real)
-        exec(compile(replaced, "docs/spark.md", "exec"), names)
-
-    return run
-
-
 def test_the_example_of_the_documentation(
     spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The example can be pasted as it is, and run again when there is more: it takes what is new, once."""
-    root, run = tmp_path / "zone", example()
+    root, run = tmp_path / "zone", example("## Feeding Spark")
     orders = writer(root)
     paths = {"/var/lib/sidecar/zone": str(root), "/mnt/shared/orders": str(tmp_path)}
     for start in (0, 10):

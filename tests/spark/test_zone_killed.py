@@ -100,6 +100,7 @@ def damaged(folder: Path, batches: int, flips: int) -> Finding:
         flips: Manifest lines of which a byte is changed.
     """
     begun, chance = time.monotonic(), random.Random(11)
+    folder.mkdir(exist_ok=True)
     root, query = folder / "zone", ZoneQuery(folder, folder / "zone", max_rows=100_000)
     zone = writer(root)
     for number in range(batches):

@@ -117,17 +117,12 @@ class ZoneStreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailable
         self._planner: Planner | None = None
         self._consumer = Consumer(options.path, options.consumer)
         self._target: Offsets | None = None
+        self._first: Offsets | None = None
 
     def initialOffset(self) -> Offsets:  # noqa: N802
-        """Where a new query begins.
-
-        Raises:
-            ConfigError: The consumer's name is used.
-        """
-        planner = self._start()
-        floors = planner.floors()
-        self._consumer.check_new(floors)
-        return floors
+        """Where a new query begins, and a first micro-batch that is replayed."""
+        self._first = self._start().floors()
+        return self._first
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
         """The limit of the options."""
@@ -137,8 +132,14 @@ class ZoneStreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailable
         return ReadMaxFiles(limit.files) if limit.files is not None else ReadMaxBytes(limit.bytes or 0)
 
     def latestOffset(self, start: Mapping[str, int], limit: ReadLimit) -> Offsets:  # noqa: N802
-        """Where the next micro-batch ends."""
+        """Where the next micro-batch ends.
+
+        Raises:
+            ConfigError: It is the first one, and the consumer's name is used.
+        """
         planner = self._start()
+        if start == self._first:  # not so in `initialOffset`: a replay, whose reading may be acknowledged, asks it too
+            self._consumer.check_new(start)
         self._consumer.has_read(start)
         return planner.latest(start, _limit(limit), self._target)
 
