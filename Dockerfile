@@ -10,7 +10,9 @@ COPY pyproject.toml constraints.txt README.md LICENSE ./
 COPY sidecar ./sidecar
 COPY pyspark_sidecar ./pyspark_sidecar
 COPY examples ./examples
-RUN PIP_CONSTRAINT=constraints.txt /opt/consumer-sidecar/bin/python -m pip install --quiet .
+# For sink.spark and sink.delta: --build-arg EXTRAS=[delta]
+ARG EXTRAS=
+RUN PIP_CONSTRAINT=constraints.txt /opt/consumer-sidecar/bin/python -m pip install --quiet ".$EXTRAS"
 
 FROM python:3.12-slim
 COPY --from=build /opt/consumer-sidecar /opt/consumer-sidecar
