@@ -47,21 +47,16 @@ class Show:
         self._tasks: dict[str, TaskID] = {}
 
     def __enter__(self) -> Show:
-        if self._console.is_terminal:
-            self._bars.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._console.is_terminal:
-            self._bars.stop()
+        self._end_bars()
 
     def head(self, text: str) -> None:
         """A headline: what went before is over."""
-        for task in self._tasks.values():
-            self._bars.remove_task(task)
-        self._tasks.clear()
+        self._end_bars()
         self._next_line_s = LINE_EVERY_S
         self._console.print(f"\n{text}", style="bold", highlight=False)
 
@@ -72,6 +67,7 @@ class Show:
     def progress(self, counts: Mapping[str, tuple[int, int]], seconds: float) -> None:
         """Move the bars, or write a line, every two seconds and only when something moved."""
         if self._console.is_terminal:
+            self._bars.start()
             for name, (count, total) in counts.items():
                 if name not in self._tasks:
                     self._tasks[name] = self._bars.add_task(name, total=total)
@@ -107,6 +103,13 @@ class Show:
             [],
         )
         self._verdict(books, "twice", f"The query's log ends with:\n{outcome.log_tail}")
+
+    def _end_bars(self) -> None:
+        if self._console.is_terminal:
+            self._bars.stop()
+        for task in self._tasks.values():
+            self._bars.remove_task(task)
+        self._tasks.clear()
 
     def _books(self, where: str, books: Books, arrived: Sequence[_Row], more: Sequence[_Row]) -> None:
         rows = [
