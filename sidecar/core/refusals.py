@@ -11,8 +11,9 @@ from sidecar.core.records import Answer, Batch, FailedRow, Part, Verdict
 if TYPE_CHECKING:
     from sidecar.core.delivery import Delivery
 
-WHOLE_ATTEMPTS_MAX = 10
-"""Sends of a part of an earlier life with every row failing, until it is taken for one that the receiver knows."""
+PARTIAL_STATUS = 207
+WHOLE_ANSWERS_MAX = 10
+"""Answers that name every row of a part of an earlier life, until it is taken for one that the receiver knows."""
 
 
 class Refusals:
@@ -134,7 +135,8 @@ def _remembered(part: Part) -> bool:
 
     That is so for ever where what it took of an earlier life's part was compacted away since.
     """
-    return part.intent.old and part.first < part.last and part.attempts > WHOLE_ATTEMPTS_MAX
+    answers = sum(attempt.status == PARTIAL_STATUS for attempt in part.history)
+    return part.intent.old and part.first < part.last and answers >= WHOLE_ANSWERS_MAX
 
 
 def _retry(answer: Answer, reason: str) -> Answer:

@@ -42,6 +42,8 @@ class Life:
     """Of these letters those that the receiver may have all the same."""
     inherited: set[int] = field(default_factory=set)
     """Offsets that an owner found above the watermark of a predecessor that had read them."""
+    doubtful: set[int] = field(default_factory=set)
+    """Offsets of parts that came with other rows than before, by ids: of a whole and its halves both may arrive."""
     committed: Carried = field(init=False)
     _text: str | None = None
     _intents: set[tuple[int | None, int, int]] = field(default_factory=set)

@@ -226,7 +226,7 @@ class Process:
         if not life.intended(part.intent.key, part.intent.first, part.intent.last):
             raise BrokenPromiseError("intent", f"{part.group} {part.name} is sent before its intent is durable")
         known = self._receiver.knows(part.group, part.name)
-        if part.primary and not known and not life.stored.isdisjoint(offsets):
+        if part.primary and not known and life.stored.intersection(offsets) - life.doubtful:
             raise BrokenPromiseError("twice", f"{part.group} {part.name} is sent as a whole, and some of it was stored")
 
     # What comes back

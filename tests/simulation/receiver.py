@@ -55,8 +55,6 @@ class Receiver:
         self._known: dict[tuple[str, str], dict[int, bool]] = {}
         """Of each stored part the offsets that failed, and whether they were to be sent again."""
         self._last: dict[tuple[Life, str], int] = {}
-        self._grown: set[tuple[str, str]] = set()
-        """Parts that came with other rows than before: by ids an owner may drop what the next one keeps."""
 
     def knows(self, group: str, name: str) -> bool:
         """Whether a part with this name was stored."""
@@ -99,7 +97,7 @@ class Receiver:
             differ = (set(before) ^ set(offsets)) - life.gone
             if self._plan.ids:
                 differ = {offset for offset in differ if not life.settled(offset)}
-                self._grown.add((group, name))
+                life.doubtful.update(before, offsets)
             if differ or owner is not life:
                 raise BrokenPromiseError("names", f"{group} {name} stands for {before} and for {offsets}")
 
@@ -107,9 +105,9 @@ class Receiver:
         group, name, life, offsets = part
         self._known[group, name] = failed
         taken = [offset for offset in offsets if offset not in failed] if failed else offsets
-        # A late copy of what grew since, when the twin of a dropped message was compacted away, and was then halved.
-        if not life.stored.isdisjoint(taken) and not (life.gone and (group, name) in self._grown):
-            raise BrokenPromiseError("twice", f"{life.number}:{sorted(life.stored & set(taken))} again as {name}")
+        again = life.stored.intersection(taken) - life.doubtful
+        if again:
+            raise BrokenPromiseError("twice", f"{life.number}:{sorted(again)} again as {name}")
         life.stored.update(taken)
         if self._plan.ids and self._plan.processes == 1:
             self._check_twins(life, taken)

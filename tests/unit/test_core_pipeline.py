@@ -234,7 +234,7 @@ def test_an_earlier_lifes_part_whose_rows_all_fail_for_ever() -> None:
 
     def answer(batch: Batch, offsets: list[int]) -> Answer:
         if batch.parts[0].primary:
-            return Answer(Verdict.PARTIAL, failed=(FailedRow(0, retry=True, reason="later"),))
+            return Answer(Verdict.PARTIAL, status=207, failed=(FailedRow(0, retry=True, reason="later"),))
         return ACK
 
     shell.answer = answer  # type: ignore[method-assign]
@@ -246,6 +246,19 @@ def test_an_earlier_lifes_part_whose_rows_all_fail_for_ever() -> None:
     assert len(set(names)) == 2
     assert shell.sent[0][2] == 2
     assert shell.pipeline.idle
+
+
+def test_an_outage_makes_no_part_known_to_the_receiver() -> None:
+    """A part of an earlier life keeps its name when all its rows fail once, however long the receiver was away."""
+    shell = Shell(start=Carried(0, 10, {lane_key("g0"): CarriedLane(None, ((0, 9),))}))
+    all_failed = Answer(Verdict.PARTIAL, status=207, failed=(FailedRow(0, retry=True, reason="later"),))
+    answers = iter([Answer(Verdict.RETRY, "unavailable", 503)] * 15 + [all_failed, ACK])
+    shell.answer = lambda batch, offsets: next(answers)  # type: ignore[method-assign]
+    shell.read((4, 0, None, b"4"))
+    shell.pipeline.read_past(TP, 10, 0)
+    shell.run(1_000)
+    assert len(shell.sent) == 17
+    assert len({name for name, _, _ in shell.sent}) == 1
 
 
 def test_halves_wait_for_room() -> None:
