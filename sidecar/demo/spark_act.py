@@ -128,7 +128,7 @@ class SparkAct:
         if not self._daemon_killed and landed >= KILL_AT * self._wanted:
             self._daemon_killed = True
             self._daemon.kill_and_start(f"with {landed:,} rows in the landing zone")
-        elif not self._query_killed and any(self._table.rglob("*.parquet")):
+        elif not self._query_killed and any(self._table.glob("*/*/*.parquet")):
             self._query_killed = True
             self._query.kill()
             text = f"of pid {self._query.pid}, in the midst of the first micro-batch: files are there, and no commit"
@@ -162,6 +162,6 @@ def as_table(messages: Iterable[Made]) -> Iterator[Made]:
 
 def _environment(folder: Path) -> dict[str, str]:
     """Without the settings of another Spark that this machine may have; all that is left of a kill is in the folder."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("SPARK_", "PYSPARK_"))}
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("SPARK_", "PYSPARK_", "HADOOP_"))}
     places = {"SPARK_CONF_DIR": str(folder), "TMPDIR": str(folder)}
     return kept | places | {"SPARK_LOCAL_IP": "127.0.0.1", "PYSPARK_PYTHON": sys.executable}

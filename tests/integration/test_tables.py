@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import shutil
 import time
@@ -23,6 +24,7 @@ from tests.support.workload import Place, Stream, Workload, fingerprint
 LIFE_S = 3
 """Messages are produced over so many seconds for each kill."""
 SMALL_BATCHES = {"max_messages": 200, "linger": "50ms"}
+PLACE = "/where/the/rows/go"
 Kind = Literal["zone", "zone, other writers", "delta"]
 
 
@@ -30,7 +32,8 @@ class Target(NamedTuple):
     """A sink that is a folder."""
 
     what: str
-    sink: dict[str, Any]
+    sections: dict[str, Any]
+    """Of the configuration; PLACE is where the rows go."""
     data: str
     """Matches its data files."""
     rows: Callable[[Path], Iterable[dict[str, Any]]]
@@ -41,11 +44,20 @@ def _without_dedup(zone: Path) -> Iterable[dict[str, Any]]:
     return landing.rows(zone, dedup=False)
 
 
-ZONE_SINK, ZONE_DATA = {"spark": {"landing": ""}}, "data/*/*/[!.]*"
 TARGETS: dict[Kind, Target] = {
-    "zone": Target("`sink.spark`, read without `dedup`", ZONE_SINK, ZONE_DATA, _without_dedup),
-    "zone, other writers": Target("`sink.spark`, state folder deleted at each", ZONE_SINK, ZONE_DATA, landing.rows),
-    "delta": Target("`sink.delta`", {"delta": {"path": ""}}, "*/*/*.parquet", rows_of),
+    "zone": Target(
+        "`sink.spark`, read without `dedup`",
+        {"sink": {"spark": {"landing": PLACE}}},
+        "data/*/*/[!.]*",
+        _without_dedup,
+    ),
+    "zone, other writers": Target(
+        "`sink.spark`, Parquet, `batch.by: group`, state folder deleted at each",
+        {"sink": {"spark": {"landing": PLACE, "format": "parquet"}}, "batch": {"by": "group", **SMALL_BATCHES}},
+        "data/*/*/[!.]*",
+        landing.rows,
+    ),
+    "delta": Target("`sink.delta`", {"sink": {"delta": {"path": PLACE}}}, "*/*/*.parquet", rows_of),
 }
 
 
@@ -67,8 +79,8 @@ def killed(broker: Broker, folder: Path, messages: int, times: int, kind: Kind, 
     place = folder / unique("rows")
     topics = new_topics(broker)
     work = Workload(topics, PARTITIONS, messages, seed=seed)
-    config = configuration(broker, topics, "", batch=dict(SMALL_BATCHES))
-    config["sink"] = {name: dict.fromkeys(keys, str(place)) for name, keys in target.sink.items()}
+    sections = json.loads(json.dumps(target.sections).replace(PLACE, str(place)))
+    config = configuration(broker, topics, "", batch=dict(SMALL_BATCHES)) | sections
     with (
         Stream(broker.bootstrap, work, messages // (times * LIFE_S)) as stream,
         Daemon(folder, config, name=unique("killed")) as daemon,
