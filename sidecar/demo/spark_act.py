@@ -103,7 +103,11 @@ class SparkAct:
     # Flowing
 
     def _flow(self) -> None:
-        """Watch until the table has all, or nothing moves any more."""
+        """Watch until the table has all.
+
+        Raises:
+            UnavailableError: A process of it ended, or nothing moves any more.
+        """
         desk, begun = ZoneDesk(self._zone), time.monotonic()
         moved, moved_at = (0, 0), begun
         while True:
@@ -115,7 +119,7 @@ class SparkAct:
             self._stage.audience.progress(counts, tick - begun)
             self._strike(landed)
             settled = sum(one["watermark"] for one in status["partitions"]) if status else 0
-            if self._query_killed and settled == self._stage.total and read == landed:
+            if self._daemon_killed and self._query_killed and settled == self._stage.total and read == landed:
                 return
             if moved != (landed, read):
                 moved, moved_at = (landed, read), tick
