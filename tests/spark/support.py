@@ -35,7 +35,7 @@ def make_settings(url: str, **change: Any) -> Settings:
     base: dict[str, Any] = {
         "source": {"kafka": {"bootstrap_servers": "localhost:1", "group_id": "g", "topics": [TP.topic]}},
         "tags": {"from": {"header": "tag"}},
-        "sink": {"http": {"url": url, "timeout": "2s"}},
+        "sink": {"http": {"url": url, "timeout": "10s"}},
         "retry": {"backoff": "1ms", "backoff_max": "20ms"},
         "state": {"dir": "state"},
     }
