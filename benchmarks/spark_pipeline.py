@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 from structlog.testing import capture_logs
 
 from benchmarks import throughput
-from benchmarks.spark_session import children, cpu_seconds, session
+from benchmarks.spark_session import CpuClock, children, session
 from sidecar.config.model import Settings
 from sidecar.spark.run.job import SparkRun
 from sidecar.spark.run.kafka_options import source_options
@@ -105,9 +105,9 @@ class Bench:
 
 def measured(name: str, messages: int, way: Callable[[], None], others: set[int], note: str = "") -> float:
     """CPU microseconds a message of one way, printed."""
-    cpu_s, begun_s = cpu_seconds(others), time.perf_counter()
+    clock, begun_s = CpuClock(others), time.perf_counter()
     way()
-    cpu_us, wall_s = (cpu_seconds(others) - cpu_s) / messages * 1e6, time.perf_counter() - begun_s
+    cpu_us, wall_s = clock.seconds() / messages * 1e6, time.perf_counter() - begun_s
     print(f"  {name:<24} {cpu_us:6.2f} us CPU a message   {messages / wall_s / 1e3:6.1f} k/s{note}", flush=True)
     return cpu_us
 

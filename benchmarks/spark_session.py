@@ -50,26 +50,37 @@ def children() -> set[int]:
     return {int(pid) for path in Path("/proc/self/task").glob("*/children") for pid in path.read_text().split()}
 
 
-def cpu_seconds(without: Collection[int] = ()) -> float:
-    """User and system time of this process and all below it, those that have ended included.
+class CpuClock:
+    """Counts the user and system time of this process and of all below it, from when it is made.
+
+    A process that ends meanwhile counts for nothing: Spark ends Python workers that were idle for a minute, and what
+    they had used before would be missing at the end.
 
     Args:
         without: Processes that are left out, with all below them.
     """
-    parents: dict[int, list[tuple[int, float]]] = {}
-    own = 0.0
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            name, fields = int(path.parent.name), path.read_text().rsplit(")", 1)[1].split()
-        except (FileNotFoundError, ProcessLookupError):
-            continue
-        spent = sum(map(int, fields[11:15])) / _TICKS_A_SECOND
-        parents.setdefault(int(fields[1]), []).append((name, spent))
-        own = spent if name == os.getpid() else own
-    total, below = own, [os.getpid()]
-    while below:
-        for child, spent in parents.get(below.pop(), []):
-            if child not in without:
-                total += spent
-                below.append(child)
-    return total
+
+    def __init__(self, without: Collection[int] = ()) -> None:
+        self._without = without
+        self._before = self._by_process()
+
+    def seconds(self) -> float:
+        """What was used so far."""
+        return sum(spent - self._before.get(pid, 0.0) for pid, spent in self._by_process().items())
+
+    def _by_process(self) -> dict[int, float]:
+        below: dict[int, list[int]] = {}
+        spent: dict[int, float] = {}
+        for path in Path("/proc").glob("[0-9]*/stat"):
+            try:
+                pid, fields = int(path.parent.name), path.read_text().rsplit(")", 1)[1].split()
+            except (FileNotFoundError, ProcessLookupError):
+                continue
+            below.setdefault(int(fields[1]), []).append(pid)
+            spent[pid] = (int(fields[11]) + int(fields[12])) / _TICKS_A_SECOND
+        found, waiting = {}, [os.getpid()]
+        while waiting:
+            pid = waiting.pop()
+            found[pid] = spent[pid]
+            waiting += [child for child in below.get(pid, []) if child not in self._without]
+        return found

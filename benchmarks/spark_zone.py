@@ -18,7 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from benchmarks.spark_session import cpu_seconds, session
+from benchmarks.spark_session import CpuClock, session
 from sidecar.core.records import Batch
 from sidecar.spark import read_stream
 from sidecar.spark.source.options import Limit
@@ -103,7 +103,7 @@ def compare(
     spent: dict[str, list[float]] = {name: [] for name in ways}
     for run in range(runs + 1):  # the first one warms up, and does not count
         for name, way in ways.items():
-            begun_s, wall_s = cpu_seconds(), time.perf_counter()
+            clock, wall_s = CpuClock(), time.perf_counter()
             stream = (
                 way().writeStream.format("noop").option("checkpointLocation", str(folder / f"{title}-{name}-{run}"))
             )
@@ -111,7 +111,7 @@ def compare(
             query.awaitTermination()
             read = sum(progress["numInputRows"] for progress in query.recentProgress)
             assert read >= rows, (name, read)
-            cpu_us, wall_s = (cpu_seconds() - begun_s) / rows * 1e6, time.perf_counter() - wall_s
+            cpu_us, wall_s = clock.seconds() / rows * 1e6, time.perf_counter() - wall_s
             print(
                 f"  {name:<28} {cpu_us:6.2f} us CPU a row   {rows / wall_s / 1e6:.2f} M rows/s"
                 + " (warm-up)" * (run == 0)

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 TURN_S = 0.1
+HEAR_EVERY_S = 1.0
+"""Spark hands over its last 100 reports each time, as JSON; at most 10 a second are made."""
 TRIGGER_MS = 100
 """Between two looks for new messages; without it the broker is asked 100 times a second."""
 ARROW_SHARE = 16
@@ -177,20 +179,21 @@ class SparkRun:
 
     def _await_end(self, query: StreamingQuery, progress: Progress) -> None:
         self._stop_asked()
+        hear_at_s = time.monotonic()
         while query.isActive:
             if self._stop_asked():
                 self._stop(query)
                 break
-            self._hear(query, progress)
+            if time.monotonic() >= hear_at_s:
+                progress.heard(query.recentProgress)
+                hear_at_s = time.monotonic() + HEAR_EVERY_S
+            progress.settle()
             time.sleep(TURN_S)
-        self._hear(query, progress)
+        progress.heard(query.recentProgress)
+        progress.settle()
         error = query.exception()
         if error is not None and not self._stop_asked():
             driver.fail(progress, error)
-
-    def _hear(self, query: StreamingQuery, progress: Progress) -> None:
-        progress.heard(query.recentProgress)
-        progress.settle()
 
     def _stop(self, query: StreamingQuery) -> None:
         """Let the micro-batch that runs come to its end, and none begin after it."""
