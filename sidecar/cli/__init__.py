@@ -18,6 +18,7 @@ COMMANDS = {
     "run": "Take messages from the source and hand them to the sink.",
     "validate": "Check a configuration file and say what it would do.",
     "status": "Show what a running sidecar has done.",
+    "msgid": "Say what a RocketMQ message id tells.",
     "schema": "Print the JSON Schema of the configuration file.",
     "spark": "Run on Spark: the pipeline itself, or what fills a table.",
     "demo": "Show the whole thing at work, no broker needed.",
