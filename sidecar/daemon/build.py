@@ -54,10 +54,20 @@ def rules_hash(settings: Settings) -> bytes:
         canonical(tags.exclude) if tags.exclude else [],
         {name: canonical(expression) for name, expression in tags.groups.items()},
         [_place(dedup.field), dedup.as_],
-        settings.source.kafka.properties.get("isolation.level", "read_committed"),
+        settings.source.kafka.properties.get("isolation.level", "read_committed") if settings.source.kafka_ else "",
         settings.sink.format,
     ]
     return hashlib.blake2b(json.dumps(rules, sort_keys=True).encode(), digest_size=4).digest()
+
+
+def pushed_expression(settings: Settings) -> str:
+    """What RocketMQ's brokers filter by, as far as they can: their own tags, but not several in one."""
+    tags = settings.tags
+    wanted = canonical(tags.subscribe)
+    if wanted == ["*"] or tags.field != Field("header", "TAGS") or tags.split:
+        return "*"
+    unwanted = canonical(tags.exclude) if tags.exclude else []
+    return " || ".join(tag for tag in wanted if tag not in unwanted)
 
 
 def _place(field: Field | None) -> list[object]:

@@ -12,19 +12,19 @@ from pathlib import Path
 import structlog
 
 from sidecar.config.model import Settings
-from sidecar.daemon.build import build, plan_memory, rules_hash
+from sidecar.daemon.build import build, plan_memory, pushed_expression, rules_hash
 from sidecar.daemon.dispatcher import Senders, Writer
 from sidecar.daemon.graveyards import open_graveyard
 from sidecar.daemon.notify import Notifier
 from sidecar.daemon.status import StatusKeeper, status_line
 from sidecar.daemon.supervisor import Supervisor, tell_damages
-from sidecar.errors import ConfigError
 from sidecar.ops.admin import AdminServer
 from sidecar.ops.metrics import Metrics
 from sidecar.sinks.file import FileSink
 from sidecar.sources.base import Source
 from sidecar.sources.kafka import KafkaSource
 from sidecar.sources.kafka_config import place_id
+from sidecar.sources.rocketmq import RocketMqSource
 from sidecar.state.interface import State
 from sidecar.state.store import Store
 
@@ -52,7 +52,7 @@ class Daemon:
     ) -> None:
         self._settings = settings
         self._stop_asked = stop_asked
-        self._make_source = source or kafka_source
+        self._make_source = source or make_source
         self._notifier = Notifier()
 
     def run(self) -> None:
@@ -118,10 +118,15 @@ class Daemon:
         keeper.refresh()
 
 
-def kafka_source(settings: Settings, state: State) -> Source:
-    """The Kafka source of these settings."""
-    if settings.source.rocketmq:
-        raise ConfigError("source.rocketmq can be validated, but not run yet")
-    plan = plan_memory(settings.memory.budget_bytes)
-    place = place_id(Path(settings.state.dir))
-    return KafkaSource(settings.source.kafka, state, rules_hash(settings), plan.queue_bytes, place)
+def make_source(settings: Settings, state: State) -> Source:
+    """The source of these settings.
+
+    Raises:
+        ConfigError: Its certificates cannot be used.
+    """
+    queue_bytes = plan_memory(settings.memory.budget_bytes).queue_bytes
+    place, rules = place_id(Path(settings.state.dir)), rules_hash(settings)
+    if settings.source.rocketmq is not None:
+        expression = pushed_expression(settings)
+        return RocketMqSource(settings.source.rocketmq, state, rules, queue_bytes, place, expression)
+    return KafkaSource(settings.source.kafka, state, rules, queue_bytes, place)

@@ -45,6 +45,8 @@ class StoredMessage(NamedTuple):
     """As they are stored: ``name \\x01 value \\x02`` and so on."""
     born_ms: int
     """When its producer made it, by that host's clock."""
+    stored_ms: int
+    """When the broker stored it."""
     position: int
     """Commit-log offset: with the broker it stands for this very message."""
     store_host: bytes
@@ -77,7 +79,9 @@ def _messages(data: bytes) -> Iterator[StoredMessage]:
     while at < end:
         (sys_flag,) = _SYS_FLAG.unpack_from(data, at + _SYS_FLAG_AT)
         layout = _HEADS[sys_flag & _HOST_BITS] if sys_flag & _HOST_BITS else _USUAL
-        size, magic, _, _, _, offset, position, _, born_ms, _, _, host, times, _, length = layout.unpack_from(data, at)
+        size, magic, _, _, _, offset, position, _, born_ms, _, stored_ms, host, times, _, length = layout.unpack_from(
+            data, at
+        )
         body_at = at + layout.size
         topic_at = body_at + length
         if magic == _MAGIC_V1:
@@ -91,8 +95,8 @@ def _messages(data: bytes) -> Iterator[StoredMessage]:
         if size < properties_at + properties_length - at or at + size > end:
             raise ProtocolError(f"a stored message of {size} bytes is cut off")
         message = StoredMessage(
-            offset, data[body_at:topic_at], data[properties_at : properties_at + properties_length], born_ms, position,
-            host, times,
+            offset, data[body_at:topic_at], data[properties_at : properties_at + properties_length], born_ms, stored_ms,
+            position, host, times,
         )  # fmt: skip
         at += size
         if sys_flag & (SysFlag.COMPRESSED | SysFlag.INNER_BATCH):

@@ -9,6 +9,7 @@ from typing import TypeAlias
 import pytest
 
 from tests.support.kafka import Broker, KafkaBroker, unique
+from tests.support.rocketmq import Node, RocketMqNode
 
 MakeTopic: TypeAlias = Callable[..., str]
 
@@ -22,6 +23,17 @@ def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
         return
     with KafkaBroker(tmp_path_factory.mktemp("kafka") / "broker") as broker:
         yield broker
+
+
+@pytest.fixture(scope="session")
+def rocketmq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
+    """The RocketMQ node that tests share: the one `SIDECAR_TEST_ROCKETMQ` names, or one started here."""
+    named = os.environ.get("SIDECAR_TEST_ROCKETMQ")
+    if named:
+        yield Node(named)
+        return
+    with RocketMqNode(tmp_path_factory.mktemp("rocketmq") / "node") as node:
+        yield node
 
 
 @pytest.fixture

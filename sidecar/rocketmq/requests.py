@@ -1,0 +1,217 @@
+"""What is asked of name servers and brokers, and how their answers read. Values only, no connection."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import orjson
+
+from sidecar.core.records import TopicPartition
+from sidecar.core.tags import string_hash_code
+from sidecar.rocketmq.codes import Request
+from sidecar.rocketmq.frames import Frame, ProtocolError, loads
+from sidecar.rocketmq.network import Ask
+
+RETRY = "%RETRY%"
+MASTER = "0"
+READABLE = 4
+SUSPEND, SUBSCRIPTION = 2, 4
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """Where a topic lives.
+
+    Args:
+        cluster: The cluster's name.
+        addresses: By the broker's name, the address of its master.
+        queues: All queues that can be read.
+    """
+
+    cluster: str
+    addresses: Mapping[str, str]
+    queues: tuple[TopicPartition, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Subscription:
+    """What of a topic is wanted.
+
+    Args:
+        topic: Its name.
+        expression: ``*`` or ``a || b``: tags.
+    """
+
+    topic: str
+    expression: str = "*"
+
+    @property
+    def tags(self) -> list[str]:
+        """The tags that the expression names."""
+        if self.expression == "*":
+            return []
+        return [tag.strip() for tag in self.expression.split("||")]
+
+
+@dataclass(frozen=True, slots=True)
+class Asks:
+    """The requests of one member.
+
+    Args:
+        client_id: Which member it is; the same one after a restart.
+        group: The consumer group.
+        namespace: Stands before the names of topics and groups on the wire; empty for none.
+    """
+
+    client_id: str
+    group: str
+    namespace: str = ""
+
+    @property
+    def retry_topic(self) -> str:
+        """Where messages wait that were handed back by the group."""
+        return RETRY + self.group
+
+    def wire(self, name: str) -> str:
+        """A topic's or group's name as brokers have it."""
+        if not self.namespace:
+            return name
+        prefix = RETRY if name.startswith(RETRY) else ""
+        return f"{prefix}{self.namespace}%{name.removeprefix(prefix)}"
+
+    def _of(self, tp: TopicPartition) -> dict[str, str]:
+        return {"topic": self.wire(tp.topic), "queueId": str(tp.partition)}
+
+    def _of_group(self, tp: TopicPartition) -> dict[str, str]:
+        return {"consumerGroup": self.wire(self.group)} | self._of(tp)
+
+    def route(self, topic: str) -> Ask:
+        """Where a topic lives, asked of a name server."""
+        return Ask(Request.GET_ROUTEINFO_BY_TOPIC, {"topic": self.wire(topic)})
+
+    def heartbeat(self, subscriptions: Iterable[Subscription]) -> Ask:
+        """Be a member of the group, with these subscriptions."""
+        consumer = {
+            "groupName": self.wire(self.group), "consumeType": "CONSUME_ACTIVELY", "messageModel": "CLUSTERING",
+            "consumeFromWhere": "CONSUME_FROM_FIRST_OFFSET", "unitMode": False,
+            "subscriptionDataSet": [self._subscription(one) for one in subscriptions],
+        }  # fmt: skip
+        body = {"clientID": self.client_id, "producerDataSet": [], "consumerDataSet": [consumer]}
+        return Ask(Request.HEART_BEAT, {}, orjson.dumps(body))
+
+    def _subscription(self, one: Subscription) -> dict[str, object]:
+        tags = one.tags
+        return {
+            "topic": self.wire(one.topic), "subString": one.expression, "tagsSet": tags,
+            "codeSet": list(map(string_hash_code, tags)), "subVersion": 0, "expressionType": "TAG",
+            "classFilterMode": False,
+        }  # fmt: skip
+
+    def leave(self) -> Ask:
+        """Be a member no more."""
+        fields = {"clientID": self.client_id, "consumerGroup": self.wire(self.group)}
+        return Ask(Request.UNREGISTER_CLIENT, fields)
+
+    def members(self) -> Ask:
+        """The client ids of the group's members; refused while there are none."""
+        return Ask(Request.GET_CONSUMER_LIST_BY_GROUP, {"consumerGroup": self.wire(self.group)})
+
+    def lock(self, tps: Iterable[TopicPartition]) -> Ask:
+        """Lock queues for 60 s, or renew the locks; the answer names those that are ours."""
+        return Ask(Request.LOCK_BATCH_MQ, {}, self._queues(tps))
+
+    def read_locked(self, tps: Iterable[TopicPartition], answer: Frame) -> set[TopicPartition]:
+        """Those of `tps` that the answer to `lock` names."""
+        found = {(one["topic"], one["brokerName"], one["queueId"]) for one in loads(answer.body)["lockOKMQSet"]}
+        return {tp for tp in tps if (self.wire(tp.topic), tp.broker, tp.partition) in found}
+
+    def unlock(self, tps: Iterable[TopicPartition]) -> Ask:
+        """Give locks back."""
+        return Ask(Request.UNLOCK_BATCH_MQ, {}, self._queues(tps))
+
+    def _queues(self, tps: Iterable[TopicPartition]) -> bytes:
+        wanted = [{"topic": self.wire(tp.topic), "brokerName": tp.broker, "queueId": tp.partition} for tp in tps]
+        return orjson.dumps({"consumerGroup": self.wire(self.group), "clientId": self.client_id, "mqSet": wanted})
+
+    def committed(self, tp: TopicPartition) -> Ask:
+        """What the group has committed; code 22 when it has not."""
+        # Else 0 is answered for a queue that begins at 0, whether it was committed or not (5.x; 4.x always does).
+        return Ask(Request.QUERY_CONSUMER_OFFSET, self._of_group(tp) | {"setZeroIfNotFound": "false"})
+
+    def commit(self, tp: TopicPartition, offset: int) -> Ask:
+        """Commit an offset."""
+        return Ask(Request.UPDATE_CONSUMER_OFFSET, self._of_group(tp) | {"commitOffset": str(offset)})
+
+    def low(self, tp: TopicPartition) -> Ask:
+        """The first offset that can be read."""
+        return Ask(Request.GET_MIN_OFFSET, self._of(tp))
+
+    def high(self, tp: TopicPartition) -> Ask:
+        """The offset that the next message gets."""
+        return Ask(Request.GET_MAX_OFFSET, self._of(tp))
+
+    def at_time(self, tp: TopicPartition, at_ms: int) -> Ask:
+        """The first offset stored at this time or later."""
+        return Ask(Request.SEARCH_OFFSET_BY_TIMESTAMP, self._of(tp) | {"timestamp": str(at_ms)})
+
+    def pull(
+        self,
+        tp: TopicPartition,
+        offset: int,
+        subscription: Subscription,
+        *,
+        suspend_ms: int = 0,
+        messages_max: int = 32,
+    ) -> Ask:
+        """Messages from an offset on; with `suspend_ms` the answer waits so long for the first one."""
+        return Ask(
+            Request.PULL_MESSAGE,
+            self._of_group(tp) | {
+                "queueOffset": str(offset), "maxMsgNums": str(messages_max), "commitOffset": "0",
+                "sysFlag": str(SUBSCRIPTION | (SUSPEND if suspend_ms else 0)), "suspendTimeoutMillis": str(suspend_ms),
+                "subscription": subscription.expression, "subVersion": "0", "expressionType": "TAG",
+            },
+        )  # fmt: skip
+
+
+def read_route(topic: str, answer: Frame) -> Route:
+    """The answer to `Asks.route`.
+
+    Raises:
+        ProtocolError: It cannot be read.
+    """
+    try:
+        found = loads(answer.body)
+        masters = {
+            one["brokerName"]: one["brokerAddrs"][MASTER]
+            for one in found["brokerDatas"]
+            if MASTER in one["brokerAddrs"]
+        }
+        queues = tuple(
+            TopicPartition(topic, number, one["brokerName"])
+            for one in found["queueDatas"]
+            if one["perm"] & READABLE and one["brokerName"] in masters
+            for number in range(one["readQueueNums"])
+        )
+        cluster = min((one.get("cluster") or "" for one in found["brokerDatas"]), default="")
+    except (KeyError, TypeError) as error:
+        raise ProtocolError(f"the route of {topic} lacks {error}") from error
+    return Route(cluster, masters, queues)
+
+
+def read_members(answer: Frame) -> list[str]:
+    """The answer to `Asks.members`."""
+    return list(loads(answer.body)["consumerIdList"]) if answer.body else []
+
+
+def read_offset(answer: Frame, name: str = "offset") -> int:
+    """An offset of an answer.
+
+    Raises:
+        ProtocolError: There is none.
+    """
+    try:
+        return int(answer.fields[name])
+    except (KeyError, ValueError) as error:
+        raise ProtocolError(f"an answer without {name}: {error}") from error

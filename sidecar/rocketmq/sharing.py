@@ -1,0 +1,43 @@
+"""Which member of a group reads which queues: every member reckons alike, from the same lists. Pure."""
+
+from __future__ import annotations
+
+import hashlib
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from typing import Literal, TypeAlias
+
+from sidecar.core.records import TopicPartition
+
+Share: TypeAlias = Callable[[Sequence[TopicPartition], Sequence[str], str], set[TopicPartition]]
+VIRTUAL_NODES = 10
+"""Of a member on the ring; as many as Java's client has."""
+
+
+def average(queues: Sequence[TopicPartition], members: Sequence[str], me: str) -> set[TopicPartition]:
+    """A stretch for each member, of equal lengths up to one: `AllocateMessageQueueAveragely` of Java's client."""
+    if me not in members:
+        return set()
+    ordered, place = sorted(queues, key=_order), sorted(members).index(me)
+    size, longer = divmod(len(ordered), len(members))
+    start = place * size + min(place, longer)
+    return set(ordered[start : start + size + (place < longer)])
+
+
+def consistent_hash(queues: Sequence[TopicPartition], members: Sequence[str], me: str) -> set[TopicPartition]:
+    """Each queue goes to the next member on a ring: of those that stay few change hands when one comes or goes."""
+    ring = sorted((_point(f"{member}-{i}"), member) for member in members for i in range(VIRTUAL_NODES))
+    points = [point for point, _ in ring]
+    place = {tp: bisect_left(points, _point(":".join(map(str, _order(tp))))) for tp in queues}
+    return {tp for tp in queues if ring and ring[place[tp] % len(ring)][1] == me}
+
+
+def _order(tp: TopicPartition) -> tuple[str, str, int]:
+    return tp.topic, tp.broker, tp.partition
+
+
+def _point(text: str) -> int:
+    return int.from_bytes(hashlib.md5(text.encode("utf-8", "surrogateescape"), usedforsecurity=False).digest()[:8])
+
+
+SHARES: dict[Literal["average", "consistent_hash"], Share] = {"average": average, "consistent_hash": consistent_hash}

@@ -1,0 +1,348 @@
+"""RocketMQ by a pull client of our own: one thread owns it. Decides nothing about messages; the core does."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from operator import attrgetter
+
+from sidecar.config.source import RocketMqSource as RocketMqSettings
+from sidecar.core.effects import CommitItem
+from sidecar.core.records import Columns, Run, TopicPartition
+from sidecar.errors import UnavailableError
+from sidecar.rocketmq.codes import Request
+from sidecar.rocketmq.frames import Frame
+from sidecar.rocketmq.network import Link, Network, NoAnswerError, RefusedError
+from sidecar.rocketmq.requests import Asks, Subscription
+from sidecar.rocketmq.sharing import SHARES
+from sidecar.sources.base import Listener, Original, ReadPast
+from sidecar.sources.rocketmq_columns import RocketMqColumns
+from sidecar.sources.rocketmq_commits import Commits
+from sidecar.sources.rocketmq_config import is_refusal, refused, sign_of, tls_of
+from sidecar.sources.rocketmq_fetch import Fetcher
+from sidecar.sources.rocketmq_members import Members
+from sidecar.sources.rocketmq_progress import Mark, Progress
+from sidecar.sources.rocketmq_pulls import Pulls
+from sidecar.sources.rocketmq_routes import Routes
+from sidecar.sources.rocketmq_start import Starts
+from sidecar.state.interface import State
+
+ASK_TIMEOUT_S = 2.0
+RETRY_S = 1.0
+"""After so long it is asked again where a queue goes on that could not be told."""
+_PACKED = attrgetter("packed")
+QUEUE_SHARE = 4
+"""One call may hand over four times what the client may hold: see `build.plan_memory`."""
+
+
+class RocketMqSource:
+    """The source on RocketMQ's remoting protocol.
+
+    Args:
+        settings: `source.rocketmq`.
+        state: Keeps the core's states.
+        rules: 4 bytes, a hash of what decides where a message goes.
+        queue_bytes: What may be read ahead.
+        client_id: Stands for this place alone, and stays over restarts: the broker's locks are had under it.
+        expression: The tags that brokers filter by, `a || b`, or `*`.
+    """
+
+    name = "RocketMQ"
+    columns: Columns = RocketMqColumns()
+
+    def __init__(
+        self,
+        settings: RocketMqSettings,
+        state: State,
+        rules: bytes,
+        queue_bytes: int,
+        client_id: str,
+        expression: str = "*",
+    ) -> None:
+        self._settings = settings
+        self._state = state
+        self._rules = rules
+        self._asks = Asks(client_id, settings.group, settings.namespace or "")
+        self._subscriptions = {topic: Subscription(topic, expression) for topic in settings.topics}
+        self._subscriptions[self._asks.retry_topic] = Subscription(self._asks.retry_topic)
+        sign, tls = sign_of(settings), tls_of(settings)
+        self._network = Network(sign, tls, self._told)
+        topics = list(self._subscriptions)
+        self._routes = Routes(self._network, self._asks, settings.name_servers.split(","), topics)
+        self._members = Members(self._routes, self._asks, SHARES[settings.share], self._subscriptions.values())
+        self._pulls = Pulls(self._asks, QUEUE_SHARE * queue_bytes)
+        self._fetcher = Fetcher(self._asks, sign, tls, lambda: self._routes.addresses)
+        self._assigned: set[TopicPartition] = set()
+        self._paused: frozenset[TopicPartition] = frozenset()
+        self._failed: dict[TopicPartition, str] = {}
+        """Locked by us, but where to go on could not be told, and why."""
+        self._retry_at_s = 0.0
+        self._problems: dict[str, str] = {}
+        self._assigned_once = self._closed = False
+
+    # Joining
+
+    def open(self, listener: Listener) -> None:
+        """Find the topics and their brokers, and become a member.
+
+        Raises:
+            UnavailableError: Name servers or brokers cannot be reached, or a topic is unknown, for the whole start-up
+                time.
+            CredentialsError: They refuse the credentials.
+        """
+        self._listener = listener
+        deadline_s = time.monotonic() + self._settings.start_timeout_ms / 1000
+        try:
+            self._await_routes(deadline_s)
+            self._await_brokers(deadline_s)
+        except BaseException:
+            self._network.close()
+            raise
+        cluster = self._routes.cluster
+        self._state.bind(cluster, self._asks.wire(self._asks.group))
+        self._commits = Commits(
+            self._network, self._asks, self._state, listener, self._rules, lambda tp: self._link(tp)
+        )
+        self._starts = Starts(
+            self._network, self._asks, self._routes.link, cluster, self._settings.start, self._rules, listener.event
+        )
+        self._starts.begin([tp for topic in self._settings.topics for tp in self._routes.queues(topic)], self._known())
+
+    def _await_routes(self, deadline_s: float) -> None:
+        servers, missing, reason = self._settings.name_servers, list(self._settings.topics), ""
+        while True:
+            try:
+                missing, reason = self._routes.find(missing, min(ASK_TIMEOUT_S, max(0.1, self._left(deadline_s)))), ""
+            except NoAnswerError as error:
+                reason = str(error)
+            except RefusedError as error:
+                reason = self._unless_refused(error)
+            if not missing:
+                return
+            if self._left(deadline_s) <= 0:
+                raise self._unavailable(
+                    f"the name servers at {servers} could not be reached" if reason
+                    else f"the name servers at {servers} do not know the topic {', '.join(missing)}",
+                    reason,
+                    "check source.rocketmq.name_servers, and that one runs and is reachable from here" if reason
+                    else "create the topic, or correct source.rocketmq.topics",
+                )  # fmt: skip
+            self._network.turn(0.1)
+
+    def _await_brokers(self, deadline_s: float) -> None:
+        """One that answers is enough to begin with; the others' queues are taken when they come."""
+        while not any(self._members.is_known(broker) for broker in self._routes.addresses):
+            self._members.keep(())
+            self._network.turn(0.02)
+            if self._members.refusal is not None:
+                self._unless_refused(self._members.refusal)
+            if self._left(deadline_s) <= 0:
+                links = self._routes.brokers().values()
+                reason = "; ".join(f"{link.address}: {link.problem or 'no answer'}" for link in links)
+                hint = (
+                    "the address is the one that the broker tells the name server: check its brokerIP1 and listenPort"
+                )
+                raise self._unavailable("no broker could be reached", reason, hint)
+
+    def _left(self, deadline_s: float) -> float:
+        return deadline_s - time.monotonic()
+
+    def _unless_refused(self, error: RefusedError) -> str:
+        if is_refusal(error):
+            raise refused(error)
+        return str(error)
+
+    def _unavailable(self, what: str, reason: str, hint: str) -> UnavailableError:
+        waited = f"for {self._settings.start_timeout_ms / 1000:g} s (source.rocketmq.start_timeout)"
+        return UnavailableError(f"RocketMQ: {what} {waited}{': ' if reason else ''}{reason}", hint=hint)
+
+    def _known(self) -> dict[TopicPartition, Progress]:
+        loaded = {tp: Progress.load(text) for tp, text in self._state.load_progress().items()}
+        return {tp: progress for tp, progress in loaded.items() if progress is not None}
+
+    def _link(self, tp: TopicPartition) -> Link | None:
+        """The connection of a queue, None while its lock is not ours."""
+        return self._routes.link(tp.broker) if self._members.may_go_on(tp) else None
+
+    def _told(self, frame: Frame) -> None:
+        if frame.code == Request.NOTIFY_CONSUMER_IDS_CHANGED:
+            self._members.changed()
+
+    # Reading
+
+    def poll(self, timeout_s: float) -> Iterable[Run | ReadPast]:
+        """What has come, in the order of each queue; serves the listener meanwhile."""
+        self._pulls.ask()
+        self._network.turn(timeout_s, lambda: self._pulls.is_full)
+        self._routes.refresh(self._refused_later)
+        self._share_queues()
+        self._commits.go_on()
+        self._take_moved()
+        self._tell_problems()
+        found = list(self._pulls.take())
+        for one in found:
+            if isinstance(one, Run):
+                self._look_at(one)
+        return found
+
+    def _look_at(self, run: Run) -> None:
+        last = run.messages[-1]
+        self._commits.read(run.tp, Mark(last.offset, last.position, last.stored_ms))
+        if any(map(_PACKED, run.messages)):
+            for message in filter(_PACKED, run.messages):
+                self._listener.event("body.not_unpacked", "warning", {**run.tp.fields(), "offset": message.offset})
+
+    def pause(self, tps: Collection[TopicPartition]) -> None:
+        """Read from all assigned queues but these."""
+        self._paused = frozenset(tps) & self._assigned
+        self._pulls.pause(self._paused)
+
+    def end(self, tp: TopicPartition) -> int | None:
+        """The offset that the queue's next message will get, as far as known without asking."""
+        return self._pulls.end(tp)
+
+    def fetch(self, tp: TopicPartition, offset: int) -> Original | None:
+        """One message as the broker has it, None when it is gone; from any one other thread.
+
+        Raises:
+            UnavailableError: The broker does not answer.
+        """
+        return self._fetcher.fetch(tp, offset)
+
+    # Committing
+
+    def commit(self, items: Sequence[CommitItem]) -> None:
+        """Begin to make these states durable; `Listener.committed` tells the end."""
+        self._commits.begin(items)
+
+    def commit_now(self, items: Sequence[CommitItem]) -> Mapping[TopicPartition, bool]:
+        """Make these states durable behind any commit begun before, whose end is not told any more."""
+        return self._commits.now(items)
+
+    # The group
+
+    def _share_queues(self) -> None:
+        targets = self._members.targets(list(self._subscriptions))
+        wanted = self._assigned if targets is None else targets
+        self._members.keep(wanted)
+        self._give_up(set(self._members.lost))
+        self._go_on_with_returned()
+        if targets is not None:
+            self._hand_over(self._assigned - targets, targets)
+        ready = self._members.locked | (set(self._failed) if time.monotonic() >= self._retry_at_s else set())
+        ready &= wanted
+        if ready or (targets == set() and not self._assigned_once):
+            self._take(sorted(ready), {})
+
+    def _hand_over(self, tps: set[TopicPartition], targets: set[TopicPartition]) -> None:
+        if tps:
+            self._listener.revoking(tps)
+            self._drop(tps)
+        self._unlock(tps | (self._members.locked | set(self._failed)) - targets)
+
+    def _unlock(self, tps: Collection[TopicPartition]) -> None:
+        for tp in tps:
+            self._failed.pop(tp, None)
+        for link, tp in self._members.release(tps):
+            link.tell(self._asks.unlock([tp]))
+
+    def _give_up(self, tps: set[TopicPartition]) -> None:
+        if tps & self._assigned:
+            self._listener.lost(tps & self._assigned)
+            self._drop(tps & self._assigned)
+        self._unlock(tps)
+
+    def _drop(self, tps: Collection[TopicPartition]) -> None:
+        self._assigned.difference_update(tps)
+        self._paused -= frozenset(tps)
+        self._pulls.remove(tps)
+        for tp in tps:
+            self._commits.disown(tp)
+
+    def _go_on_with_returned(self) -> None:
+        """After a broker came back: what somebody else went on with is taken anew, the rest committed again."""
+        returned = self._members.returned & self._assigned
+        self._members.returned.clear()
+        if not returned:
+            return
+        ours = self._commits.committed()
+        moved = self._starts.has_moved(sorted(returned), ours)
+        for tp in moved:
+            self.reload(tp)
+        self._commits.start_at({tp: ours[tp] for tp in returned - moved})
+
+    def _take(self, tps: Sequence[TopicPartition], resets: Mapping[TopicPartition, int | None]) -> None:
+        """Read on; queues whose start cannot be told soon are asked for again, and keep back no other."""
+        known = self._known() if tps else {}
+        found, failed = self._starts.find(tps, known, resets) if tps else ([], {})
+        self._members.hold(tps)
+        self._failed = {tp: text for tp, text in self._failed.items() if tp not in tps} | failed
+        self._retry_at_s = time.monotonic() + RETRY_S
+        for one in found:
+            self._commits.own(one, self._starts.identity(one), known.get(one.tp))
+            subscription = self._subscriptions[one.tp.topic]
+            self._pulls.add(one.tp, one.read_from, subscription, lambda tp=one.tp: self._link(tp))  # type: ignore[misc]
+        self._commits.start_at({one.tp: one.carried.watermark for one in found})
+        self._assigned.update(one.tp for one in found)
+        self._assigned_once = True
+        self._listener.assigned(found)
+
+    def reload(self, tp: TopicPartition) -> None:
+        """Give the queue up and take it again from what is committed."""
+        self._reload(tp, None)
+
+    def _reload(self, tp: TopicPartition, reset: int | None) -> None:
+        if tp in self._assigned:
+            self._listener.reloading(tp)
+            self._drop([tp])
+            self._take([tp], {tp: reset})
+
+    def _take_moved(self) -> None:
+        for tp, reset in list(self._pulls.moved.items()):
+            if reset is None:
+                self._listener.event("offset.out_of_range", "warning", tp.fields())
+            self._reload(tp, reset)
+
+    # Problems
+
+    def problems(self) -> Mapping[str, str]:
+        """What is wrong with the cluster at present: a key, and a sentence for an operator."""
+        return self._problems
+
+    def _refused_later(self, error: RefusedError) -> None:
+        self._problem("name servers", str(error))
+
+    def _problem(self, key: str, text: str) -> None:
+        if not text:
+            self._problems.pop(key, None)
+        elif self._problems.get(key) != text:
+            self._problems[key] = text
+            self._listener.event("rocketmq.failed", "warning", {"what": key, "reason": text})
+
+    def _tell_problems(self) -> None:
+        self._problem("name servers", self._routes.problem)
+        links = self._routes.brokers()
+        for name in [name for name in self._problems if name not in ("name servers", "start", "group", *links)]:
+            del self._problems[name]
+        for name, link in links.items():
+            refusals = [f"{tp}: {frame.remark}" for tp, frame in self._pulls.refused.items() if tp.broker == name]
+            self._problem(name, f"{link.address}: {link.problem}" if link.problem else min(refusals, default=""))
+        self._problem("group", str(self._members.refusal or ""))
+        self._problem("start", min((f"{tp} cannot be read yet: {why}" for tp, why in self._failed.items()), default=""))
+
+    def close(self) -> None:
+        """Leave the group and disconnect; what is assigned is revoked first. Harmless when repeated."""
+        if self._closed:
+            return
+        self._closed = True
+        ours = set(self._assigned)
+        if ours:
+            self._listener.revoking(ours)
+            self._drop(ours)
+        links = [link for link in self._routes.brokers().values() if link.is_up]
+        asks = [(link, self._asks.unlock([tp])) for link, tp in self._members.release(ours | set(self._failed))]
+        asks += [(link, self._asks.leave()) for link in links]
+        self._network.ask_all(asks, ASK_TIMEOUT_S)
+        self._commits.close()
+        self._fetcher.close()
+        self._network.close()

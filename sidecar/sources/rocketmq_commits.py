@@ -1,0 +1,197 @@
+"""Commits: the core's state into the state file first, then the offset to the broker, and both before it is told.
+
+What the broker cannot take, since it is away or the queue's lock is not ours at present, is not committed: so nothing
+new is sent on then, since every new part waits for its commit.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+from sidecar.core.effects import CommitItem
+from sidecar.core.records import TopicPartition
+from sidecar.errors import StateError
+from sidecar.rocketmq.codes import Code
+from sidecar.rocketmq.frames import Frame
+from sidecar.rocketmq.network import Link, Network
+from sidecar.rocketmq.requests import Asks
+from sidecar.sources.base import Assignment, Listener
+from sidecar.sources.rocketmq_progress import Mark, Progress
+from sidecar.state.interface import State
+from sidecar.state.offset_map import Identity, encode
+
+FLUSHED_AFTER_S = 15.0
+"""A broker writes committed offsets to its disk every 5 s: one of that age outlives it."""
+NOW_TIMEOUT_S = 3.0
+
+
+@dataclass(slots=True)
+class _Owned:
+    """A queue that may be committed."""
+
+    identity: Identity
+    committed: int
+    """Our newest offset that the broker has."""
+    floor: int
+    """One that it had 15 s before `floor_at_s`."""
+    next_floor: int
+    floor_at_s: float
+    mark: Mark | None = None
+
+
+@dataclass(slots=True)
+class _Pending:
+    """The commit that was begun."""
+
+    begun_s: float
+    offsets: dict[TopicPartition, int]
+    saved: Future[None] | None
+    results: dict[TopicPartition, bool] = field(default_factory=dict)
+    asked: bool = False
+    left: int = 0
+
+
+class Commits:
+    """Makes states durable.
+
+    Args:
+        network: Asks.
+        asks: Makes the requests.
+        state: Keeps the core's states.
+        listener: Is told the ends.
+        rules: 4 bytes, a hash of what decides where a message goes.
+        place: The connection of a queue, None while it must not be committed.
+    """
+
+    def __init__(
+        self,
+        network: Network,
+        asks: Asks,
+        state: State,
+        listener: Listener,
+        rules: bytes,
+        place: Callable[[TopicPartition], Link | None],
+    ) -> None:
+        self._network = network
+        self._asks = asks
+        self._state = state
+        self._listener = listener
+        self._rules = rules
+        self._place = place
+        self._owned: dict[TopicPartition, _Owned] = {}
+        self._pending: _Pending | None = None
+        self._disk = ThreadPoolExecutor(1, thread_name_prefix="progress")
+
+    def own(self, one: Assignment, identity: Identity, known: Progress | None) -> None:
+        """This queue is committed from here on; `start_at` must follow."""
+        mark = known.mark if known and one.incarnation == known.incarnation else None
+        self._owned[one.tp] = _Owned(identity, -1, 0, 0, time.monotonic(), mark)
+
+    def disown(self, tp: TopicPartition) -> None:
+        """This queue is never named again."""
+        self._owned.pop(tp, None)
+
+    def committed(self) -> dict[TopicPartition, int]:
+        """Our newest offsets that the broker has."""
+        return {tp: one.committed for tp, one in self._owned.items()}
+
+    def read(self, tp: TopicPartition, mark: Mark) -> None:
+        """The newest message that was handed on."""
+        self._owned[tp].mark = mark
+
+    def begin(self, items: Sequence[CommitItem]) -> None:
+        """Begin to make these states durable; `Listener.committed` tells the end."""
+        rows, offsets = self._rows(items)
+        saved = self._disk.submit(self._state.save_progress, rows) if rows else None
+        self._pending = _Pending(time.monotonic(), offsets, saved, {item.tp: False for item in items})
+
+    def go_on(self) -> None:
+        """Do the next step of what was begun, if it can be done."""
+        pending = self._pending
+        if pending is None or (pending.saved is not None and not pending.saved.done()):
+            return
+        if not pending.asked:
+            pending.asked = True
+            if self._is_saved(pending.saved):
+                self._tell_brokers(pending)
+        if pending.left == 0:
+            self._pending = None
+            self._listener.committed(pending.results, time.monotonic() - pending.begun_s)
+
+    def _is_saved(self, saved: Future[None] | None) -> bool:
+        error = saved.exception() if saved is not None else None
+        if isinstance(error, StateError):
+            self._listener.event("commit.failed", "warning", {"reason": str(error)})
+        elif error is not None:
+            raise error
+        return error is None
+
+    def _tell_brokers(self, pending: _Pending) -> None:
+        for tp, offset in pending.offsets.items():
+            link = self._place(tp)
+            if link is None or tp not in self._owned:
+                continue
+            if offset == self._owned[tp].committed:
+                pending.results[tp] = True
+                continue
+            pending.left += 1
+            link.ask(self._asks.commit(tp, offset), self._answered(pending, tp, offset))
+
+    def _answered(self, pending: _Pending, tp: TopicPartition, offset: int) -> Callable[[Frame | None], None]:
+        def take(frame: Frame | None) -> None:
+            pending.left -= 1
+            pending.results[tp] = self._took(tp, offset, frame)
+
+        return take
+
+    def _took(self, tp: TopicPartition, offset: int, frame: Frame | None) -> bool:
+        good = frame is not None and frame.code == Code.SUCCESS
+        if good and tp in self._owned:
+            self._owned[tp].committed = offset
+        elif frame is not None and not good:
+            reason = frame.remark or f"code {frame.code}"
+            self._listener.event("commit.failed", "warning", {**tp.fields(), "reason": reason})
+        return good
+
+    def now(self, items: Sequence[CommitItem]) -> Mapping[TopicPartition, bool]:
+        """Make these states durable behind any commit begun before, whose end is not told any more."""
+        self._pending = None
+        rows, offsets = self._rows(items)
+        results = {item.tp: False for item in items}
+        saved = self._disk.submit(self._state.save_progress, rows)
+        saved.exception()
+        if not self._is_saved(saved):
+            return results
+        return results | self._ask_all(offsets)
+
+    def start_at(self, offsets: Mapping[TopicPartition, int]) -> None:
+        """Tell the brokers where queues begin, so that whoever takes them next begins there too."""
+        self._ask_all(offsets)
+
+    def _ask_all(self, offsets: Mapping[TopicPartition, int]) -> dict[TopicPartition, bool]:
+        asks = [(tp, link, self._asks.commit(tp, at)) for tp, at in offsets.items() if (link := self._place(tp))]
+        answers = self._network.ask_all([(link, ask) for _, link, ask in asks], NOW_TIMEOUT_S)
+        return {tp: self._took(tp, offsets[tp], answer) for (tp, _, _), answer in zip(asks, answers, strict=True)}
+
+    def _rows(self, items: Sequence[CommitItem]) -> tuple[dict[TopicPartition, str], dict[TopicPartition, int]]:
+        rows, offsets = {}, {}
+        now_s = time.monotonic()
+        for item in items:
+            one = self._owned.get(item.tp)
+            # It may have waited for the journal while the queue moved: then it is never named again.
+            if one is None or one.identity.scope != item.scope or self._place(item.tp) is None:
+                continue
+            if now_s - one.floor_at_s >= FLUSHED_AFTER_S:
+                one.floor, one.next_floor, one.floor_at_s = one.next_floor, one.committed, now_s
+            at = item.carried.watermark
+            text = encode(one.identity, self._rules, item.carried)
+            rows[item.tp] = Progress(text, one.identity.incarnation, at, min(one.floor, at), one.mark).dump()
+            offsets[item.tp] = at
+        return rows, offsets
+
+    def close(self) -> None:
+        """End the thread that writes."""
+        self._disk.shutdown()

@@ -1,0 +1,194 @@
+"""Long pulls of all queues that are ours, ahead of what is asked for, within a bound in bytes. Decides nothing."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass, field
+
+from sidecar.core.records import Run, TopicPartition
+from sidecar.rocketmq.codes import Code
+from sidecar.rocketmq.frames import Frame
+from sidecar.rocketmq.messages import StoredMessage, decode
+from sidecar.rocketmq.network import Link
+from sidecar.rocketmq.requests import Asks, Subscription, read_offset
+from sidecar.sources.base import ReadPast
+
+SUSPEND_MS = 5_000
+"""How long an answer waits for a first message; the broker looks at it at once when one comes."""
+PULL_TIMEOUT_S = 20.0
+ANSWER_BYTES = 256 << 10
+"""What a broker puts into one answer by default, but for a single message that is larger."""
+EMPTY_DELAY_S, REFUSED_DELAY_S = 0.05, 1.0
+
+
+@dataclass(slots=True)
+class _Pulling:
+    """A queue that is read."""
+
+    tp: TopicPartition
+    subscription: Subscription
+    link: Callable[[], Link | None]
+    next: int
+    """The offset to ask for."""
+    given: int
+    """The offset after what was handed on."""
+    asked: bool = False
+    not_before_s: float = 0.0
+    answer_bytes: int = ANSWER_BYTES
+    paused: bool = False
+    epoch: int = 0
+    """Answers to what was asked in an earlier one are dropped."""
+    high: int | None = None
+    held: list[StoredMessage] = field(default_factory=list)
+    """What was read and not handed on."""
+    held_bytes: int = 0
+
+
+class Pulls:
+    """Reads queues.
+
+    Args:
+        asks: Makes the requests.
+        bytes_max: What may be held and asked for, together; one answer may always be asked for.
+    """
+
+    def __init__(self, asks: Asks, bytes_max: int) -> None:
+        self._asks = asks
+        self._bytes_max = bytes_max
+        self._queues: dict[TopicPartition, _Pulling] = {}
+        self._turn: deque[TopicPartition] = deque()
+        self._held_bytes = 0
+        self._asked_bytes = 0
+        self.moved: dict[TopicPartition, int | None] = {}
+        """Queues whose offset cannot be read; where it can be, an operator set another one, which stands here."""
+        self.refused: dict[TopicPartition, Frame] = {}
+        """Why a queue cannot be read at present."""
+
+    def add(self, tp: TopicPartition, offset: int, subscription: Subscription, link: Callable[[], Link | None]) -> None:
+        """Read a queue from an offset on.
+
+        Args:
+            tp: The queue.
+            offset: The first one that is wanted.
+            subscription: What of it.
+            link: The connection to ask on, None while the queue may not be read.
+        """
+        self._queues[tp] = _Pulling(tp, subscription, link, offset, offset)
+        self._turn.append(tp)
+
+    def remove(self, tps: Collection[TopicPartition]) -> None:
+        """Read these no more."""
+        for tp in tps:
+            one = self._queues.pop(tp, None)
+            if one is not None:
+                self._drop_held(one)
+                self.moved.pop(tp, None)
+                self.refused.pop(tp, None)
+        self._turn = deque(tp for tp in self._turn if tp in self._queues)
+
+    def pause(self, tps: Collection[TopicPartition]) -> None:
+        """Read all but these; what was read ahead of them is thrown away, so that nothing is held for long."""
+        for tp, one in self._queues.items():
+            if tp in tps and not one.paused:
+                self._drop_held(one)
+            one.paused = tp in tps
+
+    def _drop_held(self, one: _Pulling) -> None:
+        self._held_bytes -= one.held_bytes
+        one.held, one.held_bytes = [], 0
+        one.next = one.given
+        one.epoch += 1
+
+    def end(self, tp: TopicPartition) -> int | None:
+        """The offset that the queue's next message gets, as the last answer told it."""
+        one = self._queues.get(tp)
+        return one.high if one else None
+
+    @property
+    def is_full(self) -> bool:
+        """Whether as much is held as may be."""
+        return self._held_bytes >= self._bytes_max
+
+    def ask(self) -> None:
+        """Ask for all queues that may be asked for now."""
+        now_s = time.monotonic()
+        # With more queues than answers fit, one that waits for its first message would keep others from being asked.
+        suspend_ms = SUSPEND_MS if sum(one.answer_bytes for one in self._queues.values()) <= self._bytes_max else 0
+        for _ in range(len(self._turn)):
+            tp = self._turn[0]
+            one = self._queues[tp]
+            link = None if one.asked or one.paused or one.not_before_s > now_s else one.link()
+            if link is None or not link.is_up:
+                self._turn.rotate(-1)
+                continue
+            taken = self._held_bytes + self._asked_bytes
+            if taken and taken + one.answer_bytes > self._bytes_max:
+                return
+            self._turn.rotate(-1)
+            self._pull(one, link, suspend_ms, now_s)
+
+    def _pull(self, one: _Pulling, link: Link, suspend_ms: int, now_s: float) -> None:
+        offset, epoch, reserved = one.next, one.epoch, one.answer_bytes
+        one.asked = True
+        self._asked_bytes += reserved
+
+        def answered(frame: Frame | None) -> None:
+            one.asked = False
+            self._asked_bytes -= reserved
+            if frame is None:
+                one.not_before_s = now_s + EMPTY_DELAY_S
+            elif one.epoch == epoch and self._queues.get(one.tp) is one:
+                self._take(one, offset, frame, now_s)
+
+        link.ask(self._asks.pull(one.tp, offset, one.subscription, suspend_ms=suspend_ms), answered, PULL_TIMEOUT_S)
+
+    def _take(self, one: _Pulling, offset: int, frame: Frame, asked_s: float) -> None:
+        if frame.code in (Code.SUCCESS, Code.PULL_RETRY_IMMEDIATELY):
+            self.refused.pop(one.tp, None)
+            messages = decode(frame.body)
+            # A batch that is kept as one message comes whole, also when its first messages were read before.
+            if messages and messages[0].offset < offset:
+                messages = [message for message in messages if message.offset >= offset]
+            if messages:
+                one.answer_bytes = max(ANSWER_BYTES, len(frame.body) // len(messages))
+            one.held += messages
+            one.held_bytes += len(frame.body)
+            self._held_bytes += len(frame.body)
+            one.next, one.high = read_offset(frame, "nextBeginOffset"), read_offset(frame, "maxOffset")
+            if one.next > offset:
+                self._ask_again(one)
+            else:
+                one.not_before_s = asked_s + EMPTY_DELAY_S
+        elif frame.code == Code.PULL_NOT_FOUND:
+            self.refused.pop(one.tp, None)
+            one.high = read_offset(frame, "maxOffset")
+            one.not_before_s = asked_s + EMPTY_DELAY_S
+        elif frame.code == Code.PULL_OFFSET_MOVED:
+            could_be_read = read_offset(frame, "minOffset") <= offset <= read_offset(frame, "maxOffset")
+            self.moved[one.tp] = read_offset(frame, "nextBeginOffset") if could_be_read else None
+            one.not_before_s = asked_s + REFUSED_DELAY_S
+        else:
+            self.refused[one.tp] = frame
+            one.not_before_s = asked_s + REFUSED_DELAY_S
+
+    def _ask_again(self, one: _Pulling) -> None:
+        """At once: the broker gets the next answer ready while this one is looked at."""
+        link = one.link()
+        if link is not None and self._held_bytes + self._asked_bytes + one.answer_bytes <= self._bytes_max:
+            self._pull(one, link, SUSPEND_MS, time.monotonic())
+
+    def take(self) -> Iterable[Run | ReadPast]:
+        """What has come, in the order of each queue."""
+        for one in list(self._queues.values()):
+            if one.next == one.given:
+                continue
+            messages, one.held = one.held, []
+            self._held_bytes -= one.held_bytes
+            one.held_bytes = 0
+            one.given = one.next
+            if messages:
+                yield Run(one.tp, messages, messages[0].offset, messages[-1].offset)
+            if not messages or one.given > messages[-1].offset + 1:
+                yield ReadPast(one.tp, one.given)

@@ -1,0 +1,273 @@
+"""Where a queue goes on: what the broker has committed, what the state file knows, and what is really in the queue.
+
+The state file is exact for as long as nobody else moved the committed offset, and the queue is still what it was: then
+its newest message that was read stands where it stood.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from sidecar.core.carried import Carried
+from sidecar.core.records import TopicPartition
+from sidecar.rocketmq.codes import Code
+from sidecar.rocketmq.frames import Frame, ProtocolError
+from sidecar.rocketmq.messages import decode
+from sidecar.rocketmq.network import Ask, Link, Network, RefusedError
+from sidecar.rocketmq.requests import Asks, Subscription, read_offset
+from sidecar.sources.base import Assignment
+from sidecar.sources.rocketmq_progress import Mark, Progress
+from sidecar.state.offset_map import Decoded, Identity, Origin
+
+PATIENCE_S = 2.0
+"""How long the loop may stand still to ask where queues go on."""
+
+Tell = Callable[[str, str, Mapping[str, object]], None]
+LinkOf = Callable[[str], Link | None]
+
+
+class Found(NamedTuple):
+    """Where queues go on, and of the others why it could not be told."""
+
+    starts: list[Assignment]
+    failed: dict[TopicPartition, str]
+
+
+class _Facts(NamedTuple):
+    """What the broker tells of a queue."""
+
+    committed: int | None
+    low: int
+    high: int
+    is_same: bool
+    """Whether the newest message that was read stands where it stood, or is gone with its time."""
+
+
+class _UnknownError(Exception):
+    """The broker does not tell."""
+
+
+class Starts:
+    """Decides starts.
+
+    Args:
+        network: Asks.
+        asks: Makes the requests.
+        link_of: The connection to a broker.
+        cluster_id: The cluster's name.
+        start: Of a new group: ``earliest``, ``latest``, or milliseconds since the epoch.
+        rules: 4 bytes, a hash of what decides where a message goes.
+        tell: Writes a log event.
+    """
+
+    def __init__(
+        self,
+        network: Network,
+        asks: Asks,
+        link_of: LinkOf,
+        cluster_id: str,
+        start: str | int,
+        rules: bytes,
+        tell: Tell,
+    ) -> None:
+        self._network = network
+        self._asks = asks
+        self._link_of = link_of
+        self._cluster_id = cluster_id
+        self._start = start
+        self._rules = rules
+        self._tell = tell
+        self._beginnings: dict[TopicPartition, int] = {}
+
+    def begin(self, tps: Sequence[TopicPartition], known: Mapping[TopicPartition, Progress]) -> None:
+        """Decide at the very start where a new group begins: these are the queues there are by now.
+
+        It is new when nothing of it is committed or known. Queues that come later are read from their first message.
+        """
+        if self._start == "earliest" or any(tp in known for tp in tps):
+            return
+        committed = self._ask([(tp, self._asks.committed(tp)) for tp in tps])
+        if any(frame is None or frame.code != Code.QUERY_NOT_FOUND for frame in committed):
+            return
+        if self._start == "latest":
+            asks = [(tp, self._asks.high(tp)) for tp in tps]
+        else:
+            asks = [(tp, self._asks.at_time(tp, int(self._start))) for tp in tps]
+        for tp, frame in zip(tps, self._ask(asks), strict=True):
+            if frame is not None and frame.code == Code.SUCCESS:
+                self._beginnings[tp] = read_offset(frame)
+
+    def find(
+        self,
+        tps: Sequence[TopicPartition],
+        known: Mapping[TopicPartition, Progress],
+        resets: Mapping[TopicPartition, int | None],
+    ) -> Found:
+        """Where each of these queues goes on, as far as its broker tells; never raises for it.
+
+        Args:
+            tps: The queues; their locks are ours.
+            known: What the state file knows of queues.
+            resets: Where an operator set the offset meanwhile, as the broker told.
+        """
+        found = Found([], {})
+        facts = self._facts(tps, known)
+        for tp in tps:
+            told = facts[tp]
+            if isinstance(told, str):
+                found.failed[tp] = told
+                continue
+            try:
+                found.starts.append(self._one(tp, told, known.get(tp), resets.get(tp)))
+            except (_UnknownError, ProtocolError) as error:
+                found.failed[tp] = str(error)
+        return found
+
+    def has_moved(self, tps: Sequence[TopicPartition], ours: Mapping[TopicPartition, int]) -> set[TopicPartition]:
+        """Those of these queues on which somebody committed beyond our own newest commit, or whose broker is silent."""
+        answers = self._ask([(tp, self._asks.committed(tp)) for tp in tps])
+        return {
+            tp
+            for tp, frame in zip(tps, answers, strict=True)
+            if frame is None or (frame.code == Code.SUCCESS and read_offset(frame) > ours.get(tp, -1))
+        }
+
+    def _ask(self, asks: Sequence[tuple[TopicPartition, Ask]]) -> list[Frame | None]:
+        places = [(link, ask) for tp, ask in asks if (link := self._link_of(tp.broker)) is not None]
+        if len(places) < len(asks):
+            return [None] * len(asks)
+        return self._network.ask_all(places, PATIENCE_S)
+
+    def _facts(
+        self, tps: Sequence[TopicPartition], known: Mapping[TopicPartition, Progress]
+    ) -> dict[TopicPartition, _Facts | str]:
+        marks = {tp: known[tp].mark for tp in tps if tp in known}
+        answers = self._ask(
+            [
+                (tp, ask)
+                for tp in tps
+                for ask in (
+                    self._asks.committed(tp),
+                    self._asks.low(tp),
+                    self._asks.high(tp),
+                    self._one_message(tp, marks.get(tp)),
+                )
+            ]
+        )
+        found: dict[TopicPartition, _Facts | str] = {}
+        for i, tp in enumerate(tps):
+            mine = answers[4 * i : 4 * i + 4]
+            try:
+                found[tp] = _read(mine, marks.get(tp))
+            except (_UnknownError, ProtocolError) as error:
+                found[tp] = f"{tp.broker}: {error}"
+        return found
+
+    def _one_message(self, tp: TopicPartition, mark: Mark | None) -> Ask:
+        return self._asks.pull(tp, mark.offset if mark else 0, Subscription(tp.topic), messages_max=1)
+
+    def _one(self, tp: TopicPartition, facts: _Facts, progress: Progress | None, reset: int | None) -> Assignment:
+        committed, low, high, is_same = facts
+        fields = {**tp.fields(), "committed": committed, "log_start": low, "log_end": high}
+        told = progress.decoded(self._identity(0), self._rules) if progress else Decoded(Origin.NONE)
+        carried = told.carried if told.origin is Origin.OURS else None
+        mark = progress.mark if progress else None
+        if not is_same or (carried is not None and carried.seen > high):
+            at = max(low, min(self._at_time(tp, mark.stored_ms), high)) if mark else low
+            event = "topic.recreated" if at == low else "partition.truncated"
+            self._tell(event, "warning", fields | {"action": f"going on at {at}, the first message stored since"})
+            return self._fresh(tp, at)
+        if reset is not None:
+            self._tell("partition.reset", "warning", fields | {"reason": _SET, "action": f"going on at {reset}"})
+            return self._fresh(tp, self._within(reset, low, high, fields))
+        if carried is not None and progress is not None:
+            return self._with_progress(tp, facts, fields, progress, told)
+        if told.origin is Origin.OTHER_RULES and progress is not None and committed in (None, progress.watermark):
+            self._tell("partition.reset", "warning", fields | {"reason": _RULES, "action": "new window"})
+            return self._fresh(tp, self._within(progress.watermark, low, high, fields), resumed=True)
+        if committed is not None:
+            return self._fresh(tp, self._within(committed, low, high, fields), resumed=progress is not None)
+        return self._fresh(tp, max(low, self._beginnings.get(tp, low)))
+
+    def _with_progress(
+        self,
+        tp: TopicPartition,
+        facts: _Facts,
+        fields: Mapping[str, object],
+        progress: Progress,
+        told: Decoded,
+    ) -> Assignment:
+        committed, low, high, _ = facts
+        if committed is None:
+            known = {**tp.fields(), "offset": progress.watermark}
+            self._tell("commit.expired", "warning", known | {"action": _FROM_STATE})
+        elif committed > progress.watermark:
+            self._tell("partition.moved_on", "info", {**fields, "known": progress.watermark})
+            return self._fresh(tp, self._within(committed, low, high, fields), resumed=True)
+        elif committed < progress.floor:
+            self._tell("partition.reset", "warning", {**fields, "reason": _SET, "action": "new window"})
+            return self._fresh(tp, self._within(committed, low, high, fields))
+        elif committed < progress.watermark:
+            self._tell("commit.behind", "info", {**fields, "offset": progress.watermark, "action": _FROM_STATE})
+        assert told.carried is not None
+        if low > progress.watermark:
+            expired = low - progress.watermark
+            action = "going on at the log's start"
+            self._tell("offset.expired", "error", {**fields, "expired": expired, "action": action})
+        scope = self._identity(told.incarnation).scope
+        read_from = max(told.carried.watermark, low)
+        return Assignment(tp, scope, told.carried, "", told.incarnation, resumed=True, read_from=read_from)
+
+    def _within(self, offset: int, low: int, high: int, fields: Mapping[str, object]) -> int:
+        """Beyond the end nothing tells what of the queue is new: all of it is read rather than any of it lost."""
+        if low <= offset <= high:
+            return offset
+        self._tell("offset.expired" if offset < low else "partition.truncated", "error", fields)
+        return low
+
+    def _at_time(self, tp: TopicPartition, at_ms: int) -> int:
+        (frame,) = self._ask([(tp, self._asks.at_time(tp, at_ms))])
+        if frame is None or frame.code != Code.SUCCESS:
+            raise _UnknownError(f"{tp.broker} does not tell where messages of a time stand")
+        return read_offset(frame)
+
+    def _identity(self, incarnation: int) -> Identity:
+        return Identity(self._cluster_id, self._asks.wire(self._asks.group), "", incarnation)
+
+    def _fresh(self, tp: TopicPartition, offset: int, *, resumed: bool = False) -> Assignment:
+        incarnation = secrets.randbits(64)
+        scope = self._identity(incarnation).scope
+        return Assignment(tp, scope, Carried(offset, offset), "", incarnation, resumed, read_from=offset)
+
+    def identity(self, one: Assignment) -> Identity:
+        """To what a queue's offsets belong."""
+        return self._identity(one.incarnation)
+
+
+_SET = "the offset was set by an operator or another program"
+_FROM_STATE = "going on from the state folder"
+_RULES = "tags, groups, ids or format were changed in the configuration"
+
+
+def _read(answers: Iterable[Frame | None], mark: Mark | None) -> _Facts:
+    committed, low, high, message = answers
+    if committed is None or low is None or high is None or message is None:
+        raise _UnknownError("no answer came")
+    for frame in (low, high):
+        if frame.code != Code.SUCCESS:
+            raise _UnknownError(str(RefusedError(frame, "the broker")))
+    if committed.code not in (Code.SUCCESS, Code.QUERY_NOT_FOUND):
+        raise _UnknownError(str(RefusedError(committed, "the broker")))
+    offset = read_offset(committed) if committed.code == Code.SUCCESS else None
+    at_low, at_high = read_offset(low), read_offset(high)
+    is_same = True
+    if mark is not None and mark.offset >= at_low:
+        if message.code == Code.SUCCESS:
+            is_same = any(one.position == mark.position for one in decode(message.body))
+        elif mark.offset >= at_high:
+            is_same = False
+        else:
+            raise _UnknownError(str(RefusedError(message, "the broker")))
+    return _Facts(offset, at_low, at_high, is_same)

@@ -1,0 +1,216 @@
+"""The whole daemon between a real RocketMQ and a receiver: each wanted message once, through kills and rebalances."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+
+from tests.support.kafka import unique
+from tests.support.process import Daemon, wait_until
+from tests.support.receiver import Receiver
+from tests.support.rocketmq import BROKER, Message, Node
+from tests.support.scene import await_rest
+
+QUEUES = 8
+TAGS = ("created", "paid", "refunded", "shipped", "returned", "probe", "test", "draft")
+WANTED = TAGS[:5]
+PATIENCE_S = 120.0
+
+
+def configuration(node: Node, topic: str, group: str, url: str, **change: Any) -> dict[str, Any]:
+    """Small batches of five tags of eight, to a receiver."""
+    return {
+        "source": {"rocketmq": {"name_servers": node.name_server, "group": group, "topics": [topic]}},
+        "tags": {"subscribe": " || ".join(WANTED)},
+        "batch": {"max_messages": 200, "linger": "50ms"},
+        "sink": {"http": {"url": url, "timeout": "2s"}},
+        "retry": {"backoff": "50ms", "backoff_max": "500ms"},
+        **change,
+    }
+
+
+class Flow:
+    """Messages of a topic, and what of them must arrive.
+
+    Args:
+        node: The node.
+        topic: New and empty.
+    """
+
+    def __init__(self, node: Node, topic: str) -> None:
+        self.wanted: Counter[tuple[int, int]] = Counter()
+        self.sent = 0
+        self._node = node
+        self._topic = topic
+        self._random = random.Random(1)
+
+    def send(self, count: int) -> None:
+        """Send so many more."""
+        messages = [
+            Message(b"%d " % (self.sent + i) + self._random.randbytes(i % 100), tag=self._random.choice(TAGS))
+            for i in range(count)
+        ]
+        places = self._node.send(self._topic, messages, queues=QUEUES)
+        self.wanted.update(place for place, one in zip(places, messages, strict=True) if one.tag in WANTED)
+        self.sent += count
+
+    def missing(self, receiver: Receiver) -> int:
+        """How many of the wanted have not arrived."""
+        return (self.wanted - arrived(receiver, self._topic)).total()
+
+    def assert_exact(self, receiver: Receiver, *, twice: bool = False) -> None:
+        """Nothing was lost, nothing came twice (unless it may), nothing else came."""
+        found = arrived(receiver, self._topic)
+        assert not self.wanted - found, f"lost {(self.wanted - found).total()}"
+        assert not found.keys() - self.wanted.keys(), "not wanted"
+        assert twice or found == self.wanted, f"twice {(found - self.wanted).total()}"
+
+
+def arrived(receiver: Receiver, topic: str) -> Counter[tuple[int, int]]:
+    """How often each queue and offset was stored."""
+    return Counter((row[1], row[2] or 0) for row in receiver.rows() if row[0] == topic)
+
+
+@pytest.fixture
+def topic(rocketmq: Node) -> str:
+    """A topic of 8 queues."""
+    return rocketmq.create_topic(unique("topic"), QUEUES)
+
+
+def await_all(daemon: Daemon, flow: Flow, receiver: Receiver) -> None:
+    """Wait until all has arrived and is settled; the books balance."""
+    wait_until(lambda: flow.missing(receiver) == 0, PATIENCE_S, "all has arrived", detail=daemon.log_tail)
+    await_rest(daemon, PATIENCE_S)
+
+
+def test_messages_flow_in_envelopes_with_all_that_rocketmq_tells(
+    rocketmq: Node, topic: str, group: str, tmp_path: Path
+) -> None:
+    """A tag's messages come in its group, with broker, ids, keys, properties; the part's name has the broker."""
+    with Receiver() as receiver:
+        body = b"\x00binary \xff" + bytes(1 << 20)
+        rocketmq.send(
+            topic,
+            [Message(body, tag="paid", keys="k1 k2", properties={"colour": "rot"}), Message(b"other", tag="draft")],
+        )
+        with Daemon(tmp_path, configuration(rocketmq, topic, group, receiver.url)) as daemon:
+            wait_until(lambda: receiver.rows(), PATIENCE_S, "it arrives", detail=daemon.log_tail)
+            status = await_rest(daemon, PATIENCE_S)
+            daemon.stop()
+    (line,) = receiver.bodies[0].splitlines()
+    found = orjson.loads(line)
+    assert (found["topic"], found["partition"], found["offset"], found["broker"]) == (topic, 0, 0, BROKER)
+    assert (found["tag"], found["keys"], found["reconsume_times"]) == ("paid", ["k1", "k2"], 0)
+    assert found["properties"]["colour"] == "rot"
+    assert found["message_id"] == found["properties"]["UNIQ_KEY"]
+    assert len(found["offset_message_id"]) == 32
+    (part,) = receiver.parts()
+    assert f":{BROKER}:0:0-0" in part["part"]
+    assert {one["broker"] for one in status["partitions"]} == {BROKER}
+
+
+def test_kills_lose_nothing_and_repeat_no_name(rocketmq: Node, topic: str, group: str, tmp_path: Path) -> None:
+    """Killed 3 times in mid-flow, its state kept: each message is stored once, and it goes on at once."""
+    flow = Flow(rocketmq, topic)
+    with Receiver() as receiver:
+        receiver.fail("slow", delay_ms=15)
+        with Daemon(tmp_path, configuration(rocketmq, topic, group, receiver.url)) as daemon:
+            for number in range(3):
+                flow.send(2_000)
+                before = receiver.stats["rows"]
+                wait_until(
+                    lambda before=before: receiver.stats["rows"] > before + 200,  # type: ignore[misc]
+                    PATIENCE_S, f"life {number} delivers", detail=daemon.log_tail,
+                )  # fmt: skip
+                daemon.kill9()
+                daemon.start()
+            flow.send(1_000)
+            await_all(daemon, flow, receiver)
+            daemon.stop()
+        flow.assert_exact(receiver)
+
+
+def test_a_stop_in_mid_flow_repeats_nothing_at_all(rocketmq: Node, topic: str, group: str, tmp_path: Path) -> None:
+    """Stopped in order and started without its state, it sends nothing twice, and the receiver need not remember."""
+    flow = Flow(rocketmq, topic)
+    with Receiver(remember=False) as receiver:
+        config = configuration(rocketmq, topic, group, receiver.url)
+        with Daemon(tmp_path, config, name="first") as daemon:
+            flow.send(2_000)
+            wait_until(lambda: receiver.stats["rows"] > 200, PATIENCE_S, "it delivers", detail=daemon.log_tail)
+            daemon.stop()
+        with Daemon(tmp_path, config, name="second") as daemon:
+            flow.send(1_000)
+            await_all(daemon, flow, receiver)
+        flow.assert_exact(receiver)
+
+
+def test_members_come_and_go(rocketmq: Node, topic: str, group: str, tmp_path: Path) -> None:
+    """Three members join, leave in order and join again: nothing is lost or twice, and no queue is had by two."""
+    flow = Flow(rocketmq, topic)
+    with Receiver(remember=False) as receiver:
+        config = configuration(rocketmq, topic, group, receiver.url)
+        members = [Daemon(tmp_path, config, name=f"member-{number}") for number in range(3)]
+        try:
+            members[0].start()
+            for member in (members[1], members[2]):
+                flow.send(500)
+                member.start()
+                await_sharing(members)
+            flow.send(500)
+            members[0].stop()
+            await_sharing(members)
+            flow.send(500)
+            members[0].start()
+            await_sharing(members)
+            members[2].stop()
+            flow.send(500)
+            await_sharing(members)
+            wait_until(lambda: flow.missing(receiver) == 0, PATIENCE_S, "all has arrived")
+            for member in members[:2]:
+                await_rest(member, PATIENCE_S)
+                member.stop()
+        finally:
+            for member in members:
+                if member.running:
+                    member.kill9()
+        flow.assert_exact(receiver)
+
+
+def await_sharing(members: list[Daemon]) -> None:
+    """Wait until every running member has queues and together they have all; none is ever had by two at an instant."""
+
+    def shared() -> bool:
+        here = [member for member in members if member.running]
+        had = [owned(member) for member in here]
+        return all(had) and sum(map(len, had)) == len(set().union(*had)) == QUEUES
+
+    wait_until(shared, PATIENCE_S, "the queues are shared", detail=lambda: [one.log_tail() for one in members])
+
+
+def owned(member: Daemon) -> set[int]:
+    """The queues of the topic that a member has; none while it does not answer."""
+    try:
+        partitions = member.status()["partitions"]
+    except AssertionError:
+        return set()
+    return {one["partition"] for one in partitions if one["lag"] is not None and not one["topic"].startswith("%")}
+
+
+def test_a_wrong_configuration_is_told(rocketmq: Node, group: str, tmp_path: Path) -> None:
+    """A topic that is not there ends the start with 69 and a sentence, and so do name servers that are away."""
+    for servers, topic, words in (
+        (rocketmq.name_server, "no-such-topic", "do not know the topic no-such-topic"),
+        ("127.0.0.1:9", "orders", "could not be reached"),
+    ):
+        config = configuration(rocketmq, topic, group, "http://localhost:9/")
+        config["source"]["rocketmq"] |= {"name_servers": servers, "start_timeout": "500ms"}
+        daemon = Daemon(tmp_path, config, name=unique("wrong"))
+        daemon.start()
+        daemon.wait(69, PATIENCE_S)
+        assert words in daemon.log_path.read_text()

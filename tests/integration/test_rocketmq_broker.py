@@ -1,0 +1,114 @@
+"""A RocketMQ broker or name server that dies and comes back, with all it had or without: nothing lost or twice."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+import pytest
+
+from sidecar.core.records import TopicPartition
+from tests.support.kafka import unique
+from tests.support.process import wait_until
+from tests.support.rocketmq import BROKER, RocketMqNode
+from tests.support.rocketmq_reader import PATIENCE_S, Reader
+
+
+@pytest.fixture(scope="module")
+def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RocketMqNode]:
+    """A node of these tests alone."""
+    with RocketMqNode(tmp_path_factory.mktemp("rocketmq") / "node") as node:
+        yield node
+
+
+def test_a_broker_that_was_killed(node: RocketMqNode, group: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Back again: members go on with what they had, even one that comes late, and read nothing twice.
+
+    The broker's locks are gone then: the queues of a member that is not back yet are left to it for a while.
+    """
+    monkeypatch.setattr("sidecar.sources.rocketmq_members.RETURN_S", PATIENCE_S)
+    topic = node.create_topic(unique("topic"), 4)
+    with (
+        Reader(node, group, [topic], client_id="a") as first,
+        Reader(node, group, [topic], client_id="b") as second,
+    ):
+        first.until(lambda: second.turn() or len(_own(first, topic)) == len(_own(second, topic)) == 2, "both have two")
+        ours, theirs = _own(first, topic), _own(second, topic)
+        sent = [b"%d" % i for i in range(40)]
+        node.send(topic, sent[:20])
+        first.read(10)
+        second.read(10)
+        assert all(first.commit().values())
+        node.kill()
+        first.until(lambda: BROKER in first.source.problems(), "the broker is missed")
+        assert not any(first.commit().values()), "what the broker cannot take is not committed"
+        node.start()
+        second.until(lambda: BROKER not in second.source.problems(), "the broker is back")
+        second.until(lambda: all(map(second.source._members.may_go_on, theirs)), "its locks are had again")
+        wait_until(lambda: second.turn() or node.members(group) == ["b"], PATIENCE_S, "the first is still away")
+        second.until(lambda: second.source._members.targets([topic]) == ours | theirs, "all queues are its turn")
+        assert _own(second, topic) == theirs
+        node.send(topic, sent[20:])
+        first.read(20)
+        second.read(20)
+        assert _own(first, topic) == ours
+        assert Counter(first.bodies() + second.bodies()) == Counter(sent)
+        assert all(first.commit().values()) and all(second.commit().values())
+    assert node.committed(group, topic) == dict.fromkeys(range(4), 10)
+
+
+def test_a_broker_that_lost_what_was_committed(node: RocketMqNode, group: str) -> None:
+    """The state file goes on exactly where it was, and a log event says so."""
+    topic = node.create_topic(unique("topic"), 1)
+    node.send(topic, [b"old"] * 3, queues=1)
+    with Reader(node, group, [topic]) as first:
+        first.read(3)
+        first.commit()
+    node.delete_group(group)
+    assert node.committed(group, topic, 1) == {}
+    node.send(topic, [b"new"], queues=1)
+    with Reader(node, group, [topic], state=first.state) as again:
+        assert again.read(1) == [b"new"]
+        assert again.told("commit.expired")
+
+
+def test_name_servers_that_are_away(node: RocketMqNode, group: str) -> None:
+    """Without any name server what is known goes on; it is told, until one is back."""
+    topic = node.create_topic(unique("topic"), 1)
+    with Reader(node, group, [topic]) as reader:
+        reader.own(1, topic)
+        node.kill_name_server()
+        reader.until(lambda: "name servers" in reader.source.problems(), "they are missed")
+        node.send(topic, [b"meanwhile"], queues=1)
+        assert reader.read(1) == [b"meanwhile"]
+        assert all(reader.commit().values())
+        node.start()
+        reader.until(lambda: not reader.source.problems(), "it is well again")
+
+
+def test_a_broker_that_lost_all_messages(node: RocketMqNode, group: str) -> None:
+    """Its queues begin at 0 again: what is sent from then on is read, whether it runs on or is started later."""
+    running, later = node.create_topic(unique("topic"), 1), node.create_topic(unique("topic"), 1)
+    node.send(running, [b"old"] * 5, queues=1)
+    node.send(later, [b"old"] * 2, queues=1)
+    other = unique("group")
+    with Reader(node, other, [later]) as before:
+        before.read(2)
+        before.commit()
+    with Reader(node, group, [running]) as reader:
+        reader.read(5)
+        reader.commit()
+        node.kill()
+        node.lose_store()
+        node.start()
+        node.send(running, [b"new"] * 3, queues=1)
+        node.send(later, [b"new"] * 3, queues=1)
+        reader.until(lambda: reader.told("topic.recreated"), "it is seen")
+        assert reader.read(3) == [b"new"] * 3
+    with Reader(node, other, [later], state=before.state) as after:
+        assert after.read(3) == [b"new"] * 3
+        assert after.told("topic.recreated")
+
+
+def _own(reader: Reader, topic: str) -> set[TopicPartition]:
+    return {tp for tp in reader.assignments if tp.topic == topic}
