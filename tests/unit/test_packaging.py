@@ -29,7 +29,8 @@ LAYERS = {
     "config": {"core", "config", "errors"},
     "zone": {"core", "errors", "files", "zone"},
     "sinks": {"core", "config", "errors", "files", "version", "sinks", "zone"},
-    "sources": {"core", "config", "errors", "sources", "state"},  # a commit carries the state
+    "rocketmq": {"core", "errors", "rocketmq"},
+    "sources": {"core", "config", "errors", "rocketmq", "sources", "state"},  # a commit carries the state
     "state": {"core", "config", "errors", "files", "state"},
     "ops": {"core", "config", "errors", "ops"},
     "daemon": {"core", "config", "errors", "version", "sinks", "sources", "state", "ops", "zone", "daemon"},
