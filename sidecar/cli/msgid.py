@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import base64
+import re
 from collections.abc import Mapping
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any
 
 import click
 import orjson
 
-from sidecar.rocketmq.ids import ClientMessageId, MessageId, decode
+from sidecar.errors import UnavailableError
+from sidecar.rocketmq.codes import Request
+from sidecar.rocketmq.frames import ProtocolError
+from sidecar.rocketmq.ids import ClientMessageId, MessageId, OffsetMessageId, decode
+from sidecar.rocketmq.messages import decode as decode_stored
+from sidecar.rocketmq.messages import properties
+from sidecar.rocketmq.network import Ask, Network, NoAnswerError, RefusedError
 
 
 class _Id(click.ParamType[MessageId]):
@@ -24,10 +32,13 @@ class _Id(click.ParamType[MessageId]):
 
 @click.command()
 @click.argument("message_id", type=_Id(), metavar="ID")
+@click.option("--broker", metavar="HOST:PORT", help="Fetch the message of a broker's id from there.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def msgid(message_id: MessageId, as_json: bool) -> None:
+def msgid(message_id: MessageId, broker: str | None, as_json: bool) -> None:
     """Say what a RocketMQ message id tells: which broker stored the message where, or which producer sent it when."""
-    found = _facts(message_id)
+    found = dict(_facts(message_id))
+    if broker is not None:
+        found |= _message(message_id, broker)
     click.echo(orjson.dumps(found).decode() if as_json else "\n".join(_lines(found)))
 
 
@@ -37,6 +48,43 @@ def _facts(message_id: MessageId) -> Mapping[str, Any]:
     return message_id.facts()
 
 
+def _message(message_id: MessageId, broker: str) -> Mapping[str, Any]:
+    if not isinstance(message_id, OffsetMessageId):
+        raise click.UsageError("--broker needs a broker's id: a producer's does not tell where the message is stored")
+    if not _ADDRESS.fullmatch(broker):
+        raise click.UsageError("--broker needs HOST:PORT, such as localhost:10911")
+    network = Network(None, None, lambda frame: None)
+    try:
+        ask = Ask(Request.VIEW_MESSAGE_BY_ID, {"offset": str(message_id.commit_log_offset)})
+        stored = decode_stored(network.call(network.link(broker), ask).body)
+    except (NoAnswerError, RefusedError, ProtocolError) as error:
+        raise UnavailableError(f"the message could not be fetched: {error}", hint=_HINT) from error
+    finally:
+        network.close()
+    message = stored[0]
+    return {
+        "queue_offset": message.offset,
+        "born": _time(message.born_ms),
+        "stored": _time(message.stored_ms),
+        "reconsume_times": message.reconsume_times,
+        "properties": {name: _text(value) for name, value in properties(message.properties)},
+        "body": _text(message.body),
+    }
+
+
+def _text(raw: bytes) -> str | dict[str, str]:
+    try:
+        return raw.decode()
+    except UnicodeDecodeError:
+        return {"base64": base64.b64encode(raw).decode("ascii")}
+
+
+def _time(at_ms: int) -> str:
+    return datetime.fromtimestamp(at_ms / 1000, UTC).isoformat(timespec="milliseconds")
+
+
+_ADDRESS = re.compile(r"(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):\d{1,5}")
+_HINT = "check --broker, and that the message is not expired; without --broker nothing is asked"
 _KINDS = {
     "offset": "a broker's id (offsetMsgId): where the message is stored",
     "client": "a producer's id (UNIQ_KEY), of 4.x, or of 5.x over remoting",

@@ -31,6 +31,7 @@ ASK_TIMEOUT_S = 2.0
 RETRY_S = 1.0
 """After so long it is asked again where a queue goes on that could not be told."""
 _PACKED = attrgetter("packed")
+_TWIN = "another process has this one's client id, so both read every queue: give them other hostnames or state.dir"
 QUEUE_SHARE = 4
 """One call may hand over four times what the client may hold: see `build.plan_memory`."""
 
@@ -327,7 +328,7 @@ class RocketMqSource:
         for name, link in links.items():
             refusals = [f"{tp}: {frame.remark}" for tp, frame in self._pulls.refused.items() if tp.broker == name]
             self._problem(name, f"{link.address}: {link.problem}" if link.problem else min(refusals, default=""))
-        self._problem("group", str(self._members.refusal or ""))
+        self._problem("group", str(self._members.refusal or (_TWIN if self._members.has_twin else "")))
         self._problem("start", min((f"{tp} cannot be read yet: {why}" for tp, why in self._failed.items()), default=""))
 
     def close(self) -> None:

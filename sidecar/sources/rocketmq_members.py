@@ -24,6 +24,8 @@ LOCK_RENEW_S = 10.0
 LOCK_GOOD_S = 45.0
 """A broker keeps a lock for 60 s."""
 LOCK_RETRY_S = 0.3
+TWIN_S = 150.0
+"""A broker forgets a connection that was cut off without a word after 120 s: until then it may be our own old one."""
 RETURN_S = 5.0
 """So long the queues of a broker that came back are left to those who had them."""
 
@@ -43,6 +45,8 @@ class _Broker:
     renew_at_s: float = 0.0
     retry_at_s: float = 0.0
     members: frozenset[str] = frozenset()
+    twin_since_s: float | None = None
+    """Since when the broker knows our client id twice."""
     locked: dict[TopicPartition, float] = field(default_factory=dict)
     """Queues whose lock was had on this connection, and until when it is good."""
 
@@ -170,10 +174,23 @@ class Members:
 
         def told(frame: Frame | None) -> None:
             if frame is not None and frame.code == Code.SUCCESS:
-                broker.members = frozenset(read_members(frame))
+                self._meet(broker, read_members(frame))
 
         link.ask(self._asks.heartbeat(self._subscriptions), beaten)
         link.ask(self._asks.members(), told)
+
+    def _meet(self, broker: _Broker, members: Sequence[str]) -> None:
+        broker.members = frozenset(members)
+        if members.count(self._asks.client_id) < 2:
+            broker.twin_since_s = None
+        elif broker.twin_since_s is None:
+            broker.twin_since_s = time.monotonic()
+
+    @property
+    def has_twin(self) -> bool:
+        """Whether another process has our client id, and so every lock that we have."""
+        since = [broker.twin_since_s for broker in self._brokers.values() if broker.twin_since_s is not None]
+        return bool(since) and time.monotonic() - min(since) >= TWIN_S
 
     def _lock(self, broker: _Broker, link: Link, tps: set[TopicPartition]) -> None:
         connection, good_until_s = link.connection, time.monotonic() + LOCK_GOOD_S

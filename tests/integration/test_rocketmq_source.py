@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 
 import pytest
+from click.testing import CliRunner
 
+from sidecar.cli import main
 from sidecar.core.records import TopicPartition
 from sidecar.rocketmq.messages import properties
+from sidecar.sinks.formats import EnvelopeFramer
 from tests.support.kafka import unique
 from tests.support.rocketmq import BROKER, Message, Node
 from tests.support.rocketmq_reader import Reader
@@ -43,6 +47,20 @@ def test_bodies_come_as_they_were_sent(rocketmq: Node, queues: MakeQueues, group
         again = reader.source.fetch(TopicPartition(topic, 0, BROKER), large)
         assert again is not None and (again.value, again.key) == (bodies[4], b"k1 k2")
         assert reader.source.fetch(TopicPartition(topic, 0, BROKER), 9) is None
+
+
+def test_a_message_is_fetched_by_its_id(rocketmq: Node, queues: MakeQueues, group: str) -> None:
+    """`sidecar msgid --broker` shows the message that an id stands for, bytes that are no text too."""
+    topic = queues(1)
+    rocketmq.send(topic, [Message(b"\0\xff", tag="created")], queues=1)
+    with Reader(rocketmq, group, [topic]) as reader:
+        reader.read(1)
+        (message,) = reader.messages[TopicPartition(topic, 0, BROKER)]
+    broker = f"127.0.0.1:{int.from_bytes(message.store_host[-4:])}"
+    result = CliRunner().invoke(main, ["msgid", message.offset_message_id, "--json", "--broker", broker])
+    found = json.loads(result.output)
+    assert (found["commit_log_offset"], found["queue_offset"]) == (message.position, 0)
+    assert (found["body"], found["properties"]["TAGS"]) == ({"base64": "AP8="}, "created")
 
 
 def test_batches_kept_as_one_message_are_opened(rocketmq: Node, queues: MakeQueues, group: str) -> None:
@@ -228,6 +246,39 @@ def test_members_share_the_queues(rocketmq: Node, queues: MakeQueues, group: str
             first.read(4)
             assert not any(rocketmq.is_free(group, topic, queue) for queue in range(4))
         first.own(4, topic)
+
+
+def test_a_second_process_with_the_same_client_id_is_told(
+    rocketmq: Node, queues: MakeQueues, group: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The broker gives both the same locks; only its list of members shows it, and it is told while it is so."""
+    monkeypatch.setattr("sidecar.sources.rocketmq_members.TWIN_S", 0.0)
+    monkeypatch.setattr("sidecar.sources.rocketmq_members.HEARTBEAT_S", 0.5)
+    topic = queues(1)
+    with Reader(rocketmq, group, [topic]) as reader:
+        reader.own(1, topic)
+        assert not reader.source.problems()
+        with Reader(rocketmq, group, [topic]):
+            reader.until(lambda: "client id" in reader.source.problems().get("group", ""), "the twin is told")
+        reader.until(lambda: not reader.source.problems(), "it is gone")
+
+
+def test_properties_of_any_bytes_cost_nothing(rocketmq: Node, queues: MakeQueues, group: str) -> None:
+    """Separators in a value, a value without a name and bytes that are no text: the body comes, and the ids stand."""
+    topic = queues(1)
+    odd = {"a": "x\x02UNIQ_KEY\x01forged\x02rest", "": "no name", "c": "\udcff", "tail": "\x01\x02"}
+    rocketmq.send(topic, [Message(b"odd", tag="created", keys="k1  k2", properties=odd), b"plain"], queues=1)
+    with Reader(rocketmq, group, [topic]) as reader:
+        assert reader.read(2) == [b"odd", b"plain"]
+        found = reader.messages[TopicPartition(topic, 0, BROKER)]
+        data, left_out = EnvelopeFramer(reader.source.columns, lambda tp, messages: [()] * len(messages)).frame(
+            TopicPartition(topic, 0, BROKER), found
+        )
+        rows = [json.loads(line) for line in data.split(b"\n")]
+        assert (len(rows), len(left_out)) == (2, 0)
+        assert rows[0]["properties"]["a"] == "x"
+        assert rows[0]["keys"] == ["k1", "k2"]
+        assert rows[0]["offset_message_id"] == found[0].offset_message_id
 
 
 def test_a_queue_locked_by_another_is_left_to_it(rocketmq: Node, queues: MakeQueues, group: str) -> None:

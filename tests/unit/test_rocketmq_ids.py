@@ -83,6 +83,21 @@ def test_other_text_is_refused_with_the_reason(text: str, says: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("text", "broker", "code", "says"),
+    [
+        (CLIENT, "localhost:1", 64, "a producer's does not tell where the message is stored"),
+        (OFFSET, "localhost", 64, "--broker needs HOST:PORT"),
+        (OFFSET, "127.0.0.1:1", 69, "the message could not be fetched: 127.0.0.1:1"),
+    ],
+)
+def test_a_message_that_cannot_be_fetched_is_told(text: str, broker: str, code: int, says: str) -> None:
+    """A wrong command line ends with 64, a broker that is not there with 69, each with the reason."""
+    result = CliRunner().invoke(main, ["msgid", text, "--broker", broker])
+    assert result.exit_code == code
+    assert says in " ".join(result.output.split())
+
+
+@pytest.mark.parametrize(
     ("text", "line", "facts"),
     [
         (OFFSET.lower(), "commit_log_offset 92164164", {"kind": "offset", "host": "127.0.0.1", "port": 21911}),
