@@ -258,7 +258,8 @@ def test_a_second_process_with_the_same_client_id_is_told(
     with Reader(rocketmq, group, [topic]) as reader:
         reader.own(1, topic)
         assert not reader.source.problems()
-        with Reader(rocketmq, group, [topic]):
+        with Reader(rocketmq, group, [topic]) as twin:
+            twin.own(1, topic)
             reader.until(lambda: "client id" in reader.source.problems().get("group", ""), "the twin is told")
         reader.until(lambda: not reader.source.problems(), "it is gone")
 
