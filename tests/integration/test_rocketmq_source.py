@@ -12,6 +12,7 @@ from click.testing import CliRunner
 
 from sidecar.cli import main
 from sidecar.core.records import TopicPartition
+from sidecar.errors import UnavailableError
 from sidecar.rocketmq.messages import properties
 from sidecar.sinks.formats import EnvelopeFramer
 from tests.support.kafka import unique
@@ -306,3 +307,48 @@ def test_paused_queues_are_not_read_and_lose_nothing(rocketmq: Node, queues: Mak
         reader.source.pause([])
         reader.read(200)
         assert [message.offset for message in reader.messages[paused]] == list(range(100))
+
+
+def test_connections_are_encrypted_when_asked(rocketmq: Node, queues: MakeQueues, group: str) -> None:
+    """With TLS to name server and broker messages come as without; a certificate that nobody vouches for is refused."""
+    topic = queues(1)
+    rocketmq.send(topic, [b"secret"], queues=1)
+    with Reader(rocketmq, group, [topic], tls={"verify": False}) as reader:
+        assert reader.read(1) == [b"secret"]
+        assert all(reader.commit().values())
+        again = reader.source.fetch(TopicPartition(topic, 0, BROKER), 0)
+        assert again is not None and again.value == b"secret"
+    with pytest.raises(UnavailableError, match="verify failed"):
+        Reader(rocketmq, group, [topic], tls={}, start_timeout="1s")
+
+
+def test_a_namespace_stands_before_topics_and_group(rocketmq: Node, group: str) -> None:
+    """Topic, group, commits and what is handed back are those of the namespace; the names in rows are without it."""
+    bare = unique("topic")
+    topic = rocketmq.create_topic(f"space%{bare}", 1)
+    rocketmq.send(topic, [b"inside"], queues=1)
+    with Reader(rocketmq, group, [bare], namespace="space") as reader:
+        assert reader.read(1) == [b"inside"]
+        assert all(reader.commit().values())
+        assert rocketmq.committed(f"space%{group}", topic, 1) == {0: 1}
+        (first,) = reader.messages[TopicPartition(bare, 0, BROKER)]
+        rocketmq.send_back(f"space%{group}", topic, first.position, level=1)
+        reader.read(2)
+        assert reader.messages[TopicPartition(f"%RETRY%{group}", 0, BROKER)][0].body == b"inside"
+
+
+def test_members_on_a_ring_share_the_queues(rocketmq: Node, queues: MakeQueues, group: str) -> None:
+    """With `consistent_hash` two members have all queues between them, none twice."""
+    topic = queues(8)
+    with (
+        Reader(rocketmq, group, [topic], client_id="a", share="consistent_hash") as first,
+        Reader(rocketmq, group, [topic], client_id="b", share="consistent_hash") as second,
+    ):
+
+        def shared() -> bool:
+            first.turn()
+            ours, theirs = ({tp for tp in one.assignments if tp.topic == topic} for one in (first, second))
+            assert not ours & theirs
+            return bool(ours) and bool(theirs) and len(ours | theirs) == 8
+
+        second.until(shared, "all queues are shared")
