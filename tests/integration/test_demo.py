@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.demo import Demo
+from tests.support.process import wait_until
 
 PATIENCE_S = 120.0
 
@@ -21,7 +22,7 @@ def running(tmp_path: Path) -> Iterator[Demo]:
     """A demo in mid-flow: the daemon is at work."""
     with Demo(tmp_path, "--messages", "200000", "--sink", "http") as demo:
         demo.await_said("delivered", 60)
-        assert len(demo.processes()) == 3
+        wait_until(lambda: len(demo.processes()) == 3, 60, "broker, receiver and daemon")
         yield demo
 
 

@@ -202,7 +202,7 @@ def test_a_late_commit_names_no_partition_that_moved(opened: Opened, kafka: Brok
     assert opened.source.commit_now([CommitItem(old.tp, old.scope, Carried(5, 5))]) == {}
     assert kafka.committed(group) == {}
     assert opened.source.commit_now([CommitItem(new.tp, new.scope, Carried(3, 3))]) == {new.tp: True}
-    assert kafka.committed(group)[new.tp][0] == 3
+    assert kafka.committed(group)[new.tp.topic, new.tp.partition][0] == 3
 
 
 # The whole daemon
