@@ -5,12 +5,15 @@ from __future__ import annotations
 import signal
 from pathlib import Path
 
+import pytest
+
 from tests.support.demo import Demo, java
 from tests.support.process import wait_until
 
 PATIENCE_S = 270.0
 
 
+@pytest.mark.slow
 def test_every_wanted_message_is_one_row(tmp_path: Path) -> None:
     """Daemon and query are killed in mid-flow; the table has each wanted message once, and nothing is left behind."""
     with Demo(tmp_path, "--messages", "20000", "--sink", "spark") as demo:
