@@ -56,7 +56,7 @@ class Process:
         self.journalled = False
         """Whether the ids of the outstanding commit are durable."""
         self.acknowledged: dict[TopicPartition, bool] | None = None
-        """The outstanding commit's result, on its way; empty for one of an earlier generation, which never arrives."""
+        """The outstanding commit's result, on its way."""
         self.sends: dict[int, Request] = {}
         self.stores: dict[int, Store] = {}
         self.fenced_for = 0
@@ -102,13 +102,13 @@ class Process:
         self.member = True
         if self.commit is not None and self.acknowledged is None:
             self._write_journal_once()
-            self.acknowledged = {}
+            self.acknowledged = {}  # of an earlier generation: it never arrives
 
     def revoke(self) -> list[int]:
         """A revocation ends: last commit, then nothing later names the partitions. Returns them."""
         numbers, tps = list(self.positions), [TPS[number] for number in self.positions]
         if self.commit is not None:
-            if self._chance() < 0.5 and self.journalled and self.acknowledged != {}:
+            if self._chance() < 0.5 and self.journalled and self.acknowledged is None:
                 self._apply(self.commit)
             self._write_journal_once()
             self.acknowledged = self.commit = None

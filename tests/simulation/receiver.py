@@ -113,8 +113,9 @@ class Receiver:
             self._check_twins(life, taken)
         if self._plan.rules.ordered:
             last = self._last.get((life, group), -1)
-            # What was given up may come again after a crash, when its dead letter was not committed yet.
-            if taken[0] < last and taken[0] not in life.gone and taken[0] not in life.given_up:
+            # What was given up may come again after a crash, when its dead letter was not committed yet, and with it
+            # what an owner with other ids had dropped.
+            if taken[0] < last and taken[0] not in life.gone | life.given_up | life.doubtful:
                 raise BrokenPromiseError("order", f"{life.number}:{taken[0]} of {group} after {last}")
             self._last[life, group] = max(taken[-1], last)
 
