@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Self, TypeAlias
+from typing import Annotated, Any, ClassVar, Self, TypeAlias
 
 from pydantic import (
     AfterValidator,
@@ -17,7 +17,9 @@ from pydantic import (
     PlainSerializer,
     SecretStr,
     ValidationError,
+    ValidationInfo,
     WithJsonSchema,
+    field_validator,
     model_validator,
 )
 from pydantic_core import InitErrorDetails
@@ -155,3 +157,25 @@ FilePath: TypeAlias = Annotated[
 Secret: TypeAlias = Annotated[SecretStr, Field(min_length=1), PlainSerializer(lambda _: HIDDEN, return_type=str)]
 Location: TypeAlias = Annotated[Text, AfterValidator(matching(r"[^~\s\0][^\0]*", "needs a path, or an address"))]
 """A path or a URL of a remote file system: not a `Path`, which would take a slash out of ``s3a://``."""
+
+
+class TlsFiles(Model):
+    """The certificates of a section on TLS."""
+
+    section: ClassVar[str]
+    """Where it stands in the file."""
+
+    ca: FilePath | None = Field(
+        default=None, description="Certificates to trust, PEM; the system's when it is not set."
+    )
+    cert: FilePath | None = Field(default=None, description="Sidecar's own certificate, PEM.")
+    key: FilePath | None = Field(
+        default=None, description="The private key of `cert`, PEM, when `cert` does not hold it."
+    )
+
+    @field_validator("key")
+    @classmethod
+    def _key_has_cert(cls, key: Any, info: ValidationInfo) -> Any:
+        if info.data.get("cert", "") is None:
+            raise ValueError(f"is of no use without {cls.section}.cert")
+        return key

@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field, PlainSerializer, ValidationInfo, field_validator
 
-from sidecar.config.base import HIDDEN, Bool, FilePath, Int, Location, Model, OneOf, Secret, Text, matching
+from sidecar.config.base import HIDDEN, Bool, FilePath, Int, Location, Model, OneOf, Secret, Text, TlsFiles, matching
 from sidecar.config.units import Duration, Size
 
 Format: TypeAlias = Literal["envelope", "ndjson", "json_array"]
@@ -121,24 +121,12 @@ class Auth(OneOf):
         return token
 
 
-class Tls(Model):
+class Tls(TlsFiles):
     """Whom an https receiver must be signed by, and as whom Sidecar appears."""
 
-    ca: FilePath | None = Field(
-        default=None, description="Certificates to trust, PEM; the system's when it is not set."
-    )
-    cert: FilePath | None = Field(default=None, description="Sidecar's own certificate, PEM.")
-    key: FilePath | None = Field(
-        default=None, description="The private key of `cert`, PEM, when `cert` does not hold it."
-    )
-    verify: Bool = Field(default=True, description="Whether the receiver's certificate is checked.")
+    section = "sink.http.tls"
 
-    @field_validator("key")
-    @classmethod
-    def _key_has_cert(cls, key: Any, info: ValidationInfo) -> Any:
-        if info.data.get("cert", "") is None:
-            raise ValueError("is of no use without sink.http.tls.cert")
-        return key
+    verify: Bool = Field(default=True, description="Whether the receiver's certificate is checked.")
 
 
 class HttpSink(Model):

@@ -16,7 +16,7 @@ from pydantic import (
     field_validator,
 )
 
-from sidecar.config.base import Bool, Expanded, FilePath, Model, OneOf, Secret, Text, hide_secrets, matching
+from sidecar.config.base import Bool, Expanded, Model, OneOf, Secret, Text, TlsFiles, hide_secrets, matching
 from sidecar.config.kafka_properties import refusal
 from sidecar.config.units import Duration
 
@@ -162,24 +162,12 @@ class KafkaSource(Model):
     )
 
 
-class RocketMqTls(Model):
+class RocketMqTls(TlsFiles):
     """Whom the servers must be signed by, and as whom Sidecar appears; the section alone turns encryption on."""
 
-    ca: FilePath | None = Field(
-        default=None, description="Certificates to trust, PEM; the system's when it is not set."
-    )
-    cert: FilePath | None = Field(default=None, description="Sidecar's own certificate, PEM.")
-    key: FilePath | None = Field(
-        default=None, description="The private key of `cert`, PEM, when `cert` does not hold it."
-    )
-    verify: Bool = Field(default=True, description="Whether the servers' certificates and names are checked.")
+    section = "source.rocketmq.tls"
 
-    @field_validator("key")
-    @classmethod
-    def _key_has_cert(cls, key: Any, info: ValidationInfo) -> Any:
-        if info.data.get("cert", "") is None:
-            raise ValueError("is of no use without source.rocketmq.tls.cert")
-        return key
+    verify: Bool = Field(default=True, description="Whether the servers' certificates and names are checked.")
 
 
 class RocketMqSource(Model):

@@ -13,10 +13,11 @@ from sidecar.core.records import Columns
 from sidecar.errors import extra
 from sidecar.sinks.base import Sink
 from sidecar.sinks.console import ConsoleSink
-from sidecar.sinks.endpoint import Endpoint, Tls, basic, bearer
+from sidecar.sinks.endpoint import Endpoint, basic, bearer
 from sidecar.sinks.file import FileSink
 from sidecar.sinks.formats import TagsOf, make_framer
 from sidecar.sinks.http import HttpSink
+from sidecar.tls import Tls
 
 
 def build_sink(settings: Settings, columns: Columns, tags_of: TagsOf) -> Sink:

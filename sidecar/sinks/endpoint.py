@@ -5,31 +5,18 @@ from __future__ import annotations
 import base64
 import contextlib
 import re
-import ssl
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from pathlib import Path
 
 from urllib3.exceptions import LocationParseError
 from urllib3.util import Url, parse_url
 
 from sidecar.config.sinks import is_own_header
 from sidecar.errors import ConfigError
+from sidecar.tls import Tls, client_context
 from sidecar.version import version
 
 SECRET_MIN_CHARS = 4
 """Shorter ones cannot be told from ordinary text."""
-
-
-@dataclass(frozen=True, slots=True)
-class Tls:
-    """Whom to trust and who we are; paths of PEM files."""
-
-    ca: Path | None = None
-    """None trusts what the system trusts."""
-    cert: Path | None = None
-    key: Path | None = None
-    verify: bool = True
 
 
 class Endpoint:
@@ -58,7 +45,7 @@ class Endpoint:
         self.port = parsed.port
         self.netloc = parsed.netloc
         self.uri = parsed.request_uri
-        self.tls = _tls_context(tls or Tls()) if parsed.scheme == "https" else None
+        self.tls = client_context(tls or Tls(), "sink.http.tls") if parsed.scheme == "https" else None
         all_headers = {**(headers or {}), **(dict([credentials]) if credentials else {})}
         self.headers = _checked(all_headers)
         self._secrets = _secrets(all_headers.values())
@@ -90,26 +77,6 @@ def _parse_url(text: str) -> Url:
     if url.auth:
         raise ConfigError("sink.http.url has credentials in it", hint="Put them under sink.http.auth")
     return url
-
-
-def _tls_context(tls: Tls) -> ssl.SSLContext:
-    files = [path for path in (tls.ca, tls.cert, tls.key) if path]
-    for path in files:
-        if not path.is_file():
-            raise ConfigError(f"the certificate file {path} is not there", hint="See sink.http.tls")
-    try:
-        context = ssl.create_default_context(cafile=tls.ca)
-        if tls.cert:
-            # Without a password function OpenSSL would ask for one on the terminal.
-            context.load_cert_chain(tls.cert, tls.key, password=lambda: "")
-    except (OSError, ValueError) as error:
-        names = ", ".join(map(str, files))
-        raise ConfigError(f"cannot use the certificates {names}: {error}", hint="They must be PEM files") from error
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    if not tls.verify:
-        context.check_hostname = False
-        context.verify_mode = ssl.CERT_NONE
-    return context
 
 
 def _checked(headers: Mapping[str, str]) -> dict[str, str]:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import ssl
 
 from sidecar.config.source import RocketMqSource as RocketMqSettings
-from sidecar.errors import ConfigError, CredentialsError
+from sidecar.errors import CredentialsError
 from sidecar.rocketmq.acl import signer
 from sidecar.rocketmq.codes import Code
 from sidecar.rocketmq.network import RefusedError, Sign
+from sidecar.tls import Tls, client_context
 
 
 def sign_of(settings: RocketMqSettings) -> Sign | None:
@@ -26,17 +27,7 @@ def tls_of(settings: RocketMqSettings) -> ssl.SSLContext | None:
         ConfigError: A certificate cannot be used.
     """
     tls = settings.tls
-    if tls is None:
-        return None
-    try:
-        context = ssl.create_default_context(cafile=str(tls.ca) if tls.ca else None)
-        if tls.cert is not None:
-            context.load_cert_chain(str(tls.cert), str(tls.key) if tls.key else None)
-    except (OSError, ssl.SSLError) as error:
-        raise ConfigError(f"source.rocketmq.tls: the certificates cannot be used: {error}") from error
-    if not tls.verify:
-        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-    return context
+    return client_context(Tls(tls.ca, tls.cert, tls.key, tls.verify), "source.rocketmq.tls") if tls else None
 
 
 def is_refusal(error: RefusedError) -> bool:

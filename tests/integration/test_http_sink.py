@@ -16,9 +16,10 @@ from typing import Any
 import pytest
 
 from sidecar.core.records import Answer, Batch, Fragment, Part, TopicPartition, Verdict, group_label
-from sidecar.sinks.endpoint import Endpoint, Tls, basic
+from sidecar.sinks.endpoint import Endpoint, basic
 from sidecar.sinks.formats import make_framer
 from sidecar.sinks.http import Compression, HttpSink
+from sidecar.tls import Tls
 from tests.support.certificates import Certificates, make_certificates
 from tests.support.process import wait_until
 from tests.support.receiver import Receiver

@@ -28,9 +28,9 @@ LAYERS = {
     "core": {"core"},
     "config": {"core", "config", "errors"},
     "zone": {"core", "errors", "files", "zone"},
-    "sinks": {"core", "config", "errors", "files", "version", "sinks", "zone"},
+    "sinks": {"core", "config", "errors", "files", "tls", "version", "sinks", "zone"},
     "rocketmq": {"core", "errors", "rocketmq"},
-    "sources": {"core", "config", "errors", "rocketmq", "sources", "state"},  # a commit carries the state
+    "sources": {"core", "config", "errors", "rocketmq", "sources", "state", "tls"},  # a commit carries the state
     "state": {"core", "config", "errors", "files", "state"},
     "ops": {"core", "config", "errors", "ops"},
     "daemon": {"core", "config", "errors", "version", "sinks", "sources", "state", "ops", "zone", "daemon"},

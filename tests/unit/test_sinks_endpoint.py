@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from sidecar.errors import ConfigError
-from sidecar.sinks.endpoint import Endpoint, Tls, basic, bearer
+from sidecar.sinks.endpoint import Endpoint, basic, bearer
+from sidecar.tls import Tls
 
 
 @pytest.mark.parametrize(
