@@ -17,7 +17,6 @@ class Request(IntEnum):
     VIEW_MESSAGE_BY_ID = 33
     HEART_BEAT = 34
     UNREGISTER_CLIENT = 35
-    CONSUMER_SEND_MSG_BACK = 36
     GET_CONSUMER_LIST_BY_GROUP = 38
     NOTIFY_CONSUMER_IDS_CHANGED = 40
     LOCK_BATCH_MQ = 41
@@ -29,8 +28,6 @@ class Code(IntEnum):
     """How it was answered."""
 
     SUCCESS = 0
-    SYSTEM_ERROR = 1
-    SYSTEM_BUSY = 2
     NO_PERMISSION = 16
     TOPIC_NOT_EXIST = 17
     PULL_NOT_FOUND = 19
