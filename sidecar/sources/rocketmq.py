@@ -175,7 +175,7 @@ class RocketMqSource:
         """What has come, in the order of each queue; serves the listener meanwhile."""
         self._pulls.ask()
         self._network.turn(timeout_s, lambda: self._pulls.is_full)
-        self._routes.refresh(self._refused_later)
+        self._routes.refresh()
         self._share_queues()
         self._commits.go_on()
         self._take_moved()
@@ -232,10 +232,10 @@ class RocketMqSource:
             self._hand_over(self._assigned - targets, targets)
         ready = self._members.locked | (set(self._failed) if time.monotonic() >= self._retry_at_s else set())
         ready &= wanted
-        if ready or (targets == set() and not self._assigned_once):
+        if ready or (targets is not None and not targets and not self._assigned_once):
             self._take(sorted(ready), {})
 
-    def _hand_over(self, tps: set[TopicPartition], targets: set[TopicPartition]) -> None:
+    def _hand_over(self, tps: set[TopicPartition], targets: frozenset[TopicPartition]) -> None:
         if tps:
             self._listener.revoking(tps)
             self._drop(tps)
@@ -309,9 +309,6 @@ class RocketMqSource:
     def problems(self) -> Mapping[str, str]:
         """What is wrong with the cluster at present: a key, and a sentence for an operator."""
         return self._problems
-
-    def _refused_later(self, error: RefusedError) -> None:
-        self._problem("name servers", str(error))
 
     def _problem(self, key: str, text: str) -> None:
         if not text:

@@ -36,12 +36,20 @@ class Routes:
         """By topic and broker, since when the route lacks what it had."""
         self._refresh_at_s = 0.0
         self.changes = 0
+        """Grows whenever a queue or an address comes or goes."""
         self.addresses: dict[str, str] = {}
         """By the broker's name, its address; replaced as a whole, so that another thread may read it."""
-        self.problem = ""
-        """What is wrong with the name servers."""
+        self._unreachable = ""
+        """Why no name server can be asked."""
+        self._refused: dict[str, str] = {}
+        """By topic, why its route could not be told the last time."""
         for address in self._name_servers:
             network.link(address)
+
+    @property
+    def problem(self) -> str:
+        """What is wrong with the name servers."""
+        return self._unreachable or min(self._refused.values(), default="")
 
     @property
     def cluster(self) -> str:
@@ -88,7 +96,7 @@ class Routes:
                 problems.append(str(error))
         raise NoAnswerError("; ".join(problems))
 
-    def refresh(self, told: Callable[[RefusedError], None]) -> None:
+    def refresh(self) -> None:
         """Ask again every 5 s without waiting; what cannot be asked stays as it was."""
         now_s = time.monotonic()
         if now_s < self._refresh_at_s:
@@ -97,20 +105,23 @@ class Routes:
         self._forget_gone(now_s)
         links = [self._network.link(address) for address in self._name_servers]
         up = [link for link in links if link.is_up]
-        self.problem = "" if up else "; ".join(f"{link.address}: {link.problem or 'not connected'}" for link in links)
+        self._unreachable = (
+            "" if up else "; ".join(f"{link.address}: {link.problem or 'not connected'}" for link in links)
+        )
         for topic in self._topics if up else ():
-            up[0].ask(self._asks.route(topic), self._answered(topic, up[0], told))
+            up[0].ask(self._asks.route(topic), self._answered(topic, up[0]))
 
-    def _answered(self, topic: str, link: Link, told: Callable[[RefusedError], None]) -> Callable[[Frame | None], None]:
+    def _answered(self, topic: str, link: Link) -> Callable[[Frame | None], None]:
         def take(frame: Frame | None) -> None:
             if frame is None:
                 return
+            self._refused.pop(topic, None)
             if frame.code == Code.SUCCESS:
                 self._take(topic, frame)
             elif frame.code == Code.TOPIC_NOT_EXIST:
                 self._merge(topic, Route("", {}, ()))
             else:
-                told(RefusedError(frame, link.address))
+                self._refused[topic] = str(RefusedError(frame, link.address))
 
         return take
 
@@ -118,7 +129,7 @@ class Routes:
         try:
             found = read_route(topic, frame)
         except ProtocolError as error:
-            self.problem = str(error)
+            self._refused[topic] = str(error)
             return
         self._merge(topic, found)
 
