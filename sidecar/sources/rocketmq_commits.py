@@ -161,9 +161,7 @@ class Commits:
         self._pending = None
         rows, offsets = self._rows(items)
         results = {item.tp: False for item in items}
-        saved = self._disk.submit(self._state.save_progress, rows)
-        saved.exception()
-        if not self._is_saved(saved):
+        if not self._is_saved(self._disk.submit(self._state.save_progress, rows)):
             return results
         return results | self._ask_all(offsets)
 
