@@ -11,13 +11,15 @@ from sidecar.cli import config_option
 @config_option
 def run(path: str) -> None:
     """Take messages from the source and hand them to the sink, until SIGTERM."""
+    from sidecar.daemon.signals import Signals
+
+    signals = Signals()
+    signals.install()  # the imports that follow take the longest of a start: a stop during them is one in order, too
+
     from sidecar.config.loader import load
     from sidecar.daemon.lifecycle import Daemon
-    from sidecar.daemon.signals import Signals
     from sidecar.ops.log import configure
 
     settings = load(path)
     configure(settings.log.format, settings.log.level)
-    signals = Signals()
-    signals.install()
     Daemon(settings, signals.stop_asked).run()

@@ -11,6 +11,7 @@ from sidecar.errors import extra
 
 if TYPE_CHECKING:
     from sidecar.config.model import Settings
+    from sidecar.daemon.signals import Signals
     from sidecar.spark.ingest.job import SparkIngest
     from sidecar.spark.run.job import SparkRun
 
@@ -27,10 +28,11 @@ def spark() -> None:
 @once_option
 def run(path: str, once: bool) -> None:
     """Take messages from the source and hand them to the sink, on Spark."""
+    signals = _signals()
     from sidecar.spark.run.job import SparkRun
     from sidecar.spark.run.support import load_for_run
 
-    _run(SparkRun, load_for_run(path), once=once)
+    _run(SparkRun, load_for_run(path), signals, once=once)
 
 
 @spark.command()
@@ -38,18 +40,25 @@ def run(path: str, once: bool) -> None:
 @once_option
 def ingest(path: str, once: bool) -> None:
     """Fill a table from the landing zone of the same file."""
+    signals = _signals()
     with extra("spark", "sidecar spark", "pyarrow"):
         from sidecar.spark.ingest.job import SparkIngest
         from sidecar.spark.ingest.support import load_for_ingest
 
-    _run(SparkIngest, load_for_ingest(path), once=once)
+    _run(SparkIngest, load_for_ingest(path), signals, once=once)
 
 
-def _run(job: type[SparkRun | SparkIngest], settings: Settings, *, once: bool) -> None:
+def _signals() -> Signals:
+    """Taken over before the imports, which take the longest of a start: a stop during them is one in order, too."""
     from sidecar.daemon.signals import Signals
+
+    signals = Signals()
+    signals.install()
+    return signals
+
+
+def _run(job: type[SparkRun | SparkIngest], settings: Settings, signals: Signals, *, once: bool) -> None:
     from sidecar.ops.log import configure
 
     configure(settings.log.format, settings.log.level)
-    signals = Signals()
-    signals.install()
     job(settings, signals.stop_asked, once=once).run()

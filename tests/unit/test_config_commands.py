@@ -179,3 +179,14 @@ def test_broken_pipe_is_quiet() -> None:
     )
     os.close(write)
     assert (result.returncode, result.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("command", [["run"], ["spark", "run"]], ids=" ".join)
+def test_a_stop_while_it_starts_is_a_stop(command: list[str], tmp_path: Path) -> None:
+    """SIGTERM while the configuration is being read ends with 0, since there is nothing to stop in order."""
+    config = tmp_path / "endless.yaml"
+    os.mkfifo(config)
+    start = [sys.executable, "-m", "sidecar", *command, "-c", str(config)]
+    with subprocess.Popen(start) as process, config.open("wb"):  # which waits until it is read
+        process.terminate()
+        assert process.wait(60) == 0
