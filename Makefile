@@ -12,7 +12,7 @@ PURE := tests/unit tests/property tests/simulation
 SPARK := tests/spark
 
 .DEFAULT_GOAL := help
-.PHONY: help test lint format demo bench bench-spark prove prove-spark chaos jars clean
+.PHONY: help test lint format demo bench bench-spark bench-rocketmq prove prove-spark chaos jars clean
 
 help:
 	@echo "make demo    the whole daemon at work on made-up messages, and the books at the end; SINK=http skips Spark"
@@ -20,6 +20,7 @@ help:
 	@echo "make lint    ruff and mypy"
 	@echo "make bench   what a message costs, beside a bare consumer loop"
 	@echo "make bench-spark   what a row of the zone and a message of the pipeline cost on Spark, beside Spark's own"
+	@echo "make bench-rocketmq   what a message of RocketMQ costs, beside a bare pull loop and other packages' consumers"
 	@echo "make prove   the tests at the larger numbers; writes docs/proof.md"
 	@echo "make prove-spark   the same for Spark: zone, jobs and executors killed, both engines beside each other"
 	@echo "make chaos   kills and rebalances, at random and for longer"
@@ -47,6 +48,9 @@ bench: $(INSTALLED) jars
 bench-spark: $(INSTALLED) jars
 	@$(BIN)/python -m benchmarks.spark_zone
 	@$(BIN)/python -m benchmarks.spark_pipeline
+
+bench-rocketmq: $(INSTALLED) jars
+	@$(BIN)/python -m benchmarks.rocketmq
 
 prove: $(INSTALLED) jars
 	@$(BIN)/python -m tests.prove

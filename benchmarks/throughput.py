@@ -17,7 +17,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from tests.support.kafka import KafkaBroker, Outgoing, produce
 from tests.support.process import Daemon, wait_until
@@ -59,10 +59,24 @@ def bare(broker: KafkaBroker, topic: str, messages: int) -> float:
     return float(rate)
 
 
-def daemon(
-    config: dict[str, Any], messages: int, folder: Path, early: int = 1, kept: float = KEPT
-) -> tuple[float, float]:
-    """Messages per CPU second of the daemon from first to last; MiB it grew by since message `early`."""
+class Ran(NamedTuple):
+    """What a run took, from its first message to its last."""
+
+    messages: int
+    cpu_s: float
+    wall_s: float
+    grown_mib: float = 0.0
+
+    def line(self) -> str:
+        """For people."""
+        return (
+            f"{self.messages / self.cpu_s / 1e6:6.3f} M/CPU-s   {self.messages / self.wall_s / 1e6:6.3f} M/s   "
+            f"{self.cpu_s / self.messages * 1e6:6.3f} us CPU a message"
+        )
+
+
+def daemon(config: dict[str, Any], messages: int, folder: Path, early: int = 1, kept: float = KEPT) -> Ran:
+    """What the daemon takes; the MiB are those it grew by since message `early`."""
     with Daemon(folder, config, name=f"bench-{time.monotonic_ns()}") as sidecar:
         sidecar.wait_ready()
         wait_until(lambda: _consumed(sidecar) > 0, 30, "the first message")
@@ -72,14 +86,11 @@ def daemon(
         wait_until(lambda: _delivered(sidecar) >= int(messages * kept), 600, "all delivered")
         cpu_s, wall_s = cpu_seconds(sidecar.pid) - cpu_s, time.perf_counter() - begun_s
         rss, peak = memory_mib(sidecar.pid), memory_mib(sidecar.pid, "VmHWM")
-        done = messages - first
-        print(
-            f"  sidecar    {done / cpu_s / 1e6:6.3f} M/CPU-s   {done / wall_s / 1e6:6.3f} M/s   "
-            f"{cpu_s / done * 1e6:.3f} us CPU a message   RSS {rss:.0f} MiB, peak {peak:.0f}"
-        )
+        ran = Ran(messages - first, cpu_s, wall_s, rss - early_mib)
+        print(f"  sidecar    {ran.line()}   RSS {rss:.0f} MiB, peak {peak:.0f}")
         sidecar.terminate()
         sidecar.wait(0)
-    return done / cpu_s, rss - early_mib
+    return ran
 
 
 def settings(broker: KafkaBroker, topic: str, port: int) -> dict[str, Any]:
@@ -128,15 +139,16 @@ def measure(broker: KafkaBroker, port: int, folder: Path, wanted: argparse.Names
     for pair in range(wanted.pairs):
         print(f"pair {pair + 1}, {wanted.messages:,} messages")
         yardstick = bare(broker, topic, wanted.messages)
-        rate, _ = daemon(settings(broker, topic, port), wanted.messages, folder)
-        ratios.append(rate / yardstick)
+        ran = daemon(settings(broker, topic, port), wanted.messages, folder)
+        ratios.append(ran.messages / ran.cpu_s / yardstick)
         print(f"  ratio      {ratios[-1]:6.3f}")
     print(f"ratio: min {min(ratios):.3f}, median {statistics.median(ratios):.3f}, max {max(ratios):.3f} (0.50 wanted)")
     if wanted.long > wanted.messages:
         produce(broker.bootstrap, topic, stream(wanted.long - wanted.messages))
         print(f"one run of {wanted.long:,} messages")
-        _, grown = daemon(settings(broker, topic, port), wanted.long, folder, early=wanted.messages)
-        print(f"{grown:+.1f} MiB from {wanted.messages:,} to {wanted.long:,} messages (10 allowed, and an RSS of 300)")
+        ran = daemon(settings(broker, topic, port), wanted.long, folder, early=wanted.messages)
+        grown = f"{ran.grown_mib:+.1f} MiB from {wanted.messages:,} to {wanted.long:,} messages"
+        print(f"{grown} (10 allowed, and an RSS of 300)")
 
 
 if __name__ == "__main__":

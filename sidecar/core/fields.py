@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
 
 import orjson
 
@@ -21,6 +21,15 @@ _STEP = re.compile(r"""\.(?P<name>[^.\[\]'"\s]+)|\[(?P<index>\d+)\]|\['(?P<singl
 
 class FieldError(ValueError):
     """A field is described in a way that cannot be read."""
+
+
+@runtime_checkable
+class HeaderColumns(Protocol):
+    """`Columns` that find one header without reading all of them."""
+
+    def header(self, messages: Sequence[Message], name: str) -> list[Raw]:
+        """The value of this header of each message; a tuple where it is repeated."""
+        ...
 
 
 def parse_json_path(text: str) -> JsonPath:
@@ -66,6 +75,8 @@ class Field:
             return lambda tp, messages: list(columns.keys(messages))
         if self.kind == "json":
             return lambda tp, messages: [json_at(value, self.path) for value in columns.values(messages)]
+        if isinstance(columns, HeaderColumns):
+            return lambda tp, messages: columns.header(messages, self.name)
         return lambda tp, messages: header_column(columns, messages, self.name)
 
 

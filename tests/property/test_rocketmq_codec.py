@@ -7,11 +7,12 @@ from collections.abc import Sequence
 import lz4.frame
 import pytest
 import zstandard
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from sidecar.rocketmq.frames import FRAME_BYTES_MAX, Frame, FrameReader, ProtocolError, encode
 from sidecar.rocketmq.messages import decode, properties
+from sidecar.sources.rocketmq_columns import RocketMqColumns
 from tests.support.rocketmq_bytes import V1, V2, Stored, binary_header, framed, inner, stored
 
 NAMES = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\x01\x02"), min_size=1, max_size=8)
@@ -43,6 +44,16 @@ def test_messages_are_what_was_stored(expected: Sequence[Stored]) -> None:
         (one.offset, one.body, one.born_ms, one.position, one.store_host, one.reconsume_times) for one in found
     ] == [(one.offset, one.body, one.born_ms, one.position, one.store_host, one.times) for one in expected]
     assert [properties(one.properties) for one in found] == [list(one.properties) for one in expected]
+
+
+@given(st.binary(max_size=60) | st.lists(st.sampled_from([b"\x01", b"\x02", b"t", b"x"])).map(b"".join))
+@example(b"t\x01\x02t\x01b")
+def test_one_property_alone_is_what_it_is_among_all(raw: bytes) -> None:
+    """Whatever bytes are stored: found with all its values, or not at all."""
+    (message,) = decode(stored(Stored()))
+    (found,) = RocketMqColumns().header([message._replace(properties=raw)], "t")
+    values = tuple(value for name, value in properties(raw) if name == "t")
+    assert found == (values if len(values) > 1 else values[0] if values else None)
 
 
 @given(messages(), st.data())

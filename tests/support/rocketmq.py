@@ -249,19 +249,23 @@ class Node:
         }  # fmt: skip
         return 10, fields, _compressed(message.body, message.compress)
 
-    def send_batch(self, topic: str, bodies: Sequence[bytes], *, queue: int = 0, broker: str = BROKER) -> None:
-        """Send messages as one batch (320, SEND_BATCH_MESSAGE), all into one queue."""
-        packed = b""
-        for body in bodies:
+    def send_batch(
+        self, topic: str, messages: Iterable[Message | bytes], *, queue: int = 0, broker: str = BROKER
+    ) -> None:
+        """Send bodies and tags as one batch (320, SEND_BATCH_MESSAGE), all into one queue."""
+        packed = bytearray()
+        for one in messages:
             self._ids += 1
+            body, tag = (one.body, one.tag) if isinstance(one, Message) else (one, "")
             properties = f"UNIQ_KEY\x01{self._ids:032X}\x02".encode()
+            properties += f"TAGS\x01{tag}\x02".encode() if tag else b""
             rest = struct.pack(">iiii", 0, 0, 0, len(body)) + body + struct.pack(">h", len(properties)) + properties
             packed += struct.pack(">i", 4 + len(rest)) + rest
         fields = {
             "a": "tests", "b": topic, "c": "TBW102", "d": 4, "e": queue, "f": 0, "g": int(time.time() * 1000), "h": 0,
             "i": "", "j": 0, "k": "false", "m": "true",
         }  # fmt: skip
-        self.ask_broker(320, fields, packed, broker=broker)
+        self.ask_broker(320, fields, bytes(packed), broker=broker)
 
     def committed(self, group: str, topic: str, queues: int = 4, *, broker: str = BROKER) -> dict[int, int]:
         """By queue, what a group has committed (14); queues without a commit are left out."""

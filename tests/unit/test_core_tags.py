@@ -127,6 +127,12 @@ def test_fields_are_found_where_they_stand() -> None:
     assert read(TP, [0]) == [b"1"]
 
 
+def test_columns_that_find_one_header_are_asked_for_it() -> None:
+    """Then no message's other headers are read."""
+    found = SimpleNamespace(header=lambda messages, name: [name.encode()] * len(messages))
+    assert Field("header", "tag").reader(found)(TP, [0, 0]) == [b"tag", b"tag"]
+
+
 def test_json_places() -> None:
     """Text and numbers are values, a list is several, anything else is nothing."""
     path = parse_json_path("$.a")
