@@ -37,6 +37,8 @@ class Handed(NamedTuple):
     """All of them, in a stable order, with TAGS, KEYS and UNIQ_KEY as far as the message has these."""
     reconsume_times: int
     """How often it was handed over before."""
+    retry_topic: str = ""
+    """Where it was stored for being handed over again; empty where it stands in `topic` itself."""
 
 
 class AckedClient(Protocol):
