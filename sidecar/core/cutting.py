@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from sidecar.core.batching import Limits
@@ -158,13 +158,16 @@ class Cutter:
 
     # Cutting
 
-    def step(self, now_ms: float, pressure: str, wide: Iterable[Partition]) -> None:
+    def step(
+        self, now_ms: float, pressure: str, wide: Iterable[Partition], leaving: Collection[TopicPartition]
+    ) -> None:
         """Cut what is due.
 
         Args:
             now_ms: Monotonic time.
             pressure: Why everything open is to be cut; empty when it is not.
             wide: Partitions with more than half of `span_max` between watermark and position.
+            leaving: Partitions of which nothing may stay open.
         """
         while self._lingering and self._lingering[0][0] <= now_ms:
             key = heapq.heappop(self._lingering)[2]
@@ -176,6 +179,9 @@ class Cutter:
                 self._due.setdefault(key, pressure)
         for partition in wide:
             self._hurry(partition)
+        for key, unit in self._units.items() if leaving else ():
+            if any(tp in leaving for tp, _ in unit.lanes):
+                self._due.setdefault(key, "handover")
         work = deque(self._due)
         while work and self._delivery.groups.healthy < self._ahead_max:
             key = work.popleft()

@@ -58,6 +58,8 @@ class Pipeline:
         self.cuts = self._cutter.cuts
         """Batches cut, by reason."""
         self.draining = False
+        self.leaving: frozenset[TopicPartition] = frozenset()
+        """Partitions whose next owner will know the watermark alone: read no more, and cut at once."""
         self._fenced = self.delivery.fenced
         self._memory_full = False
         self._flow: frozenset[TopicPartition] = frozenset()
@@ -91,11 +93,16 @@ class Pipeline:
         """These partitions are about to be taken away: cut and send nothing of them any more."""
         self._fenced.update(self.partitions.keys() & tps)  # of one that is gone nobody would lift it
 
+    def has_settled(self, tps: Iterable[TopicPartition]) -> bool:
+        """Whether nothing that was read of these partitions, in this life or the one before, is unsettled."""
+        return not any(self.books[tp].in_flight or self.partitions[tp].replaying for tp in self.partitions.keys() & tps)
+
     def forget(self, tps: Iterable[TopicPartition]) -> None:
         """These partitions are not ours any more: what is unsettled is released, late answers are dropped."""
         for tp in tps:
             self._reloads.pop(tp, None)
             self._fenced.discard(tp)
+            self.leaving -= {tp}
             partition = self.partitions.pop(tp, None)
             if partition is None:
                 continue
@@ -247,7 +254,7 @@ class Pipeline:
         pressure = "shutdown" if self.draining else "memory" if self._memory_full else ""
         half = self._rules.span_max // 2
         wide = [partition for partition in self.partitions.values() if partition.span > half]
-        self._cutter.step(now_ms, pressure, wide)
+        self._cutter.step(now_ms, pressure, wide, self.leaving)
         self._reload_due()
         self._commit_due(now_ms)
         self.delivery.step(now_ms)
@@ -288,6 +295,7 @@ class Pipeline:
             paused = frozenset(
                 [p.tp for p in wide if p.span > (most * 3 // 4 if p.tp in flow else most) and not p.replaying]
             )
+            paused |= {tp for tp in self.partitions.keys() & self.leaving if not self.partitions[tp].replaying}
         if paused != self._flow:
             self._flow = paused
             self._effects.append(Flow(paused))

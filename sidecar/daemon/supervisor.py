@@ -263,6 +263,11 @@ class Supervisor:
             self._state.drop_ids_before(one.tp, EVERY_GENERATION)
         return self._state.load_ids(one.tp)
 
+    def handing_over(self, tps: Collection[TopicPartition]) -> bool:
+        """These partitions, all of them, will be revoked soon: read no more of them, and settle what was read."""
+        self.pipeline.leaving = frozenset(tps)
+        return self.pipeline.has_settled(tps)
+
     def revoking(self, tps: Collection[TopicPartition]) -> None:
         """These partitions are taken away when this returns: settle and commit what can be."""
         _count(self.rebalances, "revoked")

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from sidecar.core.books import BOOKS, Books
 from sidecar.core.records import TopicPartition, group_label
 
-CUT_REASONS = ("count", "bytes", "linger", "memory", "span", "groups", "shutdown")
+CUT_REASONS = ("count", "bytes", "linger", "memory", "span", "groups", "handover", "shutdown")
 RETRYING_MAX = 20
 SECONDS_BOUNDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 

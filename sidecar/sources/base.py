@@ -59,6 +59,14 @@ class Listener(Protocol):
         """These partitions are ours from here on."""
         ...
 
+    def handing_over(self, tps: Collection[TopicPartition]) -> bool:
+        """These partitions, all of them, will be revoked soon, and the next owner will know their watermarks alone.
+
+        Returns:
+            Whether all that was read of them is settled by now. Until then it is asked again, between polls.
+        """
+        ...
+
     def revoking(self, tps: Collection[TopicPartition]) -> None:
         """These partitions are taken away when this returns: settle and commit what can be."""
         ...

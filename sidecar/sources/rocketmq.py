@@ -30,6 +30,8 @@ from sidecar.state.interface import State
 ASK_TIMEOUT_S = 2.0
 RETRY_S = 1.0
 """After so long it is asked again where a queue goes on that could not be told."""
+HAND_OVER_S = 5.0
+"""So long a queue is kept for what was read of it to be settled: its next owner has another state folder."""
 _PACKED = attrgetter("packed")
 _TWIN = "another process has this one's client id, so both read every queue: give them other hostnames or state.dir"
 QUEUE_SHARE = 4
@@ -78,6 +80,9 @@ class RocketMqSource:
         self._failed: dict[TopicPartition, str] = {}
         """Locked by us, but where to go on could not be told, and why."""
         self._retry_at_s = 0.0
+        self._leaving: set[TopicPartition] = set()
+        """Assigned, and another member's turn."""
+        self._leave_by_s = 0.0
         self._problems: dict[str, str] = {}
         self._assigned_once = self._closed = False
 
@@ -236,10 +241,14 @@ class RocketMqSource:
             self._take(sorted(ready), {})
 
     def _hand_over(self, tps: set[TopicPartition], targets: frozenset[TopicPartition]) -> None:
-        if tps:
+        self._unlock((self._members.locked | set(self._failed)) - targets)
+        if tps != self._leaving:
+            self._leaving, self._leave_by_s = tps, time.monotonic() + HAND_OVER_S
+            self._listener.handing_over(tps)
+        if tps and (self._listener.handing_over(tps) or time.monotonic() >= self._leave_by_s):
             self._listener.revoking(tps)
             self._drop(tps)
-        self._unlock(tps | (self._members.locked | set(self._failed)) - targets)
+            self._unlock(tps)
 
     def _unlock(self, tps: Collection[TopicPartition]) -> None:
         for tp in tps:

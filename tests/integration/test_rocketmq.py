@@ -182,6 +182,30 @@ def test_members_come_and_go(rocketmq: Node, topic: str, group: str, tmp_path: P
         flow.assert_exact(receiver)
 
 
+def test_a_queue_is_settled_before_another_member_has_it(
+    rocketmq: Node, topic: str, group: str, tmp_path: Path
+) -> None:
+    """A member joins when some tags are delivered and others wait for their linger: nothing comes twice."""
+    flow = Flow(rocketmq, topic)
+    with Receiver(remember=False) as receiver:
+        batch = {"max_messages": 5, "linger": "60s"}
+        config = configuration(rocketmq, topic, group, receiver.url, batch=batch)
+        members = [Daemon(tmp_path, config, name=f"member-{number}") for number in range(2)]
+        try:
+            members[0].start()
+            flow.send(500)
+            wait_until(lambda: receiver.stats["rows"] > 50, PATIENCE_S, "some are delivered")
+            members[1].start()
+            await_sharing(members)
+            for member in members:
+                member.stop()
+        finally:
+            for member in members:
+                if member.running:
+                    member.kill9()
+        flow.assert_exact(receiver)
+
+
 def await_sharing(members: list[Daemon]) -> None:
     """Wait until every running member has queues and together they have all; none is ever had by two at an instant."""
 

@@ -84,6 +84,10 @@ class Reader:
             self.messages[one.tp] = []
             self._positions[one.tp] = one.carried.watermark
 
+    def handing_over(self, tps: Collection[TopicPartition]) -> bool:
+        """Nothing is held."""
+        return True
+
     def revoking(self, tps: Collection[TopicPartition]) -> None:
         """Settle nothing more, forget."""
         self.lost(tps)

@@ -452,6 +452,37 @@ def test_draining_settles_and_commits_all() -> None:
 # Ownership and commits
 
 
+def test_what_is_to_be_handed_over_is_settled_and_read_no_more() -> None:
+    """Of a partition that leaves all is cut and settled at once; another one is read on and waits for its linger."""
+    shell, other = Shell(linger_ms=100_000), TopicPartition("t", 1)
+    shell.pipeline.assign(other, "5c0pe000", FRESH)
+    for tp in (TP, other):
+        shell.pipeline.read(Run(tp, rows(0, 9), 0, 9), 0)
+    shell.pipeline.leaving = frozenset({TP})
+    assert not shell.pipeline.has_settled([TP])
+    shell.run(10)
+    assert shell.pipeline.has_settled([TP])
+    assert not shell.pipeline.has_settled([other])
+    assert shell.pipeline.paused == {TP}
+    assert shell.pipeline.cuts == {"handover": 1}
+    shell.pipeline.forget([TP])
+    assert shell.pipeline.leaving == frozenset()
+
+
+def test_an_earlier_lifes_part_is_made_whole_before_it_is_handed_over() -> None:
+    """A partition that leaves is read on until what may have been sent was sent again under its name."""
+    shell = Shell(start=Carried(0, 20, {lane_key("g0"): CarriedLane(None, ((0, 19),))}))
+    shell.pipeline.leaving = frozenset({TP})
+    shell.read(*rows(0, 9))
+    shell.run(2)
+    assert not shell.pipeline.has_settled([TP])
+    assert shell.pipeline.paused == frozenset()
+    shell.read(*rows(10, 19))
+    shell.run(10)
+    assert shell.pipeline.has_settled([TP])
+    assert shell.pipeline.paused == {TP}
+
+
 def test_what_is_not_ours_is_ignored() -> None:
     """Runs, positions and commits of a partition that was given up do nothing."""
     shell = Shell()
