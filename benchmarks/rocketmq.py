@@ -16,6 +16,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from benchmarks.rocketmq_bare import BUDGET_BYTES
 from benchmarks.throughput import Ran, daemon
 from tests.support.rocketmq import Message, RocketMqNode
 
@@ -45,6 +46,7 @@ def settings(node: RocketMqNode, topic: str, port: int) -> dict[str, Any]:
         "source": {"rocketmq": {"name_servers": node.name_server, "group": group, "topics": [topic]}},
         "tags": {"subscribe": WANTED},
         "batch": {"linger": "5s"},  # so that batches are cut by their 5,000 messages
+        "memory": {"budget": f"{BUDGET_BYTES >> 20}MiB"},  # 40 of them are open at once: 40 MB
         "sink": {"http": {"url": f"http://127.0.0.1:{port}/", "format": "ndjson"}},
     }
 

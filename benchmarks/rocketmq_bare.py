@@ -15,7 +15,7 @@ from sidecar.sources.rocketmq import QUEUE_SHARE
 from sidecar.sources.rocketmq_pulls import Pulls
 from sidecar.sources.rocketmq_routes import Routes
 
-BUDGET_BYTES = 64 << 20
+BUDGET_BYTES = 128 << 20
 
 
 def main(name_server: str, topic: str, expression: str, messages: int) -> None:

@@ -64,8 +64,7 @@ def _problems(error: ConfigError) -> list[dict[str, Any]]:
 def summary(settings: Settings) -> list[str]:
     """What these settings do, in five lines, secrets left out."""
     shown = settings.public()
-    dead = shown["dead_letters"]
-    letters = "there too" if dead == "state" else f"in the topic {dead['kafka']['topic']}"
+    letters = _letters(shown)
     return [
         f"reads   {_origin(shown['source'])}",
         f"keeps   {_wanted(shown['tags'])}; one {_place(shown['dedup']['by'])} twice is a duplicate",
@@ -73,6 +72,17 @@ def summary(settings: Settings) -> list[str]:
         f"stores  its state in {shown['state']['dir']}, dead letters {letters}; retries: {_retries(shown['retry'])}",
         f"holds   at most {shown['memory']['budget']} of messages; status and metrics: {shown['admin']['listen']}",
     ]
+
+
+def _letters(shown: dict[str, Any]) -> str:
+    dead = shown["dead_letters"]
+    if dead == "state":
+        return "there too"
+    if "kafka" in dead:
+        return f"in the topic {dead['kafka']['topic']}"
+    if dead["rocketmq"] == "dlq":
+        return f"in %DLQ%{shown['source']['rocketmq']['group']}"
+    return f"come again after delay level {dead['rocketmq']['delay_level']}"
 
 
 def _origin(source: dict[str, Any]) -> str:

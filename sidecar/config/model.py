@@ -19,7 +19,7 @@ from pydantic import (
     model_validator,
 )
 
-from sidecar.config.base import Expanded, FilePath, Int, Model, Text, kind, matching, problem, words
+from sidecar.config.base import Expanded, FilePath, Int, Model, OneOf, Text, kind, matching, problem, words
 from sidecar.config.sinks import Sink
 from sidecar.config.source import TOPIC, Source
 from sidecar.config.spark import Spark
@@ -136,10 +136,41 @@ class DeadLetterTopic(Model):
     )
 
 
-class DeadLetters(Model):
-    """A Kafka topic for dead letters, in place of the state."""
+class HandBack(Model):
+    """Messages that are handed back to RocketMQ come again."""
 
-    kafka: DeadLetterTopic = Field(description="The topic that dead letters are produced to.")
+    delay_level: Int = Field(
+        ge=1, le=18, description="After which of the broker's delays: `messageDelayLevel`, from 1 s to 2 h by default."
+    )
+
+
+RocketMqPlace: TypeAlias = Annotated[
+    Annotated[Literal["dlq"], Tag("word")] | Annotated[HandBack, Tag("section")],
+    Discriminator(kind),
+    words("dlq", "{delay_level: N}"),
+]
+
+
+class DeadLetters(OneOf):
+    """A place at the broker for dead letters, in place of the state."""
+
+    kafka_: DeadLetterTopic | None = Field(
+        default=None, alias="kafka", description="The topic that dead letters are produced to."
+    )
+    rocketmq: RocketMqPlace | None = Field(
+        default=None, description="`dlq`: the group's dead letters, `%DLQ%GROUP`; or when the message comes again."
+    )
+
+    @property
+    def kafka(self) -> DeadLetterTopic:
+        """The topic, where the place is one of Kafka."""
+        assert self.kafka_ is not None
+        return self.kafka_
+
+    @property
+    def delay_level(self) -> int:
+        """Where the place is one of RocketMQ: after which delay a message comes again, -1 for never."""
+        return self.rocketmq.delay_level if isinstance(self.rocketmq, HandBack) else -1
 
 
 class State(Model):
@@ -197,7 +228,7 @@ class Log(Model):
 DeadLetterPlace: TypeAlias = Annotated[
     Annotated[Literal["state"], Tag("word")] | Annotated[DeadLetters, Tag("section")],
     Discriminator(kind),
-    words("state", "{kafka: {topic: NAME}}"),
+    words("state", "{kafka: {topic: NAME}}", "{rocketmq: dlq}"),
 ]
 
 
@@ -219,7 +250,8 @@ class Settings(Model):
     )
     retry: Retry = Field(default=Retry(), description="How often a batch is sent again.")
     dead_letters: DeadLetterPlace = Field(
-        default="state", description="Where rejected messages go: `state`, or `{kafka: {topic: NAME}}`."
+        default="state",
+        description="Where rejected messages go: `state`, `{kafka: {topic: NAME}}` or `{rocketmq: dlq}`.",
     )
     state: State = Field(description="What outlives the process.")
     admin: Admin = Field(default=Admin(), description="Health, status and metrics.")
@@ -257,8 +289,14 @@ class Settings(Model):
     def _not_read_again(cls, place: Literal["state"] | DeadLetters, info: ValidationInfo) -> Any:
         if not isinstance(place, DeadLetters) or "source" not in info.data:
             return place
-        if info.data["source"].rocketmq:
-            error = problem("needs source.kafka: with source.rocketmq the state keeps them", None, "kafka")
+        source = info.data["source"]
+        if place.rocketmq:
+            if source.rocketmq is None or source.rocketmq.client != "remoting":
+                error = problem("needs source.rocketmq with client: remoting", None, "rocketmq")
+                raise ValidationError.from_exception_data("dead_letters", [error])
+            return place
+        if source.rocketmq:
+            error = problem("needs source.kafka: with source.rocketmq write {rocketmq: dlq}", None, "kafka")
             raise ValidationError.from_exception_data("dead_letters", [error])
         topic = place.kafka.topic
         for name in info.data["source"].kafka.topics:

@@ -185,6 +185,10 @@ class RocketMqSource(Model):
     client: Annotated[Literal["remoting"], BeforeValidator(_client)] = Field(
         default="remoting", description="How brokers are talked to: `remoting`, for 4.x and 5.x."
     )
+    sql: Text | None = Field(
+        default=None,
+        description="An SQL92 expression over properties, by which brokers filter in place of `tags.subscribe`.",
+    )
     start: Start = Field(
         default="earliest",
         description="Where a new group starts: `earliest`, `latest` or a timestamp with a zone.",

@@ -57,6 +57,8 @@ def rules_hash(settings: Settings) -> bytes:
         settings.source.kafka.properties.get("isolation.level", "read_committed") if settings.source.kafka_ else "",
         settings.sink.format,
     ]
+    if settings.source.rocketmq and settings.source.rocketmq.sql:
+        rules.append(settings.source.rocketmq.sql)
     return hashlib.blake2b(json.dumps(rules, sort_keys=True).encode(), digest_size=4).digest()
 
 

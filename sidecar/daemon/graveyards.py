@@ -28,6 +28,8 @@ _PRODUCER = {
     "message.max.bytes": 1_000_000_000,  # 1 MB by default; how large a message may be is the broker's to say
 }
 Fetch = Callable[[TopicPartition, int], Original | None]
+SendBack = Callable[[TopicPartition, int, int], bool]
+"""Copies a message (its place, offset and delay level) within RocketMQ; False when it cannot."""
 
 
 class Graveyard(Protocol):
@@ -108,17 +110,21 @@ def _text(name: Any) -> str:
     return name if isinstance(name, str) else base64.b64decode(name["base64"]).decode("utf-8", "surrogateescape")
 
 
-def open_graveyard(settings: Settings, keeper: Keeper, fetch: Fetch) -> Graveyard:
+def open_graveyard(settings: Settings, keeper: Keeper, fetch: Fetch, send_back: SendBack | None = None) -> Graveyard:
     """The place that these settings name for dead letters.
 
     Args:
         settings: The configuration.
         keeper: Keeps them where no topic is named.
         fetch: Reads one message again.
+        send_back: Hands one message back; of RocketMQ alone.
     """
-    originals = Originals(settings.sink.format, fetch)
-    if isinstance(settings.dead_letters, DeadLetters):
-        return TopicGraveyard(client_config(settings.source.kafka), settings.dead_letters.kafka.topic, originals)
+    originals, place = Originals(settings.sink.format, fetch), settings.dead_letters
+    if isinstance(place, DeadLetters) and place.rocketmq:
+        assert send_back is not None
+        return BrokerGraveyard(send_back, place.delay_level, StateGraveyard(keeper, originals))
+    if isinstance(place, DeadLetters):
+        return TopicGraveyard(client_config(settings.source.kafka), place.kafka.topic, originals)
     return StateGraveyard(keeper, originals)
 
 
@@ -145,6 +151,36 @@ class StateGraveyard:
             letter.tp, letter.offset, timestamp_ms=found.timestamp_ms, key=found.key, tags=(), headers=found.headers,
             value=found.value, details=found.details,
         )  # fmt: skip
+
+
+class BrokerGraveyard:
+    """Dead letters that RocketMQ's brokers copy by themselves: to the group's dead letters, or to come again.
+
+    Args:
+        send_back: Has one copied.
+        level: After which delay it comes again, -1 for never.
+        rest: Keeps those that cannot be copied.
+    """
+
+    def __init__(self, send_back: SendBack, level: int, rest: Graveyard) -> None:
+        self._send_back = send_back
+        self._level = level
+        self._rest = rest
+        self._copied: set[tuple[str, TopicPartition, int]] = set()
+        """Of letters that were not all buried yet: when they are tried again, these are not copied twice."""
+
+    def bury(self, letters: Sequence[DeadLetter]) -> None:
+        """Have them copied; those that are gone, or stand in a batch that is one message, go to the rest."""
+        left = []
+        for one in letters:
+            name = one.scope, one.tp, one.offset
+            if name in self._copied or self._send_back(one.tp, one.offset, self._level):
+                self._copied.add(name)
+            else:
+                left.append(one)
+        if left:
+            self._rest.bury(left)
+        self._copied.clear()
 
 
 class TopicGraveyard:

@@ -82,7 +82,8 @@ class Daemon:
         inbox: queue.SimpleQueue[object] = queue.SimpleQueue()
         senders = Senders(sink, settings.sink.concurrency, inbox)
         stack.callback(senders.close, SENDERS_PATIENCE_S)
-        graveyard = open_graveyard(settings, state, source.fetch)
+        send_back = source.send_back if isinstance(source, RocketMqSource) else None
+        graveyard = open_graveyard(settings, state, source.fetch, send_back)
         drain_s = settings.drain_timeout_ms / 1000
         supervisor = Supervisor(pipeline, source, senders, inbox, writer, state, graveyard, drain_s)
         keeper = StatusKeeper(supervisor, state, settings.source.group_id, settings.memory.budget_bytes)

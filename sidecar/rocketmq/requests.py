@@ -17,6 +17,10 @@ RETRY = "%RETRY%"
 MASTER = "0"
 READABLE = 4
 SUSPEND, SUBSCRIPTION = 2, 4
+TO_DEAD_LETTERS = -1
+"""In place of a delay level."""
+RECONSUME_TIMES_MAX = 16
+"""Handed back so often, a message goes to the group's dead letters; Java's default."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,16 +44,18 @@ class Subscription:
 
     Args:
         topic: Its name.
-        expression: ``*`` or ``a || b``: tags.
+        expression: ``*`` or ``a || b``: tags; or SQL92, over properties.
+        kind: ``TAG`` or ``SQL92``.
     """
 
     topic: str
     expression: str = "*"
+    kind: str = "TAG"
 
     @property
     def tags(self) -> list[str]:
         """The tags that the expression names."""
-        if self.expression == "*":
+        if self.expression == "*" or self.kind != "TAG":
             return []
         return [tag.strip() for tag in self.expression.split("||")]
 
@@ -104,9 +110,15 @@ class Asks:
         tags = one.tags
         return {
             "topic": self.wire(one.topic), "subString": one.expression, "tagsSet": tags,
-            "codeSet": list(map(string_hash_code, tags)), "subVersion": 0, "expressionType": "TAG",
+            "codeSet": list(map(string_hash_code, tags)), "subVersion": 0, "expressionType": one.kind,
             "classFilterMode": False,
         }  # fmt: skip
+
+    def check(self, one: Subscription) -> Ask:
+        """Whether a broker can filter by this subscription; refused with the reason if not."""
+        wanted = {"clientId": self.client_id, "group": self.wire(self.group)}
+        body = orjson.dumps(wanted | {"subscriptionData": self._subscription(one)})
+        return Ask(Request.CHECK_CLIENT_CONFIG, {}, body)
 
     def leave(self) -> Ask:
         """Be a member no more."""
@@ -143,6 +155,17 @@ class Asks:
         """Commit an offset."""
         return Ask(Request.UPDATE_CONSUMER_OFFSET, self._of_group(tp) | {"commitOffset": str(offset)})
 
+    def send_back(self, tp: TopicPartition, position: int, level: int) -> Ask:
+        """Copy a message: with a delay level, to the group's retry topic; with -1, to its dead letters."""
+        return Ask(
+            Request.CONSUMER_SEND_MSG_BACK,
+            {
+                "offset": str(position), "group": self.wire(self.group), "delayLevel": str(level), "originMsgId": "",
+                "originTopic": self.wire(tp.topic), "unitMode": "false",
+                "maxReconsumeTimes": str(RECONSUME_TIMES_MAX),
+            },
+        )  # fmt: skip
+
     def low(self, tp: TopicPartition) -> Ask:
         """The first offset that can be read."""
         return Ask(Request.GET_MIN_OFFSET, self._of(tp))
@@ -170,7 +193,7 @@ class Asks:
             self._of_group(tp) | {
                 "queueOffset": str(offset), "maxMsgNums": str(messages_max), "commitOffset": "0",
                 "sysFlag": str(SUBSCRIPTION | (SUSPEND if suspend_ms else 0)), "suspendTimeoutMillis": str(suspend_ms),
-                "subscription": subscription.expression, "subVersion": "0", "expressionType": "TAG",
+                "subscription": subscription.expression, "subVersion": "0", "expressionType": subscription.kind,
             },
         )  # fmt: skip
 

@@ -9,17 +9,17 @@ from operator import attrgetter
 from sidecar.config.source import RocketMqSource as RocketMqSettings
 from sidecar.core.effects import CommitItem
 from sidecar.core.records import Columns, Run, TopicPartition
-from sidecar.errors import UnavailableError
 from sidecar.rocketmq.codes import Request
 from sidecar.rocketmq.frames import Frame
-from sidecar.rocketmq.network import Link, Network, NoAnswerError, RefusedError
+from sidecar.rocketmq.network import Link, Network
 from sidecar.rocketmq.requests import Asks, Subscription
 from sidecar.rocketmq.sharing import SHARES
 from sidecar.sources.base import Listener, Original, ReadPast
 from sidecar.sources.rocketmq_columns import RocketMqColumns
 from sidecar.sources.rocketmq_commits import Commits
-from sidecar.sources.rocketmq_config import is_refusal, refused, sign_of, tls_of
+from sidecar.sources.rocketmq_config import sign_of, tls_of
 from sidecar.sources.rocketmq_fetch import Fetcher
+from sidecar.sources.rocketmq_joining import ASK_TIMEOUT_S, Joining
 from sidecar.sources.rocketmq_members import Members
 from sidecar.sources.rocketmq_progress import Mark, Progress
 from sidecar.sources.rocketmq_pulls import Pulls
@@ -27,7 +27,6 @@ from sidecar.sources.rocketmq_routes import Routes
 from sidecar.sources.rocketmq_start import Starts
 from sidecar.state.interface import State
 
-ASK_TIMEOUT_S = 2.0
 RETRY_S = 1.0
 """After so long it is asked again where a queue goes on that could not be told."""
 HAND_OVER_S = 5.0
@@ -47,7 +46,7 @@ class RocketMqSource:
         rules: 4 bytes, a hash of what decides where a message goes.
         queue_bytes: What may be read ahead.
         client_id: Stands for this place alone, and stays over restarts: the broker's locks are had under it.
-        expression: The tags that brokers filter by, `a || b`, or `*`.
+        expression: The tags that brokers filter by, `a || b`, or `*`; where there is SQL, they filter by that.
     """
 
     name = "RocketMQ"
@@ -66,7 +65,10 @@ class RocketMqSource:
         self._state = state
         self._rules = rules
         self._asks = Asks(client_id, settings.group, settings.namespace or "")
-        self._subscriptions = {topic: Subscription(topic, expression) for topic in settings.topics}
+        kind = "SQL92" if settings.sql else "TAG"
+        self._subscriptions = {
+            topic: Subscription(topic, settings.sql or expression, kind) for topic in settings.topics
+        }
         self._subscriptions[self._asks.retry_topic] = Subscription(self._asks.retry_topic)
         sign, tls = sign_of(settings), tls_of(settings)
         self._network = Network(sign, tls, self._told)
@@ -95,12 +97,15 @@ class RocketMqSource:
             UnavailableError: Name servers or brokers cannot be reached, or a topic is unknown, for the whole start-up
                 time.
             CredentialsError: They refuse the credentials.
+            ConfigError: A broker cannot filter by `source.rocketmq.sql`.
         """
         self._listener = listener
-        deadline_s = time.monotonic() + self._settings.start_timeout_ms / 1000
+        joining = Joining(self._settings, self._network, self._asks, self._routes, self._members)
         try:
-            self._await_routes(deadline_s)
-            self._await_brokers(deadline_s)
+            joining.await_routes()
+            joining.await_brokers()
+            if self._settings.sql:
+                joining.check_filter(self._subscriptions[self._settings.topics[0]])
         except BaseException:
             self._network.close()
             raise
@@ -113,54 +118,6 @@ class RocketMqSource:
             self._network, self._asks, self._routes.link, cluster, self._settings.start, self._rules, listener.event
         )
         self._starts.begin([tp for topic in self._settings.topics for tp in self._routes.queues(topic)], self._known())
-
-    def _await_routes(self, deadline_s: float) -> None:
-        servers, missing, reason = self._settings.name_servers, list(self._settings.topics), ""
-        while True:
-            try:
-                missing, reason = self._routes.find(missing, min(ASK_TIMEOUT_S, max(0.1, self._left(deadline_s)))), ""
-            except NoAnswerError as error:
-                reason = str(error)
-            except RefusedError as error:
-                reason = self._unless_refused(error)
-            if not missing:
-                return
-            if self._left(deadline_s) <= 0:
-                raise self._unavailable(
-                    f"the name servers at {servers} could not be reached" if reason
-                    else f"the name servers at {servers} do not know the topic {', '.join(missing)}",
-                    reason,
-                    "check source.rocketmq.name_servers, and that one runs and is reachable from here" if reason
-                    else "create the topic, or correct source.rocketmq.topics",
-                )  # fmt: skip
-            self._network.turn(0.1)
-
-    def _await_brokers(self, deadline_s: float) -> None:
-        """One that answers is enough to begin with; the others' queues are taken when they come."""
-        while not any(self._members.is_known(broker) for broker in self._routes.addresses):
-            self._members.keep(())
-            self._network.turn(0.02)
-            if self._members.refusal is not None:
-                self._unless_refused(self._members.refusal)
-            if self._left(deadline_s) <= 0:
-                links = self._routes.brokers().values()
-                reason = "; ".join(f"{link.address}: {link.problem or 'no answer'}" for link in links)
-                hint = (
-                    "the address is the one that the broker tells the name server: check its brokerIP1 and listenPort"
-                )
-                raise self._unavailable("no broker could be reached", reason, hint)
-
-    def _left(self, deadline_s: float) -> float:
-        return deadline_s - time.monotonic()
-
-    def _unless_refused(self, error: RefusedError) -> str:
-        if is_refusal(error):
-            raise refused(error)
-        return str(error)
-
-    def _unavailable(self, what: str, reason: str, hint: str) -> UnavailableError:
-        waited = f"for {self._settings.start_timeout_ms / 1000:g} s (source.rocketmq.start_timeout)"
-        return UnavailableError(f"RocketMQ: {what} {waited}{': ' if reason else ''}{reason}", hint=hint)
 
     def _known(self) -> dict[TopicPartition, Progress]:
         loaded = {tp: Progress.load(text) for tp, text in self._state.load_progress().items()}
@@ -214,6 +171,10 @@ class RocketMqSource:
             UnavailableError: The broker does not answer.
         """
         return self._fetcher.fetch(tp, offset)
+
+    def send_back(self, tp: TopicPartition, offset: int, level: int) -> bool:
+        """Have the broker copy one message to the retry topic or (-1) the dead letters; see `Fetcher.send_back`."""
+        return self._fetcher.send_back(tp, offset, level)
 
     # Committing
 

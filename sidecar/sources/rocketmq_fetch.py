@@ -1,4 +1,4 @@
-"""Reads single messages again, for dead letters: connections of its own, made when they are first needed."""
+"""Single messages, for dead letters: read again or handed back, on connections made when they are first needed."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from collections.abc import Callable, Mapping
 
 from sidecar.core.records import TopicPartition
 from sidecar.errors import UnavailableError
-from sidecar.rocketmq.codes import Code
-from sidecar.rocketmq.frames import ProtocolError
-from sidecar.rocketmq.messages import decode, properties
-from sidecar.rocketmq.network import Network, NoAnswerError, RefusedError, Sign
+from sidecar.rocketmq.codes import Code, Request
+from sidecar.rocketmq.frames import Frame, ProtocolError
+from sidecar.rocketmq.messages import StoredMessage, decode, properties
+from sidecar.rocketmq.network import Ask, Network, NoAnswerError, RefusedError, Sign
 from sidecar.rocketmq.requests import Asks, Subscription
 from sidecar.sources.base import Original
 from sidecar.sources.rocketmq_columns import RocketMqColumns, details_of
@@ -41,21 +41,44 @@ class Fetcher:
         """The message, None when it is gone.
 
         Raises:
-            UnavailableError: The broker does not give it within 5 s.
+            UnavailableError: The broker does not give it within 10 s.
         """
-        with self._busy:
-            try:
-                address = self._addresses()[tp.broker]
-                ask = self._asks.pull(tp, offset, Subscription(tp.topic), messages_max=1)
-                frame = self._network.call(self._network.link(address), ask, also=_GONE)
-                found = decode(frame.body) if frame.code == Code.SUCCESS else []
-            except (NoAnswerError, RefusedError, ProtocolError, KeyError) as error:
-                raise UnavailableError(f"{tp}@{offset} could not be read again: {error}") from error
-        for message in found:
+        for message in self._read(tp, offset):
             if message.offset == offset:
                 (key,) = RocketMqColumns().keys([message])
                 return Original(key, message.body, properties(message.properties), message.born_ms, details_of(message))
         return None
+
+    def send_back(self, tp: TopicPartition, offset: int, level: int) -> bool:
+        """Have the broker copy a message to the group's retry topic or, with level -1, to its dead letters.
+
+        Returns:
+            False when it cannot be copied alone: it is gone, or in a batch that the broker keeps as one message.
+
+        Raises:
+            UnavailableError: The broker does not say within 10 s that it did.
+        """
+        found = self._read(tp, offset)
+        if len(found) != 1 or found[0].offset != offset:
+            return False
+        self._call(tp, offset, self._asks.send_back(tp, found[0].position, level), "handed back")
+        return True
+
+    def _read(self, tp: TopicPartition, offset: int) -> list[StoredMessage]:
+        ask = self._asks.pull(tp, offset, Subscription(tp.topic), messages_max=1)
+        frame = self._call(tp, offset, ask, "read again")
+        try:
+            return decode(frame.body) if frame.code == Code.SUCCESS else []
+        except ProtocolError as error:
+            raise UnavailableError(f"{tp}@{offset} could not be read again: {error}") from error
+
+    def _call(self, tp: TopicPartition, offset: int, ask: Ask, what: str) -> Frame:
+        with self._busy:
+            try:
+                link = self._network.link(self._addresses()[tp.broker])
+                return self._network.call(link, ask, also=_GONE if ask.code == Request.PULL_MESSAGE else ())
+            except (NoAnswerError, RefusedError, KeyError) as error:
+                raise UnavailableError(f"{tp}@{offset} could not be {what}: {error}") from error
 
     def close(self) -> None:
         """Disconnect, unless a message is waited for: then the end of the process does."""

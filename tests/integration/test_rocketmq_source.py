@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 from sidecar.cli import main
 from sidecar.core.records import TopicPartition
-from sidecar.errors import UnavailableError
+from sidecar.errors import ConfigError, UnavailableError
 from sidecar.rocketmq.messages import properties
 from sidecar.sinks.formats import EnvelopeFramer
 from tests.support.kafka import unique
@@ -84,6 +84,22 @@ def test_the_broker_filters(rocketmq: Node, queues: MakeQueues, group: str) -> N
     with Reader(rocketmq, group, [topic], expression="t1 || t2") as reader:
         assert len(reader.read(50)) == 50
         reader.until(lambda: reader._positions[TopicPartition(topic, 0, BROKER)] == 100, "the rest is passed over")
+
+
+def test_the_broker_filters_by_sql(rocketmq: Node, queues: MakeQueues, group: str) -> None:
+    """Only what the expression holds for comes; a property that is missing or no number matches nothing."""
+    topic = queues(1)
+    amounts = [{"amount": str(i)} for i in range(100)] + [{}, {"amount": "x"}]
+    rocketmq.send(topic, [Message(b"%d" % i, properties=one) for i, one in enumerate(amounts)], queues=1)
+    with Reader(rocketmq, group, [topic], sql="amount >= 50 AND amount NOT IN ('x')") as reader:
+        assert sorted(map(int, reader.read(50))) == list(range(50, 100))
+        reader.until(lambda: reader._positions[TopicPartition(topic, 0, BROKER)] == 102, "the rest is passed over")
+
+
+def test_sql_that_is_none_ends_the_start(rocketmq: Node, queues: MakeQueues, group: str) -> None:
+    """What a broker cannot read as SQL92 is told with its reason, before anything is read."""
+    with pytest.raises(ConfigError, match=r"source\.rocketmq\.sql"):
+        Reader(rocketmq, group, [queues(1)], sql="amount >=")
 
 
 @pytest.mark.parametrize(("start", "expected"), [("earliest", 6), ("between", 4), ("latest", 2)])

@@ -124,7 +124,7 @@ CASES = [
     Case("batch and budget", "", "batch: {max_bytes: 64MiB}\n", "13:20", "batch.max_bytes", "less than memory.budget"),
     Case("backoff", "", "retry: {backoff: 10s}\n", "13:18", "retry.backoff", "longer than backoff_max (5s)"),
     Case("loop", "", "dead_letters: {kafka: {topic: orders}}\n", "13:31", "dead_letters.kafka.topic", "come again"),
-    Case("dead letters", "", "dead_letters: kafka\n", "13:15", "dead_letters", "needs state or {kafka"),
+    Case("dead letters", "", "dead_letters: kafka\n", "13:15", "dead_letters", "needs state, {kafka"),
     Case("scheme", "http://local", "ftp://local", "10:10", "sink.http.url", "needs http://HOST"),
     Case("fragment", "/ingest", "/ingest#x", "10:10", "sink.http.url", "#fragment"),
     Case("home", "/var", "~/var", "12:8", "state.dir", "~ is not expanded"),

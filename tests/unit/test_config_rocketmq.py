@@ -93,6 +93,8 @@ def test_keys_are_read_from_files_and_variables_and_never_shown(tmp_path: Path) 
         (LAST, LAST + "    tls: {key: k}\n", "6:16: source.rocketmq.tls.key: is of no use without"),
         (LAST, LAST + "    share: fair\n", "6:12: source.rocketmq.share: must be 'average' or 'consistent_hash'"),
         ("", "dead_letters: {kafka: {topic: dead}}\n", "10:23: dead_letters.kafka: needs source.kafka"),
+        ("", "dead_letters: {rocketmq: state}\n", "10:26: dead_letters.rocketmq: needs dlq or {delay_level: N}"),
+        ("", "dead_letters: {rocketmq: {delay_level: 19}}\n", "10:40: dead_letters.rocketmq.delay_level: must be"),
     ],
 )
 def test_what_is_wrong_is_told_with_its_place(old: str, new: str, says: str, tmp_path: Path) -> None:
@@ -101,6 +103,25 @@ def test_what_is_wrong_is_told_with_its_place(old: str, new: str, says: str, tmp
     assert result.exit_code == 78
     assert f"sidecar.yaml:{says}" in result.output
     assert "hunter" not in result.output
+
+
+@pytest.mark.parametrize(("place", "says"), [("dlq", "in %DLQ%orders-sidecar"), ("{delay_level: 3}", "delay level 3")])
+def test_validate_tells_where_dead_letters_go(place: str, says: str, tmp_path: Path) -> None:
+    """The summary names the group's dead letters, or the delay after which they come again."""
+    file = write(tmp_path, "", f"dead_letters: {{rocketmq: {place}}}\n")
+    assert says in CliRunner().invoke(main, ["validate", "-c", str(file)]).stdout
+
+
+def test_dead_letters_of_rocketmq_need_it(tmp_path: Path) -> None:
+    """With Kafka they go to a topic."""
+    file = write(
+        tmp_path,
+        GOOD[GOOD.index("  rocketmq") : GOOD.index("sink")],
+        "  kafka: {bootstrap_servers: a, group_id: g, topics: [t]}\n",
+    )
+    file.write_text(file.read_text() + "dead_letters: {rocketmq: dlq}\n")
+    result = CliRunner().invoke(main, ["validate", "-c", str(file)])
+    assert (result.exit_code, "dead_letters.rocketmq: needs source.rocketmq" in result.output) == (78, True)
 
 
 def test_an_access_key_needs_its_secret(tmp_path: Path) -> None:

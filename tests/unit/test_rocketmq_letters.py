@@ -5,8 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
+import pytest
+
 from sidecar.core.records import DeadLetter, Details, TopicPartition
-from sidecar.daemon.graveyards import Originals, StateGraveyard
+from sidecar.daemon.graveyards import BrokerGraveyard, Originals, StateGraveyard
+from sidecar.errors import UnavailableError
 from sidecar.sinks.formats import envelope_row
 from sidecar.sources.base import Original
 from sidecar.state.interface import StoredLetter
@@ -50,3 +53,25 @@ def test_a_letter_of_a_bare_value_is_fetched_whole() -> None:
     letter = buried(Originals("ndjson", lambda tp, offset: original), b"\0body")
     assert letter.envelope is not None
     assert json.loads(letter.envelope) == json.loads(ROW) | {"tag": None}
+
+
+def test_letters_that_the_broker_copies_are_not_copied_twice() -> None:
+    """Those that were copied before another failed are left out when all are tried again; what cannot be, is kept."""
+    copied: list[int] = []
+    failing = True
+
+    def send_back(tp: TopicPartition, offset: int, level: int) -> bool:
+        assert (tp, level) == (QUEUE, -1)
+        if offset == 8 and failing:
+            raise UnavailableError("away")
+        copied.append(offset)
+        return offset != 9
+
+    kept = Kept()
+    graveyard = BrokerGraveyard(send_back, -1, StateGraveyard(kept, Originals("envelope", lambda tp, offset: None)))
+    letters = [DeadLetter(QUEUE, offset, "9f3ac2d1", "paid", "bad", ROW) for offset in (7, 8, 9)]
+    with pytest.raises(UnavailableError):
+        graveyard.bury(letters)
+    failing = False
+    graveyard.bury(letters)
+    assert (copied, [one.offset for one in kept.letters]) == ([7, 8, 9], [9])

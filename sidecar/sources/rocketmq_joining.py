@@ -1,0 +1,112 @@
+"""The start on RocketMQ: waits until topics are known and a broker takes us in, and tells what keeps it."""
+
+from __future__ import annotations
+
+import time
+
+from sidecar.config.source import RocketMqSource as Settings
+from sidecar.errors import ConfigError, UnavailableError
+from sidecar.rocketmq.codes import Code
+from sidecar.rocketmq.network import Network, NoAnswerError, RefusedError
+from sidecar.rocketmq.requests import Asks, Subscription
+from sidecar.sources.rocketmq_config import is_refusal, refused
+from sidecar.sources.rocketmq_members import Members
+from sidecar.sources.rocketmq_routes import Routes
+
+ASK_TIMEOUT_S = 2.0
+
+
+class Joining:
+    """One start; its time begins with it.
+
+    Args:
+        settings: `source.rocketmq`.
+        network: Asks.
+        asks: Makes the requests.
+        routes: Where topics live.
+        members: Our membership.
+    """
+
+    def __init__(self, settings: Settings, network: Network, asks: Asks, routes: Routes, members: Members) -> None:
+        self._settings = settings
+        self._network = network
+        self._asks = asks
+        self._routes = routes
+        self._members = members
+        self._until_s = time.monotonic() + settings.start_timeout_ms / 1000
+
+    def await_routes(self) -> None:
+        """Wait until name servers know all topics.
+
+        Raises:
+            UnavailableError: They do not within the start-up time.
+            CredentialsError: They refuse the credentials.
+        """
+        servers, missing, reason = self._settings.name_servers, list(self._settings.topics), ""
+        while True:
+            try:
+                missing, reason = self._routes.find(missing, min(ASK_TIMEOUT_S, max(0.1, self._left_s))), ""
+            except NoAnswerError as error:
+                reason = str(error)
+            except RefusedError as error:
+                reason = _unless_refused(error)
+            if not missing:
+                return
+            if self._left_s <= 0:
+                raise self._unavailable(
+                    f"the name servers at {servers} could not be reached" if reason
+                    else f"the name servers at {servers} do not know the topic {', '.join(missing)}",
+                    reason,
+                    "check source.rocketmq.name_servers, and that one runs and is reachable from here" if reason
+                    else "create the topic, or correct source.rocketmq.topics",
+                )  # fmt: skip
+            self._network.turn(0.1)
+
+    def await_brokers(self) -> None:
+        """Wait for one that answers: it is enough to begin with; the others' queues are taken when they come.
+
+        Raises:
+            UnavailableError: None does within the start-up time.
+            CredentialsError: One refuses the credentials.
+        """
+        while not any(self._members.is_known(broker) for broker in self._routes.addresses):
+            self._members.keep(())
+            self._network.turn(0.02)
+            if self._members.refusal is not None:
+                _unless_refused(self._members.refusal)
+            if self._left_s <= 0:
+                links = self._routes.brokers().values()
+                reason = "; ".join(f"{link.address}: {link.problem or 'no answer'}" for link in links)
+                hint = (
+                    "the address is the one that the broker tells the name server: check its brokerIP1 and listenPort"
+                )
+                raise self._unavailable("no broker could be reached", reason, hint)
+
+    def check_filter(self, subscription: Subscription) -> None:
+        """What a broker cannot filter by it would refuse with every pull; brokers that are away now tell it then.
+
+        Raises:
+            ConfigError: A broker cannot filter by this subscription.
+        """
+        links = [link for link in self._routes.brokers().values() if link.is_up]
+        answers = self._network.ask_all([(link, self._asks.check(subscription)) for link in links], ASK_TIMEOUT_S)
+        for link, frame in zip(links, answers, strict=True):
+            if frame is not None and frame.code != Code.SUCCESS:
+                raise ConfigError(
+                    f"RocketMQ cannot filter by source.rocketmq.sql: {RefusedError(frame, link.address)}",
+                    hint="correct source.rocketmq.sql, or set enablePropertyFilter=true on the brokers",
+                )
+
+    @property
+    def _left_s(self) -> float:
+        return self._until_s - time.monotonic()
+
+    def _unavailable(self, what: str, reason: str, hint: str) -> UnavailableError:
+        waited = f"for {self._settings.start_timeout_ms / 1000:g} s (source.rocketmq.start_timeout)"
+        return UnavailableError(f"RocketMQ: {what} {waited}{': ' if reason else ''}{reason}", hint=hint)
+
+
+def _unless_refused(error: RefusedError) -> str:
+    if is_refusal(error):
+        raise refused(error)
+    return str(error)
