@@ -43,6 +43,16 @@ class TopicPartition(NamedTuple):
         return f"{quote(self.broker, safe='')}:{self.partition}" if self.broker else str(self.partition)
 
 
+class Place(NamedTuple):
+    """Where RocketMQ keeps a message."""
+
+    topic: str
+    """Of a message that was handed back: the group's retry topic."""
+    broker: str
+    queue: int
+    offset: int
+
+
 class Details(NamedTuple):
     """What RocketMQ tells of a message beside what every broker does."""
 
@@ -53,6 +63,8 @@ class Details(NamedTuple):
     keys: Sequence[bytes]
     reconsume_times: int
     """How often it was handed back before."""
+    place: Place | None = None
+    """Set where partition and offset are numbers of our own, since the client reads no queues."""
 
 
 class Columns(Protocol):

@@ -11,7 +11,7 @@ import confluent_kafka as ck
 import orjson
 
 from sidecar.config.model import DeadLetters, Settings
-from sidecar.core.records import DeadLetter, Details, TopicPartition, group_label
+from sidecar.core.records import DeadLetter, Details, Place, TopicPartition, group_label
 from sidecar.errors import UnavailableError
 from sidecar.sinks.formats import envelope_row
 from sidecar.sources.base import Original
@@ -85,7 +85,8 @@ def _details(row: dict[str, Any]) -> Details | None:
     if "message_id" not in row:
         return None
     keys = [_bytes(one) or b"" for one in row["keys"]]
-    return Details(_bytes(row["message_id"]), row["offset_message_id"], keys, row["reconsume_times"])
+    place = Place(row["topic"], row["broker"], row["partition"], row["offset"])
+    return Details(_bytes(row["message_id"]), row["offset_message_id"], keys, row["reconsume_times"], place)
 
 
 def _unpacked(row: bytes) -> Original:

@@ -150,6 +150,8 @@ def envelope_row(
         row["headers"] = [[_header_name(name), _text(raw)] for name, raw in headers] if headers else []
     else:
         row["broker"] = tp.broker
+        if details.place is not None:
+            row["topic"], row["broker"], row["partition"], row["offset"] = details.place
         row["message_id"] = _text(details.message_id)
         row["offset_message_id"] = details.offset_message_id
         row["keys"] = [_text(one) for one in details.keys]

@@ -134,7 +134,10 @@ class State(Protocol):
         ...
 
     def save_progress(self, rows: Mapping[TopicPartition, str]) -> None:
-        """Replace how far these queues are, in one transaction; for brokers whose commits have no metadata."""
+        """Replace how far these queues are, in one transaction; for brokers whose commits have no metadata.
+
+        An empty text drops what was there.
+        """
         ...
 
     def load_progress(self) -> dict[TopicPartition, str]:

@@ -91,6 +91,7 @@ class MemoryState:
         """See `State.save_progress`."""
         self._check_writable()
         self._progress.update(rows)
+        self._progress = {tp: text for tp, text in self._progress.items() if text}
 
     def load_progress(self) -> dict[TopicPartition, str]:
         """See `State.load_progress`."""

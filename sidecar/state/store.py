@@ -133,9 +133,11 @@ class Store:
 
     def save_progress(self, rows: Mapping[TopicPartition, str]) -> None:
         """See `State.save_progress`."""
-        values = [(*tp, text, checksum(*tp, text)) for tp, text in rows.items()]
+        values = [(*tp, text, checksum(*tp, text)) for tp, text in rows.items() if text]
+        dropped = [tp for tp, text in rows.items() if not text]
         with self._database.transaction() as connection:
             connection.executemany("INSERT OR REPLACE INTO progress VALUES (?, ?, ?, ?, ?)", values)
+            connection.executemany("DELETE FROM progress WHERE topic = ? AND partition = ? AND broker = ?", dropped)
 
     def load_progress(self) -> dict[TopicPartition, str]:
         """See `State.load_progress`."""

@@ -120,6 +120,8 @@ def test_progress_comes_back_as_it_was(world: World) -> None:
     world.state.save_progress({QUEUE: "1", elsewhere: "é\x00"})
     world.state.save_progress({QUEUE: "2"})
     assert world.restart().load_progress() == {QUEUE: "2", elsewhere: "é\x00"}
+    world.state.save_progress({QUEUE: "", elsewhere: "3"})
+    assert world.restart().load_progress() == {elsewhere: "3"}
 
 
 def test_ids_are_kept_by_generation(world: World) -> None:

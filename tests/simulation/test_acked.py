@@ -1,0 +1,76 @@
+"""Every promise of clients that hand messages over one by one, over seeded schedules; and mistakes that break them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from sidecar.sources import acked
+from sidecar.sources.acked import AckedSource
+from sidecar.sources.acked_settled import Settled
+from sidecar.sources.acked_slot import Slot
+from tests.simulation.acked import run_acked
+
+SCHEDULES = 250
+SEARCHED = 150
+"""Schedules within which a mistake must show."""
+
+
+def test_nothing_is_lost_or_twice_with_one_member() -> None:
+    """Handed over again at random, crashes at every step, acknowledgements and writes lost: each message once."""
+    worlds = [run_acked(seed) for seed in range(SCHEDULES)]
+    assert sum(world.crashes for world in worlds) > SCHEDULES
+    assert not any(one.gone for world in worlds for one in world.processes if one)
+
+
+def test_nothing_is_lost_with_several_members() -> None:
+    """Two members that crash and get each other's messages lose none, and neither waits for ever."""
+    for seed in range(SCHEDULES, SCHEDULES + 20):
+        run_acked(seed, members=2)
+
+
+def acknowledge_early(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Acknowledge what the state file does not know yet."""
+    prepare: Callable[..., Any] = AckedSource._prepare
+
+    def wrong(self: AckedSource, items: Any) -> Any:
+        results = prepare(self, items)
+        self._client.ack([handle for one in self._leaving for handle in one.handles])
+        return results
+
+    monkeypatch.setattr(AckedSource, "_prepare", wrong)
+
+
+def forget_members(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep an intent without its members."""
+    monkeypatch.setattr(Slot, "_record", lambda self, carried: {})
+
+
+def forget_what_is_settled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Know nothing of what was settled before."""
+    monkeypatch.setattr(Settled, "__contains__", lambda self, identity: False)
+
+
+def trust_unique_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Take two messages with one id for one."""
+    monkeypatch.setattr(acked, "identity_of", lambda one: one.message_id.encode().ljust(16))
+
+
+def take_what_comes_again_for_new(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give what was in flight a new name."""
+    monkeypatch.setattr(Slot, "collect", lambda self, message: False)
+
+
+@pytest.mark.parametrize(
+    "mistake",
+    [acknowledge_early, forget_members, forget_what_is_settled, trust_unique_keys, take_what_comes_again_for_new],
+)
+def test_a_mistake_is_found(mistake: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of these mistakes breaks a promise in some schedule."""
+    mistake(monkeypatch)
+    monkeypatch.setattr("tests.simulation.acked.ROUNDS_MAX", 2_000)
+    with pytest.raises((AssertionError, KeyError)):
+        for seed in range(SEARCHED):
+            run_acked(seed)

@@ -1,0 +1,339 @@
+"""Messages that are handed over one by one: what is remembered of them, and what a start makes of what was left."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Hashable, Mapping, Sequence
+from concurrent.futures import Executor, Future
+from typing import Any
+
+import pytest
+from xxhash import xxh3_128_digest
+
+from sidecar.core.carried import Carried, CarriedJoint, CarriedLane, lane_key
+from sidecar.core.effects import CommitItem
+from sidecar.core.records import Place, Run, TopicPartition
+from sidecar.errors import StateError
+from sidecar.sources import acked_settled
+from sidecar.sources.acked import AckedSource
+from sidecar.sources.acked_client import Handed
+from sidecar.sources.acked_columns import Taken, identity_of
+from sidecar.sources.acked_settled import Settled
+from sidecar.sources.acked_unsettled import divide, unsettled
+from sidecar.sources.base import Assignment
+from sidecar.state.memory import MemoryState
+from tests.simulation.acked import Inline
+
+A, B = lane_key("a"), lane_key("b")
+
+
+def handed(handle: int, body: bytes = b"body", *, unique: str = "id", times: int = 0) -> Handed:
+    """A message of the topic t; a body that begins with b is of the group b."""
+    retry = "%RETRY%g" if times else ""
+    return Handed(handle, "t", "broker-a", 3, handle, body, 1, 2, unique, "0A", b"", (b"k",), (), times, retry)
+
+
+def taken(number: int) -> Taken:
+    """A message with a number."""
+    one = handed(number)
+    return Taken(one, identity_of(one), number)
+
+
+class Client:
+    """Hands over what a test puts into `coming`, and notes what it is told."""
+
+    def __init__(self) -> None:
+        self.coming: list[Handed] = []
+        self.acked: list[Hashable] = []
+        self.released: list[Hashable] = []
+        self.extended: list[Hashable] = []
+        self.full = False
+
+    def open(self) -> None:
+        """Nothing to do."""
+
+    def receive(self, timeout_s: float) -> Sequence[Handed]:
+        """All that is there."""
+        coming, self.coming = self.coming, []
+        return coming
+
+    def ack(self, handles: Collection[Hashable]) -> None:
+        """Note them."""
+        self.acked += handles
+
+    def extend(self, handles: Collection[Hashable]) -> None:
+        """Note them."""
+        self.extended += handles
+
+    def release(self, handles: Collection[Hashable]) -> None:
+        """Note them."""
+        self.released += handles
+
+    def pause(self, full: bool) -> None:
+        """Note it."""
+        self.full = full
+
+    def problems(self) -> Mapping[str, str]:
+        """None."""
+        return {}
+
+    def close(self) -> None:
+        """Nothing to do."""
+
+
+class Scene:
+    """A source, its client, and a core that does as the test says.
+
+    Args:
+        state: Goes on from it.
+        held_max_bytes: How much may be held.
+        disk: Writes.
+    """
+
+    def __init__(
+        self, state: MemoryState | None = None, *, held_max_bytes: int = 1 << 20, disk: Executor | None = None,
+        rules: bytes = b"rule",
+    ) -> None:  # fmt: skip
+        self.state = state or MemoryState()
+        self.client = Client()
+        self.found: list[Assignment] = []
+        self.results: list[Mapping[TopicPartition, bool]] = []
+        self.events: list[str] = []
+        self.source = AckedSource(
+            self.client, ["t"], "g", self.state, rules, held_max_bytes,
+            lambda tp, messages: ["b" if m.handed.body.startswith(b"b") else "a" for m in messages],
+            disk=disk or Inline(),
+        )  # fmt: skip
+        self.source.open(self)
+        self.poll()
+
+    def poll(self, *coming: Handed) -> list[Any]:
+        """What the core gets."""
+        self.client.coming += coming
+        return list(self.source.poll(0.0))
+
+    def commit(self, carried: Carried, at: int = 0) -> None:
+        """The core's state is to be durable."""
+        self.source.commit([CommitItem(self.found[at].tp, self.found[at].scope, carried)])
+
+    def settle(self, count: int) -> None:
+        """So many messages are done with."""
+        begin = self.found[0].carried.seen
+        self.commit(Carried(begin + count, begin + count))
+        self.poll()
+
+    # The listener
+
+    def assigned(self, found: Sequence[Assignment]) -> None:
+        """Note them."""
+        self.found = list(found)
+
+    def revoking(self, tps: Collection[TopicPartition]) -> None:
+        """Nothing to do."""
+
+    lost = revoking
+
+    def reloading(self, tp: TopicPartition) -> None:
+        """Nothing to do."""
+
+    def committed(self, results: Mapping[TopicPartition, bool], elapsed_s: float) -> None:
+        """Note it."""
+        self.results.append(results)
+
+    def event(self, name: str, level: str, fields: Mapping[str, object]) -> None:
+        """Note it."""
+        self.events.append(name)
+
+
+def runs(found: list[Any]) -> list[tuple[int, list[bytes]]]:
+    """First number and bodies of each run."""
+    return [(run.first, [m.handed.body for m in run.messages]) for run in found if isinstance(run, Run)]
+
+
+def test_a_message_is_known_again_by_what_it_is() -> None:
+    """Handle, place and count change, and it is the same; one byte of the body more, or a shift between fields, not."""
+    one = handed(1, b"x")
+    assert identity_of(one) == identity_of(handed(2, b"x", times=3))
+    others = [one._replace(body=b"y"), one._replace(tag=b"k", keys=()), one._replace(message_id="di", born_ms=1)]
+    assert len({identity_of(other) for other in [one, *others]}) == 4
+
+
+def test_what_a_state_says_of_each_group() -> None:
+    """Intents, joint intents but for the excluded, what is open, and what is not read yet are unsettled."""
+    lanes = {A: CarriedLane(30, ((10, 12),))}
+    carried = Carried(10, 40, lanes, 35, (CarriedJoint(15, 20, frozenset([A])),))
+    assert unsettled(carried, A) == [(10, 12), (30, 1 << 62)]
+    assert unsettled(carried, B) == [(15, 20), (35, 1 << 62)]
+    assert unsettled(carried, None) == [(40, 1 << 62)]
+    inside, outside = divide([taken(n) for n in range(8, 40, 4)], unsettled(carried, A))
+    assert [m.number for m in inside] == [12, 32, 36]
+    assert [m.number for m in outside] == [8, 16, 20, 24, 28]
+
+
+def test_nothing_is_acknowledged_before_the_disk_has_it() -> None:
+    """While the write is on its way nothing is acknowledged, a repeat neither; afterwards all handles are."""
+
+    class Slow(Executor):
+        waiting: list[tuple[Future[Any], Any, Any]] = []
+
+        def submit(self, fn: Any, /, *args: Any, **kwargs: Any) -> Future[Any]:
+            self.waiting.append((Future(), fn, args))
+            return self.waiting[-1][0]
+
+    disk = Slow()
+    scene = Scene(disk=disk)
+    ((first, bodies),) = runs(scene.poll(handed(1)))
+    assert (first, bodies) == (scene.found[0].carried.seen, [b"body"])
+    scene.commit(Carried(first + 1, first + 1))
+    scene.poll(handed(2, times=1))
+    assert scene.client.acked == []
+    done, write, rows = disk.waiting[0]
+    done.set_result(write(*rows))
+    scene.poll()
+    assert (scene.client.acked, scene.results) == ([1, 2], [{scene.found[0].tp: True}])
+
+
+def test_a_write_that_failed_is_written_with_the_next_one() -> None:
+    """The core hears of it, nothing is acknowledged, and the next commit makes all of it durable."""
+    scene = Scene()
+    scene.poll(handed(1))
+    scene.state.failing = "full"
+    scene.settle(1)
+    assert (scene.client.acked, list(scene.results[0].values()), scene.events) == ([], [False], ["commit.failed"])
+    scene.state.failing = ""
+    scene.settle(1)
+    assert scene.client.acked == [1]
+    again = Scene(scene.state)
+    assert again.poll(handed(7, times=1)) and again.client.acked == [7]
+
+
+def test_repeats_are_counted_and_acknowledged() -> None:
+    """One that is held, and one that was settled, go to the core as duplicates, below all numbers it was given."""
+    scene = Scene()
+    scene.poll(handed(1, b"held"), handed(2, b"done", unique="2"))
+    begin = scene.found[0].carried.seen
+    scene.commit(Carried(begin, begin + 2, {A: CarriedLane(begin, ())}))
+    scene.poll()
+    scene.settle(2)
+    found = scene.poll(handed(3, b"held", times=1), handed(4, b"done", unique="2", times=1))
+    assert runs(found) == [(0, [b"held", b"done"])]
+    assert sorted(map(int, map(str, scene.client.acked))) == [1, 2, 3, 4]
+
+
+def test_what_was_in_flight_waits_for_all_of_it() -> None:
+    """After a crash an intent's members go out in their old order under their old numbers; new ones do not wait."""
+    scene = Scene()
+    scene.poll(*(handed(n, b"%d" % n, unique=str(n)) for n in range(3)), handed(3, b"b", unique="3"))
+    tp, begin = scene.found[0].tp, scene.found[0].carried.seen
+    scene.commit(Carried(begin, begin + 4, {A: CarriedLane(None, ((begin, begin + 2),))}))
+    scene.poll()
+    assert scene.client.acked == [3]
+    again = Scene(scene.state)
+    assert [one.tp.partition for one in again.found] == [1, 0]
+    assert again.found[1].scope == scene.found[0].scope
+    found = again.poll(handed(9, b"2", unique="2", times=1), handed(10, b"1", unique="1"), handed(11, unique="new"))
+    assert runs(found) == [(again.found[0].carried.seen, [b"body"])]
+    found = again.poll(handed(12, b"0", unique="0", times=1))
+    assert runs(found) == [(begin, [b"0", b"1", b"2"])]
+    assert (found[-1].tp, found[-1].position) == (tp, begin + 3)
+
+
+def test_what_never_comes_again_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a while what is left of an intent goes out without it, and the log tells."""
+    scene = Scene()
+    scene.poll(handed(1, b"1", unique="1"), handed(2, b"2", unique="2"))
+    begin = scene.found[0].carried.seen
+    scene.commit(Carried(begin, begin + 2, {A: CarriedLane(None, ((begin, begin + 1),))}))
+    again = Scene(scene.state)
+    assert again.poll(handed(3, b"2", unique="2")) == []
+    monkeypatch.setattr("sidecar.sources.acked.GONE_AFTER_S", 0.0)
+    assert runs(again.poll()) == [(begin + 1, [b"2"])]
+    assert again.events == ["members.gone"]
+
+
+def test_other_rules_end_what_was_in_flight() -> None:
+    """Under other tags an intent's members are unknown: they are new when they come, and the log tells."""
+    scene = Scene()
+    scene.poll(handed(1, b"1"))
+    begin = scene.found[0].carried.seen
+    scene.commit(Carried(begin, begin + 1, {A: CarriedLane(None, ((begin, begin),))}))
+    again = Scene(scene.state, rules=b"else")
+    assert again.events == ["partition.reset"]
+    assert runs(again.poll(handed(2, b"1"))) == [(again.found[0].carried.seen, [b"1"])]
+
+
+def test_a_planned_stop_gives_back_what_is_not_settled() -> None:
+    """What is held is released, what is settled is not; the next life goes on with the same numbering."""
+    scene = Scene()
+    scene.poll(handed(1, b"1", unique="1"), handed(2, b"2", unique="2"))
+    scene.settle(1)
+    scene.source.close()
+    scene.source.close()
+    assert (scene.client.acked, scene.client.released) == ([1], [2])
+    again = Scene(scene.state)
+    assert (again.found[0].tp, again.found[0].scope) == (scene.found[0].tp, scene.found[0].scope)
+    assert again.found[0].carried.seen == scene.found[0].carried.seen + 1
+
+
+def test_what_is_held_is_bounded_and_kept_invisible(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At the limit nothing more is taken in, until something is settled; all that is held is kept from coming again."""
+    monkeypatch.setattr("sidecar.sources.acked.EXTEND_EVERY_S", 0.0)
+    scene = Scene(held_max_bytes=3_000)
+    scene.poll(*(handed(n, unique=str(n)) for n in range(3)))
+    scene.poll()
+    assert (scene.client.full, scene.client.extended) == (True, [0, 1, 2])
+    scene.settle(3)
+    scene.poll()
+    assert not scene.client.full
+
+
+def test_a_paused_numbering_is_given_nothing_and_loses_nothing() -> None:
+    """What comes while the core does not read waits, and the client is told to stop."""
+    scene = Scene()
+    scene.source.pause([scene.found[0].tp])
+    assert scene.poll(handed(1)) == []
+    assert scene.client.full
+    scene.source.pause([])
+    assert runs(scene.poll()) == [(scene.found[0].carried.seen, [b"body"])]
+
+
+def test_a_held_message_can_be_fetched() -> None:
+    """A dead letter is whole: key, body, ids and its place at the broker; what is settled is gone."""
+    scene = Scene()
+    scene.poll(handed(8, times=1))
+    tp, begin = scene.found[0].tp, scene.found[0].carried.seen
+    found = scene.source.fetch(tp, begin)
+    assert found and found.details
+    assert (found.key, found.value, found.timestamp_ms, found.details.offset_message_id) == (b"k", b"body", 1, "0A")
+    assert found.details.place == Place("%RETRY%g", "broker-a", 3, 8)
+    scene.settle(1)
+    assert scene.source.fetch(tp, begin) is None
+
+
+def test_the_window_of_what_was_settled_has_two_generations(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is the same after a restart, the oldest go by count and by time, and their rows with them."""
+    monkeypatch.setattr(acked_settled, "GENERATION_MAX", 4)
+    monkeypatch.setattr(acked_settled, "CHUNK_MAX", 3)
+    state = MemoryState()
+    window = Settled({}, 0.0)
+    for n in range(9):
+        state.save_progress(window.add([xxh3_128_digest(b"%d" % n)], 0.0))
+    known = [n for n in range(9) if xxh3_128_digest(b"%d" % n) in window]
+    assert known == list(range(4, 9))
+    assert [n for n in range(9) if xxh3_128_digest(b"%d" % n) in Settled(state.load_progress(), 0.0)] == known
+    for n in (9, 10):
+        state.save_progress(window.add([xxh3_128_digest(b"%d" % n)], acked_settled.GENERATION_S * (n - 8)))
+    assert [n for n in range(11) if xxh3_128_digest(b"%d" % n) in window] == [10]
+    assert len(state.load_progress()) == 1
+
+
+def test_other_errors_of_the_disk_are_no_failed_commits() -> None:
+    """Only the state's own errors are tried again."""
+    scene = Scene()
+
+    def broken(rows: Mapping[TopicPartition, str]) -> None:
+        raise RuntimeError("a mistake")
+
+    scene.state.save_progress = broken  # type: ignore[method-assign]
+    with pytest.raises(RuntimeError):
+        scene.settle(0)
+    assert not issubclass(RuntimeError, StateError)
