@@ -1,8 +1,9 @@
 """What a message costs on its way through `sidecar spark run`, beside Kafka → `noop` in the same session.
 
-Messages of 200 bytes, 8 tags in a header, 4 partitions, 100,000 offsets a micro-batch, `ndjson` over HTTP to a receiver
-that throws them away; each way is run in turn, and what counts is the ratio, pair by pair. The yardstick is Spark's
+Messages of 200 bytes, 8 tags in a header, 4 partitions, 1,000,000 offsets a micro-batch, `ndjson` over HTTP to a
+receiver that throws them away; each way is run in turn, and what counts is the ratio, pair by pair. The yardstick is Spark's
 own stream from the same connector with the same options, written to its `noop` sink; it filters and delivers nothing.
+Beside both the same columns to a writer in Python that does nothing: what Spark takes for the hand-over alone.
 After that the daemon with the same file, and the pipeline on a standalone cluster with one core an executor.
 
 CPU time is that of driver, JVMs and Python workers together, without the broker and the receiver.
@@ -23,6 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pyspark.sql.datasource import DataSource, DataSourceStreamArrowWriter, WriterCommitMessage
 from structlog.testing import capture_logs
 
 from benchmarks import throughput
@@ -35,7 +37,9 @@ from tests.support.jars import spark_jars
 from tests.support.kafka import KafkaBroker, produce
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from pyspark.sql import SparkSession
+    from pyspark.sql.types import StructType
 
 WANTED = 2.2
 _numbers = itertools.count()
@@ -82,11 +86,18 @@ class Bench:
 
     def noop(self, spark: SparkSession) -> None:
         """All messages into nothing."""
+        self._into(spark, "noop", ["*"])
+
+    def to_python(self, spark: SparkSession) -> None:
+        """All messages to Python, and into nothing there."""
+        self._into(spark, Nothing.name(), ["topic", "partition", "offset", "headers", "value"])
+
+    def _into(self, spark: SparkSession, sink: str, columns: list[str]) -> None:
         settings = self._settings()
         assert settings.spark is not None
         options = source_options(settings, once=True, headers=True)
-        frame = spark.readStream.format("kafka").options(**options).load()
-        writer = frame.writeStream.format("noop").option("checkpointLocation", settings.spark.checkpoint)
+        frame = spark.readStream.format("kafka").options(**options).load().select(*columns)
+        writer = frame.writeStream.format(sink).option("checkpointLocation", settings.spark.checkpoint)
         query = writer.trigger(availableNow=True).start()
         query.awaitTermination()
         read = sum(progress["numInputRows"] for progress in query.recentProgress)
@@ -103,6 +114,29 @@ class Bench:
         return Settings.model_validate({**self.config(), **own})
 
 
+class Nothing(DataSource):
+    """A sink that takes rows and does nothing."""
+
+    @classmethod
+    def name(cls) -> str:
+        """As it is asked for."""
+        return "nothing"
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> NothingWriter:  # noqa: ARG002, N802  # Spark's name
+        """Its writer."""
+        return NothingWriter()
+
+
+class NothingWriter(DataSourceStreamArrowWriter):
+    """Takes the batches of a task."""
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        """Do nothing with them."""
+        for _ in iterator:
+            pass
+        return WriterCommitMessage()
+
+
 def measured(name: str, messages: int, way: Callable[[], None], others: set[int], note: str = "") -> float:
     """CPU microseconds a message of one way, printed."""
     clock, begun_s = CpuClock(others), time.perf_counter()
@@ -115,24 +149,29 @@ def measured(name: str, messages: int, way: Callable[[], None], others: set[int]
 def beside_noop(bench: Bench, pairs: int, others: set[int]) -> float:
     """Pairs of the pipeline and `noop` in one session; the median of their ratios."""
     spark = session(bench.folder, settings=with_connector())
-    ratios, ours = [], []
+    spark.dataSource.register(Nothing)
+    ratios, floors, ours = [], [], []
     for pair in range(pairs + 1):  # the first one warms up, and does not count
         note = " (warm-up)" * (not pair)
         yardstick = measured("Kafka -> noop", bench.messages, lambda: bench.noop(spark), others, note)
+        floor = measured("Kafka -> Python", bench.messages, lambda: bench.to_python(spark), others, note)
         cost = measured("sidecar spark run", bench.messages, bench.pipeline, others, note)
-        print(f"  ratio {cost / yardstick:.2f}{note}")
+        print(f"  ratio {cost / yardstick:.2f}, of the hand-over alone {floor / yardstick:.2f}{note}")
         ratios += [cost / yardstick] * bool(pair)
+        floors += [floor / yardstick] * bool(pair)
         ours += [cost] * bool(pair)
     spark.stop()
     found = ", ".join(f"{ratio:.2f}" for ratio in sorted(ratios))
     print(f"  ratio: median {statistics.median(ratios):.2f} of {found} (at most {WANTED} wanted)")
+    print(f"  of the hand-over to Python alone: median {statistics.median(floors):.2f}")
     return statistics.median(ours)
 
 
 def beside_daemon(bench: Bench, ours_us: float) -> None:
     """The daemon with the same file."""
-    rate, _ = throughput.daemon(bench.config(), bench.messages, bench.folder, kept=bench.tags / len(throughput.TAGS))
-    print(f"  the daemon costs {1e6 / rate:.2f} us CPU a message, the pipeline {ours_us * rate / 1e6:.1f} times that")
+    ran = throughput.daemon(bench.config(), bench.messages, bench.folder, kept=bench.tags / len(throughput.TAGS))
+    cost_us = ran.cpu_s / ran.messages * 1e6
+    print(f"  the daemon costs {cost_us:.2f} us CPU a message, the pipeline {ours_us / cost_us:.1f} times that")
 
 
 def on_cluster(bench: Bench, executors: int, others: set[int], runs: int) -> None:
@@ -166,7 +205,7 @@ def receiver() -> Iterator[int]:
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--messages", type=int, default=1_000_000)
+    parser.add_argument("--messages", type=int, default=2_000_000)
     parser.add_argument("--pairs", type=int, default=3)
     parser.add_argument("--tags", type=int, default=8, help="how many of 8 tags are wanted")
     parser.add_argument("--executors", type=int, nargs="*", default=[1, 2], help="sizes of the cluster; none for none")

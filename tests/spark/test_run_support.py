@@ -141,5 +141,5 @@ def test_linger_and_span_bound_a_micro_batch() -> None:
     }  # fmt: skip
     assert trigger_options(limits, once=True) == {"maxOffsetsPerTrigger": "5000"}
     assert trigger_options(make_settings(url, batch={"linger": "0ms"}), once=False) == {
-        "maxOffsetsPerTrigger": "100000"
+        "maxOffsetsPerTrigger": "1000000"
     }

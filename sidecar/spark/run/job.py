@@ -147,7 +147,6 @@ class SparkRun:
         return frame.withColumn("timestamp_ms", at_ms)
 
     def _source(self, session: SparkSession, columns: list[str]) -> DataFrame:
-        from sidecar.spark.run.kafka_options import offsets_max
         from sidecar.spark.run.python_source import NAME, Reading, kafka_source
 
         log.warning("connector.missing", wanted=f"{CONNECTOR}:{session.version}")
@@ -155,7 +154,7 @@ class SparkRun:
             self._settings.source.kafka,
             self._folder.path,
             tuple(columns),
-            offsets_max(self._settings),
+            self._settings.batch.span_max,
             self._stood(),
         )
         session.dataSource.register(kafka_source(reading))

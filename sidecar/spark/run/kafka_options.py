@@ -14,10 +14,6 @@ from pathlib import Path
 from sidecar.config.model import Settings
 from sidecar.config.source import KafkaSource
 
-OFFSETS_PER_TRIGGER_MIN = 100_000
-"""The least upper bound of a micro-batch: below it Spark's own work, 1-2 s a micro-batch, outweighs the messages."""
-BATCHES_PER_TRIGGER = 20
-
 _SAME = {
     "client.id",
     "client.rack",
@@ -172,18 +168,12 @@ def start_options(kafka: KafkaSource, stood: Mapping[str, Mapping[str, int]] | N
     return {"startingTimestamp": str(kafka.start), "startingOffsetsByTimestampStrategy": "latest"}
 
 
-def offsets_max(settings: Settings) -> int:
-    """How many offsets a micro-batch takes at most."""
-    batch = settings.batch
-    return min(batch.span_max, max(OFFSETS_PER_TRIGGER_MIN, BATCHES_PER_TRIGGER * batch.max_messages))
-
-
 def trigger_options(settings: Settings, *, once: bool) -> dict[str, str]:
     """How much a micro-batch takes at most, and how long one waits to be worth its while."""
-    batch, upper = settings.batch, offsets_max(settings)
-    found = {"maxOffsetsPerTrigger": str(upper)}
+    batch = settings.batch
+    found = {"maxOffsetsPerTrigger": str(batch.span_max)}
     if batch.linger_ms and not once:
-        found["minOffsetsPerTrigger"] = str(min(batch.max_messages, upper))
+        found["minOffsetsPerTrigger"] = str(min(batch.max_messages, batch.span_max))
         found["maxTriggerDelay"] = f"{batch.linger_ms}ms"
     return found
 
