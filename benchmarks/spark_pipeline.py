@@ -1,9 +1,9 @@
 """What a message costs on its way through `sidecar spark run`, beside Kafka → `noop` in the same session.
 
 Messages of 200 bytes, 8 tags in a header, 4 partitions, 1,000,000 offsets a micro-batch, `ndjson` over HTTP to a
-receiver that throws them away; each way is run in turn, and what counts is the ratio, pair by pair. The yardstick is Spark's
-own stream from the same connector with the same options, written to its `noop` sink; it filters and delivers nothing.
-Beside both the same columns to a writer in Python that does nothing: what Spark takes for the hand-over alone.
+receiver that throws them away; each way is run in turn, and what counts is the ratio, pair by pair. The yardstick is
+Spark's own stream from the same connector with the same options, written to its `noop` sink; it filters and delivers
+nothing. Beside both the same columns to a writer in Python that does nothing: what the hand-over alone takes.
 After that the daemon with the same file, and the pipeline on a standalone cluster with one core an executor.
 
 CPU time is that of driver, JVMs and Python workers together, without the broker and the receiver.
