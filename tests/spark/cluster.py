@@ -114,7 +114,8 @@ class Cluster:
 
     def _state(self) -> dict[str, list[dict[str, int]]]:
         status, body = http_get(f"http://127.0.0.1:{self._ui}/json/")
-        found: dict[str, list[dict[str, int]]] = json.loads(body) if status == 200 else {}
+        is_json = status == 200 and body.startswith(b"{")  # until the master is whole its page answers for this too
+        found: dict[str, list[dict[str, int]]] = json.loads(body) if is_json else {}
         return found
 
     def _is_up(self) -> bool:

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from sidecar.core.records import Batch
+from tests.spark.cluster import Cluster
 from tests.spark.ingesting import config, is_acknowledged, there, wanted
 from tests.spark.job import SparkJob
 from tests.support.landing import Sent, part, writer
@@ -114,3 +115,18 @@ def test_killed_with_deltalake(tmp_path: Path) -> None:
     assert job.run(PATIENCE_S) == 0, job.log_tail()
     assert there(tmp_path / "table") == wanted(batches)
     assert is_acknowledged(tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["parquet", "delta"])
+def test_submitted_to_a_cluster_it_writes_each_row_once(tmp_path: Path, kind: str) -> None:
+    """By `spark-submit` on a master and two workers, killed once: the table has each row once."""
+    batches = list[Batch]()
+    with landing(tmp_path, batches) as enough, Cluster(tmp_path / "cluster") as cluster:
+        settings, at = config(tmp_path, format=kind), {"master": cluster.url, "command": "ingest", "submit": True}
+        with SparkJob(tmp_path, settings, once=False, **at) as job:  # type: ignore[arg-type]
+            kill_in_the_midst(job, random.Random(5))
+        enough.set()
+        job = SparkJob(tmp_path, settings, **at)  # type: ignore[arg-type]
+        assert job.run(PATIENCE_S) == 0, job.log_tail()
+    assert there(tmp_path / "table") == wanted(batches)
