@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass
 
-from sidecar.core.records import Fragment, Part
+from sidecar.core.records import KEY_BYTES, Fragment, Part
 
 ROW_OVERHEAD_BYTES = 8
 
@@ -31,7 +32,7 @@ def body_bytes(fragment: Fragment) -> int:
 
 def held_bytes(fragment: Fragment) -> int:
     """Bytes of memory the fragment holds; of the two pieces of a split fragment the same together."""
-    return body_bytes(fragment) + ROW_OVERHEAD_BYTES * fragment.count
+    return body_bytes(fragment) + ROW_OVERHEAD_BYTES * fragment.count + len(fragment.keys)
 
 
 def held_by(part: Part) -> int:
@@ -122,10 +123,14 @@ def split(fragment: Fragment, border: int, separator: bytes) -> tuple[Fragment, 
     data = fragment.data.split(separator)
     ids, odd = fragment.ids, fragment.unframeable
     odd_head, odd_tail = [o for o in odd if o < border], [o for o in odd if o >= border]
-    at = fragment.at_ms
+    at, keys, keys_at = fragment.at_ms, fragment.keys, rows * KEY_BYTES
     return (
-        Fragment(fragment.offsets[:rows], separator.join(data[:rows]), ids and ids[:rows], odd_head, at),
-        Fragment(fragment.offsets[rows:], separator.join(data[rows:]), ids and ids[rows:], odd_tail, at),
+        Fragment(
+            fragment.offsets[:rows], separator.join(data[:rows]), ids and ids[:rows], odd_head, at, keys[:keys_at]
+        ),
+        Fragment(
+            fragment.offsets[rows:], separator.join(data[rows:]), ids and ids[rows:], odd_tail, at, keys[keys_at:]
+        ),
     )
 
 
@@ -156,9 +161,15 @@ def pick(fragments: list[Fragment], wanted: set[int], separator: bytes) -> list[
         if rows:
             data = fragment.data.split(separator)
             ids = fragment.ids and [fragment.ids[i] for i in rows]
-            picked.append(Fragment([fragment.offsets[i] for i in rows], separator.join(data[i] for i in rows), ids))
+            offsets, keys = [fragment.offsets[i] for i in rows], pick_keys(fragment.keys, rows)
+            picked.append(Fragment(offsets, separator.join(data[i] for i in rows), ids, keys=keys))
         at += len(fragment.offsets)
     return picked
+
+
+def pick_keys(keys: bytes, rows: Iterable[int]) -> bytes:
+    """The keys of these rows; none where there are none."""
+    return keys and b"".join([keys[i * KEY_BYTES : (i + 1) * KEY_BYTES] for i in rows])
 
 
 def rows_of(fragments: list[Fragment], separator: bytes) -> list[tuple[int, bytes]]:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import heapq
 from collections import deque
 from collections.abc import Callable, Collection, Container, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sidecar.core.backoff import Backoff, RefusalGuard
 from sidecar.core.batching import held_by, held_bytes, rows_of
 from sidecar.core.books import Tally
 from sidecar.core.burial import Burials
+from sidecar.core.claiming import Claiming
+from sidecar.core.claims import State, mark_of
 from sidecar.core.effects import Effect, Report, Send
 from sidecar.core.groups import Groups
 from sidecar.core.progress import Partition
@@ -28,6 +30,8 @@ from sidecar.core.records import (
 from sidecar.core.refusals import Refusals
 
 HISTORY_MAX = 20
+ENDS = {"delivered": State.SUCCESS, "dead_lettered": State.ERROR}
+"""What the ledger is told; a duplicate leaves it to its twin."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +45,7 @@ class DeliveryRules:
         separator: The rows' separator.
         give_up_attempts: Failed sends after which a batch is dead-lettered; None for never.
         give_up_ms: Time since the first failed send after which it is; None for never.
+        lease_ms: With a ledger: how long after its claim was asked for a batch may be sent.
     """
 
     backoff: Backoff
@@ -49,6 +54,7 @@ class DeliveryRules:
     separator: bytes
     give_up_attempts: int | None = None
     give_up_ms: int | None = None
+    lease_ms: int | None = None
 
 
 class Delivery:
@@ -59,6 +65,7 @@ class Delivery:
         owner: Gives the live partition of a part, None when it was taken away since.
         settled: Called with a live part, an outcome and how many of its messages have it now.
         jitter: Uniform in [0, 1).
+        give_up: Called with a partition that must be read again, and the reason; without a ledger never.
     """
 
     def __init__(
@@ -67,6 +74,7 @@ class Delivery:
         owner: Callable[[Part], Partition | None],
         settled: Callable[[Part, str, int], None],
         jitter: Callable[[], float],
+        give_up: Callable[[TopicPartition, str], None] = lambda tp, reason: None,
     ) -> None:
         self._rules = rules
         self.owner = owner
@@ -91,6 +99,10 @@ class Delivery:
         self._first_failed_ms: dict[int, float] = {}
         self._refusals = Refusals(self, rules.separator)
         self._burials = Burials(owner)
+        self.claims: Claiming | None = None
+        """With a ledger only."""
+        if rules.lease_ms is not None:
+            self.claims = Claiming(self, rules.lease_ms, rules.ordered, rules.separator, jitter, give_up)
         self._next_id = 0
 
     # Taking over
@@ -118,7 +130,8 @@ class Delivery:
         """These pieces have taken the part's place; they were sent before, as a part of it."""
         self.held_bytes += sum(map(held_by, pieces)) - held_by(part)
         for piece in pieces:
-            piece.attempts, piece.history = part.attempts, part.history
+            piece.attempts, piece.history, piece.seal = part.attempts, part.history, part.seal
+            piece.hold = part.hold and replace(part.hold)
 
     def unseal(self) -> None:
         """Batches whose intents are durable by now, and whose unframeable messages are, become ready."""
@@ -128,7 +141,8 @@ class Delivery:
 
     def _unsealed(self, part: Part) -> bool:
         # Were a part split while some of it is being stored, nothing could say which half that belongs to.
-        return (part.intent.durable and not part.unframeable) or self.owner(part) is None
+        durable = part.intent.durable and (part.seal is None or part.seal.durable)
+        return (durable and not part.unframeable) or self.owner(part) is None
 
     def _id(self) -> int:
         self._next_id += 1
@@ -143,6 +157,10 @@ class Delivery:
         self._refusals.step()
         while self._waiting and self._waiting[0][0] <= now_ms:
             self._ready.append(heapq.heappop(self._waiting)[2])
+        if self.claims is not None:
+            self.claims.step(now_ms)
+            self._claim(self.claims, now_ms)
+            return
         for _ in range(len(self._ready)):
             if len(self._sending) >= self._rules.concurrency:
                 break
@@ -151,6 +169,19 @@ class Delivery:
                 self._send(batch)
             else:
                 self._ready.append(batch)
+
+    def _claim(self, claims: Claiming, now_ms: float) -> None:
+        """Send what is ours, and claim what is not: that goes on while all senders are busy."""
+        for _ in range(len(self._ready)):
+            batch = self._ready.popleft()
+            ours = claims.ours(batch, now_ms)
+            free = len(self._sending) < self._rules.concurrency if ours else not claims.busy
+            if not free or not self._may_send(batch):
+                self._ready.append(batch)
+            elif ours:
+                self._send(batch)
+            else:
+                claims.ask(batch, now_ms)
 
     def _may_send(self, batch: Batch) -> bool:
         if self.groups.failing(batch.group) and self.groups[batch.group].sending:
@@ -177,9 +208,13 @@ class Delivery:
         """New batches of parts whose intents are durable; they are sent before all others."""
         self._ready.extendleft([self.begin(parts) for parts in reversed(batches)])
 
+    def put_back(self, batch: Batch) -> None:
+        """A batch that was claimed; it is sent before all others."""
+        self._ready.appendleft(batch)
+
     def shrink(self, batch: Batch, parts: list[Part]) -> Batch:
-        """The same batch with some of its parts only."""
-        if len(parts) == len(batch.parts):
+        """The same batch with some of its parts only, or with what is left of them."""
+        if parts == batch.parts:
             return batch
         fresh = Batch(self._id(), batch.group, parts)
         if batch.id in self._first_failed_ms:
@@ -312,9 +347,16 @@ class Delivery:
         """The last `count` messages of the part have their outcome: it is settled, unless it is not ours any more."""
         owner = self.owner(part)
         if owner is not None:
+            self.mark(part, outcome)
             self.settled(part, outcome, count)
             self.held_bytes -= held_by(part)
             owner.settle(part)
+
+    def mark(self, part: Part, outcome: str, but: Collection[int] = ()) -> None:
+        """Tell the ledger what became of the part's rows, but for those whose index is in `but`."""
+        owner, state = self.owner(part), ENDS.get(outcome)
+        if part.hold is not None and state is not None and owner is not None:
+            owner.marks.append(mark_of(part.tp, part.fragments, state, but))
 
     def done(self, batch: Batch, result: str) -> None:
         """The batch has come to its end."""
@@ -344,7 +386,7 @@ class Delivery:
     @property
     def idle(self) -> bool:
         """Whether no batch is outstanding and no dead letter on its way."""
-        return not self.groups and not self._burials
+        return not self.groups and not self._burials and not self.claims
 
     @property
     def waiting(self) -> int:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from sidecar.core.carried import Carried
+from sidecar.core.claims import Mark, Want
 from sidecar.core.records import Batch, DeadLetter, TopicPartition
 
 
@@ -21,6 +22,8 @@ class CommitItem:
     """Generation of the id window that `ids` belong to."""
     ids: array[int] | None = None
     """Message ids settled since the last commit: durable in the journal before the commit is sent."""
+    marks: tuple[Mark, ...] = ()
+    """Claims that came to their end since the last commit: durable in the ledger before the commit is sent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +38,14 @@ class Send:
     """Deliver this batch; answer with `Pipeline.answered`."""
 
     batch: Batch
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """Claim these rows in one transaction of the ledger; answer with `Pipeline.claimed`."""
+
+    number: int
+    wants: list[Want]
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,4 +80,4 @@ class Report:
     fields: dict[str, Any] = field(default_factory=dict)
 
 
-Effect: TypeAlias = Commit | Send | Store | Flow | Reload | Report
+Effect: TypeAlias = Commit | Send | Claim | Store | Flow | Reload | Report

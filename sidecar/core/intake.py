@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from itertools import compress
 from operator import call
 
-from sidecar.core.batching import Buffer
+from sidecar.core.batching import Buffer, pick_keys
 from sidecar.core.dedup import Deduplicator, RotatingBitmap
 from sidecar.core.fields import Raw
 from sidecar.core.progress import Intent, Lane, Partition
@@ -20,6 +20,7 @@ from sidecar.core.tags import Memo
 CHOSEN_MAX = 256
 ReadTags = Callable[[TopicPartition, Sequence[Message]], Sequence[Raw]]
 ReadIds = Callable[[TopicPartition, Sequence[Message]], Sequence[int | None]]
+ReadKeys = Callable[[TopicPartition, Sequence[Message]], bytes]
 
 
 _Placed = tuple[str, Intent | Lane | None, list[Message]]
@@ -54,6 +55,7 @@ class Reading:
         ids: Reads message ids, None where only positions tell duplicates.
         capacity: Positions and ids remembered a partition.
         bitmap_ids: Whether ids grow like counters (Roaring) or are random (hash set).
+        keys: Reads business keys, where a ledger tells duplicates and `ids` is None.
     """
 
     columns: Columns
@@ -63,6 +65,7 @@ class Reading:
     ids: ReadIds | None = None
     capacity: int = 100_000_000
     bitmap_ids: bool = False
+    keys: ReadKeys | None = None
 
 
 class Intake:
@@ -221,6 +224,7 @@ class Intake:
         data, odd = self._r.framer.frame(tp, messages)
         offsets: array[int] = array("q", self._r.columns.offsets(messages))
         ids = None if self._r.ids is None else list(self._r.ids(tp, messages))
+        keys = b"" if self._r.keys is None else self._r.keys(tp, messages)
         unframeable: list[int] = []
         if odd:
             unframeable = [offsets[i] for i in odd]
@@ -228,4 +232,5 @@ class Intake:
             keep = [i for i in range(len(messages)) if i not in left_out]
             offsets = array("q", [offsets[i] for i in keep])
             ids = ids and [ids[i] for i in keep]
-        return Fragment(offsets, data, ids, unframeable, now_ms)
+            keys = pick_keys(keys, keep)
+        return Fragment(offsets, data, ids, unframeable, now_ms, keys)

@@ -1,13 +1,13 @@
 """The daemon's mind: takes (event, now), gives effects. No thread, socket, clock, random number, file or logger.
 
-Events are methods: `assign`, `read`, `read_past`, `committed`, `answered`, `stored`, `forget`. `step` cuts, commits and
-sends what is due and returns all effects since the last step. Times are monotonic milliseconds.
+Events are methods: `assign`, `read`, `read_past`, `committed`, `claimed`, `answered`, `stored`, `forget`. `step` cuts,
+commits and sends what is due and returns all effects since the last step. Times are monotonic milliseconds.
 """
 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 
@@ -17,7 +17,7 @@ from sidecar.core.cutting import BatchRules, Cutter
 from sidecar.core.delivery import Delivery, DeliveryRules
 from sidecar.core.effects import Commit, CommitItem, Effect, Flow, Reload, Report
 from sidecar.core.intake import HoleError, Intake, Reading
-from sidecar.core.progress import Intent, Partition
+from sidecar.core.progress import Intent, Partition, Seal
 from sidecar.core.records import Answer, Part, Run, TopicPartition
 
 COMMIT_SPACING_MS = 20
@@ -32,7 +32,7 @@ class _Sent:
 
     epoch: int
     carried: Carried
-    intents: list[Intent]
+    intents: list[Intent | Seal]
 
 
 class Pipeline:
@@ -51,7 +51,7 @@ class Pipeline:
         self._rules = batching
         self._separator = reading.framer.separator
         self.intake = Intake(reading)
-        self.delivery = Delivery(rules, self._owner, self._settled, jitter)
+        self.delivery = Delivery(rules, self._owner, self._settled, jitter, self._give_up)
         self.partitions: dict[TopicPartition, Partition] = {}
         self.books: dict[TopicPartition, Books] = {}
         self._cutter = Cutter(batching, rules.concurrency, self.delivery, self._separator, self._touch)
@@ -134,8 +134,11 @@ class Pipeline:
                 self.read_past(run.tp, partition.seen, now_ms)
             self._read(partition, run, now_ms)
         except HoleError as hole:
-            self.forget([run.tp])  # at once: a commit in this very step would settle what was skipped
-            self._reloads[run.tp] = f"{hole} was skipped before"
+            self._give_up(run.tp, f"{hole} was skipped before")
+
+    def _give_up(self, tp: TopicPartition, reason: str) -> None:
+        self.forget([tp])  # at once: a commit in this very step would settle what was skipped
+        self._reloads[tp] = reason
 
     def _read(self, partition: Partition, run: Run, now_ms: float) -> None:
         found = self.intake.sort(partition, run, now_ms)
@@ -199,16 +202,14 @@ class Pipeline:
             if partition is None:
                 continue
             carried = partition.carried()
-            if carried == partition.durable:
+            if carried == partition.durable and not partition.marks and not partition.seals:
                 continue
-            self._outstanding[tp] = _Sent(partition.epoch, carried, list(partition.intents))
+            self._outstanding[tp] = _Sent(partition.epoch, carried, [*partition.intents, *partition.seals])
             ids = array("q", partition.settled_ids)
             partition.settled_ids.clear()
-            items.append(
-                CommitItem(
-                    tp, partition.scope, carried, self.intake.ids.window(tp).generation if ids else 0, ids or None
-                )
-            )
+            marks, partition.marks = tuple(partition.marks), []
+            generation = self.intake.ids.window(tp).generation if ids else 0
+            items.append(CommitItem(tp, partition.scope, carried, generation, ids or None, marks))
         return items
 
     def committed(self, results: Mapping[TopicPartition, bool], now_ms: float) -> None:
@@ -226,6 +227,7 @@ class Pipeline:
             partition.committed = state.carried.watermark
             for intent in state.intents:
                 intent.durable = True
+            partition.seals = [seal for seal in partition.seals if not seal.durable]
         self.delivery.unseal()
 
     @property
@@ -233,7 +235,13 @@ class Pipeline:
         """Whether a commit is outstanding."""
         return bool(self._outstanding)
 
-    # The sink and the store
+    # The ledger, the sink and the store
+
+    def claimed(self, number: int, verdicts: Sequence[Sequence[int]] | None, now_ms: float) -> None:
+        """The ledger's verdicts on one `Claim`, for each want and row; None when it could not be asked."""
+        self._now_ms = now_ms
+        assert self.delivery.claims is not None
+        self.delivery.claims.claimed(number, verdicts, now_ms)
 
     def answered(self, batch_id: int, answer: Answer, now_ms: float, wall_ms: int) -> None:
         """The sink answered one send."""

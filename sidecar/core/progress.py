@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 
 from sidecar.core.batching import Buffer, Limits, body_bytes
 from sidecar.core.carried import Carried, CarriedJoint, CarriedLane, derived_scope, lane_key
+from sidecar.core.claims import Mark
 from sidecar.core.records import Fragment, Part, TopicPartition
 
 LANES_MAX = 64
@@ -50,6 +51,13 @@ class Intent:
         """Whether a message of that group at that offset belongs to this intent."""
         mine = key not in self.excluded if self.key is None else key == self.key
         return mine and self.first <= offset <= self.last
+
+
+@dataclass(slots=True, eq=False)
+class Seal:
+    """What waits for the next commit, whatever it says: it proves that the partition is still ours."""
+
+    durable: bool = False
 
 
 class Lane:
@@ -96,6 +104,9 @@ class Partition:
         """What was committed last in this ownership."""
         self.settled_ids: list[int] = []
         """Message ids of finished intents, for the journal."""
+        self.marks: list[Mark] = []
+        """Claims that came to their end, for the ledger."""
+        self.seals: list[Seal] = []
         self.joint_from = carried.joint_from
         self._separator = separator
         self._unread = {key: lane.open_from for key, lane in carried.lanes.items() if lane.open_from is not None}
@@ -285,9 +296,14 @@ class Partition:
         self._remove(part)
         intent: Intent = part.intent
         intent.ids += _ids(part.fragments)
-        if intent.key is None and intent.live and part.primary:
+        if intent.key is None and intent.live and part.primary and not self._has_more(part):
             self._exclude(intent, lane_key(part.group))
         self._drop_finished()
+
+    def _has_more(self, part: Part) -> bool:
+        """Whether there are other pieces of what the intent has of the part's group."""
+        lane = self.lanes.get(part.group)
+        return lane is not None and any(other.intent is part.intent for other in lane.live)
 
     def _exclude(self, intent: Intent, key: int) -> None:
         """Where there is room, what is settled of a joint intent is not sent again after a crash."""
@@ -337,6 +353,30 @@ class Partition:
         parts = [self._part(part.group, child, piece) for child, piece in zip(children, pieces, strict=True)]
         self._drop_finished()
         return parts
+
+    def separate(self, part: Part, pieces: Mapping[int, list[Fragment]], token: int) -> list[Part]:
+        """Replace a part by pieces that the ledger tells apart, under its own intent; a name follows from the token.
+
+        Args:
+            part: The part.
+            pieces: Its rows by token, but for those that are settled; not empty.
+            token: The part's own: this piece keeps its name.
+        """
+        parts = []
+        for one, fragments in pieces.items():
+            piece = self._part(part.group, part.intent, fragments)
+            if one == token:
+                piece.scope, piece.primary = part.scope, part.primary
+            elif one:
+                piece.scope = derived_scope(piece.scope, part.first, part.last, one)
+            parts.append(piece)
+        self._remove(part)
+        return parts
+
+    def seal(self) -> Seal:
+        """What is durable when a commit that begins from now on succeeded."""
+        self.seals.append(Seal())
+        return self.seals[-1]
 
     def derive(self, part: Part, pieces: Mapping[str, list[Fragment]]) -> list[Part]:
         """Replace a part by pieces of it, under its own intent; a piece's name follows from the part's and its key.

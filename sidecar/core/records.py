@@ -11,6 +11,8 @@ from urllib.parse import quote, quote_from_bytes
 
 GROUP_HEADER_MAX_BYTES = 128
 PARTS_MAX = 64
+KEY_BYTES = 16
+"""Of a business key in a ledger: strangers with one key would lose a message, so 64 bits are not enough."""
 PARTS_HEADER_MAX_BYTES = 4096
 
 Header: TypeAlias = tuple[str, bytes | None]
@@ -131,6 +133,8 @@ class Fragment:
     """Offsets of messages that belong here and have no row, since the format cannot hold them."""
     at_ms: float = 0.0
     """When they were read, monotonic."""
+    keys: bytes = b""
+    """`KEY_BYTES` for each row, where a ledger tells duplicates."""
 
     @property
     def first(self) -> int:
@@ -182,6 +186,10 @@ class Part:
     history: list[Attempt] = field(default_factory=list)
     home: str = ""
     """The partition's own scope: within it an offset is one message. Empty: the same as `scope`."""
+    hold: Any = None
+    """Its claims in the ledger (`claims.Hold`)."""
+    seal: Any = None
+    """A commit that must succeed before it is sent (`progress.Seal`)."""
 
     @property
     def unframeable(self) -> list[int]:

@@ -62,6 +62,10 @@ class Refusals:
         pieces = halves(part.fragments, self._separator)
         if not part.primary:
             parts = owner.derive(part, dict(zip(("first half", "second half"), pieces, strict=True)))
+        elif self._d.claims is not None:
+            self._d.claims.halve(part, pieces)
+            self._d.done(batch, "split")
+            return
         elif owner.may_split(part):
             parts = owner.split(part, pieces)
             self._d.changed.add(part.tp)
@@ -113,6 +117,7 @@ class Refusals:
     def _some_failed(self, part: Part, failed: dict[int, FailedRow], answer: Answer, now_ms: float) -> None:
         """The receiver knows the part's name now, and gives the same answer for it: so the pieces' names may follow."""
         taken = part.count - len(failed)
+        self._d.mark(part, "delivered", but=failed.keys())
         self._d.settled(part, "delivered", taken)
         again = {index for index, row in failed.items() if row.retry}
         refused = failed.keys() - again

@@ -6,8 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from sidecar.core.carried import Carried
+from sidecar.core.claims import State, place_of
+from sidecar.ledger.memory import MemoryLedger
 from sidecar.state.offset_map import Identity, decode, encode
-from tests.simulation.plan import Log, Plan, Row
+from tests.simulation.plan import TPS, Log, Plan, Row, key_of
 
 IDENTITY = Identity("cluster", "group", "topic", 7)
 SCOPE = IDENTITY.scope
@@ -44,6 +46,9 @@ class Life:
     """Offsets that an owner found above the watermark of a predecessor that had read them."""
     doubtful: set[int] = field(default_factory=set)
     """Offsets of parts that came with other rows than before, by ids: of a whole and its halves both may arrive."""
+    ledger: MemoryLedger | None = None
+    arrived: dict[bytes, tuple[int, int]] = field(default_factory=dict)
+    """Of all partitions, by key, the partition and offset that the receiver has; where there is a ledger."""
     committed: Carried = field(init=False)
     _text: str | None = None
     _intents: set[tuple[int | None, int, int]] = field(default_factory=set)
@@ -75,12 +80,26 @@ class Life:
             if not self.settled(offset):
                 text = f"{self.number}:{offset} is below the committed {carried.watermark}, unsettled"
                 raise BrokenPromiseError("lost", text)
+            ended = self.stored | (self.letters - self.log.odd)
+            if self.ledger is not None and offset in ended - self.gone:
+                self._check_claim(self.ledger, offset)
         self._checked = max(self._checked, carried.watermark)
+
+    def key(self, offset: int) -> bytes:
+        """The key of a message in the ledger."""
+        return key_of(self.number, self.log.messages[offset])
+
+    def _check_claim(self, ledger: MemoryLedger, offset: int) -> None:
+        entry = ledger.entry(self.key(offset))
+        if entry and entry[:2] == (place_of(TPS[self.number]), offset) and entry.state == State.PROCESSING:
+            raise BrokenPromiseError("ledger", f"{self.number}:{offset} is committed, and its claim is open")
 
     def settled(self, offset: int) -> bool:
         """Whether a message, or a twin of it, has its end, or there is none to be had."""
         if offset not in self.log.wanted or offset in self.stored or offset in self.letters or offset in self.gone:
             return True
+        if self.ledger is not None:
+            return offset < self.start or self.key(offset) in self.arrived
         twins = self.log.twins_of(offset)
         ended = any(twin in self.stored or twin in self.letters for twin in twins)
         return ended or offset < self.start or self._forgone(offset, twins)
@@ -115,10 +134,13 @@ class Broker:
 
     Args:
         plan: The logs.
+        ledger: Where duplicates are told, if any.
     """
 
-    def __init__(self, plan: Plan) -> None:
-        self.lives = [Life(number, log) for number, log in enumerate(plan.logs)]
+    def __init__(self, plan: Plan, ledger: MemoryLedger | None = None) -> None:
+        self._ledger = ledger
+        self._arrived: dict[bytes, tuple[int, int]] = {}
+        self.lives = [Life(number, log, ledger=ledger, arrived=self._arrived) for number, log in enumerate(plan.logs)]
         self._all = {(life.number, life.scope): life for life in self.lives}
 
     def life(self, number: int, scope: str) -> Life:
@@ -138,4 +160,5 @@ class Broker:
     def _begin(self, number: int, log: Log, topic: str, start: int, gone: set[int]) -> None:
         identity = Identity("cluster", "group", topic, self.lives[number].identity.incarnation + 1)
         life = Life(number, log, identity, identity.scope, start, gone)
+        life.ledger, life.arrived = self._ledger, self._arrived
         self.lives[number] = self._all[number, life.scope] = life

@@ -99,6 +99,16 @@ def read_ids(tp: TopicPartition, messages: Any) -> Any:
     return [message[2] for message in messages]
 
 
+def key_of(number: int, row: Row) -> bytes:
+    """The key of a row of a partition: one without an id has its own."""
+    return b"p%07d%08d" % (number, row[0]) if row[2] is None else b"i%015d" % row[2]
+
+
+def read_keys(tp: TopicPartition, messages: Any) -> bytes:
+    """The business keys of rows."""
+    return b"".join([key_of(tp.partition, message) for message in messages])
+
+
 GROUPS = {count: {tag: f"g{tag}" if tag < count else None for tag in range(count + 1)} for count in range(1, 100)}
 COLUMNS, FRAMER = Columns(), LineFramer()
 READINGS: dict[tuple[int, bool], Reading] = {
@@ -140,15 +150,25 @@ class Plan:
     """Sends that are answered at once."""
     resets: float = 0.0
     """How likely an event is a reset of a partition's offset, or a topic made again."""
+    claim_ms: int = 0
+    """How long a claim in the ledger holds; 0 without a ledger."""
     reading: Reading = field(init=False)
 
     def __post_init__(self) -> None:
         self.reading = READINGS[self.groups, self.ids]
 
+    @property
+    def gives_up(self) -> bool:
+        """Whether a dead letter may be of a message that the receiver has."""
+        return self.rules.give_up_attempts is not None or self.rules.give_up_ms is not None
 
-def make_plan(seed: int, *, newer: bool = True) -> Plan:
+
+def make_plan(seed: int, *, newer: bool = True, ledger: bool = False) -> Plan:
     """The circumstances of a seed; `newer` ones are drawn apart, so that older seeds keep their meaning."""
     plan = _make_plan(seed)
+    if ledger:
+        newer = True
+        plan.ids = False
     if newer:
         r = random.Random(seed ^ 0x5EED)
         if plan.ids and r.random() < 0.4:
@@ -161,6 +181,17 @@ def make_plan(seed: int, *, newer: bool = True) -> Plan:
         plan.resets = r.choice((0.0, 0.0, 0.0, 0.02))
         attempts, failing_ms = r.choice(((None, None),) * 4 + ((3, None), (5, None), (None, 200), (None, 1000)))
         plan.rules = replace(plan.rules, give_up_attempts=attempts, give_up_ms=failing_ms)
+    return _with_ledger(plan) if ledger else plan
+
+
+def _with_ledger(plan: Plan) -> Plan:
+    """Twins over all partitions, told by one ledger."""
+    r = random.Random(plan.seed ^ 0x1ED6E2)
+    partitions = 1 if plan.groups == MANY_GROUPS else r.choice((1, 2, 3, 3))
+    plan.logs = [make_log(r.randrange(40), plan.length, plan.groups, ids=True, odd=plan.odd) for _ in range(partitions)]
+    plan.claim_ms = r.choice((900, 30_000, 30_000))
+    plan.rules = replace(plan.rules, lease_ms=plan.claim_ms // 3)
+    plan.reading = replace(READINGS[plan.groups, False], keys=read_keys)
     return plan
 
 

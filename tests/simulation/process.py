@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from sidecar.core.batching import held_by, held_bytes
-from sidecar.core.effects import Commit, CommitItem, Effect, Flow, Reload, Report, Send, Store
+from sidecar.core.claims import Mark, Want
+from sidecar.core.effects import Claim, Commit, CommitItem, Effect, Flow, Reload, Report, Send, Store
 from sidecar.core.pipeline import Pipeline
 from sidecar.core.progress import Partition
 from sidecar.core.records import Answer, Attempt, DeadLetter, Part, Run, TopicPartition
+from sidecar.ledger.interface import LedgerError
+from sidecar.ledger.memory import MemoryLedger
 from tests.simulation.broker import BrokenPromiseError, Broker, Life
 from tests.simulation.plan import MANY_GROUPS, TPS, Plan
 from tests.simulation.receiver import HALT, Receiver, Request
@@ -26,11 +29,19 @@ class Process:
         receiver: Shared by all processes.
         sent: Names of parts that may have been sent, shared by all processes.
         chance: Uniform in [0, 1).
+        ledger: Shared by all processes, if there is one.
     """
 
     def __init__(
-        self, plan: Plan, broker: Broker, receiver: Receiver, sent: set[tuple[str, str]], chance: Callable[[], float]
+        self,
+        plan: Plan,
+        broker: Broker,
+        receiver: Receiver,
+        sent: set[tuple[str, str]],
+        chance: Callable[[], float],
+        ledger: MemoryLedger | None = None,
     ) -> None:
+        self._ledger = ledger
         self._plan = plan
         self._broker = broker
         self._receiver = receiver
@@ -59,6 +70,10 @@ class Process:
         """The outstanding commit's result, on its way."""
         self.sends: dict[int, Request] = {}
         self.stores: dict[int, Store] = {}
+        self.claims: dict[int, list[Want]] = {}
+        self.verdicts: dict[int, list[list[int]] | None] = {}
+        """The ledger's answers, on their way."""
+        self.unmarked: list[Mark] = []
         self.fenced_for = 0
         """Events until a revocation ends; 0 when none is going on."""
 
@@ -71,6 +86,11 @@ class Process:
         for store in self.stores.values():
             if self._chance() < 0.5:
                 self._bury(store)
+        for number in list(self.claims):
+            if self._chance() < 0.5:
+                self._claim(number, lost=0)
+        if self.unmarked and self._chance() < 0.5:
+            self._mark()
         return requests
 
     def _tear_journal(self) -> None:
@@ -114,8 +134,7 @@ class Process:
             self.acknowledged = self.commit = None
             self.pipeline.committed({}, self.now_ms)
         items = self.pipeline.commit(tps)
-        self._write_journal(items)
-        ok = self._chance() < 0.8
+        ok = self._write_journal(items) and self._chance() < 0.8
         if ok:
             self._apply(items)
         self.pipeline.committed({item.tp: ok for item in items}, self.now_ms)
@@ -191,6 +210,9 @@ class Process:
             if any(item.tp.partition not in self.positions for item in effect.items):
                 raise BrokenPromiseError("commit", "names a partition that is not ours")
             self.commit, self.journalled, self.acknowledged = effect.items, False, None
+            self._remember(effect.items)
+        elif isinstance(effect, Claim):
+            self.claims[effect.number] = effect.wants
         elif isinstance(effect, Store):
             self.stores[effect.token] = effect
         elif isinstance(effect, Flow):
@@ -226,7 +248,10 @@ class Process:
         if not life.intended(part.intent.key, part.intent.first, part.intent.last):
             raise BrokenPromiseError("intent", f"{part.group} {part.name} is sent before its intent is durable")
         known = self._receiver.knows(part.group, part.name)
-        if part.primary and not known and life.stored.intersection(offsets) - life.doubtful:
+        again = life.stored.intersection(offsets) - life.doubtful
+        if self._plan.claim_ms:
+            again = {offset for offset in again if not self._receiver.overtaken(life, offset)}
+        if part.primary and not known and again:
             raise BrokenPromiseError("twice", f"{part.group} {part.name} is sent as a whole, and some of it was stored")
 
     # What comes back
@@ -240,7 +265,9 @@ class Process:
         """The outstanding commit gets one step further: ids, broker, acknowledgement."""
         assert self.commit is not None
         if not self.journalled:
-            self._write_journal_once()
+            if not self._write_journal_once():
+                items, self.commit, self.acknowledged = self.commit, None, None
+                self.pipeline.committed({item.tp: False for item in items}, self.now_ms)
         elif self.acknowledged is None:
             reached = self.member and self._chance() >= lost
             if reached:
@@ -251,15 +278,52 @@ class Process:
             results, self.acknowledged, self.commit = self.acknowledged, None, None
             self.pipeline.committed(results, self.now_ms)
 
-    def _write_journal_once(self) -> None:
+    def _write_journal_once(self) -> bool:
         if self.commit and not self.journalled:
-            self._write_journal(self.commit)
-        self.journalled = True
+            self.journalled = self._write_journal(self.commit, known=True)
+        return self.journalled
 
-    def _write_journal(self, items: list[CommitItem]) -> None:
+    def _write_journal(self, items: list[CommitItem], *, known: bool = False) -> bool:
         for item in items:
             if item.ids:
                 self.journal.setdefault(self._life(item), []).extend(item.ids)
+        if not known:
+            self._remember(items)
+        return self._mark()
+
+    def _remember(self, items: list[CommitItem]) -> None:
+        for item in items:
+            self.unmarked += item.marks
+
+    def _mark(self) -> bool:
+        """What came to its end stands in the ledger, or not: it is tried again with the next commit then."""
+        if self._ledger is not None and self.unmarked:
+            try:
+                self._ledger.settle(self.unmarked)
+            except LedgerError:
+                return False
+            self.unmarked = []
+        return True
+
+    def advance_claim(self, number: int, *, lost: float) -> None:
+        """A question to the ledger gets one step further: transaction, answer."""
+        if number in self.claims:
+            self._claim(number, lost=lost)
+        else:
+            self.pipeline.claimed(number, self.verdicts.pop(number), self.now_ms)
+
+    def _claim(self, number: int, *, lost: float) -> None:
+        assert self._ledger is not None
+        wants = self.claims.pop(number)
+        self.verdicts[number] = None
+        if self._chance() < lost / 2:
+            return
+        try:
+            verdicts = self._ledger.claim(wants, self._plan.claim_ms)
+        except LedgerError:
+            return
+        if self._chance() >= lost / 2:
+            self.verdicts[number] = verdicts
 
     def _apply(self, items: list[CommitItem]) -> None:
         for item in items:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from sidecar.core.claims import State
 from sidecar.core.records import Answer, Batch, FailedRow, Verdict
-from tests.simulation.broker import BrokenPromiseError, Life
+from tests.simulation.broker import SCOPE, BrokenPromiseError, Life
 from tests.simulation.plan import Plan
 
 ACK = Answer(Verdict.ACK, status=200)
@@ -98,6 +99,8 @@ class Receiver:
             if self._plan.ids:
                 differ = {offset for offset in differ if not life.settled(offset)}
                 life.doubtful.update(before, offsets)
+            if self._plan.claim_ms:
+                differ = {offset for offset in differ if not self.overtaken(life, offset)}
             if differ or owner is not life:
                 raise BrokenPromiseError("names", f"{group} {name} stands for {before} and for {offsets}")
 
@@ -106,18 +109,40 @@ class Receiver:
         self._known[group, name] = failed
         taken = [offset for offset in offsets if offset not in failed] if failed else offsets
         again = life.stored.intersection(taken) - life.doubtful
+        if self._plan.claim_ms:
+            again = {offset for offset in again if not self.overtaken(life, offset)}
         if again:
             raise BrokenPromiseError("twice", f"{life.number}:{sorted(again)} again as {name}")
         life.stored.update(taken)
+        if self._plan.claim_ms:
+            self._check_keys(life, taken)
         if self._plan.ids and self._plan.processes == 1:
             self._check_twins(life, taken)
         if self._plan.rules.ordered:
             last = self._last.get((life, group), -1)
             # What was given up may come again after a crash, when its dead letter was not committed yet, and with it
             # what an owner with other ids had dropped.
-            if taken[0] < last and taken[0] not in life.gone | life.given_up | life.doubtful:
+            doubt = self._plan.claim_ms and self._out_of_order(life, taken[0], last)
+            if taken[0] < last and taken[0] not in life.gone | life.given_up | life.doubtful and not doubt:
                 raise BrokenPromiseError("order", f"{life.number}:{taken[0]} of {group} after {last}")
             self._last[life, group] = max(taken[-1], last)
+
+    def _out_of_order(self, life: Life, first: int, last: int) -> bool:
+        """The known limit: what was lost to a twin, or what an earlier incarnation had, goes its own way."""
+        return life.scope != SCOPE or any(self.overtaken(life, offset) for offset in range(first, last + 1))
+
+    def overtaken(self, life: Life, offset: int) -> bool:
+        """The known limit: a twin took the key when the claim had expired, or when the message was given up."""
+        assert life.ledger is not None
+        before = life.ledger.overtaken.get(life.key(offset), ())
+        return State.PROCESSING in before or (State.ERROR in before and self._plan.gives_up)
+
+    def _check_keys(self, life: Life, taken: Sequence[int]) -> None:
+        """Of all messages with one key, in whatever partition, one arrives."""
+        for offset in taken:
+            place = (life.number, offset)
+            if life.arrived.setdefault(life.key(offset), place) != place and not self.overtaken(life, offset):
+                raise BrokenPromiseError("twice", f"{place} and its twin {life.arrived[life.key(offset)]}")
 
     def _check_twins(self, life: Life, taken: Sequence[int]) -> None:
         """Where the journal of ids never moves, one of a message's copies arrives, but for those compacted away."""

@@ -46,13 +46,13 @@ class Outcome:
         return f"{self.schedules} schedules, {self.steps} steps: {counts}"
 
 
-def run_some(seeds: range, steps: int) -> Outcome:
+def run_some(seeds: range, steps: int, *, ledger: bool = False) -> Outcome:
     """Run these schedules one after the other."""
     outcome = Outcome()
     for seed in seeds:
         outcome.schedules += 1
         try:
-            outcome.steps += run_schedule(seed, steps)
+            outcome.steps += run_schedule(seed, steps, ledger=ledger)
         except BrokenPromiseError as broken:
             outcome.failures.append((seed, broken.kind, str(broken)))
         except Exception as error:  # noqa: BLE001  # a core that raises is broken too
@@ -60,15 +60,23 @@ def run_some(seeds: range, steps: int) -> Outcome:
     return outcome
 
 
-def _chunk(args: tuple[int, int, int]) -> Outcome:
-    first, last, steps = args
-    return run_some(range(first, last), steps)
+def _chunk(args: tuple[int, int, int, bool]) -> Outcome:
+    first, last, steps, ledger = args
+    return run_some(range(first, last), steps, ledger=ledger)
 
 
-def run(schedules: int, seed: int = 0, steps: int = 200, jobs: int = 1, failures_max: int = FAILURES_MAX) -> Outcome:
+def run(
+    schedules: int,
+    seed: int = 0,
+    steps: int = 200,
+    jobs: int = 1,
+    failures_max: int = FAILURES_MAX,
+    *,
+    ledger: bool = False,
+) -> Outcome:
     """Run `schedules` from `seed` on in `jobs` processes; stops early when much is broken."""
     end = seed + schedules
-    chunks = [(first, min(first + CHUNK, end), steps) for first in range(seed, end, CHUNK)]
+    chunks = [(first, min(first + CHUNK, end), steps, ledger) for first in range(seed, end, CHUNK)]
     outcome = Outcome()
     if jobs == 1:
         for chunk in chunks:
@@ -92,9 +100,10 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--failures-max", type=int, default=FAILURES_MAX, help="stop after so many")
+    parser.add_argument("--ledger", action="store_true", help="duplicates are told by a ledger that all share")
     args = parser.parse_args(argv)
     began = time.monotonic()
-    outcome = run(args.schedules, args.seed, args.steps, args.jobs, args.failures_max)
+    outcome = run(args.schedules, args.seed, args.steps, args.jobs, args.failures_max, ledger=args.ledger)
     print(f"{outcome.line()} ({time.monotonic() - began:.1f} s)")
     for seed, _, text in sorted(outcome.failures)[: args.failures_max]:
         print(f"seed {seed}: {text.splitlines()[0][:400]}")

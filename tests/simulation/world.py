@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 
 from sidecar.core.records import Answer
+from sidecar.ledger.memory import MemoryLedger
 from tests.simulation.broker import BrokenPromiseError, Broker
 from tests.simulation.plan import TPS, Plan, make_log, make_plan
 from tests.simulation.process import Process
@@ -26,10 +27,13 @@ class World:
         self.plan = plan
         self._r = random.Random(~plan.seed)
         self._chance = self._r.random
-        self.broker = Broker(plan)
+        self.ledger = MemoryLedger(lambda: self.now_ms) if plan.claim_ms else None
+        self.broker = Broker(plan, self.ledger)
         self.receiver = Receiver(plan, self._chance)
         sent: set[tuple[str, str]] = set()
-        self.processes = [Process(plan, self.broker, self.receiver, sent, self._chance) for _ in range(plan.processes)]
+        self.processes = [
+            Process(plan, self.broker, self.receiver, sent, self._chance, self.ledger) for _ in range(plan.processes)
+        ]
         self.wandering: list[Request] = []
         """Requests that nobody waits for any more, and that may still arrive."""
         self.now_ms = 0.0
@@ -134,9 +138,19 @@ class World:
             self._fault(process)
             if not process.alive:
                 return
+        if self.ledger is not None:
+            self._ask_ledger(self.ledger, process)
         self._act(process, chance())
         process.step(self.now_ms)
         self._end_of_ownership(process)
+
+    def _ask_ledger(self, ledger: MemoryLedger, process: Process) -> None:
+        process.now_ms = self.now_ms
+        if self._chance() < 0.02:
+            ledger.failing = "away" if self._chance() < 0.4 else ""
+        open_ones = [*process.claims, *process.verdicts]
+        if open_ones and self._chance() < 0.5:
+            process.advance_claim(open_ones[self._pick(len(open_ones))], lost=LOST)
 
     def _act(self, process: Process, what: float) -> None:
         chance = self._chance
@@ -195,6 +209,8 @@ class World:
     def settle(self) -> None:
         """No more faults: everything comes to its end."""
         self.outage, self.faulty = None, False
+        if self.ledger is not None:
+            self.ledger.failing = ""
         for process in self.processes:
             if not process.alive:
                 process.start()
@@ -224,6 +240,8 @@ class World:
             process.answer(batch_id, self._arrive(process.sends[batch_id]))
         while process.commit is not None:
             process.advance_commit(lost=0)
+        for number in [*process.claims, *process.claims, *process.verdicts]:
+            process.advance_claim(number, lost=0)
         process.step(self.now_ms)
         self._end_of_ownership(process)
 
@@ -231,7 +249,7 @@ class World:
         if not process.alive:
             return True
         length = self.plan.length
-        if process.commit or process.sends or process.fenced_for or process.pipeline.draining:
+        if process.commit or process.sends or process.claims or process.fenced_for or process.pipeline.draining:
             return False
         return all(position == length for position in process.positions.values()) and process.pipeline.idle
 
@@ -268,9 +286,9 @@ class World:
                 raise BrokenPromiseError("letters", f"{number}: {sorted(wrong)} delivered against the rules")
 
 
-def run_schedule(seed: int, steps: int, *, newer: bool = True) -> int:
+def run_schedule(seed: int, steps: int, *, newer: bool = True, ledger: bool = False) -> int:
     """Run one schedule; returns its steps, raises `BrokenPromiseError`."""
-    world = World(make_plan(seed, newer=newer))
+    world = World(make_plan(seed, newer=newer, ledger=ledger))
     for _ in range(steps):
         world.event()
     world.settle()

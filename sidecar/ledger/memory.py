@@ -1,0 +1,97 @@
+"""A ledger that forgets when the process ends: for tests and simulations, several sidecars may share one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from sidecar.core.claims import Entry, Mark, State, Want, decide, keys_in
+from sidecar.ledger.interface import LedgerError
+
+
+@dataclass(slots=True)
+class _Row:
+    entry: Entry
+    since_ms: float
+    until_ms: float
+
+
+class MemoryLedger:
+    """Rows in a dictionary.
+
+    Args:
+        now_ms: The ledger's clock.
+
+    Attributes:
+        failing: Why every call fails; empty when none does.
+        overtaken: Keys that were taken from another place, with the states that those had left them in.
+    """
+
+    name = "memory"
+
+    def __init__(self, now_ms: Callable[[], float]) -> None:
+        self._now_ms = now_ms
+        self._rows: dict[bytes, _Row] = {}
+        self.failing = ""
+        self.overtaken: dict[bytes, set[State]] = {}
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def entry(self, key: bytes) -> Entry | None:
+        """What stands there for a key."""
+        row = self._rows.get(key)
+        return None if row is None else row.entry
+
+    def claim(self, wants: Sequence[Want], timeout_ms: int) -> list[list[int]]:
+        """See `Ledger.claim`."""
+        self._check()
+        now_ms = self._now_ms()
+        keys = [key for want in wants for key in keys_in(want.keys)]
+        rows = {key: row for key in keys if (row := self._rows.get(key)) is not None}
+        found = {key: row.entry._replace(expired=row.until_ms <= now_ms) for key, row in rows.items()}
+        verdicts, writes = decide(wants, found)
+        for key, place, offset, token in writes:
+            before = rows.get(key)
+            state, since_ms = State.PROCESSING, now_ms
+            if before is not None:
+                since_ms = before.since_ms
+                if before.entry.state == State.SUCCESS:
+                    state = State.SUCCESS
+                elif (before.entry.place, before.entry.offset) != (place, offset):
+                    self.overtaken.setdefault(key, set()).add(before.entry.state)
+            self._rows[key] = _Row(Entry(place, offset, token, state), since_ms, now_ms + timeout_ms)
+        return verdicts
+
+    def settle(self, marks: Sequence[Mark]) -> None:
+        """See `Ledger.settle`."""
+        self._check()
+        for mark in marks:
+            for key, offset in zip(keys_in(mark.keys), mark.offsets, strict=True):
+                row = self._rows.get(key)
+                if row is None or (row.entry.place, row.entry.offset) != (mark.place, offset):
+                    continue
+                if row.entry.state != State.SUCCESS:
+                    row.entry = row.entry._replace(state=mark.state)
+
+    def prune(self, keep_ms: int, keys_max: int, step: int) -> int:
+        """See `Ledger.prune`."""
+        self._check()
+        now_ms = self._now_ms()
+        oldest = sorted(self._rows.items(), key=lambda item: item[1].since_ms)
+        over = max(0, len(oldest) - keys_max)
+        gone = [key for i, (key, row) in enumerate(oldest) if i < over or row.since_ms <= now_ms - keep_ms]
+        idle = [key for key in gone if not self._runs(self._rows[key], now_ms)][:step]
+        for key in idle:
+            del self._rows[key]
+        return len(idle)
+
+    def _runs(self, row: _Row, now_ms: float) -> bool:
+        return row.entry.state == State.PROCESSING and row.until_ms > now_ms
+
+    def _check(self) -> None:
+        if self.failing:
+            raise LedgerError(self.failing)
+
+    def close(self) -> None:
+        """Keep the rows: another may use them."""
