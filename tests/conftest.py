@@ -1,14 +1,16 @@
-"""What holds for all tests: examples may take their time; the broker's log stands with a failure of who uses it."""
+"""What holds for all tests: examples take their time, a broker's log stands with a failure, PostgreSQL is shared."""
 
 from __future__ import annotations
 
-from collections.abc import Generator
+import os
+from collections.abc import Generator, Iterator
 from typing import Any
 
 import hypothesis
 import pytest
 
 from tests.support.kafka import KafkaBroker
+from tests.support.postgresql import Database, PostgresqlServer
 
 # How long an example takes says more of the machine than of the code.
 hypothesis.settings.register_profile(
@@ -25,3 +27,14 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
     if report.failed and isinstance(broker, KafkaBroker):
         report.sections.append(("broker", broker.log_tail()))
     return report
+
+
+@pytest.fixture(scope="session")
+def postgresql() -> Iterator[Database]:
+    """The PostgreSQL that tests share: the one whose URL `SIDECAR_TEST_POSTGRESQL` holds, or one started here."""
+    named = os.environ.get("SIDECAR_TEST_POSTGRESQL")
+    if named:
+        yield Database(named)
+        return
+    with PostgresqlServer() as server:
+        yield server

@@ -1,4 +1,4 @@
-"""The jars of the brokers and of Spark: fetched once by Maven into `.cache`, under a lock. Neither is started here."""
+"""The jars of brokers and Spark, and PostgreSQL: fetched once by Maven into `.cache`, under a lock. Starts nothing."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import fcntl
 import hashlib
 import shutil
 import subprocess
+import tarfile
+import zipfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -15,6 +17,8 @@ SPARK_POM = ROOT / "tests" / "support" / "spark" / "pom.xml"
 SPARK_CACHE = ROOT / ".cache" / "spark"
 ROCKETMQ_POM = ROOT / "tests" / "support" / "rocketmq_node" / "pom.xml"
 ROCKETMQ_CACHE = ROOT / ".cache" / "rocketmq"
+POSTGRESQL_POM = ROOT / "tests" / "support" / "postgresql_server" / "pom.xml"
+POSTGRESQL_CACHE = ROOT / ".cache" / "postgresql"
 INSTALL = "apt-get install openjdk-17-jre-headless maven"
 
 
@@ -57,6 +61,31 @@ def rocketmq_jars() -> Path:
     return _jars(ROCKETMQ_POM, ROCKETMQ_CACHE)
 
 
+def postgresql_server() -> Path:
+    """The folder of a PostgreSQL server, with `bin`, `lib` and `share`; fetched when it is not there.
+
+    Raises:
+        RuntimeError: Java or Maven is missing, or the download failed.
+    """
+    libs = _jars(POSTGRESQL_POM, POSTGRESQL_CACHE)
+    server = libs / "server"
+    with (POSTGRESQL_CACHE / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not server.is_dir():
+            _unpack(next(libs.glob("*.jar")), server)
+    return server
+
+
+def _unpack(jar: Path, server: Path) -> None:
+    partial = server.with_suffix(".partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    with zipfile.ZipFile(jar) as outer:
+        name = next(name for name in outer.namelist() if name.endswith(".txz"))
+        with outer.open(name) as packed, tarfile.open(fileobj=packed, mode="r|xz") as inner:
+            inner.extractall(partial, filter="tar")
+    partial.rename(server)
+
+
 def _jars(pom: Path, cache: Path) -> Path:
     executable("java")
     libs = cache / f"libs-{hashlib.sha256(pom.read_bytes()).hexdigest()[:12]}"
@@ -88,5 +117,6 @@ if __name__ == "__main__":
         jars()
         spark_jars()
         rocketmq_jars()
+        postgresql_server()
     except RuntimeError as error:
         raise SystemExit(str(error)) from None

@@ -47,7 +47,13 @@ def free_ports(count: int) -> list[int]:
 
 
 def spawn(
-    command: Sequence[str], output: IO[bytes], *, env: Mapping[str, str] | None = None, stdout: int | None = None
+    command: Sequence[str],
+    output: IO[bytes],
+    *,
+    env: Mapping[str, str] | None = None,
+    stdout: int | None = None,
+    cwd: str | Path = ROOT,
+    **user: Any,
 ) -> subprocess.Popen[bytes]:
     """Start a program that is killed when this process dies, however it dies.
 
@@ -56,17 +62,20 @@ def spawn(
         output: Takes stderr, and stdout unless `stdout` says otherwise.
         env: Added to this process's environment.
         stdout: As for `subprocess.Popen`.
+        cwd: Likewise.
+        user: Likewise: `user`, `group`, `extra_groups`.
     """
 
     def start() -> subprocess.Popen[bytes]:
         return subprocess.Popen(
             list(command),
-            cwd=ROOT,
+            cwd=cwd,
             env={**os.environ, **(env or {})},
             stdin=subprocess.DEVNULL,
             stdout=output if stdout is None else stdout,
             stderr=output,
             preexec_fn=_die_with_parent,
+            **user,
         )
 
     return _SPAWNER.submit(start).result()

@@ -1,0 +1,154 @@
+"""The ledger that sidecars on several hosts share: a table in PostgreSQL, rows by arrays. Nothing is decided here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import psycopg
+from psycopg import Connection
+
+from sidecar.core.claims import Claimed, Entry, Mark, State, Want, decide, keys_in
+from sidecar.ledger.interface import LedgerError
+
+RACES_MAX = 5
+"""So often another process may put a key in between the two statements, before the claim is put off."""
+PATIENCE_MS = 5_000
+# A server that is gone is noticed within some 10 s; its answers may take half of that.
+CONNECTION: dict[str, Any] = {
+    "connect_timeout": 5,
+    "tcp_user_timeout": 10_000,
+    "keepalives_idle": 5,
+    "keepalives_interval": 2,
+    "keepalives_count": 3,
+    "application_name": "sidecar",
+}
+LOCK = 0x51DECA2
+SCHEMA = """
+CREATE TABLE IF NOT EXISTS sidecar_ledger (
+  id bigint GENERATED ALWAYS AS IDENTITY, key bytea PRIMARY KEY, place bigint NOT NULL, position bigint NOT NULL,
+  token bigint NOT NULL, state smallint NOT NULL, since_ms bigint NOT NULL, until_ms bigint NOT NULL)
+  WITH (fillfactor = 80);
+CREATE INDEX IF NOT EXISTS sidecar_ledger_by_id ON sidecar_ledger (id);
+"""
+NOW = "(extract(epoch FROM clock_timestamp()) * 1000)::bigint"
+# Locked, so that they are the same when they are written; in one order, so that two sidecars never wait in a circle.
+FIND = f"""
+SELECT key, place, position, token, state, until_ms <= {NOW} FROM sidecar_ledger
+WHERE key = ANY(%b::bytea[]) ORDER BY key FOR UPDATE
+"""
+ROWS = "unnest(%b::bytea[], %b::bigint[], %b::bigint[], %b::bigint[]) AS row (key, place, position, token)"
+INSERT = f"""
+INSERT INTO sidecar_ledger (key, place, position, token, state, since_ms, until_ms)
+SELECT row.key, row.place, row.position, row.token, {State.PROCESSING:d}, {NOW}, {NOW} + %s FROM {ROWS}
+ON CONFLICT (key) DO NOTHING
+"""
+UPDATE = f"""
+UPDATE sidecar_ledger AS old SET
+  place = row.place, position = row.position, token = row.token, until_ms = {NOW} + %s,
+  state = CASE old.state WHEN {State.SUCCESS:d} THEN old.state ELSE {State.PROCESSING:d} END
+FROM {ROWS} WHERE old.key = row.key
+"""
+SETTLE = f"""
+UPDATE sidecar_ledger AS old SET state = row.token FROM {ROWS}
+WHERE old.key = row.key AND old.place = row.place AND old.position = row.position AND old.state <> {State.SUCCESS:d}
+"""
+PRUNE = f"""
+DELETE FROM sidecar_ledger WHERE key IN (
+  SELECT key FROM (SELECT * FROM sidecar_ledger ORDER BY id LIMIT %s FOR UPDATE SKIP LOCKED) AS oldest
+  WHERE (id <= (SELECT max(id) FROM sidecar_ledger) - %s OR since_ms <= {NOW} - %s)
+  AND NOT (state = {State.PROCESSING:d} AND until_ms > {NOW}))
+"""
+
+
+class PostgresqlLedger:
+    """Keys in the table `sidecar_ledger`, made when it is not there; connects when it is first needed, and again.
+
+    Args:
+        url: The database, ``postgresql://...``, as libpq takes it.
+        password: Of its user; empty for none, or where libpq finds one itself.
+    """
+
+    name = "postgresql"
+
+    def __init__(self, url: str, password: str = "") -> None:
+        self._url = url
+        self._password = password
+        self._connection: Connection[Any] | None = None
+
+    def claim(self, wants: Sequence[Want], timeout_ms: int) -> list[list[int]]:
+        """See `Ledger.claim`."""
+        keys = sorted({key for want in wants for key in keys_in(want.keys)})
+        for _ in range(RACES_MAX):
+            with self._transaction() as db:
+                found = {row[0]: _entry(row) for row in db.execute(FIND, [keys], binary=True)}
+                verdicts, writes = decide(wants, found)
+                if _write(db, sorted(writes), found.keys(), timeout_ms):
+                    return verdicts
+                raise psycopg.Rollback
+        raise LedgerError("postgresql: other sidecars claim the same keys all the time")
+
+    def settle(self, marks: Sequence[Mark]) -> None:
+        """See `Ledger.settle`."""
+        rows = [  # the state in the token's place: the same columns serve
+            Claimed(key, mark.place, offset, mark.state)
+            for mark in marks
+            for key, offset in zip(keys_in(mark.keys), mark.offsets, strict=True)
+        ]
+        with self._transaction() as db:
+            db.execute(SETTLE, _columns(sorted(rows)))
+
+    def prune(self, keep_ms: int, keys_max: int, step: int) -> int:
+        """See `Ledger.prune`."""
+        with self._transaction() as db:
+            return db.execute(PRUNE, (step, keys_max, keep_ms)).rowcount
+
+    @contextmanager
+    def _transaction(self) -> Iterator[Connection[Any]]:
+        try:
+            db = self._connection = self._connection or self._open()
+            with db.transaction():
+                yield db
+        except psycopg.Error as error:
+            self.close()
+            text = " ".join(str(error).split())
+            raise LedgerError(f"postgresql: {text}", hint="check the server, dedup.ledger.postgresql.url") from error
+
+    def _open(self) -> Connection[Any]:
+        password: dict[str, Any] = {"password": self._password} if self._password else {}
+        # Without prepared statements it works behind poolers too.
+        db = psycopg.connect(self._url, autocommit=True, prepare_threshold=None, **CONNECTION, **password)
+        db.execute(f"SET statement_timeout = {PATIENCE_MS}")
+        with db.transaction():
+            db.execute("SELECT pg_advisory_xact_lock(%s)", [LOCK])
+            db.execute(SCHEMA)
+            found = db.execute("SHOW synchronous_commit").fetchone()
+        if found == ("off",):  # a claim that a crash of the server forgets would be a message that comes twice
+            db.execute("SET synchronous_commit = on")
+        return db
+
+    def close(self) -> None:
+        """Let go of the connection."""
+        if self._connection is not None:
+            with suppress(psycopg.Error):
+                self._connection.close()
+            self._connection = None
+
+
+def _entry(row: tuple[Any, ...]) -> Entry:
+    _, place, position, token, state, expired = row
+    return Entry(place, position, token, State(state), expired)
+
+
+def _columns(rows: Sequence[Claimed]) -> list[list[Any]]:
+    return [list(column) for column in zip(*rows, strict=True)] or [[], [], [], []]
+
+
+def _write(db: Connection[Any], writes: list[Claimed], found: Any, timeout_ms: int) -> bool:
+    """False when another process has put in one of the keys since."""
+    known = [row for row in writes if row.key in found]
+    new = [row for row in writes if row.key not in found]
+    if known:
+        db.execute(UPDATE, (timeout_ms, *_columns(known)))
+    return not new or db.execute(INSERT, (timeout_ms, *_columns(new))).rowcount == len(new)

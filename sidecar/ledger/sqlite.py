@@ -1,0 +1,142 @@
+"""The embedded ledger: a SQLite file beside the state, for one process. What it cannot read it sets aside."""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from sidecar.core.claims import Entry, Mark, State, Want, decide, keys_in
+from sidecar.ledger.interface import LedgerError
+from sidecar.state.interface import Damage
+
+LEDGER_FILE = "ledger.db"
+SIDE_FILES = ("-wal", "-shm")
+KEYS_ASKED = 500
+"""Of one statement."""
+CACHE_KIB = 16_384
+BUSY_TIMEOUT_MS = 5_000
+_DAMAGE_CODES = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
+
+# Rows in the order of their first claim, beside each other as they are settled together; the index alone is random.
+SCHEMA = """
+CREATE TABLE IF NOT EXISTS keys (
+  id INTEGER PRIMARY KEY, key BLOB NOT NULL, place INTEGER NOT NULL, position INTEGER NOT NULL, token INTEGER NOT NULL,
+  state INTEGER NOT NULL, since_ms INTEGER NOT NULL, until_ms INTEGER NOT NULL) STRICT;
+CREATE UNIQUE INDEX IF NOT EXISTS keys_by_key ON keys (key);
+"""
+FIND = (
+    f"SELECT key, place, position, token, state, until_ms <= ? FROM keys WHERE key IN ({', '.join('?' * KEYS_ASKED)})"
+)
+CLAIM = f"""
+INSERT INTO keys (key, place, position, token, state, since_ms, until_ms)
+VALUES (?, ?, ?, ?, {State.PROCESSING:d}, ?, ?)
+ON CONFLICT (key) DO UPDATE SET
+  place = excluded.place, position = excluded.position, token = excluded.token, until_ms = excluded.until_ms,
+  state = CASE state WHEN {State.SUCCESS:d} THEN state ELSE excluded.state END
+"""
+SETTLE = f"UPDATE keys SET state = ? WHERE key = ? AND place = ? AND position = ? AND state <> {State.SUCCESS:d}"
+PRUNE = f"""
+DELETE FROM keys WHERE id IN (SELECT id FROM keys ORDER BY id LIMIT ?)
+AND (id <= (SELECT max(id) FROM keys) - ? OR since_ms <= ?) AND NOT (state = {State.PROCESSING:d} AND until_ms > ?)
+"""
+
+
+class SqliteLedger:
+    """Keys in a file of their own: WAL, `synchronous=FULL`.
+
+    Args:
+        folder: A folder that this process alone uses.
+        on_damage: Called when the file was damaged, and is set aside.
+        now_ms: Its clock; the machine's by default.
+    """
+
+    name = "sqlite"
+
+    def __init__(
+        self,
+        folder: Path,
+        on_damage: Callable[[Damage], None],
+        now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
+    ) -> None:
+        self._path = folder / LEDGER_FILE
+        self._on_damage = on_damage
+        self._now_ms = now_ms
+        self._connection: sqlite3.Connection | None = None
+
+    def claim(self, wants: Sequence[Want], timeout_ms: int) -> list[list[int]]:
+        """See `Ledger.claim`."""
+        with self._transaction() as db:
+            now_ms = self._now_ms()
+            found = _find(db, [key for want in wants for key in keys_in(want.keys)], now_ms)
+            verdicts, writes = decide(wants, found)
+            db.executemany(CLAIM, [(*row, now_ms, now_ms + timeout_ms) for row in writes])
+        return verdicts
+
+    def settle(self, marks: Sequence[Mark]) -> None:
+        """See `Ledger.settle`."""
+        with self._transaction() as db:
+            for mark in marks:
+                rows = zip(keys_in(mark.keys), mark.offsets, strict=True)
+                db.executemany(SETTLE, [(mark.state, key, mark.place, offset) for key, offset in rows])
+
+    def prune(self, keep_ms: int, keys_max: int, step: int) -> int:
+        """See `Ledger.prune`."""
+        with self._transaction() as db:
+            now_ms = self._now_ms()
+            return db.execute(PRUNE, (step, keys_max, now_ms - keep_ms, now_ms)).rowcount
+
+    @contextmanager
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
+        try:
+            db = self._connection = self._connection or self._open()
+            db.execute("BEGIN IMMEDIATE")
+            yield db
+            db.execute("COMMIT")
+        except (sqlite3.Error, OSError) as error:
+            self.close()
+            if isinstance(error, sqlite3.Error) and getattr(error, "sqlite_errorcode", 0) & 0xFF in _DAMAGE_CODES:
+                self._set_aside(str(error))
+            raise LedgerError(f"{self._path}: {error}", hint="check space and rights of the state folder") from error
+
+    def _open(self) -> sqlite3.Connection:
+        self._path.touch(mode=0o600)
+        db = sqlite3.connect(self._path, isolation_level=None, check_same_thread=False)
+        try:
+            db.execute(f"PRAGMA busy_timeout={BUSY_TIMEOUT_MS}")
+            db.execute(f"PRAGMA cache_size=-{CACHE_KIB}")
+            db.execute("PRAGMA journal_mode=WAL")
+            db.execute("PRAGMA synchronous=FULL")
+            db.executescript(SCHEMA)
+        except sqlite3.Error:
+            db.close()
+            raise
+        return db
+
+    def _set_aside(self, reason: str) -> None:
+        """What was settled is forgotten with it; to wait for a person would stop all messages instead."""
+        target = self._path.with_name(f"{LEDGER_FILE}.damaged-{time.time_ns() // 1_000_000}")
+        with suppress(OSError):
+            for suffix in (*SIDE_FILES, ""):
+                with suppress(FileNotFoundError):
+                    Path(f"{self._path}{suffix}").rename(f"{target}{suffix}")
+            self._on_damage(Damage("ledger", str(self._path), reason, f"set aside as {target.name}, a new one begun"))
+
+    def close(self) -> None:
+        """Let go of the file."""
+        if self._connection is not None:
+            with suppress(sqlite3.Error):
+                self._connection.close()
+            self._connection = None
+
+
+def _find(db: sqlite3.Connection, keys: Sequence[bytes], now_ms: int) -> dict[bytes, Entry]:
+    found = {}
+    for at in range(0, len(keys), KEYS_ASKED):
+        some = keys[at : at + KEYS_ASKED]
+        padded = (now_ms, *some, *[None] * (KEYS_ASKED - len(some)))
+        for key, place, position, token, state, expired in db.execute(FIND, padded):
+            found[key] = Entry(place, position, token, State(state), bool(expired))
+    return found

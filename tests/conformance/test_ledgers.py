@@ -1,0 +1,194 @@
+"""What every ledger does, checked on the one in memory, on SQLite and on a real PostgreSQL; nothing of their inside."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from itertools import chain
+from pathlib import Path
+
+import pytest
+
+from sidecar.core.claims import DUPLICATE, HELD, Mark, State, Want, place_of
+from sidecar.core.records import TopicPartition
+from sidecar.ledger.interface import Ledger
+from sidecar.ledger.memory import MemoryLedger
+from sidecar.ledger.postgresql import PostgresqlLedger
+from sidecar.ledger.sqlite import SqliteLedger
+from tests.support.process import wait_until
+
+HERE, THERE = place_of(TopicPartition("orders", 0)), place_of(TopicPartition("orders", 1))
+LONG_MS, SHORT_MS = 600_000, 1
+DAY_MS = 86_400_000
+
+
+class World:
+    """One ledger, as many processes see it."""
+
+    def __init__(self, open_: Callable[[], Ledger]) -> None:
+        self._open = open_
+        self._all: list[Ledger] = []
+        self.ledger = self.another()
+
+    def another(self) -> Ledger:
+        self._all.append(self._open())
+        return self._all[-1]
+
+    def close(self) -> None:
+        for ledger in self._all:
+            ledger.close()
+
+
+@pytest.fixture(params=["memory", "sqlite", "postgresql"])
+def world(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[World]:
+    """Each ledger."""
+    if request.param == "memory":
+        memory = MemoryLedger(lambda: time.time() * 1000)
+        made = World(lambda: memory)
+    elif request.param == "sqlite":
+        made = World(lambda: SqliteLedger(tmp_path, pytest.fail))
+    else:
+        database = request.getfixturevalue("postgresql")
+        url = database.schema()
+        made = World(lambda: PostgresqlLedger(url, database.password))
+    yield made
+    made.close()
+
+
+def key(number: int) -> bytes:
+    """A business key."""
+    return number.to_bytes(16, "big")
+
+
+def want(*numbers: int, place: int = HERE, first: int = 0, token: int = 0, was: int | None = None) -> Want:
+    """Rows with these keys at consecutive offsets."""
+    return Want(place, range(first, first + len(numbers)), b"".join(map(key, numbers)), token, was)
+
+
+def mark(state: State, *numbers: int, place: int = HERE, first: int = 0) -> Mark:
+    """The end of such rows."""
+    return Mark(place, state, range(first, first + len(numbers)), b"".join(map(key, numbers)))
+
+
+def test_the_first_who_claims_a_key_has_it(world: World) -> None:
+    """A claim stands for who made it and for nobody else, in this process and in another."""
+    assert world.ledger.claim([want(1, 2)], LONG_MS) == [[0, 0]]
+    assert world.another().claim([want(2, 3, place=THERE)], LONG_MS) == [[HELD, 0]]
+    assert world.another().claim([want(1, 2)], LONG_MS) == [[0, 0]]
+
+
+def test_what_was_delivered_is_a_duplicate_ever_after(world: World) -> None:
+    """After SUCCESS a twin is a duplicate, whatever is said later; its owner still has it."""
+    world.ledger.claim([want(1)], SHORT_MS)
+    world.ledger.settle([mark(State.SUCCESS, 1)])
+    world.ledger.settle([mark(State.ERROR, 1)])
+    time.sleep(0.01)
+    assert world.ledger.claim([want(1)], SHORT_MS) == [[0]]
+    assert world.another().claim([want(1, place=THERE)], LONG_MS) == [[DUPLICATE]]
+
+
+def test_after_an_error_the_twin_may_have_it(world: World) -> None:
+    """A key that ended with an error is free, and its first owner waits for the second then."""
+    world.ledger.claim([want(1)], LONG_MS)
+    world.ledger.settle([mark(State.ERROR, 1)])
+    assert world.ledger.claim([want(1, place=THERE)], LONG_MS) == [[0]]
+    assert world.ledger.claim([want(1)], LONG_MS) == [[HELD]]
+
+
+def test_an_expired_claim_may_be_taken(world: World) -> None:
+    """When its time is over a claim is free, and what its old owner says of it is not heard."""
+    world.ledger.claim([want(1)], SHORT_MS)
+    twin = want(1, place=THERE)
+    wait_until(lambda: world.ledger.claim([twin], LONG_MS) == [[0]], 10, "the claim is over")
+    world.ledger.settle([mark(State.SUCCESS, 1)])
+    assert world.ledger.claim([want(1)], LONG_MS) == [[HELD]]
+
+
+def test_a_claim_made_again_lasts_longer(world: World) -> None:
+    """Who has a claim renews it by claiming once more."""
+    world.ledger.claim([want(1)], SHORT_MS)
+    world.ledger.claim([want(1)], LONG_MS)
+    time.sleep(0.01)
+    assert world.ledger.claim([want(1, place=THERE)], LONG_MS) == [[HELD]]
+
+
+def test_what_is_ours_keeps_its_token(world: World) -> None:
+    """Rows keep the token they were claimed under; they change it only together with who knows it."""
+    world.ledger.claim([want(1, 2, token=5)], LONG_MS)
+    assert world.ledger.claim([want(1, 2, 3, token=6)], LONG_MS) == [[5, 5, 6]]
+    assert world.ledger.claim([want(1, token=7, was=5), want(2, first=1, token=8, was=4)], LONG_MS) == [[7], [5]]
+    world.ledger.settle([mark(State.SUCCESS, 1)])
+    assert world.ledger.claim([want(1, token=9, was=7)], LONG_MS) == [[9]]
+    assert world.ledger.claim([want(1, place=THERE)], LONG_MS) == [[DUPLICATE]]
+
+
+def test_twins_in_one_request(world: World) -> None:
+    """Of two rows with one key the first has it, unless the second had it before, even when that is over."""
+    assert world.ledger.claim([want(1, 1), want(1, place=THERE)], LONG_MS) == [[0, HELD], [HELD]]
+    world.ledger.claim([want(2, first=11)], SHORT_MS)
+    time.sleep(0.01)
+    assert world.ledger.claim([want(2, 2, first=10)], LONG_MS) == [[HELD, 0]]
+
+
+def test_in_order_nothing_is_claimed_behind_what_is_held(world: World) -> None:
+    """Where order is asked, the rows behind a held one stay free for others; duplicates are told all the same."""
+    world.ledger.claim([want(2, 9, place=THERE)], LONG_MS)
+    world.ledger.settle([mark(State.SUCCESS, 9, place=THERE, first=1)])
+    ordered = want(1, 2, 3, 9)._replace(ordered=True)
+    assert world.ledger.claim([ordered], LONG_MS) == [[0, HELD, HELD, DUPLICATE]]
+    assert world.another().claim([want(3, place=THERE, first=7)], LONG_MS) == [[0]]
+
+
+def test_many_rows_at_once(world: World) -> None:
+    """A batch of any size is one claim."""
+    rows = range(2_345)
+    assert world.ledger.claim([want(*rows)], LONG_MS) == [[0] * len(rows)]
+    world.ledger.settle([mark(State.SUCCESS, *rows)])
+    assert world.another().claim([want(*rows, place=THERE)], LONG_MS) == [[DUPLICATE] * len(rows)]
+
+
+def test_nothing_at_all(world: World) -> None:
+    """Nothing to claim and nothing to settle is no mistake."""
+    assert world.ledger.claim([want()], LONG_MS) == [[]]
+    world.ledger.settle([])
+    world.ledger.settle([mark(State.SUCCESS)])
+    assert world.ledger.prune(DAY_MS, 1_000, 100) == 0
+
+
+def test_the_oldest_go_by_number(world: World) -> None:
+    """Beyond the number that is kept the oldest are forgotten, a few at a time, but for claims that run."""
+    for number in range(10):
+        world.ledger.claim([want(number, first=number)], LONG_MS)
+        world.ledger.settle([mark(State.SUCCESS, number, first=number)] if number else [])
+    gone = [world.ledger.prune(DAY_MS, 4, 3) for _ in range(4)]
+    assert (sum(gone), max(gone) <= 3) == (5, True)
+    assert world.ledger.claim([want(0, 5, 6, place=THERE)], LONG_MS) == [[HELD, 0, DUPLICATE]]
+
+
+def test_the_oldest_go_by_age(world: World) -> None:
+    """What was claimed longer ago than is kept is forgotten."""
+    world.ledger.claim([want(1)], SHORT_MS)
+    world.ledger.settle([mark(State.SUCCESS, 1)])
+    assert world.ledger.prune(DAY_MS, 1_000, 100) == 0
+    wait_until(lambda: world.ledger.prune(1, 1_000, 100) == 1, 10, "it is old")
+    assert world.ledger.claim([want(1, place=THERE)], LONG_MS) == [[0]]
+
+
+@pytest.mark.parametrize("world", ["memory", "postgresql"], indirect=True)
+def test_two_who_race_for_the_same_keys(world: World) -> None:
+    """Of many keys that two processes claim at the same time each goes to one of them."""
+    verdicts: dict[int, list[list[int]]] = {}
+    numbers = list(range(400))
+
+    def race(place: int, ledger: Ledger) -> None:
+        chunks = [numbers[at : at + 20] for at in range(0, len(numbers), 20)]
+        verdicts[place] = [ledger.claim([want(*some, place=place, first=some[0])], LONG_MS)[0] for some in chunks]
+
+    threads = [threading.Thread(target=race, args=(place, world.another())) for place in (HERE, THERE)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    ours, theirs = (list(chain.from_iterable(verdicts[place])) for place in (HERE, THERE))
+    assert [sorted(pair) for pair in zip(ours, theirs, strict=True)] == [[HELD, 0]] * len(numbers)
