@@ -20,6 +20,7 @@ from pydantic import (
 )
 
 from sidecar.config.base import Expanded, FilePath, Int, Model, OneOf, Text, kind, matching, problem, words
+from sidecar.config.ledger import CLAIM_TIMEOUT
 from sidecar.config.sinks import Sink
 from sidecar.config.source import TOPIC, Source
 from sidecar.config.spark import Spark
@@ -306,6 +307,19 @@ class Settings(Model):
                 )
                 raise ValidationError.from_exception_data("dead_letters", [error])
         return place
+
+    @model_validator(mode="after")
+    def _claims_outlast_requests(self) -> Self:
+        ledger, http = self.dedup.ledger, self.sink.http
+        if ledger is None or http is None or 3 * http.timeout_ms <= ledger.remembering.claim_timeout_ms:
+            return self
+        name = "sqlite" if ledger.sqlite else "postgresql"
+        least, found = (CLAIM_TIMEOUT.text(ms) for ms in (3 * http.timeout_ms, ledger.remembering.claim_timeout_ms))
+        text = f"must be at least three times sink.http.timeout, which is {least}"
+        given = "claim_timeout_ms" in ledger.remembering.model_fields_set
+        place = ("dedup", "ledger", name, *(["claim_timeout"] if given else []))
+        error = problem(text if given else f"needs a claim_timeout: it {text}", found if given else None, *place)
+        raise ValidationError.from_exception_data("settings", [error])
 
     def public(self) -> dict[str, Any]:
         """The settings as the file would have them, all defaults filled in and secrets as ``***``."""

@@ -7,6 +7,7 @@ from typing import Annotated, Literal, TypeAlias
 from pydantic import AfterValidator, Discriminator, Field, Tag, ValidationInfo, field_validator
 
 from sidecar.config.base import Int, Model, OneOf, Text, kind, words
+from sidecar.config.ledger import Ledger
 from sidecar.core import fields
 from sidecar.core.tags import TagFilter, parse_expression
 
@@ -119,7 +120,12 @@ class Dedup(Model):
         default=100_000_000,
         ge=1_000,
         le=10_000_000_000,
-        description="How many messages are remembered before the oldest go.",
+        description="How many messages are remembered before the oldest go; in a partition, or in the ledger.",
+    )
+    ledger: Ledger | None = Field(
+        default=None,
+        description="Remembers ids over all partitions, in a database: `sqlite` or `postgresql`. Without it they "
+        "are compared within a partition.",
     )
 
     @property
@@ -128,6 +134,13 @@ class Dedup(Model):
         if isinstance(self.by, Place):
             return self.by.field()
         return None if self.by == "position" else fields.Field(self.by)
+
+    @field_validator("ledger")
+    @classmethod
+    def _needs_key(cls, value: Ledger | None, info: ValidationInfo) -> Ledger | None:
+        if value is not None and info.data.get("by") == "position":
+            raise ValueError("is of no use with dedup.by: position: say what makes two messages the same")
+        return value
 
     @field_validator("as_")
     @classmethod

@@ -15,7 +15,7 @@ from sidecar.core.batching import Limits
 from sidecar.core.cutting import BatchRules
 from sidecar.core.delivery import DeliveryRules
 from sidecar.core.fields import Field
-from sidecar.core.ids import id_reader
+from sidecar.core.ids import id_reader, key_reader
 from sidecar.core.intake import Reading
 from sidecar.core.pipeline import Pipeline
 from sidecar.core.records import Columns, Message, TopicPartition
@@ -56,6 +56,7 @@ def rules_hash(settings: Settings) -> bytes:
         [_place(dedup.field), dedup.as_],
         settings.source.kafka.properties.get("isolation.level", "read_committed") if settings.source.kafka_ else "",
         settings.sink.format,
+        *(["ledger"] if dedup.ledger else []),
     ]
     if settings.source.rocketmq and settings.source.rocketmq.sql:
         rules.append(settings.source.rocketmq.sql)
@@ -101,15 +102,16 @@ def build_reading(settings: Settings, columns: Columns) -> tuple[Reading, Sink]:
         return map(filter_.tags, read_tags(tp, messages))
 
     sink = build_sink(settings, columns, tags_of)
-    dedup = settings.dedup
+    dedup, group_id = settings.dedup, settings.source.group_id
     reading = Reading(
         columns=columns,
         framer=sink.framer,
         tags=read_tags,
         groups=filter_.groups,
-        ids=id_reader(dedup.field, dedup.as_, columns) if dedup.field else None,
+        ids=id_reader(dedup.field, dedup.as_, columns) if dedup.field and not dedup.ledger else None,
         capacity=dedup.capacity,
         bitmap_ids=dedup.as_ == "int",
+        keys=key_reader(dedup.field, dedup.as_, columns, group_id) if dedup.field and dedup.ledger else None,
     )
     return reading, sink
 
@@ -127,7 +129,7 @@ def _batch_rules(settings: Settings) -> BatchRules:
 
 def delivery_rules(settings: Settings, sink: Sink) -> DeliveryRules:
     """How batches of these settings are delivered."""
-    retry, http = settings.retry, settings.sink.http
+    retry, http, ledger = settings.retry, settings.sink.http, settings.dedup.ledger
     return DeliveryRules(
         backoff=Backoff(retry.backoff_ms, retry.backoff_max_ms),
         concurrency=settings.sink.concurrency,
@@ -136,4 +138,6 @@ def delivery_rules(settings: Settings, sink: Sink) -> DeliveryRules:
         separator=sink.framer.separator,
         give_up_attempts=retry.give_up_after_attempts,
         give_up_ms=retry.give_up_after_ms,
+        # A third for the request, which the sink bounds, and a third for writing down what it came to.
+        lease_ms=ledger.remembering.claim_timeout_ms // 3 if ledger else None,
     )

@@ -15,6 +15,7 @@ from sidecar.config.model import Settings
 from sidecar.daemon.build import build, plan_memory, pushed_expression, rules_hash
 from sidecar.daemon.dispatcher import Senders, Writer
 from sidecar.daemon.graveyards import open_graveyard
+from sidecar.daemon.ledgers import open_desk
 from sidecar.daemon.notify import Notifier
 from sidecar.daemon.status import StatusKeeper, status_line
 from sidecar.daemon.supervisor import Supervisor, tell_damages
@@ -80,12 +81,15 @@ class Daemon:
         if isinstance(sink, FileSink) and sink.repaired:
             log.warning("file.repaired", reason=sink.repaired)
         inbox: queue.SimpleQueue[object] = queue.SimpleQueue()
+        ledger = open_desk(settings.dedup.ledger, settings.dedup.capacity, settings.state.dir, inbox)
+        if ledger is not None:
+            stack.enter_context(closing(ledger))
         senders = Senders(sink, settings.sink.concurrency, inbox)
         stack.callback(senders.close, SENDERS_PATIENCE_S)
         send_back = source.send_back if isinstance(source, RocketMqSource) else None
         graveyard = open_graveyard(settings, state, source.fetch, send_back)
         drain_s = settings.drain_timeout_ms / 1000
-        supervisor = Supervisor(pipeline, source, senders, inbox, writer, state, graveyard, drain_s)
+        supervisor = Supervisor(pipeline, source, senders, inbox, writer, state, graveyard, drain_s, ledger)
         keeper = StatusKeeper(supervisor, state, settings.source.group_id, settings.memory.budget_bytes)
         # The endpoint before the broker: while that is awaited, health can be asked.
         if settings.admin.listen:

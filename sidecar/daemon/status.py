@@ -70,7 +70,7 @@ class StatusKeeper:
             started_at=self._started.isoformat(timespec="milliseconds"),
             version=version(),
             live=True,
-            ready=self._supervisor.assigned_once and not pipeline.draining and not delivery.halted,
+            ready=self._ready(pipeline),
             totals=totals,
             lag=sum(lags) if lags else None,
             partitions=partitions,
@@ -84,6 +84,10 @@ class StatusKeeper:
             dead_letters=self._state.count_dead_letters(),
             activity=self._activity(pipeline),
         )
+
+    def _ready(self, pipeline: Pipeline) -> bool:
+        able = self._supervisor.ledger is None or not self._supervisor.ledger.problem
+        return self._supervisor.assigned_once and not pipeline.draining and not pipeline.delivery.halted and able
 
     def _partition(self, pipeline: Pipeline, tp: TopicPartition) -> PartitionStatus:
         books, owned = pipeline.books[tp], pipeline.partitions.get(tp)
@@ -110,6 +114,8 @@ class StatusKeeper:
         source = self._supervisor.source
         found = [f"nothing is read: {reason}" for reason in pipeline.stops.values()]
         found += [f"{source.name}: {text}" for text in source.problems().values()]
+        if self._supervisor.ledger is not None and self._supervisor.ledger.problem:
+            found.append(f"nothing is sent: the ledger cannot be used: {self._supervisor.ledger.problem}")
         for group in self._retrying(pipeline)[:5]:
             found.append(f"group {group_label(group.group)} fails since {group.since}: {group.reason}")
         for tp in sorted(pipeline.paused if not pipeline.stops else ()):
@@ -125,6 +131,8 @@ class StatusKeeper:
             commits=dict(supervisor.commits),
             rebalances=dict(supervisor.rebalances),
             snapshots=dict(supervisor.snapshots),
+            ledger=dict(supervisor.ledger.transactions) if supervisor.ledger else {},
+            twins_waiting=pipeline.delivery.claims.waiting if pipeline.delivery.claims else 0,
             send_seconds=supervisor.send_seconds.timings(),
             commit_seconds=supervisor.commit_seconds.timings(),
         )

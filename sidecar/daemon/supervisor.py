@@ -11,11 +11,12 @@ from typing import NamedTuple
 import structlog
 
 from sidecar.core.dedup import RotatingBitmap
-from sidecar.core.effects import Commit, CommitItem, Effect, Flow, Reload, Report, Send, Store
+from sidecar.core.effects import Claim, Commit, CommitItem, Effect, Flow, Reload, Report, Send, Store
 from sidecar.core.pipeline import Pipeline
 from sidecar.core.records import Batch, DeadLetter, Run, TopicPartition, group_label
 from sidecar.daemon.dispatcher import Answered, Senders, Writer
 from sidecar.daemon.graveyards import Graveyard
+from sidecar.daemon.ledgers import ClaimAnswered, LedgerDesk
 from sidecar.errors import SidecarError
 from sidecar.ops.snapshot import Stopwatch
 from sidecar.sources.base import Assignment, Source
@@ -24,6 +25,7 @@ from sidecar.state.interface import IdSegment, PartitionSnapshot, State
 REVOKE_DRAIN_S = 3.0
 """How long a rebalance waits for answers of what is being sent; the session lasts 9 s."""
 SNAPSHOT_EVERY_S = 5.0
+PRUNE_EVERY_S = 1.0
 EVERY_GENERATION = 1 << 62
 BUSY_POLL_S, OPEN_POLL_S, IDLE_POLL_S = 0.005, 0.02, 0.05
 
@@ -31,7 +33,7 @@ log = structlog.get_logger()
 
 
 class _Journalled(NamedTuple):
-    """The ids of these items are durable, or not."""
+    """The ids, or the marks, of these items are durable, or not."""
 
     items: list[CommitItem]
     ok: bool
@@ -64,6 +66,7 @@ class Supervisor:
         state: What outlives the process.
         graveyard: Keeps dead letters.
         drain_timeout_s: How long a stop waits for what is in flight.
+        ledger: Where business keys are claimed, if anywhere.
     """
 
     def __init__(
@@ -76,6 +79,7 @@ class Supervisor:
         state: State,
         graveyard: Graveyard,
         drain_timeout_s: float,
+        ledger: LedgerDesk | None = None,
     ) -> None:
         self.pipeline = pipeline
         self.source = source
@@ -91,6 +95,8 @@ class Supervisor:
         self._writer = writer
         self._gravedigger: Writer | None = None
         """Buries on a thread of its own: it may wait seconds for the broker, and the main loop waits for the writer."""
+        self.ledger = ledger
+        self._prune_at_s = 0.0
         self._state = state
         self._graveyard = graveyard
         self._drain_timeout_s = drain_timeout_s
@@ -120,6 +126,9 @@ class Supervisor:
             self._perform(effect)
         if now_s >= self._snapshot_at_s:
             self._snapshot()
+        if self.ledger is not None and now_s >= self._prune_at_s:
+            self._prune_at_s = now_s + PRUNE_EVERY_S
+            self.ledger.prune()
         if self._drain_until_s is not None and (self.pipeline.idle or now_s > self._drain_until_s):
             return False
         for found in self.source.poll(self._patience_s()):
@@ -145,6 +154,8 @@ class Supervisor:
             if isinstance(told, Answered):
                 self.send_seconds.observe(told.answer.elapsed_ms / 1000)
                 self.pipeline.answered(told.batch_id, told.answer, now_ms, time.time_ns() // 1_000_000)
+            elif isinstance(told, ClaimAnswered):
+                self.pipeline.claimed(told.number, told.verdicts, now_ms)
             elif isinstance(told, _Buried):
                 self.pipeline.stored(told.token, ok=told.ok, now_ms=now_ms)
             elif isinstance(told, _Snapped):
@@ -162,6 +173,9 @@ class Supervisor:
                 self._senders.send(batch)
             case Commit(items):
                 self._commit(items)
+            case Claim():
+                assert self.ledger is not None
+                self.ledger.claim(effect)
             case Store(token, letters):
                 self._bury(token, letters)
             case Flow(paused):
@@ -181,6 +195,9 @@ class Supervisor:
             self._unjournalled += segments
             number = self._overtaken
             self._writer.do(lambda: self._inbox.put(_Journalled(items, self._journal(), number)))
+        elif self.ledger is not None and self.ledger.remember([mark for item in items for mark in item.marks]):
+            number = self._overtaken
+            self.ledger.settle(lambda ok: self._inbox.put(_Journalled(items, ok, number)))
         else:
             self.source.commit(items)
 
@@ -286,6 +303,9 @@ class Supervisor:
         items = self.pipeline.commit([tp for tp in tps if tp in self.pipeline.partitions])
         self._unjournalled += [IdSegment(i.tp, i.generation, i.ids.tobytes()) for i in items if i.ids is not None]
         if self._unjournalled and not self._writer.wait(self._journal):
+            items = []
+        marks = [mark for item in items for mark in item.marks]
+        if self.ledger is not None and self.ledger.remember(marks) and not self.ledger.settle_now():
             items = []
         begun_s = time.monotonic()
         results = self.source.commit_now(items)

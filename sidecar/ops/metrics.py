@@ -109,6 +109,17 @@ def _activity(now: StatusSnapshot) -> Iterator[Metric]:
     yield _histogram("sidecar_commit_seconds", "Time from a commit to its acknowledgement.", done.commit_seconds)
     yield _by("sidecar_rebalances", "Assignments that were given, revoked or lost.", "kind", done.rebalances)
     yield _by("sidecar_snapshots", "Snapshots of the state file by result.", "result", done.snapshots)
+    ledger = CounterMetricFamily(
+        "sidecar_ledger_transactions", "Transactions of the ledger.", labels=["kind", "result"]
+    )
+    for labels, count in sorted(done.ledger.items()):
+        ledger.add_metric(labels, count)
+    yield ledger
+    yield GaugeMetricFamily(
+        "sidecar_twins_waiting",
+        "Messages whose twin is claimed in the ledger, and not settled.",
+        value=done.twins_waiting,
+    )
 
 
 def _condition(now: StatusSnapshot) -> Iterator[Metric]:

@@ -91,6 +91,9 @@ class Activity:
     commits: Mapping[str, int] = field(default_factory=dict)
     rebalances: Mapping[str, int] = field(default_factory=dict)
     snapshots: Mapping[str, int] = field(default_factory=dict)
+    ledger: Mapping[tuple[str, str], int] = field(default_factory=dict)
+    """By kind of transaction and result."""
+    twins_waiting: int = 0
     send_seconds: Timings = NO_TIMINGS
     commit_seconds: Timings = NO_TIMINGS
 

@@ -57,6 +57,8 @@ def snapshot() -> StatusSnapshot:
         blocking=(BlockingGroup("new", 3, "caf\udce9"),),
         dead_letters=9,
         activity=Activity(
+            ledger={("claim", "ok"): 3, ("settle", "failed"): 1},
+            twins_waiting=4,
             batches={("paid", "delivered"): 5},
             sends={("paid", "ack"): 5, ("paid", "retry"): 1},
             cuts={"count": 4},

@@ -31,9 +31,10 @@ LAYERS = {
     "sinks": {"core", "config", "errors", "files", "tls", "version", "sinks", "zone"},
     "rocketmq": {"core", "errors", "rocketmq"},
     "sources": {"core", "config", "errors", "rocketmq", "sources", "state", "tls"},  # a commit carries the state
+    "ledger": {"core", "errors", "ledger", "state"},
     "state": {"core", "config", "errors", "files", "state"},
     "ops": {"core", "config", "errors", "ops"},
-    "daemon": {"core", "config", "errors", "version", "sinks", "sources", "state", "ops", "zone", "daemon"},
+    "daemon": {"core", "config", "errors", "version", "sinks", "sources", "state", "ops", "zone", "ledger", "daemon"},
 }
 """Which parts of the package a part may import."""
 

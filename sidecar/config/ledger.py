@@ -1,0 +1,74 @@
+"""The settings of the ledger: where business keys are remembered, and for how long. No database is imported here."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated
+from urllib.parse import parse_qs, urlsplit
+
+from pydantic import AfterValidator, Field
+
+from sidecar.config.base import Model, OneOf, Secret, Text
+from sidecar.config.units import Duration
+
+CLAIM_TIMEOUT = Duration("1s", "1h")
+
+
+def _url(url: str) -> str:
+    if not re.fullmatch(r"[\x21-\x7e]+", url):
+        raise ValueError("has spaces or characters outside ASCII: percent-encode them")
+    try:
+        parts = urlsplit(url)
+        secret = parts.password is not None or "password" in parse_qs(parts.query)
+    except ValueError:
+        raise ValueError("has a host or port that cannot be read") from None
+    if parts.scheme not in ("postgresql", "postgres"):
+        raise ValueError("needs postgresql://USER@HOST:PORT/DATABASE")
+    if secret:
+        raise ValueError("must not carry the password: put it under dedup.ledger.postgresql.password")
+    return url
+
+
+class Remembering(Model):
+    """How long a ledger remembers."""
+
+    claim_timeout_ms: Annotated[int, CLAIM_TIMEOUT] = Field(
+        default=60_000,
+        alias="claim_timeout",
+        description="After it a twin may go out when nothing is known of the message that was claimed; at least three "
+        "times `sink.http.timeout`.",
+    )
+    keep_ms: Annotated[int, Duration("1m", "3650d")] = Field(
+        default=604_800_000, alias="keep", description="How long a key is remembered from its first claim on."
+    )
+
+
+class SqliteLedger(Remembering):
+    """A file in the state folder: for one process, or where all copies of a message go to the same one."""
+
+
+class PostgresqlLedger(Remembering):
+    """A table that all sidecars of a group share, on whatever host."""
+
+    url: Annotated[Text, AfterValidator(_url)] = Field(
+        description="The database, `postgresql://USER@HOST:PORT/DATABASE`, with libpq's parameters behind a `?`."
+    )
+    password: Secret | None = Field(default=None, description="The user's password; `file:PATH` reads it from a file.")
+
+
+class Ledger(OneOf):
+    """Where business keys are remembered."""
+
+    sqlite: SqliteLedger | None = Field(
+        default=None, description="A file in `state.dir`, for this process alone; `{}` is enough."
+    )
+    postgresql: PostgresqlLedger | None = Field(
+        default=None, description="A table that the sidecars of several hosts share; needs the extra `postgresql`."
+    )
+
+    @property
+    def remembering(self) -> Remembering:
+        """How long it remembers."""
+        found = self.sqlite or self.postgresql
+        assert found is not None
+        return found

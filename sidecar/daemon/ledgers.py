@@ -1,0 +1,172 @@
+"""The ledger's thread, so that nobody else waits for the database. Decides nothing about messages."""
+
+from __future__ import annotations
+
+import queue
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import structlog
+
+from sidecar.config.ledger import Ledger as LedgerSettings
+from sidecar.core.claims import Mark
+from sidecar.core.effects import Claim
+from sidecar.daemon.dispatcher import Writer
+from sidecar.errors import SidecarError, extra
+from sidecar.ledger.interface import Ledger
+from sidecar.ledger.sqlite import SqliteLedger
+from sidecar.state.interface import Damage
+
+PRUNE_STEP = 2_000
+"""Keys that are forgotten at once: a few milliseconds, in which no claim is made."""
+
+log = structlog.get_logger()
+
+
+class ClaimAnswered(NamedTuple):
+    """The ledger's verdicts on a claim; None when it gave none."""
+
+    number: int
+    verdicts: list[list[int]] | None
+
+
+class LedgerDesk:
+    """Asks the ledger on a thread of its own, one thing after the other.
+
+    Args:
+        ledger: The ledger.
+        claim_timeout_ms: How long a claim holds.
+        keep_ms: How long a key is remembered.
+        keys_max: How many are.
+        inbox: Takes a `ClaimAnswered` for each claim.
+    """
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        claim_timeout_ms: int,
+        keep_ms: int,
+        keys_max: int,
+        inbox: queue.SimpleQueue[object],
+    ) -> None:
+        self.problem = ""
+        """Why the ledger cannot be used at present."""
+        self.transactions: Counter[tuple[str, str]] = Counter()
+        """By kind and result."""
+        self._ledger = ledger
+        self._claim_timeout_ms = claim_timeout_ms
+        self._keep_ms = keep_ms
+        self._keys_max = keys_max
+        self._inbox = inbox
+        self._unmarked: list[Mark] = []
+        self._pruning = False
+        self._thread = Writer("ledger")
+
+    def claim(self, effect: Claim) -> None:
+        """Claim rows; the answer comes to the inbox."""
+
+        def job() -> None:
+            verdicts: list[list[int]] | None = None
+
+            def claim() -> None:
+                nonlocal verdicts
+                verdicts = self._ledger.claim(effect.wants, self._claim_timeout_ms)
+
+            self._try("claim", claim)
+            self._inbox.put(ClaimAnswered(effect.number, verdicts))
+
+        self._thread.do(job)
+
+    def remember(self, marks: Sequence[Mark]) -> bool:
+        """Marks that the next `settle` is to make durable; whether there are any by now."""
+        self._unmarked += marks
+        return bool(self._unmarked)
+
+    def settle(self, told: Callable[[bool], None]) -> None:
+        """Make durable what is remembered; `told`, called on the ledger's thread, gets whether it is."""
+        self._thread.do(lambda: told(self._settle()))
+
+    def settle_now(self) -> bool:
+        """The same, and wait for it."""
+        return self._thread.wait(self._settle)
+
+    def _settle(self) -> bool:
+        marks = list(self._unmarked)
+        if not self._try("settle", lambda: self._ledger.settle(marks)):
+            return False
+        del self._unmarked[: len(marks)]  # only this thread takes out, only the main one appends
+        return True
+
+    def prune(self) -> None:
+        """Forget what is too old or too much, a little at a time, as soon as nothing else is to be done."""
+        if not self._pruning:
+            self._pruning = True
+            self._thread.do(self._prune)
+
+    def _prune(self) -> None:
+        gone = 0
+
+        def prune() -> None:
+            nonlocal gone
+            gone = self._ledger.prune(self._keep_ms, self._keys_max, PRUNE_STEP)
+
+        self._pruning = self._try("prune", prune) and gone == PRUNE_STEP
+        if self._pruning:
+            self._thread.do(self._prune)  # behind the claims that came meanwhile
+
+    def _try(self, kind: str, call: Callable[[], None]) -> bool:
+        try:
+            call()
+        except Exception as error:  # noqa: BLE001  # a mistake in a driver must not end the thread: it is tried again
+            self.transactions[kind, "failed"] += 1
+            reason = str(error) if isinstance(error, SidecarError) else f"{type(error).__name__}: {error}"
+            if not self.problem:
+                log.error("ledger.failed", ledger=self._ledger.name, reason=reason)
+            self.problem = reason
+            return False
+        self.transactions[kind, "ok"] += 1
+        if self.problem:
+            log.info("ledger.recovered", ledger=self._ledger.name)
+            self.problem = ""
+        return True
+
+    def close(self) -> None:
+        """Finish what was given, then let go of the ledger."""
+        self._pruning = True
+        self._thread.close()
+        self._ledger.close()
+
+
+def open_desk(
+    settings: LedgerSettings | None, keys_max: int, folder: Path, inbox: queue.SimpleQueue[object]
+) -> LedgerDesk | None:
+    """The desk of the ledger that is configured; None when none is. It connects when it is first asked.
+
+    Args:
+        settings: The ledger's section.
+        keys_max: `dedup.capacity`.
+        folder: The state folder.
+        inbox: Takes the answers.
+
+    Raises:
+        ConfigError: The package that it needs is not installed.
+    """
+    if settings is None:
+        return None
+    limits = settings.remembering
+    return LedgerDesk(_open(settings, folder), limits.claim_timeout_ms, limits.keep_ms, keys_max, inbox)
+
+
+def _open(settings: LedgerSettings, folder: Path) -> Ledger:
+    if settings.postgresql is None:
+        return SqliteLedger(folder, _tell_damage)
+    with extra("postgresql", "dedup.ledger.postgresql", "psycopg"):
+        from sidecar.ledger.postgresql import PostgresqlLedger
+    password = settings.postgresql.password
+    return PostgresqlLedger(settings.postgresql.url, password.get_secret_value() if password else "")
+
+
+def _tell_damage(damage: Damage) -> None:
+    log.error("state.damaged", **damage._asdict())
