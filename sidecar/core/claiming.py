@@ -73,7 +73,8 @@ class Claiming:
     @property
     def waiting(self) -> int:
         """Messages whose twin is claimed."""
-        return sum(part.count for _, _, asking in self._later if asking.batch is None for part in asking.parts)
+        askings = [*self._asked.values(), *(asking for _, _, asking in self._later)]
+        return sum(part.count for asking in askings if asking.batch is None for part in asking.parts)
 
     @property
     def busy(self) -> bool:

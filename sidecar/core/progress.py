@@ -367,7 +367,7 @@ class Partition:
             piece = self._part(part.group, part.intent, fragments)
             if one == token:
                 piece.scope, piece.primary = part.scope, part.primary
-            elif one:
+            else:
                 piece.scope = derived_scope(piece.scope, part.first, part.last, one)
             parts.append(piece)
         self._remove(part)

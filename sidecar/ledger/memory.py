@@ -35,9 +35,6 @@ class MemoryLedger:
         self.failing = ""
         self.overtaken: dict[bytes, set[State]] = {}
 
-    def __len__(self) -> int:
-        return len(self._rows)
-
     def entry(self, key: bytes) -> Entry | None:
         """What stands there for a key."""
         row = self._rows.get(key)

@@ -25,7 +25,7 @@ def broken_copy(patch: Path, place: Path) -> None:
     assert not done.returncode, f"{patch.name} does not apply any more: make it anew\n{done.stderr}"
 
 
-def simulate(place: Path, schedules: int, seed: int = 0) -> subprocess.CompletedProcess[str]:
+def simulate(place: Path, schedules: int, seed: int = 0, *options: str) -> subprocess.CompletedProcess[str]:
     """Run the simulator against the copy."""
     command = [
         sys.executable,
@@ -38,6 +38,7 @@ def simulate(place: Path, schedules: int, seed: int = 0) -> subprocess.Completed
         str(seed),
         "--failures-max",
         "1",
+        *options,
     ]
     environment = {**os.environ, "PYTHONPATH": f"{place}{os.pathsep}{ROOT}", "PYTHONDONTWRITEBYTECODE": "1"}
     return subprocess.run(command, cwd=place, env=environment, capture_output=True, text=True)
@@ -49,7 +50,8 @@ def test_mistake_is_found(patch: Path, tmp_path: Path) -> None:
     broken_copy(patch, tmp_path)
     named = re.search(r"^Seed: (\d+)$", patch.read_text(), re.MULTILINE)
     assert named, f"{patch.name} names no seed"
-    done = simulate(tmp_path, SCHEDULES, int(named[1]))
+    options = ["--ledger"] if re.search("^With: ledger$", patch.read_text(), re.MULTILINE) else []
+    done = simulate(tmp_path, SCHEDULES, int(named[1]), *options)
     assert done.returncode == 1, f"not found in {SCHEDULES} schedules: {done.stdout}{done.stderr}"
     assert re.search(r"^seed \d+: (?!raised)", done.stdout, re.MULTILINE), done.stdout + done.stderr
 
@@ -62,6 +64,7 @@ def test_seven_mistakes_are_kept() -> None:
 def test_copy_without_a_mistake_is_sound(tmp_path: Path) -> None:
     """The same harness finds nothing in the core as it is, and does use the copy."""
     shutil.copytree(ROOT / "sidecar", tmp_path / "sidecar", ignore=shutil.ignore_patterns("__pycache__"))
-    done = simulate(tmp_path, 20)
-    assert not done.returncode, done.stdout + done.stderr
-    assert "20 schedules" in done.stdout
+    for options in ([], ["--ledger"]):
+        done = simulate(tmp_path, 20, 0, *options)
+        assert not done.returncode, done.stdout + done.stderr
+        assert "20 schedules" in done.stdout

@@ -15,18 +15,20 @@ from sidecar.core.batching import Limits
 from sidecar.core.carried import Carried, CarriedJoint, CarriedLane, lane_key
 from sidecar.core.cutting import BatchRules
 from sidecar.core.delivery import DeliveryRules
-from sidecar.core.effects import Commit, Effect, Flow, Report, Send, Store
+from sidecar.core.effects import Claim, Commit, Effect, Flow, Reload, Report, Send, Store
 from sidecar.core.intake import Reading
 from sidecar.core.pipeline import Pipeline
 from sidecar.core.records import Answer, Batch, DeadLetter, FailedRow, Fragment, Run, TopicPartition, Verdict
+from sidecar.ledger.interface import Ledger
 from sidecar.state.offset_map import METADATA_MAX_CHARACTERS, Identity, decode, encode
-from tests.simulation.plan import Columns, LineFramer, Row, read_ids, read_tags
+from tests.simulation.plan import Columns, LineFramer, Row, read_ids, read_keys, read_tags
 
 TP = TopicPartition("t", 0)
 FRESH = Carried(0, 0)
 ACK = Answer(Verdict.ACK)
 REJECT = Answer(Verdict.REJECT, "bad", 400)
 RETRY = Answer(Verdict.RETRY, "unavailable", 503)
+LEASE_MS = 1_000
 CORE = Path(batching.__file__).parent
 
 
@@ -40,7 +42,9 @@ class AllGroups(dict[object, str | None]):
 class Shell:
     """Does every effect at once, and asks `answer` what the receiver says."""
 
-    def __init__(self, *, ids: bool = False, start: Carried = FRESH, **rules: object) -> None:
+    def __init__(
+        self, *, ids: bool = False, ledger: Ledger | None = None, start: Carried = FRESH, **rules: object
+    ) -> None:
         options: dict[str, Any] = {"max_messages": 100, "max_bytes": 10_000, "linger_ms": 0, "span_max": 10_000}
         options |= {"held": 1 << 20, "give_up": None, "give_up_ms": None, **rules}
         batch_rules = BatchRules(
@@ -57,8 +61,17 @@ class Shell:
             separator=b"\n",
             give_up_attempts=options["give_up"],
             give_up_ms=options["give_up_ms"],
+            lease_ms=LEASE_MS if ledger else None,
         )
-        reading = Reading(Columns(), LineFramer(), read_tags, AllGroups(), read_ids if ids else None)  # type: ignore[arg-type]
+        reading = Reading(
+            Columns(),  # type: ignore[arg-type]
+            LineFramer(),
+            read_tags,
+            AllGroups(),  # type: ignore[arg-type]
+            read_ids if ids else None,
+            keys=read_keys if ledger else None,
+        )
+        self.ledger = ledger
         self.pipeline = Pipeline(reading, batch_rules, delivery, lambda: 1.0)
         self.pipeline.assign(TP, "5c0pe000", start)
         self.now_ms = 0.0
@@ -68,6 +81,7 @@ class Shell:
         self.letters: list[DeadLetter] = []
         self.reports: list[Report] = []
         self.flows: list[frozenset[TopicPartition]] = []
+        self.reloads: list[Reload] = []
         self.store_ok = True
 
     def read(self, *rows: Row) -> None:
@@ -79,7 +93,14 @@ class Shell:
         return ACK
 
     def _do(self, effect: Effect) -> None:
-        if isinstance(effect, Commit):
+        if isinstance(effect, Claim):
+            assert self.ledger is not None
+            self.pipeline.claimed(effect.number, self.ledger.claim(effect.wants, 3 * LEASE_MS), self.now_ms)
+        elif isinstance(effect, Reload):
+            self.reloads.append(effect)
+        elif isinstance(effect, Commit):
+            if self.ledger is not None:
+                self.ledger.settle([mark for item in effect.items for mark in item.marks])
             self.commits += [item.carried for item in effect.items]
             self.pipeline.committed({item.tp: True for item in effect.items}, self.now_ms)
         elif isinstance(effect, Store):

@@ -1,0 +1,183 @@
+"""Business keys and a ledger, from outside: keys as they are read, twins that wait, claims that are lost."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from sidecar.core.claims import HELD, Mark, State, Want, place_of
+from sidecar.core.fields import Field
+from sidecar.core.ids import key_reader
+from sidecar.core.records import KEY_BYTES, Answer, Batch, TopicPartition
+from sidecar.ledger.memory import MemoryLedger
+from tests.simulation.plan import Row, key_of
+from tests.unit.test_core_pipeline import ACK, LEASE_MS, REJECT, RETRY, TP, Shell
+
+ELSEWHERE = place_of(TopicPartition("t", 9))
+
+
+class Twins(Shell):
+    """A pipeline with a ledger that others use too."""
+
+    def __init__(self, **rules: object) -> None:
+        super().__init__(ledger=MemoryLedger(lambda: self.now_ms), **rules)
+        self.answers: list[Answer] = []
+
+    def answer(self, batch: Batch, offsets: list[int]) -> Answer | None:
+        return self.answers.pop(0) if self.answers else ACK
+
+    def twin(self, row: Row, place: int = ELSEWHERE, *, timeout_ms: int = 60_000) -> list[int]:
+        """The verdict when somebody elsewhere claims the row's key."""
+        assert self.ledger is not None
+        (verdict,) = self.ledger.claim([Want(place, [row[0]], key_of(0, row), 7)], timeout_ms)
+        return verdict
+
+    def end(self, row: Row, state: State) -> None:
+        """What became of it there."""
+        assert self.ledger is not None
+        self.ledger.settle([Mark(ELSEWHERE, state, [row[0]], key_of(0, row))])
+
+    def offsets(self) -> list[list[int]]:
+        """What was sent, request by request."""
+        return [offsets for _, offsets, _ in self.sent]
+
+
+def with_ids(*ids: int | None) -> list[Row]:
+    """Rows with these ids at consecutive offsets."""
+    return [(offset, 0, number, b"%d" % offset) for offset, number in enumerate(ids)]
+
+
+def columns(**found: Any) -> Any:
+    """A source whose messages are their offsets."""
+    return SimpleNamespace(offsets=lambda messages: messages, **{k: lambda _, v=v: v for k, v in found.items()})
+
+
+def single(keys: bytes) -> list[bytes]:
+    """The keys one by one."""
+    return [keys[at : at + KEY_BYTES] for at in range(0, len(keys), KEY_BYTES)]
+
+
+def test_a_key_follows_from_group_and_id() -> None:
+    """An id has one key in all partitions and another one in another group; what has none is alone with its key."""
+    read = key_reader(Field("key"), "text", columns(keys=[b"5", b"5", None, b""]), "group")
+    a, b, c, d = single(read(TP, [1, 2, 3, 4]))
+    assert a == b
+    assert len({a, c, d}) == 3
+    assert single(read(TP._replace(partition=1), [1, 2, 3, 4]))[:2] == [a, a]
+    assert c not in single(read(TP._replace(partition=1), [1, 2, 3, 4]))
+    assert a not in single(key_reader(Field("key"), "text", columns(keys=[b"5"]), "other")(TP, [1]))
+
+
+def test_a_key_of_a_number_is_the_number() -> None:
+    """As a number 7 and 007 are one id, and what is no number is none."""
+    read = key_reader(Field("key"), "int", columns(keys=[b"7", b"007", b"x"]), "group")
+    a, b, c = single(read(TP, [1, 2, 3]))
+    assert a == b != c
+
+
+def test_a_twin_that_was_delivered_elsewhere_is_a_duplicate() -> None:
+    """What the ledger has as delivered is not sent, and the rest of the batch is."""
+    shell, rows = Twins(), with_ids(1, 2, None)
+    shell.twin(rows[0])
+    shell.end(rows[0], State.SUCCESS)
+    shell.read(*rows)
+    shell.run(20)
+    assert shell.offsets() == [[1, 2]]
+    books = shell.pipeline.books[TP]
+    assert (books.duplicate, books.delivered, books.in_flight) == (1, 2, 0)
+    assert shell.pipeline.idle
+
+
+def test_a_batch_of_duplicates_is_not_sent_at_all() -> None:
+    """Where all of a batch was delivered elsewhere nothing is sent, and the offset moves on."""
+    shell, rows = Twins(), with_ids(1)
+    shell.twin(rows[0])
+    shell.end(rows[0], State.SUCCESS)
+    shell.read(*rows)
+    shell.run(20)
+    assert (shell.sent, shell.commits[-1].watermark) == ([], 1)
+
+
+@pytest.mark.parametrize(
+    ("state", "sent"), [(State.SUCCESS, [[0, 2]]), (State.ERROR, [[0, 2], [1]])], ids=["delivered", "refused"]
+)
+def test_a_twin_that_is_claimed_elsewhere_is_waited_for(state: State, sent: list[list[int]]) -> None:
+    """The others go out meanwhile; its own end follows from the twin's, under another name than theirs."""
+    shell, rows = Twins(), with_ids(1, 2, 3)
+    shell.twin(rows[1])
+    shell.read(*rows)
+    shell.run(20)
+    assert shell.offsets() == [[0, 2]]
+    assert shell.pipeline.delivery.claims is not None
+    assert (shell.pipeline.delivery.claims.waiting, shell.pipeline.idle) == (1, False)
+    shell.end(rows[1], state)
+    shell.run(100)
+    assert shell.offsets() == sent
+    assert len({name for name, _, _ in shell.sent}) == len(sent)
+    assert shell.pipeline.idle
+
+
+def test_twins_in_one_batch_wait_for_each_other() -> None:
+    """Of two rows with one key the second goes out only when the first was refused."""
+    shell, rows = Twins(), with_ids(5, 5)
+    shell.answers = [REJECT]
+    shell.read(*rows)
+    shell.run(100)
+    assert shell.offsets() == [[0], [1]]
+    books = shell.pipeline.books[TP]
+    assert (books.dead_lettered, books.delivered) == (1, 1)
+
+
+def test_the_ledger_is_told_what_became_of_a_message() -> None:
+    """What was delivered is a duplicate elsewhere; what was refused is free; what is under way is held."""
+    shell, rows = Twins(), with_ids(1, 2, 3)
+    shell.answers = [REJECT, ACK, REJECT, ACK, ACK]
+    shell.read(*rows)
+    shell.run(3)
+    assert shell.twin((9, 0, 1, b"")) == [HELD]
+    shell.run(200)
+    verdicts = [shell.twin((9, 0, number, b"")) for number in (1, 2, 3)]
+    assert sorted(map(tuple, verdicts)) == [(-1,), (-1,), (7,)]
+
+
+def test_a_claim_is_renewed_before_the_next_try() -> None:
+    """While a receiver is away for longer than a claim lasts, no twin gets in between."""
+    shell, rows = Twins(), with_ids(1)
+    shell.answers = [RETRY] * 20
+    shell.read(*rows)
+    for _ in range(20):
+        shell.run(10, by_ms=LEASE_MS / 10)
+        if shell.answers:
+            assert shell.twin((9, 0, 1, b"")) == [HELD]
+    assert shell.offsets()[-1] == [0]
+
+
+def test_a_claim_that_was_lost_is_not_sent_again() -> None:
+    """When a twin took the key of a batch that waits, and was delivered, the message is a duplicate."""
+    shell, rows = Twins(), with_ids(1, 2)
+    shell.answers = [RETRY]
+    shell.read(*rows)
+    while not shell.sent:
+        shell.run(1, by_ms=5)
+    shell.now_ms += 4 * LEASE_MS
+    assert shell.twin(rows[0]) == [7]
+    shell.end(rows[0], State.SUCCESS)
+    shell.run(100)
+    assert shell.offsets() == [[0, 1], [1]]
+
+
+def test_another_owner_of_the_partition_is_believed() -> None:
+    """Rows that somebody else told apart, who has the partition too, are read again before anything of them is sent."""
+    shell, rows = Twins(), with_ids(1, 2)
+    shell.answers = [RETRY]
+    shell.read(*rows)
+    while not shell.sent:
+        shell.run(1, by_ms=5)
+    assert shell.ledger is not None
+    shell.ledger.claim([Want(place_of(TP), [0], key_of(0, rows[0]), 99, was=0)], 60_000)
+    shell.now_ms += LEASE_MS
+    shell.run(100)
+    assert shell.offsets() == [[0, 1]]
+    assert [reload.tp for reload in shell.reloads] == [TP]
