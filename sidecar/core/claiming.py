@@ -208,7 +208,8 @@ class Claiming:
     def halve(self, part: Part, halves: Sequence[list[Fragment]]) -> None:
         """Put the halves in a refused part's place: in the ledger both at once, before either is sent."""
         was = part.hold.token
-        parts = self._replace(part, {self._token(): half for half in halves})
+        token = self._token()
+        parts = self._replace(part, {token + i: half for i, half in enumerate(halves)})
         for half in parts:
             half.hold.was = was
         self._put_off(_Asking(parts), 0.0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import random
 import sys
 from pathlib import Path
 from typing import Any
@@ -72,7 +73,8 @@ class Shell:
             keys=read_keys if ledger else None,
         )
         self.ledger = ledger
-        self.pipeline = Pipeline(reading, batch_rules, delivery, lambda: 1.0)
+        chance = random.Random(1).random if ledger else lambda: 1.0  # tokens are drawn
+        self.pipeline = Pipeline(reading, batch_rules, delivery, chance)
         self.pipeline.assign(TP, "5c0pe000", start)
         self.now_ms = 0.0
         self.commits: list[Carried] = []
@@ -82,7 +84,7 @@ class Shell:
         self.reports: list[Report] = []
         self.flows: list[frozenset[TopicPartition]] = []
         self.reloads: list[Reload] = []
-        self.store_ok = True
+        self.store_ok = self.commit_ok = True
 
     def read(self, *rows: Row) -> None:
         """Hand over these rows."""
@@ -102,7 +104,7 @@ class Shell:
             if self.ledger is not None:
                 self.ledger.settle([mark for item in effect.items for mark in item.marks])
             self.commits += [item.carried for item in effect.items]
-            self.pipeline.committed({item.tp: True for item in effect.items}, self.now_ms)
+            self.pipeline.committed({item.tp: self.commit_ok for item in effect.items}, self.now_ms)
         elif isinstance(effect, Store):
             self.letters += effect.letters if self.store_ok else []
             self.pipeline.stored(effect.token, ok=self.store_ok, now_ms=self.now_ms)
