@@ -19,6 +19,7 @@ from sidecar.ledger.interface import Ledger
 from sidecar.ledger.sqlite import SqliteLedger
 from sidecar.state.interface import Damage
 
+PRUNE_EVERY_S = 1.0
 PRUNE_STEP = 2_000
 """Keys that are forgotten at once: a few milliseconds, in which no claim is made."""
 
@@ -62,6 +63,7 @@ class LedgerDesk:
         self._inbox = inbox
         self._unmarked: list[Mark] = []
         self._pruning = False
+        self._prune_at_s = 0.0
         self._thread = Writer("ledger")
 
     def claim(self, effect: Claim) -> None:
@@ -99,10 +101,10 @@ class LedgerDesk:
         del self._unmarked[: len(marks)]  # only this thread takes out, only the main one appends
         return True
 
-    def prune(self) -> None:
-        """Forget what is too old or too much, a little at a time, as soon as nothing else is to be done."""
-        if not self._pruning:
-            self._pruning = True
+    def tend(self, now_s: float) -> None:
+        """Forget what is too old or too much: a little every second, more only while nothing else is to be done."""
+        if not self._pruning and now_s >= self._prune_at_s:
+            self._pruning, self._prune_at_s = True, now_s + PRUNE_EVERY_S
             self._thread.do(self._prune)
 
     def _prune(self) -> None:

@@ -25,7 +25,6 @@ from sidecar.state.interface import IdSegment, PartitionSnapshot, State
 REVOKE_DRAIN_S = 3.0
 """How long a rebalance waits for answers of what is being sent; the session lasts 9 s."""
 SNAPSHOT_EVERY_S = 5.0
-PRUNE_EVERY_S = 1.0
 EVERY_GENERATION = 1 << 62
 BUSY_POLL_S, OPEN_POLL_S, IDLE_POLL_S = 0.005, 0.02, 0.05
 
@@ -96,7 +95,6 @@ class Supervisor:
         self._gravedigger: Writer | None = None
         """Buries on a thread of its own: it may wait seconds for the broker, and the main loop waits for the writer."""
         self.ledger = ledger
-        self._prune_at_s = 0.0
         self._state = state
         self._graveyard = graveyard
         self._drain_timeout_s = drain_timeout_s
@@ -126,9 +124,8 @@ class Supervisor:
             self._perform(effect)
         if now_s >= self._snapshot_at_s:
             self._snapshot()
-        if self.ledger is not None and now_s >= self._prune_at_s:
-            self._prune_at_s = now_s + PRUNE_EVERY_S
-            self.ledger.prune()
+        if self.ledger is not None:
+            self.ledger.tend(now_s)
         if self._drain_until_s is not None and (self.pipeline.idle or now_s > self._drain_until_s):
             return False
         for found in self.source.poll(self._patience_s()):
