@@ -88,6 +88,7 @@ def _letters(shown: dict[str, Any]) -> str:
 def _origin(source: dict[str, Any]) -> str:
     kind, found = next(iter(source.items()))
     servers, group = ("bootstrap_servers", "group_id") if kind == "kafka" else ("name_servers", "group")
+    servers = "endpoints" if found.get("client") == "grpc" else servers
     return f"{', '.join(found['topics'])} from {found[servers]} as group {found[group]}"
 
 

@@ -11,12 +11,13 @@ from pydantic import (
     BeforeValidator,
     Field,
     PlainSerializer,
+    ValidationError,
     ValidationInfo,
     WithJsonSchema,
     field_validator,
 )
 
-from sidecar.config.base import Bool, Expanded, Model, OneOf, Secret, Text, TlsFiles, hide_secrets, matching
+from sidecar.config.base import Bool, Expanded, Model, OneOf, Secret, Text, TlsFiles, hide_secrets, matching, problem
 from sidecar.config.kafka_properties import refusal
 from sidecar.config.units import Duration
 
@@ -101,8 +102,8 @@ def _rocketmq_topic(name: str) -> str:
 
 
 def _client(value: Any) -> Any:
-    if value in ("grpc", "native"):
-        raise ValueError("is not there yet: remoting is the only one")
+    if value == "native":
+        raise ValueError("is not there yet: remoting and grpc are")
     return value
 
 
@@ -173,17 +174,25 @@ class RocketMqTls(TlsFiles):
 class RocketMqSource(Model):
     """Which topics are read from which cluster, and as which consumer group."""
 
-    name_servers: Annotated[str, BeforeValidator(_name_servers), _SERVERS_SCHEMA] = Field(
-        description="The name servers: `HOST:PORT`, several as a list or separated by commas."
+    client: Annotated[Literal["remoting", "grpc"], BeforeValidator(_client)] = Field(
+        default="remoting",
+        description="How brokers are talked to: `remoting`, for 4.x and 5.x, or `grpc`, for 5.x behind a proxy.",
+    )
+    name_servers: Annotated[str, BeforeValidator(_name_servers), _SERVERS_SCHEMA] | None = Field(
+        default=None,
+        validate_default=True,
+        description="The name servers: `HOST:PORT`, several as a list or separated by commas; not with `grpc`.",
+    )
+    endpoints: Annotated[str, BeforeValidator(_name_servers), _SERVERS_SCHEMA] | None = Field(
+        default=None,
+        validate_default=True,
+        description="With `grpc`, the proxies: `HOST:PORT`, several as a list or separated by commas.",
     )
     group: Annotated[Text, AfterValidator(_group)] = Field(
         description="The consumer group; processes with the same one share the queues."
     )
     topics: Annotated[list[Annotated[Text, AfterValidator(_rocketmq_topic)]], AfterValidator(_topics)] = Field(
         min_length=1, description="Topics by name; the group's retry topic is read along with them."
-    )
-    client: Annotated[Literal["remoting"], BeforeValidator(_client)] = Field(
-        default="remoting", description="How brokers are talked to: `remoting`, for 4.x and 5.x."
     )
     sql: Text | None = Field(
         default=None,
@@ -214,6 +223,35 @@ class RocketMqSource(Model):
         default=None, description="Sent along, where keys are temporary; `file:PATH` reads it from a file."
     )
     tls: RocketMqTls | None = Field(default=None, description="Encrypts all connections; `{}` with the system's trust.")
+
+    @field_validator("name_servers", "endpoints")
+    @classmethod
+    def _of_the_client(cls, servers: Any, info: ValidationInfo) -> Any:
+        client = info.data.get("client")
+        if client is None:
+            return servers
+        ours, other = ("endpoints", "name_servers") if client == "grpc" else ("name_servers", "endpoints")
+        if info.field_name == ours and servers is None:
+            raise ValueError(f"needs {ours} with client: {client}")
+        if info.field_name == other and servers is not None:
+            raise ValueError(f"is of no use with client: {client}, which needs {ours}")
+        return servers
+
+    @field_validator("start", "share")
+    @classmethod
+    def _not_with_grpc(cls, value: Any, info: ValidationInfo) -> Any:
+        if info.data.get("client") == "grpc":
+            raise ValueError("is decided by the broker with client: grpc: leave it out")
+        return value
+
+    @field_validator("tls")
+    @classmethod
+    def _verifies(cls, tls: RocketMqTls | None, info: ValidationInfo) -> RocketMqTls | None:
+        if tls is not None and not tls.verify and info.data.get("client") == "grpc":
+            raise ValidationError.from_exception_data(
+                "tls", [problem("cannot be false with client: grpc: name the certificate in ca", tls, "verify")]
+            )
+        return tls
 
     @field_validator("secret_key")
     @classmethod

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from sidecar.config.model import Settings
@@ -16,7 +16,7 @@ from sidecar.core.cutting import BatchRules
 from sidecar.core.delivery import DeliveryRules
 from sidecar.core.fields import Field
 from sidecar.core.ids import id_reader, key_reader
-from sidecar.core.intake import Reading
+from sidecar.core.intake import Reading, ReadTags
 from sidecar.core.pipeline import Pipeline
 from sidecar.core.records import Columns, Message, TopicPartition
 from sidecar.sinks.base import Sink
@@ -24,6 +24,8 @@ from sidecar.sinks.build import build_sink
 
 QUEUE_SHARE = 16
 """The client's queue gets a 16th of the budget; one call may hand over four times the queue (measured: 15 of 4 MiB)."""
+HELD_SHARE = 4
+"""A source over a client that hands messages over holds four times the queue, and reads the fifth ahead."""
 QUEUE_MIN_BYTES = 1 << 20
 
 
@@ -77,6 +79,19 @@ def _place(field: Field | None) -> list[object]:
     return [field.kind, field.name, *field.path] if field else []
 
 
+def groups_of(
+    settings: Settings, columns: Columns
+) -> Callable[[TopicPartition, Sequence[Message]], Iterable[str | None]]:
+    """A function that tells the group of each of many messages, None for one that nobody wants."""
+    read_tags, filter_ = _tag_reader(settings, columns), settings.tags.filter()
+    return lambda tp, messages: map(filter_.groups.__getitem__, read_tags(tp, messages))
+
+
+def _tag_reader(settings: Settings, columns: Columns) -> ReadTags:
+    field = settings.tags.field
+    return field.reader(columns) if field else lambda tp, messages: [None] * len(messages)
+
+
 def build(settings: Settings, columns: Columns) -> tuple[Pipeline, Sink]:
     """The pipeline and the sink of these settings.
 
@@ -95,8 +110,8 @@ def build_reading(settings: Settings, columns: Columns) -> tuple[Reading, Sink]:
         ConfigError: Certificates or a file of the sink cannot be used.
         StateError: Another process writes to the sink's file.
     """
-    tags, filter_ = settings.tags, settings.tags.filter()
-    read_tags = tags.field.reader(columns) if tags.field else lambda tp, messages: [None] * len(messages)
+    filter_ = settings.tags.filter()
+    read_tags = _tag_reader(settings, columns)
 
     def tags_of(tp: TopicPartition, messages: Sequence[Message]) -> Iterable[tuple[bytes, ...]]:
         return map(filter_.tags, read_tags(tp, messages))

@@ -27,7 +27,7 @@ HELD_MAX = 20_000
 """Messages that are held at once: each one must be kept invisible."""
 LEAST_SHARE = 8
 """What an earlier life left must never keep out what comes: an 8th of the room is for new messages."""
-EXTEND_EVERY_S = 5.0
+EXTEND_EVERY_S = 2.0
 GONE_AFTER_S = 120.0
 """What was in flight in an earlier life and does not come again for so long, though the broker answers, is gone."""
 
@@ -129,6 +129,7 @@ class AckedSource:
         self._is_full = self._closed = self._assigned = False
         self._extend_at_s = self._turned_s = self._clock()
         self._missed_s = 0.0
+        self._problems: dict[str, str] = {}
         self._tags: dict[str, int] = {}
 
     def open(self, listener: Listener) -> None:
@@ -166,6 +167,7 @@ class AckedSource:
         self._extend()
         self._sort(self._client.receive(timeout_s))
         self._watch_missing()
+        self._tell_problems()
         return list(self._hand_on())
 
     def _sort(self, handed: Sequence[Handed]) -> None:
@@ -361,7 +363,13 @@ class AckedSource:
 
     def problems(self) -> Mapping[str, str]:
         """What is wrong with the cluster at present: a key, and a sentence for an operator."""
-        return self._client.problems()
+        return self._problems
+
+    def _tell_problems(self) -> None:
+        known, self._problems = self._problems, dict(self._client.problems())
+        for key, text in self._problems.items():
+            if known.get(key) != text:
+                self._listener.event("rocketmq.failed", "warning", {"what": key, "reason": text})
 
     def close(self) -> None:
         """Give back what is not settled, and disconnect; harmless when repeated."""

@@ -73,7 +73,7 @@ class RocketMqSource:
         sign, tls = sign_of(settings), tls_of(settings)
         self._network = Network(sign, tls, self._told)
         topics = list(self._subscriptions)
-        self._routes = Routes(self._network, self._asks, settings.name_servers.split(","), topics)
+        self._routes = Routes(self._network, self._asks, (settings.name_servers or "").split(","), topics)
         self._members = Members(self._routes, self._asks, SHARES[settings.share], self._subscriptions.values())
         self._pulls = Pulls(self._asks, QUEUE_SHARE * queue_bytes)
         self._fetcher = Fetcher(self._asks, sign, tls, lambda: self._routes.addresses)

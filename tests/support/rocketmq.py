@@ -205,9 +205,10 @@ class Node:
         with contextlib.suppress(RefusedError):
             self.link(self.name_server).ask(216, {"topic": name})
 
-    def create_group(self, name: str) -> str:
-        """Create a consumer group (200)."""
+    def create_group(self, name: str, *, orderly: bool = False) -> str:
+        """Create a consumer group (200), whose messages of a queue come one batch after the other if `orderly`."""
         group = {
+            "consumeMessageOrderly": orderly,
             "groupName": name, "consumeEnable": True, "consumeFromMinEnable": True, "consumeBroadcastEnable": True,
             "retryQueueNums": 1, "retryMaxTimes": 16, "brokerId": 0, "whichBrokerWhenConsumeSlowly": 1,
         }  # fmt: skip
@@ -350,7 +351,7 @@ class RocketMqNode(Node):
         config: Properties of the broker that go before ours.
         java_options: Of the broker's Java machine.
         sign: See `Link`.
-        version: Of RocketMQ, where it is not the usual one.
+        proxy: The broker runs inside a proxy, which serves gRPC.
     """
 
     def __init__(
@@ -360,6 +361,7 @@ class RocketMqNode(Node):
         config: Mapping[str, str] | None = None,
         java_options: Sequence[str] = (),
         sign: Callable[[dict[str, str], bytes], dict[str, str]] | None = None,
+        proxy: bool = False,
     ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._folder = folder
@@ -376,6 +378,17 @@ class RocketMqNode(Node):
             "storePathCommitLog": str(store / "commitlog"), **_SMALL, **(config or {}),
         }  # fmt: skip
         (folder / "broker.conf").write_text("".join(f"{name}={value}\n" for name, value in properties.items()))
+        self.grpc_port = 0
+        if proxy:
+            self.grpc_port, remoting_port = free_ports(2)
+            settings = {
+                "rocketMQClusterName": CLUSTER, "namesrvAddr": self.name_server, "grpcServerPort": self.grpc_port,
+                "remotingListenPort": remoting_port, "proxyMode": "LOCAL", "localServeAddr": "127.0.0.1",
+                "enableTopicMessageTypeCheck": False,
+                # 20 by default: so long it remembers that it knew no topic, before its broker was registered.
+                "topicRouteServiceCacheRefreshSeconds": 2,
+            }  # fmt: skip
+            (folder / "proxy.json").write_text(json.dumps(settings))
 
     def __enter__(self) -> RocketMqNode:
         self.start()
@@ -393,8 +406,13 @@ class RocketMqNode(Node):
         """`host:port` of the broker."""
         return f"127.0.0.1:{self.broker_port}"
 
+    @property
+    def endpoints(self) -> str:
+        """`host:port` of the proxy."""
+        return f"127.0.0.1:{self.grpc_port}"
+
     def start(self) -> None:
-        """Start what does not run, and wait until the name server knows the broker.
+        """Start what does not run, and wait until the name server knows the broker, and the proxy listens.
 
         Raises:
             AssertionError: A process ended, or this takes more than 180 s; the ends of the logs are in the message.
@@ -403,12 +421,22 @@ class RocketMqNode(Node):
         if "namesrv" not in self._processes:
             self.start_name_server()
         if "broker" not in self._processes:
-            self._spawn("broker", "512m", "org.apache.rocketmq.broker.BrokerStartup", "broker.conf", self._java_options)
+            self._start_broker()
         wait_until(self._registered, _START_TIMEOUT_S, "the broker is registered", detail=self.log_tail)
+
+    def _start_broker(self) -> None:
+        conf = str(self._folder / "broker.conf")
+        if self.grpc_port:
+            options = ["-pm", "local", "-bc", conf, "-pc", str(self._folder / "proxy.json"), "-n", self.name_server]
+            main = "org.apache.rocketmq.proxy.ProxyStartup"
+        else:
+            main, options = "org.apache.rocketmq.broker.BrokerStartup", ["-c", conf]
+        self._spawn("broker", "512m", main, options, self._java_options)
 
     def start_name_server(self) -> None:
         """Start the name server alone."""
-        self._spawn("namesrv", "64m", "org.apache.rocketmq.namesrv.NamesrvStartup", "namesrv.conf")
+        main = "org.apache.rocketmq.namesrv.NamesrvStartup"
+        self._spawn("namesrv", "64m", main, ["-c", str(self._folder / "namesrv.conf")])
 
     def kill(self) -> None:
         """SIGKILL to the broker."""
@@ -453,14 +481,19 @@ class RocketMqNode(Node):
         self._brokers = {}
         try:
             self.link(self.broker_address)
-            known = BROKER in self.brokers()
+            known = BROKER in self.brokers() and self._is_serving()
         except OSError:
             known = False
         if not known:
             self.forget_links()
         return known
 
-    def _spawn(self, name: str, heap: str, main: str, file: str, options: Sequence[str] = ()) -> None:
+    def _is_serving(self) -> bool:
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.grpc_port), 1.0):
+            return True
+        return not self.grpc_port
+
+    def _spawn(self, name: str, heap: str, main: str, arguments: Sequence[str], options: Sequence[str] = ()) -> None:
         home = self._folder / "home"
         home.mkdir(exist_ok=True)
         command = [
@@ -469,7 +502,7 @@ class RocketMqNode(Node):
             "-XX:MaxDirectMemorySize=256m", "--add-exports=java.base/sun.nio.ch=ALL-UNNAMED",
             "--add-opens=java.base/java.nio=ALL-UNNAMED", f"-Duser.home={home}",
             f"-Drmq.logback.configurationFile=rmq.{name}.logback.xml", *options, "-cp", f"{rocketmq_jars()}/*",
-            main, "-c", str(self._folder / file),
+            main, *arguments,
         ]  # fmt: skip
         with (self._folder / f"{name}.out").open("ab") as log:
             self._processes[name] = spawn(command, log, env={"ROCKETMQ_HOME": str(home)})

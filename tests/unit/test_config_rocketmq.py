@@ -23,6 +23,8 @@ state:
   dir: /var/lib/sidecar/orders
 """
 LAST = "    topics: [orders]\n"
+SERVERS = "    name_servers: localhost:9876\n"
+GRPC = "    client: grpc\n    endpoints: localhost:8081\n"
 
 
 def write(folder: Path, old: str = "", new: str = "") -> Path:
@@ -73,7 +75,18 @@ def test_keys_are_read_from_files_and_variables_and_never_shown(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("old", "new", "says"),
     [
-        (LAST, LAST + "    client: grpc\n", "6:13: source.rocketmq.client: is not there yet: remoting"),
+        (
+            LAST,
+            LAST + "    client: grpc\n",
+            "3:19: source.rocketmq.name_servers: is of no use with client: grpc, which",
+        ),
+        ("    name_servers: localhost:9876\n", "", "3:5: source.rocketmq: needs name_servers with client: remoting"),
+        ("name_servers: localhost:9876", "client: grpc", "3:5: source.rocketmq: needs endpoints with client: grpc"),
+        (LAST, LAST + "    endpoints: a:1\n", "6:16: source.rocketmq.endpoints: is of no use with client: remoting"),
+        (SERVERS, GRPC + "    start: latest\n", "5:12: source.rocketmq.start: is decided by the broker with client"),
+        (SERVERS, GRPC + "    share: average\n", "5:12: source.rocketmq.share: is decided by the broker with client"),
+        (SERVERS, GRPC + "    tls: {verify: false}\n", "5:19: source.rocketmq.tls.verify: cannot be false with client"),
+        (SERVERS, GRPC.replace(":8081", ""), "4:16: source.rocketmq.endpoints: needs HOST:PORT"),
         (LAST, LAST + "    client: native\n", "6:13: source.rocketmq.client: is not there yet: remoting"),
         (LAST, LAST + "    client: java\n", "6:13: source.rocketmq.client: must be 'remoting'"),
         (LAST, LAST + "  kafka: {}\n", "6:3: source.kafka: stands beside rocketmq: keep one of them"),

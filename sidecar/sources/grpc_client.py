@@ -1,0 +1,298 @@
+"""RocketMQ 5 through its proxy over gRPC, as an `AckedClient`: a thread of its own runs the loop that calls."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+import threading
+import time
+from collections import deque
+from collections.abc import Awaitable, Collection, Coroutine, Hashable, Mapping, Sequence
+from functools import partial
+from typing import Any, TypeVar
+
+from sidecar.config.source import RocketMqSource as RocketMqSettings
+from sidecar.errors import CredentialsError, SidecarError, UnavailableError
+from sidecar.sources.acked_client import Handed
+from sidecar.sources.acked_columns import OVERHEAD_BYTES
+from sidecar.sources.grpc_leases import INVISIBLE_S, OK, Leases
+from sidecar.sources.grpc_requests import BATCH_MAX, REQUEST_S, Requests
+from sidecar.sources.grpc_session import (
+    FORBIDDEN,
+    GROUP_NOT_FOUND,
+    TOPIC_NOT_FOUND,
+    UNAUTHORIZED,
+    RefusedError,
+    Session,
+)
+from sidecar.sources.grpc_stubs import Stubs, load
+from sidecar.sources.rocketmq_config import tls_of
+
+T = TypeVar("T")
+
+CALLS = 16
+"""Requests for messages that are open at once, at most."""
+SIZE_FIRST = 64 << 10
+"""What a message is taken to have before one was seen: then the largest of late."""
+SIZE_FADES = 0.99
+RETRY_S = 0.3
+RETURN_S = 3.0
+"""So long a proxy that came back is asked nothing of topics: it would remember for 20 s that it knows none."""
+CLOSE_S = 5.0
+NO_MESSAGE = 40_401
+_HINTS = {
+    GROUP_NOT_FOUND: "create the group first, gRPC never does: mqadmin updateSubGroup -n NAMESRV -c CLUSTER -g GROUP",
+    TOPIC_NOT_FOUND: "create the topic, or correct source.rocketmq.topics",
+}
+
+
+class GrpcClient:
+    """A member of the group by simple consumption: receive, acknowledge, change the invisible time.
+
+    Args:
+        settings: `source.rocketmq`.
+        expression: The tags that brokers filter by, `a || b`, or `*`.
+        queue_bytes: What may be received ahead.
+
+    Raises:
+        ConfigError: The package with the stubs cannot be used, or a certificate.
+    """
+
+    def __init__(self, settings: RocketMqSettings, expression: str, queue_bytes: int) -> None:
+        self._settings = settings
+        self._stubs: Stubs = load()
+        self._credentials = _credentials(self._stubs, settings)
+        self._requests = Requests(self._stubs, settings, f"sidecar@{secrets.token_hex(8)}", expression)
+        self._queue_bytes = queue_bytes
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="grpc", daemon=True)
+        self._arrived: deque[Handed] = deque()
+        self._arrived_bytes = 0
+        self._has_arrived = threading.Condition()
+        self._size: float = SIZE_FIRST
+        self._problems: dict[str, str] = {}
+        self._session: Session | None = None
+        self._opened = threading.Event()
+        self._refused: RefusedError | None = None
+        self._closed = False
+
+    # The verbs, on the owner's thread
+
+    def open(self) -> None:
+        """Connect and subscribe; returns when messages can be received.
+
+        Raises:
+            UnavailableError: Servers cannot be reached, or topic or group is unknown, for the whole start-up time.
+            CredentialsError: The credentials are refused.
+        """
+        self._thread.start()
+        self._do(self._begin())
+        until_s = time.monotonic() + self._settings.start_timeout_ms / 1000
+        while not self._opened.wait(0.05):
+            refused = self._refused
+            if refused is not None and refused.code in (UNAUTHORIZED, FORBIDDEN):
+                self.close()
+                raise _no_credentials(refused)
+            if time.monotonic() >= until_s:
+                self.close()
+                raise self._unavailable(refused)
+
+    def receive(self, timeout_s: float) -> Sequence[Handed]:
+        """What has come; at once when something is there, else after the time."""
+        with self._has_arrived:
+            if not self._arrived and timeout_s:
+                self._has_arrived.wait(timeout_s)
+            found, self._arrived = self._arrived, deque()
+            was_full = self._arrived_bytes >= self._queue_bytes
+            self._arrived_bytes = 0
+        if was_full:
+            self._loop.call_soon_threadsafe(self._room.set)
+        return found
+
+    def ack(self, handles: Collection[Hashable]) -> None:
+        """Begin to acknowledge."""
+        self._loop.call_soon_threadsafe(self._leases.ack, list(handles))
+
+    def extend(self, handles: Collection[Hashable]) -> None:
+        """Keep these from being handed over again meanwhile."""
+        self._loop.call_soon_threadsafe(self._leases.extend, list(handles))
+
+    def release(self, handles: Collection[Hashable]) -> None:
+        """Give these back."""
+        self._loop.call_soon_threadsafe(self._leases.release, list(handles))
+
+    def pause(self, full: bool) -> None:
+        """Take nothing more in while `full`, or go on."""
+        self._loop.call_soon_threadsafe(self._may_go_on.clear if full else self._may_go_on.set)
+
+    def problems(self) -> Mapping[str, str]:
+        """What is wrong at present: a key, and a sentence for an operator."""
+        return dict(self._problems)
+
+    def close(self) -> None:
+        """Give back what is left, and disconnect; harmless when repeated."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._thread.is_alive():
+            self._do(self._end())
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
+        self._loop.close()
+
+    def _do(self, work: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+    def _unavailable(self, refused: RefusedError | None) -> SidecarError:
+        servers = self._settings.endpoints
+        waited = f"for {self._settings.start_timeout_ms / 1000:g} s (source.rocketmq.start_timeout)"
+        if refused is None:
+            why = self._problems.get("proxy", "no answer")
+            hint = "check source.rocketmq.endpoints: it is the gRPC port of a proxy, 8081 by default, not a name server"
+            return UnavailableError(f"RocketMQ: the proxy at {servers} could not be reached {waited}: {why}", hint=hint)
+        text = f"RocketMQ: the proxy at {servers} refused {waited}: {refused}"
+        return UnavailableError(text, hint=_HINTS.get(refused.code, "check group and topics under source.rocketmq"))
+
+    # The loop
+
+    async def _begin(self) -> None:
+        self._may_go_on, self._room = asyncio.Event(), asyncio.Event()
+        self._may_go_on.set()
+        self._leases = Leases(self._requests, self._call)
+        self._keeper = asyncio.ensure_future(self._keep_open())
+
+    async def _end(self) -> None:
+        self._may_go_on.clear()
+        await self._leases.close(CLOSE_S if self._session is not None else 0.0)
+        if self._session is not None:
+            with contextlib.suppress(ConnectionError):  # it finds out by itself
+                await self._call("NotifyClientTermination", self._requests.leave())
+        self._keeper.cancel()
+        await asyncio.gather(self._keeper, return_exceptions=True)
+        if rest := asyncio.all_tasks() - {asyncio.current_task()}:  # the library's own, which end after their calls
+            await asyncio.wait(rest, timeout=0.5)
+
+    async def _keep_open(self) -> None:
+        """A session after the other, with each server in its turn."""
+        servers, number = (self._settings.endpoints or "").split(","), 0
+        wait_s = 0.0
+        while True:
+            session = Session(
+                self._stubs, self._settings, self._requests, servers[number % len(servers)], self._credentials
+            )
+            number += 1
+            try:
+                await session.serve(wait_s, partial(self._is_open, session), partial(self._workers, session))
+            except RefusedError as error:
+                self._refused = error
+                self._problems["proxy"] = f"{session.server} refuses: {error}"
+            except ConnectionError as error:
+                self._problems["proxy"] = f"{session.server} is away: {error}"
+            except Exception as error:  # noqa: BLE001  # a mistake of ours, or of the proxy: seen, and tried again
+                self._problems["proxy"] = f"{session.server}: {error!r}"
+            finally:
+                wait_s = RETURN_S if self._session is None and self._opened.is_set() else 0.0
+                self._session = None
+                await session.close()
+            await asyncio.sleep(RETRY_S)
+
+    def _is_open(self, session: Session) -> None:
+        self._session, self._refused = session, None
+        self._problems.clear()
+        self._opened.set()
+
+    async def _call(self, name: str, request: Any) -> Any:
+        """Ask within the present session, or the next one if it comes soon."""
+        until_s = time.monotonic() + REQUEST_S
+        while self._session is None:
+            if time.monotonic() >= until_s:
+                raise ConnectionError("there is no connection")
+            await asyncio.sleep(0.05)
+        try:
+            return await self._session.call(name, request)
+        except RefusedError as error:
+            raise ConnectionError(str(error)) from error
+
+    # Receiving
+
+    def _workers(self, session: Session) -> list[Awaitable[None]]:
+        return [self._receive(session, queue) for queue in session.queues]
+
+    def _share(self, queues: int) -> tuple[int, int]:
+        """How many requests for one topic and broker may be open, and for how many messages each."""
+        messages = max(1, int(4 * self._queue_bytes / self._size / queues))
+        calls = min(max(1, CALLS // queues), messages)
+        return calls, min(BATCH_MAX, max(1, messages // calls))
+
+    async def _receive(self, session: Session, queue: Any) -> None:
+        """Ask for messages: once at a time while few come, more often at once while there are many.
+
+        A request that waits when its process dies takes a message all the same, which then comes again, and again for
+        the next such request; after 16 times a broker gives it to the dead letters.
+        """
+        open_: set[asyncio.Task[bool]] = set()
+        wanted = 1
+        try:
+            while True:
+                await self._may_go_on.wait()
+                calls, count = self._share(len(session.queues))
+                while len(open_) < min(wanted, calls):
+                    open_.add(asyncio.create_task(self._receive_once(session, queue, count)))
+                done, open_ = await asyncio.wait(open_, return_when=asyncio.FIRST_COMPLETED)
+                for one in done:
+                    wanted = min(2 * wanted, CALLS) if one.result() else max(1, wanted - 1)
+        finally:
+            for one in open_:
+                one.cancel()
+
+    async def _receive_once(self, session: Session, queue: Any, count: int) -> bool:
+        """Whether as many came as were asked for."""
+        status = None
+        came = 0
+        async for part in session.stream(self._requests.receive(queue, count, INVISIBLE_S)):
+            kind = part.WhichOneof("content")
+            if kind == "message":
+                came += 1
+                await self._put(part.message)
+            elif kind == "status":
+                status = part.status
+        name = f"{queue.topic.name} on {queue.broker.name}"
+        if status is None or status.code in (OK, NO_MESSAGE):
+            self._problems.pop(name, None)
+            return came >= count
+        self._problems[name] = f"{name}: {status.message} (code {status.code})"
+        if "settings" in status.message:
+            raise ConnectionError("the proxy has forgotten this member")
+        await asyncio.sleep(RETRY_S)
+        return False
+
+    async def _put(self, message: Any) -> None:
+        system = message.system_properties
+        token = self._leases.add(message.topic.name, system.message_id, system.receipt_handle)
+        handed = self._requests.handed(token, message)
+        size = len(handed.body) + OVERHEAD_BYTES
+        self._size = max(size, self._size * SIZE_FADES)
+        while self._arrived_bytes >= self._queue_bytes:
+            self._room.clear()
+            if self._arrived_bytes >= self._queue_bytes:
+                await self._room.wait()
+        with self._has_arrived:
+            self._arrived.append(handed)
+            self._arrived_bytes += size
+            self._has_arrived.notify()
+
+
+def _no_credentials(refused: RefusedError) -> CredentialsError:
+    hint = "check access_key and secret_key under source.rocketmq, and that this user may read the topics and the group"
+    return CredentialsError(f"RocketMQ refused a request: {refused}", hint=hint)
+
+
+def _credentials(stubs: Stubs, settings: RocketMqSettings) -> Any:
+    """How connections are encrypted, None for not at all."""
+    tls = settings.tls
+    if tls is None:
+        return None
+    tls_of(settings)  # says it better, when a file cannot be used
+    files = [path.read_bytes() if path else None for path in (tls.ca, tls.key or tls.cert, tls.cert)]
+    return stubs.grpc.ssl_channel_credentials(*files)

@@ -1,0 +1,84 @@
+"""The generated stubs of RocketMQ's gRPC protocol, out of the package of its Python client, whose code is not run.
+
+Two distributions share the import name `rocketmq`, and the one that is installed later overwrites files of the other.
+The stubs are in files that the other one does not have; so they are loaded past the package's own `__init__`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from importlib import metadata
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NamedTuple
+
+from sidecar.errors import ConfigError
+
+DISTRIBUTION, VERSION = "rocketmq-python-client", "5.1.2"
+_FOLDER, _MODULES = "rocketmq/grpc_protocol", "rocketmq.grpc_protocol"
+_CURE = "pip install 'consumer-sidecar[rocketmq-grpc]'"
+
+
+class Stubs(NamedTuple):
+    """The modules, untyped as they are generated."""
+
+    grpc: Any
+    values: Any
+    """Messages and enumerations that requests are made of."""
+    requests: Any
+    service: Any
+    """The class that calls."""
+
+
+def load() -> Stubs:
+    """The stubs.
+
+    Raises:
+        ConfigError: The package is missing, of another version, or overwritten.
+    """
+    folder = _folder()
+    before = {name: module for name, module in sys.modules.items() if _is_theirs(name)}
+    for name in before:
+        del sys.modules[name]
+    package = ModuleType("rocketmq")
+    package.__path__ = [str(folder.parent)]
+    sys.modules["rocketmq"] = package
+    try:
+        grpc = importlib.import_module("grpc.aio") and importlib.import_module("grpc")
+        values = importlib.import_module(f"{_MODULES}.definition_pb2")
+        requests = importlib.import_module(f"{_MODULES}.service_pb2")
+        service = importlib.import_module(f"{_MODULES}.service_pb2_grpc").MessagingServiceStub
+    except ImportError as error:
+        raise ConfigError(f"source.rocketmq.client: grpc cannot load its stubs: {error}", hint=_CURE) from error
+    finally:
+        for name in [name for name in sys.modules if _is_theirs(name)]:
+            del sys.modules[name]
+        sys.modules.update(before)
+    return Stubs(grpc, values, requests, service)
+
+
+def _is_theirs(name: str) -> bool:
+    return name == "rocketmq" or name.startswith("rocketmq.")
+
+
+def _folder() -> Path:
+    """Where the stubs are."""
+    needs = f"source.rocketmq.client: grpc needs {DISTRIBUTION} {VERSION}"
+    try:
+        found = metadata.distribution(DISTRIBUTION)
+    except metadata.PackageNotFoundError:
+        raise ConfigError(f"{needs}, which is not installed{_others()}", hint=_CURE) from None
+    if found.version != VERSION:
+        raise ConfigError(f"{needs}, and {found.version} is installed", hint=_CURE)
+    folder = Path(str(found.locate_file(_FOLDER)))
+    if not (folder / "service_pb2.py").is_file():
+        cure = f"pip install --force-reinstall --no-deps {DISTRIBUTION}=={VERSION}"
+        raise ConfigError(f"{needs}, whose files are gone{_others()}", hint=cure)
+    return folder
+
+
+def _others() -> str:
+    """Other distributions of the same import name."""
+    names = sorted(set(metadata.packages_distributions().get("rocketmq", [])) - {DISTRIBUTION})
+    return f"; {' and '.join(names)}, which is, is for other clients" if names else ""

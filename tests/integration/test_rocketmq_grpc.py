@@ -1,0 +1,161 @@
+"""The whole daemon behind a real RocketMQ 5 proxy over gRPC: each wanted message once, whatever dies in between."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+
+from sidecar.config.source import RocketMqSource as Settings
+from sidecar.sources.grpc_client import GrpcClient
+from tests.support import rocketmq_flow as flows
+from tests.support.kafka import unique
+from tests.support.process import Daemon, wait_until
+from tests.support.receiver import Receiver
+from tests.support.rocketmq import BROKER, Message, RocketMqNode
+from tests.support.rocketmq_flow import PATIENCE_S, Bodies, configuration
+
+
+@pytest.fixture(scope="module")
+def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RocketMqNode]:
+    """A node with a proxy, of these tests alone: they kill it."""
+    with RocketMqNode(tmp_path_factory.mktemp("rocketmq") / "node", proxy=True) as node:
+        yield node
+
+
+@pytest.fixture
+def source(node: RocketMqNode) -> dict[str, Any]:
+    """The source section without topic and group."""
+    return {"client": "grpc", "endpoints": node.endpoints}
+
+
+def client(source: dict[str, Any], bodies: Bodies) -> GrpcClient:
+    """Another member of the group, which a test drives by hand."""
+    settings = Settings.model_validate({**source, "group": bodies.group, "topics": [bodies.topic]})
+    return GrpcClient(settings, "*", 4 << 20)
+
+
+def test_messages_of_all_kinds_arrive_once(node: RocketMqNode, source: dict[str, Any], tmp_path: Path) -> None:
+    """10,000 in 8 queues, NUL, binary and 4 MB among them, 5 tags of 8: each wanted one once, byte for byte."""
+    flows.flow(node, source, tmp_path, 10_000)
+
+
+def test_kills_lose_nothing_and_repeat_nothing(node: RocketMqNode, source: dict[str, Any], tmp_path: Path) -> None:
+    """Killed twice in mid-flow, its state kept: what was in flight comes again under its old names, and once."""
+    flows.kills(node, source, tmp_path, 6_000, 2)
+
+
+def test_a_node_that_was_killed(node: RocketMqNode, source: dict[str, Any], tmp_path: Path) -> None:
+    """Broker and proxy die and come back: the session is opened again, and what was acknowledged is not sent again."""
+    flows.outages(node, source, tmp_path, 3_000, 1)
+
+
+def test_two_members_lose_nothing(node: RocketMqNode, source: dict[str, Any], tmp_path: Path) -> None:
+    """One is killed: the other gets its messages."""
+    flows.members(node, source, tmp_path, 2, 4, every_s=2)
+
+
+def test_an_envelope_tells_where_a_message_really_is(
+    node: RocketMqNode, source: dict[str, Any], tmp_path: Path
+) -> None:
+    """A row has broker, queue, offset, ids, keys and properties as the broker has them; one handed over again too.
+
+    Another member takes the second message and never acknowledges it: it is delivered when that one's time is over,
+    from the retry queue, and is not taken for the first, though its queue and offset may be the same.
+    """
+    bodies = Bodies(node)
+    other = client(source, bodies)
+    other.open()
+    node.send(bodies.topic, [Message(b"again", tag="paid", keys="k1 k2", properties={"colour": "rot"}, queue=0)])
+    taken = wait_until(lambda: other.receive(0.1), PATIENCE_S, "the other member has it", detail=other.problems)
+    assert [one.body for one in taken] == [b"again"]
+    other.close()
+    with Receiver() as receiver:
+        with Daemon(tmp_path, configuration(source, bodies, receiver.url)) as daemon:
+            wait_until(lambda: receiver.stats["rows"] == 1, PATIENCE_S, "it comes again", detail=daemon.log_tail)
+            node.send(bodies.topic, [Message(b"first", tag="paid", queue=0)])
+            wait_until(lambda: receiver.stats["rows"] == 2, PATIENCE_S, "both arrive", detail=daemon.log_tail)
+            daemon.stop()
+        rows = {row["value"]: row for row in map(orjson.loads, b"".join(receiver.bodies).splitlines())}
+    first, again = rows["first"], rows["again"]
+    assert (first["topic"], first["broker"], first["partition"], first["offset"]) == (bodies.topic, BROKER, 0, 1)
+    assert first["reconsume_times"] == 0 < again["reconsume_times"]
+    assert again["topic"] == f"%RETRY%{bodies.group}_{bodies.topic}"
+    assert again["properties"]["RETRY_TOPIC"] == bodies.topic
+    assert (again["tag"], again["keys"], again["properties"]["colour"]) == ("paid", ["k1", "k2"], "rot")
+    assert again["message_id"] == again["properties"]["UNIQ_KEY"]
+    assert len(again["offset_message_id"]) == 32
+    assert again["offset_message_id"] != first["offset_message_id"]
+
+
+def test_a_stop_gives_back_what_is_not_settled(node: RocketMqNode, source: dict[str, Any], tmp_path: Path) -> None:
+    """While the receiver is down a daemon is stopped: another member has its messages within seconds."""
+    bodies = Bodies(node)
+    with Receiver() as receiver:
+        receiver.fail("status", status=503)
+        config = configuration(source, bodies, receiver.url, drain_timeout="0ms")
+        with Daemon(tmp_path, config) as daemon:
+            daemon.wait_ready()
+            bodies.send(500)
+            wait_until(lambda: daemon.status()["in_flight"] >= bodies.wanted.total(), PATIENCE_S, "it has them")
+            daemon.stop()
+        other = client(source, bodies)
+        other.open()
+        begun, found = time.monotonic(), Counter[bytes]()
+        while len(found) < bodies.wanted.total() and time.monotonic() < begun + PATIENCE_S:
+            found.update(one.body for one in other.receive(0.1) if one.tag.decode() in flows.WANTED)
+        other.close()
+    assert len(found) == bodies.wanted.total()
+    assert time.monotonic() - begun < 15
+
+
+def test_messages_of_a_fifo_queue_stay_in_order(node: RocketMqNode, source: dict[str, Any], tmp_path: Path) -> None:
+    """With `ordering: partition` they arrive as they were stored, through a kill too."""
+    bodies = Bodies(node)
+    stored: dict[int, str] = {}
+    node.create_topic(bodies.topic, 2, "FIFO")
+    node.create_group(bodies.group, orderly=True)
+    with Receiver() as receiver:
+        config = configuration(source, bodies, receiver.url)
+        config["sink"]["http"]["ordering"] = "partition"
+        with Daemon(tmp_path, config) as daemon:
+            for at in range(0, 300, 100):
+                texts = [str(i) for i in range(at, at + 100)]
+                places = node.send(bodies.topic, [Message(text.encode(), tag="paid", queue=0) for text in texts])
+                stored |= {offset: text for (_, offset), text in zip(places, texts, strict=True)}
+                wait_until(lambda at=at: receiver.stats["rows"] > at, PATIENCE_S, "it delivers")  # type: ignore[misc]
+                if not at:
+                    daemon.kill9()
+                    daemon.start()
+            wait_until(lambda: receiver.stats["rows"] >= 300, PATIENCE_S, "all arrive", detail=daemon.log_tail)
+            daemon.stop()
+        seen: dict[str, None] = {}
+        for line in b"".join(receiver.bodies).splitlines():
+            seen.setdefault(orjson.loads(line)["value"])
+    assert list(seen) == [text for _, text in sorted(stored.items())]
+
+
+@pytest.mark.parametrize(
+    ("change", "code", "words"),
+    [
+        ({"group": "no-such-group"}, 69, "create the group first"),
+        ({"topics": ["no-such-topic"]}, 69, "create the topic"),
+        ({"endpoints": "127.0.0.1:9"}, 69, "could not be reached"),
+    ],
+)
+def test_a_wrong_configuration_is_told(
+    node: RocketMqNode, source: dict[str, Any], tmp_path: Path, change: dict[str, Any], code: int, words: str
+) -> None:
+    """A group or a topic that is not there, or a proxy out of reach, ends the start with a sentence and a cure."""
+    bodies = Bodies(node)
+    config = configuration(source, bodies, "http://localhost:9/")
+    config["source"]["rocketmq"] |= {"start_timeout": "1s", **change}
+    daemon = Daemon(tmp_path, config, name=unique("wrong"))
+    daemon.start()
+    daemon.wait(code, PATIENCE_S)
+    assert words in daemon.log_path.read_text()

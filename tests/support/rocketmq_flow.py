@@ -1,0 +1,247 @@
+"""Flows of RocketMQ's messages through the whole daemon, whatever its client: what arrived against what was sent.
+
+Each check takes a node and the source section without topic and group, so that `make prove-rocketmq` calls it with the
+larger numbers. Messages are told by their bodies, since one that comes again stands at another place.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tests.support.audit import Finding
+from tests.support.kafka import unique
+from tests.support.process import Daemon, wait_until
+from tests.support.receiver import Receiver, value_hash
+from tests.support.rocketmq import Message, RocketMqNode
+from tests.support.scene import BOOKS
+
+QUEUES = 8
+TAGS = ("created", "paid", "refunded", "shipped", "returned", "probe", "test", "draft")
+WANTED = TAGS[:5]
+PATIENCE_S = 120.0
+FRESH_S = 10.0
+"""After a node came back a fresh message is delivered within."""
+CHUNK = 1_000
+ODD = (b"\0", b"ab\0cd", b"\0xy", bytes(range(256)), b"\xff\xfe", "grün".encode(), b"\n\n", b"[1,2]", b" ")
+LARGE = (1 << 20, (4 << 20) - 4096)
+"""A broker takes 4 MB with what goes along."""
+
+
+class Bodies:
+    """What is sent to a topic, and what of it must arrive.
+
+    Args:
+        node: Takes it.
+        seed: Of tags and sizes.
+    """
+
+    def __init__(self, node: RocketMqNode, seed: int = 1) -> None:
+        self.node = node
+        self.topic = node.create_topic(unique("topic"), QUEUES)
+        self.group = node.create_group(unique("group"))
+        self.sent = 0
+        self.wanted: Counter[str | None] = Counter()
+        self._random = random.Random(seed)
+        self._lock = threading.Lock()
+
+    def send(self, count: int, *, odd: bool = False) -> None:
+        """Send so many more; with bodies of all kinds among them."""
+        bodies = [b"%d " % (self.sent + i) + self._random.randbytes(i % 100) for i in range(count)]
+        if odd:
+            bodies[: len(ODD)] = [b"%d " % i + body for i, body in enumerate(ODD)]
+            bodies[len(ODD) : 2 * len(ODD)] = ODD
+            bodies[-len(LARGE) :] = [bytes(size - 1) + b"%d" % (size % 10) for size in LARGE]
+        for at in range(0, count, CHUNK):
+            self._send([Message(body, tag=self._random.choice(TAGS)) for body in bodies[at : at + CHUNK]])
+
+    def _send(self, messages: list[Message]) -> None:
+        self.node.send(self.topic, messages, queues=QUEUES)
+        with self._lock:
+            self.wanted.update(value_hash(one.body) for one in messages if one.tag in WANTED)
+            self.sent += len(messages)
+
+    def has_arrived(self, receiver: Receiver) -> bool:
+        """Whether all that is wanted is there."""
+        if receiver.stats["rows"] < self.wanted.total():
+            return False
+        return not self.wanted - arrived(receiver)
+
+    def lacks(self, receiver: Receiver) -> str:
+        """For a failure message."""
+        found = arrived(receiver)
+        return f"{(self.wanted - found).total()} missing, {(found - self.wanted).total()} too many"
+
+    def assert_exact(self, receiver: Receiver, *, twice: bool = False) -> int:
+        """Nothing was lost, nothing else came, nothing came twice (unless it may); how much did."""
+        found = arrived(receiver)
+        assert not self.wanted - found, f"lost {(self.wanted - found).total()}"
+        assert not found.keys() - self.wanted.keys(), f"{len(found.keys() - self.wanted.keys())} never sent or wanted"
+        repeats = (found - self.wanted).total()
+        assert twice or not repeats, f"twice {repeats}"
+        return repeats
+
+
+def arrived(receiver: Receiver) -> Counter[str | None]:
+    """How often each body was stored."""
+    return Counter(row[3] for row in receiver.rows())
+
+
+def configuration(source: Mapping[str, Any], bodies: Bodies, url: str, **change: Any) -> dict[str, Any]:
+    """Five tags of eight in small batches, to a receiver."""
+    return {
+        "source": {"rocketmq": {**source, "group": bodies.group, "topics": [bodies.topic]}},
+        "tags": {"subscribe": " || ".join(WANTED)},
+        "batch": {"max_messages": 200, "linger": "50ms"},
+        "sink": {"http": {"url": url, "timeout": "2s"}},
+        "retry": {"backoff": "50ms", "backoff_max": "500ms"},
+        **change,
+    }
+
+
+def await_all(daemon: Daemon, bodies: Bodies, receiver: Receiver, timeout_s: float = PATIENCE_S) -> dict[str, Any]:
+    """Wait until all has arrived and nothing is under way; the books balance."""
+    wait_until(
+        lambda: bodies.has_arrived(receiver), timeout_s, "all has arrived",
+        detail=lambda: (bodies.lacks(receiver), daemon.status(), daemon.log_tail()),
+    )  # fmt: skip
+
+    def resting() -> dict[str, Any] | None:
+        status = daemon.status()
+        assert status["consumed"] == sum(status[name] for name in BOOKS), f"the books do not balance: {status}"
+        return None if status["in_flight"] or status["held_bytes"] else status
+
+    return wait_until(resting, timeout_s, "the daemon is at rest", detail=daemon.status) or {}
+
+
+def flow(node: RocketMqNode, source: Mapping[str, Any], folder: Path, messages: int) -> Finding:
+    """Messages of all kinds, wanted ones and others: each wanted one once, byte for byte, and the books balance."""
+    begun, bodies = time.monotonic(), Bodies(node)
+    with (
+        Receiver(out=folder / unique("rows")) as receiver,
+        Daemon(folder, configuration(source, bodies, receiver.url), name=unique("flow")) as daemon,
+    ):
+        daemon.wait_ready()
+        bodies.send(messages, odd=True)
+        status = await_all(daemon, bodies, receiver)
+        assert status["delivered"] == bodies.wanted.total()
+        assert status["partitions"][0]["topic"] == bodies.topic
+        daemon.stop()
+        bodies.assert_exact(receiver)
+    return Finding(f"flow over {_name(source)}", 1, messages, 0, 0, time.monotonic() - begun)
+
+
+def kills(node: RocketMqNode, source: Mapping[str, Any], folder: Path, messages: int, times: int) -> Finding:
+    """Killed at random instants of one flow, its state kept: lost 0, twice 0, and new messages flow at once."""
+    begun, bodies, chance = time.monotonic(), Bodies(node), random.Random(times)
+    waits: list[float] = []
+    with (
+        Receiver(out=folder / unique("rows")) as receiver,
+        Daemon(folder, configuration(source, bodies, receiver.url), name=unique("killed")) as daemon,
+    ):
+        receiver.fail("slow", delay_ms=15)
+        for _ in range(times):
+            bodies.send(messages // (times + 1))
+            rows = receiver.stats["rows"] + chance.randrange(50, 1_000)
+            wait_until(
+                lambda rows=rows: receiver.stats["rows"] >= min(rows, bodies.wanted.total()),  # type: ignore[misc]
+                PATIENCE_S, "it delivers", detail=daemon.log_tail,
+            )  # fmt: skip
+            daemon.kill9()
+            daemon.start()
+            waits.append(_fresh(bodies, receiver))
+        bodies.send(messages - bodies.sent if bodies.sent < messages else 0)
+        await_all(daemon, bodies, receiver)
+        daemon.stop()
+        bodies.assert_exact(receiver)
+    notes = f"a new row after {max(waits):.1f} s at most"
+    return Finding(f"`kill -9` over {_name(source)}", times, bodies.sent, 0, 0, time.monotonic() - begun, notes)
+
+
+def _fresh(bodies: Bodies, receiver: Receiver) -> float:
+    """How long a message takes that is sent now, in seconds."""
+    begun, body = time.monotonic(), b"fresh %d" % bodies.sent
+    bodies._send([Message(body, tag=WANTED[0])])
+    mark = value_hash(body)
+    wait_until(lambda: any(row[3] == mark for row in receiver.rows()), PATIENCE_S, "a fresh message is delivered")
+    return time.monotonic() - begun
+
+
+def outages(node: RocketMqNode, source: Mapping[str, Any], folder: Path, messages: int, times: int) -> Finding:
+    """Broker and proxy are killed in mid-flow and come back: lost 0, twice 0, a fresh message within 10 s."""
+    begun, bodies = time.monotonic(), Bodies(node)
+    waits: list[float] = []
+    with (
+        Receiver(out=folder / unique("rows")) as receiver,
+        Daemon(folder, configuration(source, bodies, receiver.url), name=unique("outage")) as daemon,
+    ):
+        receiver.fail("slow", delay_ms=15)
+        for _ in range(times):
+            bodies.send(messages // times)
+            rows = receiver.stats["rows"] + 100
+            wait_until(lambda rows=rows: receiver.stats["rows"] > rows, PATIENCE_S, "it delivers")  # type: ignore[misc]
+            node.kill()
+            node.start()
+            waits.append(_fresh(bodies, receiver))
+            assert waits[-1] < FRESH_S, f"a fresh message took {waits[-1]:.1f} s\n{daemon.log_tail()}"
+        status = await_all(daemon, bodies, receiver)
+        assert not status["problems"], status["problems"]
+        daemon.stop()
+        bodies.assert_exact(receiver)
+    notes = f"a fresh message after {max(waits):.1f} s at most"
+    return Finding(
+        f"node killed over {_name(source)}", times, bodies.sent, 0, 0, time.monotonic() - begun, notes
+    )  # fmt: skip
+
+
+def members(
+    node: RocketMqNode, source: Mapping[str, Any], folder: Path, count: int, seconds: float, every_s: float = 5.0
+) -> Finding:
+    """Members join, leave and are killed, each with its own folder: lost 0; a killed one's messages may come twice."""
+    begun, bodies, chance = time.monotonic(), Bodies(node), random.Random(count)
+    with Receiver(out=folder / unique("rows")) as receiver:
+        config = configuration(source, bodies, receiver.url)
+        group = [Daemon(folder, config, name=f"member-{number}-{unique('of')}") for number in range(count)]
+        events: list[str] = []
+        try:
+            for member in group:
+                member.start()
+            until_s = time.monotonic() + seconds
+            while time.monotonic() < until_s:
+                next_s = time.monotonic() + every_s
+                while time.monotonic() < next_s:
+                    bodies.send(100)
+                    time.sleep(0.1)
+                running = [member for member in group if member.running]
+                gone = [member for member in group if not member.running]
+                if gone and (len(running) == 1 or chance.random() < 0.5):
+                    chance.choice(gone).start()
+                    events.append("join")
+                elif len(running) > 1:
+                    member = chance.choice(running)
+                    events.append(chance.choice(["kill", "leave"]))
+                    member.kill9() if events[-1] == "kill" else member.stop()
+            wait_until(
+                lambda: bodies.has_arrived(receiver), PATIENCE_S, "all has arrived",
+                detail=lambda: (bodies.lacks(receiver), [one.log_tail() for one in group if one.running]),
+            )  # fmt: skip
+            for member in group:
+                if member.running:
+                    member.stop()
+        finally:
+            for member in group:
+                if member.running:
+                    member.kill9()
+        twice = bodies.assert_exact(receiver, twice=True)
+    notes = f"{events.count('kill')} killed, {events.count('leave')} left"
+    name = f"{count} members over {_name(source)}"
+    return Finding(name, len(events), bodies.sent, 0, twice, time.monotonic() - begun, notes)
+
+
+def _name(source: Mapping[str, Any]) -> str:
+    return f"`client: {source.get('client', 'remoting')}`"

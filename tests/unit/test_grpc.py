@@ -1,0 +1,151 @@
+"""The gRPC client without a proxy: its package, what it asks, and what it makes of answers."""
+
+from __future__ import annotations
+
+import gzip
+import sys
+import zlib
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import lz4.frame
+import pytest
+import zstandard
+
+from sidecar.config.source import RocketMqSource as Settings
+from sidecar.errors import ConfigError
+from sidecar.sources import grpc_stubs
+from sidecar.sources.grpc_client import GrpcClient
+from sidecar.sources.grpc_requests import Place, Requests, place_of, unpacked
+
+HANDLE = "0 1795321906376 15000 3 {} broker-a 2 17 24853754"
+
+
+def settings(**change: Any) -> Settings:
+    """A source section."""
+    found = {"client": "grpc", "endpoints": "a:1,[::1]:2", "group": "g", "topics": ["t"], **change}
+    return Settings.model_validate(found)
+
+
+def requests(**change: Any) -> Requests:
+    """What makes requests."""
+    return Requests(grpc_stubs.load(), settings(**change), "me", "a || b")
+
+
+class Installed:
+    """A distribution as its metadata tells it."""
+
+    def __init__(self, version: str, folder: Path) -> None:
+        self.version = version
+        self._folder = folder
+
+    def locate_file(self, path: str) -> Path:
+        """Where one of its files is."""
+        return self._folder / path
+
+
+def test_a_missing_package_is_told_with_the_command_that_cures_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Exit 78; another distribution of the same import name is named."""
+
+    def missing(name: str) -> Any:
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(metadata, "distribution", missing)
+    monkeypatch.setattr(metadata, "packages_distributions", lambda: {"rocketmq": ["rocketmq-client-python"]})
+    with pytest.raises(ConfigError, match="not installed; rocketmq-client-python, which is, is for other") as caught:
+        GrpcClient(settings(), "*", 1 << 20)
+    assert "pip install 'consumer-sidecar[rocketmq-grpc]'" in caught.value.hint
+
+
+@pytest.mark.parametrize(("version", "says"), [("5.1.1", "and 5.1.1 is installed"), ("5.1.2", "whose files are gone")])
+def test_another_version_and_lost_files_are_told(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, version: str, says: str
+) -> None:
+    """The stubs are no documented interface, so their version must be the one that was tried."""
+    monkeypatch.setattr(metadata, "distribution", lambda name: Installed(version, tmp_path))
+    with pytest.raises(ConfigError, match=says) as caught:
+        grpc_stubs.load()
+    assert "pip install" in caught.value.hint
+
+
+def test_the_package_s_own_code_is_not_run() -> None:
+    """Only stubs are loaded: its `__init__` would make a log folder in the home folder, or be another package's."""
+    before = sys.modules.get("rocketmq")
+    assert grpc_stubs.load().values.OK == 20_000
+    assert sys.modules.get("rocketmq") is before
+
+
+def test_a_receipt_handle_tells_the_place() -> None:
+    """Broker, queue, offset and whether it is the retry queue; what is written otherwise tells nothing."""
+    assert place_of(HANDLE.format(1)) == Place("1", "broker-a", 2, 17, 24853754)
+    assert place_of("opaque") is None
+
+
+@pytest.mark.parametrize(
+    ("kind", "attempt", "retry"), [("0", 1, ""), ("0", 2, ""), ("1", 2, "%RETRY%g_t"), ("2", 3, "%RETRY%g+t")]
+)
+def test_a_message_is_taken_apart(kind: str, attempt: int, retry: str) -> None:
+    """Times in milliseconds, ids, tag and keys among the properties, and where it is stored."""
+    message = grpc_stubs.load().values.Message()
+    message.topic.name, message.body = "t", b"\0body"
+    message.user_properties.update({"b": "2", "a": "1"})
+    system = message.system_properties
+    system.tag, system.message_id, system.store_host = "paid", "ID", "127.0.0.1:21911"
+    system.keys.extend(["k1", "k2"])
+    system.born_timestamp.FromMilliseconds(1_234)
+    system.receipt_handle, system.delivery_attempt = HANDLE.format(kind), attempt
+    found = requests().handed(7, message)
+    assert (found.handle, found.topic, found.body, found.born_ms, found.stored_ms) == (7, "t", b"\0body", 1_234, None)
+    assert (found.broker, found.queue, found.offset, found.retry_topic) == ("broker-a", 2, 17, retry)
+    assert found.offset_message_id == "7F00000100005597000000000" + "17B3CFA"
+    expected = [("a", b"1"), ("b", b"2"), ("TAGS", b"paid"), ("KEYS", b"k1 k2"), ("UNIQ_KEY", b"ID")]
+    assert found.properties == [*expected, *([("RETRY_TOPIC", b"t")] if retry else [])]
+    assert found.reconsume_times == attempt - 1
+
+
+def test_packed_bodies_are_unpacked() -> None:
+    """By gzip, zlib, lz4 or zstd; what only looks packed stays as it is."""
+    body = b"body " * 100
+    packed = [gzip.compress(body), zlib.compress(body), lz4.frame.compress(body), zstandard.compress(body), body]
+    assert [unpacked(one) for one in packed] == [body] * 5
+    assert unpacked(b"\x78 but no zlib") == b"\x78 but no zlib"
+
+
+def test_requests_are_signed() -> None:
+    """With keys each request has a signature and the token; without them none."""
+    found = dict(requests(access_key="ak", secret_key="sk", security_token="st").metadata())
+    assert found["authorization"].startswith("MQv2-HMAC-SHA1 Credential=ak, SignedHeaders=x-mq-date-time, Signature=")
+    assert found["x-mq-session-token"] == "st"
+    assert "authorization" not in dict(requests().metadata())
+
+
+def test_sql_and_tags_are_pushed() -> None:
+    """The proxy filters by the tags, or by the expression that stands in their place."""
+    values = grpc_stubs.load().values
+    (plain,) = requests().telemetry("a:1").settings.subscription.subscriptions
+    assert (plain.expression.type, plain.expression.expression, plain.topic.name) == (values.TAG, "a || b", "t")
+    (sql,) = requests(sql="x > 1", namespace="shop").telemetry("a:1").settings.subscription.subscriptions
+    assert (sql.expression.type, sql.expression.expression) == (values.SQL, "x > 1")
+    assert sql.topic.resource_namespace == "shop"
+
+
+@pytest.mark.parametrize(("server", "scheme"), [("a:1", "DOMAIN_NAME"), ("1.2.3.4:1", "IPv4"), ("[::1]:1", "IPv6")])
+def test_servers_are_named_as_the_protocol_does(server: str, scheme: str) -> None:
+    """Names, and addresses of both kinds."""
+    found = requests().endpoints(server)
+    assert found.scheme == getattr(grpc_stubs.load().values, scheme)
+    assert (found.addresses[0].host, found.addresses[0].port) == (server[:-2].strip("[]"), 1)
+
+
+def test_large_messages_are_asked_for_one_by_one() -> None:
+    """What requests that are open at once may bring stays within the budget, by the largest message of late."""
+    client = GrpcClient(settings(), "*", 4 << 20)
+    assert client._share(1) == (16, 16)
+    client._size = 1024
+    assert client._share(1) == (16, 32)
+    client._size = 4 << 20
+    assert client._share(1) == (4, 1)
+    client._size = 64 << 20
+    assert client._share(4) == (1, 1)
+    client.close()
