@@ -12,7 +12,7 @@ PURE := tests/unit tests/property tests/simulation
 SPARK := tests/spark
 
 .DEFAULT_GOAL := help
-.PHONY: help test lint format demo bench bench-spark bench-rocketmq prove prove-spark chaos jars clean
+.PHONY: help test lint format demo bench bench-spark bench-rocketmq prove prove-spark prove-rocketmq chaos jars clean
 
 help:
 	@echo "make demo    the whole daemon at work on made-up messages, and the books at the end; SINK=http skips Spark"
@@ -23,6 +23,7 @@ help:
 	@echo "make bench-rocketmq   what a message of RocketMQ costs, beside a bare pull loop and other packages' consumers"
 	@echo "make prove   the tests at the larger numbers; writes docs/proof.md"
 	@echo "make prove-spark   the same for Spark: zone, jobs and executors killed, both engines beside each other"
+	@echo "make prove-rocketmq   the same for RocketMQ: kills, outages, retried messages, members"
 	@echo "make chaos   kills and rebalances, at random and for longer"
 
 test: lint jars
@@ -54,6 +55,9 @@ bench-rocketmq: $(INSTALLED) jars
 
 prove: $(INSTALLED) jars
 	@$(BIN)/python -m tests.prove
+
+prove-rocketmq: $(INSTALLED) jars
+	@$(BIN)/python -m tests.prove rocketmq
 
 chaos: $(INSTALLED) jars
 	@$(BIN)/python -m tests.prove kills kills-by-group kills-no-state members outages

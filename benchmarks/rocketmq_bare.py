@@ -6,16 +6,21 @@ import json
 import sys
 import time
 import uuid
+from functools import partial
 
 from sidecar.core.records import Run
 from sidecar.daemon.build import plan_memory
-from sidecar.rocketmq.network import Network
+from sidecar.rocketmq.network import Link, Network
 from sidecar.rocketmq.requests import Asks, Subscription
 from sidecar.sources.rocketmq import QUEUE_SHARE
-from sidecar.sources.rocketmq_pulls import Pulls
+from sidecar.sources.rocketmq_pulls import Place, Pulls
 from sidecar.sources.rocketmq_routes import Routes
 
 BUDGET_BYTES = 128 << 20
+
+
+def _place(link: Link, _: str) -> Place:
+    return Place(link)
 
 
 def main(name_server: str, topic: str, expression: str, messages: int) -> None:
@@ -25,7 +30,9 @@ def main(name_server: str, topic: str, expression: str, messages: int) -> None:
     assert not routes.find([topic], 10.0)
     pulls = Pulls(asks, QUEUE_SHARE * plan_memory(BUDGET_BYTES).queue_bytes)
     for tp in routes.queues(topic):
-        pulls.add(tp, 0, Subscription(topic, expression), lambda tp=tp: routes.link(tp.broker))  # type: ignore[misc]
+        link = routes.link(tp.broker)
+        assert link is not None
+        pulls.add(tp, 0, Subscription(topic, expression), partial(_place, link))
     counted = first = 0
     begun_s = cpu_s = 0.0
     while counted < messages:

@@ -1,8 +1,8 @@
-"""`make prove`, `make prove-spark`: the checks of `make test` at the larger numbers, and docs/proof.md.
+"""`make prove`, `prove-spark`, `prove-rocketmq`: the checks of `make test` at the larger numbers, and docs/proof.md.
 
 Each check lives with its test. `python -m tests.prove` runs those of the daemon, `python -m tests.prove spark` those
-that need Spark, with names those; each check that ran has its rows in the file replaced. `--scale 0.1` makes everything
-smaller, and prints the rows alone.
+that need Spark, `python -m tests.prove rocketmq` those on RocketMQ, with names those; each check that ran has its
+rows in the file replaced. `--scale 0.1` makes everything smaller, and prints the rows alone.
 """
 
 from __future__ import annotations
@@ -22,15 +22,18 @@ from datetime import UTC, datetime
 from functools import partial
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 from tests.integration import test_exactly_once as once
 from tests.integration import test_kills as kills
 from tests.integration import test_members as members
+from tests.integration import test_rocketmq_flows as rocketmq
 from tests.integration import test_tables as tables
 from tests.simulation import run as simulation
 from tests.support.audit import Finding
 from tests.support.jars import ROOT
 from tests.support.kafka import KafkaBroker
+from tests.support.rocketmq import RocketMqNode
 
 PROOF = ROOT / "docs" / "proof.md"
 HEAD = ("point", "how often", "messages", "lost", "twice", "seconds", "what else", "command")
@@ -38,14 +41,16 @@ HEAD = ("point", "how often", "messages", "lost", "twice", "seconds", "what else
 HEADING = """\
 # Proof
 
-Written by `make prove` and `make prove-spark` (last on {about}), which run the checks of `make test` at larger
-numbers, on a real Apache Kafka 4.2 and a real Apache Spark 4.2. Everything is counted where it arrives, at the receiver
-or in the table: what is there, row by row, against what was produced. A check fails when anything was lost, or came
-twice that was not promised; with a receiver that does not remember names, *twice* counts what promise 4 allows. Where
-the daemon was ended, *delivers again* is the time from the start of its process to the first new row at the receiver.
+Written by `make prove`, `make prove-spark` and `make prove-rocketmq` (last on {about}), which run the checks of
+`make test` at larger numbers, on a real Apache Kafka 4.2, Apache Spark 4.2 and Apache RocketMQ 5.5. Everything is
+counted where it arrives, at the receiver or in the table: what is there, row by row, against what was produced. A check
+fails when anything was lost, or came twice that was not promised; with a receiver that does not remember names, *twice*
+counts what promise 4 allows. Where the daemon was ended, *delivers again* is the time from the start of its process to
+the first new row at the receiver.
 """
 
-Check = Callable[[KafkaBroker, Path], list[Finding]]
+Check = Callable[[Any, Path], list[Finding]]
+"""Takes a Kafka broker, or a RocketMQ node where its name says so."""
 
 
 @dataclass
@@ -151,6 +156,28 @@ def spark_checks(n: Sizes) -> dict[str, Check]:
     }
 
 
+def rocketmq_checks(n: Sizes) -> dict[str, Check]:
+    """Those of `make prove-rocketmq`, on a node of their own: `rocketmq-` and the client, and what is done to it."""
+    messages, ends = n(200_000, 8_000), n(20, 3)
+
+    def kills(node: Any, folder: Path) -> list[Finding]:
+        return [rocketmq.kills(node, folder, messages, ends)]
+
+    def outages(node: Any, folder: Path) -> list[Finding]:
+        return [
+            rocketmq.broker_killed(node, folder, n(20_000, 4_000), n(5)),
+            rocketmq.name_server_away(node, folder, n(20_000, 4_000), n(60, 10)),
+        ]
+
+    return {
+        "rocketmq-remoting": lambda node, folder: [rocketmq.flow(node, folder, messages, giants=2_000)],
+        "rocketmq-remoting-kills": kills,
+        "rocketmq-remoting-outages": outages,
+        "rocketmq-remoting-retried": lambda node, folder: [rocketmq.retried(node, folder, n(2_000, 100))],
+        "rocketmq-remoting-members": lambda node, folder: [rocketmq.members(node, folder, n(300, 20))],
+    }
+
+
 def suite(point: str, tests: str, broker: KafkaBroker, _: Path, *, mark: str = "") -> list[Finding]:
     """Tests that have no larger numbers; each one asserts that nothing is lost or comes twice."""
     begun = time.monotonic()
@@ -205,13 +232,14 @@ def command(name: str) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the checks; 1 when one of them failed."""
-    groups = {"daemon": list(daemon_checks(Sizes())), "spark": list(spark_checks(Sizes()))}
+    kinds = {"daemon": daemon_checks, "spark": spark_checks, "rocketmq": rocketmq_checks}
+    groups = {name: list(checks(Sizes())) for name, checks in kinds.items()}
     offered = ", ".join(chain(groups, *groups.values()))
     options = argparse.ArgumentParser(prog="python -m tests.prove", description=__doc__)
     options.add_argument("names", nargs="*", default=["daemon"], help=f"of {offered}; daemon when none is given")
     options.add_argument("--scale", type=float, default=1.0, help="multiplies the numbers; 1 by default")
     asked = options.parse_args(argv)
-    known = daemon_checks(Sizes(asked.scale)) | spark_checks(Sizes(asked.scale))
+    known = {name: check for checks in kinds.values() for name, check in checks(Sizes(asked.scale)).items()}
     names = [name for one in asked.names for name in groups.get(one, [one])]
     unknown = [name for name in names if name not in known]
     if unknown:
@@ -221,7 +249,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory(prefix="sidecar-prove-") as place:
         for name in names:
             try:
-                rows[name] = [row(found, command(name)) for found in run(known[name], Path(place) / name)]
+                rows[name] = [row(found, command(name)) for found in run(name, known[name], Path(place) / name)]
             except Exception as error:  # noqa: BLE001  # the other checks are of interest all the same
                 traceback.print_exc()
                 rows[name] = [failure(name, error, command(name))]
@@ -232,10 +260,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     return int(failed)
 
 
-def run(check: Check, folder: Path) -> list[Finding]:
+def run(name: str, check: Check, folder: Path) -> list[Finding]:
     """One check on a broker of its own."""
     folder.mkdir()
-    with KafkaBroker(folder / "broker") as broker:
+    kind = RocketMqNode if name.startswith("rocketmq") else KafkaBroker
+    with kind(folder / "broker") as broker:
         return check(broker, folder)
 
 

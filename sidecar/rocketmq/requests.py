@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import orjson
 
@@ -31,11 +31,13 @@ class Route:
         cluster: The cluster's name.
         addresses: By the broker's name, the address of its master.
         queues: All queues that can be read.
+        slaves: By the broker's name, the addresses of its slaves by their numbers.
     """
 
     cluster: str
     addresses: Mapping[str, str]
     queues: tuple[TopicPartition, ...]
+    slaves: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,21 +208,22 @@ def read_route(topic: str, answer: Frame) -> Route:
     """
     try:
         found = loads(answer.body)
-        masters = {
-            one["brokerName"]: one["brokerAddrs"][MASTER]
-            for one in found["brokerDatas"]
-            if MASTER in one["brokerAddrs"]
+        brokers = {one["brokerName"]: one["brokerAddrs"] for one in found["brokerDatas"]}
+        masters = {name: addresses[MASTER] for name, addresses in brokers.items() if MASTER in addresses}
+        slaves = {
+            name: {number: address for number, address in addresses.items() if number != MASTER}
+            for name, addresses in brokers.items()
         }
         queues = tuple(
             TopicPartition(topic, number, one["brokerName"])
             for one in found["queueDatas"]
-            if one["perm"] & READABLE and one["brokerName"] in masters
+            if one["perm"] & READABLE and brokers.get(one["brokerName"])
             for number in range(one["readQueueNums"])
         )
         cluster = min((one.get("cluster") or "" for one in found["brokerDatas"]), default="")
     except (KeyError, TypeError) as error:
         raise ProtocolError(f"the route of {topic} lacks {error}") from error
-    return Route(cluster, masters, queues)
+    return Route(cluster, masters, queues, slaves)
 
 
 def read_members(answer: Frame) -> list[str]:

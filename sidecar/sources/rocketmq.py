@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import partial
 from operator import attrgetter
 
 from sidecar.config.source import RocketMqSource as RocketMqSettings
@@ -12,7 +13,7 @@ from sidecar.core.records import Columns, Run, TopicPartition
 from sidecar.rocketmq.codes import Request
 from sidecar.rocketmq.frames import Frame
 from sidecar.rocketmq.network import Link, Network
-from sidecar.rocketmq.requests import Asks, Subscription
+from sidecar.rocketmq.requests import MASTER, Asks, Subscription
 from sidecar.rocketmq.sharing import SHARES
 from sidecar.sources.base import Listener, Original, ReadPast
 from sidecar.sources.rocketmq_columns import RocketMqColumns
@@ -22,7 +23,7 @@ from sidecar.sources.rocketmq_fetch import Fetcher
 from sidecar.sources.rocketmq_joining import ASK_TIMEOUT_S, Joining
 from sidecar.sources.rocketmq_members import Members
 from sidecar.sources.rocketmq_progress import Mark, Progress
-from sidecar.sources.rocketmq_pulls import Pulls
+from sidecar.sources.rocketmq_pulls import Place, Pulls
 from sidecar.sources.rocketmq_routes import Routes
 from sidecar.sources.rocketmq_start import Starts
 from sidecar.state.interface import State
@@ -112,7 +113,7 @@ class RocketMqSource:
         cluster = self._routes.cluster
         self._state.bind(cluster, self._asks.wire(self._asks.group))
         self._commits = Commits(
-            self._network, self._asks, self._state, listener, self._rules, lambda tp: self._link(tp)
+            self._network, self._asks, self._state, listener, self._rules, self._link, self._members.is_orphaned
         )
         self._starts = Starts(
             self._network, self._asks, self._routes.link, cluster, self._settings.start, self._rules, listener.event
@@ -126,6 +127,16 @@ class RocketMqSource:
     def _link(self, tp: TopicPartition) -> Link | None:
         """The connection of a queue, None while its lock is not ours."""
         return self._routes.link(tp.broker) if self._members.may_go_on(tp) else None
+
+    def _place(self, tp: TopicPartition, suggested: str) -> Place | None:
+        """Where a queue is read: at its master, or at a slave when that suggests it or is gone."""
+        link = self._link(tp)
+        if link is None and not self._members.is_orphaned(tp):
+            return None
+        slave = self._routes.slave(tp.broker, suggested) if link is None or suggested != MASTER else None
+        if slave is not None and (slave.is_up or link is None):
+            return Place(slave, is_slave=True)
+        return Place(link) if link else None
 
     def _told(self, frame: Frame) -> None:
         if frame.code == Request.NOTIFY_CONSUMER_IDS_CHANGED:
@@ -195,7 +206,8 @@ class RocketMqSource:
         self._give_up(set(self._members.lost))
         self._go_on_with_returned()
         if targets is not None:
-            self._hand_over(self._assigned - targets, targets)
+            leaving = self._assigned - targets
+            self._hand_over({tp for tp in leaving if not self._members.is_orphaned(tp)}, targets)
         ready = self._members.locked | (set(self._failed) if time.monotonic() >= self._retry_at_s else set())
         ready &= wanted
         if ready or (targets is not None and not targets and not self._assigned_once):
@@ -236,11 +248,11 @@ class RocketMqSource:
         self._members.returned.clear()
         if not returned:
             return
-        ours = self._commits.committed()
-        moved = self._starts.has_moved(sorted(returned), ours)
+        moved = self._starts.has_moved(sorted(returned), self._commits.committed())
         for tp in moved:
             self.reload(tp)
-        self._commits.start_at({tp: ours[tp] for tp in returned - moved})
+        saved = self._commits.saved()
+        self._commits.start_at({tp: saved[tp] for tp in returned - moved})
 
     def _take(self, tps: Sequence[TopicPartition], resets: Mapping[TopicPartition, int | None]) -> None:
         """Read on; queues whose start cannot be told soon are asked for again, and keep back no other."""
@@ -252,7 +264,7 @@ class RocketMqSource:
         for one in found:
             self._commits.own(one, self._starts.identity(one), known.get(one.tp))
             subscription = self._subscriptions[one.tp.topic]
-            self._pulls.add(one.tp, one.read_from, subscription, lambda tp=one.tp: self._link(tp))  # type: ignore[misc]
+            self._pulls.add(one.tp, one.read_from, subscription, partial(self._place, one.tp))
         self._commits.start_at({one.tp: one.carried.watermark for one in found})
         self._assigned.update(one.tp for one in found)
         self._assigned_once = True

@@ -35,6 +35,8 @@ class _Owned:
     identity: Identity
     committed: int
     """Our newest offset that the broker has."""
+    saved: int
+    """Our newest offset that the state file has; the broker is told it when it is back."""
     floor: int
     """One that it had 15 s before `floor_at_s`."""
     next_floor: int
@@ -64,6 +66,7 @@ class Commits:
         listener: Is told the ends.
         rules: 4 bytes, a hash of what decides where a message goes.
         place: The connection of a queue, None while it must not be committed.
+        may_wait: Whether the state file is enough until the queue's master is back.
     """
 
     def __init__(
@@ -74,6 +77,7 @@ class Commits:
         listener: Listener,
         rules: bytes,
         place: Callable[[TopicPartition], Link | None],
+        may_wait: Callable[[TopicPartition], bool],
     ) -> None:
         self._network = network
         self._asks = asks
@@ -81,6 +85,7 @@ class Commits:
         self._listener = listener
         self._rules = rules
         self._place = place
+        self._may_wait = may_wait
         self._owned: dict[TopicPartition, _Owned] = {}
         self._pending: _Pending | None = None
         self._disk = ThreadPoolExecutor(1, thread_name_prefix="progress")
@@ -88,7 +93,7 @@ class Commits:
     def own(self, one: Assignment, identity: Identity, known: Progress | None) -> None:
         """This queue is committed from here on; `start_at` must follow."""
         mark = known.mark if known and one.incarnation == known.incarnation else None
-        self._owned[one.tp] = _Owned(identity, -1, 0, 0, time.monotonic(), mark)
+        self._owned[one.tp] = _Owned(identity, -1, -1, 0, 0, time.monotonic(), mark)
 
     def disown(self, tp: TopicPartition) -> None:
         """This queue is never named again."""
@@ -97,6 +102,10 @@ class Commits:
     def committed(self) -> dict[TopicPartition, int]:
         """Our newest offsets that the broker has."""
         return {tp: one.committed for tp, one in self._owned.items()}
+
+    def saved(self) -> dict[TopicPartition, int]:
+        """Our newest offsets, whether the broker has them or the state file alone."""
+        return {tp: max(one.saved, one.committed) for tp, one in self._owned.items()}
 
     def read(self, tp: TopicPartition, mark: Mark) -> None:
         """The newest message that was handed on."""
@@ -131,8 +140,12 @@ class Commits:
 
     def _tell_brokers(self, pending: _Pending) -> None:
         for tp, offset in pending.offsets.items():
+            if tp not in self._owned:
+                continue
+            self._owned[tp].saved = offset
             link = self._place(tp)
-            if link is None or tp not in self._owned:
+            if link is None:
+                pending.results[tp] = self._may_wait(tp)
                 continue
             if offset == self._owned[tp].committed:
                 pending.results[tp] = True
@@ -163,7 +176,8 @@ class Commits:
         results = {item.tp: False for item in items}
         if not self._is_saved(self._disk.submit(self._state.save_progress, rows)):
             return results
-        return results | self._ask_all(offsets)
+        waiting = {tp: self._may_wait(tp) for tp in offsets if self._place(tp) is None}
+        return results | waiting | self._ask_all(offsets)
 
     def start_at(self, offsets: Mapping[TopicPartition, int]) -> None:
         """Tell the brokers where queues begin, so that whoever takes them next begins there too."""
@@ -180,7 +194,9 @@ class Commits:
         for item in items:
             one = self._owned.get(item.tp)
             # It may have waited for the journal while the queue moved: then it is never named again.
-            if one is None or one.identity.scope != item.scope or self._place(item.tp) is None:
+            if one is None or one.identity.scope != item.scope:
+                continue
+            if self._place(item.tp) is None and not self._may_wait(item.tp):
                 continue
             if now_s - one.floor_at_s >= FLUSHED_AFTER_S:
                 one.floor, one.next_floor, one.floor_at_s = one.next_floor, one.committed, now_s

@@ -105,6 +105,12 @@ class Members:
             return False
         return broker.locked.get(tp, 0.0) > time.monotonic() and tp not in self.lost
 
+    def is_orphaned(self, tp: TopicPartition) -> bool:
+        """Whether the queue's master is gone, by the name servers' word, and we had its lock: nobody can take it."""
+        link = self._routes.link(tp.broker)
+        is_away = tp.broker in self._routes.masterless and (link is None or not link.is_up)
+        return is_away and tp in self._held and tp not in self.lost and tp in self._broker(tp.broker).locked
+
     def is_known(self, broker: str) -> bool:
         """Whether the broker answered a heartbeat on the connection that there is."""
         link = self._routes.link(broker)

@@ -6,13 +6,14 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
+from typing import NamedTuple, TypeAlias
 
 from sidecar.core.records import Run, TopicPartition
 from sidecar.rocketmq.codes import Code
 from sidecar.rocketmq.frames import Frame
 from sidecar.rocketmq.messages import StoredMessage, decode
 from sidecar.rocketmq.network import Link
-from sidecar.rocketmq.requests import Asks, Subscription, read_offset
+from sidecar.rocketmq.requests import MASTER, Asks, Subscription, read_offset
 from sidecar.sources.base import ReadPast
 
 SUSPEND_MS = 5_000
@@ -21,6 +22,19 @@ PULL_TIMEOUT_S = 20.0
 ANSWER_BYTES = 256 << 10
 """What a broker puts into one answer by default, but for a single message that is larger."""
 EMPTY_DELAY_S, REFUSED_DELAY_S = 0.05, 1.0
+SHUNNED_S = 60.0
+"""So long a slave is not asked again that refused, whatever its master suggests."""
+
+
+class Place(NamedTuple):
+    """Where to ask for messages."""
+
+    link: Link
+    is_slave: bool = False
+
+
+Find: TypeAlias = Callable[[str], Place | None]
+"""Where to ask, by the number of the broker that the last answer suggests; None while the queue may not be read."""
 
 
 @dataclass(slots=True)
@@ -29,7 +43,7 @@ class _Pulling:
 
     tp: TopicPartition
     subscription: Subscription
-    link: Callable[[], Link | None]
+    find: Find
     next: int
     """The offset to ask for."""
     given: int
@@ -38,6 +52,10 @@ class _Pulling:
     not_before_s: float = 0.0
     answer_bytes: int = ANSWER_BYTES
     paused: bool = False
+    suggested: str = MASTER
+    """Which of the broker's machines is to be asked: a slave, while the master has too much to do."""
+    master_until_s: float = 0.0
+    """Until when its slaves are not asked."""
     epoch: int = 0
     """Answers to what was asked in an earlier one are dropped."""
     high: int | None = None
@@ -66,16 +84,16 @@ class Pulls:
         self.refused: dict[TopicPartition, Frame] = {}
         """Why a queue cannot be read at present."""
 
-    def add(self, tp: TopicPartition, offset: int, subscription: Subscription, link: Callable[[], Link | None]) -> None:
+    def add(self, tp: TopicPartition, offset: int, subscription: Subscription, find: Find) -> None:
         """Read a queue from an offset on.
 
         Args:
             tp: The queue.
             offset: The first one that is wanted.
             subscription: What of it.
-            link: The connection to ask on, None while the queue may not be read.
+            find: Where to ask.
         """
-        self._queues[tp] = _Pulling(tp, subscription, link, offset, offset)
+        self._queues[tp] = _Pulling(tp, subscription, find, offset, offset)
         self._turn.append(tp)
 
     def remove(self, tps: Collection[TopicPartition]) -> None:
@@ -119,17 +137,17 @@ class Pulls:
         for _ in range(len(self._turn)):
             tp = self._turn[0]
             one = self._queues[tp]
-            link = None if one.asked or one.paused or one.not_before_s > now_s else one.link()
-            if link is None or not link.is_up:
+            place = None if one.asked or one.paused or one.not_before_s > now_s else one.find(one.suggested)
+            if place is None or not place.link.is_up:
                 self._turn.rotate(-1)
                 continue
             taken = self._held_bytes + self._asked_bytes
             if taken and taken + one.answer_bytes > self._bytes_max:
                 return
             self._turn.rotate(-1)
-            self._pull(one, link, suspend_ms, now_s)
+            self._pull(one, place, suspend_ms, now_s)
 
-    def _pull(self, one: _Pulling, link: Link, suspend_ms: int, now_s: float) -> None:
+    def _pull(self, one: _Pulling, place: Place, suspend_ms: int, now_s: float) -> None:
         offset, epoch, reserved = one.next, one.epoch, one.answer_bytes
         one.asked = True
         self._asked_bytes += reserved
@@ -138,11 +156,18 @@ class Pulls:
             one.asked = False
             self._asked_bytes -= reserved
             if frame is None:
-                one.not_before_s = now_s + EMPTY_DELAY_S
+                one.not_before_s, one.suggested = now_s + EMPTY_DELAY_S, MASTER
             elif one.epoch == epoch and self._queues.get(one.tp) is one:
-                self._take(one, offset, frame, now_s)
+                may_leave = now_s >= one.master_until_s
+                one.suggested = frame.fields.get("suggestWhichBrokerId", MASTER) if may_leave else MASTER
+                self._take(one, offset, _of_slave(frame) if place.is_slave else frame, now_s)
+                if place.is_slave and one.tp in self.refused:
+                    one.suggested, one.not_before_s = MASTER, now_s + EMPTY_DELAY_S
+                    one.master_until_s = now_s + SHUNNED_S
 
-        link.ask(self._asks.pull(one.tp, offset, one.subscription, suspend_ms=suspend_ms), answered, PULL_TIMEOUT_S)
+        place.link.ask(
+            self._asks.pull(one.tp, offset, one.subscription, suspend_ms=suspend_ms), answered, PULL_TIMEOUT_S
+        )
 
     def _take(self, one: _Pulling, offset: int, frame: Frame, asked_s: float) -> None:
         if frame.code in (Code.SUCCESS, Code.PULL_RETRY_IMMEDIATELY):
@@ -175,9 +200,9 @@ class Pulls:
 
     def _ask_again(self, one: _Pulling) -> None:
         """At once: the broker gets the next answer ready while this one is looked at."""
-        link = one.link()
-        if link is not None and self._held_bytes + self._asked_bytes + one.answer_bytes <= self._bytes_max:
-            self._pull(one, link, SUSPEND_MS, time.monotonic())
+        place = one.find(one.suggested)
+        if place is not None and self._held_bytes + self._asked_bytes + one.answer_bytes <= self._bytes_max:
+            self._pull(one, place, SUSPEND_MS, time.monotonic())
 
     def take(self) -> Iterable[Run | ReadPast]:
         """What has come, in the order of each queue."""
@@ -192,3 +217,16 @@ class Pulls:
                 yield Run(one.tp, messages, messages[0].offset, messages[-1].offset)
             if not messages or one.given > messages[-1].offset + 1:
                 yield ReadPast(one.tp, one.given)
+
+
+def _of_slave(frame: Frame) -> Frame:
+    """What a slave's answer means.
+
+    It may lag behind, so that an offset that it does not have yet is no reason to begin anew. And one that must not be
+    read answers as if nothing matched, with messages left out that it found: they are to be asked of the master.
+    """
+    if frame.code == Code.PULL_OFFSET_MOVED:
+        return frame._replace(code=Code.PULL_NOT_FOUND)
+    if frame.code == Code.PULL_RETRY_IMMEDIATELY and frame.remark == "FOUND":
+        return frame._replace(code=Code.NO_PERMISSION, remark="its slave must not be read: slaveReadEnable is off")
+    return frame

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from sidecar.core.records import TopicPartition
 from sidecar.rocketmq.codes import Code
@@ -39,6 +39,9 @@ class Routes:
         """Grows whenever a queue or an address comes or goes."""
         self.addresses: dict[str, str] = {}
         """By the broker's name, its address; replaced as a whole, so that another thread may read it."""
+        self._slaves: dict[str, Mapping[str, str]] = {}
+        self.masterless: set[str] = set()
+        """Brokers of which the name servers know a slave, but no master."""
         self._unreachable = ""
         """Why no name server can be asked."""
         self._refused: dict[str, str] = {}
@@ -64,6 +67,12 @@ class Routes:
     def link(self, broker: str) -> Link | None:
         """The connection to a broker."""
         address = self.addresses.get(broker)
+        return self._network.link(address) if address else None
+
+    def slave(self, broker: str, number: str = "") -> Link | None:
+        """The connection to the slave of this number, or else to any."""
+        slaves = self._slaves.get(broker, {})
+        address = slaves.get(number) or next((slaves[one] for one in sorted(slaves)), None)
         return self._network.link(address) if address else None
 
     def brokers(self) -> dict[str, Link]:
@@ -135,6 +144,7 @@ class Routes:
 
     def _merge(self, topic: str, found: Route) -> None:
         """A broker that is missing keeps its queues for a while: it went down, or the topic was deleted; pulls tell."""
+        self._meet_slaves(found)
         known = self._routes.get(topic)
         if known is None:
             if not found.queues:
@@ -150,6 +160,16 @@ class Routes:
             addresses = {**known.addresses, **found.addresses}
             merged = Route(found.cluster or known.cluster, addresses, found.queues + kept)
         self._set(topic, merged)
+
+    def _meet_slaves(self, found: Route) -> None:
+        for name, slaves in found.slaves.items():
+            for address in set(self._slaves.get(name, {}).values()) - {*slaves.values(), *found.addresses.values()}:
+                self._network.unlink(address)
+            self._slaves[name] = slaves
+            if slaves and name not in found.addresses:
+                self.masterless.add(name)
+            else:
+                self.masterless.discard(name)
 
     def _forget_gone(self, now_s: float) -> None:
         for (topic, broker), since_s in list(self._gone_since_s.items()):

@@ -88,6 +88,9 @@ class Starts:
         """
         if self._start == "earliest" or any(tp in known for tp in tps):
             return
+        tps = [
+            tp for tp in tps if self._link_of(tp.broker) is not None
+        ]  # those of a broker without a master come later
         committed = self._ask([(tp, self._asks.committed(tp)) for tp in tps])
         if any(frame is None or frame.code != Code.QUERY_NOT_FOUND for frame in committed):
             return

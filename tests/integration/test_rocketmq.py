@@ -12,7 +12,7 @@ import pytest
 
 from tests.support.kafka import unique
 from tests.support.process import Daemon, wait_until
-from tests.support.receiver import Receiver
+from tests.support.receiver import Receiver, value_hash
 from tests.support.rocketmq import BROKER, Message, Node
 from tests.support.scene import await_rest
 
@@ -40,24 +40,35 @@ class Flow:
     Args:
         node: The node.
         topic: New and empty.
+        giants: Every so many messages one of 1 MiB comes, and every fourth of these of nearly 4 MiB; 0 for none.
     """
 
-    def __init__(self, node: Node, topic: str) -> None:
+    def __init__(self, node: Node, topic: str, giants: int = 0) -> None:
         self.wanted: Counter[tuple[int, int]] = Counter()
+        self.hashes: dict[tuple[int, int], str | None] = {}
         self.sent = 0
+        self._giants = giants
         self._node = node
         self._topic = topic
         self._random = random.Random(1)
 
     def send(self, count: int) -> None:
         """Send so many more."""
-        messages = [
-            Message(b"%d " % (self.sent + i) + self._random.randbytes(i % 100), tag=self._random.choice(TAGS))
-            for i in range(count)
-        ]
-        places = self._node.send(self._topic, messages, queues=QUEUES)
-        self.wanted.update(place for place, one in zip(places, messages, strict=True) if one.tag in WANTED)
-        self.sent += count
+        for at in range(0, count, 1_000):
+            messages = [self._message(self.sent + i) for i in range(min(1_000, count - at))]
+            places = self._node.send(self._topic, messages, queues=QUEUES)
+            self.hashes |= {
+                place: value_hash(one.body) for place, one in zip(places, messages, strict=True) if one.tag in WANTED
+            }
+            self.sent += len(messages)
+        self.wanted = Counter(self.hashes.keys())
+
+    def _message(self, number: int) -> Message:
+        """Any bytes, NUL among them."""
+        size = number % 100
+        if self._giants and number % self._giants == 0:
+            size = (4 << 20) - 2_000 if number // self._giants % 4 == 3 else 1 << 20
+        return Message(b"\0%d " % number + self._random.randbytes(size), tag=self._random.choice(TAGS))
 
     def missing(self, receiver: Receiver) -> int:
         """How many of the wanted have not arrived."""
@@ -69,6 +80,8 @@ class Flow:
         assert not self.wanted - found, f"lost {(self.wanted - found).total()}"
         assert not found.keys() - self.wanted.keys(), "not wanted"
         assert twice or found == self.wanted, f"twice {(found - self.wanted).total()}"
+        rows = (((row[1], row[2] or 0), row[3]) for row in receiver.rows() if row[0] == self._topic)
+        assert all(self.hashes[place] == value for place, value in rows), "other bytes than were sent"
 
 
 def arrived(receiver: Receiver, topic: str) -> Counter[tuple[int, int]]:

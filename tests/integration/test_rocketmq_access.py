@@ -25,9 +25,9 @@ CONFIG = {
 }
 
 
-def sign(fields: dict[str, str], body: bytes) -> dict[str, str]:
+def sign(fields: dict[str, str], body: bytes, user: str = USER) -> dict[str, str]:
     """As Java's client signs; written apart from the product."""
-    signed = {**fields, "AccessKey": USER}
+    signed = {**fields, "AccessKey": user}
     content = "".join(value for _, value in sorted(signed.items())).encode() + body
     digest = hmac.new(PASSWORD.encode(), content, hashlib.sha1).digest()
     return {**signed, "Signature": base64.b64encode(digest).decode()}

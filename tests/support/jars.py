@@ -19,6 +19,8 @@ ROCKETMQ_POM = ROOT / "tests" / "support" / "rocketmq_node" / "pom.xml"
 ROCKETMQ_CACHE = ROOT / ".cache" / "rocketmq"
 POSTGRESQL_POM = ROOT / "tests" / "support" / "postgresql_server" / "pom.xml"
 POSTGRESQL_CACHE = ROOT / ".cache" / "postgresql"
+ROCKETMQ_4_POM = ROOT / "tests" / "support" / "rocketmq4_node" / "pom.xml"
+ROCKETMQ_4_CACHE = ROOT / ".cache" / "rocketmq4"
 INSTALL = "apt-get install openjdk-17-jre-headless maven"
 
 
@@ -52,13 +54,13 @@ def spark_jars() -> list[Path]:
     return sorted(_jars(SPARK_POM, SPARK_CACHE).glob("*.jar"))
 
 
-def rocketmq_jars() -> Path:
-    """The folder with the jars of a RocketMQ name server and broker, fetched when it is not there.
+def rocketmq_jars(version: int = 5) -> Path:
+    """The folder with the jars of a RocketMQ name server and broker, of 4.9 or 5.5, fetched when it is not there.
 
     Raises:
         RuntimeError: Java or Maven is missing, or the download failed.
     """
-    return _jars(ROCKETMQ_POM, ROCKETMQ_CACHE)
+    return _jars(ROCKETMQ_4_POM, ROCKETMQ_4_CACHE) if version == 4 else _jars(ROCKETMQ_POM, ROCKETMQ_CACHE)
 
 
 def postgresql_server() -> Path:
@@ -118,5 +120,6 @@ if __name__ == "__main__":
         spark_jars()
         rocketmq_jars()
         postgresql_server()
+        rocketmq_jars(4)
     except RuntimeError as error:
         raise SystemExit(str(error)) from None

@@ -177,19 +177,15 @@ class Node:
         """By name, the address of each broker that the name server knows, or knew; 106 is GET_BROKER_CLUSTER_INFO."""
         with contextlib.suppress(OSError):
             _, body = self.link(self.name_server).ask(106)
-            self._brokers |= {name: data["brokerAddrs"]["0"] for name, data in _json(body)["brokerAddrTable"].items()}
+            found = {name: data["brokerAddrs"] for name, data in _json(body)["brokerAddrTable"].items()}
+            self._brokers |= {name: addresses["0"] for name, addresses in found.items() if "0" in addresses}
         return self._brokers
 
     def create_topic(
         self, name: str, queues: int = 4, kind: str = "NORMAL", *, broker: str = BROKER, attributes: str = ""
     ) -> str:
         """Create or change a topic (17, UPDATE_AND_CREATE_TOPIC), wait until the name server knows it, give it back."""
-        fields = {
-            "topic": name, "defaultTopic": "TBW102", "readQueueNums": queues, "writeQueueNums": queues, "perm": 6,
-            "topicFilterType": "SINGLE_TAG", "topicSysFlag": 0, "order": "false",
-            "attributes": ",".join(filter(None, [f"+message.type={kind}", attributes])),
-        }  # fmt: skip
-        self.ask_broker(17, fields, broker=broker)
+        self.ask_broker(17, _topic(name, queues, f"+message.type={kind}", attributes), broker=broker)
         wait_until(lambda: self._routes(name, broker) == queues, _ASK_TIMEOUT_S, f"the topic {name} has its route")
         return name
 
@@ -214,6 +210,10 @@ class Node:
         }  # fmt: skip
         self.ask_broker(200, body=json.dumps(group).encode())
         return name
+
+    def configure(self, **properties: str) -> None:
+        """Change what a running broker was configured with (25, UPDATE_BROKER_CONFIG)."""
+        self.ask_broker(25, body="".join(f"{name}={value}\n" for name, value in properties.items()).encode())
 
     def delete_group(self, name: str) -> None:
         """Delete a group and what it has committed (207, DELETE_SUBSCRIPTIONGROUP)."""
@@ -343,6 +343,14 @@ def _lock_body(group: str, client_id: str, topic: str, queue: int, broker: str) 
     return json.dumps({"consumerGroup": group, "clientId": client_id, "mqSet": queues}).encode()
 
 
+def _topic(name: str, queues: int, *attributes: str) -> dict[str, object]:
+    return {
+        "topic": name, "defaultTopic": "TBW102", "readQueueNums": queues, "writeQueueNums": queues, "perm": 6,
+        "topicFilterType": "SINGLE_TAG", "topicSysFlag": 0, "order": "false",
+        "attributes": ",".join(filter(None, attributes)),
+    }  # fmt: skip
+
+
 class RocketMqNode(Node):
     """A node of its own: started with the block; ports and data are kept over `kill` and `start`.
 
@@ -352,6 +360,11 @@ class RocketMqNode(Node):
         java_options: Of the broker's Java machine.
         sign: See `Link`.
         proxy: The broker runs inside a proxy, which serves gRPC.
+        joins: The node whose name server it is registered at; else it has one of its own.
+        name: The broker's.
+        number: The broker's id: 0 for a master, another one for its slave.
+        version: 5, or 4 for 4.9.
+        acl: Of 4.9: who may do what, the text of `plain_acl.yml`.
     """
 
     def __init__(
@@ -362,18 +375,29 @@ class RocketMqNode(Node):
         java_options: Sequence[str] = (),
         sign: Callable[[dict[str, str], bytes], dict[str, str]] | None = None,
         proxy: bool = False,
+        joins: Node | None = None,
+        name: str = BROKER,
+        number: int = 0,
+        version: int = 5,
+        acl: str = "",
     ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._folder = folder
+        self._version = version
+        if version == 4:
+            _configure_4(folder / "home" / "conf", acl)
+        self._name, self._number = name, str(number)
+        self._has_name_server = joins is None
         # Besides its port the broker listens two below it, and one above it.
         name_port, self.broker_port = _ports()
-        super().__init__(f"127.0.0.1:{name_port}", sign)
+        super().__init__(joins.name_server if joins else f"127.0.0.1:{name_port}", sign)
         self._java_options = java_options
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         (folder / "namesrv.conf").write_text(f"listenPort={name_port}\n")
         store = folder / "store"
         properties = {
-            "brokerClusterName": CLUSTER, "brokerName": BROKER, "brokerId": "0", "brokerIP1": "127.0.0.1",
+            "brokerClusterName": CLUSTER, "brokerName": name, "brokerId": self._number, "brokerIP1": "127.0.0.1",
+            "brokerRole": "SLAVE" if number else "ASYNC_MASTER",
             "listenPort": str(self.broker_port), "namesrvAddr": self.name_server, "storePathRootDir": str(store),
             "storePathCommitLog": str(store / "commitlog"), **_SMALL, **(config or {}),
         }  # fmt: skip
@@ -418,7 +442,7 @@ class RocketMqNode(Node):
             AssertionError: A process ended, or this takes more than 180 s; the ends of the logs are in the message.
             RuntimeError: Java or Maven is missing.
         """
-        if "namesrv" not in self._processes:
+        if self._has_name_server and "namesrv" not in self._processes:
             self.start_name_server()
         if "broker" not in self._processes:
             self._start_broker()
@@ -470,6 +494,16 @@ class RocketMqNode(Node):
         """SIGCONT."""
         os.kill(self._processes["broker"].pid, signal.SIGCONT)
 
+    def learn_topic(self, name: str, queues: int) -> None:
+        """Create a topic at this broker alone: a slave asks its master for topics only once a minute."""
+        self.link(self.broker_address).ask(17, _topic(name, queues, "+message.type=NORMAL"))
+
+    def ends_here(self, topic: str, queues: int) -> dict[int, int]:
+        """By queue, the offset after the newest message that this very broker has."""
+        link = self.link(self.broker_address)
+        answers = link.ask_all([(30, {"topic": topic, "queueId": queue}, b"") for queue in range(queues)])
+        return {queue: int(head["extFields"]["offset"]) for queue, (head, _) in enumerate(answers) if not head["code"]}
+
     def log_tail(self) -> str:
         """The ends of the logs, for a failure message."""
         logs = [*self._folder.glob("*.out"), *self._folder.glob("home/logs/rocketmqlogs/broker.log")]
@@ -481,7 +515,9 @@ class RocketMqNode(Node):
         self._brokers = {}
         try:
             self.link(self.broker_address)
-            known = BROKER in self.brokers() and self._is_serving()
+            _, body = self.link(self.name_server).ask(106)
+            known = self._number in _json(body)["brokerAddrTable"].get(self._name, {}).get("brokerAddrs", ())
+            known = known and self._is_serving()
         except OSError:
             known = False
         if not known:
@@ -499,10 +535,9 @@ class RocketMqNode(Node):
         command = [
             executable("java"), f"-Xms{heap}", f"-Xmx{heap}", "-XX:+UseSerialGC", "-XX:-UsePerfData",
             "-XX:TieredStopAtLevel=1",
-            "-XX:MaxDirectMemorySize=256m", "--add-exports=java.base/sun.nio.ch=ALL-UNNAMED",
-            "--add-opens=java.base/java.nio=ALL-UNNAMED", f"-Duser.home={home}",
-            f"-Drmq.logback.configurationFile=rmq.{name}.logback.xml", *options, "-cp", f"{rocketmq_jars()}/*",
-            main, *arguments,
+            "-XX:MaxDirectMemorySize=256m", *_MODULES, f"-Duser.home={home}",
+            f"-Drmq.logback.configurationFile=rmq.{name}.logback.xml", *options,
+            "-cp", f"{rocketmq_jars(self._version)}/*", main, *arguments,
         ]  # fmt: skip
         with (self._folder / f"{name}.out").open("ab") as log:
             self._processes[name] = spawn(command, log, env={"ROCKETMQ_HOME": str(home)})
@@ -516,6 +551,30 @@ class RocketMqNode(Node):
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+
+
+_MODULES = [
+    "--add-exports=java.base/sun.nio.ch=ALL-UNNAMED",
+    "--add-opens=java.base/java.nio=ALL-UNNAMED",
+    "--add-opens=java.base/sun.nio.ch=ALL-UNNAMED",  # 4.9 unmaps its files by this one and the next
+    "--add-exports=java.base/jdk.internal.ref=ALL-UNNAMED",
+]
+_LOGBACK = """\
+<configuration>
+  <appender name="out" class="ch.qos.logback.core.ConsoleAppender">
+    <encoder><pattern>%d %p %t - %m%n</pattern></encoder>
+  </appender>
+  <root level="WARN"><appender-ref ref="out"/></root>
+</configuration>
+"""
+
+
+def _configure_4(conf: Path, acl: str) -> None:
+    """4.9 has no defaults for its logs, and reads who may do what from a file."""
+    conf.mkdir(parents=True, exist_ok=True)
+    for name in ("namesrv", "broker"):
+        (conf / f"logback_{name}.xml").write_text(_LOGBACK)
+    (conf / "plain_acl.yml").write_text(acl or "accounts: []\n")
 
 
 _SMALL = {

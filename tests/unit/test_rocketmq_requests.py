@@ -56,7 +56,7 @@ def test_a_heartbeat_names_the_tags() -> None:
 
 
 def test_a_route_has_the_queues_that_can_be_read() -> None:
-    """Queues without the permission to read, or of a broker without a master, are left out."""
+    """Queues without the permission to read are left out; a broker without a master keeps its slaves' addresses."""
     body = {
         "brokerDatas": [
             {"brokerName": "a", "cluster": "c", "brokerAddrs": {"0": "10.0.0.1:10911", "1": "10.0.0.2:10911"}},
@@ -70,7 +70,8 @@ def test_a_route_has_the_queues_that_can_be_read() -> None:
     }
     route = read_route("orders", answer(orjson.dumps(body)))
     assert (route.cluster, route.addresses) == ("c", {"a": "10.0.0.1:10911"})
-    assert route.queues == (TopicPartition("orders", 0, "a"), TopicPartition("orders", 1, "a"))
+    assert route.queues == tuple(TopicPartition("orders", number, broker) for broker in "ab" for number in (0, 1))
+    assert route.slaves == {"a": {"1": "10.0.0.2:10911"}, "b": {"1": "10.0.0.3:10911"}}
 
 
 def test_answers_without_what_was_asked_for_are_errors() -> None:
