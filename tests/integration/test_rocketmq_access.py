@@ -5,12 +5,18 @@ from __future__ import annotations
 import base64
 import hashlib
 import hmac
+import time
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
-from sidecar.errors import CredentialsError
+from sidecar.config.source import RocketMqSource as Settings
+from sidecar.errors import CredentialsError, UnavailableError
+from sidecar.sources.grpc_client import GrpcClient
+from tests.support.certificates import Certificates, make_certificates
 from tests.support.kafka import unique
+from tests.support.process import wait_until
 from tests.support.rocketmq import RocketMqNode
 from tests.support.rocketmq_reader import Reader
 
@@ -34,9 +40,23 @@ def sign(fields: dict[str, str], body: bytes, user: str = USER) -> dict[str, str
 
 
 @pytest.fixture(scope="module")
-def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RocketMqNode]:
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
+    """Whom the proxy is signed by."""
+    return make_certificates(tmp_path_factory.mktemp("rocketmq"))
+
+
+@pytest.fixture(scope="module")
+def guarded(certificates: Certificates) -> Iterator[RocketMqNode]:
     """A node that lets nobody in without a signature."""
-    with RocketMqNode(tmp_path_factory.mktemp("rocketmq") / "node", config=CONFIG, sign=sign) as node:
+    folder = certificates.ca.parent
+    tls = {
+        "tlsTestModeEnable": False,
+        "tlsCertPath": str(folder / "server.crt"),
+        "tlsKeyPath": str(folder / "server.key"),
+        "authConfigPath": str(folder / "auth"),
+        "authenticationMetadataProvider": "org.apache.rocketmq.proxy.auth.ProxyAuthenticationMetadataProvider",
+    }
+    with RocketMqNode(folder / "node", config=CONFIG, sign=sign, proxy=CONFIG | tls) as node:
         yield node
 
 
@@ -60,3 +80,45 @@ def test_a_refusal_is_told_at_the_start(guarded: RocketMqNode, group: str, keys:
     with pytest.raises(CredentialsError) as caught:
         Reader(guarded, group, [topic], **keys)
     assert "access_key" in caught.value.hint
+
+
+def over_grpc(node: RocketMqNode, group: str, topic: str, **change: Any) -> GrpcClient:
+    """A client on the proxy."""
+    server = node.endpoints.replace("127.0.0.1", "localhost")
+    config = {"client": "grpc", "endpoints": server, "group": group, "topics": [topic], "start_timeout": "2s"}
+    return GrpcClient(Settings.model_validate(config | change), "*", 4 << 20)
+
+
+def test_a_proxy_serves_signed_requests_over_tls(guarded: RocketMqNode, certificates: Certificates, group: str) -> None:
+    """With the right key and certificate messages are received and acknowledged: none comes again."""
+    topic = guarded.create_topic(unique("topic"), 2)
+    guarded.create_group(group)
+    keys = {"access_key": USER, "secret_key": PASSWORD, "tls": {"ca": str(certificates.ca)}}
+    for bodies in ([b"for members only"] * 2, [b"new"] * 2):
+        guarded.send(topic, bodies, queues=2)
+        client = over_grpc(guarded, group, topic, **keys)
+        client.open()
+        found = list(wait_until(lambda: client.receive(0.1), 60, "a message", detail=client.problems))  # noqa: B023
+        until_s = time.monotonic() + 60
+        while len(found) < 2 and time.monotonic() < until_s:
+            found += client.receive(0.1)
+        assert [one.body for one in found] == bodies
+        client.ack([one.handle for one in found])
+        client.close()
+
+
+@pytest.mark.parametrize("keys", [{}, {"access_key": USER, "secret_key": "wrong"}], ids=["no key", "a wrong key"])
+def test_a_proxy_s_refusal_is_told_at_the_start(guarded: RocketMqNode, group: str, keys: dict[str, str]) -> None:
+    """Over gRPC too: exit code 77, and what to check."""
+    topic = guarded.create_topic(unique("topic"), 1)
+    guarded.create_group(group)
+    with pytest.raises(CredentialsError) as caught:
+        over_grpc(guarded, group, topic, **keys).open()
+    assert "access_key" in caught.value.hint
+
+
+def test_a_proxy_that_nobody_vouches_for_is_not_talked_to(guarded: RocketMqNode, group: str) -> None:
+    """A certificate that the system does not trust ends the start after its time."""
+    topic = guarded.create_topic(unique("topic"), 1)
+    with pytest.raises(UnavailableError, match=r"(?i)certificate|handshake|ssl"):
+        over_grpc(guarded, group, topic, tls={}).open()

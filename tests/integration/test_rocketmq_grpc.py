@@ -5,8 +5,9 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import orjson
 import pytest
@@ -17,14 +18,16 @@ from tests.support import rocketmq_flow as flows
 from tests.support.kafka import unique
 from tests.support.process import Daemon, wait_until
 from tests.support.receiver import Receiver
-from tests.support.rocketmq import BROKER, Message, RocketMqNode
+from tests.support.rocketmq import BROKER, Message, Node, RocketMqNode
 from tests.support.rocketmq_flow import PATIENCE_S, Bodies, configuration
+
+Waits: TypeAlias = dict[str, Future[Any]]
 
 
 @pytest.fixture(scope="module")
 def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RocketMqNode]:
     """A node with a proxy, of these tests alone: they kill it."""
-    with RocketMqNode(tmp_path_factory.mktemp("rocketmq") / "node", proxy=True) as node:
+    with RocketMqNode(tmp_path_factory.mktemp("rocketmq") / "node", proxy={}) as node:
         yield node
 
 
@@ -40,24 +43,71 @@ def client(source: dict[str, Any], bodies: Bodies) -> GrpcClient:
     return GrpcClient(settings, "*", 4 << 20)
 
 
+def in_order(node: Node, source: dict[str, Any], tmp_path: Path) -> None:
+    """Send 300 messages to one queue, with a kill among them, and compare the order."""
+    bodies = Bodies(node)
+    stored: dict[int, str] = {}
+    node.create_topic(bodies.topic, 2, "FIFO")
+    node.create_group(bodies.group, orderly=True)
+    with Receiver() as receiver:
+        config = configuration(source, bodies, receiver.url)
+        config["sink"]["http"]["ordering"] = "partition"
+        with Daemon(tmp_path, config) as daemon:
+            for at in range(0, 300, 100):
+                texts = [str(i) for i in range(at, at + 100)]
+                places = node.send(bodies.topic, [Message(text.encode(), tag="paid", queue=0) for text in texts])
+                stored |= {offset: text for (_, offset), text in zip(places, texts, strict=True)}
+                wait_until(lambda at=at: receiver.stats["rows"] > at, PATIENCE_S, "it delivers")  # type: ignore[misc]
+                if not at:
+                    daemon.kill9()
+                    daemon.start()
+            wait_until(lambda: receiver.stats["rows"] >= 300, PATIENCE_S, "all arrive", detail=daemon.log_tail)
+            daemon.stop()
+        seen: dict[str, None] = {}
+        for line in b"".join(receiver.bodies).splitlines():
+            seen.setdefault(orjson.loads(line)["value"])
+    assert list(seen) == [text for _, text in sorted(stored.items())]
+
+
+@pytest.fixture(scope="module")
+def waits(node: RocketMqNode, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Waits]:
+    """What mostly waits for messages of the dead to come again, all at once; each with a topic of its own."""
+    source = {"client": "grpc", "endpoints": node.endpoints}
+    with ThreadPoolExecutor(3) as pool:
+        yield {
+            "kills": pool.submit(
+                flows.kills, Node(node.name_server), source, tmp_path_factory.mktemp("kills"), 6_000, 2
+            ),
+            "members": pool.submit(
+                flows.members, Node(node.name_server), source, tmp_path_factory.mktemp("members"), 2, 4, every_s=2
+            ),
+            "fifo": pool.submit(in_order, Node(node.name_server), source, tmp_path_factory.mktemp("fifo")),
+        }
+
+
 def test_messages_of_all_kinds_arrive_once(node: RocketMqNode, source: dict[str, Any], tmp_path: Path) -> None:
     """10,000 in 8 queues, NUL, binary and 4 MB among them, 5 tags of 8: each wanted one once, byte for byte."""
     flows.flow(node, source, tmp_path, 10_000)
 
 
-def test_kills_lose_nothing_and_repeat_nothing(node: RocketMqNode, source: dict[str, Any], tmp_path: Path) -> None:
+def test_kills_lose_nothing_and_repeat_nothing(waits: Waits) -> None:
     """Killed twice in mid-flow, its state kept: what was in flight comes again under its old names, and once."""
-    flows.kills(node, source, tmp_path, 6_000, 2)
+    waits["kills"].result()
+
+
+def test_two_members_lose_nothing(waits: Waits) -> None:
+    """One is killed: the other gets its messages."""
+    waits["members"].result()
+
+
+def test_messages_of_a_fifo_queue_stay_in_order(waits: Waits) -> None:
+    """With `ordering: partition` they arrive as they were stored, through a kill too."""
+    waits["fifo"].result()
 
 
 def test_a_node_that_was_killed(node: RocketMqNode, source: dict[str, Any], tmp_path: Path) -> None:
     """Broker and proxy die and come back: the session is opened again, and what was acknowledged is not sent again."""
     flows.outages(node, source, tmp_path, 3_000, 1)
-
-
-def test_two_members_lose_nothing(node: RocketMqNode, source: dict[str, Any], tmp_path: Path) -> None:
-    """One is killed: the other gets its messages."""
-    flows.members(node, source, tmp_path, 2, 4, every_s=2)
 
 
 def test_an_envelope_tells_where_a_message_really_is(
@@ -112,32 +162,6 @@ def test_a_stop_gives_back_what_is_not_settled(node: RocketMqNode, source: dict[
         other.close()
     assert len(found) == bodies.wanted.total()
     assert time.monotonic() - begun < 15
-
-
-def test_messages_of_a_fifo_queue_stay_in_order(node: RocketMqNode, source: dict[str, Any], tmp_path: Path) -> None:
-    """With `ordering: partition` they arrive as they were stored, through a kill too."""
-    bodies = Bodies(node)
-    stored: dict[int, str] = {}
-    node.create_topic(bodies.topic, 2, "FIFO")
-    node.create_group(bodies.group, orderly=True)
-    with Receiver() as receiver:
-        config = configuration(source, bodies, receiver.url)
-        config["sink"]["http"]["ordering"] = "partition"
-        with Daemon(tmp_path, config) as daemon:
-            for at in range(0, 300, 100):
-                texts = [str(i) for i in range(at, at + 100)]
-                places = node.send(bodies.topic, [Message(text.encode(), tag="paid", queue=0) for text in texts])
-                stored |= {offset: text for (_, offset), text in zip(places, texts, strict=True)}
-                wait_until(lambda at=at: receiver.stats["rows"] > at, PATIENCE_S, "it delivers")  # type: ignore[misc]
-                if not at:
-                    daemon.kill9()
-                    daemon.start()
-            wait_until(lambda: receiver.stats["rows"] >= 300, PATIENCE_S, "all arrive", detail=daemon.log_tail)
-            daemon.stop()
-        seen: dict[str, None] = {}
-        for line in b"".join(receiver.bodies).splitlines():
-            seen.setdefault(orjson.loads(line)["value"])
-    assert list(seen) == [text for _, text in sorted(stored.items())]
 
 
 @pytest.mark.parametrize(

@@ -359,7 +359,7 @@ class RocketMqNode(Node):
         config: Properties of the broker that go before ours.
         java_options: Of the broker's Java machine.
         sign: See `Link`.
-        proxy: The broker runs inside a proxy, which serves gRPC.
+        proxy: Settings of a proxy around the broker, which serves gRPC; None for none.
         joins: The node whose name server it is registered at; else it has one of its own.
         name: The broker's.
         number: The broker's id: 0 for a master, another one for its slave.
@@ -374,7 +374,7 @@ class RocketMqNode(Node):
         config: Mapping[str, str] | None = None,
         java_options: Sequence[str] = (),
         sign: Callable[[dict[str, str], bytes], dict[str, str]] | None = None,
-        proxy: bool = False,
+        proxy: Mapping[str, object] | None = None,
         joins: Node | None = None,
         name: str = BROKER,
         number: int = 0,
@@ -403,7 +403,7 @@ class RocketMqNode(Node):
         }  # fmt: skip
         (folder / "broker.conf").write_text("".join(f"{name}={value}\n" for name, value in properties.items()))
         self.grpc_port = 0
-        if proxy:
+        if proxy is not None:
             self.grpc_port, remoting_port = free_ports(2)
             settings = {
                 "rocketMQClusterName": CLUSTER, "namesrvAddr": self.name_server, "grpcServerPort": self.grpc_port,
@@ -411,6 +411,7 @@ class RocketMqNode(Node):
                 "enableTopicMessageTypeCheck": False,
                 # 20 by default: so long it remembers that it knew no topic, before its broker was registered.
                 "topicRouteServiceCacheRefreshSeconds": 2,
+                **proxy,
             }  # fmt: skip
             (folder / "proxy.json").write_text(json.dumps(settings))
 

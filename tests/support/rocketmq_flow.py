@@ -18,7 +18,7 @@ from tests.support.audit import Finding
 from tests.support.kafka import unique
 from tests.support.process import Daemon, wait_until
 from tests.support.receiver import Receiver, value_hash
-from tests.support.rocketmq import Message, RocketMqNode
+from tests.support.rocketmq import Message, Node, RocketMqNode
 from tests.support.scene import BOOKS
 
 QUEUES = 8
@@ -41,7 +41,7 @@ class Bodies:
         seed: Of tags and sizes.
     """
 
-    def __init__(self, node: RocketMqNode, seed: int = 1) -> None:
+    def __init__(self, node: Node, seed: int = 1) -> None:
         self.node = node
         self.topic = node.create_topic(unique("topic"), QUEUES)
         self.group = node.create_group(unique("group"))
@@ -119,7 +119,7 @@ def await_all(daemon: Daemon, bodies: Bodies, receiver: Receiver, timeout_s: flo
     return wait_until(resting, timeout_s, "the daemon is at rest", detail=daemon.status) or {}
 
 
-def flow(node: RocketMqNode, source: Mapping[str, Any], folder: Path, messages: int) -> Finding:
+def flow(node: Node, source: Mapping[str, Any], folder: Path, messages: int) -> Finding:
     """Messages of all kinds, wanted ones and others: each wanted one once, byte for byte, and the books balance."""
     begun, bodies = time.monotonic(), Bodies(node)
     with (
@@ -136,7 +136,7 @@ def flow(node: RocketMqNode, source: Mapping[str, Any], folder: Path, messages: 
     return Finding(f"flow over {_name(source)}", 1, messages, 0, 0, time.monotonic() - begun)
 
 
-def kills(node: RocketMqNode, source: Mapping[str, Any], folder: Path, messages: int, times: int) -> Finding:
+def kills(node: Node, source: Mapping[str, Any], folder: Path, messages: int, times: int) -> Finding:
     """Killed at random instants of one flow, its state kept: lost 0, twice 0, and new messages flow at once."""
     begun, bodies, chance = time.monotonic(), Bodies(node), random.Random(times)
     waits: list[float] = []
@@ -200,7 +200,7 @@ def outages(node: RocketMqNode, source: Mapping[str, Any], folder: Path, message
 
 
 def members(
-    node: RocketMqNode, source: Mapping[str, Any], folder: Path, count: int, seconds: float, every_s: float = 5.0
+    node: Node, source: Mapping[str, Any], folder: Path, count: int, seconds: float, every_s: float = 5.0
 ) -> Finding:
     """Members join, leave and are killed, each with its own folder: lost 0; a killed one's messages may come twice."""
     begun, bodies, chance = time.monotonic(), Bodies(node), random.Random(count)

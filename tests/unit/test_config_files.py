@@ -66,7 +66,7 @@ def credentials(tmp_path: Path) -> dict[str, str]:
 
 def test_there_are_five_examples() -> None:
     """A minimal, a production and a full file are there, one for Spark and one for RocketMQ."""
-    names = ["full.yaml", "minimal.yaml", "production.yaml", "rocketmq.yaml", "spark.yaml"]
+    names = ["full.yaml", "minimal.yaml", "production.yaml", "rocketmq-grpc.yaml", "rocketmq.yaml", "spark.yaml"]
     assert [file.name for file in FILES] == names
 
 
