@@ -30,6 +30,7 @@ from tests.integration import test_members as members
 from tests.integration import test_rocketmq_flows as rocketmq
 from tests.integration import test_tables as tables
 from tests.simulation import run as simulation
+from tests.support import rocketmq_flow as flows
 from tests.support.audit import Finding
 from tests.support.jars import ROOT
 from tests.support.kafka import KafkaBroker
@@ -169,12 +170,19 @@ def rocketmq_checks(n: Sizes) -> dict[str, Check]:
             rocketmq.name_server_away(node, folder, n(20_000, 4_000), n(60, 10)),
         ]
 
+    def grpc(node: Any) -> dict[str, str]:
+        return {"client": "grpc", "endpoints": node.endpoints}
+
     return {
         "rocketmq-remoting": lambda node, folder: [rocketmq.flow(node, folder, messages, giants=2_000)],
         "rocketmq-remoting-kills": kills,
         "rocketmq-remoting-outages": outages,
         "rocketmq-remoting-retried": lambda node, folder: [rocketmq.retried(node, folder, n(2_000, 100))],
         "rocketmq-remoting-members": lambda node, folder: [rocketmq.members(node, folder, n(300, 20))],
+        "rocketmq-grpc": lambda node, folder: [flows.flow(node, grpc(node), folder, messages)],
+        "rocketmq-grpc-kills": lambda node, folder: [flows.kills(node, grpc(node), folder, messages, ends)],
+        "rocketmq-grpc-outages": lambda node, folder: [flows.outages(node, grpc(node), folder, n(20_000, 4_000), n(5))],
+        "rocketmq-grpc-members": lambda node, folder: [flows.members(node, grpc(node), folder, 2, n(300, 20))],
     }
 
 
@@ -263,7 +271,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 def run(name: str, check: Check, folder: Path) -> list[Finding]:
     """One check on a broker of its own."""
     folder.mkdir()
-    kind = RocketMqNode if name.startswith("rocketmq") else KafkaBroker
+    kind: Callable[[Path], Any] = RocketMqNode if name.startswith("rocketmq") else KafkaBroker
+    if name.startswith("rocketmq-grpc"):
+        kind = partial(RocketMqNode, proxy={})
     with kind(folder / "broker") as broker:
         return check(broker, folder)
 

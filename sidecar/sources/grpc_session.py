@@ -103,6 +103,11 @@ class Session:
             return await getattr(self._stub, name)(request, metadata=self._requests.metadata(), timeout=timeout_s)
         except self._grpc.RpcError as error:
             raise self._broken(error) from error
+        except (asyncio.CancelledError, self._grpc.aio.UsageError) as error:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
+            raise ConnectionError("the connection was closed") from error  # by us, while others waited for it
 
     async def stream(self, request: Any) -> AsyncIterator[Any]:
         """Ask for messages; gives the parts of the answer as they come, or for as long as they may take."""

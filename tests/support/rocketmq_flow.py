@@ -123,7 +123,7 @@ def flow(node: Node, source: Mapping[str, Any], folder: Path, messages: int) -> 
     """Messages of all kinds, wanted ones and others: each wanted one once, byte for byte, and the books balance."""
     begun, bodies = time.monotonic(), Bodies(node)
     with (
-        Receiver(out=folder / unique("rows")) as receiver,
+        Receiver() as receiver,
         Daemon(folder, configuration(source, bodies, receiver.url), name=unique("flow")) as daemon,
     ):
         daemon.wait_ready()
@@ -141,7 +141,7 @@ def kills(node: Node, source: Mapping[str, Any], folder: Path, messages: int, ti
     begun, bodies, chance = time.monotonic(), Bodies(node), random.Random(times)
     waits: list[float] = []
     with (
-        Receiver(out=folder / unique("rows")) as receiver,
+        Receiver() as receiver,
         Daemon(folder, configuration(source, bodies, receiver.url), name=unique("killed")) as daemon,
     ):
         receiver.fail("slow", delay_ms=15)
@@ -177,7 +177,7 @@ def outages(node: RocketMqNode, source: Mapping[str, Any], folder: Path, message
     begun, bodies = time.monotonic(), Bodies(node)
     waits: list[float] = []
     with (
-        Receiver(out=folder / unique("rows")) as receiver,
+        Receiver() as receiver,
         Daemon(folder, configuration(source, bodies, receiver.url), name=unique("outage")) as daemon,
     ):
         receiver.fail("slow", delay_ms=15)
@@ -204,7 +204,7 @@ def members(
 ) -> Finding:
     """Members join, leave and are killed, each with its own folder: lost 0; a killed one's messages may come twice."""
     begun, bodies, chance = time.monotonic(), Bodies(node), random.Random(count)
-    with Receiver(out=folder / unique("rows")) as receiver:
+    with Receiver() as receiver:
         config = configuration(source, bodies, receiver.url)
         group = [Daemon(folder, config, name=f"member-{number}-{unique('of')}") for number in range(count)]
         events: list[str] = []

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import gzip
+import socket
 import sys
 import zlib
 from importlib import metadata
@@ -18,6 +20,7 @@ from sidecar.errors import ConfigError
 from sidecar.sources import grpc_stubs
 from sidecar.sources.grpc_client import GrpcClient
 from sidecar.sources.grpc_requests import Place, Requests, place_of, unpacked
+from sidecar.sources.grpc_session import Session
 
 HANDLE = "0 1795321906376 15000 3 {} broker-a 2 17 24853754"
 
@@ -149,3 +152,22 @@ def test_large_messages_are_asked_for_one_by_one() -> None:
     client._size = 64 << 20
     assert client._share(4) == (1, 1)
     client.close()
+
+
+def test_a_call_within_a_session_that_is_closed_ends() -> None:
+    """What waits for an answer then is told that there is none: else acknowledging would end with the first session."""
+
+    async def ended() -> list[Any]:
+        with socket.socket() as silent:
+            silent.bind(("127.0.0.1", 0))
+            silent.listen()
+            server = f"127.0.0.1:{silent.getsockname()[1]}"
+            session = Session(grpc_stubs.load(), settings(), requests(), server, None)
+            waiting = asyncio.ensure_future(session.call("Heartbeat", requests().heartbeat(), 60.0))
+            silent.settimeout(30.0)
+            await asyncio.to_thread(silent.accept)
+            await session.close()
+            late = session.call("Heartbeat", requests().heartbeat(), 60.0)
+            return await asyncio.gather(waiting, late, return_exceptions=True)
+
+    assert [type(one) for one in asyncio.run(ended())] == [ConnectionError] * 2
