@@ -1,0 +1,301 @@
+"""What producers send twice, under new ids and wherever they like, told by a business key that sidecars share."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+
+from tests.integration.conftest import MakeTopic
+from tests.integration.test_exactly_once import await_settled, configuration
+from tests.support.audit import Finding, StrikingReceiver
+from tests.support.kafka import Broker, Outgoing, produce, unique
+from tests.support.postgresql import Database, PostgresqlServer
+from tests.support.process import Daemon, http_get, wait_until
+from tests.support.receiver import Receiver, Request, value_hash
+from tests.support.rocketmq import Message, Node
+from tests.support.scene import await_rest
+
+PARTITIONS = 8
+MEMBERS = 4
+TWICE = 0.05
+CLAIM_TIMEOUT = "6s"
+
+
+def ledger(database: Database, url: str) -> dict[str, Any]:
+    """The section of a ledger that sidecars share, by the order in the value."""
+    password = {"password": database.password} if database.password else {}
+    shared = {"url": url, "claim_timeout": CLAIM_TIMEOUT, **password}
+    return {"by": {"json": "$.order"}, "ledger": {"postgresql": shared}}
+
+
+def value(order: int, copy: int, **more: str) -> bytes:
+    """A message: its copies have one order and nothing else in common."""
+    fields = "".join(f', "{name}": "{text}"' for name, text in more.items())
+    return b'{"order": %d, "copy": %d%s}' % (order, copy, fields.encode())
+
+
+class Orders:
+    """Messages of which some are sent twice, somewhere else and somewhat later.
+
+    Args:
+        count: How many different ones.
+        seed: Of which and where.
+    """
+
+    def __init__(self, count: int, seed: int = 1) -> None:
+        chance = random.Random(seed)
+        self.count = count
+        places = [(float(order), order, 0) for order in range(count)]
+        again = [order for order in range(count) if chance.random() < TWICE]
+        places += [(order + chance.expovariate(1 / 200), order, 1) for order in again]
+        self.messages = [(chance.randrange(PARTITIONS), value(order, copy)) for _, order, copy in sorted(places)]
+        self.twice = len(again)
+        self._order = {value_hash(value(order, copy)): order for _, order, copy in places}
+
+    def arrived(self, receiver: Receiver) -> Counter[int]:
+        """How often each of them was stored, whichever copy."""
+        return Counter(self._order[row[3]] for row in receiver.rows())
+
+    def assert_exact(self, receiver: Receiver) -> None:
+        """Each once."""
+        found = self.arrived(receiver)
+        lost = [order for order in range(self.count) if order not in found]
+        twice = [order for order, times in found.items() if times > 1]
+        assert (len(lost), len(twice)) == (0, 0), f"lost {lost[:5]}, twice {twice[:5]}"
+
+
+@contextmanager
+def group_of(folder: Path, count: int, make: Callable[[str], Mapping[str, Any]]) -> Iterator[list[Daemon]]:
+    """So many members, started; their names are in their requests."""
+    members = []
+    for name in (f"member-{number}-{unique('of')}" for number in range(count)):
+        config = dict(make(name))
+        config["sink"] = {"http": {**config["sink"]["http"], "headers": {"X-Member": name}}}
+        members.append(Daemon(folder, config, name=name))
+    try:
+        for member in members:
+            member.start()
+        yield members
+    finally:
+        for member in members:
+            if member.running:
+                member.kill9()
+
+
+class KillingReceiver(StrikingReceiver):
+    """Kills who sent a request, before anything of it is stored or right after."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.members: list[Daemon] = []
+        self.killed: list[Daemon] = []
+        self.how: Literal["", "hang", "lost"] = ""
+
+    def __enter__(self) -> KillingReceiver:
+        return self
+
+    def fault_for(self, request: Request) -> Any:
+        """The sender is gone: nothing is stored (`hang`), or all is and nobody hears of it (`lost`)."""
+        how, self.how = self.how, ""
+        if how:
+            (sender,) = [one for one in self.members if one.log_path.stem == request.headers["x-member"]]
+            self.fail(how, times=1)
+            sender.kill9()
+            self.killed.append(sender)
+        return super().fault_for(request)
+
+
+def twins(broker: Broker, folder: Path, database: Database, messages: int, kills: int) -> Finding:
+    """5 % of the messages are sent twice; members of a group that share a ledger are killed between claim and answer.
+
+    Args:
+        broker: The broker.
+        folder: For the daemons' files.
+        database: Of the ledger.
+        messages: How many different ones.
+        kills: How many, by turns before the rows are stored and after it.
+
+    Raises:
+        AssertionError: Something was lost or delivered twice, or the books do not balance.
+    """
+    begun, orders = time.monotonic(), Orders(messages)
+    topic = broker.create_topic(unique("orders"), PARTITIONS)
+    with KillingReceiver() as receiver:
+        receiver.fail("slow", delay_ms=10)
+        config = configuration(
+            broker, [topic], receiver.url, "*", dedup=ledger(database, database.schema()),
+            batch={"max_messages": max(100, messages // 200), "linger": "20ms"},
+            sink={"http": {"url": receiver.url, "timeout": "2s"}},
+        )  # fmt: skip
+        with group_of(folder, MEMBERS, lambda name: config) as members:
+            receiver.members = members
+            for member in members:
+                member.wait_ready()
+            produce(
+                broker.bootstrap, topic, (Outgoing(partition, value, None, []) for partition, value in orders.messages)
+            )
+            for number in range(kills):
+                _kill_one(receiver, (number + 1) * messages // (kills + 2), "lost" if number % 2 else "hang")
+            await_settled(broker, members, 60 + messages / 1_000)
+            counted = [member.status() for member in members]
+            for member in members:
+                member.stop()
+        orders.assert_exact(receiver)
+    assert len(receiver.killed) == kills
+    duplicates = sum(status["duplicate"] for status in counted)
+    notes = f"{orders.twice} sent twice, {duplicates} of them counted as duplicates by the members' last lives"
+    name = f"5 % sent twice, {MEMBERS} sidecars, one ledger, `kill -9` between claim and answer"
+    return Finding(name, kills, messages, 0, 0, time.monotonic() - begun, notes)
+
+
+def _kill_one(receiver: KillingReceiver, rows: int, how: Literal["hang", "lost"]) -> None:
+    before = len(receiver.killed)
+    wait_until(lambda: receiver.stats["rows"] >= rows, 60, f"{rows} rows at the receiver")
+    receiver.how = how
+    wait_until(lambda: len(receiver.killed) > before, 60, "a request comes, and its sender is killed")
+    receiver.killed[-1].start()
+
+
+def test_of_what_is_sent_twice_one_is_delivered(kafka: Broker, postgresql: Database, tmp_path: Path) -> None:
+    """Over four sidecars and their ledger, two of them killed, of each key one copy arrives, and none is lost."""
+    found = twins(kafka, tmp_path, postgresql, 10_000, 2)
+    assert (found.lost, found.twice, found.times) == (0, 0, 2)
+
+
+@pytest.mark.parametrize("end", ["delivered", "refused"])
+def test_two_sidecars_race_for_one_key(
+    kafka: Broker, postgresql: Database, make_topic: MakeTopic, tmp_path: Path, end: str
+) -> None:
+    """While one copy is at the receiver the other waits; it is dropped when that is delivered, and goes out if not."""
+    topic = make_topic(2)
+    go = threading.Event()
+    with StrikingReceiver() as receiver:
+        receiver.strike = partial(_wait_for, go)
+        receiver.fail("refuse", status=400, marker="bad")
+        config = configuration(
+            kafka, [topic], receiver.url, "*", dedup=ledger(postgresql, postgresql.schema()),
+            sink={"http": {"url": receiver.url, "timeout": "2s"}},
+        )  # fmt: skip
+        with group_of(tmp_path, 2, lambda name: config) as members:
+            wait_until(lambda: all(len(owned(member)) == 1 for member in members), 30, "each has a partition")
+            mood = {"mood": "bad"} if end == "refused" else {}
+            copies = [value(1, 0, **mood), value(1, 1)]
+            produce(kafka.bootstrap, topic, [Outgoing(0, copies[0], None, [])])
+            wait_until(lambda: receiver.strike is None, 20, "the first is sent")
+            produce(kafka.bootstrap, topic, [Outgoing(1, copies[1], None, [])])
+            wait_until(lambda: any(map(waits, members)), 20, "the second waits")
+            assert not receiver.rows()
+            go.set()
+            await_settled(kafka, members, 30)
+            books = Counter[str]()
+            for member in members:
+                status = member.status()
+                books.update({name: status[name] for name in ("delivered", "duplicate", "dead_lettered")})
+        (row,) = receiver.rows()
+    delivered, other = (copies[1], "dead_lettered") if end == "refused" else (copies[0], "duplicate")
+    assert (row[3], books) == (value_hash(delivered), Counter({"delivered": 1, other: 1}))
+
+
+def _wait_for(event: threading.Event) -> None:
+    event.wait(10)
+
+
+def owned(member: Daemon) -> set[int]:
+    """The partitions that it has."""
+    code, _ = http_get(f"{member.admin_url}/readyz")
+    return (
+        {one["partition"] for one in member.status()["partitions"] if one["lag"] is not None} if code == 200 else set()
+    )
+
+
+def waits(member: Daemon) -> bool:
+    """Whether a message of it waits for its twin."""
+    return "sidecar_twins_waiting 1.0" in member.metrics()
+
+
+def test_while_the_ledger_is_away_nothing_is_sent(kafka: Broker, make_topic: MakeTopic, tmp_path: Path) -> None:
+    """When the database goes, messages wait, and the daemon says so; when it is back they go out, each key once."""
+    topic, orders = make_topic(PARTITIONS), Orders(1_000)
+    half = len(orders.messages) // 2
+    with PostgresqlServer() as database, Receiver() as receiver:
+        dedup = ledger(database, database.schema())
+        config = configuration(kafka, [topic], receiver.url, "*", dedup=dedup)
+        config["sink"] = {"http": {"url": receiver.url, "timeout": "2s"}}
+        with Daemon(tmp_path, config) as daemon:
+            daemon.wait_ready()
+            send(kafka, topic, orders.messages[:half])
+            await_settled(kafka, [daemon], 30)
+            before = receiver.stats["rows"]
+            database.stop()
+            send(kafka, topic, orders.messages[half:])
+            wait_until(lambda: daemon.events("ledger.failed"), 20, "it is noticed", detail=daemon.log_tail)
+            wait_until(lambda: http_get(f"{daemon.admin_url}/readyz")[0] == 503, 10, "it is told")
+            assert any("the ledger cannot be used" in problem for problem in daemon.status()["problems"])
+            assert receiver.stats["rows"] == before
+            database.start()
+            await_settled(kafka, [daemon], 30)
+            daemon.wait_ready()
+            assert daemon.events("ledger.recovered")
+        orders.assert_exact(receiver)
+
+
+def send(broker: Broker, topic: str, messages: Sequence[tuple[int, bytes]]) -> None:
+    """Produce to the partitions that they name."""
+    produce(broker.bootstrap, topic, [Outgoing(partition, value, None, []) for partition, value in messages])
+
+
+def test_the_embedded_ledger_outlives_a_kill(kafka: Broker, make_topic: MakeTopic, tmp_path: Path) -> None:
+    """With SQLite one sidecar tells twins over all partitions, those of an earlier life too."""
+    topic, orders = make_topic(PARTITIONS), Orders(1_000)
+    half = len(orders.messages) // 2
+    with KillingReceiver() as receiver:
+        dedup = {"by": {"json": "$.order"}, "ledger": {"sqlite": {}}}
+        config = configuration(kafka, [topic], receiver.url, "*", dedup=dedup, batch={"max_messages": 50})
+        with group_of(tmp_path, 1, lambda name: config) as members:
+            receiver.members = members
+            members[0].wait_ready()
+            send(kafka, topic, orders.messages[:half])
+            for how in ("hang", "lost"):
+                _kill_one(receiver, 50, how)
+            send(kafka, topic, orders.messages[half:])
+            await_settled(kafka, members, 30)
+        orders.assert_exact(receiver)
+
+
+def test_rocketmq_has_the_ledger_too(rocketmq: Node, postgresql: Database, group: str, tmp_path: Path) -> None:
+    """Two sidecars on RocketMQ, told by a property: of each key one copy arrives, whatever queue it is in."""
+    topic, orders = rocketmq.create_topic(unique("topic"), PARTITIONS), Orders(2_000)
+    dedup = {**ledger(postgresql, postgresql.schema()), "by": {"header": "order"}}
+    with Receiver() as receiver:
+        config = {
+            "source": {"rocketmq": {"name_servers": rocketmq.name_server, "group": group, "topics": [topic]}},
+            "dedup": dedup,
+            "batch": {"max_messages": 50, "linger": "20ms"},
+            "sink": {"http": {"url": receiver.url, "timeout": "2s"}},
+        }
+        with group_of(tmp_path, 2, lambda name: config) as members:
+            for member in members:
+                member.wait_ready(60)
+            messages = [
+                Message(body, tag="paid", properties={"order": body.split(b",")[0].decode()})
+                for _, body in orders.messages
+            ]
+            rocketmq.send(topic, messages, queues=PARTITIONS)
+            wait_until(
+                lambda: len(orders.arrived(receiver)) == orders.count,
+                60,
+                "each has arrived",
+                detail=members[0].log_tail,
+            )
+            statuses = [await_rest(member, 60) for member in members]
+        orders.assert_exact(receiver)
+    assert sum(status["duplicate"] for status in statuses) == orders.twice
