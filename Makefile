@@ -18,7 +18,7 @@ help:
 	@echo "make demo    the whole daemon at work on made-up messages, and the books at the end; SINK=http skips Spark"
 	@echo "make test    lint and all tests, against a real Kafka broker and a real Spark"
 	@echo "make lint    ruff and mypy"
-	@echo "make bench   what a message costs, beside a bare consumer loop"
+	@echo "make bench   what a message costs, beside a bare consumer loop; what the ledger takes of one"
 	@echo "make bench-spark   what a row of the zone and a message of the pipeline cost on Spark, beside Spark's own"
 	@echo "make bench-rocketmq   what a message of RocketMQ costs, beside a bare pull loop and other packages' consumers"
 	@echo "make prove   the tests at the larger numbers; writes docs/proof.md"
@@ -45,6 +45,7 @@ demo: $(INSTALLED)
 
 bench: $(INSTALLED) jars
 	@$(BIN)/python -m benchmarks.throughput
+	@$(BIN)/python -m benchmarks.ledger
 
 bench-spark: $(INSTALLED) jars
 	@$(BIN)/python -m benchmarks.spark_zone

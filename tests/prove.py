@@ -26,6 +26,7 @@ from typing import Any
 
 from tests.integration import test_exactly_once as once
 from tests.integration import test_kills as kills
+from tests.integration import test_ledger as ledger
 from tests.integration import test_members as members
 from tests.integration import test_rocketmq_flows as rocketmq
 from tests.integration import test_tables as tables
@@ -34,6 +35,7 @@ from tests.support import rocketmq_flow as flows
 from tests.support.audit import Finding
 from tests.support.jars import ROOT
 from tests.support.kafka import KafkaBroker
+from tests.support.postgresql import PostgresqlServer
 from tests.support.rocketmq import RocketMqNode
 
 PROOF = ROOT / "docs" / "proof.md"
@@ -100,6 +102,10 @@ def daemon_checks(n: Sizes) -> dict[str, Check]:
     def killed_tables(broker: KafkaBroker, folder: Path) -> list[Finding]:
         return [tables.killed(broker, folder, n(200_000, 10_000), ends, kind) for kind in tables.TARGETS]
 
+    def twins(broker: KafkaBroker, folder: Path) -> list[Finding]:
+        with PostgresqlServer() as database:
+            return [ledger.twins(broker, folder, database, n(200_000, 10_000), n(20, 2))]
+
     return {
         "flow": flows,
         "poison": lambda broker, folder: [once.poison(broker, folder, times=ends)],
@@ -114,10 +120,12 @@ def daemon_checks(n: Sizes) -> dict[str, Check]:
         "members-by-group": come_and_go_by_group,
         "outages": outages,
         "tables": killed_tables,
+        "ledger": twins,
         "receivers": partial(suite, "a receiver that misbehaves in every way", "integration/test_faults.py"),
         "topics": partial(suite, "topics made again, resets, expired offsets", "integration/test_topics.py"),
         "security": partial(suite, "TLS and SASL against a broker that demands them", "integration/test_security.py"),
         "simulator": partial(simulated, n(1_000_000, 1_000)),
+        "simulator-ledger": partial(simulated, n(200_000, 1_000), ledger=True),
     }
 
 
@@ -198,13 +206,14 @@ def suite(point: str, tests: str, broker: KafkaBroker, _: Path, *, mark: str = "
     return [Finding(point, int(found[1]), 0, 0, 0, time.monotonic() - begun, f"{found[1]} tests")]
 
 
-def simulated(schedules: int, _: KafkaBroker, __: Path) -> list[Finding]:
-    """Core and state under the seeded simulator."""
+def simulated(schedules: int, _: KafkaBroker, __: Path, *, ledger: bool = False) -> list[Finding]:
+    """Core and state under the seeded simulator, several sidecars with one ledger or none."""
     begun = time.monotonic()
-    outcome = simulation.run(schedules, jobs=os.cpu_count() or 1)
+    outcome = simulation.run(schedules, jobs=os.cpu_count() or 1, ledger=ledger)
     assert not outcome.failures, f"{outcome.line()}; seed {outcome.failures[0]}"
     notes = f"{outcome.steps:,} steps"
-    return [Finding("schedules of the simulator", outcome.schedules, 0, 0, 0, time.monotonic() - begun, notes)]
+    name = "schedules of the simulator" + (", with a ledger that all share" if ledger else "")
+    return [Finding(name, outcome.schedules, 0, 0, 0, time.monotonic() - begun, notes)]
 
 
 def row(finding: Finding, command: str) -> str:

@@ -11,7 +11,7 @@ from pydantic import AfterValidator, Field
 from sidecar.config.base import Model, OneOf, Secret, Text
 from sidecar.config.units import Duration
 
-CLAIM_TIMEOUT = Duration("1s", "1h")
+CLAIM_TIMEOUT = Duration("1s", "1d")
 
 
 def _url(url: str) -> str:
@@ -33,7 +33,7 @@ class Remembering(Model):
     """How long a ledger remembers."""
 
     claim_timeout_ms: Annotated[int, CLAIM_TIMEOUT] = Field(
-        default=60_000,
+        default=600_000,
         alias="claim_timeout",
         description="After it a twin may go out when nothing is known of the message that was claimed; at least three "
         "times `sink.http.timeout`.",

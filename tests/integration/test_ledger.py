@@ -27,7 +27,8 @@ from tests.support.scene import await_rest
 PARTITIONS = 8
 MEMBERS = 4
 TWICE = 0.05
-CLAIM_TIMEOUT = "6s"
+CLAIM_TIMEOUT = "60s"
+"""Longer than a member is away, on a busy machine too."""
 
 
 def ledger(database: Database, url: str) -> dict[str, Any]:
