@@ -1,6 +1,6 @@
 """What the ledger takes of a message: one transaction for a batch, beside three statements for each message.
 
-For SQLite and a real PostgreSQL on loopback, each with 200,000 keys already there. A batch takes two transactions: it is
+For SQLite and a real PostgreSQL on loopback, 200,000 keys already there. A batch takes two transactions: it is
 claimed, and settled after its delivery. The other way is the one that is usually described: look the key up, write
 PROCESSING, and after the delivery write SUCCESS, each durable by itself. Time is that of the caller, who waits for the
 database.

@@ -64,10 +64,10 @@ def _problems(error: ConfigError) -> list[dict[str, Any]]:
 def summary(settings: Settings) -> list[str]:
     """What these settings do, in five lines, secrets left out."""
     shown = settings.public()
-    letters = _letters(shown)
+    letters, ledger = _letters(shown), "".join(f", by a ledger in {name}" for name in shown["dedup"].get("ledger", ()))
     return [
         f"reads   {_origin(shown['source'])}",
-        f"keeps   {_wanted(shown['tags'])}; one {_place(shown['dedup']['by'])} twice is a duplicate",
+        f"keeps   {_wanted(shown['tags'])}; one {_place(shown['dedup']['by'])} twice is a duplicate{ledger}",
         f"sends   {_target(shown['sink'])}{_limits(shown['batch'])}",
         f"stores  its state in {shown['state']['dir']}, dead letters {letters}; retries: {_retries(shown['retry'])}",
         f"holds   at most {shown['memory']['budget']} of messages; status and metrics: {shown['admin']['listen']}",

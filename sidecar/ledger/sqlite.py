@@ -119,6 +119,8 @@ class SqliteLedger:
         """What was settled is forgotten with it; to wait for a person would stop all messages instead."""
         target = self._path.with_name(f"{LEDGER_FILE}.damaged-{time.time_ns() // 1_000_000}")
         with suppress(OSError):
+            for old in self._path.parent.glob(f"{LEDGER_FILE}.damaged-*"):
+                old.unlink()
             for suffix in (*SIDE_FILES, ""):
                 with suppress(FileNotFoundError):
                     Path(f"{self._path}{suffix}").rename(f"{target}{suffix}")

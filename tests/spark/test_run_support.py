@@ -55,6 +55,7 @@ def test_what_holds_is_accepted(tmp_path: Path) -> None:
         ("spark: {checkpoint: /tmp/checkpoint}\n", "", ":1:1: spark: is missing"),
         ("/tmp/checkpoint", "s3a://bucket/c", ":10:9: spark.checkpoint: must be a path"),
         ("spark:", "batch: {by: group}\nspark:", ":10:9: batch.by: cannot be group"),
+        ("spark:", "dedup: {by: key, ledger: {sqlite: {}}}\nspark:", ":10:18: dedup.ledger: is not there on Spark"),
         ('http: {url: "http://localhost:1/"}', "console: {}", ":8:3: sink.console: cannot be"),
         ('http: {url: "http://localhost:1/"}', "file: {path: x}", ":8:3: sink.file: cannot be"),
         ('http: {url: "http://localhost:1/"}', "spark: {landing: x}", ":8:3: sink.spark: cannot be"),
@@ -77,7 +78,7 @@ def test_every_key_is_in_the_table_of_the_docs() -> None:
     """docs/spark.md says of each key of the file, sections that are refused as a whole, what becomes of it."""
     table = (ROOT / "docs" / "spark.md").read_text().partition("### Every key on Spark")[2].partition("\n## ")[0]
     told = {name for row in re.findall(r"^\| (`.*?) \|", table, re.MULTILINE) for name in re.findall(r"`([^`]+)`", row)}
-    whole = ("source.rocketmq", "sink.console", "sink.file", "sink.spark", "sink.delta", "spark.table")
+    whole = ("source.rocketmq", "dedup.ledger", "sink.console", "sink.file", "sink.spark", "sink.delta", "spark.table")
     keys = {o.name for o in options() if not o.section and not o.name.startswith(tuple(f"{one}." for one in whole))}
     assert keys - told == set()
     assert told - {o.name for o in options()} == set()

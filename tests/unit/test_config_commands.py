@@ -66,6 +66,10 @@ def test_validate_says_what_it_would_do() -> None:
         ("sink: {console: {}}\ndead_letters: {kafka: {topic: dead}}\n", "dead letters in the topic dead"),
         ("sink: {console: {}}\ndedup: {by: {json: $.id}}\n", "one json $.id twice is a duplicate"),
         (
+            "sink: {console: {}}\ndedup: {by: key, ledger: {sqlite: {}}}\n",
+            "one key twice is a duplicate, by a ledger in sqlite",
+        ),
+        (
             "sink: {console: {}}\ntags: {from: key, exclude: x, groups: {g: b || c, rest: '*'}}\n",
             "* without x by key, groups g, rest;",
         ),
