@@ -148,3 +148,13 @@ def test_spark_reads_kafka_alone(tmp_path: Path) -> None:
     result = CliRunner().invoke(main, ["validate", "--engine", "spark", "-c", str(write(tmp_path))])
     assert result.exit_code == 78
     assert "source.rocketmq: cannot be the source of the pipeline on Spark" in result.output
+
+
+def test_a_ledger_needs_places_that_all_know(tmp_path: Path) -> None:
+    """Over gRPC a message is numbered by who got it, so a ledger that others share is refused, by its line."""
+    (tmp_path / "sidecar.yaml").write_text(
+        GOOD.replace(SERVERS, GRPC) + "dedup: {by: key, ledger: {postgresql: {url: 'postgresql://h/d'}}}\n"
+    )
+    result = CliRunner().invoke(main, ["validate", "-c", str(tmp_path / "sidecar.yaml")])
+    assert result.exit_code == 78
+    assert "dedup.ledger: needs client: remoting" in result.output
