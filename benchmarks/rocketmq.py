@@ -26,7 +26,6 @@ QUEUES = 8
 STEP = QUEUES * len(TAGS) * 5_000
 """So that every tag of every queue ends with a full batch."""
 KEPT = 5 / len(TAGS)
-TOPIC = "bench"
 
 
 def produce(node: RocketMqNode, topic: str, count: int) -> None:
@@ -39,11 +38,12 @@ def produce(node: RocketMqNode, topic: str, count: int) -> None:
         node.send_batch(topic, messages, queue=at // 1000 % QUEUES)
 
 
-def settings(node: RocketMqNode, topic: str, port: int) -> dict[str, Any]:
+def settings(node: RocketMqNode, topic: str, port: int, client: str = "remoting") -> dict[str, Any]:
     """The configuration that is measured."""
-    group = f"bench-{time.monotonic_ns()}"
+    group = node.create_group(f"bench-{time.monotonic_ns()}")  # a proxy makes none
+    where = {"endpoints": node.endpoints} if client == "grpc" else {"name_servers": node.name_server}
     return {
-        "source": {"rocketmq": {"name_servers": node.name_server, "group": group, "topics": [topic]}},
+        "source": {"rocketmq": {**where, "client": client, "group": group, "topics": [topic]}},
         "tags": {"subscribe": WANTED},
         "batch": {"linger": "5s"},  # so that batches are cut by their 5,000 messages
         "memory": {"budget": f"{BUDGET_BYTES >> 20}MiB"},  # 40 of them are open at once: 40 MB
@@ -51,13 +51,26 @@ def settings(node: RocketMqNode, topic: str, port: int) -> dict[str, Any]:
     }
 
 
+def child(module: str, *arguments: str) -> Ran:
+    """What a program takes that tells it at its end."""
+    command = [sys.executable, "-m", f"benchmarks.{module}", *arguments]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    told = json.loads(done.stdout.splitlines()[-1])
+    return Ran(told["messages"], told["cpu_s"], told["wall_s"])
+
+
 def bare(node: RocketMqNode, topic: str, messages: int) -> Ran:
     """What the bare loop takes."""
-    command = [sys.executable, "-m", "benchmarks.rocketmq_bare", node.name_server, topic, WANTED, str(messages)]
-    told = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
-    ran = Ran(told["messages"], told["cpu_s"], told["wall_s"])
+    ran = child("rocketmq_bare", node.name_server, topic, WANTED, str(messages))
     print(f"  bare loop  {ran.line()}")
     return ran
+
+
+def package(node: RocketMqNode, topic: str, kind: str, messages: int) -> Ran:
+    """What another package's push consumer takes."""
+    group, address = node.create_group(f"bench-{kind}-{time.monotonic_ns()}"), node.name_server
+    where = node.endpoints if kind == "grpc" else address
+    return child("rocketmq_package", kind, where, topic, group, WANTED, str(messages))
 
 
 def main() -> None:
@@ -65,21 +78,25 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--messages", type=int, default=2 * STEP, help=f"a multiple of {STEP:,}")
     parser.add_argument("--pairs", type=int, default=3)
+    parser.add_argument("--others", type=int, default=64_000, help="messages for the slower ways; 0 leaves them out")
     wanted = parser.parse_args()
     if wanted.messages % STEP:
         parser.error(f"--messages must be a multiple of {STEP}")
-    with tempfile.TemporaryDirectory() as name, RocketMqNode(Path(name) / "node") as node:
+    with tempfile.TemporaryDirectory() as name, RocketMqNode(Path(name) / "node", proxy=True) as node:
         receiver = subprocess.Popen([sys.executable, "-m", "benchmarks.discard"], stdout=subprocess.PIPE, text=True)
         try:
             assert receiver.stdout is not None
-            measure(node, int(receiver.stdout.readline()), Path(name), wanted)
+            port = int(receiver.stdout.readline())
+            pairs(node, port, Path(name), wanted)
+            if wanted.others:
+                others(node, port, Path(name), wanted.others)
         finally:
             receiver.kill()
 
 
-def measure(node: RocketMqNode, port: int, folder: Path, wanted: argparse.Namespace) -> None:
+def pairs(node: RocketMqNode, port: int, folder: Path, wanted: argparse.Namespace) -> None:
     """Pairs of bare loop and daemon."""
-    topic, count = node.create_topic(TOPIC, QUEUES), int(wanted.messages * KEPT)
+    topic, count = node.create_topic("bench", QUEUES), int(wanted.messages * KEPT)
     produce(node, topic, wanted.messages)
     bare(node, topic, count)  # the broker's first time, which does not count
     ratios = []
@@ -89,6 +106,23 @@ def measure(node: RocketMqNode, port: int, folder: Path, wanted: argparse.Namesp
         ratios.append(ran.cpu_s / ran.messages / (yardstick.cpu_s / yardstick.messages))
         print(f"  ratio      {ratios[-1]:6.2f}")
     print(f"CPU time a message, daemon to bare loop: {', '.join(f'{one:.2f}' for one in ratios)} (2.0 wanted)")
+
+
+def others(node: RocketMqNode, port: int, folder: Path, messages: int) -> None:
+    """The other ways, each once; their own consumers only count."""
+    topic, count = node.create_topic("others", QUEUES), int(messages * KEPT)
+    produce(node, topic, messages)
+    print(f"other ways, {count:,} of {messages:,} messages")
+    for name, take in {
+        "client: grpc": lambda: daemon(settings(node, topic, port, "grpc"), count, folder, kept=1),
+        "rocketmq-python-client 5.1.2, push": lambda: package(node, topic, "grpc", count),
+        "rocketmq-client-python 2.0.0, push": lambda: package(node, topic, "native", count),
+        "client: remoting": lambda: daemon(settings(node, topic, port), count, folder, kept=1),
+    }.items():
+        try:
+            print(f"  {name:<36}{take().line()}")
+        except (AssertionError, subprocess.CalledProcessError, ValueError, KeyError, IndexError) as error:
+            print(f"  {name:<36}failed: {str(error)[:300]}")
 
 
 if __name__ == "__main__":
