@@ -117,7 +117,6 @@ def others(node: RocketMqNode, port: int, folder: Path, messages: int) -> None:
         "client: grpc": lambda: daemon(settings(node, topic, port, "grpc"), count, folder, kept=1),
         "rocketmq-python-client 5.1.2, push": lambda: package(node, topic, "grpc", count),
         "rocketmq-client-python 2.0.0, push": lambda: package(node, topic, "native", count),
-        "client: remoting": lambda: daemon(settings(node, topic, port), count, folder, kept=1),
     }.items():
         try:
             print(f"  {name:<36}{take().line()}")

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 EXIT_UNBALANCED = 1
 PIPE_COLUMNS = 100
 Sink = Literal["http", "spark"]
+Source = Literal["kafka", "rocketmq"]
 
 
 @click.command()
@@ -26,18 +27,27 @@ Sink = Literal["http", "spark"]
     "--messages", type=click.IntRange(1_000, 200_000), default=100_000, show_default=True, help="How many are sent."
 )
 @click.option("--sink", type=click.Choice(["http", "spark"]), help="Show this one alone; else both.")
+@click.option(
+    "--source",
+    type=click.Choice(["kafka", "rocketmq"]),
+    default="kafka",
+    show_default=True,
+    help="A mock of Kafka, or a real RocketMQ, which needs Java and Maven.",
+)
 @click.option("--keep", is_flag=True, help="Keep the folder with configuration, logs, state and what was received.")
-def demo(messages: int, sink: Sink | None, keep: bool) -> int | None:
+def demo(messages: int, sink: Sink | None, source: Source, keep: bool) -> int | None:
     """Show the whole thing at work, no broker needed."""
     from rich.console import Console
 
     from sidecar.demo.needs import lacking
+    from sidecar.demo.rocketmq_jars import rocketmq_jars
     from sidecar.demo.show import Show
     from sidecar.demo.stage import Stage
 
     lacks = None if sink == "http" else lacking()
     if lacks and sink == "spark":
         raise UnavailableError(f"the demo cannot start Spark: {lacks}")
+    jars = rocketmq_jars() if source == "rocketmq" else None
     console = Console(width=None if sys.stdout.isatty() else PIPE_COLUMNS)
     try:
         folder = Path(tempfile.mkdtemp(prefix="sidecar-demo-"))
@@ -46,7 +56,7 @@ def demo(messages: int, sink: Sink | None, keep: bool) -> int | None:
             f"no folder for the demo: {error}", hint="set TMPDIR to a folder that can be written"
         ) from error
     try:
-        with Show(console) as show, Stage(messages, folder, show, keep=keep) as stage:
+        with Show(console) as show, Stage(messages, folder, show, keep=keep, jars=jars) as stage:
             balanced = sink == "spark" or _http(stage, show)
             if lacks:
                 show.head("Spark")

@@ -14,6 +14,7 @@ import shutil
 import signal
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ import confluent_kafka as ck
 from sidecar.demo.stream import PARTITIONS, TOPIC, stream
 
 TIMEOUT_S = 10.0
+Answer = Callable[[Any], dict[str, Any]]
 
 
 class Broker:
@@ -79,21 +81,34 @@ def main(total: int, folder: str) -> None:
         total: Messages of the stream.
         folder: Removed when the parent is gone; empty for none.
     """
+    broker = Broker(total)
+    serve(broker.address, broker.produce, broker.offsets)
+    if folder:
+        remove(Path(folder))
+
+
+def serve(address: str, produce: Answer, offsets: Answer) -> None:
+    """Answer commands until the parent is gone.
+
+    Args:
+        address: Told at first.
+        produce: Answers a number.
+        offsets: Answers the name of a group.
+    """
     try:
-        broker = Broker(total)
-        print(json.dumps({"address": broker.address}), flush=True)
+        print(json.dumps({"address": address}), flush=True)
         for line in sys.stdin:
             command = json.loads(line)
-            answer = broker.offsets(command) if isinstance(command, str) else broker.produce(command)
-            print(json.dumps(answer), flush=True)
+            print(json.dumps((offsets if isinstance(command, str) else produce)(command)), flush=True)
     except BrokenPipeError:  # gone while it waited for an answer
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    if folder:
-        _remove(Path(folder))
 
 
-def _remove(folder: Path) -> None:
-    """The other children die at the same moment: what one of them wrote last may come after the first look."""
+def remove(folder: Path) -> None:
+    """Delete the demo's folder.
+
+    The other children die at the same moment: what one of them wrote last may come after the first look.
+    """
     for _ in range(20):
         _end_jvms(folder)
         shutil.rmtree(folder, ignore_errors=True)

@@ -63,7 +63,7 @@ class Child:
                 # Ctrl-C is for the demo alone: it ends the others in its own order. And a group of its own is killed
                 # as a whole: a JVM goes with the Python that started it.
                 start_new_session=True,
-                preexec_fn=None if pipes else _die_with_parent,
+                preexec_fn=None if pipes else die_with_parent,
             )
 
     @property
@@ -113,13 +113,13 @@ class Child:
             raise self.failed("ended") from error
         return self.hear()
 
-    def hear(self) -> dict[str, Any]:
+    def hear(self, timeout_s: float = ANSWER_S) -> dict[str, Any]:
         """Read a line of JSON; as `ask` without a question."""
         assert self.process.stdout
-        readable, _, _ = select.select([self.process.stdout], [], [], ANSWER_S)
+        readable, _, _ = select.select([self.process.stdout], [], [], timeout_s)
         line = self.process.stdout.readline() if readable else ""
         if not line:
-            raise self.failed("ended" if readable else f"said nothing for {ANSWER_S:g} s")
+            raise self.failed("ended" if readable else f"said nothing for {timeout_s:g} s")
         return cast("dict[str, Any]", json.loads(line))
 
     def failed(self, what: str) -> UnavailableError:
@@ -183,6 +183,7 @@ def listens(port: int) -> bool:
         return sock.connect_ex(("127.0.0.1", port)) == 0
 
 
-def _die_with_parent() -> None:
+def die_with_parent() -> None:
+    """Have this process killed when the one that started it ends."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)

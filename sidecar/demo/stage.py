@@ -10,25 +10,37 @@ from typing import Any, Protocol
 
 from sidecar.demo.children import Child
 from sidecar.demo.desk import ask_status
+from sidecar.demo.rocketmq_jars import VERSION
 from sidecar.demo.stream import TOPIC, WANTED_TAGS, poisonous
 from sidecar.errors import UnavailableError
 
 KILL_AT = 0.35
 READY_S = 30.0
+BROKER_START_S = 150.0
 PRODUCE_MAX = 50_000
 """At once: half of what the broker's producer queues."""
 MOCK_WAIT = (
     "must wait some 12 s until the mock broker gives up the dead member; "
     "on Kafka it removes that member itself and delivers again within 3 s"
 )
-CONFIG = """source:
+SOURCES = {
+    "kafka": """source:
   kafka:
     bootstrap_servers: {address}
     group_id: {group}
     topics: [{topic}]
 tags:
   from: {{header: tag}}
-  subscribe: {tags}
+""",
+    "rocketmq": """source:
+  rocketmq:
+    name_servers: {address}
+    group: {group}
+    topics: [{topic}]
+tags:
+""",
+}
+REST = """  subscribe: {tags}
 dedup:
   by: {{header: message-id}}
 {sections}
@@ -61,29 +73,38 @@ class Stage:
         folder: For configurations, states, logs and what arrives.
         audience: Who watches.
         keep: Whether the folder outlives a demo that is killed.
+        jars: Of RocketMQ, where it is the source; else it is the mock cluster.
     """
 
-    def __init__(self, total: int, folder: Path, audience: Audience, *, keep: bool) -> None:
+    def __init__(self, total: int, folder: Path, audience: Audience, *, keep: bool, jars: Path | None = None) -> None:
         self.total = total
         self.folder = folder
         self.audience = audience
         self.produced = 0
         self.address = ""
+        self.source = "rocketmq" if jars else "kafka"
+        self._jars = jars
         self._janitor = "" if keep else str(folder)
 
     def __enter__(self) -> Stage:
         poison = poisonous(self.total)
         text = f"{self.total:,} messages: 5 % sent twice, some with unwanted tags, {poison} poison"
         self.audience.say("stream", text)
-        arguments = ["-m", "sidecar.demo.broker", str(self.total), self._janitor]
-        self._broker = Child("broker", arguments, self.folder, pipes=True)
+        self._broker = Child("broker", self._arguments(), self.folder, pipes=True)
         try:
-            self.address = self._broker.hear()["address"]
+            self.address = self._broker.hear(BROKER_START_S)["address"]
         except BaseException:
             self._broker.kill()
             raise
-        self.audience.say("broker", f"librdkafka's mock cluster at {self.address}")
+        what = f"a RocketMQ {VERSION} by itself" if self._jars else "librdkafka's mock cluster"
+        self.audience.say("broker", f"{what} at {self.address}")
         return self
+
+    def _arguments(self) -> list[str]:
+        if self._jars is None:
+            return ["-m", "sidecar.demo.broker", str(self.total), self._janitor]
+        node = str(self.folder / "node")
+        return ["-m", "sidecar.demo.rocketmq_broker", str(self._jars), node, str(self.total), self._janitor]
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -132,8 +153,8 @@ class Daemon:
         self.state_dir = stage.folder / f"{group}-state"
         self.config = stage.folder / f"{group}.yaml"
         values = {"address": stage.address, "group": group, "topic": TOPIC, "tags": " || ".join(WANTED_TAGS)}
-        text = CONFIG.format(sections=sections.rstrip(), state=json.dumps(str(self.state_dir)), **values)
-        self.config.write_text(text)
+        values |= {"sections": sections.rstrip(), "state": json.dumps(str(self.state_dir))}
+        self.config.write_text((SOURCES[stage.source] + REST).format(**values))
 
     def start(self) -> None:
         """Start it."""
@@ -160,7 +181,8 @@ class Daemon:
         self.kill()
         self._stage.audience.say("kill -9", f"of pid {self._child.pid}, {when}")
         self.start()
-        self._stage.audience.say("", MOCK_WAIT)
+        if self._stage.source == "kafka":
+            self._stage.audience.say("", MOCK_WAIT)
 
     def kill(self) -> None:
         """SIGKILL."""
