@@ -19,7 +19,7 @@ from sidecar.sources.acked_client import AckedClient, Handed
 from sidecar.sources.acked_columns import AckedColumns, Taken, details_of, identity_of, key_of
 from sidecar.sources.acked_settled import Settled
 from sidecar.sources.acked_slot import Slot
-from sidecar.sources.acked_start import start
+from sidecar.sources.acked_start import Start, start
 from sidecar.sources.base import Listener, Original, ReadPast
 from sidecar.state.interface import IdSegment, State
 
@@ -149,11 +149,18 @@ class AckedSource:
             self._topics[name] = _Topic(found.current, found.earlier)
             self._slots |= {slot.tp: slot for slot in (found.current, *found.earlier)}
             self._unsaved |= dict.fromkeys(found.stale, "")
-            if found.inherits is not None:
-                segments = self._state.load_ids(found.inherits)
-                self._state.append_ids([IdSegment(found.current.tp, *segment) for segment in segments])
+            self._inherit_ids(found)
             if found.other_rules:
                 self._listener.event("partition.reset", "warning", {"topic": name, "reason": _OTHER_RULES})
+
+    def _inherit_ids(self, found: Start) -> None:
+        """A new numbering knows the message ids of the one before it, and those of older ones are of no use."""
+        over = [tp for tp in found.stale if not tp.broker]
+        for tp in [*over, found.current.tp] if found.inherits is not None else over:
+            self._state.drop_ids_before(tp, _EVERY_GENERATION)
+        if found.inherits is not None:
+            segments = self._state.load_ids(found.inherits)
+            self._state.append_ids([IdSegment(found.current.tp, *segment) for segment in segments])
 
     # Reading
 
@@ -385,3 +392,4 @@ class AckedSource:
 
 _OTHER_RULES = "tags, ids or format were changed: what was in flight is new"
 _TAGS_MAX = 10_000
+_EVERY_GENERATION = 1 << 62

@@ -143,6 +143,25 @@ def test_an_envelope_tells_where_a_message_really_is(
     assert again["offset_message_id"] != first["offset_message_id"]
 
 
+def test_brokers_filter_by_sql(node: RocketMqNode, source: dict[str, Any]) -> None:
+    """What does not match the expression is not handed over; one that cannot be read is a problem that is told."""
+    bodies = Bodies(node)
+    for sql, expected in (("a > 7", {b"8", b"9"}), ("a >>> (", set())):
+        member = client({**source, "sql": sql}, bodies)
+        member.open()
+        node.send(bodies.topic, [Message(b"%d" % i, properties={"a": str(i)}) for i in range(10)])
+        found: set[bytes] = set()
+
+        def met(member: GrpcClient = member, found: set[bytes] = found, expected: set[bytes] = expected) -> bool:
+            handed = member.receive(0.1)
+            member.ack([one.handle for one in handed])
+            found |= {one.body for one in handed}
+            return found == expected if expected else any("subscription" in text for text in member.problems().values())
+
+        wait_until(met, PATIENCE_S, f"{sql} filters", detail=lambda: (found, member.problems()))  # noqa: B023
+        member.close()
+
+
 def test_a_stop_gives_back_what_is_not_settled(node: RocketMqNode, source: dict[str, Any], tmp_path: Path) -> None:
     """While the receiver is down a daemon is stopped: another member has its messages within seconds."""
     bodies = Bodies(node)

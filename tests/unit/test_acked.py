@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Collection, Hashable, Mapping, Sequence
 from concurrent.futures import Executor, Future
 from typing import Any
@@ -20,6 +21,7 @@ from sidecar.sources.acked_columns import Taken, identity_of
 from sidecar.sources.acked_settled import Settled
 from sidecar.sources.acked_unsettled import divide, unsettled
 from sidecar.sources.base import Assignment
+from sidecar.state.interface import IdSegment
 from sidecar.state.memory import MemoryState
 from tests.simulation.acked import Inline
 
@@ -259,6 +261,25 @@ def test_other_rules_end_what_was_in_flight() -> None:
     again = Scene(scene.state, rules=b"else")
     assert again.events == ["partition.reset"]
     assert runs(again.poll(handed(2, b"1"))) == [(again.found[0].carried.seen, [b"1"])]
+
+
+def test_a_new_numbering_knows_the_ids_of_the_one_before() -> None:
+    """What a producer sent twice is told across a crash; ids of numberings that are over are not kept."""
+    scene = Scene()
+    scene.state.append_ids([IdSegment(scene.found[0].tp, 3, array("q", [7]).tobytes())])
+    scene.poll(handed(1, b"1"))
+    begin = scene.found[0].carried.seen
+    scene.commit(Carried(begin, begin + 1, {A: CarriedLane(None, ((begin, begin),))}))
+    again = Scene(scene.state)
+    old, new = scene.found[0].tp, again.found[0].tp
+    assert again.found[0].resumed and old != new
+    assert again.state.load_ids(new) == again.state.load_ids(old) == [(3, array("q", [7]).tobytes())]
+    again.settle(0)
+    again.poll(handed(2, b"1", times=1))
+    again.commit(Carried(begin + 1, begin + 1), at=1)
+    last = Scene(again.state)
+    assert [one.tp for one in last.found] == [new]
+    assert last.state.load_ids(old) == []
 
 
 def test_a_planned_stop_gives_back_what_is_not_settled() -> None:

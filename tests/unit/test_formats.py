@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sidecar.core.records import Details, Fragment, Header, TopicPartition
+from sidecar.core.records import Details, Fragment, Header, Place, TopicPartition
 from sidecar.sinks.formats import (
     CHUNK_BYTES,
     FORMATS,
@@ -174,6 +174,13 @@ def test_envelope_has_the_keys_in_the_order_of_the_contract() -> None:
         b'{"topic":"orders","partition":3,"offset":7,"timestamp":1,"key":"k","tag":"a","tags":["a","b"],'
         b'"headers":[["h","x"],["h",null],["n",{"base64":"/w=="}]],"value":"v"}'
     )
+
+
+def test_an_envelope_has_the_place_that_the_broker_knows() -> None:
+    """Where partition and offset are numbers of our own, the row has the broker's."""
+    details = Details(b"id", "", [], 1, Place("%RETRY%g", "broker-a", 0, 7))
+    row = json.loads(envelope_row(TP, 1_795_321_000_000_000, None, None, (), (), b"", details))
+    assert (row["topic"], row["broker"], row["partition"], row["offset"]) == ("%RETRY%g", "broker-a", 0, 7)
 
 
 def test_envelope_of_rocketmq_has_what_that_broker_tells() -> None:
