@@ -15,7 +15,7 @@ SPARK := tests/spark
 .PHONY: help test lint format demo bench bench-spark bench-rocketmq prove prove-spark prove-rocketmq chaos jars clean
 
 help:
-	@echo "make demo    the whole daemon at work on made-up messages, and the books at the end; SINK=http skips Spark"
+	@echo "make demo    the whole daemon at work on made-up messages, and the books at the end; SINK=http skips Spark, SOURCE=rocketmq"
 	@echo "make test    lint and all tests, against a real Kafka broker and a real Spark"
 	@echo "make lint    ruff and mypy"
 	@echo "make bench   what a message costs, beside a bare consumer loop; what the ledger takes of one"
@@ -41,7 +41,7 @@ format: $(INSTALLED)
 	@$(BIN)/ruff format --quiet .
 
 demo: $(INSTALLED)
-	@$(BIN)/sidecar demo $(addprefix --sink ,$(SINK))
+	@$(BIN)/sidecar demo $(addprefix --sink ,$(SINK)) $(addprefix --source ,$(SOURCE))
 
 bench: $(INSTALLED) jars
 	@$(BIN)/python -m benchmarks.throughput

@@ -82,7 +82,7 @@ def main() -> None:
     wanted = parser.parse_args()
     if wanted.messages % STEP:
         parser.error(f"--messages must be a multiple of {STEP}")
-    with tempfile.TemporaryDirectory() as name, RocketMqNode(Path(name) / "node", proxy=True) as node:
+    with tempfile.TemporaryDirectory() as name, RocketMqNode(Path(name) / "node", proxy={}) as node:
         receiver = subprocess.Popen([sys.executable, "-m", "benchmarks.discard"], stdout=subprocess.PIPE, text=True)
         try:
             assert receiver.stdout is not None

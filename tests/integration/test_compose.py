@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from ruamel.yaml import YAML
 
+from sidecar.config.loader import load
 from tests.support.jars import ROOT, executable, jars
 from tests.support.kafka import KafkaBroker, Outgoing, produce
 from tests.support.process import free_ports, spawn, tail, wait_until
@@ -125,6 +126,20 @@ def test_every_mount_is_declared() -> None:
             assert (ROOT / source).is_dir() if source.startswith(".") else source in COMPOSE["volumes"]
         assert all(config["source"] in COMPOSE["configs"] for config in service.get("configs", []))
     assert f"{SERVICES['sidecar']['configs'][0]['target']}" in last("CMD")
+
+
+def test_the_sidecar_on_rocketmq_is_configured_for_its_node(tmp_path: Path) -> None:
+    """Its file is whole, names the services there are, and its endpoint is not that of the other sidecar."""
+    file = tmp_path / "sidecar.yaml"
+    file.write_text(COMPOSE["configs"]["sidecar-rocketmq"]["content"])
+    found = load(file, {})
+    assert found.source.rocketmq
+    host, _, port = found.source.rocketmq.name_servers.partition(":")
+    assert (host in SERVICES, port) == (True, "9876")
+    broker = dict(line.split("=") for line in COMPOSE["configs"]["rocketmq"]["content"].split())
+    assert broker["brokerIP1"] in SERVICES
+    assert found.admin.listen != load(ROOT / "config" / "minimal.yaml", {}).admin.listen
+    assert set(found.source.rocketmq.topics) <= set(SERVICES["rocketmq-topic"]["command"])
 
 
 def test_the_engine_waits_for_the_drain() -> None:
