@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from sidecar.core.records import TopicPartition
+from tests.integration.test_rocketmq import QUEUES, Flow, await_all, configuration, owned
 from tests.support.kafka import unique
-from tests.support.process import wait_until
+from tests.support.process import Daemon, wait_until
+from tests.support.receiver import Receiver
 from tests.support.rocketmq import BROKER, RocketMqNode
 from tests.support.rocketmq_reader import PATIENCE_S, Reader
 
@@ -113,3 +117,28 @@ def test_a_slave_is_read_while_its_master_is_dead(
         master.send(copied, [b"x"], queues=1)
         assert len(reader.read(501)) == 501
         assert not reader.told("partition.reset") and not reader.told("topic.recreated")
+
+
+def test_the_daemon_delivers_from_a_slave(
+    master: RocketMqNode, slave: RocketMqNode, group: str, tmp_path: Path
+) -> None:
+    """What a slave has is delivered while the master is dead, and nothing of it again after a stop meanwhile."""
+    topic = master.create_topic(unique("topic"), QUEUES)
+    slave.learn_topic(topic, QUEUES)
+    flow = Flow(master, topic)
+    with Receiver(remember=False) as receiver:
+        with Daemon(tmp_path, configuration(master, topic, group, receiver.url)) as daemon:
+            wait_until(lambda: len(owned(daemon)) == QUEUES, PATIENCE_S, "it has its queues", detail=daemon.log_tail)
+            daemon.process.send_signal(signal.SIGSTOP)  # else it has read them before the master dies
+            flow.send(2_000)
+            ends = master.end_offsets(topic, QUEUES)
+            wait_until(lambda: slave.ends_here(topic, QUEUES) == ends, PATIENCE_S, "the slave has its copies")
+            master.kill()
+            daemon.process.send_signal(signal.SIGCONT)
+            wait_until(lambda: flow.missing(receiver) == 0, PATIENCE_S, "all has arrived", detail=daemon.log_tail)
+            daemon.stop()
+            master.start()
+            daemon.start()
+            flow.send(500)
+            await_all(daemon, flow, receiver)
+        flow.assert_exact(receiver)
