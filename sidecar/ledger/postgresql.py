@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any
+from typing import Any, TypeVar
 
 import psycopg
 from psycopg import Connection
@@ -12,8 +12,12 @@ from psycopg import Connection
 from sidecar.core.claims import Claimed, Entry, Mark, State, Want, decide, keys_in
 from sidecar.ledger.interface import LedgerError
 
+T = TypeVar("T")
+
 RACES_MAX = 5
 """So often another process may put a key in between the two statements, before the claim is put off."""
+ROWS_MAX = 5_000
+"""Of one statement, so that none takes long, however large a batch is; the transaction is one all the same."""
 PATIENCE_MS = 5_000
 # A server that is gone is noticed within some 10 s; its answers may take half of that.
 CONNECTION: dict[str, Any] = {
@@ -82,7 +86,7 @@ class PostgresqlLedger:
         keys = sorted({key for want in wants for key in keys_in(want.keys)})
         for _ in range(RACES_MAX):
             with self._transaction() as db:
-                found = {row[0]: _entry(row) for row in db.execute(FIND, [keys], binary=True)}
+                found = {row[0]: _entry(row) for some in _chunks(keys) for row in db.execute(FIND, [some], binary=True)}
                 verdicts, writes = decide(wants, found)
                 if _write(db, sorted(writes), found.keys(), timeout_ms):
                     return verdicts
@@ -97,7 +101,8 @@ class PostgresqlLedger:
             for key, offset in zip(keys_in(mark.keys), mark.offsets, strict=True)
         ]
         with self._transaction() as db:
-            db.execute(SETTLE, _columns(sorted(rows)))
+            for some in _chunks(sorted(rows)):
+                db.execute(SETTLE, _columns(some))
 
     def prune(self, keep_ms: int, keys_max: int, step: int) -> int:
         """See `Ledger.prune`."""
@@ -142,13 +147,16 @@ def _entry(row: tuple[Any, ...]) -> Entry:
 
 
 def _columns(rows: Sequence[Claimed]) -> list[list[Any]]:
-    return [list(column) for column in zip(*rows, strict=True)] or [[], [], [], []]
+    return [list(column) for column in zip(*rows, strict=True)]
 
 
 def _write(db: Connection[Any], writes: list[Claimed], found: Any, timeout_ms: int) -> bool:
     """False when another process has put in one of the keys since."""
-    known = [row for row in writes if row.key in found]
+    for some in _chunks([row for row in writes if row.key in found]):
+        db.execute(UPDATE, (timeout_ms, *_columns(some)))
     new = [row for row in writes if row.key not in found]
-    if known:
-        db.execute(UPDATE, (timeout_ms, *_columns(known)))
-    return not new or db.execute(INSERT, (timeout_ms, *_columns(new))).rowcount == len(new)
+    return all(db.execute(INSERT, (timeout_ms, *_columns(some))).rowcount == len(some) for some in _chunks(new))
+
+
+def _chunks(rows: list[T]) -> Iterator[list[T]]:
+    return (rows[at : at + ROWS_MAX] for at in range(0, len(rows), ROWS_MAX))

@@ -142,7 +142,7 @@ def test_in_order_nothing_is_claimed_behind_what_is_held(world: World) -> None:
 
 def test_many_rows_at_once(world: World) -> None:
     """A batch of any size is one claim."""
-    rows = range(2_345)
+    rows = range(12_345)
     assert world.ledger.claim([want(*rows)], LONG_MS) == [[0] * len(rows)]
     world.ledger.settle([mark(State.SUCCESS, *rows)])
     assert world.another().claim([want(*rows, place=THERE)], LONG_MS) == [[DUPLICATE] * len(rows)]
