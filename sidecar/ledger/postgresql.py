@@ -19,6 +19,13 @@ RACES_MAX = 5
 ROWS_MAX = 5_000
 """Of one statement, so that none takes long, however large a batch is; the transaction is one all the same."""
 PATIENCE_MS = 5_000
+# Every row is found by its key: so it stays by the index, whatever the statistics of a table that just grew say.
+SETTINGS = (
+    f"statement_timeout = {PATIENCE_MS}",
+    "enable_seqscan = off",
+    "enable_hashjoin = off",
+    "enable_mergejoin = off",
+)
 # A server that is gone is noticed within some 10 s; its answers may take half of that.
 CONNECTION: dict[str, Any] = {
     "connect_timeout": 5,
@@ -122,9 +129,10 @@ class PostgresqlLedger:
 
     def _open(self) -> Connection[Any]:
         password: dict[str, Any] = {"password": self._password} if self._password else {}
-        # Without prepared statements it works behind poolers too.
+        # Not prepared: a plan that was made for a few rows would serve many.
         db = psycopg.connect(self._url, autocommit=True, prepare_threshold=None, **CONNECTION, **password)
-        db.execute(f"SET statement_timeout = {PATIENCE_MS}")
+        for setting in SETTINGS:
+            db.execute(f"SET {setting}")
         with db.transaction():
             db.execute("SELECT pg_advisory_xact_lock(%s)", [LOCK])
             db.execute(SCHEMA)
