@@ -37,7 +37,7 @@ SIZE_FIRST = 64 << 10
 """What a message is taken to have before one was seen: then the largest of late."""
 SIZE_FADES = 0.99
 RETRY_S = 0.3
-RETURN_S = 3.0
+RETURN_S = 1.0
 """So long a proxy that came back is asked nothing of topics: it would remember for 20 s that it knows none."""
 CLOSE_S = 5.0
 NO_MESSAGE = 40_401
@@ -187,12 +187,13 @@ class GrpcClient:
             except RefusedError as error:
                 self._refused = error
                 self._problems["proxy"] = f"{session.server} refuses: {error}"
+                wait_s = 0.0
             except ConnectionError as error:
                 self._problems["proxy"] = f"{session.server} is away: {error}"
+                wait_s = RETURN_S if self._session is None and self._opened.is_set() else 0.0
             except Exception as error:  # noqa: BLE001  # a mistake of ours, or of the proxy: seen, and tried again
                 self._problems["proxy"] = f"{session.server}: {error!r}"
             finally:
-                wait_s = RETURN_S if self._session is None and self._opened.is_set() else 0.0
                 self._session = None
                 await session.close()
             await asyncio.sleep(RETRY_S)
@@ -232,6 +233,7 @@ class GrpcClient:
         the next such request; after 16 times a broker gives it to the dead letters.
         """
         open_: set[asyncio.Task[bool]] = set()
+        done: set[asyncio.Task[bool]] = set()
         wanted = 1
         try:
             while True:
@@ -245,6 +247,7 @@ class GrpcClient:
         finally:
             for one in open_:
                 one.cancel()
+            await asyncio.gather(*open_, *done, return_exceptions=True)
 
     async def _receive_once(self, session: Session, queue: Any, count: int) -> bool:
         """Whether as many came as were asked for."""

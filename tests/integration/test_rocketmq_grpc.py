@@ -107,7 +107,7 @@ def test_messages_of_a_fifo_queue_stay_in_order(waits: Waits) -> None:
 
 def test_a_node_that_was_killed(node: RocketMqNode, source: dict[str, Any], tmp_path: Path) -> None:
     """Broker and proxy die and come back: the session is opened again, and what was acknowledged is not sent again."""
-    flows.outages(node, source, tmp_path, 3_000, 1)
+    flows.outages(node, source, tmp_path, 3_000, 1, within_s=PATIENCE_S)
 
 
 def test_an_envelope_tells_where_a_message_really_is(
