@@ -19,6 +19,7 @@ COMMANDS = {
     "validate": "Check a configuration file and say what it would do.",
     "status": "Show what a running sidecar has done.",
     "msgid": "Say what a RocketMQ message id tells.",
+    "native": "Install librocketmq into a folder of its own.",
     "schema": "Print the JSON Schema of the configuration file.",
     "spark": "Run on Spark: the pipeline itself, or what fills a table.",
     "demo": "Show the whole thing at work, no broker needed.",

@@ -24,7 +24,7 @@ from sidecar.config.ledger import CLAIM_TIMEOUT
 from sidecar.config.sinks import Sink
 from sidecar.config.source import TOPIC, Source
 from sidecar.config.spark import Spark
-from sidecar.config.tags import ROCKETMQ_TAG, Dedup, Tags
+from sidecar.config.tags import ROCKETMQ_TAG, Dedup, Tags, canonical
 from sidecar.config.units import Duration, Size
 
 _WAIT = Duration("1ms", "1h")
@@ -331,6 +331,18 @@ class Settings(Model):
         place = ("dedup", "ledger", name, *(["claim_timeout"] if given else []))
         error = problem(text if given else f"needs a claim_timeout: it {text}", found if given else None, *place)
         raise ValidationError.from_exception_data("settings", [error])
+
+    @model_validator(mode="after")
+    def _tags_are_read_by_librocketmq(self) -> Self:
+        """It takes any text, and matches nothing by some."""
+        if self.source.rocketmq is None or self.source.rocketmq.client != "native":
+            return self
+        for tag in canonical(self.tags.subscribe):
+            if tag != "*" and not re.fullmatch(r"[\w.%/:@+-]+", tag):
+                text = f"has the tag {tag!r}, which librocketmq would not find: use client: remoting"
+                error = problem(text, self.tags.subscribe, "tags", "subscribe")
+                raise ValidationError.from_exception_data("settings", [error])
+        return self
 
     def public(self) -> dict[str, Any]:
         """The settings as the file would have them, all defaults filled in and secrets as ``***``."""

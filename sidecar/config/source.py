@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import platform
 import re
+import sys
 from datetime import UTC, datetime
 from typing import Annotated, Any, Literal, TypeAlias
 
@@ -102,8 +104,8 @@ def _rocketmq_topic(name: str) -> str:
 
 
 def _client(value: Any) -> Any:
-    if value == "native":
-        raise ValueError("is not there yet: remoting and grpc are")
+    if value == "native" and (sys.platform, platform.machine()) != ("linux", "x86_64"):
+        raise ValueError("cannot be native here: librocketmq is there for Linux on x86_64 alone")
     return value
 
 
@@ -174,9 +176,15 @@ class RocketMqTls(TlsFiles):
 class RocketMqSource(Model):
     """Which topics are read from which cluster, and as which consumer group."""
 
-    client: Annotated[Literal["remoting", "grpc"], BeforeValidator(_client)] = Field(
+    client: Annotated[Literal["remoting", "grpc", "native"], BeforeValidator(_client)] = Field(
         default="remoting",
-        description="How brokers are talked to: `remoting`, for 4.x and 5.x, or `grpc`, for 5.x behind a proxy.",
+        description="How brokers are talked to: `remoting`, for 4.x and 5.x; `grpc`, for 5.x behind a proxy; `native`, "
+        "by librocketmq.",
+    )
+    native_path: Text | None = Field(
+        default=None,
+        validate_default=True,
+        description="With `native`, the folder that `sidecar native FOLDER` filled.",
     )
     name_servers: Annotated[str, BeforeValidator(_name_servers), _SERVERS_SCHEMA] | None = Field(
         default=None,
@@ -236,6 +244,23 @@ class RocketMqSource(Model):
         if info.field_name == other and servers is not None:
             raise ValueError(f"is of no use with client: {client}, which needs {ours}")
         return servers
+
+    @field_validator("native_path")
+    @classmethod
+    def _where_it_is_used(cls, path: Any, info: ValidationInfo) -> Any:
+        client = info.data.get("client")
+        if client == "native" and path is None:
+            raise ValueError("needs native_path with client: native: a folder that `sidecar native FOLDER` fills")
+        if client not in ("native", None) and path is not None:
+            raise ValueError(f"is of no use with client: {client}")
+        return path
+
+    @field_validator("sql", "share", "security_token", "tls")
+    @classmethod
+    def _not_with_native(cls, value: Any, info: ValidationInfo) -> Any:
+        if info.data.get("client") == "native" and value is not None:
+            raise ValueError("is unknown to librocketmq: leave it out, or use client: remoting")
+        return value
 
     @field_validator("start", "share")
     @classmethod

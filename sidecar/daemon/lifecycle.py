@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import queue
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack, closing
 from pathlib import Path
 
@@ -23,6 +23,7 @@ from sidecar.ops.admin import AdminServer
 from sidecar.ops.metrics import Metrics
 from sidecar.sinks.file import FileSink
 from sidecar.sources.acked import AckedSource
+from sidecar.sources.acked_client import AckedClient
 from sidecar.sources.base import Source
 from sidecar.sources.kafka import KafkaSource
 from sidecar.sources.kafka_config import place_id
@@ -136,6 +137,8 @@ def make_source(settings: Settings, state: State) -> Source:
         expression = pushed_expression(settings)
         if settings.source.rocketmq.client == "grpc":
             return _grpc_source(settings, state, rules, queue_bytes, expression)
+        if settings.source.rocketmq.client == "native":
+            return _native_source(settings, state, rules, queue_bytes, expression)
         return RocketMqSource(settings.source.rocketmq, state, rules, queue_bytes, place, expression)
     return KafkaSource(settings.source.kafka, state, rules, queue_bytes, place)
 
@@ -143,10 +146,28 @@ def make_source(settings: Settings, state: State) -> Source:
 def _grpc_source(settings: Settings, state: State, rules: bytes, queue_bytes: int, expression: str) -> Source:
     from sidecar.sources.grpc_client import GrpcClient  # its loop costs 15 ms at the start, which others do without
 
+    assert settings.source.rocketmq is not None
+    client = GrpcClient(settings.source.rocketmq, expression, queue_bytes)
+    return _acked_source(client, settings, state, rules, queue_bytes)
+
+
+def _native_source(settings: Settings, state: State, rules: bytes, queue_bytes: int, expression: str) -> Source:
+    from sidecar.sources.native_client import NativeClient
+
+    def tell(name: str, level: str, fields: Mapping[str, object]) -> None:
+        getattr(log, level)(name, **fields)
+
+    assert settings.source.rocketmq is not None
+    home = Path(settings.state.dir) / "native"
+    client = NativeClient(settings.source.rocketmq, expression, queue_bytes, home, tell)
+    return _acked_source(client, settings, state, rules, queue_bytes)
+
+
+def _acked_source(client: AckedClient, settings: Settings, state: State, rules: bytes, queue_bytes: int) -> Source:
     rocketmq, http = settings.source.rocketmq, settings.sink.http
     assert rocketmq is not None
     return AckedSource(
-        GrpcClient(rocketmq, expression, queue_bytes),
+        client,
         rocketmq.topics,
         rocketmq.group,
         state,

@@ -6,6 +6,7 @@ import fcntl
 import hashlib
 import shutil
 import subprocess
+import sys
 import tarfile
 import zipfile
 from pathlib import Path
@@ -86,6 +87,24 @@ def _unpack(jar: Path, server: Path) -> None:
         with outer.open(name) as packed, tarfile.open(fileobj=packed, mode="r|xz") as inner:
             inner.extractall(partial, filter="tar")
     partial.rename(server)
+
+
+def native_folder() -> Path:
+    """The folder with librocketmq, installed by `sidecar native` when it is not there.
+
+    Raises:
+        RuntimeError: pip could not fetch it.
+    """
+    folder = ROOT / ".cache" / "rocketmq-native"
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with (folder.parent / "rocketmq-native.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (folder / "library" / "rocketmq" / "librocketmq.so").is_file():
+            command = [sys.executable, "-m", "sidecar", "native", str(folder)]
+            done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+            if done.returncode:
+                raise RuntimeError(f"`sidecar native` failed: {done.stderr[-2000:]}")
+    return folder
 
 
 def _jars(pom: Path, cache: Path) -> Path:

@@ -128,8 +128,10 @@ def flow(node: Node, source: Mapping[str, Any], folder: Path, messages: int) -> 
     ):
         daemon.wait_ready()
         bodies.send(messages, odd=True)
+        wanted = bodies.wanted.total()
+        wait_until(lambda: daemon.status()["delivered"] >= wanted, PATIENCE_S, "all is settled", detail=daemon.status)
         status = await_all(daemon, bodies, receiver)
-        assert status["delivered"] == bodies.wanted.total()
+        assert status["delivered"] == wanted
         assert status["partitions"][0]["topic"] == bodies.topic
         daemon.stop()
         bodies.assert_exact(receiver)

@@ -24,6 +24,7 @@ state:
 """
 LAST = "    topics: [orders]\n"
 SERVERS = "    name_servers: localhost:9876\n"
+NATIVE = "    client: native\n    native_path: /opt/native\n"
 GRPC = "    client: grpc\n    endpoints: localhost:8081\n"
 
 
@@ -87,7 +88,21 @@ def test_keys_are_read_from_files_and_variables_and_never_shown(tmp_path: Path) 
         (SERVERS, GRPC + "    share: average\n", "5:12: source.rocketmq.share: is decided by the broker with client"),
         (SERVERS, GRPC + "    tls: {verify: false}\n", "5:19: source.rocketmq.tls.verify: cannot be false with client"),
         (SERVERS, GRPC.replace(":8081", ""), "4:16: source.rocketmq.endpoints: needs HOST:PORT"),
-        (LAST, LAST + "    client: native\n", "6:13: source.rocketmq.client: is not there yet: remoting"),
+        (LAST, LAST + NATIVE[:19], "3:5: source.rocketmq: needs native_path with client: native"),
+        (LAST, LAST + "    native_path: /a\n", "6:18: source.rocketmq.native_path: is of no use with client: remoting"),
+        (LAST, LAST + NATIVE + "    share: average\n", "8:12: source.rocketmq.share: is unknown to librocketmq"),
+        (LAST, LAST + NATIVE + "    sql: a > 1\n", "8:10: source.rocketmq.sql: is unknown to librocketmq"),
+        (LAST, LAST + NATIVE + "    tls: {}\n", "8:5: source.rocketmq.tls: is unknown to librocketmq"),
+        (
+            LAST,
+            LAST + NATIVE + "tags: {subscribe: 'a,b'}\n",
+            "8:19: tags.subscribe: has the tag 'a,b', which",
+        ),
+        (
+            LAST,
+            LAST + NATIVE + "tags: {subscribe: a || b = 5}\n",
+            "8:19: tags.subscribe: has the tag 'b = 5'",
+        ),
         (LAST, LAST + "    client: java\n", "6:13: source.rocketmq.client: must be 'remoting'"),
         (LAST, LAST + "  kafka: {}\n", "6:3: source.kafka: stands beside rocketmq: keep one of them"),
         ("rocketmq:", "rocket_mq:", "2:3: source.rocket_mq: is no key that exists here; did you mean 'rocketmq'?"),

@@ -30,7 +30,17 @@ LAYERS = {
     "zone": {"core", "errors", "files", "zone"},
     "sinks": {"core", "config", "errors", "files", "tls", "version", "sinks", "zone"},
     "rocketmq": {"core", "errors", "rocketmq"},
-    "sources": {"core", "config", "errors", "rocketmq", "sources", "state", "tls"},  # a commit carries the state
+    "native": {"native"},
+    "sources": {
+        "core",
+        "config",
+        "errors",
+        "native",
+        "rocketmq",
+        "sources",
+        "state",
+        "tls",
+    },  # a commit carries the state
     "ledger": {"core", "errors", "ledger", "state"},
     "state": {"core", "config", "errors", "files", "state"},
     "ops": {"core", "config", "errors", "ops"},

@@ -1,0 +1,1 @@
+"""The child process of `client: native`: librocketmq, which may crash or hang, is loaded there alone."""

@@ -1,0 +1,235 @@
+"""The child's program: librocketmq calls back, the callback waits until the daemon has settled its message.
+
+A callback returns success and nothing else. With any other answer the library hands the message back to the broker,
+ignores whether that worked, and counts it as consumed: with the broker away it would be lost. What the daemon does not
+settle stays unanswered until the process is killed; the broker hands it over again, to whoever has the queue then.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import itertools
+import json
+import os
+import queue
+import select
+import signal
+import sys
+import threading
+import time
+import traceback
+from pathlib import Path
+from typing import Any
+
+from sidecar.native.frames import (
+    Frames,
+    Kind,
+    Message,
+    frame,
+    pack_message,
+    unpack_numbers,
+    write_all,
+)
+from sidecar.native.library import LibraryError, Reader, begin_at_first, load, persist, read_ahead
+
+BEAT_EVERY_S = 1.0
+LEAVE_S = 1.0
+"""How long a leave waits until callbacks whose messages are settled have returned."""
+RETURN_S = 0.1
+"""So long the library may take to note that a callback returned."""
+FLUSH_S = 0.3
+"""After so long what the library tells the brokers has left the process: it writes on a thread of its own."""
+AHEAD_MIN, AHEAD_MAX = 32, 1000
+"""Messages that the library may read ahead of each queue; it reads 32 at a time."""
+_PR_SET_PDEATHSIG = 1
+_EXIT_BROKEN = 70
+
+
+class Parking:
+    """Callbacks that wait.
+
+    Args:
+        reader: Reads messages.
+        store_size: Tells how much room a message takes.
+        held_bytes_max: Of the messages that are handed over and not settled; a single one may be larger.
+        first: The first message's number.
+    """
+
+    def __init__(self, reader: Reader, store_size: Any, held_bytes_max: int, first: int) -> None:
+        self.out: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+        """Frames for the daemon."""
+        self._reader = reader
+        self._store_size = store_size
+        self._held_bytes_max = held_bytes_max
+        self._numbers = itertools.count(first)
+        self._room = threading.Condition()
+        self._parked: dict[int, tuple[threading.Lock, int]] = {}
+        self._held_bytes = self._returning = 0
+        self._is_closed = False
+        self.largest_bytes = 0
+        """Of the messages since this was set to 0."""
+
+    def take(self, handle: int) -> None:
+        """Hand a message over; returns when it is settled. Ends the process rather than raise: see above."""
+        try:
+            settled = threading.Lock()
+            settled.acquire()
+            number = self._enter(self._store_size(handle), settled)
+            message = Message(number, *self._reader.read(handle))
+            self.out.put(frame(Kind.MESSAGE, pack_message(message)))
+            settled.acquire()
+            with self._room:
+                self._returning -= 1
+        except BaseException:  # noqa: BLE001  # an exception in a callback may count as an answer
+            traceback.print_exc()
+            os._exit(_EXIT_BROKEN)
+
+    def _enter(self, size_bytes: int, settled: threading.Lock) -> int:
+        with self._room:
+            self.largest_bytes = max(self.largest_bytes, size_bytes)
+            while self._is_closed or (self._held_bytes and self._held_bytes + size_bytes > self._held_bytes_max):
+                self._room.wait()
+            self._held_bytes += size_bytes
+            number = next(self._numbers)
+            self._parked[number] = settled, size_bytes
+            return number
+
+    def settle(self, numbers: list[int]) -> None:
+        """Let these callbacks return."""
+        with self._room:
+            for number in numbers:
+                if number in self._parked:
+                    settled, size_bytes = self._parked.pop(number)
+                    self._held_bytes -= size_bytes
+                    self._returning += 1
+                    settled.release()
+            self._room.notify(len(numbers))
+
+    def close(self) -> None:
+        """Hand over nothing more."""
+        with self._room:
+            self._is_closed = True
+
+    def reopen(self) -> None:
+        """Go on."""
+        with self._room:
+            self._is_closed = False
+            self._room.notify_all()
+
+    def await_returned(self, timeout_s: float) -> None:
+        """Wait until the callbacks of what is settled have returned."""
+        until_s = time.monotonic() + timeout_s
+        while self._returning and time.monotonic() < until_s:
+            time.sleep(0.01)
+
+
+def subscribe(settings: dict[str, Any]) -> tuple[Parking, Any, Any]:
+    """Load, test and start the library; gives what its callbacks wait in, itself, and the consumer.
+
+    Raises:
+        LibraryError: It cannot be used.
+    """
+    client = load(Path(settings["folder"]))
+    from rocketmq.exceptions import RocketMQException
+    from rocketmq.ffi import _CLogLevel, dll
+
+    reader = Reader(dll)
+    reader.check()
+    parking = Parking(reader, dll.GetMessageStoreSize, settings["held_bytes_max"], settings["first"])
+
+    def on_message(message: Any) -> Any:
+        parking.take(message._handle)
+        return client.ConsumeStatus.CONSUME_SUCCESS
+
+    try:
+        consumer = client.PushConsumer(settings["group"])
+        consumer.set_name_server_address(settings["name_servers"])
+        consumer.set_instance_name(settings["instance"])
+        consumer.set_thread_count(settings["threads"])
+        if settings["access_key"]:
+            consumer.set_session_credentials(settings["access_key"], settings["secret_key"], "ALIYUN")
+        dll.SetPushConsumerLogLevel(consumer._handle, _CLogLevel.WARN)
+        dll.SetPushConsumerLogFileNumAndSize(consumer._handle, settings["log_files"], settings["log_file_mb"])
+        begin_at_first(dll, consumer._handle)
+        for topic, expression in settings["topics"].items():
+            consumer.subscribe(topic, on_message, expression)
+        consumer.start()
+    except RocketMQException as error:
+        raise RuntimeError(str(error)) from error
+    return parking, dll, consumer
+
+
+def main() -> None:
+    """Serve one daemon until it says so, or is gone."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    for number in (signal.SIGINT, signal.SIGTERM):  # meant for the daemon, which tells what follows
+        signal.signal(number, signal.SIG_IGN)
+    output = os.dup(sys.stdout.fileno())
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # the library prints now and then
+    frames = Frames()
+    (_, payload), *_ = _read(frames, None)
+    try:
+        settings = json.loads(payload)
+        parking, dll, consumer = subscribe(settings)
+    except (LibraryError, RuntimeError) as error:
+        kind = Kind.UNUSABLE if isinstance(error, LibraryError) else Kind.FAILED
+        write_all(output, frame(kind, str(error).encode()))
+        os._exit(_EXIT_BROKEN)
+    parking.out.put(frame(Kind.READY))
+    threading.Thread(target=_write, args=(output, parking.out), daemon=True).start()
+    beat_at_s = time.monotonic()
+    while True:
+        for kind, payload in _read(frames, BEAT_EVERY_S):
+            if kind is Kind.ACK:
+                parking.settle(unpack_numbers(payload))
+            elif kind is Kind.RESUME:
+                parking.reopen()
+            else:
+                parking.close()
+            if kind is Kind.LEAVE:
+                _leave(parking, dll, consumer)
+        if time.monotonic() >= beat_at_s and parking.out.empty():
+            beat_at_s = time.monotonic() + BEAT_EVERY_S
+            parking.out.put(frame(Kind.BEAT))
+            # Above this the library waits a second: fewer would be slow, and more than a queue's share is too much.
+            share = settings["ahead_bytes_max"] // settings["queues"] // max(1, parking.largest_bytes)
+            read_ahead(dll, consumer._handle, max(AHEAD_MIN, min(AHEAD_MAX, share)))
+            parking.largest_bytes = 0
+
+
+def _read(frames: Frames, timeout_s: float | None) -> list[tuple[Kind, bytes]]:
+    """What the daemon says; without a daemon the process ends at once."""
+    while True:
+        if not select.select([0], [], [], timeout_s)[0]:
+            return []
+        data = os.read(0, 1 << 16)
+        if not data:
+            os._exit(0)
+        if found := list(frames.feed(data)):
+            return found
+
+
+def _write(output: int, frames: queue.SimpleQueue[bytes]) -> None:
+    while True:
+        found = [frames.get()]
+        with contextlib.suppress(queue.Empty):
+            while len(found) < 64:
+                found.append(frames.get_nowait())
+        try:
+            write_all(output, b"".join(found))
+        except OSError:
+            os._exit(0)
+
+
+def _leave(parking: Parking, dll: Any, consumer: Any) -> None:
+    """The library's own end would wait for the callbacks, and hand over all that it has read ahead."""
+    parking.await_returned(LEAVE_S)
+    time.sleep(RETURN_S)
+    persist(dll, consumer._handle)
+    time.sleep(FLUSH_S)
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

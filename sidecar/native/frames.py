@@ -1,0 +1,110 @@
+"""What daemon and child say to each other over two pipes: a length, a kind, a payload. Standard library only."""
+
+from __future__ import annotations
+
+import enum
+import os
+import struct
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+_HEAD = struct.Struct(">IB")
+_NUMBER = struct.Struct(">Q")
+_MESSAGE = struct.Struct(">QiqqqiHHII")
+
+
+class Kind(enum.IntEnum):
+    """What a frame says."""
+
+    SETTINGS = 1
+    """To the child, first of all: JSON."""
+    ACK = 2
+    """To the child: numbers of messages that are settled."""
+    PAUSE = 3
+    RESUME = 4
+    LEAVE = 5
+    """To the child: hand over nothing more, tell the brokers what is settled, and end."""
+    READY = 6
+    """From the child: it is subscribed."""
+    FAILED = 7
+    """From the child, which ends then: why, in words."""
+    UNUSABLE = 8
+    """As FAILED, and another try would not help: the library is missing or another one."""
+    MESSAGE = 9
+    BEAT = 10
+    """From the child, once a second: it lives."""
+
+
+class Message(NamedTuple):
+    """A message on its way to the daemon."""
+
+    number: int
+    queue: int
+    offset: int
+    born_ms: int
+    stored_ms: int
+    reconsume_times: int
+    topic: bytes
+    """As the subscription names it: of a retried message the one that it came from."""
+    offset_message_id: bytes
+    properties: bytes
+    """``name \\x01 value \\x02`` and so on."""
+    body: bytes
+
+
+def frame(kind: Kind, payload: bytes = b"") -> bytes:
+    """A frame as it is written."""
+    return _HEAD.pack(len(payload), kind) + payload
+
+
+def pack_numbers(numbers: Iterable[int]) -> bytes:
+    """The payload of ACK."""
+    return b"".join(map(_NUMBER.pack, numbers))
+
+
+def unpack_numbers(payload: bytes) -> list[int]:
+    """What `pack_numbers` packed."""
+    return [number for (number,) in _NUMBER.iter_unpack(payload)]
+
+
+def pack_message(message: Message) -> bytes:
+    """The payload of MESSAGE."""
+    texts = message[6:]
+    return b"".join((_MESSAGE.pack(*message[:6], *map(len, texts)), *texts))
+
+
+def unpack_message(payload: bytes) -> Message:
+    """What `pack_message` packed."""
+    *facts, topic, place, properties, _ = _MESSAGE.unpack_from(payload)
+    at, texts = _MESSAGE.size, []
+    for length in (topic, place, properties):
+        texts.append(payload[at : at + length])
+        at += length
+    return Message._make([*facts, *texts, payload[at:]])
+
+
+class Frames:
+    """Finds the frames in what is read, however it was cut."""
+
+    def __init__(self) -> None:
+        self._data = bytearray()
+
+    def feed(self, data: bytes) -> Iterator[tuple[Kind, bytes]]:
+        """The frames that are whole by now."""
+        self._data += data
+        at = 0
+        while len(self._data) - at >= _HEAD.size:
+            length, kind = _HEAD.unpack_from(self._data, at)
+            end = at + _HEAD.size + length
+            if len(self._data) < end:
+                break
+            yield Kind(kind), bytes(self._data[at + _HEAD.size : end])
+            at = end
+        del self._data[:at]
+
+
+def write_all(fd: int, data: bytes) -> None:
+    """Write all of it to a pipe that blocks."""
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view) :]

@@ -1,0 +1,150 @@
+"""The cluster of `client: native` by connections of our own: what is there, and where a group begins.
+
+librocketmq says nothing of a topic that is missing, and starts a new group where it likes.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+
+from sidecar.config.source import RocketMqSource as RocketMqSettings
+from sidecar.core.records import TopicPartition
+from sidecar.errors import UnavailableError
+from sidecar.rocketmq.codes import Code
+from sidecar.rocketmq.frames import Frame, ProtocolError
+from sidecar.rocketmq.network import Ask, Network, NoAnswerError, RefusedError
+from sidecar.rocketmq.requests import Asks, read_offset
+from sidecar.sources.rocketmq_config import is_refusal, refused, sign_of
+from sidecar.sources.rocketmq_routes import Routes
+
+ASK_TIMEOUT_S = 2.0
+
+
+class Cluster:
+    """Asks name servers and brokers.
+
+    Args:
+        settings: `source.rocketmq`.
+        client_id: Stands for this process.
+    """
+
+    def __init__(self, settings: RocketMqSettings, client_id: str) -> None:
+        assert settings.name_servers is not None
+        self._settings = settings
+        self.asks = Asks(client_id, settings.group, settings.namespace or "")
+        self._network = Network(sign_of(settings), None, lambda frame: None)
+        self._routes = Routes(self._network, self.asks, settings.name_servers.split(","), settings.topics)
+
+    def open(self) -> None:
+        """Find the topics, and let a new group begin where it is to begin.
+
+        Raises:
+            UnavailableError: Servers cannot be reached, or a topic is unknown, for the whole start-up time.
+            CredentialsError: The credentials are refused.
+        """
+        until_s = time.monotonic() + self._settings.start_timeout_ms / 1000
+        self._await_routes(until_s)
+        while (problem := self._begin()) and time.monotonic() < until_s:
+            self._network.turn(0.2)
+        if problem:
+            raise self._unavailable(
+                f"no broker could be asked where the group stands: {problem}",
+                "the address is the one that the broker tells the name server: check its brokerIP1 and listenPort",
+            )
+
+    def _await_routes(self, until_s: float) -> None:
+        missing, servers = list(self._settings.topics), self._settings.name_servers
+        while True:
+            left_s = until_s - time.monotonic()
+            try:
+                missing, reason = self._routes.find(missing, min(ASK_TIMEOUT_S, max(0.1, left_s))), ""
+            except NoAnswerError as error:
+                reason = str(error)
+            except RefusedError as error:
+                reason = _unless_refused(error)
+            if not missing:
+                return
+            if left_s <= 0 and reason:
+                raise self._unavailable(
+                    f"the name servers at {servers} could not be reached: {reason}",
+                    "check source.rocketmq.name_servers, and that one runs and is reachable from here",
+                )
+            if left_s <= 0:
+                raise self._unavailable(
+                    f"the name servers at {servers} do not know the topic {', '.join(missing)}",
+                    "create the topic, or correct source.rocketmq.topics",
+                )
+            self._network.turn(0.1)
+
+    def _unavailable(self, what: str, hint: str) -> UnavailableError:
+        waited = f"for {self._settings.start_timeout_ms / 1000:g} s (source.rocketmq.start_timeout)"
+        return UnavailableError(f"RocketMQ: {what}, {waited}", hint=hint)
+
+    # Where a new group begins
+
+    @property
+    def queues(self) -> list[TopicPartition]:
+        """All queues of the topics."""
+        return [tp for topic in self._settings.topics for tp in self._routes.queues(topic)]
+
+    def _begin(self) -> str:
+        """Commit the start of a group that has nothing committed; why that could not be, if so."""
+        tps = self.queues
+        try:
+            answers = self._ask([(tp, self.asks.committed(tp)) for tp in tps])
+            if any(frame.code == Code.SUCCESS for frame in answers.values()):
+                return ""
+            starts = self._ask([(tp, self._start(tp)) for tp in tps])
+            commits = [(tp, self.asks.commit(tp, read_offset(frame))) for tp, frame in starts.items()]
+            self._ask(commits)
+        except (NoAnswerError, ProtocolError) as error:
+            return str(error)
+        except RefusedError as error:
+            return _unless_refused(error)
+        return ""
+
+    def _start(self, tp: TopicPartition) -> Ask:
+        if isinstance(self._settings.start, int):
+            return self.asks.at_time(tp, self._settings.start)
+        return self.asks.low(tp) if self._settings.start == "earliest" else self.asks.high(tp)
+
+    def _ask(self, asks: list[tuple[TopicPartition, Ask]]) -> dict[TopicPartition, Frame]:
+        links = self._routes.brokers()
+        frames = self._network.ask_all([(links[tp.broker], ask) for tp, ask in asks], ASK_TIMEOUT_S)
+        found = {}
+        for (tp, _), frame in zip(asks, frames, strict=True):
+            link = links[tp.broker]
+            if frame is None:
+                raise NoAnswerError(f"{link.address}: {link.problem or 'no answer'}")
+            if frame.code not in (Code.SUCCESS, Code.QUERY_NOT_FOUND):
+                raise RefusedError(frame, link.address)
+            found[tp] = frame
+        return found
+
+    # While messages come
+
+    def turn(self) -> None:
+        """Keep what is known of the cluster up to date; does not wait."""
+        self._routes.refresh()
+        self._network.turn(0)
+
+    def broker_at(self, address: str) -> str:
+        """The name of the broker at an address; the address itself where none is known there any more."""
+        return next((name for name, at in self._routes.addresses.items() if at == address), address)
+
+    def problems(self) -> Mapping[str, str]:
+        """What is wrong: a key, and a sentence."""
+        links = self._routes.brokers().items()
+        found = {name: f"{link.address}: {link.problem}" for name, link in links if link.problem}
+        return found | ({"name servers": self._routes.problem} if self._routes.problem else {})
+
+    def close(self) -> None:
+        """Disconnect."""
+        self._network.close()
+
+
+def _unless_refused(error: RefusedError) -> str:
+    if is_refusal(error):
+        raise refused(error)
+    return str(error)

@@ -1,0 +1,112 @@
+"""The whole daemon over librocketmq in its child process: each wanted message once, whatever dies in between."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import orjson
+import psutil
+import pytest
+
+from sidecar.core.records import TopicPartition
+from sidecar.rocketmq.messages import decode
+from sidecar.rocketmq.network import Ask
+from sidecar.rocketmq.requests import Asks, Subscription
+from tests.support import rocketmq_flow as flows
+from tests.support.jars import native_folder
+from tests.support.process import Daemon, wait_until
+from tests.support.receiver import Receiver
+from tests.support.rocketmq import BROKER, Message, RefusedError, RocketMqNode
+from tests.support.rocketmq_flow import PATIENCE_S, Bodies, await_all, configuration
+
+
+@pytest.fixture(scope="module")
+def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RocketMqNode]:
+    """A node of these tests alone: they kill it."""
+    with RocketMqNode(tmp_path_factory.mktemp("rocketmq") / "node") as node:
+        yield node
+
+
+@pytest.fixture
+def source(node: RocketMqNode) -> dict[str, Any]:
+    """The source section without topic and group."""
+    return {"client": "native", "native_path": str(native_folder()), "name_servers": node.name_server}
+
+
+def answer(node: RocketMqNode, ask: Ask) -> bytes:
+    """The body of the broker's answer, empty while it refuses."""
+    try:
+        return node.ask_broker(ask.code, ask.fields)[1]
+    except RefusedError:
+        return b""
+
+
+def child_of(daemon: Daemon) -> int:
+    """The child's process id."""
+    found = [one.pid for one in psutil.Process(daemon.pid).children() if "sidecar.native.child" in one.cmdline()]
+    assert len(found) == 1, found
+    return found[0]
+
+
+def test_messages_of_all_kinds_arrive_once(node: RocketMqNode, source: dict[str, Any], tmp_path: Path) -> None:
+    """5,000 in 8 queues, NUL, binary and 1 MB among them, 5 tags of 8: each wanted one once, byte for byte."""
+    flows.flow(node, source, tmp_path, 5_000)
+
+
+def test_a_kill_loses_nothing_and_repeats_nothing(node: RocketMqNode, source: dict[str, Any], tmp_path: Path) -> None:
+    """Killed in mid-flow, its state kept: what was in flight comes again under its old names, and once."""
+    flows.kills(node, source, tmp_path, 3_000, 1)
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_child_that_ends_or_hangs_is_replaced(
+    node: RocketMqNode, source: dict[str, Any], tmp_path: Path, how: signal.Signals
+) -> None:
+    """What it held comes again to the next one: lost 0, twice 0; the log tells it."""
+    bodies = Bodies(node)
+    with Receiver(out=tmp_path / "rows") as receiver:
+        receiver.fail("slow", delay_ms=15)
+        with Daemon(tmp_path, configuration(source, bodies, receiver.url)) as daemon:
+            bodies.send(2_000)
+            wait_until(lambda: receiver.stats["rows"] > 200, PATIENCE_S, "it delivers", detail=daemon.log_tail)
+            before = child_of(daemon)
+            os.kill(before, how)
+            await_all(daemon, bodies, receiver)
+            assert child_of(daemon) != before
+            (told,) = daemon.events("native.ended")
+            assert ("SIGKILL" if how is signal.SIGKILL else "silent") in told["reason"]
+            daemon.stop()
+        bodies.assert_exact(receiver)
+
+
+def test_a_retried_message_is_not_mistaken_for_another(
+    node: RocketMqNode, source: dict[str, Any], tmp_path: Path
+) -> None:
+    """Handed back by another consumer, it comes from the retry queue; packed bodies come whole; rows tell the place."""
+    bodies = Bodies(node)
+    node.send(bodies.topic, [Message(b"again", tag="paid", keys="k1 k2", properties={"colour": "rot"}, queue=0)])
+    ask = Asks("", bodies.group).pull(TopicPartition(bodies.topic, 0, BROKER), 0, Subscription(bodies.topic))
+    (stored,) = decode(wait_until(lambda: answer(node, ask), PATIENCE_S, "it can be read"))
+    node.send_back(bodies.group, bodies.topic, stored.position, level=1)
+    node.commit(bodies.group, bodies.topic, 0, 1)
+    packed = {how: b"packed by " + how.encode() + bytes(1000) for how in ("zlib", "zlib of 4.x")}
+    with Receiver() as receiver:
+        with Daemon(tmp_path, configuration(source, bodies, receiver.url)) as daemon:
+            sent = [Message(body, tag="paid", queue=1, compress=how) for how, body in packed.items()]
+            node.send(bodies.topic, [*sent, Message(b"first", tag="paid", queue=0)])
+            wait_until(lambda: receiver.stats["rows"] == 4, PATIENCE_S, "all arrive", detail=daemon.log_tail)
+            daemon.stop()
+        found = [orjson.loads(line) for body in receiver.bodies for line in body.splitlines()]
+    rows = {row["value"].encode(): row for row in found}
+    assert set(rows) == {b"again", b"first", *packed.values()}
+    first, again = rows[b"first"], rows[b"again"]
+    assert (first["topic"], first["broker"], first["partition"], first["offset"]) == (bodies.topic, BROKER, 0, 1)
+    assert (again["topic"], again["broker"], again["offset"]) == (f"%RETRY%{bodies.group}", BROKER, 0)
+    assert (first["reconsume_times"], again["reconsume_times"]) == (0, 1)
+    assert (again["keys"], again["properties"]["colour"]) == (["k1", "k2"], "rot")
+    assert again["message_id"] == again["properties"]["UNIQ_KEY"]
+    assert first["offset_message_id"].startswith("7F000001")

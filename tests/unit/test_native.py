@@ -1,0 +1,62 @@
+"""What daemon and child of `client: native` say to each other, and what is told when the library is not there."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from sidecar.config.source import RocketMqSource
+from sidecar.errors import ConfigError
+from sidecar.native.frames import (
+    Frames,
+    Kind,
+    Message,
+    frame,
+    pack_message,
+    pack_numbers,
+    unpack_message,
+    unpack_numbers,
+)
+from sidecar.sources.native_client import NativeClient, check_installed
+from sidecar.sources.native_process import ChildProcess
+
+MESSAGE = Message(
+    1 << 40, queue=7, offset=1 << 50, born_ms=1, stored_ms=2, reconsume_times=3, topic=b"orders",
+    offset_message_id=b"0100007F", properties=b"a\x01b\x02", body=b"\0body\xff",
+)  # fmt: skip
+
+
+def test_frames_are_found_however_they_were_cut() -> None:
+    """Byte by byte or at once: kinds and payloads come out as they went in."""
+    data = frame(Kind.MESSAGE, pack_message(MESSAGE)) + frame(Kind.BEAT) + frame(Kind.ACK, pack_numbers([1, 1 << 40]))
+    frames = Frames()
+    slowly = [found for i in range(len(data)) for found in frames.feed(data[i : i + 1])]
+    assert slowly == list(Frames().feed(data))
+    assert [kind for kind, _ in slowly] == [Kind.MESSAGE, Kind.BEAT, Kind.ACK]
+    assert unpack_message(slowly[0][1]) == MESSAGE
+    assert unpack_numbers(slowly[2][1]) == [1, 1 << 40]
+
+
+def test_a_missing_library_is_told_with_the_command_that_cures_it(tmp_path: Path) -> None:
+    """Exit 78 at the start, and the command for this folder."""
+    with pytest.raises(ConfigError, match=r"librocketmq\.so is missing") as told:
+        check_installed(tmp_path)
+    assert (told.value.exit_code, told.value.hint) == (78, f"sidecar native {tmp_path}")
+    settings = RocketMqSource.model_validate(
+        {"client": "native", "native_path": str(tmp_path), "name_servers": "a:1", "group": "g", "topics": ["t"]}
+    )
+    with pytest.raises(ConfigError):
+        NativeClient(settings, "*", 1, tmp_path / "home", lambda name, level, fields: None)
+
+
+def test_a_child_without_its_library_says_so_and_ends(tmp_path: Path) -> None:
+    """It is told as what another try would not cure."""
+    child = ChildProcess(tmp_path / "home", {"folder": str(tmp_path)})
+    until_s, found = time.monotonic() + 20, []
+    while not found and time.monotonic() < until_s:
+        found = child.read(0.1)
+    child.kill()
+    assert [kind for kind, _ in found] == [Kind.UNUSABLE]
+    assert b"has no library" in found[0][1]
