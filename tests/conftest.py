@@ -12,6 +12,9 @@ import pytest
 from tests.support.kafka import KafkaBroker
 from tests.support.postgresql import Database, PostgresqlServer
 
+# Else gRPC runs code of its own in every child before its program begins, and now and then aborts there.
+os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
+
 # How long an example takes says more of the machine than of the code.
 hypothesis.settings.register_profile(
     "any machine", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from sidecar.sources.acked import GONE_AFTER_S
 from tests.support.audit import Finding
 from tests.support.kafka import unique
 from tests.support.process import Daemon, wait_until
@@ -238,7 +239,7 @@ def members(
                     events.append(chance.choice(["kill", "leave"]))
                     member.kill9() if events[-1] == "kill" else member.stop()
             wait_until(
-                lambda: bodies.has_arrived(receiver), PATIENCE_S, "all has arrived",
+                lambda: bodies.has_arrived(receiver), GONE_AFTER_S + PATIENCE_S, "all has arrived",
                 detail=lambda: (bodies.lacks(receiver), [one.log_tail() for one in group if one.running]),
             )  # fmt: skip
             for member in group:
