@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 RACES_MAX = 5
 """So often another process may put a key in between the two statements, before the claim is put off."""
-ROWS_MAX = 5_000
+ROWS_MAX = 1_000
 """Of one statement, so that none takes long, however large a batch is; the transaction is one all the same."""
 PATIENCE_MS = 5_000
 # Every row is found by its key: so it stays by the index, whatever the statistics of a table that just grew say.
@@ -61,9 +61,10 @@ UPDATE sidecar_ledger AS old SET
   state = CASE old.state WHEN {State.SUCCESS:d} THEN old.state ELSE {State.PROCESSING:d} END
 FROM {ROWS} WHERE old.key = row.key
 """
+# No condition on the state: nearly all are SUCCESS, so the planner would begin with those few that are not.
 SETTLE = f"""
-UPDATE sidecar_ledger AS old SET state = row.token FROM {ROWS}
-WHERE old.key = row.key AND old.place = row.place AND old.position = row.position AND old.state <> {State.SUCCESS:d}
+UPDATE sidecar_ledger AS old SET state = CASE old.state WHEN {State.SUCCESS:d} THEN old.state ELSE row.token END
+FROM {ROWS} WHERE old.key = row.key AND old.place = row.place AND old.position = row.position
 """
 PRUNE = f"""
 DELETE FROM sidecar_ledger WHERE key IN (
