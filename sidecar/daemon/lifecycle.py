@@ -174,5 +174,5 @@ def _acked_source(client: AckedClient, settings: Settings, state: State, rules: 
         rules,
         HELD_SHARE * queue_bytes,
         groups_of(settings, AckedSource.columns),
-        in_order=bool(http and http.ordering == "partition"),
+        in_order=bool(http and http.ordering == "partition") or settings.dedup.field is not None,
     )

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from sidecar.core.carried import lane_key
 from sidecar.core.effects import CommitItem
@@ -19,7 +19,8 @@ from sidecar.sources.acked_client import AckedClient, Handed
 from sidecar.sources.acked_columns import AckedColumns, Taken, details_of, identity_of, key_of
 from sidecar.sources.acked_settled import Settled
 from sidecar.sources.acked_slot import Slot
-from sidecar.sources.acked_start import Start, start
+from sidecar.sources.acked_start import start
+from sidecar.sources.acked_topic import Room, Topic
 from sidecar.sources.base import Listener, Original, ReadPast
 from sidecar.state.interface import IdSegment, State
 
@@ -33,31 +34,6 @@ GONE_AFTER_S = 120.0
 
 GroupsOf = Callable[[TopicPartition, Sequence[Message]], Iterable[str | None]]
 """The group of each message, None for one that nobody wants."""
-
-
-@dataclass(slots=True)
-class _Topic:
-    """A topic's numberings."""
-
-    current: Slot
-    earlier: list[Slot]
-    line: list[Taken] = field(default_factory=list)
-    """New messages that have no number yet."""
-    repeats: list[Taken] = field(default_factory=list)
-    """Duplicates that the core has not counted yet."""
-
-
-@dataclass(slots=True)
-class _Room:
-    """What is held."""
-
-    count: int = 0
-    nbytes: int = 0
-
-    def add(self, count: int, nbytes: int) -> None:
-        """More, or less."""
-        self.count += count
-        self.nbytes += nbytes
 
 
 @dataclass(slots=True)
@@ -80,7 +56,8 @@ class AckedSource:
         rules: 4 bytes, a hash of what decides where a message goes.
         held_max_bytes: How much may be held.
         groups_of: The groups of messages.
-        in_order: Whether what an earlier life left is delivered before anything that came later.
+        in_order: Whether what an earlier life left is done with before anything that came later: for order, and for
+            message ids.
         disk: Writes; a thread of its own by default.
         clock: Monotonic seconds.
     """
@@ -112,13 +89,13 @@ class AckedSource:
         self._groups_of = groups_of
         self._in_order = in_order
         self._disk = disk or ThreadPoolExecutor(1, thread_name_prefix="progress")
-        self._topics: dict[str, _Topic] = {}
+        self._topics: dict[str, Topic] = {}
         self._slots: dict[TopicPartition, Slot] = {}
         self._known: dict[bytes, Taken] = {}
         """What is held and not settled, by identity."""
         self._by_number: dict[tuple[TopicPartition, int], Taken] = {}
-        self._new = _Room()
-        self._again = _Room()
+        self._new = Room()
+        self._again = Room()
         self._unsaved: dict[TopicPartition, str] = {}
         self._leaving: list[Taken] = []
         """Settled, but not durably so yet."""
@@ -146,21 +123,39 @@ class AckedSource:
         self._settled = Settled(rows, self._clock())
         for name in self._names:
             found = start(name, rows, self._group, self._rules, time.time_ns() // 1_000)
-            self._topics[name] = _Topic(found.current, found.earlier)
+            waits = self._in_order and bool(found.earlier)
+            self._topics[name] = Topic(found.current, found.earlier, found.inherits, not waits)
             self._slots |= {slot.tp: slot for slot in (found.current, *found.earlier)}
             self._unsaved |= dict.fromkeys(found.stale, "")
-            self._inherit_ids(found)
+            for tp in found.stale:
+                if not tp.broker:
+                    self._state.drop_ids_before(tp, _EVERY_GENERATION)
+            if not waits:
+                self._inherit_ids(self._topics[name])
             if found.other_rules:
                 self._listener.event("partition.reset", "warning", {"topic": name, "reason": _OTHER_RULES})
 
-    def _inherit_ids(self, found: Start) -> None:
-        """A new numbering knows the message ids of the one before it, and those of older ones are of no use."""
-        over = [tp for tp in found.stale if not tp.broker]
-        for tp in [*over, found.current.tp] if found.inherits is not None else over:
-            self._state.drop_ids_before(tp, _EVERY_GENERATION)
-        if found.inherits is not None:
-            segments = self._state.load_ids(found.inherits)
-            self._state.append_ids([IdSegment(found.current.tp, *segment) for segment in segments])
+    def _inherit_ids(self, topic: Topic) -> None:
+        """A new numbering knows the message ids of the one before it."""
+        if topic.inherits is not None:
+            self._state.drop_ids_before(topic.current.tp, _EVERY_GENERATION)
+            segments = self._state.load_ids(topic.inherits)
+            self._state.append_ids([IdSegment(topic.current.tp, *segment) for segment in segments])
+
+    def _begin(self, topic: Topic) -> None:
+        """What an earlier life left is done with, and its ids are known: what came later may follow."""
+        try:
+            self._inherit_ids(topic)
+        except StateError as error:  # tried again
+            self._listener.event("ids.not_stored", "error", {"reason": str(error)})
+            return
+        topic.has_begun = True
+        self._listener.assigned([topic.current.assignment()])
+
+    def _begun(self) -> list[Slot]:
+        """The numberings that the core has."""
+        late = {topic.current.tp for topic in self._topics.values() if not topic.has_begun}
+        return [slot for tp, slot in self._slots.items() if tp not in late]
 
     # Reading
 
@@ -168,7 +163,7 @@ class AckedSource:
         """What has come; serves the listener meanwhile."""
         if not self._assigned:
             self._assigned = True
-            self._listener.assigned([slot.assignment() for slot in self._slots.values()])
+            self._listener.assigned([slot.assignment() for slot in self._begun()])
         self._go_on()
         self._hold_back()
         self._extend()
@@ -224,7 +219,9 @@ class AckedSource:
                 if self._in_order and not slot.is_done and not self._is_full:  # full, what is awaited could not come
                     break
             else:
-                if topic.line and topic.current.tp not in self._paused:
+                if not topic.has_begun:
+                    self._begin(topic)
+                if topic.line and topic.has_begun and topic.current.tp not in self._paused:
                     yield self._noted(topic.current.number(topic.line))
                     topic.line = []
 
@@ -235,13 +232,14 @@ class AckedSource:
                 self._by_number[message.place] = message
         return found
 
-    def _repeats(self, topic: _Topic) -> Iterable[Run]:
+    def _repeats(self, topic: Topic) -> Iterable[Run]:
         """For the core to count: numbers below all that are given stand for what is settled."""
         repeats, topic.repeats = topic.repeats, []
         for number, message in enumerate(repeats):
             message.number = number
         if repeats:
-            yield Run(topic.current.tp, repeats, 0, len(repeats) - 1)
+            slot = topic.current if topic.has_begun else topic.earlier[0]
+            yield Run(slot.tp, repeats, 0, len(repeats) - 1)
 
     def _watch_missing(self) -> None:
         """Time counts only while what is missing could come."""
@@ -384,7 +382,7 @@ class AckedSource:
             return
         self._closed = True
         if self._assigned:
-            self._listener.revoking(list(self._slots))
+            self._listener.revoking([slot.tp for slot in self._begun()])
         self._client.release([handle for message in self._known.values() for handle in message.handles])
         self._client.close()
         self._disk.shutdown()

@@ -17,7 +17,7 @@ from sidecar.sources.grpc_client import GrpcClient
 from tests.support import rocketmq_flow as flows
 from tests.support.kafka import unique
 from tests.support.process import Daemon, wait_until
-from tests.support.receiver import Receiver
+from tests.support.receiver import Receiver, value_hash
 from tests.support.rocketmq import BROKER, Message, Node, RocketMqNode
 from tests.support.rocketmq_flow import PATIENCE_S, Bodies, configuration
 
@@ -69,11 +69,43 @@ def in_order(node: Node, source: dict[str, Any], tmp_path: Path) -> None:
     assert list(seen) == [text for _, text in sorted(stored.items())]
 
 
+def twins(node: Node, source: dict[str, Any], tmp_path: Path) -> None:
+    """Send each order twice to each of two topics, with a kill among them, and count what arrives."""
+    topics = [Bodies(node), Bodies(node)]
+    wanted: set[str | None] = set()
+    with Receiver() as receiver:
+        config = configuration(source, topics[0], receiver.url, dedup={"by": {"header": "order"}})
+        config["source"]["rocketmq"]["topics"] = [one.topic for one in topics]
+        with Daemon(tmp_path, config) as daemon:
+            for at in range(0, 2_000, 1_000):
+                for one in topics:
+                    orders = [str(i // 2) for i in range(at, at + 1_000)]
+                    bodies = [f"{one.topic} {order}".encode() for order in orders]
+                    wanted.update(map(value_hash, bodies))
+                    node.send(
+                        one.topic,
+                        [
+                            Message(body, "paid", properties={"order": o})
+                            for body, o in zip(bodies, orders, strict=True)
+                        ],
+                    )
+                if not at:
+                    wait_until(lambda: receiver.stats["rows"] > 200, PATIENCE_S, "it delivers")
+                    daemon.kill9()
+                    daemon.start()
+            wait_until(
+                lambda: not wanted - flows.arrived(receiver).keys(), PATIENCE_S, "all arrive", detail=daemon.log_tail
+            )
+            flows.rest(daemon)
+            daemon.stop()
+        assert flows.arrived(receiver) == dict.fromkeys(wanted, 1)
+
+
 @pytest.fixture(scope="module")
 def waits(node: RocketMqNode, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Waits]:
     """What mostly waits for messages of the dead to come again, all at once; each with a topic of its own."""
     source = {"client": "grpc", "endpoints": node.endpoints}
-    with ThreadPoolExecutor(3) as pool:
+    with ThreadPoolExecutor(4) as pool:
         yield {
             "kills": pool.submit(
                 flows.kills, Node(node.name_server), source, tmp_path_factory.mktemp("kills"), 6_000, 2
@@ -81,6 +113,7 @@ def waits(node: RocketMqNode, tmp_path_factory: pytest.TempPathFactory) -> Itera
             "members": pool.submit(
                 flows.members, Node(node.name_server), source, tmp_path_factory.mktemp("members"), 2, 4, every_s=2
             ),
+            "twins": pool.submit(twins, Node(node.name_server), source, tmp_path_factory.mktemp("twins")),
             "fifo": pool.submit(in_order, Node(node.name_server), source, tmp_path_factory.mktemp("fifo")),
         }
 
@@ -98,6 +131,11 @@ def test_kills_lose_nothing_and_repeat_nothing(waits: Waits) -> None:
 def test_two_members_lose_nothing(waits: Waits) -> None:
     """One is killed: the other gets its messages."""
     waits["members"].result()
+
+
+def test_what_a_producer_sent_twice_comes_once(waits: Waits) -> None:
+    """With `dedup.by` a property, over two topics and through a kill."""
+    waits["twins"].result()
 
 
 def test_messages_of_a_fifo_queue_stay_in_order(waits: Waits) -> None:

@@ -111,6 +111,11 @@ def await_all(daemon: Daemon, bodies: Bodies, receiver: Receiver, timeout_s: flo
         lambda: bodies.has_arrived(receiver), timeout_s, "all has arrived",
         detail=lambda: (bodies.lacks(receiver), daemon.status(), daemon.log_tail()),
     )  # fmt: skip
+    return rest(daemon, timeout_s)
+
+
+def rest(daemon: Daemon, timeout_s: float = PATIENCE_S) -> dict[str, Any]:
+    """Wait until nothing is under way; the books balance."""
 
     def resting() -> dict[str, Any] | None:
         status = daemon.status()
