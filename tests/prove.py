@@ -33,7 +33,7 @@ from tests.integration import test_tables as tables
 from tests.simulation import run as simulation
 from tests.support import rocketmq_flow as flows
 from tests.support.audit import Finding
-from tests.support.jars import ROOT
+from tests.support.jars import ROOT, native_folder
 from tests.support.kafka import KafkaBroker
 from tests.support.postgresql import PostgresqlServer
 from tests.support.rocketmq import RocketMqNode
@@ -181,6 +181,9 @@ def rocketmq_checks(n: Sizes) -> dict[str, Check]:
     def grpc(node: Any) -> dict[str, str]:
         return {"client": "grpc", "endpoints": node.endpoints}
 
+    def native(node: Any) -> dict[str, str]:
+        return {"client": "native", "native_path": str(native_folder()), "name_servers": node.name_server}
+
     return {
         "rocketmq-remoting": lambda node, folder: [rocketmq.flow(node, folder, messages, giants=2_000)],
         "rocketmq-remoting-kills": kills,
@@ -191,6 +194,10 @@ def rocketmq_checks(n: Sizes) -> dict[str, Check]:
         "rocketmq-grpc-kills": lambda node, folder: [flows.kills(node, grpc(node), folder, messages, ends)],
         "rocketmq-grpc-outages": lambda node, folder: [flows.outages(node, grpc(node), folder, n(20_000, 4_000), n(5))],
         "rocketmq-grpc-members": lambda node, folder: [flows.members(node, grpc(node), folder, 2, n(300, 20))],
+        "rocketmq-native": lambda node, folder: [flows.flow(node, native(node), folder, n(50_000, 5_000))],
+        "rocketmq-native-kills": lambda node, folder: [
+            flows.kills(node, native(node), folder, n(50_000, 5_000), n(5, 2))
+        ],
     }
 
 

@@ -31,9 +31,10 @@ from sidecar.native.frames import (
     unpack_numbers,
     write_all,
 )
-from sidecar.native.library import LibraryError, Reader, begin_at_first, load, persist, read_ahead
+from sidecar.native.library import LibraryError, Listener, Reader, begin_at_first, load, persist, read_ahead
 
 BEAT_EVERY_S = 1.0
+STUCK_S = 2.0
 LEAVE_S = 1.0
 """How long a leave waits until callbacks whose messages are settled have returned."""
 RETURN_S = 0.1
@@ -46,6 +47,15 @@ _PR_SET_PDEATHSIG = 1
 _EXIT_BROKEN = 70
 
 
+class _Batch:
+    """What one callback waits for."""
+
+    def __init__(self, count: int) -> None:
+        self.left = count
+        self.settled = threading.Lock()
+        self.settled.acquire()
+
+
 class Parking:
     """Callbacks that wait.
 
@@ -54,9 +64,10 @@ class Parking:
         store_size: Tells how much room a message takes.
         held_bytes_max: Of the messages that are handed over and not settled; a single one may be larger.
         first: The first message's number.
+        batches_max: Of what the library hands over at once, up to 32 messages.
     """
 
-    def __init__(self, reader: Reader, store_size: Any, held_bytes_max: int, first: int) -> None:
+    def __init__(self, reader: Reader, store_size: Any, held_bytes_max: int, first: int, batches_max: int) -> None:
         self.out: queue.SimpleQueue[bytes] = queue.SimpleQueue()
         """Frames for the daemon."""
         self._reader = reader
@@ -64,47 +75,60 @@ class Parking:
         self._held_bytes_max = held_bytes_max
         self._numbers = itertools.count(first)
         self._room = threading.Condition()
-        self._parked: dict[int, tuple[threading.Lock, int]] = {}
-        self._held_bytes = self._returning = 0
+        self._parked: dict[int, tuple[_Batch, int]] = {}
+        self._held_bytes = self._returning = self._batches = 0
+        self._batches_max = batches_max
         self._is_closed = False
         self.largest_bytes = 0
         """Of the messages since this was set to 0."""
 
-    def take(self, handle: int) -> None:
-        """Hand a message over; returns when it is settled. Ends the process rather than raise: see above."""
+    def take(self, handles: list[int]) -> None:
+        """Hand messages over; returns when all are settled. Ends the process rather than raise: see above."""
         try:
-            settled = threading.Lock()
-            settled.acquire()
-            number = self._enter(self._store_size(handle), settled)
-            message = Message(number, *self._reader.read(handle))
-            self.out.put(frame(Kind.MESSAGE, pack_message(message)))
-            settled.acquire()
+            batch = _Batch(len(handles))
+            self._begin()
+            for handle in handles:
+                number = self._enter(self._store_size(handle), batch)
+                message = Message(number, *self._reader.read(handle))
+                self.out.put(frame(Kind.MESSAGE, pack_message(message)))
+            batch.settled.acquire()
             with self._room:
                 self._returning -= 1
         except BaseException:  # noqa: BLE001  # an exception in a callback may count as an answer
             traceback.print_exc()
             os._exit(_EXIT_BROKEN)
 
-    def _enter(self, size_bytes: int, settled: threading.Lock) -> int:
+    def _begin(self) -> None:
+        """What an earlier life had in flight may lie in more batches by now, and must all come: so more in time."""
+        with self._room:
+            until_s = time.monotonic() + STUCK_S
+            while self._batches >= self._batches_max and time.monotonic() < until_s:
+                self._room.wait(STUCK_S)
+            self._batches += 1
+
+    def _enter(self, size_bytes: int, batch: _Batch) -> int:
         with self._room:
             self.largest_bytes = max(self.largest_bytes, size_bytes)
             while self._is_closed or (self._held_bytes and self._held_bytes + size_bytes > self._held_bytes_max):
                 self._room.wait()
             self._held_bytes += size_bytes
             number = next(self._numbers)
-            self._parked[number] = settled, size_bytes
+            self._parked[number] = batch, size_bytes
             return number
 
     def settle(self, numbers: list[int]) -> None:
-        """Let these callbacks return."""
+        """Let the callbacks return whose messages are all settled."""
         with self._room:
             for number in numbers:
                 if number in self._parked:
-                    settled, size_bytes = self._parked.pop(number)
+                    batch, size_bytes = self._parked.pop(number)
                     self._held_bytes -= size_bytes
-                    self._returning += 1
-                    settled.release()
-            self._room.notify(len(numbers))
+                    batch.left -= 1
+                    if not batch.left:
+                        self._batches -= 1
+                        self._returning += 1
+                        batch.settled.release()
+            self._room.notify_all()
 
     def close(self) -> None:
         """Hand over nothing more."""
@@ -136,11 +160,9 @@ def subscribe(settings: dict[str, Any]) -> tuple[Parking, Any, Any]:
 
     reader = Reader(dll)
     reader.check()
-    parking = Parking(reader, dll.GetMessageStoreSize, settings["held_bytes_max"], settings["first"])
-
-    def on_message(message: Any) -> Any:
-        parking.take(message._handle)
-        return client.ConsumeStatus.CONSUME_SUCCESS
+    parking = Parking(
+        reader, dll.GetMessageStoreSize, settings["held_bytes_max"], settings["first"], settings["threads"] // 4
+    )
 
     try:
         consumer = client.PushConsumer(settings["group"])
@@ -153,11 +175,17 @@ def subscribe(settings: dict[str, Any]) -> tuple[Parking, Any, Any]:
         dll.SetPushConsumerLogFileNumAndSize(consumer._handle, settings["log_files"], settings["log_file_mb"])
         begin_at_first(dll, consumer._handle)
         for topic, expression in settings["topics"].items():
-            consumer.subscribe(topic, on_message, expression)
+            consumer.subscribe(topic, _never, expression)
+        listener = Listener(dll, consumer._handle, parking.take)
         consumer.start()
     except RocketMQException as error:
         raise RuntimeError(str(error)) from error
-    return parking, dll, consumer
+    return parking, dll, (consumer, listener)
+
+
+def _never(_: Any) -> Any:
+    """The Python package's callback, one message at a time, in whose place `Listener` stands."""
+    os._exit(_EXIT_BROKEN)
 
 
 def main() -> None:
@@ -171,7 +199,7 @@ def main() -> None:
     (_, payload), *_ = _read(frames, None)
     try:
         settings = json.loads(payload)
-        parking, dll, consumer = subscribe(settings)
+        parking, dll, (consumer, _) = subscribe(settings)
     except (LibraryError, RuntimeError) as error:
         kind = Kind.UNUSABLE if isinstance(error, LibraryError) else Kind.FAILED
         write_all(output, frame(kind, str(error).encode()))

@@ -26,6 +26,8 @@ FIRST_OFFSET = 4
 """Of the library's `ConsumeFromWhere`: a queue of which nothing is committed is read from its first message."""
 _STRING_LENGTH_AT = -24
 """From the text of a `std::string` as GCC made it before 2015, which this library was built with."""
+_MESSAGE_BYTES = 200
+_CONCURRENTLY = 2
 _MAP_BYTES = 48
 _MAP_ROOT_AT = 16
 _TREE = "_ZNSt8_Rb_treeISsSt4pairIKSsSsESt10_Select1stIS2_ESt4lessISsESaIS2_EE8_M_eraseEPSt13_Rb_tree_nodeIS2_E"
@@ -173,6 +175,36 @@ def _text(string: int) -> bytes:
     """The bytes of a `std::string` at this address."""
     at = ctypes.c_void_p.from_address(string).value or 0
     return ctypes.string_at(at, ctypes.c_size_t.from_address(at + _STRING_LENGTH_AT).value)
+
+
+class Listener:
+    """Takes all messages that the library read at once, made as C++ would make an object of `MQMessageListener`.
+
+    The library's C functions call back for one message after the other, in one thread for all that it read at once: the
+    second would wait until the first is settled.
+
+    Args:
+        dll: The library.
+        consumer: Its push consumer.
+        take: Is given the messages, and returns when they are consumed.
+    """
+
+    def __init__(self, dll: Any, consumer: int, take: Callable[[list[int]], None]) -> None:
+        def consume(_: int, messages: int) -> int:
+            begin, end = (ctypes.c_void_p.from_address(messages + at).value or 0 for at in (0, 8))
+            take(list(range(begin, end, _MESSAGE_BYTES)))
+            return 0
+
+        pointer, number = ctypes.c_void_p, ctypes.c_int
+        nothing = ctypes.CFUNCTYPE(None, pointer)(lambda _: None)
+        kind = ctypes.CFUNCTYPE(number, pointer)(lambda _: _CONCURRENTLY)
+        consumed = ctypes.CFUNCTYPE(number, pointer, pointer)(consume)
+        self._functions = nothing, nothing, consumed, kind
+        self._table = (pointer * 4)(*(ctypes.cast(one, pointer).value for one in self._functions))
+        self._object = (pointer * 8)(ctypes.addressof(self._table))
+        _method(dll, "23registerMessageListenerEPNS_17MQMessageListenerE", pointer)(
+            consumer, ctypes.addressof(self._object)
+        )
 
 
 def begin_at_first(dll: Any, consumer: int) -> None:

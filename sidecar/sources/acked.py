@@ -359,7 +359,7 @@ class AckedSource:
         return error is None
 
     def _acknowledge_again(self, handle: Hashable) -> None:
-        if self._unsaved:
+        if self._leaving:  # else what is settled is durable, whatever else is still to be written
             self._late.append(handle)
         else:
             self._client.ack([handle])

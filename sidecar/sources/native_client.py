@@ -18,10 +18,13 @@ from sidecar.sources.acked_client import Handed
 from sidecar.sources.native_cluster import Cluster
 from sidecar.sources.native_process import ChildProcess
 
+_PLACE_BYTES = 16
 THREADS_MAX = 512
-"""Each message that is held needs one; the library uses 32 for a queue at most."""
+"""What the library read at once needs one until it is settled."""
 THREADS_PER_QUEUE = 32
 AGAIN_MIN_S, AGAIN_MAX_S = 0.5, 30.0
+RETURNED_S = 2.0
+"""So long after a broker's return the library may say nothing: it needs 10 s and more to ask it again."""
 STEADY_S = 60.0
 """A child that lived so long is no sign that the next one will not."""
 _LOGS = {"log_files": 2, "log_file_mb": 10}
@@ -63,7 +66,7 @@ class NativeClient:
         self._first = 0
         """Numbers from here on are the present child's."""
         self._next = 0
-        self._begun_s = self._again_at_s = 0.0
+        self._begun_s = self._again_at_s = self._heard_s = 0.0
         self._again_s = AGAIN_MIN_S
         self._problem = ""
         self._early: list[Handed] = []
@@ -108,7 +111,15 @@ class NativeClient:
                 self._failed(payload.decode("utf-8", "replace"), is_final=kind is Kind.UNUSABLE)
         if self._child is not None and self._child.problem:
             self._failed(self._child.problem)
+        self._watch(bool(found))
         return found
+
+    def _watch(self, has_come: bool) -> None:
+        now_s, returned_s = time.monotonic(), self._cluster.returned_s
+        self._heard_s = now_s if has_come else self._heard_s
+        since_s = max(self._heard_s, self._begun_s)
+        if self._child is not None and since_s < returned_s < now_s - RETURNED_S:
+            self._failed("was silent after a broker's return")
 
     # The child
 
@@ -256,5 +267,7 @@ def _text(value: bytes | None) -> str:
 def _place(offset_message_id: bytes) -> tuple[str, str]:
     """Address and id; the library writes the address from its end."""
     raw = bytes.fromhex(offset_message_id.decode())
+    if len(raw) != _PLACE_BYTES:  # IPv6, which the library does not know well
+        return "", offset_message_id.decode()
     host, rest = raw[:4][::-1], raw[4:]
     return f"{'.'.join(map(str, host))}:{int.from_bytes(rest[:4])}", (host + rest).hex().upper()

@@ -34,6 +34,9 @@ class Cluster:
         self._settings = settings
         self.asks = Asks(client_id, settings.group, settings.namespace or "")
         self._network = Network(sign_of(settings), None, lambda frame: None)
+        self._away: set[str] = set()
+        self.returned_s = 0.0
+        """When a broker that was away came back the last time."""
         self._routes = Routes(self._network, self.asks, settings.name_servers.split(","), settings.topics)
 
     def open(self) -> None:
@@ -89,13 +92,15 @@ class Cluster:
         return [tp for topic in self._settings.topics for tp in self._routes.queues(topic)]
 
     def _begin(self) -> str:
-        """Commit the start of a group that has nothing committed; why that could not be, if so."""
-        tps = self.queues
+        """Commit the start of a group that has nothing committed; why that could not be, if so.
+
+        A broker that is away holds up nothing: its queues are read from where it says.
+        """
         try:
-            answers = self._ask([(tp, self.asks.committed(tp)) for tp in tps])
+            answers = self._ask([(tp, self.asks.committed(tp)) for tp in self.queues])
             if any(frame.code == Code.SUCCESS for frame in answers.values()):
                 return ""
-            starts = self._ask([(tp, self._start(tp)) for tp in tps])
+            starts = self._ask([(tp, self._start(tp)) for tp in answers])
             commits = [(tp, self.asks.commit(tp, read_offset(frame))) for tp, frame in starts.items()]
             self._ask(commits)
         except (NoAnswerError, ProtocolError) as error:
@@ -114,12 +119,12 @@ class Cluster:
         frames = self._network.ask_all([(links[tp.broker], ask) for tp, ask in asks], ASK_TIMEOUT_S)
         found = {}
         for (tp, _), frame in zip(asks, frames, strict=True):
-            link = links[tp.broker]
-            if frame is None:
-                raise NoAnswerError(f"{link.address}: {link.problem or 'no answer'}")
-            if frame.code not in (Code.SUCCESS, Code.QUERY_NOT_FOUND):
-                raise RefusedError(frame, link.address)
-            found[tp] = frame
+            if frame is not None and frame.code not in (Code.SUCCESS, Code.QUERY_NOT_FOUND):
+                raise RefusedError(frame, links[tp.broker].address)
+            if frame is not None:
+                found[tp] = frame
+        if not found:
+            raise NoAnswerError("; ".join(f"{link.address}: {link.problem or 'no answer'}" for link in links.values()))
         return found
 
     # While messages come
@@ -128,6 +133,10 @@ class Cluster:
         """Keep what is known of the cluster up to date; does not wait."""
         self._routes.refresh()
         self._network.turn(0)
+        away = {name for name, link in self._routes.brokers().items() if link.problem}
+        if self._away - away:
+            self.returned_s = time.monotonic()
+        self._away = away
 
     def broker_at(self, address: str) -> str:
         """The name of the broker at an address; the address itself where none is known there any more."""

@@ -75,6 +75,7 @@ def test_a_child_that_ends_or_hangs_is_replaced(
             wait_until(lambda: receiver.stats["rows"] > 200, PATIENCE_S, "it delivers", detail=daemon.log_tail)
             before = child_of(daemon)
             os.kill(before, how)
+            bodies.send(1_000)
             await_all(daemon, bodies, receiver)
             assert child_of(daemon) != before
             (told,) = daemon.events("native.ended")
@@ -110,3 +111,35 @@ def test_a_retried_message_is_not_mistaken_for_another(
     assert (again["keys"], again["properties"]["colour"]) == (["k1", "k2"], "rot")
     assert again["message_id"] == again["properties"]["UNIQ_KEY"]
     assert first["offset_message_id"].startswith("7F000001")
+
+
+def test_a_new_group_begins_where_it_is_told(node: RocketMqNode, source: dict[str, Any], tmp_path: Path) -> None:
+    """With `start: latest` what was there before is not delivered, whatever librocketmq would begin with."""
+    bodies = Bodies(node)
+    node.send(bodies.topic, [Message(b"old", tag="paid")] * 8, queues=8)
+    wait_until(lambda: sum(node.end_offsets(bodies.topic, 8).values()) == 8, PATIENCE_S, "they are stored")
+    with Receiver() as receiver:
+        config = configuration(source | {"start": "latest"}, bodies, receiver.url)
+        with Daemon(tmp_path, config) as daemon:
+            daemon.wait_ready()
+            bodies.send(100)
+            await_all(daemon, bodies, receiver)
+            daemon.stop()
+        bodies.assert_exact(receiver)
+
+
+def test_what_is_not_there_ends_the_start(node: RocketMqNode, source: dict[str, Any], tmp_path: Path) -> None:
+    """An unknown topic and name servers that are away: 69 and a sentence."""
+    bodies = Bodies(node)
+    for number, (change, words) in enumerate(
+        (
+            ({"topics": ["no-such-topic"]}, "do not know the topic no-such-topic"),
+            ({"name_servers": "127.0.0.1:9"}, "could not be reached"),
+        )
+    ):
+        config = configuration(source, bodies, "http://localhost:9/")
+        config["source"]["rocketmq"] |= {"start_timeout": "500ms", **change}
+        daemon = Daemon(tmp_path, config, name=f"wrong-{number}")
+        daemon.start()
+        daemon.wait(69, PATIENCE_S)
+        assert words in daemon.log_path.read_text()
