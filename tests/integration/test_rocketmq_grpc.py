@@ -111,7 +111,7 @@ def waits(node: RocketMqNode, tmp_path_factory: pytest.TempPathFactory) -> Itera
                 flows.kills, Node(node.name_server), source, tmp_path_factory.mktemp("kills"), 6_000, 2
             ),
             "members": pool.submit(
-                flows.members, Node(node.name_server), source, tmp_path_factory.mktemp("members"), 2, 4, every_s=2
+                flows.members, Node(node.name_server), source, tmp_path_factory.mktemp("members"), 2, 2, every_s=2
             ),
             "twins": pool.submit(twins, Node(node.name_server), source, tmp_path_factory.mktemp("twins")),
             "fifo": pool.submit(in_order, Node(node.name_server), source, tmp_path_factory.mktemp("fifo")),

@@ -228,6 +228,8 @@ def members(
         try:
             for member in group:
                 member.start()
+            for member in group:
+                member.wait_ready(PATIENCE_S)
             until_s = time.monotonic() + seconds
             while time.monotonic() < until_s:
                 next_s = time.monotonic() + every_s
@@ -237,14 +239,16 @@ def members(
                 running = [member for member in group if member.running]
                 gone = [member for member in group if not member.running]
                 if gone and (len(running) == 1 or chance.random() < 0.5):
-                    chance.choice(gone).start()
+                    member = chance.choice(gone)
+                    member.start()
+                    member.wait_ready(PATIENCE_S)
                     events.append("join")
                 elif len(running) > 1:
                     member = chance.choice(running)
                     events.append(chance.choice(["kill", "leave"]))
                     member.kill9() if events[-1] == "kill" else member.stop()
             wait_until(
-                lambda: bodies.has_arrived(receiver), GONE_AFTER_S + PATIENCE_S, "all has arrived",
+                lambda: bodies.has_arrived(receiver), GONE_AFTER_S + 2 * PATIENCE_S, "all has arrived",
                 detail=lambda: (bodies.lacks(receiver), [one.log_tail() for one in group if one.running]),
             )  # fmt: skip
             for member in group:
