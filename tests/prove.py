@@ -193,7 +193,9 @@ def rocketmq_checks(n: Sizes) -> dict[str, Check]:
         "rocketmq-grpc": lambda node, folder: [flows.flow(node, grpc(node), folder, messages)],
         "rocketmq-grpc-kills": lambda node, folder: [flows.kills(node, grpc(node), folder, messages, ends)],
         "rocketmq-grpc-outages": lambda node, folder: [flows.outages(node, grpc(node), folder, n(20_000, 4_000), n(5))],
-        "rocketmq-grpc-members": lambda node, folder: [flows.members(node, grpc(node), folder, 2, n(300, 20))],
+        "rocketmq-grpc-members": lambda node, folder: [
+            flows.members(node, grpc(node), folder, count, n(300, 20)) for count in (2, 3)
+        ],
         "rocketmq-native": lambda node, folder: [flows.flow(node, native(node), folder, n(50_000, 5_000))],
         "rocketmq-native-kills": lambda node, folder: [
             flows.kills(node, native(node), folder, n(50_000, 5_000), n(5, 2))
