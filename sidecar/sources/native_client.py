@@ -23,8 +23,6 @@ THREADS_MAX = 512
 """What the library read at once needs one until it is settled."""
 THREADS_PER_QUEUE = 32
 AGAIN_MIN_S, AGAIN_MAX_S = 0.5, 30.0
-RETURNED_S = 2.0
-"""So long after a broker's return the library may say nothing: it needs 10 s and more to ask it again."""
 STEADY_S = 60.0
 """A child that lived so long is no sign that the next one will not."""
 _LOGS = {"log_files": 2, "log_file_mb": 10}
@@ -66,7 +64,7 @@ class NativeClient:
         self._first = 0
         """Numbers from here on are the present child's."""
         self._next = 0
-        self._begun_s = self._again_at_s = self._heard_s = 0.0
+        self._begun_s = self._again_at_s = 0.0
         self._again_s = AGAIN_MIN_S
         self._problem = ""
         self._early: list[Handed] = []
@@ -111,15 +109,7 @@ class NativeClient:
                 self._failed(payload.decode("utf-8", "replace"), is_final=kind is Kind.UNUSABLE)
         if self._child is not None and self._child.problem:
             self._failed(self._child.problem)
-        self._watch(bool(found))
         return found
-
-    def _watch(self, has_come: bool) -> None:
-        now_s, returned_s = time.monotonic(), self._cluster.returned_s
-        self._heard_s = now_s if has_come else self._heard_s
-        since_s = max(self._heard_s, self._begun_s)
-        if self._child is not None and since_s < returned_s < now_s - RETURNED_S:
-            self._failed("was silent after a broker's return")
 
     # The child
 

@@ -19,6 +19,7 @@ from sidecar.sources.rocketmq_config import is_refusal, refused, sign_of
 from sidecar.sources.rocketmq_routes import Routes
 
 ASK_TIMEOUT_S = 2.0
+ASK_AGAIN_S = 0.5
 
 
 class Cluster:
@@ -34,9 +35,7 @@ class Cluster:
         self._settings = settings
         self.asks = Asks(client_id, settings.group, settings.namespace or "")
         self._network = Network(sign_of(settings), None, lambda frame: None)
-        self._away: set[str] = set()
-        self.returned_s = 0.0
-        """When a broker that was away came back the last time."""
+        self._ask_at_s = 0.0
         self._routes = Routes(self._network, self.asks, settings.name_servers.split(","), settings.topics)
 
     def open(self) -> None:
@@ -134,9 +133,16 @@ class Cluster:
         self._routes.refresh()
         self._network.turn(0)
         away = {name for name, link in self._routes.brokers().items() if link.problem}
-        if self._away - away:
-            self.returned_s = time.monotonic()
-        self._away = away
+        if away and time.monotonic() >= self._ask_at_s:
+            self._ask_at_s = time.monotonic() + ASK_AGAIN_S
+            self._ask_for(away)
+
+    def _ask_for(self, away: set[str]) -> None:
+        """A broker is back only when it has answered, and nothing else is asked here."""
+        links = self._routes.brokers()
+        for tp in {tp.broker: tp for tp in self.queues if tp.broker in away}.values():
+            if links[tp.broker].is_up:
+                links[tp.broker].ask(self.asks.low(tp), lambda frame: None)
 
     def broker_at(self, address: str) -> str:
         """The name of the broker at an address; the address itself where none is known there any more."""
