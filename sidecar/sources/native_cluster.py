@@ -10,15 +10,14 @@ from collections.abc import Mapping
 
 from sidecar.config.source import RocketMqSource as RocketMqSettings
 from sidecar.core.records import TopicPartition
-from sidecar.errors import UnavailableError
 from sidecar.rocketmq.codes import Code
 from sidecar.rocketmq.frames import Frame, ProtocolError
 from sidecar.rocketmq.network import Ask, Network, NoAnswerError, RefusedError
 from sidecar.rocketmq.requests import Asks, read_offset
-from sidecar.sources.rocketmq_config import is_refusal, refused, sign_of
+from sidecar.sources.rocketmq_config import sign_of
+from sidecar.sources.rocketmq_joining import ASK_TIMEOUT_S, BROKER_HINT, await_routes, unavailable, unless_refused
 from sidecar.sources.rocketmq_routes import Routes
 
-ASK_TIMEOUT_S = 2.0
 ASK_AGAIN_S = 0.5
 
 
@@ -46,42 +45,11 @@ class Cluster:
             CredentialsError: The credentials are refused.
         """
         until_s = time.monotonic() + self._settings.start_timeout_ms / 1000
-        self._await_routes(until_s)
+        await_routes(self._settings, self._network, self._routes, until_s)
         while (problem := self._begin()) and time.monotonic() < until_s:
             self._network.turn(0.2)
         if problem:
-            raise self._unavailable(
-                f"no broker could be asked where the group stands: {problem}",
-                "the address is the one that the broker tells the name server: check its brokerIP1 and listenPort",
-            )
-
-    def _await_routes(self, until_s: float) -> None:
-        missing, servers = list(self._settings.topics), self._settings.name_servers
-        while True:
-            left_s = until_s - time.monotonic()
-            try:
-                missing, reason = self._routes.find(missing, min(ASK_TIMEOUT_S, max(0.1, left_s))), ""
-            except NoAnswerError as error:
-                reason = str(error)
-            except RefusedError as error:
-                reason = _unless_refused(error)
-            if not missing:
-                return
-            if left_s <= 0 and reason:
-                raise self._unavailable(
-                    f"the name servers at {servers} could not be reached: {reason}",
-                    "check source.rocketmq.name_servers, and that one runs and is reachable from here",
-                )
-            if left_s <= 0:
-                raise self._unavailable(
-                    f"the name servers at {servers} do not know the topic {', '.join(missing)}",
-                    "create the topic, or correct source.rocketmq.topics",
-                )
-            self._network.turn(0.1)
-
-    def _unavailable(self, what: str, hint: str) -> UnavailableError:
-        waited = f"for {self._settings.start_timeout_ms / 1000:g} s (source.rocketmq.start_timeout)"
-        return UnavailableError(f"RocketMQ: {what}, {waited}", hint=hint)
+            raise unavailable(self._settings, "no broker could be asked where the group stands", problem, BROKER_HINT)
 
     # Where a new group begins
 
@@ -105,7 +73,7 @@ class Cluster:
         except (NoAnswerError, ProtocolError) as error:
             return str(error)
         except RefusedError as error:
-            return _unless_refused(error)
+            return unless_refused(error)
         return ""
 
     def _start(self, tp: TopicPartition) -> Ask:
@@ -157,9 +125,3 @@ class Cluster:
     def close(self) -> None:
         """Disconnect."""
         self._network.close()
-
-
-def _unless_refused(error: RefusedError) -> str:
-    if is_refusal(error):
-        raise refused(error)
-    return str(error)

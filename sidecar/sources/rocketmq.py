@@ -217,8 +217,10 @@ class RocketMqSource:
         self._unlock((self._members.locked | set(self._failed)) - targets)
         if tps != self._leaving:
             self._leaving, self._leave_by_s = tps, time.monotonic() + HAND_OVER_S
-            self._listener.handing_over(tps)
-        if tps and (self._listener.handing_over(tps) or time.monotonic() >= self._leave_by_s):
+        elif not tps:
+            return
+        settled = self._listener.handing_over(tps)
+        if tps and (settled or time.monotonic() >= self._leave_by_s):
             self._listener.revoking(tps)
             self._drop(tps)
             self._unlock(tps)

@@ -14,6 +14,7 @@ from sidecar.sources.rocketmq_members import Members
 from sidecar.sources.rocketmq_routes import Routes
 
 ASK_TIMEOUT_S = 2.0
+BROKER_HINT = "the address is the one that the broker tells the name server: check its brokerIP1 and listenPort"
 
 
 class Joining:
@@ -36,31 +37,8 @@ class Joining:
         self._until_s = time.monotonic() + settings.start_timeout_ms / 1000
 
     def await_routes(self) -> None:
-        """Wait until name servers know all topics.
-
-        Raises:
-            UnavailableError: They do not within the start-up time.
-            CredentialsError: They refuse the credentials.
-        """
-        servers, missing, reason = self._settings.name_servers, list(self._settings.topics), ""
-        while True:
-            try:
-                missing, reason = self._routes.find(missing, min(ASK_TIMEOUT_S, max(0.1, self._left_s))), ""
-            except NoAnswerError as error:
-                reason = str(error)
-            except RefusedError as error:
-                reason = _unless_refused(error)
-            if not missing:
-                return
-            if self._left_s <= 0:
-                raise self._unavailable(
-                    f"the name servers at {servers} could not be reached" if reason
-                    else f"the name servers at {servers} do not know the topic {', '.join(missing)}",
-                    reason,
-                    "check source.rocketmq.name_servers, and that one runs and is reachable from here" if reason
-                    else "create the topic, or correct source.rocketmq.topics",
-                )  # fmt: skip
-            self._network.turn(0.1)
+        """As the function of this name."""
+        await_routes(self._settings, self._network, self._routes, self._until_s)
 
     def await_brokers(self) -> None:
         """Wait for one that answers: it is enough to begin with; the others' queues are taken when they come.
@@ -73,14 +51,11 @@ class Joining:
             self._members.keep(())
             self._network.turn(0.02)
             if self._members.refusal is not None:
-                _unless_refused(self._members.refusal)
+                unless_refused(self._members.refusal)
             if self._left_s <= 0:
                 links = self._routes.brokers().values()
                 reason = "; ".join(f"{link.address}: {link.problem or 'no answer'}" for link in links)
-                hint = (
-                    "the address is the one that the broker tells the name server: check its brokerIP1 and listenPort"
-                )
-                raise self._unavailable("no broker could be reached", reason, hint)
+                raise unavailable(self._settings, "no broker could be reached", reason, BROKER_HINT)
 
     def check_filter(self, subscription: Subscription) -> None:
         """What a broker cannot filter by it would refuse with every pull; brokers that are away now tell it then.
@@ -101,12 +76,49 @@ class Joining:
     def _left_s(self) -> float:
         return self._until_s - time.monotonic()
 
-    def _unavailable(self, what: str, reason: str, hint: str) -> UnavailableError:
-        waited = f"for {self._settings.start_timeout_ms / 1000:g} s (source.rocketmq.start_timeout)"
-        return UnavailableError(f"RocketMQ: {what} {waited}{': ' if reason else ''}{reason}", hint=hint)
+
+def await_routes(settings: Settings, network: Network, routes: Routes, until_s: float) -> None:
+    """Wait until name servers know all topics.
+
+    Raises:
+        UnavailableError: They do not until `until_s`, monotonic.
+        CredentialsError: They refuse the credentials.
+    """
+    missing, reason = list(settings.topics), ""
+    while True:
+        left_s = until_s - time.monotonic()
+        try:
+            missing, reason = routes.find(missing, min(ASK_TIMEOUT_S, max(0.1, left_s))), ""
+        except NoAnswerError as error:
+            reason = str(error)
+        except RefusedError as error:
+            reason = unless_refused(error)
+        if not missing:
+            return
+        if left_s <= 0:
+            found = "could not be reached" if reason else f"do not know the topic {', '.join(missing)}"
+            raise unavailable(
+                settings,
+                f"the name servers at {settings.name_servers} {found}",
+                reason,
+                "check source.rocketmq.name_servers, and that one runs and is reachable from here" if reason
+                else "create the topic, or correct source.rocketmq.topics",
+            )  # fmt: skip
+        network.turn(0.1)
 
 
-def _unless_refused(error: RefusedError) -> str:
+def unavailable(settings: Settings, what: str, reason: str, hint: str) -> UnavailableError:
+    """The error of a start whose time is over."""
+    waited = f"for {settings.start_timeout_ms / 1000:g} s (source.rocketmq.start_timeout)"
+    return UnavailableError(f"RocketMQ: {what} {waited}{': ' if reason else ''}{reason}", hint=hint)
+
+
+def unless_refused(error: RefusedError) -> str:
+    """The error in words, where it is not for want of rights.
+
+    Raises:
+        CredentialsError: It is.
+    """
     if is_refusal(error):
         raise refused(error)
     return str(error)
