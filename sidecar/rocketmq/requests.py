@@ -231,6 +231,17 @@ def read_members(answer: Frame) -> list[str]:
     return list(loads(answer.body)["consumerIdList"]) if answer.body else []
 
 
+def commit_waves(tps: Iterable[TopicPartition]) -> list[list[TopicPartition]]:
+    """In what order to commit: a queue of each topic and broker first; then, when that is answered, the others.
+
+    A broker that has nothing of a group and topic yet may keep one alone of several commits that come together, and
+    says yes to all (`ConsumerOffsetManager.commitOffset`, seen of 5.3).
+    """
+    tps = list(tps)
+    ahead = set({(tp.topic, tp.broker): tp for tp in tps}.values())
+    return [wave for wave in ([*ahead], [tp for tp in tps if tp not in ahead]) if wave]
+
+
 def read_offset(answer: Frame, name: str = "offset") -> int:
     """An offset of an answer.
 

@@ -13,7 +13,7 @@ from sidecar.core.records import TopicPartition
 from sidecar.rocketmq.codes import Code
 from sidecar.rocketmq.frames import Frame, ProtocolError
 from sidecar.rocketmq.network import Ask, Network, NoAnswerError, RefusedError
-from sidecar.rocketmq.requests import Asks, read_offset
+from sidecar.rocketmq.requests import Asks, commit_waves, read_offset
 from sidecar.sources.rocketmq_config import sign_of
 from sidecar.sources.rocketmq_joining import ASK_TIMEOUT_S, BROKER_HINT, await_routes, unavailable, unless_refused
 from sidecar.sources.rocketmq_routes import Routes
@@ -68,8 +68,8 @@ class Cluster:
             if any(frame.code == Code.SUCCESS for frame in answers.values()):
                 return ""
             starts = self._ask([(tp, self._start(tp)) for tp in answers])
-            commits = [(tp, self.asks.commit(tp, read_offset(frame))) for tp, frame in starts.items()]
-            self._ask(commits)
+            for tps in commit_waves(starts):
+                self._ask([(tp, self.asks.commit(tp, read_offset(starts[tp]))) for tp in tps])
         except (NoAnswerError, ProtocolError) as error:
             return str(error)
         except RefusedError as error:

@@ -17,7 +17,7 @@ from sidecar.errors import StateError
 from sidecar.rocketmq.codes import Code
 from sidecar.rocketmq.frames import Frame
 from sidecar.rocketmq.network import Link, Network
-from sidecar.rocketmq.requests import Asks
+from sidecar.rocketmq.requests import Asks, commit_waves
 from sidecar.sources.base import Assignment, Listener
 from sidecar.sources.rocketmq_progress import Mark, Progress
 from sidecar.state.interface import State
@@ -184,9 +184,13 @@ class Commits:
         self._ask_all(offsets)
 
     def _ask_all(self, offsets: Mapping[TopicPartition, int]) -> dict[TopicPartition, bool]:
-        asks = [(tp, link, self._asks.commit(tp, at)) for tp, at in offsets.items() if (link := self._place(tp))]
-        answers = self._network.ask_all([(link, ask) for _, link, ask in asks], NOW_TIMEOUT_S)
-        return {tp: self._took(tp, offsets[tp], answer) for (tp, _, _), answer in zip(asks, answers, strict=True)}
+        results: dict[TopicPartition, bool] = {}
+        links = {tp: link for tp in offsets if (link := self._place(tp))}
+        for tps in commit_waves(links):
+            asks = [(links[tp], self._asks.commit(tp, offsets[tp])) for tp in tps]
+            answers = zip(tps, self._network.ask_all(asks, NOW_TIMEOUT_S), strict=True)
+            results |= {tp: self._took(tp, offsets[tp], answer) for tp, answer in answers}
+        return results
 
     def _rows(self, items: Sequence[CommitItem]) -> tuple[dict[TopicPartition, str], dict[TopicPartition, int]]:
         rows, offsets = {}, {}

@@ -82,7 +82,8 @@ class Bodies:
         """Nothing was lost, nothing else came, nothing came twice (unless it may); how much did."""
         found = arrived(receiver)
         assert not self.wanted - found, f"lost {(self.wanted - found).total()}"
-        assert not found.keys() - self.wanted.keys(), f"{len(found.keys() - self.wanted.keys())} never sent or wanted"
+        others = [row for row in receiver.rows() if row[3] not in self.wanted]
+        assert not others, f"{len(others)} never sent or wanted: {others[:5]}"
         repeats = (found - self.wanted).total()
         assert twice or not repeats, f"twice {repeats}"
         return repeats

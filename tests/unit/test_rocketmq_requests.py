@@ -8,7 +8,7 @@ import pytest
 from sidecar.core.records import TopicPartition
 from sidecar.rocketmq.acl import signer
 from sidecar.rocketmq.frames import Frame, ProtocolError
-from sidecar.rocketmq.requests import Asks, Subscription, read_offset, read_route
+from sidecar.rocketmq.requests import Asks, Subscription, commit_waves, read_offset, read_route
 
 TP = TopicPartition("orders", 3, "broker-a")
 
@@ -80,3 +80,13 @@ def test_answers_without_what_was_asked_for_are_errors() -> None:
         read_offset(answer())
     with pytest.raises(ProtocolError):
         read_route("orders", answer(b'{"queueDatas":[]}'))
+
+
+def test_a_first_commit_of_a_topic_goes_ahead_at_each_broker() -> None:
+    """A broker that has none yet loses all but one of those that come together; an empty wave is not sent."""
+    queues = [TopicPartition(topic, n, broker) for topic in ("a", "b") for broker in ("x", "y") for n in range(3)]
+    ahead, rest = commit_waves(queues)
+    assert sorted((tp.topic, tp.broker) for tp in ahead) == [("a", "x"), ("a", "y"), ("b", "x"), ("b", "y")]
+    assert sorted(ahead + rest) == sorted(queues)
+    assert commit_waves([TP]) == [[TP]]
+    assert commit_waves([]) == []
