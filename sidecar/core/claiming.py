@@ -202,7 +202,7 @@ class Claiming:
         parts = owner.separate(part, pieces, hold.token)
         self._d.replaced(part, parts)
         for piece, token in zip(parts, pieces, strict=True):
-            piece.hold = Hold(token, tries=hold.tries)
+            piece.hold = Hold(token, fewer=token == hold.token and part.attempts > 0, tries=hold.tries)
         return parts
 
     def halve(self, part: Part, halves: Sequence[list[Fragment]]) -> None:

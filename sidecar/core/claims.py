@@ -85,6 +85,8 @@ class Hold:
     was: int | None = None
     first: bool = False
     """Nothing was asked for it in this life: earlier ones may have told its rows apart."""
+    fewer: bool = False
+    """Under its name it was sent, perhaps, with rows that twins have by now."""
     at_ms: float = -inf
     """When the last claim was asked for, monotonic."""
     tries: int = 0

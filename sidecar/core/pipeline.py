@@ -33,6 +33,8 @@ class _Sent:
     epoch: int
     carried: Carried
     intents: list[Intent | Seal]
+    errors: int
+    """How many of the partition's `errors` the ledger is to be told then."""
 
 
 class Pipeline:
@@ -204,7 +206,8 @@ class Pipeline:
             carried = partition.carried()
             if carried == partition.durable and not partition.marks and not partition.seals:
                 continue
-            self._outstanding[tp] = _Sent(partition.epoch, carried, [*partition.intents, *partition.seals])
+            waiting: list[Intent | Seal] = [*partition.intents, *partition.seals]
+            self._outstanding[tp] = _Sent(partition.epoch, carried, waiting, len(partition.errors))
             ids = array("q", partition.settled_ids)
             partition.settled_ids.clear()
             marks, partition.marks = tuple(partition.marks), []
@@ -228,6 +231,10 @@ class Pipeline:
             for intent in state.intents:
                 intent.durable = True
             partition.seals = [seal for seal in partition.seals if not seal.durable]
+            if state.errors:
+                partition.marks += partition.errors[: state.errors]
+                del partition.errors[: state.errors]
+                self._touch(tp, now_ms)
         self.delivery.unseal()
 
     @property

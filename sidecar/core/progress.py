@@ -46,6 +46,8 @@ class Intent:
     """Parts that are not settled."""
     ids: list[int] = field(default_factory=list)
     """Message ids of its settled rows, journalled when all of it is settled: a repeat must not be cut down by them."""
+    errors: list[Mark] = field(default_factory=list)
+    """Of its dead letters; the ledger is told when none of it can be sent again, since a twin may take them then."""
 
     def covers(self, key: int, offset: int) -> bool:
         """Whether a message of that group at that offset belongs to this intent."""
@@ -105,7 +107,9 @@ class Partition:
         self.settled_ids: list[int] = []
         """Message ids of finished intents, for the journal."""
         self.marks: list[Mark] = []
-        """Claims that came to their end, for the ledger."""
+        """Claims that came to their end, for the ledger before the next commit."""
+        self.errors: list[Mark] = []
+        """Those of finished intents, for the ledger once a commit says so."""
         self.seals: list[Seal] = []
         self.joint_from = carried.joint_from
         self._separator = separator
@@ -322,6 +326,7 @@ class Partition:
         for intent in self.intents:
             if not intent.live and intent.collected is None:
                 self.settled_ids += intent.ids
+                self.errors += intent.errors
         self.intents = [i for i in self.intents if i.live or i.collected is not None]
 
     def may_split(self, part: Part) -> bool:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 PARTIAL_STATUS = 207
 WHOLE_ANSWERS_MAX = 10
-"""Answers that name every row of a part of an earlier life, until it is taken for one that the receiver knows."""
+"""Answers that name every row of a part that once had more, until it is taken for one that the receiver knows."""
 
 
 class Refusals:
@@ -138,10 +138,11 @@ class Refusals:
 def _remembered(part: Part) -> bool:
     """Whether the receiver seems to know a part of which it names every row as failed.
 
-    That is so for ever where what it took of an earlier life's part was compacted away since.
+    That is so for ever where what it took of the part was compacted away since, or went to a twin when a claim expired.
     """
     answers = sum(attempt.status == PARTIAL_STATUS for attempt in part.history)
-    return part.intent.old and part.first < part.last and answers >= WHOLE_ANSWERS_MAX
+    fewer = part.intent.old or (part.hold is not None and part.hold.fewer)
+    return fewer and part.first < part.last and answers >= WHOLE_ANSWERS_MAX
 
 
 def _retry(answer: Answer, reason: str) -> Answer:

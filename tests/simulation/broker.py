@@ -80,8 +80,7 @@ class Life:
             if not self.settled(offset):
                 text = f"{self.number}:{offset} is below the committed {carried.watermark}, unsettled"
                 raise BrokenPromiseError("lost", text)
-            ended = self.stored | (self.letters - self.log.odd)
-            if self.ledger is not None and offset in ended - self.gone:
+            if self.ledger is not None and offset in self.stored - self.letters - self.gone:
                 self._check_claim(self.ledger, offset)
         self._checked = max(self._checked, carried.watermark)
 

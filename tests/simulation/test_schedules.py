@@ -20,12 +20,22 @@ REGRESSIONS = {
     76540: "a partition that was given up already was fenced for ever",
 }
 NEWER = {76540}
+LEDGER_REGRESSIONS = {
+    42155: "a twin took what was refused among others, whose name was sent again after a crash",
+    107307: "the receiver knew under a name what a twin had taken since",
+}
 
 
 @pytest.mark.parametrize("seed", REGRESSIONS, ids=str)
 def test_seed_that_failed_once(seed: int) -> None:
     """A schedule that found a mistake once passes."""
     assert run_schedule(seed, STEPS, newer=seed in NEWER) >= STEPS
+
+
+@pytest.mark.parametrize("seed", LEDGER_REGRESSIONS, ids=str)
+def test_seed_with_a_ledger_that_failed_once(seed: int) -> None:
+    """The same, of those with a ledger."""
+    assert run_schedule(seed, STEPS, ledger=True) >= STEPS
 
 
 def test_some_schedules_in_this_process() -> None:

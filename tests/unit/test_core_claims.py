@@ -10,7 +10,7 @@ import pytest
 from sidecar.core.claims import DUPLICATE, HELD, Mark, State, Want, place_of
 from sidecar.core.fields import Field
 from sidecar.core.ids import key_reader
-from sidecar.core.records import KEY_BYTES, Answer, Batch, TopicPartition
+from sidecar.core.records import KEY_BYTES, Answer, Batch, FailedRow, TopicPartition, Verdict
 from sidecar.ledger.memory import MemoryLedger
 from tests.simulation.plan import Row, key_of
 from tests.unit.test_core_pipeline import ACK, LEASE_MS, REJECT, RETRY, TP, Shell
@@ -142,6 +142,40 @@ def test_the_ledger_is_told_what_became_of_a_message() -> None:
     assert shell.twin((9, 0, 1, b"")) == [HELD]
     shell.run(200)
     assert [shell.twin((9, 0, number, b"")) for number in (1, 2, 3)] == [[DUPLICATE], [DUPLICATE], [7]]
+
+
+def test_what_was_refused_among_others_is_held_until_their_name_is_not_sent_again() -> None:
+    """A twin may have it only when a commit says that its batch is over: a crash before that sends all of it again."""
+    shell, rows = Twins(), with_ids(1, 2)
+    shell.answers = [Answer(Verdict.PARTIAL, "rows", 207, failed=(FailedRow(0, False, "bad"),))]
+    shell.read(*rows)
+    while not shell.sent:
+        shell.run(1, by_ms=5)
+    shell.commit_ok = False
+    shell.run(20)
+    assert (shell.letters[0].offset, shell.twin((9, 0, 1, b""))) == (0, [HELD])
+    shell.commit_ok = True
+    shell.run(20)
+    assert shell.twin((9, 0, 1, b"")) == [7]
+    assert shell.pipeline.idle
+
+
+def test_a_receiver_that_knows_what_a_twin_took_is_sent_the_others_under_another_name() -> None:
+    """It answers as it did when there was more under the name, for ever; some such answers tell that it does."""
+    shell, rows = Twins(), with_ids(1, 2, 3)
+    known = Answer(Verdict.PARTIAL, "rows", 207, failed=(FailedRow(0, True, "busy"), FailedRow(1, True, "busy")))
+    shell.answers = [RETRY] + [known] * 10
+    shell.read(*rows)
+    while not shell.sent:
+        shell.run(1, by_ms=5)
+    shell.now_ms += 4 * LEASE_MS
+    assert shell.twin(rows[0]) == [7]
+    shell.end(rows[0], State.SUCCESS)
+    shell.run(400)
+    assert shell.offsets() == [[0, 1, 2]] + [[1, 2]] * 11
+    assert len({name for name, _, _ in shell.sent[:-1]}) == 1
+    assert shell.sent[-1][0] != shell.sent[0][0]
+    assert shell.pipeline.idle
 
 
 def test_a_claim_is_renewed_before_the_next_try() -> None:
