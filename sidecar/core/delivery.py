@@ -356,7 +356,7 @@ class Delivery:
         """Tell the ledger what became of the part's rows, but for those whose index is in `but`."""
         owner, state = self.owner(part), ENDS.get(outcome)
         if part.hold is not None and state is not None and owner is not None:
-            # A twin may take a dead letter: the name that this was sent under, with others, must not be sent again then.
+            # A twin may take a dead letter: a name that it was sent under with others must not be sent again then.
             alone = part.primary and part.count == 1
             marks = owner.marks if state is State.SUCCESS or alone else part.intent.errors
             marks.append(mark_of(part.tp, part.fragments, state, but))

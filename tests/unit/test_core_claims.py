@@ -147,7 +147,7 @@ def test_the_ledger_is_told_what_became_of_a_message() -> None:
 def test_what_was_refused_among_others_is_held_until_their_name_is_not_sent_again() -> None:
     """A twin may have it only when a commit says that its batch is over: a crash before that sends all of it again."""
     shell, rows = Twins(), with_ids(1, 2)
-    shell.answers = [Answer(Verdict.PARTIAL, "rows", 207, failed=(FailedRow(0, False, "bad"),))]
+    shell.answers = [Answer(Verdict.PARTIAL, "rows", 207, failed=(FailedRow(0, retry=False, reason="bad"),))]
     shell.read(*rows)
     while not shell.sent:
         shell.run(1, by_ms=5)
@@ -163,7 +163,7 @@ def test_what_was_refused_among_others_is_held_until_their_name_is_not_sent_agai
 def test_a_receiver_that_knows_what_a_twin_took_is_sent_the_others_under_another_name() -> None:
     """It answers as it did when there was more under the name, for ever; some such answers tell that it does."""
     shell, rows = Twins(), with_ids(1, 2, 3)
-    known = Answer(Verdict.PARTIAL, "rows", 207, failed=(FailedRow(0, True, "busy"), FailedRow(1, True, "busy")))
+    known = Answer(Verdict.PARTIAL, "rows", 207, failed=tuple(FailedRow(i, retry=True, reason="busy") for i in (0, 1)))
     shell.answers = [RETRY] + [known] * 10
     shell.read(*rows)
     while not shell.sent:
