@@ -31,7 +31,19 @@ from sidecar.native.frames import (
     unpack_numbers,
     write_all,
 )
-from sidecar.native.library import LibraryError, Listener, Reader, begin_at_first, load, persist, read_ahead
+from sidecar.native.library import (
+    LibraryError,
+    Listener,
+    Reader,
+    ask_nothing,
+    await_answers,
+    begin_at_first,
+    check_layout,
+    keep_packed,
+    load,
+    persist,
+    read_ahead,
+)
 
 BEAT_EVERY_S = 1.0
 STUCK_S = 2.0
@@ -43,6 +55,8 @@ FLUSH_S = 0.3
 """After so long what the library tells the brokers has left the process: it writes on a thread of its own."""
 AHEAD_MIN, AHEAD_MAX = 32, 1000
 """Messages that the library may read ahead of each queue; it reads 32 at a time."""
+PULL_TIMEOUT_MS = 8_000
+"""A broker holds a pull for up to 15 s; what it answers later the library ignores, and it has asked again by then."""
 _PR_SET_PDEATHSIG = 1
 _EXIT_BROKEN = 70
 
@@ -160,6 +174,7 @@ def subscribe(settings: dict[str, Any]) -> tuple[Parking, Any, Any]:
 
     reader = Reader(dll)
     reader.check()
+    kept = keep_packed(dll)
     parking = Parking(
         reader, dll.GetMessageStoreSize, settings["held_bytes_max"], settings["first"], settings["threads"] // 4
     )
@@ -173,14 +188,16 @@ def subscribe(settings: dict[str, Any]) -> tuple[Parking, Any, Any]:
             consumer.set_session_credentials(settings["access_key"], settings["secret_key"], "ALIYUN")
         dll.SetPushConsumerLogLevel(consumer._handle, _CLogLevel.WARN)
         dll.SetPushConsumerLogFileNumAndSize(consumer._handle, settings["log_files"], settings["log_file_mb"])
+        check_layout(consumer._handle)
         begin_at_first(dll, consumer._handle)
+        await_answers(consumer._handle, PULL_TIMEOUT_MS)
         for topic, expression in settings["topics"].items():
             consumer.subscribe(topic, _never, expression)
         listener = Listener(dll, consumer._handle, parking.take)
         consumer.start()
     except RocketMQException as error:
         raise RuntimeError(str(error)) from error
-    return parking, dll, (consumer, listener)
+    return parking, dll, (consumer, listener, kept)
 
 
 def _never(_: Any) -> Any:
@@ -199,20 +216,26 @@ def main() -> None:
     (_, payload), *_ = _read(frames, None)
     try:
         settings = json.loads(payload)
-        parking, dll, (consumer, _) = subscribe(settings)
+        parking, dll, (consumer, *_) = subscribe(settings)
     except (LibraryError, RuntimeError) as error:
         kind = Kind.UNUSABLE if isinstance(error, LibraryError) else Kind.FAILED
         write_all(output, frame(kind, str(error).encode()))
         os._exit(_EXIT_BROKEN)
     parking.out.put(frame(Kind.READY))
     threading.Thread(target=_write, args=(output, parking.out), daemon=True).start()
-    beat_at_s = time.monotonic()
+    beat_at_s, ahead, is_away = time.monotonic(), AHEAD_MAX, False
     while True:
         for kind, payload in _read(frames, BEAT_EVERY_S):
             if kind is Kind.ACK:
                 parking.settle(unpack_numbers(payload))
             elif kind is Kind.RESUME:
                 parking.reopen()
+            elif kind is Kind.AWAY:
+                is_away = True
+                ask_nothing(consumer._handle)
+            elif kind is Kind.BACK:
+                is_away = False
+                read_ahead(dll, consumer._handle, ahead)
             else:
                 parking.close()
             if kind is Kind.LEAVE:
@@ -222,7 +245,9 @@ def main() -> None:
             parking.out.put(frame(Kind.BEAT))
             # Above this the library waits a second: fewer would be slow, and more than a queue's share is too much.
             share = settings["ahead_bytes_max"] // settings["queues"] // max(1, parking.largest_bytes)
-            read_ahead(dll, consumer._handle, max(AHEAD_MIN, min(AHEAD_MAX, share)))
+            ahead = max(AHEAD_MIN, min(AHEAD_MAX, share))
+            if not is_away:
+                read_ahead(dll, consumer._handle, ahead)
             parking.largest_bytes = 0
 
 

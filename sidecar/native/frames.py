@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 _HEAD = struct.Struct(">IB")
 _NUMBER = struct.Struct(">Q")
-_MESSAGE = struct.Struct(">QiqqqiHHII")
+_MESSAGE = struct.Struct(">QiqqqiiHHII")
 
 
 class Kind(enum.IntEnum):
@@ -33,6 +33,9 @@ class Kind(enum.IntEnum):
     MESSAGE = 9
     BEAT = 10
     """From the child, once a second: it lives."""
+    AWAY = 11
+    BACK = 12
+    """To the child: no broker can be reached, or one can be again."""
 
 
 class Message(NamedTuple):
@@ -44,12 +47,14 @@ class Message(NamedTuple):
     born_ms: int
     stored_ms: int
     reconsume_times: int
+    sys_flag: int
     topic: bytes
     """As the subscription names it: of a retried message the one that it came from."""
     offset_message_id: bytes
     properties: bytes
     """``name \\x01 value \\x02`` and so on."""
     body: bytes
+    """Packed as `sys_flag` says."""
 
 
 def frame(kind: Kind, payload: bytes = b"") -> bytes:
@@ -69,8 +74,8 @@ def unpack_numbers(payload: bytes) -> list[int]:
 
 def pack_message(message: Message) -> bytes:
     """The payload of MESSAGE."""
-    texts = message[6:]
-    return b"".join((_MESSAGE.pack(*message[:6], *map(len, texts)), *texts))
+    texts = message[7:]
+    return b"".join((_MESSAGE.pack(*message[:7], *map(len, texts)), *texts))
 
 
 def unpack_message(payload: bytes) -> Message:

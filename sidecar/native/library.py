@@ -13,6 +13,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from sidecar.native.linkage import replace
+
 CLIENT, LIBRARY = "client", "library"
 """Folders of what pip installs: both packages are called `rocketmq`, and would overwrite each other."""
 _ABSENT = {
@@ -28,6 +30,10 @@ _STRING_LENGTH_AT = -24
 """From the text of a `std::string` as GCC made it before 2015, which this library was built with."""
 _MESSAGE_BYTES = 200
 _CONCURRENTLY = 2
+_AHEAD_AT, _AHEAD_MAX = 0xF4, 1_000
+"""Where a `DefaultMQPushConsumer` keeps how many messages of a queue it reads ahead, and how many that are at first."""
+_PULL_TIMEOUT_AT, _PULL_TIMEOUT_MS = 0x144, 30_000
+"""The same of how long it waits for an answer to a pull."""
 _MAP_BYTES = 48
 _MAP_ROOT_AT = 16
 _TREE = "_ZNSt8_Rb_treeISsSt4pairIKSsSsESt10_Select1stIS2_ESt4lessISsESaIS2_EE8_M_eraseEPSt13_Rb_tree_nodeIS2_E"
@@ -45,6 +51,8 @@ class Native(NamedTuple):
     born_ms: int
     stored_ms: int
     reconsume_times: int
+    sys_flag: int
+    """With how the body is packed: see `keep_packed`."""
     topic: bytes
     """As the subscription names it: of a retried message the one that it came from."""
     offset_message_id: bytes
@@ -107,6 +115,7 @@ class Reader:
         pointer = ctypes.c_void_p
         try:
             self._body = _bound(dll, "_ZNK8rocketmq9MQMessage7getBodyEv", pointer, pointer)
+            self._sys_flag = _bound(dll, "_ZNK8rocketmq9MQMessage10getSysFlagEv", ctypes.c_int, pointer)
             self._topic = _bound(dll, "_ZNK8rocketmq9MQMessage8getTopicEv", pointer, pointer)
             self._place = _bound(dll, "_ZNK8rocketmq12MQMessageExt14getOffsetMsgIdEv", pointer, pointer)
             self._map = _bound(dll, "_ZNK8rocketmq9MQMessage13getPropertiesEv", pointer, pointer, pointer)
@@ -126,6 +135,7 @@ class Reader:
             dll.GetMessageBornTimestamp(handle),
             dll.GetMessageStoreTimestamp(handle),
             dll.GetMessageReconsumeTimes(handle),
+            self._sys_flag(handle),
             _text(self._topic(handle)),
             _text(self._place(handle)),
             self.properties(handle),
@@ -207,6 +217,29 @@ class Listener:
         )
 
 
+def keep_packed(dll: Any) -> Any:
+    """Let the library take packed bodies as they are: it knows zlib alone, and any other ends its process.
+
+    Returns:
+        What the caller keeps for as long as the library runs.
+
+    Raises:
+        LibraryError: It unpacks in another way.
+    """
+    try:
+        swap = _bound(dll, "_ZNSs4swapERSs", None, ctypes.c_void_p, ctypes.c_void_p)
+
+        def inflate(packed: int, body: int) -> bool:
+            swap(packed, body)
+            return True
+
+        kept = ctypes.CFUNCTYPE(ctypes.c_bool, ctypes.c_void_p, ctypes.c_void_p)(inflate)
+        replace(dll, "_ZN8rocketmq7UtilAll7inflateERSsS1_", kept)
+    except (AttributeError, LookupError) as error:
+        raise LibraryError(f"the library lacks what it unpacks bodies with: {error}") from error
+    return kept
+
+
 def begin_at_first(dll: Any, consumer: int) -> None:
     """Queues of which nothing is committed are read from their first message; C alone cannot say so."""
     _method(dll, "19setConsumeFromWhereENS_16ConsumeFromWhereE", ctypes.c_int)(consumer, FIRST_OFFSET)
@@ -215,6 +248,30 @@ def begin_at_first(dll: Any, consumer: int) -> None:
 def read_ahead(dll: Any, consumer: int, messages_max: int) -> None:
     """How many messages of a queue may be read ahead."""
     _method(dll, "26setMaxCacheMsgSizePerQueueEi", ctypes.c_int)(consumer, messages_max)
+
+
+def check_layout(consumer: int) -> None:
+    """Whether a consumer that was just made is laid out as that of rocketmq 0.4.4: the next two write into it.
+
+    Raises:
+        LibraryError: It is not.
+    """
+    for at, value in ((_AHEAD_AT, _AHEAD_MAX), (_PULL_TIMEOUT_AT, _PULL_TIMEOUT_MS)):
+        if ctypes.c_int.from_address(consumer + at).value != value:
+            raise LibraryError("the library's consumer is not the one of rocketmq 0.4.4")
+
+
+def await_answers(consumer: int, timeout_ms: int) -> None:
+    """How long the library waits for an answer to a pull: it goes on waiting when the broker is gone."""
+    ctypes.c_int.from_address(consumer + _PULL_TIMEOUT_AT).value = timeout_ms
+
+
+def ask_nothing(consumer: int) -> None:
+    """Begin no pull until `read_ahead` is called: the library looks once a second then.
+
+    A broker that is away it would else ask again and again, without any pause.
+    """
+    ctypes.c_int.from_address(consumer + _AHEAD_AT).value = -1
 
 
 def persist(dll: Any, consumer: int) -> None:

@@ -10,9 +10,11 @@ from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from pathlib import Path
 
 from sidecar.config.source import RocketMqSource as RocketMqSettings
+from sidecar.core.records import TopicPartition
 from sidecar.errors import ConfigError, UnavailableError
 from sidecar.native.frames import Kind, Message, unpack_message
-from sidecar.rocketmq.messages import properties
+from sidecar.rocketmq.codes import SysFlag
+from sidecar.rocketmq.messages import properties, unpack
 from sidecar.rocketmq.requests import RETRY
 from sidecar.sources.acked_client import Handed
 from sidecar.sources.native_cluster import Cluster
@@ -26,8 +28,6 @@ AGAIN_MIN_S, AGAIN_MAX_S = 0.5, 30.0
 STEADY_S = 60.0
 """A child that lived so long is no sign that the next one will not."""
 _LOGS = {"log_files": 2, "log_file_mb": 10}
-
-_ZLIB, _UNPACKING = "zlib error", ": a body is damaged, or packed by lz4 or zstd: only client: remoting can read it"
 
 Tell = Callable[[str, str, Mapping[str, object]], None]
 
@@ -60,7 +60,7 @@ class NativeClient:
         check_installed(self._folder)
         self._cluster = Cluster(settings, f"sidecar@{secrets.token_hex(8)}")
         self._child: ChildProcess | None = None
-        self._is_ready = self._is_paused = self._closed = False
+        self._is_ready = self._is_paused = self._is_away = self._closed = False
         self._first = 0
         """Numbers from here on are the present child's."""
         self._next = 0
@@ -95,6 +95,7 @@ class NativeClient:
         """What has come; at once when something is there, else after the time."""
         found, self._early = list(self._early), []
         self._cluster.turn()
+        self._look_for_brokers()
         if self._child is None:
             self._start_again()
         if self._child is None:
@@ -110,6 +111,12 @@ class NativeClient:
         if self._child is not None and self._child.problem:
             self._failed(self._child.problem)
         return found
+
+    def _look_for_brokers(self) -> None:
+        if self._cluster.is_away != self._is_away:
+            self._is_away = not self._is_away
+            if self._child is not None:
+                self._child.reach(can=not self._is_away)
 
     # The child
 
@@ -135,6 +142,8 @@ class NativeClient:
         self._child = ChildProcess(self._home, settings)
         if self._is_paused:
             self._child.pause(full=True)
+        if self._is_away:
+            self._child.reach(can=False)
 
     def _start_again(self) -> None:
         if self._problem and not self._closed and time.monotonic() >= self._again_at_s:
@@ -146,7 +155,6 @@ class NativeClient:
         self._child.kill()
         self._child, was_ready = None, self._is_ready
         now_s = time.monotonic()
-        why += _UNPACKING if _ZLIB in why else ""
         if is_final and not was_ready:
             raise ConfigError(f"source.rocketmq.native_path: {why}", hint=_install(self._folder))
         if now_s - self._begun_s > STEADY_S:
@@ -165,13 +173,20 @@ class NativeClient:
         address, place = _place(message.offset_message_id)
         came_from = _text(named.get("REAL_TOPIC"))
         plain = self._plain
+        tp = TopicPartition(plain(message.topic.decode()), message.queue, self._cluster.broker_at(address))
+        body = message.body
+        if message.sys_flag & SysFlag.COMPRESSED:
+            try:
+                body = unpack(body, message.sys_flag)
+            except ValueError:
+                self._tell("body.not_unpacked", "warning", {**tp.fields(), "offset": message.offset})
         return Handed(
             handle=message.number,
-            topic=plain(message.topic.decode()),
-            broker=self._cluster.broker_at(address),
+            topic=tp.topic,
+            broker=tp.broker,
             queue=message.queue,
             offset=message.offset,
-            body=message.body,
+            body=body,
             born_ms=message.born_ms,
             stored_ms=message.stored_ms,
             message_id=_text(named.get("UNIQ_KEY")),

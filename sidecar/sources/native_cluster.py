@@ -116,6 +116,12 @@ class Cluster:
         """The name of the broker at an address; the address itself where none is known there any more."""
         return next((name for name, at in self._routes.addresses.items() if at == address), address)
 
+    @property
+    def is_away(self) -> bool:
+        """Whether no broker can be reached."""
+        links = self._routes.brokers().values()
+        return bool(links) and all(link.problem for link in links)
+
     def problems(self) -> Mapping[str, str]:
         """What is wrong: a key, and a sentence."""
         links = self._routes.brokers().items()

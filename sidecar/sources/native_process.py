@@ -73,6 +73,10 @@ class ChildProcess:
         """Hand over nothing more, or go on."""
         self._send(frame(Kind.PAUSE if full else Kind.RESUME))
 
+    def reach(self, *, can: bool) -> None:
+        """Whether any broker can be reached."""
+        self._send(frame(Kind.BACK if can else Kind.AWAY))
+
     def _send(self, data: bytes) -> None:
         self._unsent += data
         self._flush()

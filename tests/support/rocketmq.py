@@ -115,10 +115,17 @@ class Message:
     queue: int | None = None
     properties: Mapping[str, str] = field(default_factory=dict)
     compress: str = ""
-    """``zlib``, ``lz4`` or ``zstd``."""
+    """``zlib``, ``lz4`` or ``zstd``; ``damaged`` says lz4, and is none."""
 
 
-_COMPRESSIONS = {"": 0, "lz4": 1 | 1 << 8, "zstd": 1 | 2 << 8, "zlib": 1 | 3 << 8, "zlib of 4.x": 1}
+_COMPRESSIONS = {
+    "": 0,
+    "lz4": 1 | 1 << 8,
+    "damaged": 1 | 1 << 8,
+    "zstd": 1 | 2 << 8,
+    "zlib": 1 | 3 << 8,
+    "zlib of 4.x": 1,
+}
 
 
 def _compressed(body: bytes, how: str) -> bytes:
@@ -130,7 +137,7 @@ def _compressed(body: bytes, how: str) -> bytes:
         import zstandard
 
         return zstandard.ZstdCompressor().compress(body)
-    return zlib.compress(body) if how else body
+    return zlib.compress(body) if how.startswith("zlib") else body
 
 
 class Node:

@@ -10,11 +10,13 @@ import random
 import threading
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from sidecar.sources.acked import GONE_AFTER_S
+from tests.support import rocketmq_senders as senders
 from tests.support.audit import Finding
 from tests.support.kafka import unique
 from tests.support.process import Daemon, wait_until
@@ -51,18 +53,18 @@ class Bodies:
         self._random = random.Random(seed)
         self._lock = threading.Lock()
 
-    def send(self, count: int, *, odd: bool = False) -> None:
-        """Send so many more; with bodies of all kinds among them."""
+    def send(self, count: int, *, odd: bool = False, by: Callable[[list[Message]], None] | None = None) -> None:
+        """Send so many more; with bodies of all kinds among them; by another client than the tests' own."""
         bodies = [b"%d " % (self.sent + i) + self._random.randbytes(i % 100) for i in range(count)]
         if odd:
             bodies[: len(ODD)] = [b"%d " % i + body for i, body in enumerate(ODD)]
             bodies[len(ODD) : 2 * len(ODD)] = ODD
             bodies[-len(LARGE) :] = [bytes(size - 1) + b"%d" % (size % 10) for size in LARGE]
         for at in range(0, count, CHUNK):
-            self._send([Message(body, tag=self._random.choice(TAGS)) for body in bodies[at : at + CHUNK]])
+            self._send([Message(body, tag=self._random.choice(TAGS)) for body in bodies[at : at + CHUNK]], by)
 
-    def _send(self, messages: list[Message]) -> None:
-        self.node.send(self.topic, messages, queues=QUEUES)
+    def _send(self, messages: list[Message], by: Callable[[list[Message]], None] | None = None) -> None:
+        (by or partial(self.node.send, self.topic, queues=QUEUES))(messages)
         with self._lock:
             self.wanted.update(value_hash(one.body) for one in messages if one.tag in WANTED)
             self.sent += len(messages)
@@ -126,15 +128,26 @@ def rest(daemon: Daemon, timeout_s: float = PATIENCE_S) -> dict[str, Any]:
     return wait_until(resting, timeout_s, "the daemon is at rest", detail=daemon.status) or {}
 
 
-def flow(node: Node, source: Mapping[str, Any], folder: Path, messages: int) -> Finding:
-    """Messages of all kinds, wanted ones and others: each wanted one once, byte for byte, and the books balance."""
+def flow(node: Node, source: Mapping[str, Any], folder: Path, messages: int, share: int = 0) -> Finding:
+    """Messages of all kinds, wanted ones and others: each wanted one once, byte for byte, and the books balance.
+
+    Args:
+        node: Takes them.
+        source: Reads them.
+        folder: Of this check.
+        messages: How many are sent by the tests' own client.
+        share: How many more are sent by each producer that reaches the node, of all kinds too.
+    """
     begun, bodies = time.monotonic(), Bodies(node)
+    others = senders.addresses(node) if share else {}
     with (
         Receiver() as receiver,
         Daemon(folder, configuration(source, bodies, receiver.url), name=unique("flow")) as daemon,
     ):
         daemon.wait_ready()
         bodies.send(messages, odd=True)
+        for kind, address in others.items():
+            bodies.send(share, odd=True, by=partial(senders.send, kind, address, bodies.topic, home=folder))
         wanted = bodies.wanted.total()
         wait_until(lambda: daemon.status()["delivered"] >= wanted, PATIENCE_S, "all is settled", detail=daemon.status)
         status = await_all(daemon, bodies, receiver)
@@ -142,7 +155,8 @@ def flow(node: Node, source: Mapping[str, Any], folder: Path, messages: int) -> 
         assert status["partitions"][0]["topic"] == bodies.topic
         daemon.stop()
         bodies.assert_exact(receiver)
-    return Finding(f"flow over {_name(source)}", 1, messages, 0, 0, time.monotonic() - begun)
+    notes = f"{share:,} each by {' and '.join(senders.NAMES[kind] for kind in others)}" if others else ""
+    return Finding(f"flow over {_name(source)}", 1, bodies.sent, 0, 0, time.monotonic() - begun, notes)
 
 
 def kills(node: Node, source: Mapping[str, Any], folder: Path, messages: int, times: int) -> Finding:

@@ -23,7 +23,7 @@ from sidecar.sources.native_client import NativeClient, check_installed
 from sidecar.sources.native_process import ChildProcess
 
 MESSAGE = Message(
-    1 << 40, queue=7, offset=1 << 50, born_ms=1, stored_ms=2, reconsume_times=3, topic=b"orders",
+    1 << 40, queue=7, offset=1 << 50, born_ms=1, stored_ms=2, reconsume_times=3, sys_flag=4, topic=b"orders",
     offset_message_id=b"0100007F", properties=b"a\x01b\x02", body=b"\0body\xff",
 )  # fmt: skip
 
