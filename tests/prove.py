@@ -167,7 +167,7 @@ def spark_checks(n: Sizes) -> dict[str, Check]:
 
 def rocketmq_checks(n: Sizes) -> dict[str, Check]:
     """Those of `make prove-rocketmq`, on a node of their own: `rocketmq-` and the client, and what is done to it."""
-    messages, ends = n(200_000, 8_000), n(20, 3)
+    messages, share, ends = n(200_000, 8_000), n(5_000, 100), n(20, 3)
 
     def kills(node: Any, folder: Path) -> list[Finding]:
         return [rocketmq.kills(node, folder, messages, ends)]
@@ -190,13 +190,19 @@ def rocketmq_checks(n: Sizes) -> dict[str, Check]:
         "rocketmq-remoting-outages": outages,
         "rocketmq-remoting-retried": lambda node, folder: [rocketmq.retried(node, folder, n(2_000, 100))],
         "rocketmq-remoting-members": lambda node, folder: [rocketmq.members(node, folder, n(300, 20))],
-        "rocketmq-grpc": lambda node, folder: [flows.flow(node, grpc(node), folder, messages)],
+        "rocketmq-senders": lambda node, folder: [
+            flows.flow(node, {"name_servers": node.name_server}, folder, n(20_000, 2_000), share)
+        ],
+        "rocketmq-grpc": lambda node, folder: [flows.flow(node, grpc(node), folder, messages, share)],
         "rocketmq-grpc-kills": lambda node, folder: [flows.kills(node, grpc(node), folder, messages, ends)],
         "rocketmq-grpc-outages": lambda node, folder: [flows.outages(node, grpc(node), folder, n(20_000, 4_000), n(5))],
         "rocketmq-grpc-members": lambda node, folder: [
             flows.members(node, grpc(node), folder, count, n(300, 20)) for count in (2, 3)
         ],
-        "rocketmq-native": lambda node, folder: [flows.flow(node, native(node), folder, n(50_000, 5_000))],
+        "rocketmq-native": lambda node, folder: [flows.flow(node, native(node), folder, n(50_000, 5_000), share)],
+        "rocketmq-native-outages": lambda node, folder: [
+            flows.outages(node, native(node), folder, n(20_000, 4_000), n(5))
+        ],
         "rocketmq-native-kills": lambda node, folder: [
             flows.kills(node, native(node), folder, n(50_000, 5_000), n(5, 2))
         ],
@@ -290,7 +296,7 @@ def run(name: str, check: Check, folder: Path) -> list[Finding]:
     """One check on a broker of its own."""
     folder.mkdir()
     kind: Callable[[Path], Any] = RocketMqNode if name.startswith("rocketmq") else KafkaBroker
-    if name.startswith("rocketmq-grpc"):
+    if name.startswith(("rocketmq-grpc", "rocketmq-senders")) or name == "rocketmq-native":
         kind = partial(RocketMqNode, proxy={})
     with kind(folder / "broker") as broker:
         return check(broker, folder)

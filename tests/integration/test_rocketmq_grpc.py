@@ -120,7 +120,12 @@ def waits(node: RocketMqNode, tmp_path_factory: pytest.TempPathFactory) -> Itera
 
 def test_messages_of_all_kinds_arrive_once(node: RocketMqNode, source: dict[str, Any], tmp_path: Path) -> None:
     """10,000 in 8 queues, NUL, binary and 4 MB among them, 5 tags of 8: each wanted one once, byte for byte."""
-    flows.flow(node, source, tmp_path, 10_000, share=200)
+    flows.flow(node, source, tmp_path, 10_000, share=100)
+
+
+def test_what_other_producers_send_arrives_once(node: RocketMqNode, tmp_path: Path) -> None:
+    """Over remoting what the packages of gRPC and of librocketmq send, beside the tests' own client."""
+    flows.flow(node, {"name_servers": node.name_server}, tmp_path, 1_000, share=100)
 
 
 def test_kills_lose_nothing_and_repeat_nothing(waits: Waits) -> None:

@@ -54,7 +54,7 @@ def child_of(daemon: Daemon) -> int:
 
 def test_messages_of_all_kinds_arrive_once(node: RocketMqNode, source: dict[str, Any], tmp_path: Path) -> None:
     """5,000 in 8 queues, NUL, binary and 1 MB among them, 5 tags of 8: each wanted one once, byte for byte."""
-    flows.flow(node, source, tmp_path, 5_000, share=200)
+    flows.flow(node, source, tmp_path, 5_000, share=100)
 
 
 def test_a_kill_loses_nothing_and_repeats_nothing(node: RocketMqNode, source: dict[str, Any], tmp_path: Path) -> None:
@@ -82,6 +82,11 @@ def test_a_child_that_ends_or_hangs_is_replaced(
             assert ("SIGKILL" if how is signal.SIGKILL else "silent") in told["reason"]
             daemon.stop()
         bodies.assert_exact(receiver)
+
+
+def test_a_broker_that_was_killed(node: RocketMqNode, source: dict[str, Any], tmp_path: Path) -> None:
+    """Back again: messages go on soon, nothing lost or twice."""
+    flows.outages(node, source, tmp_path, 4_000, 1)
 
 
 def test_a_retried_message_is_not_mistaken_for_another(

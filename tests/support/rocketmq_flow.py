@@ -152,7 +152,7 @@ def flow(node: Node, source: Mapping[str, Any], folder: Path, messages: int, sha
         wait_until(lambda: daemon.status()["delivered"] >= wanted, PATIENCE_S, "all is settled", detail=daemon.status)
         status = await_all(daemon, bodies, receiver)
         assert status["delivered"] == wanted
-        assert status["partitions"][0]["topic"] == bodies.topic
+        assert bodies.topic in {one["topic"] for one in status["partitions"]}
         daemon.stop()
         bodies.assert_exact(receiver)
     notes = f"{share:,} each by {' and '.join(senders.NAMES[kind] for kind in others)}" if others else ""
