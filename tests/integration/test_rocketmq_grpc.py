@@ -18,8 +18,9 @@ from tests.support import rocketmq_flow as flows
 from tests.support.kafka import unique
 from tests.support.process import Daemon, wait_until
 from tests.support.receiver import Receiver, value_hash
+from tests.support.relay import Relay
 from tests.support.rocketmq import BROKER, Message, Node, RocketMqNode
-from tests.support.rocketmq_flow import PATIENCE_S, Bodies, configuration
+from tests.support.rocketmq_flow import PATIENCE_S, Bodies, await_all, configuration
 
 Waits: TypeAlias = dict[str, Future[Any]]
 
@@ -151,6 +152,24 @@ def test_messages_of_a_fifo_queue_stay_in_order(waits: Waits) -> None:
 def test_a_node_that_was_killed(node: RocketMqNode, source: dict[str, Any], tmp_path: Path) -> None:
     """Broker and proxy die and come back: the session is opened again, and what was acknowledged is not sent again."""
     flows.outages(node, source, tmp_path, 3_000, 1, within_s=PATIENCE_S)
+
+
+def test_the_next_proxy_takes_over(node: RocketMqNode, source: dict[str, Any], tmp_path: Path) -> None:
+    """Of two proxies that which serves dies in mid-flow: the other one serves, nothing is lost, nothing comes twice."""
+    bodies = Bodies(node)
+    with Relay(node.endpoints) as first, Relay(node.endpoints) as second, Receiver() as receiver:
+        receiver.fail("slow", delay_ms=15)
+        source |= {"endpoints": [first.address, second.address]}
+        with Daemon(tmp_path, configuration(source, bodies, receiver.url)) as daemon:
+            bodies.send(2_000)
+            wait_until(lambda: receiver.stats["rows"] > 200, PATIENCE_S, "it delivers", detail=daemon.log_tail)
+            assert (first.taken, second.taken) == (1, 0)
+            first.kill()
+            bodies.send(1_000)
+            await_all(daemon, bodies, receiver)
+            assert second.taken == 1
+            daemon.stop()
+        bodies.assert_exact(receiver)
 
 
 def test_an_envelope_tells_where_a_message_really_is(
