@@ -1,8 +1,9 @@
 """RocketMQ: the whole daemon beside a bare pull loop of the same client, and beside other packages' own consumers.
 
 640,000 messages of 200 bytes in 8 queues, 8 tags of which 5 are wanted (brokers filter: 400,000 are read), batches of
-5,000, `ndjson`, over HTTP to a receiver that throws them away. Prints messages a second and CPU time a message, all of
-one run, in turn.
+5,000, `ndjson`, over HTTP to a receiver that throws them away. Then 80,000 of the same kind over the slower clients, in
+smaller batches, since less may be in flight there. Prints messages a second and CPU time a message, with that of child
+processes, all of one run, in turn.
 """
 
 from __future__ import annotations
@@ -13,11 +14,13 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from benchmarks.rocketmq_bare import BUDGET_BYTES
 from benchmarks.throughput import Ran, daemon
+from tests.support.jars import native_folder
 from tests.support.rocketmq import Message, RocketMqNode
 
 TAGS = [f"tag{i}" for i in range(8)]
@@ -26,6 +29,9 @@ QUEUES = 8
 STEP = QUEUES * len(TAGS) * 5_000
 """So that every tag of every queue ends with a full batch."""
 KEPT = 5 / len(TAGS)
+BATCHES = {"remoting": 5_000, "grpc": 2_000, "native": 200}
+"""Five tags are open at once: over gRPC 20,000 messages may be in flight, over librocketmq some 2,000 with 8 queues."""
+OTHERS_STEP = len(TAGS) * 2_000
 
 
 def produce(node: RocketMqNode, topic: str, count: int) -> None:
@@ -42,10 +48,11 @@ def settings(node: RocketMqNode, topic: str, port: int, client: str = "remoting"
     """The configuration that is measured."""
     group = node.create_group(f"bench-{time.monotonic_ns()}")  # a proxy makes none
     where = {"endpoints": node.endpoints} if client == "grpc" else {"name_servers": node.name_server}
+    where |= {"native_path": str(native_folder())} if client == "native" else {}
     return {
         "source": {"rocketmq": {**where, "client": client, "group": group, "topics": [topic]}},
         "tags": {"subscribe": WANTED},
-        "batch": {"linger": "5s"},  # so that batches are cut by their 5,000 messages
+        "batch": {"max_messages": BATCHES[client], "linger": "5s"},  # so that batches are cut by their messages
         "memory": {"budget": f"{BUDGET_BYTES >> 20}MiB"},  # 40 of them are open at once: 40 MB
         "sink": {"http": {"url": f"http://127.0.0.1:{port}/", "format": "ndjson"}},
     }
@@ -61,9 +68,7 @@ def child(module: str, *arguments: str) -> Ran:
 
 def bare(node: RocketMqNode, topic: str, messages: int) -> Ran:
     """What the bare loop takes."""
-    ran = child("rocketmq_bare", node.name_server, topic, WANTED, str(messages))
-    print(f"  bare loop  {ran.line()}")
-    return ran
+    return child("rocketmq_bare", node.name_server, topic, WANTED, str(messages))
 
 
 def package(node: RocketMqNode, topic: str, kind: str, messages: int) -> Ran:
@@ -78,10 +83,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--messages", type=int, default=2 * STEP, help=f"a multiple of {STEP:,}")
     parser.add_argument("--pairs", type=int, default=3)
-    parser.add_argument("--others", type=int, default=64_000, help="messages for the slower ways; 0 leaves them out")
+    parser.add_argument(
+        "--others", type=int, default=5 * OTHERS_STEP, help=f"for slower ways: 0, or times {OTHERS_STEP}"
+    )
     wanted = parser.parse_args()
-    if wanted.messages % STEP:
-        parser.error(f"--messages must be a multiple of {STEP}")
+    if wanted.messages % STEP or wanted.others % OTHERS_STEP:
+        parser.error(f"--messages must be a multiple of {STEP}, --others one of {OTHERS_STEP}")
     with tempfile.TemporaryDirectory() as name, RocketMqNode(Path(name) / "node", proxy={}) as node:
         receiver = subprocess.Popen([sys.executable, "-m", "benchmarks.discard"], stdout=subprocess.PIPE, text=True)
         try:
@@ -102,7 +109,9 @@ def pairs(node: RocketMqNode, port: int, folder: Path, wanted: argparse.Namespac
     ratios = []
     for pair in range(wanted.pairs):
         print(f"pair {pair + 1}, {count:,} of {wanted.messages:,} messages")
-        yardstick, ran = bare(node, topic, count), daemon(settings(node, topic, port), count, folder, kept=1)
+        yardstick = bare(node, topic, count)
+        print(f"  bare loop  {yardstick.line()}")
+        ran = daemon(settings(node, topic, port), count, folder, kept=1)
         ratios.append(ran.cpu_s / ran.messages / (yardstick.cpu_s / yardstick.messages))
         print(f"  ratio      {ratios[-1]:6.2f}")
     print(f"CPU time a message, daemon to bare loop: {', '.join(f'{one:.2f}' for one in ratios)} (2.0 wanted)")
@@ -112,14 +121,20 @@ def others(node: RocketMqNode, port: int, folder: Path, messages: int) -> None:
     """The other ways, each once; their own consumers only count."""
     topic, count = node.create_topic("others", QUEUES), int(messages * KEPT)
     produce(node, topic, messages)
-    print(f"other ways, {count:,} of {messages:,} messages")
-    for name, take in {
+    print(f"other ways, {count:,} of {messages:,} messages; last, the CPU time a message beside the bare loop's")
+    yardstick = bare(node, topic, count)
+    print(f"  {'bare pull loop':<36}{yardstick.line()}")
+    ways: dict[str, Callable[[], Ran]] = {
         "client: grpc": lambda: daemon(settings(node, topic, port, "grpc"), count, folder, kept=1),
+        "client: native": lambda: daemon(settings(node, topic, port, "native"), count, folder, kept=1),
         "rocketmq-python-client 5.1.2, push": lambda: package(node, topic, "grpc", count),
         "rocketmq-client-python 2.0.0, push": lambda: package(node, topic, "native", count),
-    }.items():
+    }
+    for name, take in ways.items():
         try:
-            print(f"  {name:<36}{take().line()}")
+            ran = take()
+            ratio = ran.cpu_s / ran.messages / (yardstick.cpu_s / yardstick.messages)
+            print(f"  {name:<36}{ran.line()}   {ratio:6.1f}")
         except (AssertionError, subprocess.CalledProcessError, ValueError, KeyError, IndexError) as error:
             print(f"  {name:<36}failed: {str(error)[:300]}")
 

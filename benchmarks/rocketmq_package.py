@@ -1,33 +1,22 @@
 """Other packages' own push consumers of RocketMQ: each counts what it is handed. A process of its own for each.
 
-Both packages are imported as `rocketmq`, so the one for librocketmq has a folder of its own, filled by pip when it is
-first needed.
+Both packages are imported as `rocketmq`, so the one for librocketmq has a folder of its own.
 """
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
-import shutil
-import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-from tests.support.jars import ROOT
+from sidecar.native.library import load
+from tests.support.jars import native_folder
 
-NATIVE = ROOT / ".cache" / "rocketmq-native-bench"
 THREADS = 16
-_LACKING = {
-    "CreateOrderlyProducer",
-    "CreateTransactionProducer",
-    "SendMessageOrderlyByShardingKey",
-    "SendMessageTransaction",
-}
 
 
 class Counter:
@@ -75,7 +64,7 @@ def grpc(address: str, topic: str, group: str, expression: str, counted: Callabl
 
 def native(address: str, topic: str, group: str, expression: str, counted: Callable[[], None]) -> None:
     """The push consumer of `rocketmq-client-python`, over librocketmq."""
-    client = _import_native(native_folder())
+    client = load(native_folder())
 
     def take(_: Any) -> Any:
         counted()
@@ -87,41 +76,6 @@ def native(address: str, topic: str, group: str, expression: str, counted: Calla
     consumer.subscribe(topic, take, expression)
     consumer.start()
     globals()["_kept"] = consumer  # the library calls back for as long as it lives
-
-
-def native_folder() -> Path:
-    """The folder with the Python package and the library of an older one beside it."""
-    package = NATIVE / "client" / "rocketmq"
-    if not (package / "librocketmq.so").exists():
-        for name, what in (("client", "rocketmq-client-python==2.0.0"), ("library", "rocketmq==0.4.4")):
-            command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(NATIVE / name)]
-            subprocess.run([*command, what], check=True)
-        shutil.copytree(NATIVE / "library" / "rocketmq" / ".libs", package / ".libs", dirs_exist_ok=True)
-        shutil.copy(NATIVE / "library" / "rocketmq" / "librocketmq.so", package)
-    return NATIVE / "client"
-
-
-class _Lenient(ctypes.CDLL):
-    """The Python package binds functions of producers that the library lacks and nobody calls."""
-
-    def __getattr__(self, name: str) -> Any:
-        try:
-            return super().__getattr__(name)
-        except AttributeError:
-            if name not in _LACKING:
-                raise
-            setattr(self, name, ctypes.CFUNCTYPE(ctypes.c_int)(lambda *_: -1))
-            return getattr(self, name)
-
-
-def _import_native(folder: Path) -> Any:
-    before, ctypes.cdll = ctypes.cdll, ctypes.LibraryLoader(_Lenient)
-    sys.path.insert(0, str(folder))
-    try:
-        import rocketmq.client  # type: ignore[import-not-found]
-    finally:
-        ctypes.cdll = before
-    return rocketmq.client
 
 
 def main(kind: str, address: str, topic: str, group: str, expression: str, wanted: int) -> None:
