@@ -33,7 +33,7 @@ from tests.integration import test_tables as tables
 from tests.simulation import run as simulation
 from tests.support import rocketmq_flow as flows
 from tests.support.audit import Finding
-from tests.support.jars import ROOT, native_folder
+from tests.support.jars import ROOT
 from tests.support.kafka import KafkaBroker
 from tests.support.postgresql import PostgresqlServer
 from tests.support.rocketmq import RocketMqNode
@@ -178,21 +178,14 @@ def rocketmq_checks(n: Sizes) -> dict[str, Check]:
             rocketmq.name_server_away(node, folder, n(20_000, 4_000), n(60, 10)),
         ]
 
-    def grpc(node: Any) -> dict[str, str]:
-        return {"client": "grpc", "endpoints": node.endpoints}
-
-    def native(node: Any) -> dict[str, str]:
-        return {"client": "native", "native_path": str(native_folder()), "name_servers": node.name_server}
-
+    remoting, grpc, native = (partial(flows.source_of, client) for client in ("remoting", "grpc", "native"))
     return {
         "rocketmq-remoting": lambda node, folder: [rocketmq.flow(node, folder, messages, giants=2_000)],
         "rocketmq-remoting-kills": kills,
         "rocketmq-remoting-outages": outages,
         "rocketmq-remoting-retried": lambda node, folder: [rocketmq.retried(node, folder, n(2_000, 100))],
         "rocketmq-remoting-members": lambda node, folder: [rocketmq.members(node, folder, n(300, 20))],
-        "rocketmq-senders": lambda node, folder: [
-            flows.flow(node, {"name_servers": node.name_server}, folder, n(20_000, 2_000), share)
-        ],
+        "rocketmq-senders": lambda node, folder: [flows.flow(node, remoting(node), folder, n(20_000, 2_000), share)],
         "rocketmq-grpc": lambda node, folder: [flows.flow(node, grpc(node), folder, messages, share)],
         "rocketmq-grpc-kills": lambda node, folder: [flows.kills(node, grpc(node), folder, messages, ends)],
         "rocketmq-grpc-outages": lambda node, folder: [flows.outages(node, grpc(node), folder, n(20_000, 4_000), n(5))],

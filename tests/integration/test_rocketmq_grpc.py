@@ -35,7 +35,7 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RocketMqNode]:
 @pytest.fixture
 def source(node: RocketMqNode) -> dict[str, Any]:
     """The source section without topic and group."""
-    return {"client": "grpc", "endpoints": node.endpoints}
+    return flows.source_of("grpc", node)
 
 
 def client(source: dict[str, Any], bodies: Bodies) -> GrpcClient:
@@ -105,33 +105,15 @@ def twins(node: Node, source: dict[str, Any], tmp_path: Path) -> None:
 @pytest.fixture(scope="module")
 def waits(node: RocketMqNode, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Waits]:
     """What mostly waits for messages of the dead to come again, all at once; each with a topic of its own."""
-    source = {"client": "grpc", "endpoints": node.endpoints}
-    with ThreadPoolExecutor(4) as pool:
+    source = flows.source_of("grpc", node)
+    with ThreadPoolExecutor(3) as pool:
         yield {
-            "kills": pool.submit(
-                flows.kills, Node(node.name_server), source, tmp_path_factory.mktemp("kills"), 6_000, 2
-            ),
             "members": pool.submit(
                 flows.members, Node(node.name_server), source, tmp_path_factory.mktemp("members"), 2, 2, every_s=2
             ),
             "twins": pool.submit(twins, Node(node.name_server), source, tmp_path_factory.mktemp("twins")),
             "fifo": pool.submit(in_order, Node(node.name_server), source, tmp_path_factory.mktemp("fifo")),
         }
-
-
-def test_messages_of_all_kinds_arrive_once(node: RocketMqNode, source: dict[str, Any], tmp_path: Path) -> None:
-    """10,000 in 8 queues, NUL, binary and 4 MB among them, 5 tags of 8: each wanted one once, byte for byte."""
-    flows.flow(node, source, tmp_path, 10_000, share=100)
-
-
-def test_what_other_producers_send_arrives_once(node: RocketMqNode, tmp_path: Path) -> None:
-    """Over remoting what the packages of gRPC and of librocketmq send, beside the tests' own client."""
-    flows.flow(node, {"name_servers": node.name_server}, tmp_path, 1_000, share=100)
-
-
-def test_kills_lose_nothing_and_repeat_nothing(waits: Waits) -> None:
-    """Killed twice in mid-flow, its state kept: what was in flight comes again under its old names, and once."""
-    waits["kills"].result()
 
 
 def test_two_members_lose_nothing(waits: Waits) -> None:

@@ -18,6 +18,7 @@ from typing import Any
 from sidecar.sources.acked import GONE_AFTER_S
 from tests.support import rocketmq_senders as senders
 from tests.support.audit import Finding
+from tests.support.jars import native_folder
 from tests.support.kafka import unique
 from tests.support.process import Daemon, wait_until
 from tests.support.receiver import Receiver, value_hash
@@ -61,9 +62,10 @@ class Bodies:
             bodies[len(ODD) : 2 * len(ODD)] = ODD
             bodies[-len(LARGE) :] = [bytes(size - 1) + b"%d" % (size % 10) for size in LARGE]
         for at in range(0, count, CHUNK):
-            self._send([Message(body, tag=self._random.choice(TAGS)) for body in bodies[at : at + CHUNK]], by)
+            self.send_these([Message(body, tag=self._random.choice(TAGS)) for body in bodies[at : at + CHUNK]], by)
 
-    def _send(self, messages: list[Message], by: Callable[[list[Message]], None] | None = None) -> None:
+    def send_these(self, messages: list[Message], by: Callable[[list[Message]], None] | None = None) -> None:
+        """Send messages."""
         (by or partial(self.node.send, self.topic, queues=QUEUES))(messages)
         with self._lock:
             self.wanted.update(value_hash(one.body) for one in messages if one.tag in WANTED)
@@ -94,6 +96,12 @@ class Bodies:
 def arrived(receiver: Receiver) -> Counter[str | None]:
     """How often each body was stored."""
     return Counter(row[3] for row in receiver.rows())
+
+
+def source_of(client: str, node: RocketMqNode) -> dict[str, Any]:
+    """The source section without topic and group, for a client on a node; over gRPC for one with a proxy."""
+    where = {"endpoints": node.endpoints} if client == "grpc" else {"name_servers": node.name_server}
+    return {"client": client, **where} | ({"native_path": str(native_folder())} if client == "native" else {})
 
 
 def configuration(source: Mapping[str, Any], bodies: Bodies, url: str, **change: Any) -> dict[str, Any]:
@@ -189,7 +197,7 @@ def kills(node: Node, source: Mapping[str, Any], folder: Path, messages: int, ti
 def _fresh(bodies: Bodies, receiver: Receiver) -> float:
     """How long a message takes that is sent now, in seconds."""
     begun, body = time.monotonic(), b"fresh %d" % bodies.sent
-    bodies._send([Message(body, tag=WANTED[0])])
+    bodies.send_these([Message(body, tag=WANTED[0])])
     mark = value_hash(body)
     wait_until(lambda: any(row[3] == mark for row in receiver.rows()), PATIENCE_S, "a fresh message is delivered")
     return time.monotonic() - begun
