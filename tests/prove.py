@@ -179,6 +179,11 @@ def rocketmq_checks(n: Sizes) -> dict[str, Check]:
         ]
 
     remoting, grpc, native = (partial(flows.source_of, client) for client in ("remoting", "grpc", "native"))
+
+    def twins(node: Any, folder: Path, source: dict[str, str]) -> list[Finding]:
+        with PostgresqlServer() as database:
+            return [ledger.handed_twins(node, source, folder, database, n(20_000, 4_000), n(10, 2))]
+
     return {
         "rocketmq-remoting": lambda node, folder: [rocketmq.flow(node, folder, messages, giants=2_000)],
         "rocketmq-remoting-kills": kills,
@@ -192,6 +197,7 @@ def rocketmq_checks(n: Sizes) -> dict[str, Check]:
         "rocketmq-grpc-members": lambda node, folder: [
             flows.members(node, grpc(node), folder, count, n(300, 20)) for count in (2, 3)
         ],
+        "rocketmq-grpc-ledger": lambda node, folder: twins(node, folder, grpc(node)),
         "rocketmq-native": lambda node, folder: [flows.flow(node, native(node), folder, n(50_000, 5_000), share)],
         "rocketmq-native-outages": lambda node, folder: [
             flows.outages(node, native(node), folder, n(20_000, 4_000), n(5))
@@ -199,6 +205,7 @@ def rocketmq_checks(n: Sizes) -> dict[str, Check]:
         "rocketmq-native-kills": lambda node, folder: [
             flows.kills(node, native(node), folder, n(50_000, 5_000), n(5, 2))
         ],
+        "rocketmq-native-ledger": lambda node, folder: twins(node, folder, native(node)),
     }
 
 

@@ -271,17 +271,6 @@ class Settings(Model):
             raise ValidationError.from_exception_data("batch", [error])
         return batch
 
-    @field_validator("dedup")
-    @classmethod
-    def _has_lasting_places(cls, dedup: Dedup, info: ValidationInfo) -> Dedup:
-        source = info.data.get("source")
-        if dedup.ledger and source and source.rocketmq and source.rocketmq.client != "remoting":
-            text = (
-                f"needs client: remoting: with {source.rocketmq.client} a message has no place that all sidecars know"
-            )
-            raise ValidationError.from_exception_data("dedup", [problem(text, None, "ledger")])
-        return dedup
-
     @field_validator("tags")
     @classmethod
     def _say_where_they_stand(cls, tags: Tags, info: ValidationInfo) -> Tags:

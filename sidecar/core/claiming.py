@@ -19,7 +19,7 @@ from sidecar.core.effects import Claim
 from sidecar.core.records import Batch, Fragment, Part, TopicPartition
 
 if TYPE_CHECKING:
-    from sidecar.core.delivery import Delivery
+    from sidecar.core.delivery import Delivery, DeliveryRules
 
 HELD_WAITS = Backoff(100, 2_000)
 """Between two questions for what a twin holds; its end is written within 200 ms of the answer."""
@@ -41,9 +41,7 @@ class Claiming:
 
     Args:
         delivery: Whose batches they are.
-        lease_ms: How long after a claim was asked for its part may be sent.
-        ordered: Whether a group's parts of one partition go one after the other.
-        separator: The rows' separator.
+        rules: How they are delivered, with `lease_ms`.
         chance: Uniform in [0, 1).
         give_up: Called with a partition that must be read again, and the reason.
     """
@@ -51,16 +49,16 @@ class Claiming:
     def __init__(
         self,
         delivery: Delivery,
-        lease_ms: int,
-        ordered: bool,
-        separator: bytes,
+        rules: DeliveryRules,
         chance: Callable[[], float],
         give_up: Callable[[TopicPartition, str], None],
     ) -> None:
         self._d = delivery
-        self._lease_ms = lease_ms
-        self._ordered = ordered
-        self._separator = separator
+        assert rules.lease_ms is not None
+        self._lease_ms = rules.lease_ms
+        self._numbered = rules.numbered
+        self._ordered = rules.ordered
+        self._separator = rules.separator
         self._chance = chance
         self._give_up = give_up
         self._asked: dict[int, _Asking] = {}
@@ -85,6 +83,10 @@ class Claiming:
         """Whether the batch may be sent now."""
         since_ms = now_ms - self._lease_ms
         return all(part.hold and part.hold.at_ms > since_ms for part in batch.parts)
+
+    def place(self, part: Part) -> int:
+        """What owns the part's claims, together with the offset of each."""
+        return place_of(part.tp, part.home if self._numbered else "")
 
     # Asking
 
@@ -121,7 +123,7 @@ class Claiming:
         token = self._token() if part.hold.first and part.attempts else part.hold.token
         offsets = [offset for fragment in part.fragments for offset in fragment.offsets]
         keys = b"".join([fragment.keys for fragment in part.fragments])
-        return Want(place_of(part.tp), offsets, keys, token, part.hold.was, self._ordered)
+        return Want(self.place(part), offsets, keys, token, part.hold.was, self._ordered)
 
     def _token(self) -> int:
         return 1 + int(self._chance() * (1 << 53))

@@ -30,6 +30,10 @@ class State(enum.IntEnum):
     ERROR = 3
 
 
+ENDS = {"delivered": State.SUCCESS, "dead_lettered": State.ERROR}
+"""What the ledger is told; a duplicate leaves it to its twin."""
+
+
 class Want(NamedTuple):
     """The rows of one part that are to be claimed.
 
@@ -77,6 +81,15 @@ class Mark(NamedTuple):
     keys: bytes
 
 
+class Exchanged(NamedTuple):
+    """Messages that a process had claimed when it died, and that another member of its group got since."""
+
+    found: Mapping[bytes, bytes]
+    """What others had of what is missed here, by identity."""
+    missed: Sequence[bytes]
+    """What is missed elsewhere."""
+
+
 @dataclass(slots=True, eq=False)
 class Hold:
     """A part's side of its claims."""
@@ -93,9 +106,9 @@ class Hold:
 
 
 @lru_cache(maxsize=10_000)
-def place_of(tp: TopicPartition) -> int:
-    """64 bits that stand for a partition, the same on every host and in every incarnation."""
-    text = f"{tp.topic}\n{tp.broker}\n{tp.partition}"
+def place_of(tp: TopicPartition, scope: str = "") -> int:
+    """64 bits that stand for a partition, the same on every host and, without a scope, in every incarnation."""
+    text = f"{tp.topic}\n{tp.broker}\n{tp.partition}" + (f"\n{scope}" if scope else "")
     return xxhash.xxh3_64_intdigest(text.encode("utf-8", "surrogatepass")) - _BIAS
 
 
@@ -104,7 +117,7 @@ def keys_in(keys: bytes) -> list[bytes]:
     return [keys[at : at + KEY_BYTES] for at in range(0, len(keys), KEY_BYTES)]
 
 
-def mark_of(tp: TopicPartition, fragments: Sequence[Fragment], state: State, but: Collection[int] = ()) -> Mark:
+def mark_of(place: int, fragments: Sequence[Fragment], state: State, but: Collection[int] = ()) -> Mark:
     """Rows of these fragments have come to their end, but for those whose index is in `but`."""
     offsets = [offset for fragment in fragments for offset in fragment.offsets]
     keys = b"".join([fragment.keys for fragment in fragments])
@@ -112,7 +125,7 @@ def mark_of(tp: TopicPartition, fragments: Sequence[Fragment], state: State, but
         ended = [i for i in range(len(offsets)) if i not in but]
         single = keys_in(keys)
         offsets, keys = [offsets[i] for i in ended], b"".join([single[i] for i in ended])
-    return Mark(place_of(tp), state, offsets, keys)
+    return Mark(place, state, offsets, keys)
 
 
 def decide(wants: Sequence[Want], found: Mapping[bytes, Entry]) -> tuple[list[list[int]], list[Claimed]]:

@@ -12,7 +12,7 @@ from sidecar.core.batching import held_by, held_bytes, rows_of
 from sidecar.core.books import Tally
 from sidecar.core.burial import Burials
 from sidecar.core.claiming import Claiming
-from sidecar.core.claims import State, mark_of
+from sidecar.core.claims import ENDS, State, mark_of
 from sidecar.core.effects import Effect, Report, Send
 from sidecar.core.groups import Groups
 from sidecar.core.progress import Partition
@@ -30,8 +30,6 @@ from sidecar.core.records import (
 from sidecar.core.refusals import Refusals
 
 HISTORY_MAX = 20
-ENDS = {"delivered": State.SUCCESS, "dead_lettered": State.ERROR}
-"""What the ledger is told; a duplicate leaves it to its twin."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +44,7 @@ class DeliveryRules:
         give_up_attempts: Failed sends after which a batch is dead-lettered; None for never.
         give_up_ms: Time since the first failed send after which it is; None for never.
         lease_ms: With a ledger: how long after its claim was asked for a batch may be sent.
+        numbered: Whether offsets are the source's own numbers, which mean nothing in another scope.
     """
 
     backoff: Backoff
@@ -55,6 +54,7 @@ class DeliveryRules:
     give_up_attempts: int | None = None
     give_up_ms: int | None = None
     lease_ms: int | None = None
+    numbered: bool = False
 
 
 class Delivery:
@@ -102,7 +102,7 @@ class Delivery:
         self.claims: Claiming | None = None
         """With a ledger only."""
         if rules.lease_ms is not None:
-            self.claims = Claiming(self, rules.lease_ms, rules.ordered, rules.separator, jitter, give_up)
+            self.claims = Claiming(self, rules, jitter, give_up)
         self._next_id = 0
 
     # Taking over
@@ -355,11 +355,11 @@ class Delivery:
     def mark(self, part: Part, outcome: str, but: Collection[int] = ()) -> None:
         """Tell the ledger what became of the part's rows, but for those whose index is in `but`."""
         owner, state = self.owner(part), ENDS.get(outcome)
-        if part.hold is not None and state is not None and owner is not None:
+        if self.claims is not None and part.hold is not None and state is not None and owner is not None:
             # A twin may take a dead letter: a name that it was sent under with others must not be sent again then.
             alone = part.primary and part.count == 1
             marks = owner.marks if state is State.SUCCESS or alone else part.intent.errors
-            marks.append(mark_of(part.tp, part.fragments, state, but))
+            marks.append(mark_of(self.claims.place(part), part.fragments, state, but))
 
     def done(self, batch: Batch, result: str) -> None:
         """The batch has come to its end."""

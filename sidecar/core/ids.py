@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import starmap
+from itertools import repeat, starmap
 from typing import Literal
 
 import xxhash
 
 from sidecar.core.claims import place_of
 from sidecar.core.fields import Field, Raw
-from sidecar.core.records import Columns, Message, TopicPartition
+from sidecar.core.records import Columns, Details, Message, TopicPartition
 
 _BIAS = 1 << 63
 
@@ -44,7 +44,7 @@ def key_reader(
 ) -> Callable[[TopicPartition, Sequence[Message]], bytes]:
     """A function that reads the keys under which a ledger has many messages of one partition, one after the other.
 
-    A message without an id has a key of its own place: it is never a duplicate.
+    A message without an id has a key of its own, by its place or its identity: it is never a duplicate.
 
     Args:
         field: Where the id stands.
@@ -58,12 +58,16 @@ def key_reader(
 
     def keys(tp: TopicPartition, messages: Sequence[Message]) -> bytes:
         place = own + b"%d\0" % place_of(tp)
-        ids, offsets = map(normal, read(tp, messages)), columns.offsets(messages)
+        ids, offsets = list(map(normal, read(tp, messages))), columns.offsets(messages)
+        details = columns.details(messages) if None in ids else repeat(None, len(ids))
 
-        def one(raw: bytes | None, offset: int) -> bytes:
-            return xxhash.xxh3_128_digest(place + b"%d" % offset if raw is None else business + raw)
+        def one(raw: bytes | None, offset: int, known: Details | None) -> bytes:
+            if raw is not None:
+                return xxhash.xxh3_128_digest(business + raw)
+            identity = known.identity if known is not None else None
+            return xxhash.xxh3_128_digest(place + b"%d" % offset if identity is None else own + identity)
 
-        return b"".join(starmap(one, zip(ids, offsets, strict=True)))
+        return b"".join(starmap(one, zip(ids, offsets, details, strict=True)))
 
     return keys
 

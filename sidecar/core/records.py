@@ -67,6 +67,8 @@ class Details(NamedTuple):
     """How often it was handed back before."""
     place: Place | None = None
     """Set where partition and offset are numbers of our own, since the client reads no queues."""
+    identity: bytes | None = None
+    """Set there too: what stays the same when the message is handed over again, with another number perhaps."""
 
 
 class Columns(Protocol):

@@ -145,6 +145,7 @@ def _batch_rules(settings: Settings) -> BatchRules:
 def delivery_rules(settings: Settings, sink: Sink) -> DeliveryRules:
     """How batches of these settings are delivered."""
     retry, http, ledger = settings.retry, settings.sink.http, settings.dedup.ledger
+    rocketmq = settings.source.rocketmq
     return DeliveryRules(
         backoff=Backoff(retry.backoff_ms, retry.backoff_max_ms),
         concurrency=settings.sink.concurrency,
@@ -155,4 +156,5 @@ def delivery_rules(settings: Settings, sink: Sink) -> DeliveryRules:
         give_up_ms=retry.give_up_after_ms,
         # A third for the request, which the sink bounds, and a third for writing down what it came to.
         lease_ms=ledger.remembering.claim_timeout_ms // 3 if ledger else None,
+        numbered=rocketmq is not None and rocketmq.client != "remoting",
     )

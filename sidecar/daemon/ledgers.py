@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import queue
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import structlog
 
 from sidecar.config.ledger import Ledger as LedgerSettings
-from sidecar.core.claims import Mark
+from sidecar.core.claims import Exchanged, Mark
 from sidecar.core.effects import Claim
 from sidecar.daemon.dispatcher import Writer
 from sidecar.errors import SidecarError, extra
@@ -62,6 +62,8 @@ class LedgerDesk:
         self._keys_max = keys_max
         self._inbox = inbox
         self._unmarked: list[Mark] = []
+        self._exchanging = False
+        self._exchanged: Exchanged | None = None
         self._pruning = False
         self._prune_at_s = 0.0
         self._thread = Writer("ledger")
@@ -100,6 +102,30 @@ class LedgerDesk:
             return False
         del self._unmarked[: len(marks)]  # only this thread takes out, only the main one appends
         return True
+
+    def exchange(self, group: str, missed: Sequence[bytes], given: Mapping[bytes, bytes]) -> None:
+        """Begin a `Ledger.exchange`, unless one is going on."""
+
+        def job() -> None:
+            found: Exchanged | None = None
+
+            def exchange() -> None:
+                nonlocal found
+                found = self._ledger.exchange(group, missed, given)
+
+            self._try("exchange", exchange)
+            self._exchanged, self._exchanging = found, False
+
+        if not self._exchanging:
+            self._exchanging = True
+            self._thread.do(job)
+
+    def exchanged(self) -> Exchanged | None:
+        """What the last exchange came to, once; None while it goes on, and when it failed."""
+        found = None
+        if not self._exchanging:
+            found, self._exchanged = self._exchanged, None
+        return found
 
     def tend(self, now_s: float) -> None:
         """Forget what is too old or too much: a little every second, more only while nothing else is to be done."""

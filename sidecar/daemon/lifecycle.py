@@ -12,10 +12,11 @@ from pathlib import Path
 import structlog
 
 from sidecar.config.model import Settings
+from sidecar.config.source import RocketMqSource as RocketMqSettings
 from sidecar.daemon.build import HELD_SHARE, build, groups_of, plan_memory, pushed_expression, rules_hash
 from sidecar.daemon.dispatcher import Senders, Writer
 from sidecar.daemon.graveyards import open_graveyard
-from sidecar.daemon.ledgers import open_desk
+from sidecar.daemon.ledgers import LedgerDesk, open_desk
 from sidecar.daemon.notify import Notifier
 from sidecar.daemon.status import StatusKeeper, status_line
 from sidecar.daemon.supervisor import Supervisor, tell_damages
@@ -24,6 +25,7 @@ from sidecar.ops.metrics import Metrics
 from sidecar.sinks.file import FileSink
 from sidecar.sources.acked import AckedSource
 from sidecar.sources.acked_client import AckedClient
+from sidecar.sources.acked_exchange import Exchange
 from sidecar.sources.base import Source
 from sidecar.sources.kafka import KafkaSource
 from sidecar.sources.kafka_config import place_id
@@ -55,7 +57,7 @@ class Daemon:
     ) -> None:
         self._settings = settings
         self._stop_asked = stop_asked
-        self._make_source = source or make_source
+        self._source = source
         self._notifier = Notifier()
 
     def run(self) -> None:
@@ -78,14 +80,14 @@ class Daemon:
         state = stack.enter_context(closing(Store(settings.state.dir)))
         tell_damages(state)
         writer = stack.enter_context(closing(Writer()))
-        source = self._make_source(settings, state)
-        pipeline, sink = build(settings, source.columns)
-        if isinstance(sink, FileSink) and sink.repaired:
-            log.warning("file.repaired", reason=sink.repaired)
         inbox: queue.SimpleQueue[object] = queue.SimpleQueue()
         ledger = open_desk(settings.dedup.ledger, settings.dedup.capacity, settings.state.dir, inbox)
         if ledger is not None:
             stack.enter_context(closing(ledger))
+        source = self._source(settings, state) if self._source else make_source(settings, state, ledger)
+        pipeline, sink = build(settings, source.columns)
+        if isinstance(sink, FileSink) and sink.repaired:
+            log.warning("file.repaired", reason=sink.repaired)
         senders = Senders(sink, settings.sink.concurrency, inbox)
         stack.callback(senders.close, SENDERS_PATIENCE_S)
         send_back = source.send_back if isinstance(source, RocketMqSource) else None
@@ -125,8 +127,13 @@ class Daemon:
         keeper.refresh()
 
 
-def make_source(settings: Settings, state: State) -> Source:
+def make_source(settings: Settings, state: State, ledger: LedgerDesk | None = None) -> Source:
     """The source of these settings.
+
+    Args:
+        settings: The configuration.
+        state: Keeps what must outlive a crash.
+        ledger: Where members of the group meet, if anywhere.
 
     Raises:
         ConfigError: Its certificates cannot be used, or a package is missing.
@@ -136,22 +143,22 @@ def make_source(settings: Settings, state: State) -> Source:
     if settings.source.rocketmq is not None:
         expression = pushed_expression(settings)
         if settings.source.rocketmq.client == "grpc":
-            return _grpc_source(settings, state, rules, queue_bytes, expression)
+            client = _grpc_client(settings.source.rocketmq, queue_bytes, expression)
+            return _acked_source(client, settings, state, ledger)
         if settings.source.rocketmq.client == "native":
-            return _native_source(settings, state, rules, queue_bytes, expression)
+            client = _native_client(settings, queue_bytes, expression)
+            return _acked_source(client, settings, state, ledger)
         return RocketMqSource(settings.source.rocketmq, state, rules, queue_bytes, place, expression)
     return KafkaSource(settings.source.kafka, state, rules, queue_bytes, place)
 
 
-def _grpc_source(settings: Settings, state: State, rules: bytes, queue_bytes: int, expression: str) -> Source:
+def _grpc_client(settings: RocketMqSettings, queue_bytes: int, expression: str) -> AckedClient:
     from sidecar.sources.grpc_client import GrpcClient  # its loop costs 15 ms at the start, which others do without
 
-    assert settings.source.rocketmq is not None
-    client = GrpcClient(settings.source.rocketmq, expression, queue_bytes)
-    return _acked_source(client, settings, state, rules, queue_bytes)
+    return GrpcClient(settings, expression, queue_bytes)
 
 
-def _native_source(settings: Settings, state: State, rules: bytes, queue_bytes: int, expression: str) -> Source:
+def _native_client(settings: Settings, queue_bytes: int, expression: str) -> AckedClient:
     from sidecar.sources.native_client import NativeClient
 
     def tell(name: str, level: str, fields: Mapping[str, object]) -> None:
@@ -159,20 +166,20 @@ def _native_source(settings: Settings, state: State, rules: bytes, queue_bytes: 
 
     assert settings.source.rocketmq is not None
     home = Path(settings.state.dir) / "native"
-    client = NativeClient(settings.source.rocketmq, expression, queue_bytes, home, tell)
-    return _acked_source(client, settings, state, rules, queue_bytes)
+    return NativeClient(settings.source.rocketmq, expression, queue_bytes, home, tell)
 
 
-def _acked_source(client: AckedClient, settings: Settings, state: State, rules: bytes, queue_bytes: int) -> Source:
-    rocketmq, http = settings.source.rocketmq, settings.sink.http
+def _acked_source(client: AckedClient, settings: Settings, state: State, ledger: LedgerDesk | None) -> Source:
+    rocketmq, http, dedup = settings.source.rocketmq, settings.sink.http, settings.dedup
     assert rocketmq is not None
     return AckedSource(
         client,
         rocketmq.topics,
         rocketmq.group,
         state,
-        rules,
-        HELD_SHARE * queue_bytes,
+        rules_hash(settings),
+        HELD_SHARE * plan_memory(settings.memory.budget_bytes).queue_bytes,
         groups_of(settings, AckedSource.columns),
-        in_order=bool(http and http.ordering == "partition") or settings.dedup.field is not None,
+        in_order=bool(http and http.ordering == "partition") or (dedup.field is not None and dedup.ledger is None),
+        exchange=Exchange(ledger, rocketmq.group) if ledger and dedup.ledger and dedup.ledger.postgresql else None,
     )

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from sidecar.core.claims import Mark, Want
+from sidecar.core.claims import Exchanged, Mark, Want
 from sidecar.errors import SidecarError
+
+MISSED_FOR_MS = 10_000
+"""So long what somebody misses is looked for after he last asked."""
+GIVEN_FOR_MS = 60_000
+"""So long it lies there for him."""
+MISSED_MAX = 1_000
 
 
 class LedgerError(SidecarError):
@@ -32,6 +38,16 @@ class Ledger(Protocol):
 
     def settle(self, marks: Sequence[Mark]) -> None:
         """Make durable what became of rows, where they are still theirs; what is SUCCESS stays that."""
+        ...
+
+    def exchange(self, group: str, missed: Sequence[bytes], given: Mapping[bytes, bytes]) -> Exchanged:
+        """Look for messages that somebody else may have, and give what he misses; both by identity.
+
+        Args:
+            group: The consumer group: nobody else's messages are looked at.
+            missed: What is looked for here; asked again and again, until it is found.
+            given: Messages that others miss, as `Exchanged.missed` said.
+        """
         ...
 
     def prune(self, keep_ms: int, keys_max: int, step: int) -> int:

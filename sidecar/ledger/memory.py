@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from sidecar.core.claims import Entry, Mark, State, Want, decide, keys_in
-from sidecar.ledger.interface import LedgerError
+from sidecar.core.claims import Entry, Exchanged, Mark, State, Want, decide, keys_in
+from sidecar.ledger.interface import GIVEN_FOR_MS, MISSED_FOR_MS, MISSED_MAX, LedgerError
 
 
 @dataclass(slots=True)
@@ -14,6 +14,12 @@ class _Row:
     entry: Entry
     since_ms: float
     until_ms: float
+
+
+@dataclass(slots=True)
+class _Missed:
+    asked_ms: float
+    message: bytes | None = None
 
 
 class MemoryLedger:
@@ -32,6 +38,7 @@ class MemoryLedger:
     def __init__(self, now_ms: Callable[[], float]) -> None:
         self._now_ms = now_ms
         self._rows: dict[bytes, _Row] = {}
+        self._missed: dict[tuple[str, bytes], _Missed] = {}
         self.failing = ""
         self.overtaken: dict[bytes, set[State]] = {}
 
@@ -70,6 +77,27 @@ class MemoryLedger:
                     continue
                 if row.entry.state != State.SUCCESS:
                     row.entry = row.entry._replace(state=mark.state)
+
+    def exchange(self, group: str, missed: Sequence[bytes], given: Mapping[bytes, bytes]) -> Exchanged:
+        """See `Ledger.exchange`."""
+        self._check()
+        now_ms, rows = self._now_ms(), self._missed
+        found: dict[bytes, bytes] = {}
+        for one in missed:
+            row = rows.setdefault((group, one), _Missed(now_ms))
+            row.asked_ms = now_ms
+            if row.message is not None:
+                found[one] = row.message
+                del rows[group, one]
+        for one, message in given.items():
+            if (group, one) in rows:
+                rows[group, one].message = message
+        for place in [place for place, row in rows.items() if row.asked_ms <= now_ms - GIVEN_FOR_MS]:
+            del rows[place]
+        since_ms, mine = now_ms - MISSED_FOR_MS, set(missed)
+        sought = [one for (whose, one), row in rows.items() if whose == group and row.asked_ms > since_ms]
+        others = [one for one in sought if one not in mine and rows[group, one].message is None]
+        return Exchanged(found, others[:MISSED_MAX])
 
     def prune(self, keep_ms: int, keys_max: int, step: int) -> int:
         """See `Ledger.prune`."""

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
 import psycopg
 from psycopg import Connection
 
-from sidecar.core.claims import Claimed, Entry, Mark, State, Want, decide, keys_in
-from sidecar.ledger.interface import LedgerError
+from sidecar.core.claims import Claimed, Entry, Exchanged, Mark, State, Want, decide, keys_in
+from sidecar.ledger.interface import GIVEN_FOR_MS, MISSED_FOR_MS, MISSED_MAX, LedgerError
 
 T = TypeVar("T")
 
@@ -42,6 +42,9 @@ CREATE TABLE IF NOT EXISTS sidecar_ledger (
   token bigint NOT NULL, state smallint NOT NULL, since_ms bigint NOT NULL, until_ms bigint NOT NULL)
   WITH (fillfactor = 80);
 CREATE INDEX IF NOT EXISTS sidecar_ledger_by_id ON sidecar_ledger (id);
+CREATE TABLE IF NOT EXISTS sidecar_missed (
+  consumer_group text, identity bytea, asked_ms bigint NOT NULL, message bytea, PRIMARY KEY (consumer_group, identity));
+CREATE INDEX IF NOT EXISTS sidecar_missed_by_age ON sidecar_missed (asked_ms);
 """
 NOW = "(extract(epoch FROM clock_timestamp()) * 1000)::bigint"
 # Locked, so that they are the same when they are written; in one order, so that two sidecars never wait in a circle.
@@ -71,6 +74,27 @@ DELETE FROM sidecar_ledger WHERE key IN (
   SELECT key FROM (SELECT * FROM sidecar_ledger ORDER BY id LIMIT %s FOR UPDATE SKIP LOCKED) AS oldest
   WHERE (id <= (SELECT max(id) FROM sidecar_ledger) - %s OR since_ms <= {NOW} - %s)
   AND NOT (state = {State.PROCESSING:d} AND until_ms > {NOW}))
+"""
+
+FOUND = """
+DELETE FROM sidecar_missed WHERE consumer_group = %s AND identity = ANY(%b::bytea[]) AND message IS NOT NULL
+RETURNING identity, message
+"""
+MISS = f"""
+INSERT INTO sidecar_missed (consumer_group, identity, asked_ms)
+SELECT %s, one, {NOW} FROM unnest(%b::bytea[]) AS one ORDER BY one
+ON CONFLICT (consumer_group, identity) DO UPDATE SET asked_ms = excluded.asked_ms
+"""
+GIVE = """
+UPDATE sidecar_missed AS old SET message = given.message
+FROM unnest(%b::bytea[], %b::bytea[]) AS given (identity, message)
+WHERE old.consumer_group = %s AND old.identity = given.identity
+"""
+FORGET = f"DELETE FROM sidecar_missed WHERE asked_ms <= {NOW} - {GIVEN_FOR_MS}"
+MISSED = f"""
+SELECT identity FROM sidecar_missed
+WHERE consumer_group = %s AND asked_ms > {NOW} - {MISSED_FOR_MS} AND message IS NULL AND identity <> ALL(%b::bytea[])
+LIMIT {MISSED_MAX}
 """
 
 
@@ -111,6 +135,18 @@ class PostgresqlLedger:
         with self._transaction() as db:
             for some in _chunks(sorted(rows)):
                 db.execute(SETTLE, _columns(some))
+
+    def exchange(self, group: str, missed: Sequence[bytes], given: Mapping[bytes, bytes]) -> Exchanged:
+        """See `Ledger.exchange`."""
+        mine = list(missed)
+        with self._transaction() as db:
+            found: dict[bytes, bytes] = dict(db.execute(FOUND, (group, mine), binary=True)) if mine else {}
+            if left := [one for one in mine if one not in found]:
+                db.execute(MISS, (group, left))
+            if given:
+                db.execute(GIVE, (list(given.keys()), list(given.values()), group))
+            db.execute(FORGET)
+            return Exchanged(found, [one for (one,) in db.execute(MISSED, (group, mine), binary=True)])
 
     def prune(self, keep_ms: int, keys_max: int, step: int) -> int:
         """See `Ledger.prune`."""

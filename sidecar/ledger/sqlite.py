@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import sqlite3
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from sidecar.core.claims import Entry, Mark, State, Want, decide, keys_in
+from sidecar.core.claims import Entry, Exchanged, Mark, State, Want, decide, keys_in
 from sidecar.ledger.interface import LedgerError
 from sidecar.state.interface import Damage
 
@@ -81,6 +81,10 @@ class SqliteLedger:
             for mark in marks:
                 rows = zip(keys_in(mark.keys), mark.offsets, strict=True)
                 db.executemany(SETTLE, [(mark.state, key, mark.place, offset) for key, offset in rows])
+
+    def exchange(self, group: str, missed: Sequence[bytes], given: Mapping[bytes, bytes]) -> Exchanged:  # noqa: ARG002
+        """Nothing: nobody else is here."""
+        return Exchanged({}, [])
 
     def prune(self, keep_ms: int, keys_max: int, step: int) -> int:
         """See `Ledger.prune`."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
-from dataclasses import dataclass
 
 from sidecar.core.carried import lane_key
 from sidecar.core.effects import CommitItem
@@ -17,10 +16,11 @@ from sidecar.core.records import Columns, Message, Run, TopicPartition
 from sidecar.errors import StateError
 from sidecar.sources.acked_client import AckedClient, Handed
 from sidecar.sources.acked_columns import AckedColumns, Taken, details_of, identity_of, key_of
+from sidecar.sources.acked_exchange import Exchange
 from sidecar.sources.acked_settled import Settled
 from sidecar.sources.acked_slot import Slot
 from sidecar.sources.acked_start import start
-from sidecar.sources.acked_topic import Room, Topic
+from sidecar.sources.acked_topic import Commit, Room, Topic
 from sidecar.sources.base import Listener, Original, ReadPast
 from sidecar.state.interface import IdSegment, State
 
@@ -36,15 +36,6 @@ GroupsOf = Callable[[TopicPartition, Sequence[Message]], Iterable[str | None]]
 """The group of each message, None for one that nobody wants."""
 
 
-@dataclass(slots=True)
-class _Commit:
-    """One that was begun."""
-
-    begun_s: float
-    results: dict[TopicPartition, bool]
-    saved: Future[None]
-
-
 class AckedSource:
     """A source over a client.
 
@@ -58,6 +49,7 @@ class AckedSource:
         groups_of: The groups of messages.
         in_order: Whether what an earlier life left is done with before anything that came later: for order, and for
             message ids.
+        exchange: Where other members give what they got of what an earlier life left.
         disk: Writes; a thread of its own by default.
         clock: Monotonic seconds.
     """
@@ -76,6 +68,7 @@ class AckedSource:
         groups_of: GroupsOf,
         *,
         in_order: bool = False,
+        exchange: Exchange | None = None,
         disk: Executor | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -88,6 +81,7 @@ class AckedSource:
         self._held_max_bytes = held_max_bytes
         self._groups_of = groups_of
         self._in_order = in_order
+        self._exchange = exchange
         self._disk = disk or ThreadPoolExecutor(1, thread_name_prefix="progress")
         self._topics: dict[str, Topic] = {}
         self._slots: dict[TopicPartition, Slot] = {}
@@ -101,7 +95,7 @@ class AckedSource:
         """Settled, but not durably so yet."""
         self._late: list[Hashable] = []
         """More handles of what is settled, or of what is leaving."""
-        self._commit: _Commit | None = None
+        self._commit: Commit | None = None
         self._paused: frozenset[TopicPartition] = frozenset()
         self._is_full = self._closed = self._assigned = False
         self._extend_at_s = self._turned_s = self._clock()
@@ -168,6 +162,9 @@ class AckedSource:
         self._hold_back()
         self._extend()
         self._sort(self._client.receive(timeout_s))
+        if self._exchange is not None:
+            earlier = [slot for topic in self._topics.values() for slot in topic.earlier]
+            self._sort(self._exchange.turn(earlier, self._known, self._settled))
         self._watch_missing()
         self._tell_problems()
         return list(self._hand_on())
@@ -251,13 +248,14 @@ class AckedSource:
         is_stuck = any(one.current.tp in self._paused for one in topics) and any(
             slot.tp not in self._paused for slot in waiting
         )
-        if not waiting or (self._is_full and not is_stuck) or self._client.problems():
+        is_cut_off = self._client.problems() or (self._exchange is not None and self._exchange.problem)
+        if not waiting or (self._is_full and not is_stuck) or is_cut_off:
             return
         self._missed_s += min(elapsed_s, 1.0)
         if self._missed_s >= GONE_AFTER_S:
             for slot in waiting:
                 self._listener.event("members.gone", "warning", {**slot.tp.fields(), "count": slot.awaits})
-                slot.give_up()
+                slot.give_up(list(slot.missed))
 
     def _hold_back(self) -> None:
         """What was in flight is awaited whatever is held: it alone makes room again."""
@@ -274,7 +272,7 @@ class AckedSource:
         if self._clock() >= self._extend_at_s:
             self._extend_at_s = self._clock() + EXTEND_EVERY_S
             held = [*self._known.values(), *self._leaving]
-            self._client.extend([message.handles[-1] for message in held])
+            self._client.extend([message.handles[-1] for message in held if message.handles])
 
     def pause(self, tps: Collection[TopicPartition]) -> None:
         """Read from all numberings but these."""
@@ -302,7 +300,7 @@ class AckedSource:
         """Begin to make these states durable; `Listener.committed` tells the end."""
         results = self._prepare(items)
         saved = self._disk.submit(self._state.save_progress, dict(self._unsaved))
-        self._commit = _Commit(self._clock(), results, saved)
+        self._commit = Commit(self._clock(), results, saved)
 
     def commit_now(self, items: Sequence[CommitItem]) -> Mapping[TopicPartition, bool]:
         """Make these states durable behind any commit begun before, whose end is not told any more."""

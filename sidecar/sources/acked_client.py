@@ -16,7 +16,7 @@ class Handed(NamedTuple):
     """A message as it was handed over."""
 
     handle: Hashable
-    """What `ack`, `extend` and `release` want; unique within the process."""
+    """What `ack`, `extend` and `release` want; unique within the process. None where another member has it."""
     topic: str
     """The topic subscribed to; of a retried message the one that it came from."""
     broker: str

@@ -36,7 +36,7 @@ class Taken:
         self.chunk: int | None = None
         """The row of the state file that names it as a member of an intent."""
         self.place: tuple[TopicPartition, int] = TopicPartition("", -1), -1
-        self.handles: list[Hashable] = [handed.handle]
+        self.handles: list[Hashable] = [] if handed.handle is None else [handed.handle]
         self.again = False
         """Whether it was in flight in an earlier life already."""
 
@@ -66,6 +66,7 @@ def details_of(message: Taken) -> Details:
         one.keys,
         one.reconsume_times,
         Place(one.retry_topic or one.topic, one.broker, one.queue, one.offset),
+        message.identity,
     )
 
 

@@ -10,7 +10,7 @@ import base64
 import binascii
 import struct
 from bisect import insort
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, KeysView, Mapping
 from operator import attrgetter
 from typing import NamedTuple
 
@@ -106,6 +106,11 @@ class Slot:
         return len(self._missing)
 
     @property
+    def missed(self) -> KeysView[bytes]:
+        """Which messages those are, by identity."""
+        return self._awaited.keys()
+
+    @property
     def is_done(self) -> bool:
         """Whether nothing is unsettled."""
         return not (self._awaited or self._collected or any(self._held.values()))
@@ -123,13 +128,12 @@ class Slot:
         self._collected[message.number] = message
         return True
 
-    def give_up(self) -> None:
-        """What has not come again does not come any more: what is left goes out without it."""
-        for found in self._awaited.values():
-            for _, chunk in found:
+    def give_up(self, identities: Collection[bytes]) -> None:
+        """These have not come again, and do not come any more: what is left goes out without them."""
+        for identity in identities:
+            for number, chunk in self._awaited.pop(identity, ()):
                 self._rows[chunk] -= 1
-        self._awaited.clear()
-        self._missing.clear()
+                self._missing.discard(number)
 
     def ready(self) -> Iterable[Run | ReadPast]:
         """What may be handed to the core in order by now, since all before it is there."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 from sidecar.core.records import TopicPartition
@@ -36,3 +37,12 @@ class Room:
         """More, or less."""
         self.count += count
         self.nbytes += nbytes
+
+
+@dataclass(slots=True)
+class Commit:
+    """One that was begun."""
+
+    begun_s: float
+    results: dict[TopicPartition, bool]
+    saved: Future[None]

@@ -12,7 +12,7 @@ import pytest
 
 from sidecar.core.claims import DUPLICATE, HELD, Mark, State, Want, place_of
 from sidecar.core.records import TopicPartition
-from sidecar.ledger.interface import Ledger
+from sidecar.ledger.interface import MISSED_MAX, Ledger
 from sidecar.ledger.memory import MemoryLedger
 from sidecar.ledger.postgresql import PostgresqlLedger
 from sidecar.ledger.sqlite import SqliteLedger
@@ -173,6 +173,28 @@ def test_the_oldest_go_by_age(world: World) -> None:
     assert world.ledger.prune(DAY_MS, 1_000, 100) == 0
     wait_until(lambda: world.ledger.prune(1, 1_000, 100) == 1, 10, "it is old")
     assert world.ledger.claim([want(1, place=THERE)], LONG_MS) == [[0]]
+
+
+@pytest.mark.parametrize("world", ["memory", "postgresql"], indirect=True)
+def test_what_one_member_misses_another_gives(world: World) -> None:
+    """Each hears what others of its group miss, and finds once what they gave; what nobody misses is not kept."""
+    here, there = world.ledger, world.another()
+    a, b, c = map(key, (1, 2, 3))
+    assert here.exchange("g", [a, b], {}) == ({}, [])
+    assert sorted(there.exchange("g", [c], {}).missed) == [a, b]
+    assert there.exchange("other group", [], {a: b"theirs"}) == ({}, [])
+    there.exchange("g", [c], {a: b"\0message", c: b"nobody else's"})
+    assert here.exchange("g", [a, b], {}) == ({a: b"\0message"}, [])
+    assert here.exchange("g", [a, b], {b: b""}) == ({}, [])
+    assert here.exchange("g", [a, b], {}).found == {b: b""}
+    assert there.exchange("g", [], {}).missed == [a]
+
+
+def test_of_many_some_are_looked_for(world: World) -> None:
+    """Nothing is missed where nobody else is, and no answer is longer than is said."""
+    numbers = [key(number) for number in range(MISSED_MAX + 10)]
+    assert world.ledger.exchange("g", numbers, {}) == ({}, [])
+    assert len(world.another().exchange("g", [], {}).missed) in (0, MISSED_MAX)
 
 
 @pytest.mark.parametrize("world", ["memory", "postgresql"], indirect=True)

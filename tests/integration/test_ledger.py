@@ -22,6 +22,7 @@ from tests.support.postgresql import Database, PostgresqlServer
 from tests.support.process import Daemon, http_get, wait_until
 from tests.support.receiver import Receiver, Request, value_hash
 from tests.support.rocketmq import Message, Node
+from tests.support.rocketmq_flow import PATIENCE_S, rest
 from tests.support.scene import await_rest
 
 PARTITIONS = 8
@@ -162,6 +163,63 @@ def _kill_one(receiver: KillingReceiver, rows: int, how: Literal["hang", "lost"]
     receiver.how = how
     wait_until(lambda: len(receiver.killed) > before, 60, "a request comes, and its sender is killed")
     receiver.killed[-1].start()
+
+
+def handed_twins(
+    node: Node, source: Mapping[str, Any], folder: Path, database: Database, messages: int, kills: int
+) -> Finding:
+    """The same with clients that hand messages over one by one: what a killed member held comes to any other.
+
+    Args:
+        node: Takes the messages.
+        source: The source section without topic and group.
+        folder: For the daemons' files.
+        database: Of the ledger.
+        messages: How many different ones.
+        kills: How many, by turns before the rows are stored and after it.
+
+    Raises:
+        AssertionError: Something was lost or delivered twice, or the books do not balance.
+    """
+    begun, orders = time.monotonic(), Orders(messages)
+    topic, group = node.create_topic(unique("topic"), PARTITIONS), node.create_group(unique("group"))
+    shared = ledger(database, database.schema())["ledger"]["postgresql"]
+    with KillingReceiver() as receiver:
+        receiver.fail("slow", delay_ms=10)
+        config = {
+            "source": {"rocketmq": {**source, "group": group, "topics": [topic]}},
+            "dedup": {"by": {"header": "order"}, "ledger": {"postgresql": {**shared, "claim_timeout": "10m"}}},
+            "batch": {"max_messages": max(20, messages // 200), "linger": "20ms"},
+            "sink": {"http": {"url": receiver.url, "timeout": "2s"}},
+        }
+        with group_of(folder, 2, lambda name: config) as members:
+            receiver.members = members
+            for member in members:
+                member.wait_ready(60)
+            sent = threading.Thread(target=_send_handed, args=(node, topic, orders))
+            sent.start()
+            for number in range(kills):
+                _kill_one(receiver, (number + 1) * messages // (kills + 2), "lost" if number % 2 else "hang")
+            sent.join()
+            wait_until(
+                lambda: len(orders.arrived(receiver)) == orders.count, PATIENCE_S + messages / 500, "all has arrived",
+                detail=lambda: (len(orders.arrived(receiver)), [member.status() for member in members]),
+            )  # fmt: skip
+            for member in members:
+                rest(member)
+                member.stop()
+        orders.assert_exact(receiver)
+    assert len(receiver.killed) == kills
+    notes = f"{orders.twice:,} sent twice, somewhere among the next thousand"
+    name = f"sent twice, 2 sidecars over `client: {source['client']}`, one ledger, `kill -9` between claim and answer"
+    return Finding(name, kills, messages, 0, 0, time.monotonic() - begun, notes)
+
+
+def _send_handed(node: Node, topic: str, orders: Orders) -> None:
+    for at in range(0, len(orders.messages), 1_000):
+        some = orders.messages[at : at + 1_000]
+        messages = [Message(body, "paid", properties={"order": body.split(b",")[0].decode()}) for _, body in some]
+        node.send(topic, messages, queues=PARTITIONS)
 
 
 def test_of_what_is_sent_twice_one_is_delivered(kafka: Broker, postgresql: Database, tmp_path: Path) -> None:

@@ -14,8 +14,10 @@ import pytest
 
 from sidecar.config.source import RocketMqSource as Settings
 from sidecar.sources.grpc_client import GrpcClient
+from tests.integration.test_ledger import handed_twins
 from tests.support import rocketmq_flow as flows
 from tests.support.kafka import unique
+from tests.support.postgresql import Database
 from tests.support.process import Daemon, wait_until
 from tests.support.receiver import Receiver, value_hash
 from tests.support.relay import Relay
@@ -103,16 +105,19 @@ def twins(node: Node, source: dict[str, Any], tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def waits(node: RocketMqNode, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Waits]:
+def waits(node: RocketMqNode, postgresql: Database, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Waits]:
     """What mostly waits for messages of the dead to come again, all at once; each with a topic of its own."""
     source = flows.source_of("grpc", node)
-    with ThreadPoolExecutor(3) as pool:
+    with ThreadPoolExecutor(4) as pool:
         yield {
             "members": pool.submit(
                 flows.members, Node(node.name_server), source, tmp_path_factory.mktemp("members"), 2, 2, every_s=2
             ),
             "twins": pool.submit(twins, Node(node.name_server), source, tmp_path_factory.mktemp("twins")),
             "fifo": pool.submit(in_order, Node(node.name_server), source, tmp_path_factory.mktemp("fifo")),
+            "ledger": pool.submit(
+                handed_twins, Node(node.name_server), source, tmp_path_factory.mktemp("ledger"), postgresql, 2_000, 2
+            ),
         }
 
 
@@ -124,6 +129,11 @@ def test_two_members_lose_nothing(waits: Waits) -> None:
 def test_what_a_producer_sent_twice_comes_once(waits: Waits) -> None:
     """With `dedup.by` a property, over two topics and through a kill."""
     waits["twins"].result()
+
+
+def test_of_what_is_sent_twice_one_is_delivered_whoever_gets_it(waits: Waits) -> None:
+    """Two members with one ledger, both killed between claim and answer: of each key one copy arrives, and once."""
+    waits["ledger"].result()
 
 
 def test_messages_of_a_fifo_queue_stay_in_order(waits: Waits) -> None:

@@ -16,7 +16,9 @@ from sidecar.core.records import TopicPartition
 from sidecar.rocketmq.messages import decode
 from sidecar.rocketmq.network import Ask
 from sidecar.rocketmq.requests import Asks, Subscription
+from tests.integration.test_ledger import handed_twins
 from tests.support import rocketmq_flow as flows
+from tests.support.postgresql import Database
 from tests.support.process import Daemon, wait_until
 from tests.support.receiver import Receiver
 from tests.support.rocketmq import BROKER, Message, RefusedError, RocketMqNode
@@ -49,6 +51,13 @@ def child_of(daemon: Daemon) -> int:
     found = [one.pid for one in psutil.Process(daemon.pid).children() if "sidecar.native.child" in one.cmdline()]
     assert len(found) == 1, found
     return found[0]
+
+
+def test_of_what_is_sent_twice_one_is_delivered_whoever_gets_it(
+    node: RocketMqNode, source: dict[str, Any], postgresql: Database, tmp_path: Path
+) -> None:
+    """Two members with one ledger, both killed between claim and answer: of each key one copy arrives, and once."""
+    handed_twins(node, source, tmp_path, postgresql, 2_000, 2)
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])

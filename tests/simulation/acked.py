@@ -5,206 +5,44 @@
 
 from __future__ import annotations
 
-import random
 from collections import Counter
-from collections.abc import Collection, Hashable, Mapping, Sequence
-from concurrent.futures import Executor, Future
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from sidecar.core.backoff import Backoff
 from sidecar.core.batching import Limits
 from sidecar.core.cutting import BatchRules
 from sidecar.core.delivery import DeliveryRules
-from sidecar.core.effects import Commit, Flow, Reload, Send, Store
+from sidecar.core.effects import Claim, Commit, CommitItem, Flow, Reload, Send, Store
+from sidecar.core.fields import Field
+from sidecar.core.ids import key_reader
 from sidecar.core.intake import Reading
 from sidecar.core.pipeline import Pipeline
 from sidecar.core.records import Answer, Batch, Run, TopicPartition, Verdict
+from sidecar.ledger.memory import MemoryLedger
 from sidecar.sinks.formats import NdjsonFramer
 from sidecar.sources.acked import AckedSource
-from sidecar.sources.acked_client import Handed
 from sidecar.sources.acked_columns import AckedColumns, Taken
+from sidecar.sources.acked_exchange import Exchange
 from sidecar.sources.base import Assignment
-from sidecar.state.memory import MemoryState
+from tests.simulation.acked_broker import (
+    TOPIC,
+    Chance,
+    CrashError,
+    FragileState,
+    Inline,
+    SimulatedBroker,
+    SimulatedClient,
+    SimulatedDesk,
+    SimulatedReceiver,
+)
 
-TOPIC = "orders"
 GROUPS: dict[Any, str | None] = {b"a": "a", b"b": "b", b"c": "c", b"no": None}
 ROUNDS_MAX = 20_000
+CLAIM_MS = 10_000_000
+ROOM = 1 << 20
+"""With a ledger for all messages: what waits for a twin makes no room for what that one waits for."""
 DOWN = Answer(Verdict.RETRY, "down")
-
-
-class CrashError(Exception):
-    """The process is gone from here on."""
-
-
-class Inline(Executor):
-    """Does at once what it is given."""
-
-    def submit(self, fn: Any, /, *args: Any, **kwargs: Any) -> Future[Any]:
-        """Do it."""
-        done: Future[Any] = Future()
-        try:
-            done.set_result(fn(*args, **kwargs))
-        except CrashError:
-            raise
-        except Exception as error:  # noqa: BLE001
-            done.set_exception(error)
-        return done
-
-
-class Chance:
-    """What goes wrong, and when.
-
-    Args:
-        seed: Of all of it.
-    """
-
-    def __init__(self, seed: int) -> None:
-        self.random = random.Random(seed)
-        self.faulty = True
-        self.crash_rate = self.random.choice([0.0, 0.002, 0.01])
-
-    def __call__(self, rate: float) -> bool:
-        return self.faulty and self.random.random() < rate
-
-    def crash(self) -> None:
-        """Perhaps."""
-        if self(self.crash_rate):
-            raise CrashError
-
-
-class FragileState(MemoryState):
-    """A state whose process may end before a write and after it."""
-
-    chance: Chance
-
-    def save_progress(self, rows: Mapping[TopicPartition, str]) -> None:
-        """See `State.save_progress`."""
-        self.chance.crash()
-        self.failing = "full" if self.chance(0.02) else ""
-        super().save_progress(rows)
-        self.chance.crash()
-
-
-class SimulatedBroker:
-    """Keeps messages, and hands over again what is not acknowledged.
-
-    Args:
-        chance: What goes wrong.
-        count: How many messages there are.
-    """
-
-    def __init__(self, chance: Chance, count: int) -> None:
-        self._chance = chance
-        pick = chance.random.choice
-        tags = [b"a", b"b", b"c", b"no"]
-        # Producers draw ids that are not unique.
-        self.messages = [(b"%d" % i, pick(tags), f"id{i // 2 if i % 10 == 0 else i}") for i in range(count)]
-        self.leases: dict[int, int] = {}
-        """Message by handle."""
-        self.ready = list(range(count))
-        self.acked: list[int] = []
-        self._times: Counter[int] = Counter()
-        self._handles = 0
-
-    def hand(self, most: int) -> list[Handed]:
-        """Hand over some messages, in about their order."""
-        found = []
-        for _ in range(min(most, len(self.ready))):
-            at = min(self._chance.random.randrange(4), len(self.ready) - 1) if self._chance.faulty else 0
-            found.append(self._handed(self.ready.pop(at)))
-        return found
-
-    def _handed(self, number: int) -> Handed:
-        body, tag, drawn = self.messages[number]
-        self._handles += 1
-        self._times[number] += 1
-        self.leases[self._handles] = number
-        times = self._times[number] - 1
-        at, properties, retry = self._handles, (("TAGS", tag),), f"%RETRY%{TOPIC}" if times else ""
-        return Handed(at, TOPIC, "b", 0, at, body, 1, 1, drawn, f"{at}", tag, (), properties, times, retry)
-
-    def ack(self, handle: int) -> None:
-        """A lost one leaves the message where it is."""
-        number = self.leases.get(handle)
-        if number is not None and not self._chance(0.05):
-            del self.leases[handle]
-            self.acked.append(number)
-
-    def expire(self, handles: Collection[int]) -> None:
-        """These are handed over again."""
-        for handle in handles:
-            number = self.leases.pop(handle, None)
-            if number is not None:
-                self.ready.insert(self._chance.random.randrange(len(self.ready) + 1), number)
-
-    def die(self) -> None:
-        """Killed: it forgets some acknowledgements."""
-        forgotten = [number for number in self.acked[-20:] if self._chance(0.5)]
-        self.acked = [number for number in self.acked if number not in forgotten]
-        self.ready = forgotten + self.ready
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether all is acknowledged."""
-        return not self.ready and not self.leases
-
-
-class SimulatedClient:
-    """An `AckedClient` of the simulated broker."""
-
-    def __init__(self, broker: SimulatedBroker, chance: Chance) -> None:
-        self._broker = broker
-        self._chance = chance
-        self._full = False
-        self.given: list[int] = []
-
-    def open(self) -> None:
-        """Nothing to do."""
-
-    def receive(self, timeout_s: float) -> Sequence[Handed]:
-        """Some of what is there."""
-        found = [] if self._full else self._broker.hand(self._chance.random.randrange(8))
-        self.given += [int(str(one.handle)) for one in found]
-        return found
-
-    def ack(self, handles: Collection[Hashable]) -> None:
-        """Any of it may be lost, and the process may end in between."""
-        for handle in handles:
-            self._chance.crash()
-            self._broker.ack(int(str(handle)))
-
-    def extend(self, handles: Collection[Hashable]) -> None:
-        """Nothing expires by itself here."""
-
-    def release(self, handles: Collection[Hashable]) -> None:
-        """Give back."""
-        self._broker.expire([int(str(handle)) for handle in handles])
-
-    def pause(self, full: bool) -> None:
-        """Take nothing in."""
-        self._full = full
-
-    def problems(self) -> Mapping[str, str]:
-        """None."""
-        return {}
-
-    def close(self) -> None:
-        """Nothing to do."""
-
-
-class SimulatedReceiver:
-    """Stores parts, and remembers their names."""
-
-    def __init__(self) -> None:
-        self.rows: Counter[bytes] = Counter()
-        self._known: dict[tuple[str, str], list[bytes]] = {}
-
-    def store(self, batch: Batch) -> None:
-        """Parts whose name is known are not stored again."""
-        for part in batch.parts:
-            rows = [row for fragment in part.fragments for row in fragment.data.split(b"\n") if fragment.offsets]
-            if self._known.setdefault((part.group, part.name), rows) is rows:
-                self.rows.update(rows)
 
 
 class Process:
@@ -215,46 +53,59 @@ class Process:
         receiver: Takes batches.
         state: Outlives it.
         chance: What goes wrong.
+        ledger: Shared by all, if there is one.
     """
 
     def __init__(
-        self, broker: SimulatedBroker, receiver: SimulatedReceiver, state: FragileState, chance: Chance
-    ) -> None:
+        self, broker: SimulatedBroker, receiver: SimulatedReceiver, state: FragileState, chance: Chance,
+        ledger: MemoryLedger | None = None,
+    ) -> None:  # fmt: skip
         self._receiver, self._chance = receiver, chance
+        self._desk = SimulatedDesk(ledger, CLAIM_MS, chance) if ledger else None
         self.now_ms = 0.0
         self.gone = 0
         self.client = SimulatedClient(broker, chance)
         columns = AckedColumns()
-        reading = Reading(columns, NdjsonFramer(columns), lambda tp, messages: [m.handed.tag for m in messages], GROUPS)
+        reading = Reading(
+            columns, NdjsonFramer(columns), lambda tp, messages: [m.handed.tag for m in messages], GROUPS,
+            keys=key_reader(Field("header", "order"), "text", columns, "g") if ledger else None,
+        )  # fmt: skip
         batching = BatchRules(
             by_group=chance.random.random() < 0.3, limits=Limits(chance.random.choice([1, 5, 20]), 10_000),
             linger_ms=50, span_max=10_000, held_max_bytes=chance.random.choice([4_000, 1 << 20]),
         )  # fmt: skip
         delivery = DeliveryRules(
-            backoff=Backoff(10, 100), concurrency=2, ordered=True, separator=b"\n", give_up_attempts=None,
-            give_up_ms=None,
+            backoff=Backoff(10, 100), concurrency=2, ordered=ledger is None or chance.ordered, separator=b"\n",
+            lease_ms=CLAIM_MS // 3 if ledger else None, numbered=True,
         )  # fmt: skip
         self.pipeline = Pipeline(reading, batching, delivery, chance.random.random)
         self.source = AckedSource(
-            self.client, [TOPIC], "g", state, b"rule", chance.random.choice([20_000, 1 << 20]), self._groups,
-            in_order=chance.random.random() < 0.2, disk=Inline(),
-            clock=lambda: self.now_ms / 1000,
+            self.client, [TOPIC], "g", state, b"rule", chance.random.choice([20_000, 1 << 20]) if not ledger else ROOM,
+            self._groups,
+            in_order=chance.ordered if ledger else chance.random.random() < 0.2, disk=Inline(),
+            exchange=Exchange(self._desk, "g", self._clock) if self._desk else None, clock=self._clock,
         )  # fmt: skip
         state.failing = ""
         self.source.open(self)
         self._sending: list[Batch] = []
+        self._claims: list[Claim] = []
+
+    def _clock(self) -> float:
+        return self.now_ms / 1000
 
     def _groups(self, tp: TopicPartition, messages: Sequence[Taken]) -> list[str | None]:
         return [GROUPS[message.handed.tag] for message in messages]
 
     def turn(self) -> None:
         """One round of the loop, with an answer now and then."""
-        self.now_ms += self._chance.random.choice([1, 5, 30])
+        self.now_ms += self._chance.random.choice([1, 5, 30]) * (1 if self._chance.faulty else 5)
         for effect in self.pipeline.step(self.now_ms):
             self._chance.crash()
             match effect:
                 case Commit(items):
-                    self.source.commit(items)
+                    self._commit(items)
+                case Claim():
+                    self._claims.append(effect)
                 case Send(batch):
                     self._sending.append(batch)
                 case Store(token, _):
@@ -265,6 +116,8 @@ class Process:
                     raise AssertionError(effect)
                 case _:
                     pass
+        if self._claims and self._chance.random.random() < 0.5:
+            self._claim(self._claims.pop(self._chance.random.randrange(len(self._claims))))
         if self._sending and self._chance.random.random() < 0.5:
             self._answer(self._sending.pop(self._chance.random.randrange(len(self._sending))))
         for found in self.source.poll(0.0):
@@ -275,6 +128,19 @@ class Process:
                 self.pipeline.read_past(found.tp, found.position, self.now_ms)
         for books in self.pipeline.books.values():
             assert books.balanced, books
+
+    def _commit(self, items: list[CommitItem]) -> None:
+        if self._settle(items):
+            self.source.commit(items)
+        else:
+            self.pipeline.committed({}, self.now_ms)
+
+    def _settle(self, items: list[CommitItem]) -> bool:
+        return self._desk is None or self._desk.settle([mark for item in items for mark in item.marks])
+
+    def _claim(self, claim: Claim) -> None:
+        assert self._desk is not None
+        self.pipeline.claimed(claim.number, self._desk.claim(claim.wants), self.now_ms)
 
     def _answer(self, batch: Batch) -> None:
         down = self._chance(0.2)
@@ -292,6 +158,7 @@ class Process:
     def _commit_now(self) -> None:
         self.pipeline.committed({}, self.now_ms)
         items = self.pipeline.commit(list(self.pipeline.partitions))
+        items = items if self._settle(items) else []
         self.pipeline.committed(self.source.commit_now(items), self.now_ms)
 
     # The listener
@@ -325,15 +192,18 @@ class AckedWorld:
         seed: Of all chances.
         members: Processes in the group.
         count: Messages.
+        copies: How many of them are sent twice, which a ledger is to tell; without any there is none.
 
     Attributes:
         processes: Those that live.
         crashes: How many there were.
     """
 
-    def __init__(self, seed: int, members: int = 1, count: int = 120) -> None:
+    def __init__(self, seed: int, members: int = 1, count: int = 120, copies: int = 0) -> None:
         self.chance = Chance(seed)
-        self.broker = SimulatedBroker(self.chance, count)
+        self.broker = SimulatedBroker(self.chance, count, copies)
+        self.now_ms = 0.0
+        self.ledger = MemoryLedger(lambda: self.now_ms) if copies else None
         self.receiver = SimulatedReceiver()
         self._states = [FragileState() for _ in range(members)]
         for state in self._states:
@@ -355,9 +225,12 @@ class AckedWorld:
         raise AssertionError(f"stuck: {len(self.broker.ready)} ready, {len(self.broker.leases)} out")
 
     def _round(self) -> None:
+        self.now_ms += 12 if self.chance.faulty else 60
         for at, process in enumerate(self.processes):
             try:
-                process = process or Process(self.broker, self.receiver, self._states[at], self.chance)
+                process = process or Process(
+                    self.broker, self.receiver, self._states[at], self.chance, self.ledger
+                )  # fmt: skip
                 self.processes[at] = process
                 process.turn()
                 if self.chance(0.003):
@@ -381,18 +254,20 @@ class AckedWorld:
         self.broker.expire([handle for handle in self.broker.leases if handle not in held])
 
 
-def run_acked(seed: int, members: int = 1) -> AckedWorld:
+def run_acked(seed: int, members: int = 1, *, copies: int = 0) -> AckedWorld:
     """Run one schedule, and check what arrived.
 
     Raises:
-        AssertionError: Something was lost or is stuck or, with one member, came twice.
+        AssertionError: Something was lost or is stuck or, with one member or a ledger, came twice.
     """
-    world = AckedWorld(seed, members)
+    world = AckedWorld(seed, members, copies=copies)
     world.run()
-    wanted = {body for body, tag, _ in world.broker.messages if GROUPS[tag]}
-    rows = world.receiver.rows
+    wanted = {body.split()[0] for body, tag, _ in world.broker.messages if GROUPS[tag]}
+    rows = Counter[bytes]()
+    for row, times in world.receiver.rows.items():
+        rows[row.split()[0]] += times
     assert not wanted - rows.keys(), f"seed {seed}: lost {wanted - rows.keys()}"
     assert not rows.keys() - wanted, f"seed {seed}: not wanted {rows.keys() - wanted}"
-    if members == 1:
+    if members == 1 or copies:
         assert max(rows.values()) == 1, f"seed {seed}: twice {[row for row, times in rows.items() if times > 1]}"
     return world

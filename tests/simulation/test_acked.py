@@ -7,13 +7,17 @@ from typing import Any
 
 import pytest
 
+from sidecar.core import claims
+from sidecar.ledger.memory import MemoryLedger
 from sidecar.sources import acked
 from sidecar.sources.acked import AckedSource
+from sidecar.sources.acked_exchange import Exchange
 from sidecar.sources.acked_settled import Settled
 from sidecar.sources.acked_slot import Slot
 from tests.simulation.acked import run_acked
 
 SCHEDULES = 250
+LEDGER_SCHEDULES = 20
 SEARCHED = 150
 """Schedules within which a mistake must show."""
 
@@ -29,6 +33,14 @@ def test_nothing_is_lost_with_several_members() -> None:
     """Two members that crash and get each other's messages lose none, and neither waits for ever."""
     for seed in range(SCHEDULES, SCHEDULES + 20):
         run_acked(seed, members=2)
+
+
+@pytest.mark.parametrize("members", [1, 2, 3])
+def test_with_a_ledger_each_key_comes_once(members: int) -> None:
+    """Messages sent twice, and members that crash and get each other's messages: of each key one arrives, and once."""
+    worlds = [run_acked(seed, members, copies=15) for seed in range(LEDGER_SCHEDULES)]
+    assert sum(world.crashes for world in worlds) > LEDGER_SCHEDULES
+    assert not any(one.gone for world in worlds for one in world.processes if one)
 
 
 def acknowledge_early(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -74,3 +86,37 @@ def test_a_mistake_is_found(mistake: Callable[[pytest.MonkeyPatch], None], monke
     with pytest.raises((AssertionError, KeyError)):
         for seed in range(SEARCHED):
             run_acked(seed)
+
+
+def claim_by_identity(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let any member go on with what another one claimed."""
+    keep: Callable[..., Any] = claims._keep
+
+    def wrong(want: Any, keys: Any, verdict: Any, found: Any, *rest: Any) -> None:
+        ours = zip(keys, want.offsets, strict=True)
+        entries = {key: found[key]._replace(place=want.place, offset=at) for key, at in ours if key in found}
+        keep(want, keys, verdict, entries, *rest)
+
+    monkeypatch.setattr(claims, "_keep", wrong)
+
+
+def give_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep to oneself what another member misses."""
+    monkeypatch.setattr(Exchange, "_given", lambda self, known, settled: {})
+
+
+def forget_marks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Never tell the ledger what became of a claim."""
+    monkeypatch.setattr(MemoryLedger, "settle", lambda self, marks: None)
+
+
+@pytest.mark.parametrize("mistake", [claim_by_identity, give_nothing, forget_marks])
+def test_a_mistake_with_a_ledger_is_found(
+    mistake: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each of these mistakes breaks a promise of several members with a ledger in some schedule."""
+    mistake(monkeypatch)
+    monkeypatch.setattr("tests.simulation.acked.ROUNDS_MAX", 1_500)
+    with pytest.raises((AssertionError, KeyError)):
+        for seed in range(SEARCHED):
+            run_acked(seed, 2, copies=15)

@@ -18,12 +18,13 @@ from sidecar.sources import acked_settled
 from sidecar.sources.acked import AckedSource
 from sidecar.sources.acked_client import Handed
 from sidecar.sources.acked_columns import Taken, identity_of
+from sidecar.sources.acked_exchange import Exchange
 from sidecar.sources.acked_settled import Settled
 from sidecar.sources.acked_unsettled import divide, unsettled
 from sidecar.sources.base import Assignment
 from sidecar.state.interface import IdSegment
 from sidecar.state.memory import MemoryState
-from tests.simulation.acked import Inline
+from tests.simulation.acked_broker import Inline
 
 A, B = lane_key("a"), lane_key("b")
 
@@ -89,11 +90,13 @@ class Scene:
         state: Goes on from it.
         held_max_bytes: How much may be held.
         disk: Writes.
+        rules: As of `AckedSource`.
+        exchange: As of `AckedSource`.
     """
 
     def __init__(
         self, state: MemoryState | None = None, *, held_max_bytes: int = 1 << 20, disk: Executor | None = None,
-        rules: bytes = b"rule",
+        rules: bytes = b"rule", exchange: Exchange | None = None,
     ) -> None:  # fmt: skip
         self.state = state or MemoryState()
         self.client = Client()
@@ -103,7 +106,7 @@ class Scene:
         self.source = AckedSource(
             self.client, ["t"], "g", self.state, rules, held_max_bytes,
             lambda tp, messages: ["b" if m.handed.body.startswith(b"b") else "a" for m in messages],
-            disk=disk or Inline(),
+            disk=disk or Inline(), exchange=exchange,
         )  # fmt: skip
         self.source.open(self)
         self.poll()

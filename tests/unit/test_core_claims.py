@@ -10,10 +10,10 @@ import pytest
 from sidecar.core.claims import DUPLICATE, HELD, Mark, State, Want, place_of
 from sidecar.core.fields import Field
 from sidecar.core.ids import key_reader
-from sidecar.core.records import KEY_BYTES, Answer, Batch, FailedRow, TopicPartition, Verdict
+from sidecar.core.records import KEY_BYTES, Answer, Batch, Details, FailedRow, TopicPartition, Verdict
 from sidecar.ledger.memory import MemoryLedger
 from tests.simulation.plan import Row, key_of
-from tests.unit.test_core_pipeline import ACK, LEASE_MS, REJECT, RETRY, TP, Shell
+from tests.unit.test_core_pipeline import ACK, FRESH, LEASE_MS, REJECT, RETRY, TP, Shell
 
 ELSEWHERE = place_of(TopicPartition("t", 9))
 
@@ -54,6 +54,7 @@ def with_ids(*ids: int | None) -> list[Row]:
 
 def columns(**found: Any) -> Any:
     """A source whose messages are their offsets."""
+    found.setdefault("details", [None] * max(map(len, found.values())))
     return SimpleNamespace(offsets=lambda messages: messages, **{k: lambda _, v=v: v for k, v in found.items()})
 
 
@@ -71,6 +72,14 @@ def test_a_key_follows_from_group_and_id() -> None:
     assert single(read(TP._replace(partition=1), [1, 2, 3, 4]))[:2] == [a, a]
     assert c not in single(read(TP._replace(partition=1), [1, 2, 3, 4]))
     assert a not in single(key_reader(Field("key"), "text", columns(keys=[b"5"]), "other")(TP, [1]))
+
+
+def test_a_key_follows_from_what_a_message_is_where_numbers_change() -> None:
+    """A message without an id that comes again under another number has the key that it had."""
+    one, other = (Details(None, "", (), 0, None, bytes([n]) * 16) for n in (1, 2))
+    read = key_reader(Field("key"), "text", columns(keys=[None, None, None], details=[one, other, one]), "group")
+    a, b, c = single(read(TP, [1, 2, 3]))
+    assert a == c != b
 
 
 def test_a_key_of_a_number_is_the_number() -> None:
@@ -233,3 +242,16 @@ def test_halves_are_sent_only_by_who_can_still_commit() -> None:
     shell.run(20)
     assert sorted(shell.offsets()) == [[0], [0, 1], [1]]
     assert len({name for name, _, _ in shell.sent}) == 3
+
+
+@pytest.mark.parametrize(("numbered", "sent"), [(False, 2), (True, 1)])
+def test_where_numbers_are_the_sources_own_nobody_else_has_their_claims(numbered: bool, sent: int) -> None:
+    """Another scope of the same partition goes on with what was claimed, unless its offsets mean something else."""
+    shell, rows = Twins(numbered=numbered), with_ids(1)
+    shell.read(*rows)
+    while not shell.sent:
+        shell.run(1, by_ms=5)
+    shell.pipeline.assign(TP, "other", FRESH)
+    shell.read(*rows)
+    shell.run(20, by_ms=5)
+    assert len(shell.sent) == sent

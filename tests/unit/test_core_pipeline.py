@@ -47,7 +47,7 @@ class Shell:
         self, *, ids: bool = False, ledger: Ledger | None = None, start: Carried = FRESH, **rules: object
     ) -> None:
         options: dict[str, Any] = {"max_messages": 100, "max_bytes": 10_000, "linger_ms": 0, "span_max": 10_000}
-        options |= {"held": 1 << 20, "give_up": None, "give_up_ms": None, **rules}
+        options |= {"held": 1 << 20, "give_up": None, "give_up_ms": None, "numbered": False, **rules}
         batch_rules = BatchRules(
             by_group=False,
             limits=Limits(options["max_messages"], options["max_bytes"]),
@@ -63,6 +63,7 @@ class Shell:
             give_up_attempts=options["give_up"],
             give_up_ms=options["give_up_ms"],
             lease_ms=LEASE_MS if ledger else None,
+            numbered=options["numbered"],
         )
         reading = Reading(
             Columns(),  # type: ignore[arg-type]
