@@ -118,9 +118,8 @@ class Cluster:
 
     @property
     def is_away(self) -> bool:
-        """Whether no broker can be reached."""
-        links = self._routes.brokers().values()
-        return bool(links) and all(link.problem for link in links)
+        """Whether no broker can be reached; the name servers may have forgotten them, too."""
+        return all(link.problem for link in self._routes.brokers().values())
 
     def problems(self) -> Mapping[str, str]:
         """What is wrong: a key, and a sentence."""

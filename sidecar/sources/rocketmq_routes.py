@@ -52,7 +52,9 @@ class Routes:
     @property
     def problem(self) -> str:
         """What is wrong with the name servers."""
-        return self._unreachable or min(self._refused.values(), default="")
+        gone = min((topic for topic, route in self._routes.items() if not route.queues), default="")
+        found = self._unreachable or min(self._refused.values(), default="")
+        return found or (f"they know no broker of {gone} any more" if gone else "")
 
     @property
     def cluster(self) -> str:

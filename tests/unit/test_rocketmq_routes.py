@@ -31,6 +31,9 @@ class NameServer:
     def link(self, _: str) -> NameServer:
         return self
 
+    def unlink(self, _: str) -> None:
+        pass
+
     def ask(self, ask: Ask, answered: Callable[[Frame | None], None]) -> None:
         code, body = self.answers[ask.fields["topic"]]
         answered(Frame(code, 1, 1, "no permission", {}, body))
@@ -47,5 +50,22 @@ def test_a_refusal_is_told_until_the_topic_is_answered_again(monkeypatch: pytest
     routes.refresh()
     assert "no JSON" in routes.problem
     server.answers["bad"] = (0, GOOD)
+    routes.refresh()
+    assert routes.problem == ""
+
+
+def test_a_topic_whose_brokers_are_forgotten_is_told_until_one_is_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A broker that is away for long is no longer in the routes, and its own problem is gone with it."""
+    monkeypatch.setattr(rocketmq_routes, "REFRESH_S", 0.0)
+    monkeypatch.setattr(rocketmq_routes, "FORGET_S", -1.0)
+    server = NameServer({"orders": (0, GOOD)})
+    routes = Routes(server, Asks("me", "g"), ["ns:9876"], ["orders"])  # type: ignore[arg-type]
+    routes.refresh()
+    assert (routes.problem, list(routes.addresses)) == ("", ["b"])
+    server.answers["orders"] = (17, b"")
+    routes.refresh()
+    routes.refresh()
+    assert (routes.problem, list(routes.addresses)) == ("they know no broker of orders any more", [])
+    server.answers["orders"] = (0, GOOD)
     routes.refresh()
     assert routes.problem == ""
