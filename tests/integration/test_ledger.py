@@ -211,7 +211,8 @@ def handed_twins(
         orders.assert_exact(receiver)
     assert len(receiver.killed) == kills
     notes = f"{orders.twice:,} sent twice, somewhere among the next thousand"
-    name = f"sent twice, 2 sidecars over `client: {source['client']}`, one ledger, `kill -9` between claim and answer"
+    over = f"2 sidecars over `client: {source['client']}`"
+    name = f"5 % sent twice, {over}, one ledger, `kill -9` between claim and answer"
     return Finding(name, kills, messages, 0, 0, time.monotonic() - begun, notes)
 
 
