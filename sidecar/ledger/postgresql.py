@@ -140,6 +140,7 @@ class PostgresqlLedger:
         """See `Ledger.exchange`."""
         mine = list(missed)
         with self._transaction() as db:
+            db.execute("SELECT pg_advisory_xact_lock(%s)", [LOCK + 1])  # each has what the other misses: one at a time
             found: dict[bytes, bytes] = dict(db.execute(FOUND, (group, mine), binary=True)) if mine else {}
             if left := [one for one in mine if one not in found]:
                 db.execute(MISS, (group, left))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
 from pathlib import Path
 
@@ -188,6 +189,22 @@ def test_what_one_member_misses_another_gives(world: World) -> None:
     assert here.exchange("g", [a, b], {b: b""}) == ({}, [])
     assert here.exchange("g", [a, b], {}).found == {b: b""}
     assert there.exchange("g", [], {}).missed == [a]
+
+
+@pytest.mark.parametrize("world", ["postgresql"], indirect=True)
+def test_two_who_have_what_the_other_misses(world: World) -> None:
+    """Both look and give at the same time, again and again, and neither is refused."""
+    mine, yours = ([key(number) for number in range(first, 200, 2)] for first in (0, 1))
+
+    def look(ledger: Ledger, missed: list[bytes], had: list[bytes]) -> None:
+        for _ in range(30):
+            ledger.exchange("g", missed, dict.fromkeys(had, b""))
+
+    with ThreadPoolExecutor(2) as pool:
+        one = pool.submit(look, world.ledger, mine, yours)
+        two = pool.submit(look, world.another(), yours, mine)
+        one.result()
+        two.result()
 
 
 def test_of_many_some_are_looked_for(world: World) -> None:
