@@ -39,6 +39,8 @@ from tests.support.postgresql import PostgresqlServer
 from tests.support.rocketmq import RocketMqNode
 
 PROOF = ROOT / "docs" / "proof.md"
+READERS = ("connector", "client")
+"""Who reads Kafka on Spark."""
 HEAD = ("point", "how often", "messages", "lost", "twice", "seconds", "what else", "command")
 
 HEADING = """\
@@ -129,23 +131,28 @@ def daemon_checks(n: Sizes) -> dict[str, Check]:
     }
 
 
+def _made(folder: Path) -> Path:
+    folder.mkdir()
+    return folder
+
+
 def spark_checks(n: Sizes) -> dict[str, Check]:
     """Those of `make prove-spark`; a check imports its test when it runs, so that `make prove` needs no Spark."""
 
     def engines(broker: KafkaBroker, folder: Path) -> list[Finding]:
         from tests.spark.test_run_engines import engines
 
-        return [engines(broker, folder, n(200_000, 20_000))]
+        return [engines(broker, _made(folder / one), n(200_000, 20_000), reader=one) for one in READERS]
 
     def drivers(broker: KafkaBroker, folder: Path) -> list[Finding]:
         from tests.spark.test_run_kills import drivers
 
-        return [drivers(broker, folder, n(200_000, 20_000), n(10))]
+        return [drivers(broker, _made(folder / one), n(200_000, 20_000), n(10), reader=one) for one in READERS]
 
     def executors(broker: KafkaBroker, folder: Path) -> list[Finding]:
         from tests.spark.test_run_kills import executors
 
-        return [executors(broker, folder, n(200_000, 20_000), n(10))]
+        return [executors(broker, _made(folder / one), n(200_000, 20_000), n(10), reader=one) for one in READERS]
 
     def zone(_: KafkaBroker, folder: Path) -> list[Finding]:
         from tests.spark import test_zone_killed as zone

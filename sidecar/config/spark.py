@@ -35,4 +35,9 @@ class Spark(Model):
         default=None, description="Where Spark runs, such as `local[*]`; left out under `spark-submit`."
     )
     checkpoint: Location = Field(description="Where Spark keeps how far it came: a path or a URL, of one job alone.")
+    reader: Literal["connector", "client"] = Field(
+        default="connector",
+        description="Who reads Kafka for `sidecar spark run`: Spark's connector, or each task for itself by the "
+        "daemon's client, which costs less than half.",
+    )
     table: Table | None = Field(default=None, description="The table that `sidecar spark ingest` fills.")

@@ -29,6 +29,7 @@ class SparkJob:
         once: Whether it takes what is there and ends.
         jars: Whether Spark has its connector.
         command: `run` or `ingest`.
+        reader: Who reads Kafka.
         submit: By `spark-submit`, which is told the master, instead of `sidecar spark`.
     """
 
@@ -41,11 +42,13 @@ class SparkJob:
         once: bool = True,
         jars: bool = True,
         command: str = "run",
+        reader: str = "connector",
         submit: bool = False,
     ) -> None:
         self.state = folder / "spark-state"
         filled = {
-            "spark": {"checkpoint": str(folder / "checkpoint")} | ({} if submit else {"master": master}),
+            "spark": {"checkpoint": str(folder / "checkpoint"), "reader": reader}
+            | ({} if submit else {"master": master}),
             "state": {"dir": str(self.state)},
             "admin": {"listen": "off"},
             "log": {"format": "json"},

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from sidecar.config import Settings
 from sidecar.core.records import TopicPartition
-from sidecar.spark.run.columns import runs
+from sidecar.spark.run.columns import ArrowColumns, runs
 from sidecar.spark.run.deliver import Outcome, Task, deliver
 from sidecar.spark.run.folder import RunFolder
 
@@ -76,4 +76,4 @@ def run_task(
 ) -> Outcome:
     """Deliver a range as a task would."""
     task = Task(TP, "5c09e5c0", "1d5c09e0", batch, str(attempt), again=attempt > 0)
-    return deliver(settings, RunFolder(folder), task, runs(batches(messages, rows), TP))
+    return deliver(settings, RunFolder(folder), task, ArrowColumns(), runs(batches(messages, rows), TP))

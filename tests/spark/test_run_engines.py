@@ -18,7 +18,7 @@ from tests.support.scene import await_rest
 OUTCOMES = ("consumed", "delivered", "duplicate", "filtered", "dead_lettered")
 
 
-def engines(broker: Broker, folder: Path, messages: int) -> Finding:
+def engines(broker: Broker, folder: Path, messages: int, *, reader: str = "connector") -> Finding:
     """Messages of every kind through both: the same rows in the same groups, the same dead letters and counts."""
     begun = time.monotonic()
     topics = new_topics(broker, 2, 3)
@@ -29,7 +29,7 @@ def engines(broker: Broker, folder: Path, messages: int) -> Finding:
             daemon.wait_ready()
             books = await_rest(daemon, patience_s, ends(broker, topics))
             daemon.stop()
-        job = SparkJob(folder, config(broker, topics, by_spark.url))
+        job = SparkJob(folder, config(broker, topics, by_spark.url), reader=reader)
         assert job.run(patience_s) == 0, job.log_tail()
         for receiver in (by_daemon, by_spark):
             receiver.assert_exact()
@@ -40,11 +40,13 @@ def engines(broker: Broker, folder: Path, messages: int) -> Finding:
     assert {name: sum(one[name] for one in batches) for name in OUTCOMES} == {name: books[name] for name in OUTCOMES}
     assert not job.events("micro_batch.unbalanced")
     counts = ", ".join(f"{name} {books[name]:,}" for name in OUTCOMES[1:])
-    point = "the same file through `sidecar run` and `sidecar spark run`, every kind of value, duplicates by id, poison"
+    ways = f"`sidecar run` and `sidecar spark run` (`reader: {reader}`)"
+    point = f"the same file through {ways}, every kind of value, duplicates by id, poison"
     return Finding(point, 1, messages, 0, 0, time.monotonic() - begun, f"on both: {counts}")
 
 
 @pytest.mark.timeout(600)  # a JVM, on a busy machine
-def test_the_same_file_gives_the_same_on_both_engines(kafka: Broker, tmp_path: Path) -> None:
+@pytest.mark.parametrize("reader", ["connector", pytest.param("client", marks=pytest.mark.slow)])
+def test_the_same_file_gives_the_same_on_both_engines(kafka: Broker, tmp_path: Path, reader: str) -> None:
     """Every kind of value, duplicates by id, poison and unwanted tags end alike on the daemon and on Spark."""
-    engines(kafka, tmp_path, 20_000)
+    engines(kafka, tmp_path, 20_000, reader=reader)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from structlog.testing import capture_logs
 
 from sidecar.core.books import Books
 from sidecar.core.dedup import RotatingBitmap, RotatingSet
@@ -16,7 +17,7 @@ from sidecar.spark.run import folder as folder_module
 from sidecar.spark.run.columns import RUN_ROWS, runs
 from sidecar.spark.run.deliver import Outcome
 from sidecar.spark.run.folder import RunFolder, write
-from sidecar.spark.run.frozen import open_checkpoint
+from sidecar.spark.run.frozen import freeze_reader, open_checkpoint
 from sidecar.spark.run.letters import LetterFiles
 from sidecar.spark.run.progress import Progress
 from sidecar.spark.run.topics import claim
@@ -122,6 +123,17 @@ def test_settings_are_frozen_while_a_micro_batch_is_pending(tmp_path: Path) -> N
     assert second.ids_scope("id") == first.ids_scope("id"), "what is known of ids does not hang on limits"
     by_key = open_checkpoint(query, folder, make_settings(URL, dedup={"by": "key"}), "cluster")
     assert by_key.ids_scope("id") != first.ids_scope("id")
+
+
+def test_who_reads_a_pending_micro_batch_reads_it_again(tmp_path: Path) -> None:
+    """Another reader is refused while a micro-batch is pending; one that was never told is the connector."""
+    with pytest.raises(ConfigError, match="micro-batch 0 is pending and was read by the connector, not by the client"):
+        freeze_reader(tmp_path, "client", 0)
+    freeze_reader(tmp_path, "connector", 0)
+    freeze_reader(tmp_path, "client", -1)
+    freeze_reader(tmp_path, "client", 1)
+    with pytest.raises(ConfigError, match="was read by the client, not by the connector"):
+        freeze_reader(tmp_path, "connector", 1)
 
 
 def test_a_checkpoint_stays_with_its_cluster_and_its_folder(tmp_path: Path) -> None:
@@ -230,6 +242,21 @@ def test_books_are_entered_once_and_letters_reach_the_state(tmp_path: Path) -> N
         letter.attempts,
     )
     assert now.activity.sends == {("g", "ack"): 2}
+
+
+@pytest.mark.parametrize(("ranges", "told"), [(1, 0), (2, 1)])
+def test_each_range_that_was_planned_must_be_told_of(tmp_path: Path, ranges: int, told: int) -> None:
+    """Where tasks read by themselves Spark counts ranges: one without books is an error, and the others count."""
+    query, folder = tmp_path / "query", RunFolder(tmp_path / "sidecar")
+    progress = Progress(make_settings(URL), folder, query, MemoryState())
+    folder.put_books(0, books_of([Outcome(TP, 99, Books(consumed=60, delivered=50, filtered=10))]))
+    begin(query, 0, "offsets", "commits")
+    seen = report(0, 0, 0, None, {"orders": {"3": 100}}) | {"observedMetrics": {"sidecar_ranges": {"rows": ranges}}}
+    with capture_logs() as events:
+        progress.heard([seen])
+        progress.settle()
+    assert [one["event"] for one in events].count("micro_batch.unbalanced") == told
+    assert (progress.latest().totals.consumed, progress.latest().lag) == (60, 0)
 
 
 def test_books_that_cannot_be_removed_count_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

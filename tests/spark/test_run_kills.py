@@ -77,18 +77,24 @@ class Scene:
         return Finding(point, self._times, self._messages, 0, 0, time.monotonic() - self.begun, notes)
 
 
-def drivers(broker: Broker, folder: Path, messages: int, times: int, *, seed: int = 1) -> Finding:
+def drivers(
+    broker: Broker, folder: Path, messages: int, times: int, *, reader: str = "connector", seed: int = 1
+) -> Finding:
     """The driver is killed -9 with all its processes and started again with other parallelism."""
     with Scene(broker, messages, times, seed) as scene:
         for number in range(times):
-            with SparkJob(folder, scene.settings, master=f"local[{CORES[number % len(CORES)]},4]", once=False) as job:
+            master = f"local[{CORES[number % len(CORES)]},4]"
+            with SparkJob(folder, scene.settings, master=master, reader=reader, once=False) as job:
                 scene.strike(number, job, job.kill)
-        job = SparkJob(folder, scene.settings, master="local[2,4]")
+        job = SparkJob(folder, scene.settings, master="local[2,4]", reader=reader)
         assert job.run(PATIENCE_S + messages / 500) == 0, job.log_tail()
-        return scene.finish(job, "`sidecar spark run`, driver `kill -9`, restarted with other parallelism")
+        point = f"`sidecar spark run` (`reader: {reader}`), driver `kill -9`, restarted with other parallelism"
+        return scene.finish(job, point)
 
 
-def executors(broker: Broker, folder: Path, messages: int, times: int, *, seed: int = 1) -> Finding:
+def executors(
+    broker: Broker, folder: Path, messages: int, times: int, *, reader: str = "connector", seed: int = 1
+) -> Finding:
     """By `spark-submit` on a master and two workers: the executor that sends is killed -9, at times without its Python.
 
     Such a Python goes on sending for a moment, beside the task that took its place.
@@ -103,23 +109,27 @@ def executors(broker: Broker, folder: Path, messages: int, times: int, *, seed: 
                     with contextlib.suppress(psutil.NoSuchProcess):
                         process.kill()
 
-        with SparkJob(folder, scene.settings, master=cluster.url, submit=True) as job:
+        with SparkJob(folder, scene.settings, master=cluster.url, reader=reader, submit=True) as job:
             for number in range(times):
                 while len(killed) <= number:
                     scene.strike(number, job, kill)
             assert job.wait(PATIENCE_S + messages / 500) == 0, job.log_tail()
-        point = "`spark-submit` of it to a master and two workers, executor `kill -9` in mid-delivery"
+        point = (
+            f"`spark-submit` of it (`reader: {reader}`) to a master and two workers, executor `kill -9` in mid-delivery"
+        )
         return scene.finish(job, point)
 
 
 @pytest.mark.timeout(900)  # two JVMs, on a busy machine
-def test_a_killed_driver_loses_and_renames_nothing(kafka: Broker, tmp_path: Path) -> None:
+@pytest.mark.parametrize("reader", [pytest.param("connector", marks=pytest.mark.slow), "client"])
+def test_a_killed_driver_loses_and_renames_nothing(kafka: Broker, tmp_path: Path, reader: str) -> None:
     """Killed in mid-delivery and restarted with other parallelism: each message once, each repeat byte-equal."""
-    drivers(kafka, tmp_path, 20_000, 1)
+    drivers(kafka, tmp_path, 20_000, 1, reader=reader)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)  # six JVMs
-def test_a_killed_executor_loses_and_renames_nothing(kafka: Broker, tmp_path: Path) -> None:
+@pytest.mark.parametrize("reader", ["connector", "client"])
+def test_a_killed_executor_loses_and_renames_nothing(kafka: Broker, tmp_path: Path, reader: str) -> None:
     """Killed with and without its Python: tasks that took its place send the same bytes under the same names."""
-    executors(kafka, tmp_path, 20_000, 2)
+    executors(kafka, tmp_path, 20_000, 2, reader=reader)

@@ -74,6 +74,14 @@ def test_what_cannot_hold_is_refused_by_its_line(tmp_path: Path, old: str, new: 
     assert "OK" in daemon.output
 
 
+def test_the_daemons_client_takes_all_of_its_own_properties(tmp_path: Path) -> None:
+    """With `spark.reader: client` no property needs a counterpart in Java."""
+    own = FILE.replace("fetch.min.bytes: 10", "queue.buffering.max.ms: 5")
+    assert check(tmp_path, own)[0] == 78
+    code, output = check(tmp_path, own.replace("/tmp/checkpoint", "/tmp/checkpoint, reader: client"))
+    assert code == 0, output
+
+
 def test_every_key_is_in_the_table_of_the_docs() -> None:
     """docs/spark.md says of each key of the file, sections that are refused as a whole, what becomes of it."""
     table = (ROOT / "docs" / "spark.md").read_text().partition("### Every key on Spark")[2].partition("\n## ")[0]

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import accumulate, islice, repeat
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
-from sidecar.core.records import Header, Run, TopicPartition
+from sidecar.core.records import Header, Message, Run, TopicPartition
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -67,27 +67,44 @@ def place_of(batch: pa.RecordBatch) -> TopicPartition:
 
 
 def runs(batches: Iterable[pa.RecordBatch], tp: TopicPartition) -> Iterator[Run]:
-    """All rows of one offset range as runs of at most `RUN_ROWS`.
+    """All rows of one offset range as runs.
 
     Raises:
         ValueError: Rows of another partition came in between.
     """
-    rows: list[Row] = []
+    return gather(tp, _rows(batches, tp), lambda rows: (len(row[-1] or b"") for row in rows), itemgetter(0))
+
+
+def gather(
+    tp: TopicPartition,
+    chunks: Iterable[list[Message]],
+    sizes_of: Callable[[list[Message]], Iterable[int]],
+    offset_of: Callable[[Message], int],
+) -> Iterator[Run]:
+    """The messages of one offset range as runs of at most `RUN_ROWS` and about `RUN_BYTES`, however they came.
+
+    Args:
+        tp: Their partition.
+        chunks: All of them, in order.
+        sizes_of: The bytes of each value.
+        offset_of: The offset of one.
+    """
+    held: list[Message] = []
     held_bytes = 0
-    for found in _rows(batches, tp):
-        sizes = list(accumulate((len(row[-1] or b"") for row in found), initial=0))
+    for found in chunks:
+        sizes = list(accumulate(sizes_of(found), initial=0))
         at = 0
         while at < len(found):
-            most = min(at + RUN_ROWS - len(rows), len(found))
+            most = min(at + RUN_ROWS - len(held), len(found))
             stop = bisect_left(sizes, sizes[at] + RUN_BYTES - held_bytes, at + 1, most)
-            rows += found[at:stop]
+            held += found[at:stop]
             held_bytes += sizes[stop] - sizes[at]
             at = stop
-            if len(rows) == RUN_ROWS or held_bytes >= RUN_BYTES:
-                yield Run(tp, rows, rows[0][0], rows[-1][0])
-                rows, held_bytes = [], 0
-    if rows:
-        yield Run(tp, rows, rows[0][0], rows[-1][0])
+            if len(held) == RUN_ROWS or held_bytes >= RUN_BYTES:
+                yield Run(tp, held, offset_of(held[0]), offset_of(held[-1]))
+                held, held_bytes = [], 0
+    if held:
+        yield Run(tp, held, offset_of(held[0]), offset_of(held[-1]))
 
 
 def _rows(batches: Iterable[pa.RecordBatch], tp: TopicPartition) -> Iterator[list[Row]]:

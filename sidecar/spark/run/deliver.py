@@ -15,14 +15,13 @@ from sidecar.config.model import Settings
 from sidecar.core.batching import Limits
 from sidecar.core.books import Books
 from sidecar.core.effects import Report, Send, Store
-from sidecar.core.records import DeadLetter, Run, TopicPartition, group_label
+from sidecar.core.records import Columns, DeadLetter, Run, TopicPartition, group_label
 from sidecar.daemon.build import build_reading, delivery_rules, plan_memory
 from sidecar.daemon.dispatcher import Answered, Senders
 from sidecar.daemon.graveyards import Graveyard, open_graveyard
 from sidecar.errors import SidecarError
 from sidecar.sources.kafka_config import client_config
 from sidecar.sources.kafka_fetch import Fetcher
-from sidecar.spark.run.columns import ArrowColumns
 from sidecar.spark.run.folder import RunFolder
 from sidecar.spark.run.letters import LetterFiles
 from sidecar.spark.run.ranges import Halve, RangePipeline
@@ -73,25 +72,33 @@ class Outcome:
     """Messages that the receiver refused for good."""
 
 
-def deliver(settings: Settings, folder: RunFolder, task: Task, runs: Iterable[Run]) -> Outcome:
+def deliver(settings: Settings, folder: RunFolder, task: Task, columns: Columns, runs: Iterable[Run]) -> Outcome:
     """Deliver all wanted messages of a range; returns when each is settled.
+
+    Args:
+        settings: The configuration.
+        folder: The run's folder.
+        task: Which range this is.
+        columns: Reads its messages.
+        runs: Its messages.
 
     Raises:
         ConfigError: The sink's certificates cannot be used.
         StateError: The folder beside the checkpoint cannot be used.
+        UnavailableError: The broker does not give the messages.
     """
     with ExitStack() as stack:
-        delivery = _Delivery(settings, folder, task, stack)
+        delivery = _Delivery(settings, folder, task, columns, stack)
         for run in runs:
             delivery.feed(run)
         return delivery.finish()
 
 
 class _Delivery:
-    def __init__(self, settings: Settings, folder: RunFolder, task: Task, stack: ExitStack) -> None:
+    def __init__(self, settings: Settings, folder: RunFolder, task: Task, columns: Columns, stack: ExitStack) -> None:
         self._folder = folder
         self._task = task
-        reading, sink = build_reading(settings, ArrowColumns())
+        reading, sink = build_reading(settings, columns)
         self._inbox: queue.SimpleQueue[object] = queue.SimpleQueue()
         self._senders = Senders(sink, settings.sink.concurrency, self._inbox)
         stack.callback(self._senders.close, SENDERS_PATIENCE_S)

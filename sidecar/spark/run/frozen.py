@@ -109,6 +109,28 @@ def open_checkpoint(query: Path, folder: Path, settings: Settings, cluster_id: s
     return Checkpoint(incarnation, cluster_id, settings.source.kafka.group_id, digest, ids, pending)
 
 
+def freeze_reader(folder: Path, reader: str, pending: int) -> None:
+    """Who reads a pending micro-batch reads it again: the connector's rows are filtered before they are cut into runs.
+
+    Args:
+        folder: Ours beside Spark's checkpoint.
+        reader: As in `spark.reader`, or what takes its place where there is no connector.
+        pending: The micro-batch that an earlier life did not finish; -1 for none.
+
+    Raises:
+        ConfigError: Another one has read the pending micro-batch.
+    """
+    path = folder / "reader"
+    before = read(path).decode() if path.exists() else "connector"
+    if before != reader and pending >= 0:
+        raise ConfigError(
+            f"micro-batch {pending} is pending and was read by the {before}, not by the {reader}: parts of it may have "
+            "been sent, cut otherwise",
+            hint=f"run it to its end once with spark.reader {before} (sidecar spark run --once)",
+        )
+    write(path, reader.encode())
+
+
 def _incarnation(query: Path, folder: Path, cluster_id: str) -> int:
     path = folder / "incarnation"
     if not path.exists():

@@ -19,8 +19,8 @@ from sidecar.spark import driver
 from sidecar.spark.driver import QueryError, cause_of
 from sidecar.spark.run.broker import await_cluster, group_offsets, refuse_members
 from sidecar.spark.run.folder import RunFolder
-from sidecar.spark.run.frozen import Checkpoint, latest_batch, open_checkpoint
-from sidecar.spark.run.progress import OBSERVED_PASSED, OBSERVED_READ, Progress
+from sidecar.spark.run.frozen import Checkpoint, freeze_reader, latest_batch, open_checkpoint
+from sidecar.spark.run.progress import OBSERVED_PASSED, OBSERVED_RANGES, OBSERVED_READ, Progress
 from sidecar.spark.run.topics import claim
 from sidecar.state.store import Store
 
@@ -109,20 +109,22 @@ class SparkRun:
 
         session.dataSource.register(data_source(Job(self._settings, self._folder.path, checkpoint)))
         try:
-            return self._writer(self._frame(session)).start()
+            return self._writer(self._frame(session, checkpoint.pending)).start()
         except PySparkException as error:
             raise QueryError(f"the query does not start: {cause_of(str(error))}") from error
 
-    def _frame(self, session: SparkSession) -> DataFrame:
+    def _frame(self, session: SparkSession, pending: int) -> DataFrame:
         from pyspark.sql import functions as F  # noqa: N812
 
         from sidecar.spark.run.wanted import prefilter
 
+        assert self._settings.spark is not None
         columns = needed(self._settings)
-        frame = self._connector(session, columns)
+        frame = self._connector(session, columns) if self._settings.spark.reader == "connector" else None
+        self._by_connector = frame is not None
+        freeze_reader(self._folder.path, "connector" if self._by_connector else "client", pending)
         if frame is None:
-            self._by_connector = False
-            frame = self._source(session, columns)
+            return self._ranges(session).observe(OBSERVED_RANGES, F.count(F.lit(1)).alias("rows"))
         frame = frame.observe(OBSERVED_READ, F.count(F.lit(1)).alias("rows"))
         condition = prefilter(self._settings.tags)
         if condition is not None:
@@ -141,23 +143,19 @@ class SparkRun:
             frame = session.readStream.format("kafka").options(**options).load()
         except AnalysisException as error:
             if "Failed to find data source: kafka" in str(error) or "DATA_SOURCE_NOT_FOUND" in str(error):
+                log.warning("connector.missing", wanted=f"{CONNECTOR}:{session.version}")
                 return None
             raise
         at_ms = F.when(F.col("timestampType") >= 0, F.unix_millis(F.col("timestamp")))
         return frame.withColumn("timestamp_ms", at_ms)
 
-    def _source(self, session: SparkSession, columns: list[str]) -> DataFrame:
-        from sidecar.spark.run.python_source import NAME, Reading, kafka_source
+    def _ranges(self, session: SparkSession) -> DataFrame:
+        """Ranges alone, which tasks read by themselves."""
+        from sidecar.spark.run.range_source import NAME, Reading, range_source
 
-        log.warning("connector.missing", wanted=f"{CONNECTOR}:{session.version}")
-        reading = Reading(
-            self._settings.source.kafka,
-            self._folder.path,
-            tuple(columns),
-            self._settings.batch.span_max,
-            self._stood(),
-        )
-        session.dataSource.register(kafka_source(reading))
+        kafka = self._settings.source.kafka
+        reading = Reading(kafka, self._folder.path, self._settings.batch.span_max, self._stood())
+        session.dataSource.register(range_source(reading))
         return session.readStream.format(NAME).load()
 
     def _stood(self) -> dict[str, dict[str, int]] | None:

@@ -25,6 +25,8 @@ from sidecar.version import version
 
 OBSERVED_READ, OBSERVED_PASSED = "sidecar_read", "sidecar_passed"
 """Rows before and after what was filtered in the JVM."""
+OBSERVED_RANGES = "sidecar_ranges"
+"""Ranges, where tasks read the messages by themselves."""
 
 log = structlog.get_logger()
 
@@ -112,7 +114,10 @@ class Progress:
         report = self._observed.get(batch, {})
         self._observed = {one: kept for one, kept in self._observed.items() if one > batch}
         total = _sum_of(counts.values())
-        read, passed = (observed_rows(report, name) for name in (OBSERVED_READ, OBSERVED_PASSED))
+        names = (OBSERVED_READ, OBSERVED_PASSED, OBSERVED_RANGES)
+        read, passed, ranges = (observed_rows(report, name) for name in names)
+        if ranges is not None and (ranges != len(counts) or not total.balanced):
+            log.error("micro_batch.unbalanced", batch=batch, ranges=ranges, told=len(counts), consumed=total.consumed)
         if read is not None:
             passed = read if passed is None else passed
             if passed != total.consumed or not total.balanced:

@@ -34,6 +34,8 @@ def refusals(settings: Settings) -> Iterator[tuple[KeyPath, str]]:
     if settings.source.rocketmq:
         yield ("source", "rocketmq"), "cannot be the source of the pipeline on Spark: Spark reads Kafka alone"
         return
+    if settings.spark is not None and settings.spark.reader == "client":
+        return
     properties = settings.source.kafka.properties
     for name in properties:
         if reason := reason_against(name, properties):

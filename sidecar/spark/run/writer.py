@@ -14,9 +14,12 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSource, DataSourceStreamArrowWriter, WriterCommitMessage
 
 from sidecar.config.model import Settings
+from sidecar.core.records import Columns, Run, TopicPartition
 from sidecar.ops.log import configure
-from sidecar.spark.run.columns import place_of, runs
+from sidecar.sources.kafka_columns import KafkaColumns
+from sidecar.spark.run.columns import ArrowColumns, place_of, runs
 from sidecar.spark.run.deliver import Outcome, Task, deliver
+from sidecar.spark.run.fetch import fetch
 from sidecar.spark.run.folder import RunFolder
 from sidecar.spark.run.frozen import Checkpoint
 from sidecar.spark.run.topics import claim
@@ -74,13 +77,24 @@ class RangeWriter(DataSourceStreamArrowWriter):
         first = next((found for found in iterator if found.num_rows), None)
         if first is None:
             return Delivered(None)
-        tp, checkpoint = place_of(first), job.checkpoint
+        tp, columns, found = self._source(first, iterator)
+        checkpoint = job.checkpoint
         topic_id = claim(job.settings.source.kafka, checkpoint.cluster_id, folder, tp.topic)
         again = batch == checkpoint.pending or context.attemptNumber() > 0
         task = Task(
             tp, checkpoint.scope(topic_id), checkpoint.ids_scope(topic_id), batch, str(context.taskAttemptId()), again
         )
-        return Delivered(deliver(job.settings, folder, task, runs(chain([first], iterator), tp)))
+        return Delivered(deliver(job.settings, folder, task, columns, found))
+
+    def _source(
+        self, first: pa.RecordBatch, others: Iterator[pa.RecordBatch]
+    ) -> tuple[TopicPartition, Columns, Iterator[Run]]:
+        """The messages themselves, from Spark's connector, or their offset range, to be read here."""
+        tp = place_of(first)
+        if "end" not in first.schema.names:
+            return tp, ArrowColumns(), runs(chain([first], others), tp)
+        ((start, end),) = zip(first.column("start").to_pylist(), first.column("end").to_pylist(), strict=True)
+        return tp, KafkaColumns(), fetch(self._job.settings.source.kafka, tp, start, end)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803  # Spark's name
         """All tasks of a micro-batch are done: keep its books, for the driver's own process to read."""

@@ -1,0 +1,72 @@
+"""The messages of one offset range, read by the daemon's own client and gathered into runs. Knows no Spark."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import confluent_kafka as ck
+from confluent_kafka import Message
+
+from sidecar.config.source import KafkaSource
+from sidecar.core.records import Run, TopicPartition
+from sidecar.errors import UnavailableError
+from sidecar.spark.run.broker import outsider
+from sidecar.spark.run.columns import gather
+
+SILENCE_S = 60.0
+"""So long nothing may come of a range that has more: then the task fails, and is tried again."""
+WAIT_S = 0.05
+CHUNK_MESSAGES = 500
+QUEUE_KBYTES = 8 << 10
+_CLIENT = {
+    "auto.offset.reset": "error",
+    "enable.partition.eof": True,  # tells that nothing but gaps is left of a range
+    "fetch.queue.backoff.ms": 10,
+    "queued.max.messages.kbytes": QUEUE_KBYTES,
+}
+
+
+def fetch(kafka: KafkaSource, tp: TopicPartition, start: int, end: int) -> Iterator[Run]:
+    """All messages of a range, `end` not included, as runs.
+
+    Raises:
+        UnavailableError: The broker does not give them.
+    """
+    with outsider(kafka, **_CLIENT) as client:
+        client.assign([ck.TopicPartition(tp.topic, tp.partition, start)])
+        yield from gather(tp, _messages(client, tp, start, end), lambda found: map(len, found), _offset)
+
+
+def _messages(client: ck.Consumer, tp: TopicPartition, at: int, end: int) -> Iterator[list[Message]]:
+    chunk, heard_s = CHUNK_MESSAGES, time.monotonic()
+    while at < end:
+        found = client.consume(chunk, WAIT_S)
+        if not found:
+            if time.monotonic() - heard_s > SILENCE_S:
+                raise UnavailableError(f"the broker has given nothing of {tp}@{at} for {SILENCE_S:g} s")
+            continue
+        good = _without_errors(found, tp) if any(map(Message.error, found)) else found
+        at = _offset(found[-1]) + (found[-1].error() is None)  # else it tells that the partition ends there
+        if at > end:
+            good = [message for message in good if _offset(message) < end]
+        if good:
+            yield good
+            sample = max(len(good[i]) for i in (0, len(good) // 2, -1))  # 500 messages of 1 MB are too many at once
+            chunk = max(1, min(CHUNK_MESSAGES, (QUEUE_KBYTES << 8) // max(1, sample)))
+        heard_s = time.monotonic()  # the receiver may have kept us waiting
+
+
+def _without_errors(found: list[Message], tp: TopicPartition) -> list[Message]:
+    for message in found:
+        error: Any = message.error()
+        if error is not None and error.code() != ck.KafkaError._PARTITION_EOF:
+            raise UnavailableError(f"{tp} cannot be read: {error.str()}")
+    return [message for message in found if message.error() is None]
+
+
+def _offset(message: Message) -> int:
+    offset = message.offset()
+    assert offset is not None
+    return offset
