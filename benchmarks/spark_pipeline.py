@@ -1,10 +1,11 @@
 """What a message costs on its way through `sidecar spark run`, beside Kafka → `noop` in the same session.
 
 Messages of 200 bytes, 8 tags in a header, 4 partitions, 1,000,000 offsets a micro-batch, `ndjson` over HTTP to a
-receiver that throws them away; each way is run in turn, and what counts is the ratio, pair by pair. The yardstick is
+receiver that throws them away; each way is run in turn, and what counts is the ratio, round by round. The yardstick is
 Spark's own stream from the same connector with the same options, written to its `noop` sink; it filters and delivers
-nothing. Beside both the same columns to a writer in Python that does nothing: what the hand-over alone takes.
-After that the daemon with the same file, and the pipeline on a standalone cluster with one core an executor.
+nothing. Beside it the same columns to a writer in Python that does nothing: what the hand-over alone takes; and the
+pipeline with either `spark.reader`. After that the daemon with the same file, and the pipeline with `reader: client` on
+a standalone cluster with one core an executor.
 
 CPU time is that of driver, JVMs and Python workers together, without the broker and the receiver.
 """
@@ -18,16 +19,18 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pyspark.sql.datasource import DataSource, DataSourceStreamArrowWriter, WriterCommitMessage
 from structlog.testing import capture_logs
 
 from benchmarks import throughput
+from benchmarks.spark_nothing import Nothing
 from benchmarks.spark_session import CpuClock, children, session
 from sidecar.config.model import Settings
 from sidecar.spark.run.job import SparkRun
@@ -37,9 +40,7 @@ from tests.support.jars import spark_jars
 from tests.support.kafka import KafkaBroker, produce
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from pyspark.sql import SparkSession
-    from pyspark.sql.types import StructType
 
 WANTED = 2.2
 _numbers = itertools.count()
@@ -77,10 +78,10 @@ class Bench:
         found["tags"]["subscribe"] = wanted
         return found
 
-    def pipeline(self) -> None:
+    def pipeline(self, reader: str) -> None:
         """All messages through the pipeline, in the session that is there."""
         with capture_logs() as events:
-            SparkRun(self._settings(), lambda: False, once=True).run()
+            SparkRun(self._settings(reader), lambda: False, once=True).run()
         delivered = sum(one["delivered"] for one in events if one["event"] == "micro_batch.delivered")
         assert delivered == self.delivered, (delivered, events[-3:])
 
@@ -103,10 +104,10 @@ class Bench:
         read = sum(progress["numInputRows"] for progress in query.recentProgress)
         assert read == self.messages, read
 
-    def _settings(self) -> Settings:
+    def _settings(self, reader: str = "connector") -> Settings:
         folder = self.folder / f"run-{next(_numbers)}"
         own = {
-            "spark": {"checkpoint": str(folder / "checkpoint")},
+            "spark": {"checkpoint": str(folder / "checkpoint"), "reader": reader},
             "state": {"dir": str(folder / "state")},
             "admin": {"listen": "off"},
             "log": {"level": "warning"},
@@ -114,57 +115,37 @@ class Bench:
         return Settings.model_validate({**self.config(), **own})
 
 
-class Nothing(DataSource):
-    """A sink that takes rows and does nothing."""
-
-    @classmethod
-    def name(cls) -> str:
-        """As it is asked for."""
-        return "nothing"
-
-    def streamWriter(self, schema: StructType, overwrite: bool) -> NothingWriter:  # noqa: ARG002, N802  # Spark's name
-        """Its writer."""
-        return NothingWriter()
-
-
-class NothingWriter(DataSourceStreamArrowWriter):
-    """Takes the batches of a task."""
-
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        """Do nothing with them."""
-        for _ in iterator:
-            pass
-        return WriterCommitMessage()
-
-
 def measured(name: str, messages: int, way: Callable[[], None], others: set[int], note: str = "") -> float:
     """CPU microseconds a message of one way, printed."""
     clock, begun_s = CpuClock(others), time.perf_counter()
     way()
     cpu_us, wall_s = clock.seconds() / messages * 1e6, time.perf_counter() - begun_s
-    print(f"  {name:<24} {cpu_us:6.2f} us CPU a message   {messages / wall_s / 1e3:6.1f} k/s{note}", flush=True)
+    print(f"  {name:<28} {cpu_us:6.2f} us CPU a message   {messages / wall_s / 1e3:6.1f} k/s{note}", flush=True)
     return cpu_us
 
 
-def beside_noop(bench: Bench, pairs: int, others: set[int]) -> float:
-    """Pairs of the pipeline and `noop` in one session; the median of their ratios."""
+def beside_noop(bench: Bench, rounds: int, others: set[int]) -> float:
+    """Every way in turn in one session; the medians of the ratios to `noop`."""
     spark = session(bench.folder, settings=with_connector())
     spark.dataSource.register(Nothing)
-    ratios, floors, ours = [], [], []
-    for pair in range(pairs + 1):  # the first one warms up, and does not count
-        note = " (warm-up)" * (not pair)
-        yardstick = measured("Kafka -> noop", bench.messages, lambda: bench.noop(spark), others, note)
-        floor = measured("Kafka -> Python", bench.messages, lambda: bench.to_python(spark), others, note)
-        cost = measured("sidecar spark run", bench.messages, bench.pipeline, others, note)
-        print(f"  ratio {cost / yardstick:.2f}, of the hand-over alone {floor / yardstick:.2f}{note}")
-        ratios += [cost / yardstick] * bool(pair)
-        floors += [floor / yardstick] * bool(pair)
-        ours += [cost] * bool(pair)
+    ways: dict[str, Callable[[], None]] = {
+        "Kafka -> noop": partial(bench.noop, spark),
+        "Kafka -> Python": partial(bench.to_python, spark),
+        "sidecar spark run, connector": partial(bench.pipeline, "connector"),
+        "sidecar spark run, client": partial(bench.pipeline, "client"),
+    }
+    costs = defaultdict(list)
+    for number in range(rounds + 1):  # the first one warms up, and does not count
+        note = " (warm-up)" * (not number)
+        found = {name: measured(name, bench.messages, way, others, note) for name, way in ways.items()}
+        for name, cost_us in found.items() if number else ():
+            costs[name].append((cost_us / found["Kafka -> noop"], cost_us))
     spark.stop()
-    found = ", ".join(f"{ratio:.2f}" for ratio in sorted(ratios))
-    print(f"  ratio: median {statistics.median(ratios):.2f} of {found} (at most {WANTED} wanted)")
-    print(f"  of the hand-over to Python alone: median {statistics.median(floors):.2f}")
-    return statistics.median(ours)
+    for name, pairs in costs.items():
+        told = ", ".join(f"{ratio:.2f}" for ratio, _ in sorted(pairs))
+        print(f"  {name:<28} median {statistics.median(ratio for ratio, _ in pairs):.2f} x noop, of {told}")
+    print(f"  (at most {WANTED} wanted)")
+    return statistics.median(cost_us for _, cost_us in costs["sidecar spark run, client"])
 
 
 def beside_daemon(bench: Bench, ours_us: float) -> None:
@@ -181,7 +162,7 @@ def on_cluster(bench: Bench, executors: int, others: set[int], runs: int) -> Non
         spark = session(bench.folder, cluster.url, settings)
         for run in range(runs + 1):
             note = " (warm-up)" * (not run)
-            measured(f"{executors} executor(s)", bench.messages, bench.pipeline, others, note)
+            measured(f"{executors} executor(s)", bench.messages, partial(bench.pipeline, "client"), others, note)
         spark.stop()
 
 
@@ -206,7 +187,7 @@ def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--messages", type=int, default=2_000_000)
-    parser.add_argument("--pairs", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--tags", type=int, default=8, help="how many of 8 tags are wanted")
     parser.add_argument("--executors", type=int, nargs="*", default=[1, 2], help="sizes of the cluster; none for none")
     wanted = parser.parse_args()
@@ -216,7 +197,7 @@ def main() -> None:
         bench = Bench(broker, topic, wanted.messages, port, wanted.tags, Path(name))
         others = children()
         print(f"the pipeline, {wanted.tags} of 8 tags wanted")
-        ours_us = beside_noop(bench, wanted.pairs, others)
+        ours_us = beside_noop(bench, wanted.rounds, others)
         beside_daemon(bench, ours_us)
         for executors in wanted.executors:
             on_cluster(bench, executors, others, 2)

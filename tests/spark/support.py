@@ -11,8 +11,9 @@ import pyarrow as pa
 from sidecar.config import Settings
 from sidecar.core.records import TopicPartition
 from sidecar.spark.run.columns import ArrowColumns, runs
-from sidecar.spark.run.deliver import Outcome, Task, deliver
+from sidecar.spark.run.deliver import Task, deliver
 from sidecar.spark.run.folder import RunFolder
+from sidecar.spark.run.outcome import Outcome
 
 TP = TopicPartition("orders", 3)
 SCHEMA = pa.schema(

@@ -15,14 +15,13 @@ from sidecar.core.records import Attempt, DeadLetter, TopicPartition
 from sidecar.errors import ConfigError, StateError
 from sidecar.spark.run import folder as folder_module
 from sidecar.spark.run.columns import RUN_ROWS, runs
-from sidecar.spark.run.deliver import Outcome
 from sidecar.spark.run.folder import RunFolder, write
 from sidecar.spark.run.frozen import freeze_reader, open_checkpoint
 from sidecar.spark.run.letters import LetterFiles
+from sidecar.spark.run.outcome import Outcome, books_of
 from sidecar.spark.run.progress import Progress
 from sidecar.spark.run.topics import claim
 from sidecar.spark.run.windows import Windows
-from sidecar.spark.run.writer import books_of
 from sidecar.state.interface import StoredLetter
 from sidecar.state.memory import MemoryState
 from tests.spark.support import TP, batches, make_settings

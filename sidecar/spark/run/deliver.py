@@ -5,15 +5,14 @@ from __future__ import annotations
 import queue
 import random
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import structlog
 
 from sidecar.config.model import Settings
 from sidecar.core.batching import Limits
-from sidecar.core.books import Books
 from sidecar.core.effects import Report, Send, Store
 from sidecar.core.records import Columns, DeadLetter, Run, TopicPartition, group_label
 from sidecar.daemon.build import build_reading, delivery_rules, plan_memory
@@ -24,6 +23,7 @@ from sidecar.sources.kafka_config import client_config
 from sidecar.sources.kafka_fetch import Fetcher
 from sidecar.spark.run.folder import RunFolder
 from sidecar.spark.run.letters import LetterFiles
+from sidecar.spark.run.outcome import Outcome
 from sidecar.spark.run.ranges import Halve, RangePipeline
 from sidecar.spark.run.windows import Windows
 
@@ -53,23 +53,6 @@ class Task:
     batch: int
     attempt: str
     again: bool
-
-
-@dataclass(slots=True)
-class Outcome:
-    """What became of a range."""
-
-    tp: TopicPartition
-    last: int = -1
-    """Offset of its last row that was not filtered out before."""
-    books: Books = field(default_factory=Books)
-    cuts: Mapping[str, int] = field(default_factory=dict)
-    sends: Mapping[tuple[str, str], int] = field(default_factory=dict)
-    batches: Mapping[tuple[str, str], int] = field(default_factory=dict)
-    letters: list[str] = field(default_factory=list)
-    """Files with dead letters."""
-    refused: int = 0
-    """Messages that the receiver refused for good."""
 
 
 def deliver(settings: Settings, folder: RunFolder, task: Task, columns: Columns, runs: Iterable[Run]) -> Outcome:

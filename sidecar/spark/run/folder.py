@@ -21,7 +21,7 @@ import os
 import shutil
 from collections.abc import Collection
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import orjson
 
@@ -29,7 +29,9 @@ from sidecar import files
 from sidecar.core.backoff import REFUSED_WINDOW
 from sidecar.core.records import TopicPartition
 from sidecar.errors import StateError
-from sidecar.spark.run.ranges import Halved
+
+if TYPE_CHECKING:
+    from sidecar.spark.run.ranges import Halved
 
 HALVED_KEPT = 2
 """Micro-batches: a task that was given up may still look for the halves of the one before."""

@@ -105,7 +105,8 @@ class SparkRun:
     def _start(self, session: SparkSession, checkpoint: Checkpoint) -> StreamingQuery:
         from pyspark.errors import PySparkException
 
-        from sidecar.spark.run.writer import Job, data_source
+        from sidecar.spark.run.task import Job
+        from sidecar.spark.run.writer import data_source
 
         session.dataSource.register(data_source(Job(self._settings, self._folder.path, checkpoint)))
         try:

@@ -6,20 +6,25 @@ are those of Spark's Kafka connector, as JSON: topic, partition, next offset.
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import orjson
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
-from sidecar.config.source import KafkaSource
 from sidecar.core.records import TopicPartition
 from sidecar.errors import StateError
-from sidecar.spark.run.broker import EARLIEST, Places, asking, bounds, by_topic
 from sidecar.spark.run.folder import read, write
+
+if TYPE_CHECKING:
+    from sidecar.config.source import KafkaSource
+    from sidecar.spark.run.broker import Places
 
 NAME = "sidecar_ranges"
 SCHEMA = "topic string, partition int, start bigint, end bigint"
@@ -60,8 +65,12 @@ class RangePlanner(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """
 
     def __init__(self, reading: Reading) -> None:
-        self._r = reading
+        self._packed = pickle.dumps(reading)  # what hands ranges over need not import settings and client
         self._target: Places | None = None
+
+    @cached_property
+    def _r(self) -> Reading:
+        return pickle.loads(self._packed)  # type: ignore[no-any-return]
 
     # On the driver
 
@@ -73,6 +82,8 @@ class RangePlanner(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return orjson.loads(read(path))  # type: ignore[no-any-return]
 
     def _first(self) -> Places:
+        from sidecar.spark.run.broker import EARLIEST, asking, bounds, by_topic
+
         start, stood = self._r.kafka.start, self._r.stood
         found: dict[TopicPartition, int] = {}
         with asking(self._r.kafka) as offsets:
@@ -88,6 +99,8 @@ class RangePlanner(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return by_topic(found)
 
     def _ends(self) -> Places:
+        from sidecar.spark.run.broker import asking, bounds, by_topic
+
         with asking(self._r.kafka) as offsets:
             return by_topic({tp: high for tp, (_, high) in bounds(offsets, self._r.kafka).items()})
 
@@ -148,6 +161,7 @@ def _each(offsets: Mapping[str, Mapping[str, int]]) -> Iterator[tuple[str, str, 
 
 def range_source(reading: Reading) -> type[DataSource]:
     """A class for `spark.dataSource.register`; Spark pickles it with what is to be read."""
+    planner = RangePlanner(reading)
 
     class SidecarRanges(DataSource):
         """Kafka, by ranges."""
@@ -163,6 +177,6 @@ def range_source(reading: Reading) -> type[DataSource]:
 
         def streamReader(self, schema: StructType) -> RangePlanner:  # noqa: ARG002, N802
             """The planner."""
-            return RangePlanner(reading)
+            return planner
 
     return SidecarRanges

@@ -1,0 +1,46 @@
+"""What became of a range, and the books of a micro-batch made of that. Light to import: each commit is a new Python."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from sidecar.core.books import Books
+from sidecar.core.records import TopicPartition
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What became of a range."""
+
+    tp: TopicPartition
+    last: int = -1
+    """Offset of its last row that was not filtered out before."""
+    books: Books = field(default_factory=Books)
+    cuts: Mapping[str, int] = field(default_factory=dict)
+    sends: Mapping[tuple[str, str], int] = field(default_factory=dict)
+    batches: Mapping[tuple[str, str], int] = field(default_factory=dict)
+    letters: list[str] = field(default_factory=list)
+    """Files with dead letters."""
+    refused: int = 0
+    """Messages that the receiver refused for good."""
+
+
+def books_of(outcomes: Sequence[Outcome]) -> dict[str, Any]:
+    """What a micro-batch came to, as JSON has it."""
+    return {
+        "partitions": [[one.tp.topic, one.tp.partition, asdict(one.books)] for one in outcomes],
+        "cuts": _sum([one.cuts for one in outcomes]),
+        "sends": [[*pair, count] for pair, count in _sum([one.sends for one in outcomes]).items()],
+        "batches": [[*pair, count] for pair, count in _sum([one.batches for one in outcomes]).items()],
+        "letters": [name for one in outcomes for name in one.letters],
+    }
+
+
+def _sum(counts: Sequence[Mapping[Any, int]]) -> dict[Any, int]:
+    total: Counter[Any] = Counter()
+    for one in counts:
+        total.update(one)
+    return dict(total)

@@ -1,0 +1,86 @@
+"""What a task does with what Spark hands over: delivers the rows, or reads the range that a row names. On executors."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pyspark import TaskContext
+
+from sidecar.config.model import Settings
+from sidecar.core.records import Columns, Run, TopicPartition
+from sidecar.ops.log import configure
+from sidecar.sources.kafka_columns import KafkaColumns
+from sidecar.spark.run.columns import ArrowColumns, place_of, runs
+from sidecar.spark.run.deliver import Task, deliver
+from sidecar.spark.run.fetch import fetch
+from sidecar.spark.run.folder import RunFolder
+from sidecar.spark.run.frozen import Checkpoint
+from sidecar.spark.run.outcome import Outcome
+from sidecar.spark.run.topics import claim
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+HELD_WAIT_S = 0.1
+_configured = False
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What a task has to know; it travels to the executors with the query.
+
+    Args:
+        settings: The configuration, secrets and all.
+        folder: The run's folder, on shared storage.
+        checkpoint: What names are made of.
+    """
+
+    settings: Settings
+    folder: Path
+    checkpoint: Checkpoint
+
+
+def run(job: Job, batches: Iterator[pa.RecordBatch]) -> Outcome | None:
+    """Deliver what one Kafka offset range has; None where nothing of it came as far as this."""
+    context = TaskContext.get()
+    assert context is not None
+    _configure_log(job.settings)
+    batch = int(context.getLocalProperty("streaming.sql.batchId") or 0)
+    folder = RunFolder(job.folder)
+    while folder.held(batch):  # the query is being stopped: Spark ends this task before it has sent anything
+        time.sleep(HELD_WAIT_S)
+    first = next((found for found in batches if found.num_rows), None)
+    if first is None:
+        return None
+    tp, columns, found = _source(job, first, batches)
+    checkpoint = job.checkpoint
+    topic_id = claim(job.settings.source.kafka, checkpoint.cluster_id, folder, tp.topic)
+    again = batch == checkpoint.pending or context.attemptNumber() > 0
+    task = Task(
+        tp, checkpoint.scope(topic_id), checkpoint.ids_scope(topic_id), batch, str(context.taskAttemptId()), again
+    )
+    return deliver(job.settings, folder, task, columns, found)
+
+
+def _source(
+    job: Job, first: pa.RecordBatch, others: Iterator[pa.RecordBatch]
+) -> tuple[TopicPartition, Columns, Iterator[Run]]:
+    """The messages themselves, from Spark's connector, or their offset range, to be read here."""
+    tp = place_of(first)
+    if "end" not in first.schema.names:
+        return tp, ArrowColumns(), runs(chain([first], others), tp)
+    ((start, end),) = zip(first.column("start").to_pylist(), first.column("end").to_pylist(), strict=True)
+    return tp, KafkaColumns(), fetch(job.settings.source.kafka, tp, start, end)
+
+
+def _configure_log(settings: Settings) -> None:
+    """Once a worker process."""
+    global _configured
+    if not _configured:
+        configure(settings.log.format, settings.log.level)
+        _configured = True
