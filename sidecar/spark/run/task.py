@@ -74,8 +74,8 @@ def _source(
     tp = place_of(first)
     if "end" not in first.schema.names:
         return tp, ArrowColumns(), runs(chain([first], others), tp)
-    ((start, end),) = zip(first.column("start").to_pylist(), first.column("end").to_pylist(), strict=True)
-    return tp, KafkaColumns(), fetch(job.settings.source.kafka, tp, start, end)
+    (row,) = (row for batch in (first, *others) for row in batch.to_pylist())  # what is left unread ends this Python
+    return tp, KafkaColumns(), fetch(job.settings.source.kafka, tp, row["start"], row["end"])
 
 
 def _configure_log(settings: Settings) -> None:
