@@ -53,21 +53,22 @@ def children() -> set[int]:
 class CpuClock:
     """Counts the user and system time of this process and of all below it, from when it is made.
 
-    What a process had used goes to its parent when it ends, so nothing is lost: Spark starts Pythons for moments.
+    What is forked by Spark's Python daemon counts for nothing once it has ended, as after a minute of idleness: what it
+    had used before would be missing at the end. What the JVM starts for a moment, as for a commit, counts when it ends.
 
     Args:
-        without: Processes that are left out, with all below them; none of them may end meanwhile.
+        without: Processes that are left out, with all below them.
     """
 
     def __init__(self, without: Collection[int] = ()) -> None:
         self._without = without
-        self._before = self._used()
+        self._before = self._by_process()
 
     def seconds(self) -> float:
         """What was used so far."""
-        return self._used() - self._before
+        return sum(spent - self._before.get(pid, 0.0) for pid, spent in self._by_process().items())
 
-    def _used(self) -> float:
+    def _by_process(self) -> dict[int, float]:
         below: dict[int, list[int]] = {}
         spent: dict[int, float] = {}
         for path in Path("/proc").glob("[0-9]*/stat"):
@@ -76,10 +77,10 @@ class CpuClock:
             except (FileNotFoundError, ProcessLookupError):
                 continue
             below.setdefault(int(fields[1]), []).append(pid)
-            spent[pid] = sum(map(int, fields[11:15])) / _TICKS_A_SECOND  # its own, and of children that ended
-        total_s, waiting = 0.0, [os.getpid()]
+            spent[pid] = sum(map(int, fields[11:15])) / _TICKS_A_SECOND  # its own, and that of children it waited for
+        found, waiting = {}, [os.getpid()]
         while waiting:
             pid = waiting.pop()
-            total_s += spent[pid]
+            found[pid] = spent[pid]
             waiting += [child for child in below.get(pid, []) if child not in self._without]
-        return total_s
+        return found
