@@ -38,6 +38,6 @@ class Spark(Model):
     reader: Literal["connector", "client"] = Field(
         default="connector",
         description="Who reads Kafka for `sidecar spark run`: Spark's connector, or each task for itself by the "
-        "daemon's client, which costs less than half.",
+        "daemon's client, which costs less.",
     )
     table: Table | None = Field(default=None, description="The table that `sidecar spark ingest` fills.")
