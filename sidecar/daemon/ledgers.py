@@ -6,7 +6,7 @@ import queue
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import structlog
 
@@ -22,6 +22,8 @@ from sidecar.state.interface import Damage
 PRUNE_EVERY_S = 1.0
 PRUNE_STEP = 2_000
 """Keys that are forgotten at once: a few milliseconds, in which no claim is made."""
+
+T = TypeVar("T")
 
 log = structlog.get_logger()
 
@@ -72,13 +74,7 @@ class LedgerDesk:
         """Claim rows; the answer comes to the inbox."""
 
         def job() -> None:
-            verdicts: list[list[int]] | None = None
-
-            def claim() -> None:
-                nonlocal verdicts
-                verdicts = self._ledger.claim(effect.wants, self._claim_timeout_ms)
-
-            self._try("claim", claim)
+            verdicts = self._try("claim", lambda: self._ledger.claim(effect.wants, self._claim_timeout_ms))
             self._inbox.put(ClaimAnswered(effect.number, verdicts))
 
         self._thread.do(job)
@@ -98,7 +94,12 @@ class LedgerDesk:
 
     def _settle(self) -> bool:
         marks = list(self._unmarked)
-        if not self._try("settle", lambda: self._ledger.settle(marks)):
+
+        def settle() -> bool:
+            self._ledger.settle(marks)
+            return True
+
+        if not self._try("settle", settle):
             return False
         del self._unmarked[: len(marks)]  # only this thread takes out, only the main one appends
         return True
@@ -107,13 +108,7 @@ class LedgerDesk:
         """Begin a `Ledger.exchange`, unless one is going on."""
 
         def job() -> None:
-            found: Exchanged | None = None
-
-            def exchange() -> None:
-                nonlocal found
-                found = self._ledger.exchange(group, missed, given)
-
-            self._try("exchange", exchange)
+            found = self._try("exchange", lambda: self._ledger.exchange(group, missed, given))
             self._exchanged, self._exchanging = found, False
 
         if not self._exchanging:
@@ -134,31 +129,27 @@ class LedgerDesk:
             self._thread.do(self._prune)
 
     def _prune(self) -> None:
-        gone = 0
-
-        def prune() -> None:
-            nonlocal gone
-            gone = self._ledger.prune(self._keep_ms, self._keys_max, PRUNE_STEP)
-
-        self._pruning = self._try("prune", prune) and gone == PRUNE_STEP
+        gone = self._try("prune", lambda: self._ledger.prune(self._keep_ms, self._keys_max, PRUNE_STEP))
+        self._pruning = gone == PRUNE_STEP
         if self._pruning:
             self._thread.do(self._prune)  # behind the claims that came meanwhile
 
-    def _try(self, kind: str, call: Callable[[], None]) -> bool:
+    def _try(self, kind: str, call: Callable[[], T]) -> T | None:
+        """What the call gives; None when it failed."""
         try:
-            call()
+            found = call()
         except Exception as error:  # noqa: BLE001  # a mistake in a driver must not end the thread: it is tried again
             self.transactions[kind, "failed"] += 1
             reason = str(error) if isinstance(error, SidecarError) else f"{type(error).__name__}: {error}"
             if not self.problem:
                 log.error("ledger.failed", ledger=self._ledger.name, reason=reason)
             self.problem = reason
-            return False
+            return None
         self.transactions[kind, "ok"] += 1
         if self.problem:
             log.info("ledger.recovered", ledger=self._ledger.name)
             self.problem = ""
-        return True
+        return found
 
     def close(self) -> None:
         """Finish what was given, then let go of the ledger."""

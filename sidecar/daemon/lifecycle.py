@@ -140,16 +140,17 @@ def make_source(settings: Settings, state: State, ledger: LedgerDesk | None = No
     """
     queue_bytes = plan_memory(settings.memory.budget_bytes).queue_bytes
     place, rules = place_id(Path(settings.state.dir)), rules_hash(settings)
-    if settings.source.rocketmq is not None:
-        expression = pushed_expression(settings)
-        if settings.source.rocketmq.client == "grpc":
-            client = _grpc_client(settings.source.rocketmq, queue_bytes, expression)
-            return _acked_source(client, settings, state, ledger)
-        if settings.source.rocketmq.client == "native":
-            client = _native_client(settings, queue_bytes, expression)
-            return _acked_source(client, settings, state, ledger)
-        return RocketMqSource(settings.source.rocketmq, state, rules, queue_bytes, place, expression)
-    return KafkaSource(settings.source.kafka, state, rules, queue_bytes, place)
+    rocketmq = settings.source.rocketmq
+    if rocketmq is None:
+        return KafkaSource(settings.source.kafka, state, rules, queue_bytes, place)
+    expression = pushed_expression(settings)
+    if rocketmq.client == "remoting":
+        return RocketMqSource(rocketmq, state, rules, queue_bytes, place, expression)
+    if rocketmq.client == "grpc":
+        client = _grpc_client(rocketmq, queue_bytes, expression)
+    else:
+        client = _native_client(settings, queue_bytes, expression)
+    return _acked_source(client, settings, state, rules, queue_bytes, ledger)
 
 
 def _grpc_client(settings: RocketMqSettings, queue_bytes: int, expression: str) -> AckedClient:
@@ -169,7 +170,9 @@ def _native_client(settings: Settings, queue_bytes: int, expression: str) -> Ack
     return NativeClient(settings.source.rocketmq, expression, queue_bytes, home, tell)
 
 
-def _acked_source(client: AckedClient, settings: Settings, state: State, ledger: LedgerDesk | None) -> Source:
+def _acked_source(
+    client: AckedClient, settings: Settings, state: State, rules: bytes, queue_bytes: int, ledger: LedgerDesk | None
+) -> Source:
     rocketmq, http, dedup = settings.source.rocketmq, settings.sink.http, settings.dedup
     assert rocketmq is not None
     return AckedSource(
@@ -177,8 +180,8 @@ def _acked_source(client: AckedClient, settings: Settings, state: State, ledger:
         rocketmq.topics,
         rocketmq.group,
         state,
-        rules_hash(settings),
-        HELD_SHARE * plan_memory(settings.memory.budget_bytes).queue_bytes,
+        rules,
+        HELD_SHARE * queue_bytes,
         groups_of(settings, AckedSource.columns),
         in_order=bool(http and http.ordering == "partition") or (dedup.field is not None and dedup.ledger is None),
         exchange=Exchange(ledger, rocketmq.group) if ledger and dedup.ledger and dedup.ledger.postgresql else None,

@@ -145,8 +145,7 @@ def twins(broker: Broker, folder: Path, database: Database, messages: int, kills
             produce(
                 broker.bootstrap, topic, (Outgoing(partition, value, None, []) for partition, value in orders.messages)
             )
-            for number in range(kills):
-                _kill_one(receiver, (number + 1) * messages // (kills + 2), "lost" if number % 2 else "hang")
+            _kill_some(receiver, kills, messages)
             await_settled(broker, members, 60 + messages / 1_000)
             for member in members:
                 member.stop()
@@ -155,6 +154,12 @@ def twins(broker: Broker, folder: Path, database: Database, messages: int, kills
     notes = f"{orders.twice:,} sent twice, somewhere among the next thousand"
     name = f"5 % sent twice, {MEMBERS} sidecars, one ledger, `kill -9` between claim and answer"
     return Finding(name, kills, messages, 0, 0, time.monotonic() - begun, notes)
+
+
+def _kill_some(receiver: KillingReceiver, kills: int, messages: int) -> None:
+    """By turns before the rows of a request are stored and after it, at equal distances."""
+    for number in range(kills):
+        _kill_one(receiver, (number + 1) * messages // (kills + 2), "lost" if number % 2 else "hang")
 
 
 def _kill_one(receiver: KillingReceiver, rows: int, how: Literal["hang", "lost"]) -> None:
@@ -198,8 +203,7 @@ def handed_twins(
                 member.wait_ready(60)
             sent = threading.Thread(target=_send_handed, args=(node, topic, orders))
             sent.start()
-            for number in range(kills):
-                _kill_one(receiver, (number + 1) * messages // (kills + 2), "lost" if number % 2 else "hang")
+            _kill_some(receiver, kills, messages)
             sent.join()
             wait_until(
                 lambda: len(orders.arrived(receiver)) == orders.count, PATIENCE_S + messages / 500, "all has arrived",

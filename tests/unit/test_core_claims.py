@@ -42,6 +42,17 @@ class Twins(Shell):
         assert self.ledger is not None
         self.ledger.settle([Mark(ELSEWHERE, state, [row[0]], key_of(0, row))])
 
+    def overtake(self, row: Row) -> None:
+        """A twin elsewhere takes the row's key, of which the claim has expired, and is delivered."""
+        self.now_ms += 4 * LEASE_MS
+        assert self.twin(row) == [7]
+        self.end(row, State.SUCCESS)
+
+    def run_until_sent(self) -> None:
+        """Let time pass until there was a request."""
+        while not self.sent:
+            self.run(1, by_ms=5)
+
     def offsets(self) -> list[list[int]]:
         """What was sent, request by request."""
         return [offsets for _, offsets, _ in self.sent]
@@ -158,8 +169,7 @@ def test_what_was_refused_among_others_is_held_until_their_name_is_not_sent_agai
     shell, rows = Twins(), with_ids(1, 2)
     shell.answers = [Answer(Verdict.PARTIAL, "rows", 207, failed=(FailedRow(0, retry=False, reason="bad"),))]
     shell.read(*rows)
-    while not shell.sent:
-        shell.run(1, by_ms=5)
+    shell.run_until_sent()
     shell.commit_ok = False
     shell.run(20)
     assert (shell.letters[0].offset, shell.twin((9, 0, 1, b""))) == (0, [HELD])
@@ -175,11 +185,8 @@ def test_a_receiver_that_knows_what_a_twin_took_is_sent_the_others_under_another
     known = Answer(Verdict.PARTIAL, "rows", 207, failed=tuple(FailedRow(i, retry=True, reason="busy") for i in (0, 1)))
     shell.answers = [RETRY] + [known] * 10
     shell.read(*rows)
-    while not shell.sent:
-        shell.run(1, by_ms=5)
-    shell.now_ms += 4 * LEASE_MS
-    assert shell.twin(rows[0]) == [7]
-    shell.end(rows[0], State.SUCCESS)
+    shell.run_until_sent()
+    shell.overtake(rows[0])
     shell.run(400)
     assert shell.offsets() == [[0, 1, 2]] + [[1, 2]] * 11
     assert len({name for name, _, _ in shell.sent[:-1]}) == 1
@@ -204,11 +211,8 @@ def test_a_claim_that_was_lost_is_not_sent_again() -> None:
     shell, rows = Twins(), with_ids(1, 2)
     shell.answers = [RETRY]
     shell.read(*rows)
-    while not shell.sent:
-        shell.run(1, by_ms=5)
-    shell.now_ms += 4 * LEASE_MS
-    assert shell.twin(rows[0]) == [7]
-    shell.end(rows[0], State.SUCCESS)
+    shell.run_until_sent()
+    shell.overtake(rows[0])
     shell.run(100)
     assert shell.offsets() == [[0, 1], [1]]
 
@@ -218,8 +222,7 @@ def test_another_owner_of_the_partition_is_believed() -> None:
     shell, rows = Twins(), with_ids(1, 2)
     shell.answers = [RETRY]
     shell.read(*rows)
-    while not shell.sent:
-        shell.run(1, by_ms=5)
+    shell.run_until_sent()
     assert shell.ledger is not None
     shell.ledger.claim([Want(place_of(TP), [0], key_of(0, rows[0]), 99, was=0)], 60_000)
     shell.now_ms += LEASE_MS
@@ -233,8 +236,7 @@ def test_halves_are_sent_only_by_who_can_still_commit() -> None:
     shell, rows = Twins(), with_ids(1, 2)
     shell.answers = [REJECT]
     shell.read(*rows)
-    while not shell.sent:
-        shell.run(1, by_ms=5)
+    shell.run_until_sent()
     shell.commit_ok = False
     shell.run(100)
     assert shell.offsets() == [[0, 1]]
@@ -249,8 +251,7 @@ def test_where_numbers_are_the_sources_own_nobody_else_has_their_claims(numbered
     """Another scope of the same partition goes on with what was claimed, unless its offsets mean something else."""
     shell, rows = Twins(numbered=numbered), with_ids(1)
     shell.read(*rows)
-    while not shell.sent:
-        shell.run(1, by_ms=5)
+    shell.run_until_sent()
     shell.pipeline.assign(TP, "other", FRESH)
     shell.read(*rows)
     shell.run(20, by_ms=5)
