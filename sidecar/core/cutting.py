@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 
 from sidecar.core.batching import Limits
 from sidecar.core.delivery import Delivery
-from sidecar.core.progress import Lane, Partition
+from sidecar.core.intents import Lane
+from sidecar.core.progress import Partition
 from sidecar.core.records import PARTS_HEADER_MAX_BYTES, PARTS_MAX, Fragment, Part, TopicPartition
 
 PART_HEADER_BYTES = 64

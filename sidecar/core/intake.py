@@ -13,7 +13,8 @@ from operator import call
 from sidecar.core.batching import Buffer, pick_keys
 from sidecar.core.dedup import Deduplicator, RotatingBitmap
 from sidecar.core.fields import Raw
-from sidecar.core.progress import Intent, Lane, Partition
+from sidecar.core.intents import Intent, Lane
+from sidecar.core.progress import Partition
 from sidecar.core.records import Columns, Fragment, Framer, Message, Run, TopicPartition
 from sidecar.core.tags import Memo
 

@@ -17,7 +17,8 @@ from sidecar.core.cutting import BatchRules, Cutter
 from sidecar.core.delivery import Delivery, DeliveryRules
 from sidecar.core.effects import Commit, CommitItem, Effect, Flow, Reload, Report
 from sidecar.core.intake import HoleError, Intake, Reading
-from sidecar.core.progress import Intent, Partition, Seal
+from sidecar.core.intents import Intent, Seal
+from sidecar.core.progress import Partition
 from sidecar.core.records import Answer, Part, Run, TopicPartition
 
 COMMIT_SPACING_MS = 20

@@ -12,11 +12,11 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 
-from sidecar.core.batching import Buffer, Limits, body_bytes
+from sidecar.core.batching import Limits, body_bytes
 from sidecar.core.carried import Carried, CarriedJoint, CarriedLane, derived_scope, lane_key
 from sidecar.core.claims import Mark
+from sidecar.core.intents import Intent, Lane, Seal
 from sidecar.core.records import Fragment, Part, TopicPartition
 
 LANES_MAX = 64
@@ -27,57 +27,6 @@ EXTRA_MAX_BYTES = 1_500
 INTENT_BYTES = 10
 JOINT_BYTES = 14
 EXCLUDED_BYTES = 6
-
-
-@dataclass(slots=True, eq=False)
-class Intent:
-    """A durable promise: what a group (None: every group) has from `first` to `last` goes out as one part."""
-
-    key: int | None
-    first: int
-    last: int
-    durable: bool = False
-    old: bool = False
-    """Of an earlier life: its part was sent, perhaps, with members that are gone by now."""
-    excluded: set[int] = field(default_factory=set)
-    collected: dict[str, Buffer] | None = None
-    """What was read again so far of an earlier life's intent; None once it is complete."""
-    live: int = 0
-    """Parts that are not settled."""
-    ids: list[int] = field(default_factory=list)
-    """Message ids of its settled rows, journalled when all of it is settled: a repeat must not be cut down by them."""
-    errors: list[Mark] = field(default_factory=list)
-    """Of its dead letters; the ledger is told when none of it can be sent again, since a twin may take them then."""
-
-    def covers(self, key: int, offset: int) -> bool:
-        """Whether a message of that group at that offset belongs to this intent."""
-        mine = key not in self.excluded if self.key is None else key == self.key
-        return mine and self.first <= offset <= self.last
-
-
-@dataclass(slots=True, eq=False)
-class Seal:
-    """What waits for the next commit, whatever it says: it proves that the partition is still ours."""
-
-    durable: bool = False
-
-
-class Lane:
-    """The open messages of one group in one partition.
-
-    Args:
-        group: The group.
-        separator: The rows' separator.
-    """
-
-    __slots__ = ("buffer", "group", "key", "live")
-
-    def __init__(self, group: str, separator: bytes) -> None:
-        self.group = group
-        self.key = lane_key(group)
-        self.buffer = Buffer(separator)
-        self.live: list[Part] = []
-        """Parts not settled, by first offset."""
 
 
 class Partition:

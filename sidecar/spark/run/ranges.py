@@ -19,7 +19,8 @@ from sidecar.core.carried import Carried
 from sidecar.core.delivery import Delivery, DeliveryRules
 from sidecar.core.effects import Effect
 from sidecar.core.intake import Intake, Reading
-from sidecar.core.progress import Lane, Partition
+from sidecar.core.intents import Lane
+from sidecar.core.progress import Partition
 from sidecar.core.records import Answer, Fragment, Part, Run, TopicPartition
 
 INTENTS_MAX = 1_000
