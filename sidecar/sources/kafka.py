@@ -66,6 +66,8 @@ class KafkaSource:
         self._config = consumer_config(settings, queue_bytes, client_id or "sidecar")
         self._identities: dict[TopicPartition, Identity] = {}
         self._assigned: set[TopicPartition] = set()
+        self._given: list[TopicPartition] | None = None
+        """What the group gave us in the present `consume()`."""
         self._waiting: dict[TopicPartition, KafkaError] = {}
         """Ours, but where to go on could not be told, and why."""
         self._retry_at_s = 0.0
@@ -165,6 +167,9 @@ class KafkaSource:
             time.sleep(timeout_s)
         messages = self._consumer.consume(self._chunk, min(timeout_s, BUSY_WAIT_S) if self._busy else 0)
         self._busy = len(messages) == self._chunk
+        if self._failure is None and self._given is not None:
+            given, self._given = self._given, None
+            self._take(given)
         if self._failure is not None:
             raise self._failure
         if not messages:
@@ -270,8 +275,9 @@ class KafkaSource:
             self._problem("client", text_of(error))
 
     def _on_assign(self, consumer: ck.Consumer, partitions: Sequence[ck.TopicPartition]) -> None:
-        tps = [TopicPartition(tp.topic, tp.partition) for tp in partitions]
-        self._take(tps)
+        # Where they go on is asked after consume(): a list_topics() in here, and the next callback aborts the process.
+        self._given = (self._given or []) + [TopicPartition(tp.topic, tp.partition) for tp in partitions]
+        consumer.incremental_assign([])  # else the client would assign all, in its own way
         self._save_member(consumer.memberid() or "")
 
     def _take(self, tps: Sequence[TopicPartition]) -> None:
@@ -287,7 +293,6 @@ class KafkaSource:
         here = [one.tp for one in found]
         self._assigned.update(here)
         self._paused -= set(here)
-        # With none too: else the client would assign all, in its own way.
         self._consumer.incremental_assign([ck.TopicPartition(*one.tp[:2], one.read_from) for one in found])
         if found or not tps:
             self._joined = True
@@ -325,6 +330,8 @@ class KafkaSource:
         for tp in here:
             self._identities.pop(tp, None)
         self._waiting = {tp: error for tp, error in self._waiting.items() if tp not in tps}
+        if self._given is not None:
+            self._given = [tp for tp in self._given if tp not in tps]
         self._starts.forget(tps)
         self._tell_waiting()
         # Not left to the client: it would name those that wait too, fail, and read on what is another member's.

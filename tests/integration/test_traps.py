@@ -39,13 +39,14 @@ class NotUtf8(str):
 
 
 class Listening:
-    """A listener that remembers what it is told, and does what a test asks when partitions are assigned."""
+    """A listener that remembers what it is told, and does what a test asks when it is told of some."""
 
     def __init__(self) -> None:
         self.found: list[Assignment] = []
         self.results: list[Mapping[TopicPartition, bool]] = []
         self.gone: list[TopicPartition] = []
         self.on_assigned: Callable[[], None] = lambda: None
+        self.on_committed: Callable[[], None] = lambda: None
 
     def assigned(self, found: Sequence[Assignment]) -> None:
         self.found += found
@@ -62,6 +63,7 @@ class Listening:
 
     def committed(self, results: Mapping[TopicPartition, bool], elapsed_s: float) -> None:
         self.results.append(results)
+        self.on_committed()
 
     def event(self, name: str, level: str, fields: Mapping[str, object]) -> None:
         pass
@@ -134,19 +136,33 @@ def test_the_clients_pace_is_set(settings: KafkaSettings) -> None:
 
 def test_a_callback_that_raises_is_heard(settings: KafkaSettings, kafka: Broker, topic: str) -> None:
     """An error in a callback comes out of `poll`, instead of being swallowed together with what was fetched."""
-    produce(kafka.bootstrap, topic, [Outgoing(0, b"v")] * 10)
     opened = Opened(settings, MemoryState())
 
     def fail() -> None:
         raise ZeroDivisionError("in a callback")
 
-    opened.listener.on_assigned = fail
+    opened.listener.on_committed = fail
     opened.source.open(opened.listener)
+    opened.until(lambda: opened.listener.found, "the partition is assigned")
+    (found,) = opened.listener.found
+    opened.source.commit([CommitItem(found.tp, found.scope, Carried(0, 0))])
     with pytest.raises(ZeroDivisionError, match="in a callback"):
-        opened.until(lambda: opened.offsets, "the callback is called")
-    assert opened.offsets == []
+        opened.until(lambda: False, "the callback is called")
     with pytest.raises(ZeroDivisionError):
         opened.source.close()
+
+
+def test_a_commit_may_end_while_partitions_are_taken(opened: Opened, kafka: Broker, topic: str, group: str) -> None:
+    """Its end is told then: where the client asks for topics in one callback, the next one aborts the process."""
+
+    def commit() -> None:
+        (found,) = opened.listener.found
+        opened.source.commit([CommitItem(found.tp, found.scope, Carried(0, 0))])
+        wait_until(lambda: (topic, 0) in kafka.committed(group), 15, "the broker has it")
+
+    opened.listener.on_assigned = commit
+    opened.until(lambda: opened.listener.results, "its end is told")
+    assert opened.listener.results == [{TopicPartition(topic, 0): True}]
 
 
 def test_a_change_of_metadata_alone_is_committed(opened: Opened, kafka: Broker, topic: str, group: str) -> None:
