@@ -32,7 +32,7 @@ def rocketmq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
     if named:
         yield Node(named)
         return
-    with RocketMqNode(tmp_path_factory.mktemp("rocketmq") / "node") as node:
+    with RocketMqNode(tmp_path_factory.mktemp("rocketmq") / "node", tls=True) as node:
         yield node
 
 

@@ -16,7 +16,7 @@ from sidecar.sources.acked_settled import Settled
 from sidecar.sources.acked_slot import Slot
 from tests.simulation.acked import run_acked
 
-SCHEDULES = 250
+SCHEDULES = 120
 LEDGER_SCHEDULES = 20
 SEARCHED = 150
 """Schedules within which a mistake must show."""

@@ -276,7 +276,7 @@ class KafkaBroker(Broker):
 
     def _java(self) -> list[str]:
         logging = ["-Dorg.slf4j.simpleLogger.defaultLogLevel=warn", "-Dorg.slf4j.simpleLogger.showDateTime=true"]
-        options = [f"-Xmx{self._heap}", "-XX:+UseSerialGC", "-XX:-UsePerfData", *logging]
+        options = [f"-Xmx{self._heap}", "-XX:+UseSerialGC", "-XX:-UsePerfData", "-XX:TieredStopAtLevel=1", *logging]
         return [executable("java"), *options, "-cp", f"{jars()}/*"]
 
     def _format(self) -> None:

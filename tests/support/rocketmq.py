@@ -371,6 +371,7 @@ class RocketMqNode(Node):
         name: The broker's.
         number: The broker's id: 0 for a master, another one for its slave.
         version: 5, or 4 for 4.9.
+        tls: Whether both serve TLS beside plain connections; each makes a key for that, for a second or two.
         acl: Of 4.9: who may do what, the text of `plain_acl.yml`.
     """
 
@@ -386,6 +387,7 @@ class RocketMqNode(Node):
         name: str = BROKER,
         number: int = 0,
         version: int = 5,
+        tls: bool = False,
         acl: str = "",
     ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -399,6 +401,7 @@ class RocketMqNode(Node):
         name_port, self.broker_port = _ports()
         super().__init__(joins.name_server if joins else f"127.0.0.1:{name_port}", sign)
         self._java_options = java_options
+        self._tls_mode = "permissive" if tls else "disabled"
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         (folder / "namesrv.conf").write_text(f"listenPort={name_port}\n")
         store = folder / "store"
@@ -542,7 +545,7 @@ class RocketMqNode(Node):
         home.mkdir(exist_ok=True)
         command = [
             executable("java"), f"-Xms{heap}", f"-Xmx{heap}", "-XX:+UseSerialGC", "-XX:-UsePerfData",
-            "-XX:TieredStopAtLevel=1",
+            "-XX:TieredStopAtLevel=1", f"-Dtls.server.mode={self._tls_mode}",
             "-XX:MaxDirectMemorySize=256m", *_MODULES, f"-Duser.home={home}",
             f"-Drmq.logback.configurationFile=rmq.{name}.logback.xml", *options,
             "-cp", f"{rocketmq_jars(self._version)}/*", main, *arguments,
@@ -596,6 +599,7 @@ _SMALL = {
     "maxHashSlotNum": "5000",
     "diskMaxUsedSpaceRatio": "98",
     "waitTimeMillsInSendQueue": "30000",  # 200 by default: a busy machine refuses messages
+    "transactionMetricFlushInterval": "500",  # 3000 by default: so long a thread of it spins at each start
     "messageDelayLevel": "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h",
 }
 
