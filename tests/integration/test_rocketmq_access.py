@@ -56,7 +56,7 @@ def guarded(certificates: Certificates) -> Iterator[RocketMqNode]:
         "authConfigPath": str(folder / "auth"),
         "authenticationMetadataProvider": "org.apache.rocketmq.proxy.auth.ProxyAuthenticationMetadataProvider",
     }
-    with RocketMqNode(folder / "node", config=CONFIG, sign=sign, proxy=CONFIG | tls) as node:
+    with RocketMqNode(folder / "node", config=CONFIG, sign=sign, proxy=CONFIG | tls, tls=True) as node:
         yield node
 
 
