@@ -9,7 +9,6 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 INSTALLED := $(VENV)/installed
 
 PURE := tests/unit tests/property tests/simulation
-SPARK := tests/spark
 
 .DEFAULT_GOAL := help
 .PHONY: help test lint format demo bench bench-spark bench-rocketmq prove prove-spark prove-rocketmq chaos jars clean
@@ -28,8 +27,7 @@ help:
 
 test: lint jars
 	@$(PYTEST) $(PURE) --cov=sidecar.core --cov-branch --cov-report=term-missing:skip-covered --cov-fail-under=100
-	@$(PYTEST) tests $(addprefix --ignore=,$(PURE) $(SPARK))
-	@$(PYTEST) -n 0 -m "not slow" $(SPARK)
+	@$(PYTEST) --no-loadscope-reorder -m "not slow" tests $(addprefix --ignore=,$(PURE))
 
 lint: $(INSTALLED)
 	@$(BIN)/ruff check --quiet .

@@ -1,16 +1,19 @@
-"""What holds for all tests: examples take their time, a broker's log stands with a failure, PostgreSQL is shared."""
+"""What holds for all tests: examples take their time, long files begin first, nodes are shared."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Generator, Iterator
-from typing import Any
+from collections.abc import Callable, Generator, Iterator, Mapping
+from typing import Any, TypeAlias
 
 import hypothesis
 import pytest
 
-from tests.support.kafka import KafkaBroker
+from tests.support.kafka import Broker, KafkaBroker, unique
 from tests.support.postgresql import Database, PostgresqlServer
+from tests.support.rocketmq import Node, RocketMqNode
+
+MakeTopic: TypeAlias = Callable[..., str]
 
 # Else gRPC runs code of its own in every child before its program begins, and now and then aborts there.
 os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
@@ -22,6 +25,19 @@ hypothesis.settings.register_profile(
 hypothesis.settings.load_profile("any machine")
 
 
+LONGEST = (
+    "test_ingest", "test_kills", "test_zone_killed", "test_rocketmq_cluster", "test_demo", "test_rocketmq_grpc",
+    "test_rocketmq_broker", "test_rocketmq", "test_run_kills", "test_compose", "test_rocketmq_clients", "test_tables",
+    "test_leaders", "test_rocketmq_native", "test_source", "test_ledger", "test_run_engines", "test_members",
+)  # fmt: skip
+"""These files begin first, in this order, so that at the end no process is left alone with a long one."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put tests in the order of `LONGEST`, then as they are."""
+    items.sort(key=lambda item: LONGEST.index(item.path.stem) if item.path.stem in LONGEST else len(LONGEST))
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """Show what the broker said, when a test failed that uses it."""
@@ -30,6 +46,50 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
     if report.failed and isinstance(broker, KafkaBroker):
         report.sections.append(("broker", broker.log_tail()))
     return report
+
+
+@pytest.fixture(scope="session")
+def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
+    """The broker that tests share: the one `SIDECAR_TEST_KAFKA` names, or one started here."""
+    named = os.environ.get("SIDECAR_TEST_KAFKA")
+    if named:
+        yield Broker(named)
+        return
+    with KafkaBroker(tmp_path_factory.mktemp("kafka") / "broker") as broker:
+        yield broker
+
+
+@pytest.fixture(scope="session")
+def rocketmq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
+    """The RocketMQ node that tests share: the one `SIDECAR_TEST_ROCKETMQ` names, or one started here."""
+    named = os.environ.get("SIDECAR_TEST_ROCKETMQ")
+    if named:
+        yield Node(named)
+        return
+    with RocketMqNode(tmp_path_factory.mktemp("rocketmq") / "node", tls=True) as node:
+        yield node
+
+
+@pytest.fixture
+def make_topic(kafka: Broker) -> MakeTopic:
+    """Makes topics of the shared broker: `make_topic(partitions, config, name=…)` gives the unique name back."""
+
+    def make(partitions: int = 1, config: Mapping[str, str] | None = None, *, name: str = "topic") -> str:
+        return kafka.create_topic(unique(name), partitions, config)
+
+    return make
+
+
+@pytest.fixture
+def topic(make_topic: MakeTopic) -> str:
+    """A topic of one partition that no other test uses."""
+    return make_topic()
+
+
+@pytest.fixture
+def group() -> str:
+    """The name of a consumer group that no other test uses."""
+    return unique("group")
 
 
 @pytest.fixture(scope="session")

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from tests.integration.conftest import MakeTopic
+from tests.conftest import MakeTopic
 from tests.support.jars import ROOT
 from tests.support.kafka import Broker, unique
 from tests.support.process import Daemon, free_ports, tail, wait_until

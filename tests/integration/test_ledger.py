@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import pytest
 
-from tests.integration.conftest import MakeTopic
+from tests.conftest import MakeTopic
 from tests.integration.test_exactly_once import await_settled, configuration
 from tests.support.audit import Finding, StrikingReceiver
 from tests.support.kafka import Broker, Outgoing, produce, unique

@@ -11,7 +11,7 @@ import pytest
 from confluent_kafka import Consumer, KafkaError, TopicPartition
 from confluent_kafka.admin import NewPartitions  # type: ignore[attr-defined]
 
-from tests.integration.conftest import MakeTopic
+from tests.conftest import MakeTopic
 from tests.support.kafka import Broker, Outgoing, produce, produce_transaction, unique
 from tests.support.process import Daemon, wait_until
 from tests.support.receiver import Receiver, Row, value_hash

@@ -1,4 +1,4 @@
-"""Fixtures of the tests on real Spark: one session for the run, and the broker of the integration tests."""
+"""Fixtures of the tests on real Spark: one session for the run."""
 
 from __future__ import annotations
 
@@ -7,13 +7,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.integration.conftest import group, kafka, make_topic, topic
 from tests.spark.session import build
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-__all__ = ["group", "kafka", "make_topic", "topic"]
 
 
 @pytest.fixture(scope="session")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sidecar.config.source import KafkaSource
 from sidecar.spark.run.broker import EARLIEST, await_cluster, group_offsets
-from tests.integration.conftest import MakeTopic
+from tests.conftest import MakeTopic
 from tests.support.kafka import Broker, produce
 from tests.support.produce import Outgoing
 

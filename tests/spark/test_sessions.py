@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from sidecar.spark.ingest import ingest
 from sidecar.spark.run import run
-from tests.integration.conftest import MakeTopic
+from tests.conftest import MakeTopic
 from tests.spark import ingesting
 from tests.support.kafka import Broker, Outgoing, produce
 from tests.support.landing import batch, writer
