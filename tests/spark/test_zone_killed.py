@@ -176,10 +176,10 @@ def polled(consumed: int) -> Finding:
     )
 
 
-@pytest.mark.timeout(600)  # four JVMs, one after the other
+@pytest.mark.timeout(600)  # two JVMs, one after the other
 def test_writers_and_query_killed(tmp_path: Path) -> None:
     """Two writers and the query end at any point, batches come again and from another writer: each row once, whole."""
-    killed(tmp_path, 10_000, 2, 1_000)
+    killed(tmp_path, 10_000, 1, 1_000)
 
 
 @pytest.mark.timeout(600)  # two JVMs
