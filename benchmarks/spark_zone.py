@@ -125,7 +125,7 @@ def compare(
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rows", type=int, default=1_000_000)
+    parser.add_argument("--rows", type=int, default=4_000_000)
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--consumed", type=int, default=50_000)
     parser.add_argument("--polls-only", action="store_true")

@@ -28,14 +28,14 @@ class ComparingReceiver(CheckingReceiver, StrikingReceiver):
 
     Attributes:
         repeats: How many requests came under a key that had come before.
-        differing: Keys that came with two bodies.
+        differing: Keys that came with two bodies, and their sizes in bytes.
     """
 
     def __init__(self, expected: Expected) -> None:
         self.repeats = 0
-        self.differing: set[str] = set()
+        self.differing: dict[str, tuple[int, int]] = {}
         self._expected = expected
-        self._digests: dict[str, bytes] = {}
+        self._first: dict[str, tuple[int, bytes]] = {}
         self._compared = threading.Lock()
         super().__init__(expected.prints)
         self.fail("refuse", status=400, marker=POISON.decode())
@@ -45,20 +45,19 @@ class ComparingReceiver(CheckingReceiver, StrikingReceiver):
 
     def fault_for(self, request: Request) -> Fault | None:
         """Compare, then go on as ever."""
-        key, digest = request.headers["idempotency-key"], xxhash.xxh3_128_digest(request.body)
+        key, body = request.headers["idempotency-key"], (len(request.body), xxhash.xxh3_128_digest(request.body))
         with self._compared:
-            self.repeats += key in self._digests
-            if self._digests.setdefault(key, digest) != digest:
-                self.differing.add(key)
+            self.repeats += key in self._first
+            first = self._first.setdefault(key, body)
+            if first != body:
+                self.differing[key] = first[0], body[0]
         return super().fault_for(request)
 
     def assert_exact(self) -> None:
         """What must arrive came once and whole, and whatever came again under a key was the same."""
         tally(self.rows(), alive(self._expected)).assert_exact()
         assert not self.wrong, f"not what was produced: {self.wrong}"
-        assert not self.differing, (
-            f"{len(self.differing)} keys stand for two bodies, one of them: {self.differing.pop()}"
-        )
+        assert not self.differing, f"keys stand for two bodies, of so many bytes: {self.differing}"
 
     def grouped(self) -> Counter[tuple[Any, ...]]:
         """Group and row of all that came."""
@@ -102,4 +101,5 @@ def dead_letters(state: Path) -> Counter[tuple[str, int, int, str, str]]:
 
 def assert_dead(state: Path, expected: Expected) -> None:
     """The poison lies in the state folder, each message of it once, and nothing else does."""
-    assert Counter(found[:3] for found in dead_letters(state).elements()) == Counter(dead(expected))
+    found, wanted = Counter(one[:3] for one in dead_letters(state).elements()), Counter(dead(expected))
+    assert found == wanted, f"missing {list(wanted - found)[:5]}, too much {list(found - wanted)[:5]}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import Any
 
@@ -293,3 +294,57 @@ def test_letters_wait_for_room_in_the_state(tmp_path: Path) -> None:
     state.failing = ""
     progress.settle()
     assert (progress.latest().problems, progress.latest().dead_letters) == ((), 1)
+
+
+class Killed(BaseException):
+    """The process ends here."""
+
+
+@pytest.mark.parametrize("steps", [0, 1, 2])
+def test_a_kill_while_books_are_forgotten_holds_nothing_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, steps: int
+) -> None:
+    """Wherever a life ends between a micro-batch's books and its letters, the next one goes on, and tidies up."""
+    query, folder, state = tmp_path / "query", RunFolder(tmp_path / "sidecar"), MemoryState()
+    for batch in range(2):
+        files = LetterFiles(folder.path / "letters" / str(batch), "orders-3-0")
+        files.put_dead_letters([StoredLetter.of(DeadLetter(TP, batch, "s", "g", "r", None), at_ms=1, envelope=b"")])
+        folder.put_books(batch, books_of([Outcome(TP, batch, Books(), letters=files.names)]))
+    begin(query, 0, "offsets", "commits")
+    remove, removed = folder_module._remove, list[Path]()
+
+    def dying(path: Path) -> None:
+        if len(removed) == steps:
+            raise Killed
+        removed.append(path)
+        remove(path)
+
+    with monkeypatch.context() as broken:
+        broken.setattr(folder_module, "_remove", dying)
+        with contextlib.suppress(Killed):
+            Progress(make_settings(URL), folder, query, state).settle()
+    assert len(removed) == steps
+    begin(query, 1, "offsets", "commits")
+    progress = Progress(make_settings(URL), folder, query, state)
+    progress.settle()
+    assert (progress.latest().problems, progress.latest().dead_letters) == ((), 2)
+    assert [list((folder.path / name).iterdir()) for name in ("books", "letters")] == [[], []]
+
+
+def test_the_last_letters_are_stored_or_the_job_fails(tmp_path: Path) -> None:
+    """At the end also a micro-batch that Spark told nothing of is entered; what cannot be stored ends with an error."""
+    query, folder, state = tmp_path / "query", RunFolder(tmp_path / "sidecar"), MemoryState()
+    progress = Progress(make_settings(URL), folder, query, state)
+    files = LetterFiles(folder.path / "letters" / "0", "orders-3-0")
+    files.put_dead_letters([StoredLetter.of(DeadLetter(TP, 4, "s", "g", "r", None), at_ms=1, envelope=b"")])
+    folder.put_books(0, books_of([Outcome(TP, 4, Books(consumed=1, dead_lettered=1), letters=files.names)]))
+    begin(query, 0, "offsets", "commits")
+    progress.settle()
+    assert state.count_dead_letters() == 0
+    state.failing = "No space left on device"
+    with pytest.raises(StateError, match="No space left"), capture_logs() as events:
+        progress.settle(last=True)
+    assert [(one["event"], one["batch"]) for one in events] == [("dead_letters.not_stored", 0)]
+    state.failing = ""
+    progress.settle(last=True)
+    assert (progress.latest().totals.dead_lettered, state.count_dead_letters()) == (1, 1)

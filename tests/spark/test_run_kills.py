@@ -73,7 +73,8 @@ class Scene:
         assert_dead(job.state, self.expected)
         assert not job.events("micro_batch.unbalanced")
         assert receiver.repeats > receiver.stats["lost"], "no kill fell into a delivery"
-        notes = f"{receiver.repeats:,} requests repeated, all byte-equal; {receiver.stats['lost']} answers lost"
+        lost, cut = receiver.stats["lost"], receiver.stats["cut_off"]
+        notes = f"{receiver.repeats:,} requests repeated, all byte-equal; {lost} answers lost, {cut} requests cut off"
         return Finding(point, self._times, self._messages, 0, 0, time.monotonic() - self.begun, notes)
 
 

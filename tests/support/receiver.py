@@ -277,8 +277,12 @@ class _Handler(BaseHTTPRequestHandler):
             self.misbehave(fault, request)
 
     def take_apart(self) -> Request:
-        body = self.rfile.read(int(self.headers["Content-Length"]))
-        self.server.receiver.stats["bytes"] += len(body)
+        size = int(self.headers["Content-Length"])
+        body = self.rfile.read(size)
+        if len(body) < size:  # the sender died in mid-request, which is then none
+            self.server.receiver.stats["cut_off"] += 1
+            raise ConnectionAbortedError
+        self.server.receiver.stats["bytes"] += size
         match self.headers.get("Content-Encoding"):
             case "gzip":
                 body = zlib.decompress(body, wbits=31)

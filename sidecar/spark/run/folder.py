@@ -160,9 +160,13 @@ class RunFolder:
                 _remove(self.path / "halved" / name)
 
     def forget_books(self, batch: int) -> None:
-        """The books of a micro-batch were entered, and its letters are in the state."""
-        _remove(self.path / "letters" / str(batch))
-        _remove(self.path / "books" / str(batch))
+        """The books of a micro-batch were entered, and its letters, like those of all before it, are in the state."""
+        books, letters = self.path / "books" / str(batch), self.path / "letters"
+        _remove(books)
+        if not books.exists():  # else a next life would look for the letters that it names
+            for name in names(letters):
+                if name.isdigit() and int(name) <= batch:
+                    _remove(letters / name)
 
 
 def names(folder: Path) -> list[str]:

@@ -188,9 +188,9 @@ class SparkRun:
             progress.settle()
             time.sleep(TURN_S)
         progress.heard(query.recentProgress)
-        progress.settle()
-        error = query.exception()
-        if error is not None and not self._stop_asked():
+        error = None if self._stop_asked() else query.exception()
+        progress.settle(last=error is None)
+        if error is not None:
             driver.fail(progress, error)
 
     def _stop(self, query: StreamingQuery) -> None:

@@ -82,11 +82,18 @@ class Progress:
     def _status(self, tp: TopicPartition) -> PartitionStatus:
         return self._partitions.setdefault(tp, PartitionStatus(topic=tp.topic, partition=tp.partition))
 
-    def settle(self) -> None:
-        """Enter the books of micro-batches that are committed, and put their dead letters into the state."""
+    def settle(self, *, last: bool = False) -> None:
+        """Enter the books of micro-batches that are committed, and put their dead letters into the state.
+
+        Args:
+            last: Nothing more is heard, and nothing is tried again.
+
+        Raises:
+            SidecarError: It is the last time, and dead letters cannot be stored; they stay for the next start.
+        """
         committed = latest_batch(self._query, "commits")
-        heard = max(self._observed, default=-1)
-        self._problem = ""
+        heard = committed if last else max(self._observed, default=-1)
+        known, self._problem = self._problem, ""
         for batch in self._folder.batches_with_books():
             if batch <= self._settled:  # its file could not be removed
                 self._folder.forget_books(batch)
@@ -98,6 +105,10 @@ class Progress:
                 self._bury(batch, books or {})
             except SidecarError as error:  # a full disk: they stay where they are, and are tried again
                 self._problem = f"dead letters of micro-batch {batch} wait for room: {error}"
+                if self._problem != known:
+                    log.error("dead_letters.not_stored", batch=batch, reason=str(error))
+                if last:
+                    raise
                 break
             if books is not None and batch > self._begun_after:
                 self._enter(batch, books)
