@@ -154,6 +154,11 @@ def spark_checks(n: Sizes) -> dict[str, Check]:
 
         return [executors(broker, _made(folder / one), n(200_000, 20_000), n(10), reader=one) for one in READERS]
 
+    def copies(broker: KafkaBroker, folder: Path) -> list[Finding]:
+        from tests.spark.test_run_kills import copies
+
+        return [copies(broker, _made(folder / one), n(60_000, 20_000), reader=one) for one in READERS]
+
     def zone(_: KafkaBroker, folder: Path) -> list[Finding]:
         from tests.spark import test_zone_killed as zone
 
@@ -168,6 +173,7 @@ def spark_checks(n: Sizes) -> dict[str, Check]:
         "spark-engines": engines,
         "spark-drivers": drivers,
         "spark-executors": executors,
+        "spark-copies": copies,
         "spark-tests": partial(suite, "the slow tests on Spark", "spark", mark="slow"),
     }
 

@@ -19,6 +19,8 @@ _DEPLOY = "org.apache.spark.deploy"
 class Cluster:
     """A master and workers of one core each; the pip package has no scripts for it, but `spark-class` is enough.
 
+    Each worker has an address of its own, since Spark copies no slow task to a host that has it already.
+
     Args:
         folder: Holds logs and what executors write.
         workers: How many.
@@ -48,7 +50,8 @@ class Cluster:
             address = ["--host", "127.0.0.1", "--port", str(self._port), "--webui-port", str(self._ui)]
             self._start("master", "spark-class", f"{_DEPLOY}.master.Master", *address)
             for number in range(self._workers):
-                place = ["--host", "127.0.0.1", "--webui-port", "0", "--work-dir", str(self._folder / f"work{number}")]
+                host, work = f"127.0.0.{number + 1}", self._folder / f"work{number}"
+                place = ["--host", host, "--webui-port", "0", "--work-dir", str(work)]
                 size = ["--cores", "1", "--memory", "1g"]
                 self._start(f"worker{number}", "spark-class", f"{_DEPLOY}.worker.Worker", *place, *size, self.url)
             wait_until(self._is_up, 240, "all workers are registered", detail=lambda: self.log("worker0"))

@@ -20,9 +20,13 @@ from tests.spark.job import SparkJob
 from tests.support.audit import Finding
 from tests.support.kafka import Broker
 from tests.support.process import wait_until
+from tests.support.receiver import Fault
 
 PATIENCE_S = 400.0
 CORES = (3, 1, 2, 4)
+DELAY_MS = 300
+SPECULATION = {"": "true", ".interval": "20ms", ".multiplier": "1.01", ".quantile": "0.1", ".minTaskRuntime": "20ms"}
+"""Copies of whatever takes longer than half of the tasks did."""
 LATE_S = 0.2
 """Every second kill comes at random up to so long after the request that it waits for; the others at once."""
 
@@ -72,7 +76,7 @@ class Scene:
         receiver.assert_exact()
         assert_dead(job.state, self.expected)
         assert not job.events("micro_batch.unbalanced")
-        assert receiver.repeats > receiver.stats["lost"], "no kill fell into a delivery"
+        assert receiver.repeats > receiver.stats["lost"], "nothing was repeated but what an answer was lost for"
         lost, cut = receiver.stats["lost"], receiver.stats["cut_off"]
         notes = f"{receiver.repeats:,} requests repeated, all byte-equal; {lost} answers lost, {cut} requests cut off"
         return Finding(point, self._times, self._messages, 0, 0, time.monotonic() - self.begun, notes)
@@ -121,6 +125,18 @@ def executors(
         return scene.finish(job, point)
 
 
+def copies(broker: Broker, folder: Path, messages: int, *, reader: str = "connector") -> Finding:
+    """Spark runs tasks a second time that take longer than others: those of the partitions that the receiver delays."""
+    with Scene(broker, messages, 1, seed=1) as scene, Cluster(folder / "cluster") as cluster:
+        scene.receiver.faults.insert(-1, Fault("slow", marker='"partition":2', delay_ms=DELAY_MS))
+        job = SparkJob(folder, scene.settings, master=cluster.url, reader=reader, submit=True)
+        with (folder / "conf" / "spark-defaults.conf").open("a") as conf:
+            conf.writelines(f"spark.speculation{name} {value}\n" for name, value in SPECULATION.items())
+        assert job.run(PATIENCE_S + messages / 500) == 0, job.log_tail()
+        point = f"`spark-submit` of it (`reader: {reader}`) with `spark.speculation`: tasks and their copies at once"
+        return scene.finish(job, point)
+
+
 @pytest.mark.timeout(900)  # two JVMs, on a busy machine
 @pytest.mark.parametrize("reader", [pytest.param("connector", marks=pytest.mark.slow), "client"])
 def test_a_killed_driver_loses_and_renames_nothing(kafka: Broker, tmp_path: Path, reader: str) -> None:
@@ -134,3 +150,11 @@ def test_a_killed_driver_loses_and_renames_nothing(kafka: Broker, tmp_path: Path
 def test_a_killed_executor_loses_and_renames_nothing(kafka: Broker, tmp_path: Path, reader: str) -> None:
     """Killed with and without its Python: tasks that took its place send the same bytes under the same names."""
     executors(kafka, tmp_path, 20_000, 2, reader=reader)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)  # four JVMs
+@pytest.mark.parametrize("reader", ["connector", "client"])
+def test_speculative_copies_lose_and_rename_nothing(kafka: Broker, tmp_path: Path, reader: str) -> None:
+    """A slow task and its copy on another worker send the same bytes under the same names, side by side."""
+    copies(kafka, tmp_path, 20_000, reader=reader)
