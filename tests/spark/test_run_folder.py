@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from pathlib import Path
 from typing import Any
 
@@ -294,41 +293,6 @@ def test_letters_wait_for_room_in_the_state(tmp_path: Path) -> None:
     state.failing = ""
     progress.settle()
     assert (progress.latest().problems, progress.latest().dead_letters) == ((), 1)
-
-
-class Killed(BaseException):
-    """The process ends here."""
-
-
-@pytest.mark.parametrize("steps", [0, 1, 2])
-def test_a_kill_while_books_are_forgotten_holds_nothing_up(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, steps: int
-) -> None:
-    """Wherever a life ends between a micro-batch's books and its letters, the next one goes on, and tidies up."""
-    query, folder, state = tmp_path / "query", RunFolder(tmp_path / "sidecar"), MemoryState()
-    for batch in range(2):
-        files = LetterFiles(folder.path / "letters" / str(batch), "orders-3-0")
-        files.put_dead_letters([StoredLetter.of(DeadLetter(TP, batch, "s", "g", "r", None), at_ms=1, envelope=b"")])
-        folder.put_books(batch, books_of([Outcome(TP, batch, Books(), letters=files.names)]))
-    begin(query, 0, "offsets", "commits")
-    remove, removed = folder_module._remove, list[Path]()
-
-    def dying(path: Path) -> None:
-        if len(removed) == steps:
-            raise Killed
-        removed.append(path)
-        remove(path)
-
-    with monkeypatch.context() as broken:
-        broken.setattr(folder_module, "_remove", dying)
-        with contextlib.suppress(Killed):
-            Progress(make_settings(URL), folder, query, state).settle()
-    assert len(removed) == steps
-    begin(query, 1, "offsets", "commits")
-    progress = Progress(make_settings(URL), folder, query, state)
-    progress.settle()
-    assert (progress.latest().problems, progress.latest().dead_letters) == ((), 2)
-    assert [list((folder.path / name).iterdir()) for name in ("books", "letters")] == [[], []]
 
 
 def test_the_last_letters_are_stored_or_the_job_fails(tmp_path: Path) -> None:
