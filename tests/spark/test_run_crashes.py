@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter
-from collections.abc import Callable
+from contextlib import closing, suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Any
-
-import pytest
 
 from sidecar.config import Settings
 from sidecar.spark.run.columns import ArrowColumns, runs
@@ -22,68 +18,12 @@ from sidecar.spark.run.writer import Delivered, RangeWriter
 from sidecar.state.store import Store
 from tests.spark.deliveries import dead_letters
 from tests.spark.support import TP, Message, batches, make_settings
-from tests.support.receiver import Fault, Receiver, Request
+from tests.support.landing import Disk, ProcessDied, disk
+from tests.support.receiver import Receiver
 
 BATCHES, MESSAGES = 3, 60
 STEP = 7
 """Every seventh change is one that a life ends at; each of them was tried once."""
-
-
-class Killed(BaseException):
-    """The process ends here."""
-
-
-class Death:
-    """Ends the life that runs in it before one of its changes to the file system, and lets it make none after that.
-
-    Args:
-        at: Which change; None for none.
-    """
-
-    _NAMES = ("rename", "link", "unlink", "mkdir", "rmdir", "fsync")
-
-    def __init__(self, at: int | None) -> None:
-        self._at = at
-        self.changes = 0
-
-    def __enter__(self) -> Death:
-        self._patch = pytest.MonkeyPatch()
-        for name in self._NAMES:
-            self._patch.setattr(os, name, self._counted(getattr(os, name)))
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, _: BaseException | None, __: TracebackType | None) -> bool:
-        self._patch.undo()
-        return kind is Killed
-
-    def _counted(self, change: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*args: Any, **named: Any) -> Any:
-            if self._at is not None and self.changes >= self._at:
-                raise Killed
-            self.changes += 1
-            return change(*args, **named)
-
-        return call
-
-
-class Comparing(Receiver):
-    """The receiver, which refuses poison, and remembers names that came with two bodies."""
-
-    def __init__(self) -> None:
-        self.bodies_by_key: dict[str, bytes] = {}
-        self.differing: list[str] = []
-        super().__init__()
-        self.fail("refuse", status=400, marker="poison")
-
-    def __enter__(self) -> Comparing:
-        return self
-
-    def fault_for(self, request: Request) -> Fault | None:
-        """Compare, then go on as ever."""
-        key = request.headers["idempotency-key"]
-        if self.bodies_by_key.setdefault(key, request.body) != request.body:
-            self.differing.append(key)
-        return super().fault_for(request)
 
 
 def messages(batch: int) -> list[Message]:
@@ -113,33 +53,33 @@ def live(settings: Settings, root: Path, state: Store) -> Progress:
 
 
 def log(folder: Path, batch: int) -> None:
-    """What Spark writes of a micro-batch, by calls that count as no changes of ours."""
-    if not folder.exists():
-        folder.mkdir(parents=True)
+    """What Spark writes of a micro-batch."""
+    folder.mkdir(parents=True, exist_ok=True)
     (folder / str(batch)).write_text("v1\n{}")
 
 
-def outcome_of(root: Path, deaths: list[int | None]) -> tuple[int, Counter[Any], Counter[Any]]:
-    """The changes of the last of these lives, the rows that arrived, and the dead letters."""
-    with Comparing() as receiver:
+def outcome_of(root: Path, deaths: list[int]) -> tuple[int, Counter[Any], Counter[Any]]:
+    """The changes to the disk in the last of these lives, the rows that arrived, and the dead letters."""
+    with Receiver() as receiver:
+        receiver.fail("refuse", status=400, marker="poison")
         settings = make_settings(
             receiver.url, dedup={"by": {"header": "tag"}}, tags={"from": "topic"}, batch={"max_messages": 10}
         )
         for at in deaths:
-            state = Store(root / "state")
-            with Death(at) as death:
+            with closing(Store(root / "state")) as state, suppress(ProcessDied), disk(Disk(at, death=True)) as seen:
                 assert live(settings, root, state).latest().problems == ()
-            state.close()
-        assert not receiver.differing
-        return death.changes, Counter(receiver.rows()), dead_letters(root / "state")
+        bodies: dict[str, bytes] = {}
+        for headers, body in zip(receiver.headers, receiver.bodies, strict=True):
+            assert bodies.setdefault(headers["idempotency-key"], body) == body
+        return len(seen.calls), Counter(receiver.rows()), dead_letters(root / "state")
 
 
 def test_wherever_a_driver_ends_the_next_one_goes_on(tmp_path: Path) -> None:
-    """Each message arrives once, each part's bytes stay the same, and each dead letter is stored once."""
-    changes, rows, letters = outcome_of(tmp_path / "whole", [None])
+    """Each message arrives once, a name stands for the same bytes ever after, and each dead letter is stored once."""
+    changes, rows, letters = outcome_of(tmp_path / "whole", [0])
     assert changes > 100 and set(rows.values()) == set(letters.values()) == {1}
     assert len(letters) == sum(value == b"poison" for b in range(BATCHES) for _, _, value in messages(b))
-    for at in range(0, changes, STEP):
-        second = at * 5 % changes
-        found = outcome_of(tmp_path / str(at), [at, second, None])
+    for at in range(1, changes + 1, STEP):
+        second = 1 + at * 5 % changes
+        found = outcome_of(tmp_path / str(at), [at, second, 0])
         assert found[1:] == (rows, letters), f"ended before change {at}, then before change {second}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import sys
 from array import array
 from collections.abc import Callable, Iterator, Sequence
@@ -24,7 +25,7 @@ from sidecar.zone.writer import Format, ZoneWriter
 
 TP = TopicPartition("orders", 0)
 KEEP = Retention(age_ms=86_400_000, bytes_max=1 << 40)
-CHANGES = ("open", "pwrite", "fsync", "rename", "ftruncate", "unlink", "mkdir")
+CHANGES = ("open", "pwrite", "fsync", "rename", "link", "ftruncate", "unlink", "mkdir", "rmdir")
 """What changes a disk; to open a file for reading does not."""
 
 
@@ -104,7 +105,7 @@ class ProcessDied(BaseException):
 
 
 class Disk:
-    """Stands for `os` in the zone: the n-th change fails or ends the process; a write is then half done.
+    """Stands for `os` where files change: the n-th change fails or ends the process; a write is then half done.
 
     Args:
         at: Which change, from 1 on; 0 is none.
@@ -155,7 +156,8 @@ class Disk:
 def disk(trouble: Disk) -> Iterator[Disk]:
     """Put a disk in the place of the real one; what a dead process held open is closed at the end."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(files, "os", trouble)
+        for module in (files, shutil):
+            patch.setattr(module, "os", trouble)
         yield trouble
     if trouble.death:
         for fd in trouble.opened:

@@ -209,7 +209,7 @@ def write(path: Path, data: bytes, *, exclusive: bool = False) -> None:
 
 def _remove(path: Path) -> None:
     with contextlib.suppress(OSError):  # another attempt removes it too; what stays is removed next time
-        shutil.rmtree(path) if path.is_dir() else path.unlink()
+        shutil.rmtree(path) if path.is_dir() else files.remove(path)
 
 
 def _error(action: str, path: Path, error: OSError) -> StateError:
