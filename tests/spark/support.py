@@ -66,6 +66,13 @@ def batches(messages: Sequence[Message], rows: int = 10_000) -> Iterable[pa.Reco
         )
 
 
+def begin(query: Path, batch: int, *logs: str) -> None:
+    """What Spark leaves of a micro-batch."""
+    for log in logs:
+        (query / log).mkdir(parents=True, exist_ok=True)
+        (query / log / str(batch)).write_text("v1\n{}")
+
+
 def run_task(
     settings: Settings,
     folder: Path,

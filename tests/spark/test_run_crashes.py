@@ -17,7 +17,7 @@ from sidecar.spark.run.task import Job
 from sidecar.spark.run.writer import Delivered, RangeWriter
 from sidecar.state.store import Store
 from tests.spark.deliveries import dead_letters
-from tests.spark.support import TP, Message, batches, make_settings
+from tests.spark.support import TP, Message, batches, begin, make_settings
 from tests.support.landing import Disk, ProcessDied, disk
 from tests.support.receiver import Receiver
 
@@ -41,21 +41,15 @@ def live(settings: Settings, root: Path, state: Store) -> Progress:
     writer = RangeWriter(Job(settings, folder.path, checkpoint))
     for batch in range(latest_batch(query, "commits") + 1, BATCHES):
         again = batch == latest_batch(query, "offsets")
-        log(query / "offsets", batch)
+        begin(query, batch, "offsets")
         task = Task(TP, checkpoint.scope("id"), checkpoint.ids_scope("id"), batch, str(int(again)), again)
         outcome = deliver(settings, folder, task, ArrowColumns(), runs(batches(messages(batch)), TP))
         writer.commit([Delivered(outcome)], batch)
-        log(query / "commits", batch)
+        begin(query, batch, "commits")
         progress.heard([{"batchId": batch, "sources": [], "observedMetrics": {"sidecar_ranges": {"rows": 1}}}])
         progress.settle()
     progress.settle(last=True)
     return progress
-
-
-def log(folder: Path, batch: int) -> None:
-    """What Spark writes of a micro-batch."""
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / str(batch)).write_text("v1\n{}")
 
 
 def outcome_of(root: Path, deaths: list[int]) -> tuple[int, Counter[Any], Counter[Any]]:

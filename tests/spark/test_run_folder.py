@@ -24,16 +24,9 @@ from sidecar.spark.run.topics import claim
 from sidecar.spark.run.windows import Windows
 from sidecar.state.interface import StoredLetter
 from sidecar.state.memory import MemoryState
-from tests.spark.support import TP, batches, make_settings
+from tests.spark.support import TP, batches, begin, make_settings
 
 URL = "http://localhost:1/"
-
-
-def begin(query: Path, batch: int, *logs: str) -> None:
-    """What Spark leaves of a micro-batch."""
-    for log in logs:
-        (query / log).mkdir(parents=True, exist_ok=True)
-        (query / log / str(batch)).write_text("v1\n{}")
 
 
 def test_a_torn_write_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
