@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 from confluent_kafka import Consumer, KafkaError, TopicPartition
-from confluent_kafka.admin import NewPartitions  # type: ignore[attr-defined]
 
 from tests.conftest import MakeTopic
 from tests.support.kafka import Broker, Outgoing, produce, produce_transaction, unique
@@ -203,9 +202,7 @@ def test_a_partition_added_later_is_read_from_its_start(scene: Scene) -> None:
     """Even with `start: latest`, what stands in a new partition before the daemon hears of it is delivered."""
     with scene.daemon(source={"kafka": {"start": "latest"}}) as daemon:
         daemon.wait_ready()
-        for future in scene.broker.admin.create_partitions([NewPartitions(scene.topic, 2)]).values():
-            future.result(10)
-        wait_until(lambda: len(scene.broker.end_offsets(scene.topic)) == 2, 10, "the partition is there")
+        scene.broker.add_partitions(scene.topic, 2)
         scene.send(values("new", 5), partition=1)
         scene.send(values("old", 5), partition=0)
         scene.await_all(daemon, 20)

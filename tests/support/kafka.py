@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Any
 
 from confluent_kafka import Consumer, KafkaException, TopicCollection, TopicPartition
-from confluent_kafka.admin import AdminClient, NewTopic, OffsetSpec  # type: ignore[attr-defined]
+from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic, OffsetSpec  # type: ignore[attr-defined]
 
 from tests.support.certificates import Certificates, make_certificates
 from tests.support.jars import executable, jars
@@ -58,8 +58,18 @@ class Broker:
         """
         topic = NewTopic(name, partitions, replication_factor=1, config=dict(config or {}))
         _result(self.admin.create_topics([topic], operation_timeout=_ADMIN_TIMEOUT_S))
-        wait_until(lambda: self._serves(name, partitions), _ADMIN_TIMEOUT_S, f"topic {name} has its leaders")
+        self._await_partitions(name, partitions)
         return name
+
+    def add_partitions(self, topic: str, total: int) -> None:
+        """Give a topic more partitions, and wait until their leaders serve.
+
+        Args:
+            topic: One that is there.
+            total: How many partitions it has then.
+        """
+        _result(self.admin.create_partitions([NewPartitions(topic, total)], operation_timeout=_ADMIN_TIMEOUT_S))
+        self._await_partitions(topic, total)
 
     def delete_topic(self, name: str) -> None:
         """Delete a topic, and wait until the broker no longer knows it."""
@@ -140,19 +150,27 @@ class Broker:
         """The members of a group, with `member_id`, `client_id` and `assignment.topic_partitions`."""
         return list(_result(self.admin.describe_consumer_groups([group])).members)
 
-    def _serves(self, topic: str, partitions: int) -> bool:
-        known = self.admin.list_topics(timeout=_ADMIN_TIMEOUT_S).topics.get(topic)
-        if known is None or len(known.partitions) != partitions:
-            return False
-        try:  # a leader is named before it knows that it is one
-            return len(self.end_offsets(topic)) == partitions
-        except KafkaException:
-            return False
+    def _await_partitions(self, topic: str, total: int) -> None:
+        def named() -> bool:
+            known = self.admin.list_topics(timeout=_ADMIN_TIMEOUT_S).topics.get(topic)
+            return known is not None and len(known.partitions) == total
+
+        wait_until(named, _ADMIN_TIMEOUT_S, f"topic {topic} has {total} partitions")
+        self.end_offsets(topic)
 
     def _offsets(self, topic: str, spec: OffsetSpec) -> dict[int, int]:
-        partitions = self.admin.list_topics(topic, timeout=_ADMIN_TIMEOUT_S).topics[topic].partitions
-        futures = self.admin.list_offsets({TopicPartition(topic, p): spec for p in partitions})
-        return {tp.partition: future.result(_ADMIN_TIMEOUT_S).offset for tp, future in futures.items()}
+        refused: list[KafkaException] = []
+
+        def ask() -> dict[int, int] | None:
+            partitions = self.admin.list_topics(topic, timeout=_ADMIN_TIMEOUT_S).topics[topic].partitions
+            futures = self.admin.list_offsets({TopicPartition(topic, p): spec for p in partitions})
+            try:
+                return {tp.partition: future.result(_ADMIN_TIMEOUT_S).offset for tp, future in futures.items()}
+            except KafkaException as error:  # a leader is named before it knows that it is one
+                refused.append(error)
+                return None
+
+        return wait_until(ask, _ADMIN_TIMEOUT_S, f"the leaders of {topic} serve", detail=lambda: refused[-1:])
 
 
 class KafkaBroker(Broker):
