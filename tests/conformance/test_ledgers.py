@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from itertools import chain
 from pathlib import Path
 
@@ -193,18 +194,18 @@ def test_what_one_member_misses_another_gives(world: World) -> None:
 
 @pytest.mark.parametrize("world", ["postgresql"], indirect=True)
 def test_two_who_have_what_the_other_misses(world: World) -> None:
-    """Both look and give at the same time, again and again, and neither is refused."""
+    """Both look and give at the same time, again and again: neither is refused, and each finds what it misses."""
     mine, yours = ([key(number) for number in range(first, 200, 2)] for first in (0, 1))
 
-    def look(ledger: Ledger, missed: list[bytes], had: list[bytes]) -> None:
-        for _ in range(30):
-            ledger.exchange("g", missed, dict.fromkeys(had, b""))
+    def look(ledger: Ledger, missed: list[bytes], had: list[bytes]) -> set[bytes]:
+        return {one for _ in range(30) for one in ledger.exchange("g", missed, dict.fromkeys(had, b"")).found}
 
+    here = partial(look, world.ledger, mine, yours)
+    there = partial(look, world.another(), yours, mine)
     with ThreadPoolExecutor(2) as pool:
-        one = pool.submit(look, world.ledger, mine, yours)
-        two = pool.submit(look, world.another(), yours, mine)
-        one.result()
-        two.result()
+        one, two = pool.submit(here), pool.submit(there)
+        found = one.result() | here(), two.result() | there()
+    assert (found[0] | here(), found[1]) == (set(mine), set(yours))
 
 
 def test_of_many_some_are_looked_for(world: World) -> None:

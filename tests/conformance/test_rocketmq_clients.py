@@ -30,12 +30,12 @@ def source(request: pytest.FixtureRequest, node: RocketMqNode) -> dict[str, Any]
 
 def test_messages_of_all_kinds_arrive_once(node: RocketMqNode, source: dict[str, Any], tmp_path: Path) -> None:
     """3,000 in 8 queues, NUL, binary and 4 MB among them, 5 tags of 8; 100 more by each package's producer."""
-    flows.flow(node, source, tmp_path, 3_000, share=100)
+    assert flows.flow(node, source, tmp_path, 3_000, share=100).exact
 
 
 def test_a_kill_loses_nothing_and_repeats_nothing(node: RocketMqNode, source: dict[str, Any], tmp_path: Path) -> None:
     """Killed in mid-flow, its state kept: what was in flight comes again under its old names, and once."""
-    flows.kills(node, source, tmp_path, 3_000, 1)
+    assert flows.kills(node, source, tmp_path, 3_000, 1).exact
 
 
 def test_packed_bodies_come_whole(node: RocketMqNode, source: dict[str, Any], tmp_path: Path) -> None:
@@ -48,4 +48,4 @@ def test_packed_bodies_come_whole(node: RocketMqNode, source: dict[str, Any], tm
             bodies.send_these(sent)
             flows.await_all(daemon, bodies, receiver)
             daemon.stop()
-        bodies.assert_exact(receiver)
+        assert bodies.tally(receiver).exact

@@ -231,4 +231,6 @@ def test_no_thread_is_left_behind(bench: Bench) -> None:
     bench.sink.deliver(batch(bench.sink, b"a"))
     bench.sink.close()
     names = {"sink-deadlines", "sink-delta"}
-    wait_until(lambda: names.isdisjoint(thread.name for thread in threading.enumerate()), 5, "the sink's thread ends")
+    assert wait_until(
+        lambda: names.isdisjoint(thread.name for thread in threading.enumerate()), 15, "the sink's thread ends"
+    )

@@ -148,7 +148,8 @@ def test_retention_deletes_within_seconds(kafka: Broker, make_topic: MakeTopic) 
     """A topic with a short retention loses its old messages while a test can wait."""
     topic = make_topic(1, {"retention.ms": "100", "segment.ms": "100"})
     produce(kafka.bootstrap, topic, [Outgoing(0, b"old")] * 10)
-    wait_until(lambda: kafka.start_offsets(topic)[0] > 0, 20, "old messages are deleted")
+    wait_until(lambda: kafka.start_offsets(topic)[0] > 0, 30, "old messages are deleted")
+    assert kafka.end_offsets(topic) == {0: 10}
 
 
 def test_a_recreated_topic_has_another_id(kafka: Broker, topic: str) -> None:

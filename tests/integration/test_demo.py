@@ -64,7 +64,7 @@ def test_nothing_outlives_it(running: Demo, number: signal.Signals) -> None:
     """However a demo is ended, its three processes end and its folder goes."""
     running.signal(number)
     running.wait(60)
-    running.await_nothing_left(15)
+    assert running.leaves_nothing(15)
 
 
 def test_a_dead_child_is_told(running: Demo) -> None:

@@ -224,4 +224,5 @@ def test_a_receiver_that_is_down_at_the_start_is_waited_for(kafka: Broker, topic
         with Receiver(port) as receiver:
             scene.receiver = receiver
             scene.await_all(daemon)
+            assert len(scene.receiver.rows()) == 100
         daemon.stop()

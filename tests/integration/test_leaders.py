@@ -118,5 +118,6 @@ def test_a_stop_with_a_partition_that_waits_is_a_stop(scene: Scene, second: Kafk
         daemon.stop()
         daemon.start()
         second.start()
-        wait_until(lambda: row in scene.receiver.rows(), 20, "what waited arrives", detail=daemon.log_tail)
+        wait_until(lambda: row in scene.receiver.rows(), 30, "what waited arrives", detail=daemon.log_tail)
         daemon.stop()
+    assert scene.receiver.rows().count(row) == 1

@@ -10,11 +10,13 @@ from typing import Any
 import orjson
 import pytest
 
+from tests.support.audit import Tally, tally
 from tests.support.kafka import unique
 from tests.support.process import Daemon, wait_until
 from tests.support.receiver import Receiver, value_hash
 from tests.support.rocketmq import BROKER, Message, Node
 from tests.support.scene import await_rest
+from tests.support.workload import Place
 
 QUEUES = 8
 TAGS = ("created", "paid", "refunded", "shipped", "returned", "probe", "test", "draft")
@@ -74,14 +76,10 @@ class Flow:
         """How many of the wanted have not arrived."""
         return (self.wanted - arrived(receiver, self._topic)).total()
 
-    def assert_exact(self, receiver: Receiver, *, twice: bool = False) -> None:
-        """Nothing was lost, nothing came twice (unless it may), nothing else came."""
-        found = arrived(receiver, self._topic)
-        assert not self.wanted - found, f"lost {(self.wanted - found).total()}"
-        assert not found.keys() - self.wanted.keys(), "not wanted"
-        assert twice or found == self.wanted, f"twice {(found - self.wanted).total()}"
-        rows = (((row[1], row[2] or 0), row[3]) for row in receiver.rows() if row[0] == self._topic)
-        assert all(self.hashes[place] == value for place, value in rows), "other bytes than were sent"
+    def tally(self, receiver: Receiver) -> Tally:
+        """What came of the topic, by place and body, against what is wanted."""
+        wanted: dict[Place, str | None] = {(self._topic, *place): value for place, value in self.hashes.items()}
+        return tally((row for row in receiver.rows() if row[0] == self._topic), wanted)
 
 
 def arrived(receiver: Receiver, topic: str) -> Counter[tuple[int, int]]:
@@ -145,7 +143,7 @@ def test_kills_lose_nothing_and_repeat_no_name(rocketmq: Node, topic: str, group
             flow.send(1_000)
             await_all(daemon, flow, receiver)
             daemon.stop()
-        flow.assert_exact(receiver)
+        assert flow.tally(receiver).exact
 
 
 def test_a_stop_in_mid_flow_repeats_nothing_at_all(rocketmq: Node, topic: str, group: str, tmp_path: Path) -> None:
@@ -160,7 +158,7 @@ def test_a_stop_in_mid_flow_repeats_nothing_at_all(rocketmq: Node, topic: str, g
         with Daemon(tmp_path, config, name="second") as daemon:
             flow.send(1_000)
             await_all(daemon, flow, receiver)
-        flow.assert_exact(receiver)
+        assert flow.tally(receiver).exact
 
 
 def test_members_come_and_go(rocketmq: Node, topic: str, group: str, tmp_path: Path) -> None:
@@ -192,7 +190,7 @@ def test_members_come_and_go(rocketmq: Node, topic: str, group: str, tmp_path: P
             for member in members:
                 if member.running:
                     member.kill9()
-        flow.assert_exact(receiver)
+        assert flow.tally(receiver).exact
 
 
 def test_a_queue_is_settled_before_another_member_has_it(
@@ -216,7 +214,7 @@ def test_a_queue_is_settled_before_another_member_has_it(
             for member in members:
                 if member.running:
                     member.kill9()
-        flow.assert_exact(receiver)
+        assert flow.tally(receiver).exact
 
 
 def await_sharing(members: list[Daemon]) -> None:

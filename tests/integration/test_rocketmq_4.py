@@ -56,7 +56,7 @@ def test_the_daemon_on_4_9(old: RocketMqNode, group: str, tmp_path: Path) -> Non
             flow.send(500)
             await_all(daemon, flow, receiver)
             daemon.stop()
-        flow.assert_exact(receiver)
+        assert flow.tally(receiver).exact
     assert old.committed(group, topic, QUEUES) == old.end_offsets(topic, QUEUES)
 
 

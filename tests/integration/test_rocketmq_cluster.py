@@ -149,4 +149,4 @@ def test_the_daemon_delivers_from_a_slave(
             daemon.start()
             flow.send(500)
             await_all(daemon, flow, receiver)
-        flow.assert_exact(receiver)
+        assert flow.tally(receiver).exact

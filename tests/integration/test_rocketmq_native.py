@@ -57,7 +57,7 @@ def test_of_what_is_sent_twice_one_is_delivered_whoever_gets_it(
     node: RocketMqNode, source: dict[str, Any], postgresql: Database, tmp_path: Path
 ) -> None:
     """Two members with one ledger, both killed between claim and answer: of each key one copy arrives, and once."""
-    handed_twins(node, source, tmp_path, postgresql, 2_000, 2)
+    assert handed_twins(node, source, tmp_path, postgresql, 2_000, 2).exact
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
@@ -79,12 +79,12 @@ def test_a_child_that_ends_or_hangs_is_replaced(
             (told,) = daemon.events("native.ended")
             assert ("SIGKILL" if how is signal.SIGKILL else "silent") in told["reason"]
             daemon.stop()
-        bodies.assert_exact(receiver)
+        assert bodies.tally(receiver).exact
 
 
 def test_a_broker_that_was_killed(node: RocketMqNode, source: dict[str, Any], tmp_path: Path) -> None:
     """Back again: messages go on soon, nothing lost or twice."""
-    flows.outages(node, source, tmp_path, 4_000, 1)
+    assert flows.outages(node, source, tmp_path, 4_000, 1).exact
 
 
 def test_a_retried_message_is_not_mistaken_for_another(
@@ -128,7 +128,7 @@ def test_a_damaged_body_holds_up_nothing(node: RocketMqNode, source: dict[str, A
             assert (told["topic"], told["broker"], told["partition"]) == (bodies.topic, BROKER, 1)
             assert not daemon.events("native.ended")
             daemon.stop()
-        bodies.assert_exact(receiver)
+        assert bodies.tally(receiver).exact
 
 
 def test_a_new_group_begins_where_it_is_told(node: RocketMqNode, source: dict[str, Any], tmp_path: Path) -> None:
@@ -143,7 +143,7 @@ def test_a_new_group_begins_where_it_is_told(node: RocketMqNode, source: dict[st
             bodies.send(100)
             await_all(daemon, bodies, receiver)
             daemon.stop()
-        bodies.assert_exact(receiver)
+        assert bodies.tally(receiver).exact
 
 
 def test_what_is_not_there_ends_the_start(node: RocketMqNode, source: dict[str, Any], tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 
 from tests.support.certificates import Certificates, make_certificates
 from tests.support.kafka import PASSWORD, USER, KafkaBroker, Outgoing, produce, unique
-from tests.support.process import tail, wait_until
+from tests.support.process import last_words, missing, wait_until
 from tests.support.receiver import Receiver
 from tests.support.scene import Scene
 
@@ -109,40 +109,40 @@ def test_a_demanding_broker_is_read_and_a_kill_survived(scene: Scene, secure: Ka
         daemon.stop()
 
 
-def is_refused(scene: Scene, source: Mapping[str, Any], *words: str) -> None:
-    """The daemon ends soon with 77, and these words stand in what it says last."""
-    daemon = scene.daemon(source=source)
-    daemon.start()
-    daemon.wait(77, 12)
-    said = tail(daemon.log_path, lines=3)
-    missing = [word for word in words if word not in said]
-    assert not missing, f"{missing} not in:\n{said}"
+def refusal(scene: Scene, source: Mapping[str, Any]) -> str:
+    """What the daemon says last when it ends with 77; never the password."""
+    said = last_words(scene.daemon(source=source), 77)
     assert PASSWORD not in said
+    return said
 
 
 @pytest.mark.parametrize("mechanism", ["PLAIN", "SCRAM-SHA-512"])
 def test_a_wrong_password_is_named(scene: Scene, secure: KafkaBroker, mechanism: str) -> None:
     """Exit 77, with the properties to correct."""
     source = sasl(secure, "SASL_SSL", mechanism, sasl_password="wrong")
-    is_refused(scene, source, secure.address("SASL_SSL"), "Try: ", "sasl.username", "sasl.password")
+    said = refusal(scene, source)
+    assert missing(said, secure.address("SASL_SSL"), "Try: ", "sasl.username", "sasl.password") == []
 
 
 def test_a_wrong_authority_is_named(scene: Scene, secure: KafkaBroker, stranger: Certificates) -> None:
     """Exit 77 where the broker's certificate is of an authority that is not trusted, with the property to correct."""
     source = tls(secure, ssl_ca_location=str(stranger.ca))
-    is_refused(scene, source, secure.address("SSL"), "Try: ", "ssl.ca.location")
+    said = refusal(scene, source)
+    assert missing(said, secure.address("SSL"), "Try: ", "ssl.ca.location") == []
 
 
 def test_a_missing_client_certificate_is_named(scene: Scene, secure: KafkaBroker) -> None:
     """Exit 77 where the broker demands a certificate and there is none, with the properties to set."""
     source = tls(secure, ssl_certificate_location="", ssl_key_location="")
-    is_refused(scene, source, secure.address("SSL"), "Try: ", "ssl.certificate.location", "ssl.key.location")
+    said = refusal(scene, source)
+    assert missing(said, secure.address("SSL"), "Try: ", "ssl.certificate.location", "ssl.key.location") == []
 
 
 def test_a_strange_client_certificate_is_named(scene: Scene, secure: KafkaBroker, stranger: Certificates) -> None:
     """Exit 77 where the broker does not know the authority of the certificate."""
     mine = {"ssl_certificate_location": str(stranger.client), "ssl_key_location": str(stranger.client_key)}
-    is_refused(scene, tls(secure, **mine), secure.address("SSL"), "Try: ", "ssl.certificate.location")
+    said = refusal(scene, tls(secure, **mine))
+    assert missing(said, secure.address("SSL"), "Try: ", "ssl.certificate.location") == []
 
 
 def denied(kind: ResourceType, name: str) -> AclBinding:
@@ -177,7 +177,8 @@ def test_a_missing_permission_is_named(scene: Scene, secure: KafkaBroker, kind: 
     name = scene.topic if kind is ResourceType.TOPIC else scene.group
     put_rule(secure, denied(kind, name))
     source = sasl(secure, "SASL_PLAINTEXT", "PLAIN")
-    is_refused(scene, source, name, "Try: ", "Read")
+    said = refusal(scene, source)
+    assert missing(said, name, "Try: ", "Read") == []
 
 
 @pytest.mark.parametrize("kind", [ResourceType.TOPIC, ResourceType.GROUP], ids=["topic", "group"])
@@ -192,6 +193,7 @@ def test_a_permission_taken_away_later_heals(scene: Scene, secure: KafkaBroker, 
         wait_until(lambda: "uthoriz" in str(daemon.status()["problems"]), 15, "it is told", detail=daemon.log_tail)
         lift_rule(secure, rule)
         scene.await_all(daemon, 20)
+        assert len(scene.receiver.rows()) == 2
         wait_until(lambda: not daemon.status()["problems"], 10, "nothing is told any more", detail=daemon.log_tail)
         daemon.stop()
 

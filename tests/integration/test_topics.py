@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -58,6 +59,7 @@ def test_a_topic_made_again_is_read_from_its_start(scene: Scene, count: int, *, 
         if not running:
             daemon.start()
         scene.await_all(daemon, 20)
+        assert len(scene.receiver.rows()) == 50 + count
         daemon.stop()
 
 
@@ -101,6 +103,7 @@ def test_ids_of_before_hide_nothing_after(scene: Scene, *, again: bool) -> None:
     with daemon:
         daemon.wait_ready()
         wait_until(lambda: daemon.status()["duplicate"] == 1, 15, "a twin of since is dropped", detail=daemon.log_tail)
+    assert Counter(scene.receiver.rows()) == Counter(scene.expected)
 
 
 def test_metadata_of_another_group_is_ignored(scene: Scene, group: str) -> None:
@@ -155,6 +158,7 @@ def test_messages_deleted_while_in_flight_lose_nothing_that_was_read(scene: Scen
         scene.send(values("later", 5))
         scene.receiver.faults.clear()
         scene.await_all(daemon)
+        assert len(scene.receiver.rows()) == 35
 
 
 def test_a_deleted_commit_goes_on_from_the_state_folder(scene: Scene) -> None:
@@ -184,6 +188,7 @@ def test_latest_starts_at_the_end_and_stays_there(scene: Scene) -> None:
         scene.send(values("while it was away", 5))
         daemon.start()
         scene.await_all(daemon)
+        assert len(scene.receiver.rows()) == 5
 
 
 def test_a_timestamp_starts_there(scene: Scene) -> None:
@@ -196,6 +201,7 @@ def test_a_timestamp_starts_there(scene: Scene) -> None:
     start = datetime.fromtimestamp((base_ms + 3 * day_ms) // 1000, UTC).isoformat()
     with scene.daemon(source={"kafka": {"start": start}}) as daemon:
         scene.await_all(daemon)
+        assert len(scene.receiver.rows()) == 2
 
 
 def test_a_partition_added_later_is_read_from_its_start(scene: Scene) -> None:
@@ -206,6 +212,7 @@ def test_a_partition_added_later_is_read_from_its_start(scene: Scene) -> None:
         scene.send(values("new", 5), partition=1)
         scene.send(values("old", 5), partition=0)
         scene.await_all(daemon, 20)
+        assert len(scene.receiver.rows()) == 10
 
 
 def test_a_pattern_takes_topics_that_come_later(kafka: Broker, group: str, tmp_path: Path) -> None:
@@ -220,6 +227,7 @@ def test_a_pattern_takes_topics_that_come_later(kafka: Broker, group: str, tmp_p
             scene.send(values("a", 5), topic=f"{prefix}-a")
             scene.send(values("b", 5))
             scene.await_all(daemon, 20)
+            assert len(scene.receiver.rows()) == 10
 
 
 # Gaps

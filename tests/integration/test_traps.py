@@ -256,6 +256,7 @@ def test_a_stop_during_a_rebalance_is_a_stop(kafka: Broker, group: str, tmp_path
             first.stop(15)
             scene.send((b"%d" % i for i in range(500)), partition=3)
             scene.await_all(second)
+            assert len(scene.receiver.rows()) == 1_000
 
 
 def test_an_answer_after_the_partition_moved_changes_nothing(kafka: Broker, group: str, tmp_path: Path) -> None:

@@ -44,4 +44,4 @@ def test_no_jvm_outlives_it(tmp_path: Path) -> None:
             lambda: any("java" in line for line in demo.processes().values()), PATIENCE_S, "a JVM", detail=demo.said
         )
         demo.signal(signal.SIGKILL)
-        demo.await_nothing_left(30)
+        assert demo.leaves_nothing(30)

@@ -53,7 +53,7 @@ def test_a_pending_micro_batch_is_ended_with_the_settings_it_was_begun_with(kafk
             assert 'result="dead_lettered"}' in metrics
             job.stop()
             assert job.wait() == 0, job.log_tail()
-        receiver.assert_exact()
+        assert receiver.tally().exact
         assert receiver.repeats > 0
     assert_dead(job.state, expected)
     assert not job.events("micro_batch.unbalanced")
@@ -72,7 +72,7 @@ def test_without_a_connector_our_own_source_reads_the_same(kafka: Broker, tmp_pa
         settings = config(kafka, [f"^{topics[0][:-2]}"], receiver.url, batch=batch)
         job = SparkJob(tmp_path, settings, jars=False)
         assert job.run() == 0, job.log_tail()
-        receiver.assert_exact()
+        assert receiver.tally().exact
     assert_dead(job.state, work.expected)
     assert job.events("connector.missing")
     assert len(job.events("micro_batch.delivered")) == 2

@@ -81,8 +81,8 @@ class Demo:
                 found[int(path.parent.name)] = line
         return found
 
-    def await_nothing_left(self, timeout_s: float) -> None:
-        """Wait until neither a process nor a file of it is left."""
+    def leaves_nothing(self, timeout_s: float) -> bool:
+        """Whether its processes and files are gone within so many seconds."""
         wait_until(lambda: not self.processes(), timeout_s, "its processes end", detail=self.processes)
         files = self.temp.rglob
-        wait_until(lambda: not list(files("*")), timeout_s, "its folder goes", detail=lambda: list(files("*")))
+        return wait_until(lambda: not list(files("*")), timeout_s, "its folder goes", detail=lambda: list(files("*")))

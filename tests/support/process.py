@@ -117,6 +117,20 @@ def tail(path: Path, *, lines: int = 40) -> str:
     return "\n".join(path.read_text("utf-8", "replace").splitlines()[-lines:])
 
 
+def last_words(daemon: Daemon, code: int, within_s: float = 30.0) -> str:
+    """Start the daemon, which ends with this exit code and without a traceback: the last lines of its log."""
+    daemon.start()
+    daemon.wait(code, within_s)
+    said = tail(daemon.log_path, lines=6)
+    assert "Traceback" not in said, said
+    return said
+
+
+def missing(text: str, *words: str) -> list[str]:
+    """Which of these a text does not name."""
+    return [word for word in words if word not in text]
+
+
 def write_config(path: Path, config: Mapping[str, Any]) -> Path:
     """Write a configuration as YAML, and give its path back."""
     yaml = YAML(typ="safe")

@@ -135,10 +135,11 @@ def test_the_limiter_remembers_a_bounded_number_of_subjects() -> None:
     assert len(limiter._seen) == SUBJECTS_MAX
 
 
-def test_a_closed_stream_harms_nobody() -> None:
+def test_a_closed_stream_harms_nobody(capsys: pytest.CaptureFixture[str]) -> None:
     """When nobody can read the log any more, logging does not raise."""
     stream = io.StringIO()
     configure("json", "info", stream)
     stream.close()
     structlog.get_logger().info("batch.delivered")
     logging.getLogger("some.library").warning("x")
+    assert capsys.readouterr() == ("", "")

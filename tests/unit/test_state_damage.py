@@ -145,9 +145,10 @@ def test_a_damaged_file_is_set_aside_and_work_goes_on(
 
 @pytest.mark.parametrize("damage", [_empty, _tail_of_garbage])
 def test_other_damage_never_stops_the_daemon(damage: Callable[[bytes], bytes], sound: bytes, tmp_path: Path) -> None:
-    """Whatever the damage, a life can be lived with what is left."""
+    """Whatever the damage, a life can be lived with what is left, and the next one meets none."""
     (tmp_path / "state.db").write_bytes(damage(sound))
     survives(tmp_path)
+    assert survives(tmp_path) == []
 
 
 def test_an_old_log_is_not_replayed_into_the_new_file(tmp_path: Path) -> None:
@@ -184,7 +185,7 @@ def test_a_flipped_byte_is_found_or_harmless(sound: bytes, tmp_path: Path) -> No
 
 
 def test_a_flipped_log_loses_at_most_its_end(tmp_path: Path) -> None:
-    """A write-ahead log with a flipped byte is cut there: what was in the file before is still right."""
+    """A write-ahead log with a flipped byte is cut there: what was before is right, for the next life too."""
     fill(tmp_path / "live")
     store = Store(tmp_path / "live")
     use(store)
@@ -199,6 +200,7 @@ def test_a_flipped_log_loses_at_most_its_end(tmp_path: Path) -> None:
         (folder / "state.db-wal").write_bytes(log)
         (folder / "state.db-shm").write_bytes(random.Random(number).randbytes(32768))
         survives(folder)
+        assert survives(folder) == []
 
 
 @pytest.mark.parametrize(
