@@ -88,7 +88,7 @@ def await_routes(settings: Settings, network: Network, routes: Routes, until_s: 
     while True:
         left_s = until_s - time.monotonic()
         try:
-            missing, reason = routes.find(missing, min(ASK_TIMEOUT_S, max(0.1, left_s))), ""
+            missing, reason = routes.find(missing, min(ASK_TIMEOUT_S, max(1.0, left_s))), ""
         except NoAnswerError as error:
             reason = str(error)
         except RefusedError as error:

@@ -7,13 +7,14 @@ import random
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from sidecar.state.store import Store
-from tests.support.audit import CheckingReceiver, Finding, Tally, check_books, tally, tally_values
+from tests.support.audit import CheckingReceiver, Finding, StrikingReceiver, Tally, check_books, tally, tally_values
 from tests.support.kafka import Broker, Outgoing, produce, unique
 from tests.support.process import Daemon, spawn, wait_until
 from tests.support.receiver import Receiver, value_hash
@@ -198,7 +199,7 @@ def split_killed(broker: Broker, folder: Path, messages: int = 5_000, *, kills: 
         bad = chance.randrange(messages)
         values = [b"POISON" if i == bad else b"good %d" % i for i in range(messages)]
         produce(broker.bootstrap, topic[0], [Outgoing(0, value) for value in values])
-        with Receiver() as receiver:
+        with StrikingReceiver() as receiver:
             receiver.fail("refuse", status=400, marker="POISON")
             receiver.fail("slow", delay_ms=30)
             batch = {"max_messages": messages, "linger": "2s", "max_bytes": "16MiB"}
@@ -211,19 +212,22 @@ def split_killed(broker: Broker, folder: Path, messages: int = 5_000, *, kills: 
     return Finding("`kill -9` while a batch is being halved", kills, messages, found, _since(begun))
 
 
-def _kill_in_split(daemon: Daemon, receiver: Receiver, chance: random.Random, most: int) -> int:
+def _kill_in_split(daemon: Daemon, receiver: StrikingReceiver, chance: random.Random, most: int) -> int:
     """Kill after a few requests of each life, before the 25 that the halving takes are over; how many kills it were."""
     kills = min(most, 4)
     for _ in range(kills):
-        after = receiver.stats["requests"] + chance.randint(1, 5)
-        _await_requests(receiver, after)
-        daemon.kill9()
+        receiver.strike = partial(_kill_after, daemon, receiver, chance.randint(1, 5))
+        wait_until(lambda: not daemon.running, 60, "so many requests come", detail=daemon.log_tail)
         daemon.start()
     return kills
 
 
-def _await_requests(receiver: Receiver, count: int) -> None:
-    wait_until(lambda: receiver.stats["requests"] >= count, 20, f"request {count}")
+def _kill_after(daemon: Daemon, receiver: StrikingReceiver, requests: int) -> None:
+    """At the request itself: until somebody has looked, the halving may be over."""
+    if requests > 1:
+        receiver.strike = partial(_kill_after, daemon, receiver, requests - 1)
+    else:
+        daemon.process.kill()
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,7 @@ def scene(kafka: Broker, topic: str, group: str, tmp_path: Path) -> Iterator[Sce
 
 def kafka_settings(**change: Any) -> Mapping[str, Any]:
     """A change of `source.kafka`, with little patience."""
-    return {"kafka": {"start_timeout": "1s", **change}}
+    return {"kafka": {"start_timeout": "3s", **change}}
 
 
 # Unavailable
@@ -45,7 +45,7 @@ def test_an_unreachable_broker_is_waited_for_and_named(scene: Scene) -> None:
     source = kafka_settings(bootstrap_servers=address)
     said = last_words(scene.daemon(source=source), 69)
     assert missing(said, address, "could not be reached", "start_timeout", "Try: check") == []
-    assert time.monotonic() - begun < 15
+    assert time.monotonic() - begun < 25
 
 
 def test_an_unknown_topic_is_named(scene: Scene) -> None:
@@ -124,7 +124,7 @@ def test_a_full_disk_keeps_dead_letters_back(scene: Scene) -> None:
         scene.send([b"later"])
         scene.expected.remove(poison[0])
         wait_until(lambda: set(scene.expected) <= set(scene.receiver.rows()), 15, "others are delivered")
-        wait_until(lambda: daemon.status()["in_flight"] == 1, 5, "the status knows", detail=daemon.log_tail)
+        wait_until(lambda: daemon.status()["in_flight"] == 1, 15, "the status knows", detail=daemon.log_tail)
         assert daemon.status()["dead_lettered"] == 0
         assert scene.broker.committed(scene.group)[scene.topic, 0][0] == 1
         resource.prlimit(daemon.pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
@@ -186,9 +186,9 @@ def test_a_second_signal_ends_at_once(scene: Scene) -> None:
         scene.send([b"held"] * 10)
         wait_until(lambda: daemon.events("batch.retried"), 15, "it was sent", detail=daemon.log_tail)
         daemon.terminate()
-        wait_until(lambda: daemon.events("daemon.draining"), 5, "it drains")
+        wait_until(lambda: daemon.events("daemon.draining"), 15, "it drains")
         os.kill(daemon.pid, signal.SIGTERM)
-        daemon.wait(128 + signal.SIGTERM, 2)
+        daemon.wait(128 + signal.SIGTERM, 10)
         assert scene.broker.committed(scene.group)[scene.topic, 0][0] == 0
         scene.receiver.faults.clear()
         daemon.start()

@@ -20,7 +20,7 @@ from tests.support.audit import Finding, StrikingReceiver, Tally, tally_counts
 from tests.support.kafka import Broker, Outgoing, produce, unique
 from tests.support.postgresql import Database, PostgresqlServer
 from tests.support.process import Daemon, http_get, wait_until
-from tests.support.receiver import Receiver, Request, value_hash
+from tests.support.receiver import Fault, Receiver, Request, value_hash
 from tests.support.rocketmq import Message, Node
 from tests.support.rocketmq_flow import PATIENCE_S, rest
 from tests.support.scene import await_rest
@@ -107,7 +107,7 @@ class KillingReceiver(StrikingReceiver):
         how, self.how = self.how, ""
         if how:
             (sender,) = [one for one in self.members if one.log_path.stem == request.headers["x-member"]]
-            self.fail(how, times=1)
+            self.faults.insert(0, Fault(how, times=1))
             sender.kill9()
             self.killed.append(sender)
         return super().fault_for(request)
@@ -147,7 +147,7 @@ def twins(broker: Broker, folder: Path, database: Database, messages: int, kills
             for member in members:
                 member.stop()
         found = orders.tally(receiver)
-    assert len(receiver.killed) == kills
+    assert (receiver.stats["hang"], receiver.stats["lost"]) == ((kills + 1) // 2, kills // 2)
     notes = f"{orders.twice:,} sent twice, somewhere among the next thousand"
     name = f"5 % sent twice, {MEMBERS} sidecars, one ledger, `kill -9` between claim and answer"
     return Finding(name, kills, messages, found, time.monotonic() - begun, notes)
@@ -161,9 +161,9 @@ def _kill_some(receiver: KillingReceiver, kills: int, messages: int) -> None:
 
 def _kill_one(receiver: KillingReceiver, rows: int, how: Literal["hang", "lost"]) -> None:
     before = len(receiver.killed)
-    wait_until(lambda: receiver.stats["rows"] >= rows, 60, f"{rows} rows at the receiver")
+    wait_until(lambda: receiver.stats["rows"] >= rows, PATIENCE_S, f"{rows} rows at the receiver")
     receiver.how = how
-    wait_until(lambda: len(receiver.killed) > before, 60, "a request comes, and its sender is killed")
+    wait_until(lambda: len(receiver.killed) > before, PATIENCE_S, "a request comes, and its sender is killed")
     receiver.killed[-1].start()
 
 
@@ -210,7 +210,7 @@ def handed_twins(
                 rest(member)
                 member.stop()
         found = orders.tally(receiver)
-    assert len(receiver.killed) == kills
+    assert (receiver.stats["hang"], receiver.stats["lost"]) == ((kills + 1) // 2, kills // 2)
     notes = f"{orders.twice:,} sent twice, somewhere among the next thousand"
     over = f"2 sidecars over `client: {source['client']}`"
     name = f"5 % sent twice, {over}, one ledger, `kill -9` between claim and answer"
@@ -227,7 +227,8 @@ def _send_handed(node: Node, topic: str, orders: Orders) -> None:
 def test_of_what_is_sent_twice_one_is_delivered(kafka: Broker, postgresql: Database, tmp_path: Path) -> None:
     """Over four sidecars and their ledger, two of them killed, of each key one copy arrives, and none is lost."""
     found = twins(kafka, tmp_path, postgresql, 10_000, 2)
-    assert (found.lost, found.twice, found.times) == (0, 0, 2)
+    assert found.exact
+    assert found.times == 2
 
 
 @pytest.mark.parametrize("end", ["delivered", "refused"])
@@ -242,10 +243,10 @@ def test_two_sidecars_race_for_one_key(
         receiver.fail("refuse", status=400, marker="bad")
         config = configuration(
             kafka, [topic], receiver.url, "*", dedup=ledger(postgresql, postgresql.schema()),
-            sink={"http": {"url": receiver.url, "timeout": "2s"}},
+            sink={"http": {"url": receiver.url, "timeout": "20s"}},  # one that is tried again meanwhile passes
         )  # fmt: skip
         with group_of(tmp_path, 2, lambda name: config) as members:
-            wait_until(lambda: all(len(owned(member)) == 1 for member in members), 30, "each has a partition")
+            wait_until(lambda: all(len(owned(member)) == 1 for member in members), 60, "each has a partition")
             mood = {"mood": "bad"} if end == "refused" else {}
             copies = [value(1, 0, **mood), value(1, 1)]
             produce(kafka.bootstrap, topic, [Outgoing(0, copies[0], None, [])])
@@ -265,7 +266,7 @@ def test_two_sidecars_race_for_one_key(
 
 
 def _wait_for(event: threading.Event) -> None:
-    event.wait(10)
+    event.wait(15)
 
 
 def owned(member: Daemon) -> set[int]:
@@ -322,9 +323,11 @@ def test_the_embedded_ledger_outlives_a_kill(kafka: Broker, make_topic: MakeTopi
         with group_of(tmp_path, 1, lambda name: config) as members:
             receiver.members = members
             members[0].wait_ready()
+            receiver.how = "hang"  # before anything comes: all of it may be delivered by the time we look
             send(kafka, topic, orders.messages[:half])
-            for how in ("hang", "lost"):
-                _kill_one(receiver, 50, how)
+            wait_until(lambda: receiver.killed, 60, "a request comes, and its sender is killed")
+            members[0].start()
+            _kill_one(receiver, 0, "lost")
             send(kafka, topic, orders.messages[half:])
             await_settled(kafka, members, 30)
         assert orders.tally(receiver).exact

@@ -123,7 +123,7 @@ def test_a_member_killed_while_it_joins_does_not_hold_the_group_up(kafka: Broker
             daemon.start()
             daemon.wait_ready()
             Workload(topics, 4, 100, odd=False).produce(kafka.bootstrap)
-            wait_until(lambda: receiver.stats["rows"] > 0, 5, "the successor delivers", detail=daemon.log_tail)
+            wait_until(lambda: receiver.stats["rows"] > 0, 20, "the successor delivers", detail=daemon.log_tail)
             assert [event["member"] for event in daemon.events("member.evicted")] != []
 
 

@@ -16,6 +16,7 @@ from tests.support.process import Daemon, wait_until
 from tests.support.receiver import Receiver
 from tests.support.rocketmq import RocketMqNode
 from tests.support.rocketmq_reader import Reader
+from tests.support.scene import await_rest
 
 USER = "operator"  # 4.9 wants more than six characters
 KEYS = {"access_key": "sidecar", "secret_key": "sidecar-secret"}
@@ -55,6 +56,8 @@ def test_the_daemon_on_4_9(old: RocketMqNode, group: str, tmp_path: Path) -> Non
             daemon.start()
             flow.send(500)
             await_all(daemon, flow, receiver)
+            ends = {(topic, queue): end for queue, end in old.end_offsets(topic, QUEUES).items()}
+            await_rest(daemon, PATIENCE_S, ends)
             daemon.stop()
         assert flow.tally(receiver).exact
     assert old.committed(group, topic, QUEUES) == old.end_offsets(topic, QUEUES)

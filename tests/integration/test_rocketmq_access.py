@@ -85,7 +85,7 @@ def test_a_refusal_is_told_at_the_start(guarded: RocketMqNode, group: str, keys:
 def over_grpc(node: RocketMqNode, group: str, topic: str, **change: Any) -> GrpcClient:
     """A client on the proxy."""
     server = node.endpoints.replace("127.0.0.1", "localhost")
-    config = {"client": "grpc", "endpoints": server, "group": group, "topics": [topic], "start_timeout": "2s"}
+    config = {"client": "grpc", "endpoints": server, "group": group, "topics": [topic], "start_timeout": "30s"}
     return GrpcClient(Settings.model_validate(config | change), "*", 4 << 20)
 
 
@@ -121,4 +121,4 @@ def test_a_proxy_that_nobody_vouches_for_is_not_talked_to(guarded: RocketMqNode,
     """A certificate that the system does not trust ends the start after its time."""
     topic = guarded.create_topic(unique("topic"), 1)
     with pytest.raises(UnavailableError, match=r"(?i)certificate|handshake|ssl"):
-        over_grpc(guarded, group, topic, tls={}).open()
+        over_grpc(guarded, group, topic, tls={}, start_timeout="5s").open()

@@ -139,6 +139,8 @@ def test_the_daemon_delivers_from_a_slave(
             wait_until(lambda: len(owned(daemon)) == QUEUES, PATIENCE_S, "it has its queues", detail=daemon.log_tail)
             daemon.process.send_signal(signal.SIGSTOP)  # else it has read them before the master dies
             flow.send(2_000)
+            # What was sent stands in the queues a little later than in the log.
+            wait_until(lambda: sum(master.end_offsets(topic, QUEUES).values()) == flow.sent, PATIENCE_S, "it is there")
             ends = master.end_offsets(topic, QUEUES)
             wait_until(lambda: fresh.ends_here(topic, QUEUES) == ends, 2 * PATIENCE_S, "the slave has its copies")
             master.kill()

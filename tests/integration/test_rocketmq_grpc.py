@@ -13,7 +13,9 @@ import orjson
 import pytest
 
 from sidecar.config.source import RocketMqSource as Settings
+from sidecar.sources.acked import EXTEND_EVERY_S
 from sidecar.sources.grpc_client import GrpcClient
+from sidecar.sources.grpc_leases import EXTEND_AHEAD_S, EXTENDED_S, INVISIBLE_S
 from tests.integration.test_ledger import handed_twins
 from tests.support import rocketmq_flow as flows
 from tests.support.audit import Tally, tally_counts
@@ -105,16 +107,38 @@ def twins(node: Node, source: dict[str, Any], tmp_path: Path) -> Tally:
         return tally_counts(flows.arrived(receiver), Counter(wanted))
 
 
+def given_back(node: Node, source: dict[str, Any], tmp_path: Path) -> tuple[int, int, float]:
+    """While the receiver is down a daemon is stopped: how many messages it had, another has, and after what seconds."""
+    bodies = Bodies(node)
+    with Receiver() as receiver:
+        receiver.fail("status", status=503)
+        config = configuration(source, bodies, receiver.url, drain_timeout="0ms")
+        with Daemon(tmp_path, config) as daemon:
+            daemon.wait_ready()
+            bodies.send(500)
+            wait_until(lambda: daemon.status()["in_flight"] >= bodies.wanted.total(), PATIENCE_S, "it has them")
+            time.sleep(INVISIBLE_S - EXTEND_AHEAD_S + 2 * EXTEND_EVERY_S)  # all leases are extended to 60 s then
+            daemon.stop()
+        other = client(source, bodies)
+        other.open()
+        begun, found = time.monotonic(), Counter[bytes]()
+        while len(found) < bodies.wanted.total() and time.monotonic() < begun + PATIENCE_S:
+            found.update(one.body for one in other.receive(0.1) if one.tag.decode() in flows.WANTED)
+        other.close()
+    return bodies.wanted.total(), len(found), time.monotonic() - begun
+
+
 @pytest.fixture(scope="module")
 def waits(node: RocketMqNode, postgresql: Database, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Waits]:
     """What mostly waits for messages of the dead to come again, all at once; each with a topic of its own."""
     source = flows.source_of("grpc", node)
-    with ThreadPoolExecutor(4) as pool:
+    with ThreadPoolExecutor(5) as pool:
         yield {
             "members": pool.submit(
                 flows.members, Node(node.name_server), source, tmp_path_factory.mktemp("members"), 2, 2, every_s=2
             ),
             "twins": pool.submit(twins, Node(node.name_server), source, tmp_path_factory.mktemp("twins")),
+            "back": pool.submit(given_back, Node(node.name_server), source, tmp_path_factory.mktemp("back")),
             "fifo": pool.submit(in_order, Node(node.name_server), source, tmp_path_factory.mktemp("fifo")),
             "ledger": pool.submit(
                 handed_twins, Node(node.name_server), source, tmp_path_factory.mktemp("ledger"), postgresql, 2_000, 2
@@ -143,6 +167,13 @@ def test_messages_of_a_fifo_queue_stay_in_order(waits: Waits) -> None:
     assert came == stored
 
 
+def test_a_stop_gives_back_what_is_not_settled(waits: Waits) -> None:
+    """What a stopped daemon had is another member's long before its leases end."""
+    had, found, seconds = waits["back"].result()
+    assert found == had > 0
+    assert seconds < EXTENDED_S - 2 * EXTEND_AHEAD_S
+
+
 def test_a_node_that_was_killed(node: RocketMqNode, source: dict[str, Any], tmp_path: Path) -> None:
     """Broker and proxy die and come back: the session is opened again, and what was acknowledged is not sent again."""
     assert flows.outages(node, source, tmp_path, 3_000, 1, within_s=PATIENCE_S).exact
@@ -157,11 +188,13 @@ def test_the_next_proxy_takes_over(node: RocketMqNode, source: dict[str, Any], t
         with Daemon(tmp_path, configuration(source, bodies, receiver.url)) as daemon:
             bodies.send(2_000)
             wait_until(lambda: receiver.stats["rows"] > 200, PATIENCE_S, "it delivers", detail=daemon.log_tail)
-            assert (first.taken, second.taken) == (1, 0)
-            first.kill()
+            # By turns, and more than once only where the proxy was slow to answer.
+            serves, other = (first, second) if (first.taken + second.taken) % 2 else (second, first)
+            before = other.taken
+            serves.kill()
             bodies.send(1_000)
             await_all(daemon, bodies, receiver)
-            assert second.taken == 1
+            assert other.taken > before
             daemon.stop()
         assert bodies.tally(receiver).exact
 
@@ -219,27 +252,6 @@ def test_brokers_filter_by_sql(node: RocketMqNode, source: dict[str, Any]) -> No
         member.close()
 
 
-def test_a_stop_gives_back_what_is_not_settled(node: RocketMqNode, source: dict[str, Any], tmp_path: Path) -> None:
-    """While the receiver is down a daemon is stopped: another member has its messages within seconds."""
-    bodies = Bodies(node)
-    with Receiver() as receiver:
-        receiver.fail("status", status=503)
-        config = configuration(source, bodies, receiver.url, drain_timeout="0ms")
-        with Daemon(tmp_path, config) as daemon:
-            daemon.wait_ready()
-            bodies.send(500)
-            wait_until(lambda: daemon.status()["in_flight"] >= bodies.wanted.total(), PATIENCE_S, "it has them")
-            daemon.stop()
-        other = client(source, bodies)
-        other.open()
-        begun, found = time.monotonic(), Counter[bytes]()
-        while len(found) < bodies.wanted.total() and time.monotonic() < begun + PATIENCE_S:
-            found.update(one.body for one in other.receive(0.1) if one.tag.decode() in flows.WANTED)
-        other.close()
-    assert len(found) == bodies.wanted.total()
-    assert time.monotonic() - begun < 15
-
-
 @pytest.mark.parametrize(
     ("change", "code", "words"),
     [
@@ -254,7 +266,7 @@ def test_a_wrong_configuration_is_told(
     """A group or a topic that is not there, or a proxy out of reach, ends the start with a sentence and a cure."""
     bodies = Bodies(node)
     config = configuration(source, bodies, "http://localhost:9/")
-    config["source"]["rocketmq"] |= {"start_timeout": "1s", **change}
+    config["source"]["rocketmq"] |= {"start_timeout": "5s", **change}
     daemon = Daemon(tmp_path, config, name=unique("wrong"))
     daemon.start()
     daemon.wait(code, PATIENCE_S)

@@ -76,15 +76,15 @@ def test_a_child_that_ends_or_hangs_is_replaced(
             bodies.send(1_000)
             await_all(daemon, bodies, receiver)
             assert child_of(daemon) != before
-            (told,) = daemon.events("native.ended")
-            assert ("SIGKILL" if how is signal.SIGKILL else "silent") in told["reason"]
+            word = "SIGKILL" if how is signal.SIGKILL else "silent"
+            assert any(word in one["reason"] for one in daemon.events("native.ended"))
             daemon.stop()
         assert bodies.tally(receiver).exact
 
 
 def test_a_broker_that_was_killed(node: RocketMqNode, source: dict[str, Any], tmp_path: Path) -> None:
     """Back again: messages go on soon, nothing lost or twice."""
-    assert flows.outages(node, source, tmp_path, 4_000, 1).exact
+    assert flows.outages(node, source, tmp_path, 4_000, 1, within_s=PATIENCE_S).exact
 
 
 def test_a_retried_message_is_not_mistaken_for_another(
@@ -156,7 +156,7 @@ def test_what_is_not_there_ends_the_start(node: RocketMqNode, source: dict[str, 
         )
     ):
         config = configuration(source, bodies, "http://localhost:9/")
-        config["source"]["rocketmq"] |= {"start_timeout": "500ms", **change}
+        config["source"]["rocketmq"] |= {"start_timeout": "3s", **change}
         daemon = Daemon(tmp_path, config, name=f"wrong-{number}")
         daemon.start()
         daemon.wait(69, PATIENCE_S)

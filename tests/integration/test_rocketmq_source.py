@@ -16,6 +16,7 @@ from sidecar.errors import ConfigError, UnavailableError
 from sidecar.rocketmq.messages import properties
 from sidecar.sinks.formats import EnvelopeFramer
 from tests.support.kafka import unique
+from tests.support.process import wait_until
 from tests.support.rocketmq import BROKER, Message, Node
 from tests.support.rocketmq_reader import Reader
 
@@ -113,6 +114,7 @@ def test_a_new_group_starts_where_it_is_told(
     between = datetime.now(UTC).isoformat(timespec="milliseconds")
     time.sleep(0.02)
     rocketmq.send(topic, [b"new", b"new"], queues=2)
+    wait_until(lambda: sum(rocketmq.end_offsets(topic, 2).values()) == 4, 60, "they can be read")
     start = between if start == "between" else start
     with Reader(rocketmq, group, [topic], start=start) as reader:
         reader.own(2, topic)
@@ -128,6 +130,7 @@ def test_queues_that_come_later_are_read_from_their_first_message(
     """A topic that gets more queues loses none of their messages, wherever the group started."""
     topic = queues(1)
     rocketmq.send(topic, [b"skipped"], queues=1)
+    wait_until(lambda: rocketmq.end_offsets(topic, 1) == {0: 1}, 60, "it can be read")
     with Reader(rocketmq, group, [topic], start="latest") as reader:
         reader.own(1, topic)
         rocketmq.create_topic(topic, 2)
@@ -335,7 +338,7 @@ def test_connections_are_encrypted_when_asked(rocketmq: Node, queues: MakeQueues
         again = reader.source.fetch(TopicPartition(topic, 0, BROKER), 0)
         assert again is not None and again.value == b"secret"
     with pytest.raises(UnavailableError, match="verify failed"):
-        Reader(rocketmq, group, [topic], tls={}, start_timeout="1s")
+        Reader(rocketmq, group, [topic], tls={}, start_timeout="5s")
 
 
 def test_a_namespace_stands_before_topics_and_group(rocketmq: Node, group: str) -> None:

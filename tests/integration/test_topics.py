@@ -220,7 +220,7 @@ def test_a_pattern_takes_topics_that_come_later(kafka: Broker, group: str, tmp_p
     prefix = unique("pattern")
     with Receiver() as receiver:
         scene = Scene(kafka, tmp_path, receiver, f"{prefix}-b", group)
-        with scene.daemon(source={"kafka": {"topics": [f"^{prefix}-.*"], "start_timeout": "1s"}}) as daemon:
+        with scene.daemon(source={"kafka": {"topics": [f"^{prefix}-.*"], "start_timeout": "5s"}}) as daemon:
             wait_until(lambda: daemon.events("daemon.started"), 15, "it started", detail=daemon.log_tail)
             kafka.create_topic(f"{prefix}-a")
             kafka.create_topic(scene.topic)
@@ -244,9 +244,9 @@ def test_an_idle_transactional_topic_has_no_lag(scene: Scene) -> None:
         status = scene.await_all(daemon)
         assert status["consumed"] == 3
         assert scene.broker.end_offsets(topic) == {0: 8}
-        wait_until(lambda: scene.broker.committed(scene.group)[topic, 0][0] == 8, 5, "the end is committed")
+        wait_until(lambda: scene.broker.committed(scene.group)[topic, 0][0] == 8, 20, "the end is committed")
         produce_transaction(bootstrap, topic, [Outgoing(0, b"no")], transactional_id=topic, commit=False)
-        wait_until(lambda: scene.broker.committed(scene.group)[topic, 0][0] == 10, 5, "the new end is committed")
+        wait_until(lambda: scene.broker.committed(scene.group)[topic, 0][0] == 10, 20, "the new end is committed")
         assert await_rest(daemon)["consumed"] == 3
 
 

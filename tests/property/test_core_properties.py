@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from base64 import b64decode
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -147,9 +148,10 @@ def test_states_travel_unchanged(carried: Carried) -> None:
 @settings(max_examples=200)
 @given(states(), st.integers(0), st.integers(1, 255))
 def test_damaged_states_are_never_taken(carried: Carried, place: int, flip: int) -> None:
-    """A changed character, or any other text, is not ours, and never an error."""
+    """A changed character, or any other text, is not ours, and never an error, unless it stands for the same bytes."""
     text = encode(IDENTITY, RULES, carried)
     place %= len(text)
     changed = text[:place] + chr(ord(text[place]) ^ flip) + text[place + 1 :]
-    assert decode(changed, carried.watermark, IDENTITY, RULES).origin in (Origin.FOREIGN, Origin.NONE)
+    origin = decode(changed, carried.watermark, IDENTITY, RULES).origin
+    assert origin in (Origin.FOREIGN, Origin.NONE) or b64decode(changed) == b64decode(text)
     assert decode(text[:place], carried.watermark, IDENTITY, RULES).carried is None

@@ -52,6 +52,7 @@ def test_some_schedules_with_a_ledger_in_this_process() -> None:
     assert outcome.schedules == 150
 
 
+@pytest.mark.timeout(900)  # more than a minute of both cores
 def test_a_thousand_schedules_with_a_ledger() -> None:
     """With a ledger that is away at times one of each message's copies arrives, wherever they were produced."""
     outcome = run(LEDGER_SCHEDULES, seed=0, steps=STEPS, jobs=JOBS, ledger=True)
@@ -59,6 +60,7 @@ def test_a_thousand_schedules_with_a_ledger() -> None:
     assert outcome.steps >= LEDGER_SCHEDULES * STEPS
 
 
+@pytest.mark.timeout(900)  # more than a minute of both cores
 def test_five_thousand_schedules() -> None:
     """In 5,000 schedules nothing is lost, sent twice or stuck, and every other promise holds."""
     outcome = run(SCHEDULES, seed=0, steps=STEPS, jobs=JOBS)

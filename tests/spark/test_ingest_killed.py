@@ -68,7 +68,7 @@ def await_commit(job: SparkJob) -> None:
 
 def told(port: int) -> str:
     """The job's metrics; progress is heard once a second."""
-    return http_get(f"http://127.0.0.1:{port}/metrics")[1].decode()
+    return http_get(f"http://127.0.0.1:{port}/metrics", timeout_s=10)[1].decode()
 
 
 @pytest.mark.slow

@@ -25,7 +25,7 @@ def test_a_pending_micro_batch_is_ended_with_the_settings_it_was_begun_with(kafk
     topics = new_topics(kafka, 1, 3)
     expected = workload(topics, 3, 9_000).produce(kafka.bootstrap)
     with ComparingReceiver(expected) as receiver:
-        receiver.fail("slow", delay_ms=100)
+        receiver.fail("slow", delay_ms=400)
         admin = f"127.0.0.1:{free_ports(1)[0]}"
         settings = config(kafka, topics, receiver.url, admin={"listen": admin})
         with SparkJob(tmp_path, settings, once=False) as job:
@@ -42,14 +42,17 @@ def test_a_pending_micro_batch_is_ended_with_the_settings_it_was_begun_with(kafk
             wait_until(lambda: len(job.events("query.started")) == 2, PATIENCE_S, "it starts", detail=job.log_tail)
 
             def status_at_rest() -> dict[str, Any]:
-                found: dict[str, Any] = json.loads(http_get(f"http://{admin}/status")[1])
+                code, body = http_get(f"http://{admin}/status", timeout_s=10)
+                if code != 200:
+                    return {}
+                found: dict[str, Any] = json.loads(body)
                 check_books(found)
                 return found if found["consumed"] >= expected.count and found["lag"] is not None else {}
 
             status = wait_until(status_at_rest, PATIENCE_S, "the books are entered", detail=job.log_tail)
             assert status["dead_letters_stored"] == len(dead(expected))
             assert status["lag"] == 0 and not status["problems"]
-            metrics = http_get(f"http://{admin}/metrics")[1].decode()
+            metrics = http_get(f"http://{admin}/metrics", timeout_s=10)[1].decode()
             assert 'result="dead_lettered"}' in metrics
             job.stop()
             assert job.wait() == 0, job.log_tail()

@@ -135,16 +135,16 @@ def test_a_stream_over_a_full_zone_gives_room(spark: SparkSession, tmp_path: Pat
     root, sink = tmp_path / "zone", Sink(tmp_path)
     query = sink.start(read_stream(spark, root, consumer="job"), once=False)
     try:
-        wait_until(lambda: "job" in acknowledged(root), 60, "it is registered")
+        wait_until(lambda: "job" in acknowledged(root), 180, "it is registered")
         full = writer(root, retention=Retention(age_ms=1 << 40, bytes_max=8_000))
         landed = []
         with pytest.raises(ZoneFullError):
             for start in range(0, 6_000, 100):
                 full.land(batch(start, 100))
                 landed.append(start)
-        wait_until(lambda: acknowledged(root)["job"].get("a") == len(landed) - 1, 60, "all is read, and said so")
+        wait_until(lambda: acknowledged(root)["job"].get("a") == len(landed) - 1, 180, "all is read, and said so")
         full.land(batch(6_000, 10))
-        wait_until(lambda: sink.rows[-1:] == [message(6_009)], 60, "what came then is read")
+        wait_until(lambda: sink.rows[-1:] == [message(6_009)], 180, "what came then is read")
         full.close()
     finally:
         query.stop()

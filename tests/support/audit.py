@@ -18,7 +18,7 @@ SETTLED_MS = 200
 """What was settled in the last so many milliseconds before a kill may be repeated (promise 4)."""
 COMMIT_MS = 150
 """Added to that: a commit on its way, on a busy machine."""
-STARTS_MS = 200
+STARTS_MS = 500
 """A process sends nothing for so long after its start: what a receiver stores then is of the one before."""
 
 

@@ -26,7 +26,7 @@ USER = "alice"
 PASSWORD = "alice-secret"
 """Of PLAIN and of SCRAM, on the listeners of a secure broker."""
 
-_START_TIMEOUT_S = 60.0
+_START_TIMEOUT_S = 180.0
 _ADMIN_TIMEOUT_S = 20.0
 _LISTENERS = ("PLAINTEXT", "SASL_PLAINTEXT", "SASL_SSL", "SSL")
 _SCRAM = ("SCRAM-SHA-256", "SCRAM-SHA-512")
@@ -162,9 +162,9 @@ class Broker:
         refused: list[KafkaException] = []
 
         def ask() -> dict[int, int] | None:
-            partitions = self.admin.list_topics(topic, timeout=_ADMIN_TIMEOUT_S).topics[topic].partitions
-            futures = self.admin.list_offsets({TopicPartition(topic, p): spec for p in partitions})
             try:
+                partitions = self.admin.list_topics(topic, timeout=_ADMIN_TIMEOUT_S).topics[topic].partitions
+                futures = self.admin.list_offsets({TopicPartition(topic, p): spec for p in partitions})
                 return {tp.partition: future.result(_ADMIN_TIMEOUT_S).offset for tp, future in futures.items()}
             except KafkaException as error:  # a leader is named before it knows that it is one
                 refused.append(error)

@@ -20,7 +20,7 @@ from tests.support.process import free_ports, spawn, tail, wait_until
 
 USER = "sidecar"
 PASSWORD = "pass:word'/ @"
-_START_TIMEOUT_S = 60.0
+_START_TIMEOUT_S = 180.0
 
 
 class Database:

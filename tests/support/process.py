@@ -29,20 +29,28 @@ _LIBC = ctypes.CDLL(None, use_errno=True)
 _PR_SET_PDEATHSIG = 1
 # The death signal is sent when the *thread* that forked ends: children come from one that lives as long as pytest.
 _SPAWNER = ThreadPoolExecutor(max_workers=1, thread_name_prefix="spawner")
-# Below the kernel's ephemeral range, so that no client's socket takes the port while its server is down.
-_PORTS = range(20_000, 32_000)
+# Below the kernel's ephemeral range, so that no client's socket takes the port while its server is down, and apart from
+# those of `sidecar demo`. A RocketMQ broker also takes two below and one above.
+_PORTS = range(10_002, 20_000, 4)
+_WORKER = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+_WORKERS = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+_OURS = _PORTS[_WORKER * len(_PORTS) // _WORKERS : (_WORKER + 1) * len(_PORTS) // _WORKERS]
+"""A port is bound seconds after it was found, and not while its server is down: no other worker may find it then."""
+_given: set[int] = set()
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports of loopback that nobody listens on and that the kernel gives to no outgoing connection."""
+    """Ports of loopback that nobody listens on or was given, and that the kernel gives to no outgoing connection."""
     with contextlib.ExitStack() as stack:
         found: list[int] = []
         while len(found) < count:
             sock = stack.enter_context(socket.socket())
-            port = random.choice(_PORTS)
+            port = random.choice(_OURS)
             with contextlib.suppress(OSError):
                 sock.bind(("127.0.0.1", port))
-                found.append(port)
+                if port not in _given:
+                    _given.add(port)
+                    found.append(port)
         return found
 
 
@@ -215,7 +223,7 @@ class Daemon:
             command = [sys.executable, "-m", "sidecar", "run", "-c", str(self.config_path)]
             self._process = spawn(command, log, env=self._env)
 
-    def wait_ready(self, timeout_s: float = 20.0) -> None:
+    def wait_ready(self, timeout_s: float = 60.0) -> None:
         """Return when `/readyz` answers 200.
 
         Raises:

@@ -82,7 +82,7 @@ class Scene:
         self.expected += rows
         return rows
 
-    def await_all(self, daemon: Daemon, timeout_s: float = 15.0) -> dict[str, Any]:
+    def await_all(self, daemon: Daemon, timeout_s: float = 45.0) -> dict[str, Any]:
         """Wait until the daemon is ready, and all that is expected arrived and is committed.
 
         Each message has come once, nothing else has, and the books balance.
@@ -109,7 +109,7 @@ class Scene:
 
 
 def await_rest(
-    daemon: Daemon, timeout_s: float = 15.0, ends: Mapping[tuple[str, int], int] | None = None
+    daemon: Daemon, timeout_s: float = 45.0, ends: Mapping[tuple[str, int], int] | None = None
 ) -> dict[str, Any]:
     """Wait until nothing is under way, behind or held, and give that status; its books balance.
 
