@@ -39,8 +39,9 @@ ON CONFLICT (key) DO UPDATE SET
 """
 SETTLE = f"UPDATE keys SET state = ? WHERE key = ? AND place = ? AND position = ? AND state <> {State.SUCCESS:d}"
 PRUNE = f"""
-DELETE FROM keys WHERE id IN (SELECT id FROM keys ORDER BY id LIMIT ?)
-AND (id <= (SELECT max(id) FROM keys) - ? OR since_ms <= ?) AND NOT (state = {State.PROCESSING:d} AND until_ms > ?)
+DELETE FROM keys WHERE id IN (
+  SELECT id FROM keys WHERE NOT (state = {State.PROCESSING:d} AND until_ms > ?) ORDER BY id LIMIT ?)
+AND (id <= (SELECT max(id) FROM keys) - ? OR since_ms <= ?)
 """
 
 
@@ -90,7 +91,7 @@ class SqliteLedger:
         """See `Ledger.prune`."""
         with self._transaction() as db:
             now_ms = self._now_ms()
-            return db.execute(PRUNE, (step, keys_max, now_ms - keep_ms, now_ms)).rowcount
+            return db.execute(PRUNE, (now_ms, step, keys_max, now_ms - keep_ms)).rowcount
 
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:

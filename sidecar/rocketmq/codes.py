@@ -24,6 +24,7 @@ class Request(IntEnum):
     UNLOCK_BATCH_MQ = 42
     CHECK_CLIENT_CONFIG = 46
     GET_ROUTEINFO_BY_TOPIC = 105
+    RESET_CONSUMER_CLIENT_OFFSET = 220
 
 
 class Code(IntEnum):

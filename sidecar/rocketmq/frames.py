@@ -112,9 +112,11 @@ def _binary(head: bytes, body: bytes) -> Frame:
         (length,) = struct.unpack_from(">h", head, at)
         name = head[at + 2 : at + 2 + length].decode()
         at += 2 + length
-        (length,) = struct.unpack_from(">i", head, at)
-        fields[name] = head[at + 4 : at + 4 + length].decode()
-        at += 4 + length
+        (value_length,) = struct.unpack_from(">i", head, at)
+        if length < 0 or value_length < 0:
+            raise ValueError("a field of negative length")
+        fields[name] = head[at + 4 : at + 4 + value_length].decode()
+        at += 4 + value_length
     return Frame(code, opaque, flag, remark, fields, body)
 
 

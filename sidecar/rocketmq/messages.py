@@ -92,7 +92,7 @@ def _messages(data: bytes) -> Iterator[StoredMessage]:
             raise ProtocolError(f"a stored message begins with {magic:08X}")
         (properties_length,) = _PROPERTIES.unpack_from(data, properties_at)
         properties_at += 2
-        if size < properties_at + properties_length - at or at + size > end:
+        if length < 0 or size < properties_at + properties_length - at or at + size > end:
             raise ProtocolError(f"a stored message of {size} bytes is cut off")
         message = StoredMessage(
             offset, data[body_at:topic_at], data[properties_at : properties_at + properties_length], born_ms, stored_ms,
@@ -113,7 +113,10 @@ def _opened(message: StoredMessage, sys_flag: int) -> Iterator[StoredMessage]:
             yield message._replace(packed=True)
             return
     if sys_flag & SysFlag.INNER_BATCH and sys_flag & SysFlag.NEEDS_UNWRAP:
-        yield from _inner(message)
+        try:
+            yield from list(_inner(message))
+        except (ProtocolError, struct.error):  # whatever its producer said: brokers do not look
+            yield message._replace(packed=True)
     else:
         yield message
 
@@ -159,7 +162,7 @@ def _inner(batch: StoredMessage) -> Iterator[StoredMessage]:
         body_at = at + _INNER.size
         (properties_length,) = _PROPERTIES.unpack_from(batch.body, body_at + length)
         properties_at = body_at + length + 2
-        if size != properties_at + properties_length - at:
+        if length < 0 or size != properties_at + properties_length - at:
             raise ProtocolError(f"a message of {size} bytes within a batch is cut off")
         yield batch._replace(
             offset=offset,

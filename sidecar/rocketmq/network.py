@@ -178,6 +178,8 @@ class Link:
             self._dialled.put(_connect(self.address, self._network.tls))
         except OSError as error:
             self._dialled.put(error)
+        except (ValueError, OverflowError) as error:  # no name of a host, or no port
+            self._dialled.put(OSError(str(error)))
 
     def _on_dialled(self, found: socket.socket | OSError) -> None:
         self._dialling = False
@@ -291,7 +293,7 @@ class Network:
             for i in [i for i in waiting if asks[i][0].is_up]:
                 waiting.remove(i)
                 asks[i][0].ask(asks[i][1], answered(i), left_s)
-            if waiting and all(asks[i][0].problem for i in waiting):
+            if len(waiting) == len(left) and all(asks[i][0].problem for i in waiting):
                 break
             self.turn(min(left_s, 0.02))
         return answers

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
@@ -229,6 +230,22 @@ def read_route(topic: str, answer: Frame) -> Route:
 def read_members(answer: Frame) -> list[str]:
     """The answer to `Asks.members`."""
     return list(loads(answer.body)["consumerIdList"]) if answer.body else []
+
+
+def read_reset(body: bytes) -> dict[tuple[str, str, int], int]:
+    """Where 4.x tells members to go on, by topic, broker and queue; its JSON has objects for names.
+
+    Raises:
+        ProtocolError: It is not what a broker sends.
+    """
+    try:
+        return {
+            (place["topic"], place["brokerName"], place["queueId"]): int(offset)
+            for text, offset in re.findall(rb'(\{"[^{}]*\}):(-?\d+)', body)
+            for place in [orjson.loads(text)]
+        }
+    except (ValueError, KeyError) as error:
+        raise ProtocolError(f"a reset that cannot be read: {error}") from error
 
 
 def commit_waves(tps: Iterable[TopicPartition]) -> list[list[TopicPartition]]:

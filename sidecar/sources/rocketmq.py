@@ -13,7 +13,7 @@ from sidecar.core.records import Columns, Run, TopicPartition
 from sidecar.rocketmq.codes import Request
 from sidecar.rocketmq.frames import Frame
 from sidecar.rocketmq.network import Link, Network
-from sidecar.rocketmq.requests import MASTER, Asks, Subscription
+from sidecar.rocketmq.requests import MASTER, Asks, Subscription, read_reset
 from sidecar.rocketmq.sharing import SHARES
 from sidecar.sources.base import Listener, Original, ReadPast
 from sidecar.sources.rocketmq_columns import RocketMqColumns
@@ -96,7 +96,7 @@ class RocketMqSource:
 
         Raises:
             UnavailableError: Name servers or brokers cannot be reached, or a topic is unknown, for the whole start-up
-                time.
+                time; a new group's start depends on a broker that is silent for so long.
             CredentialsError: They refuse the credentials.
             ConfigError: A broker cannot filter by `source.rocketmq.sql`.
         """
@@ -107,18 +107,22 @@ class RocketMqSource:
             joining.await_brokers()
             if self._settings.sql:
                 joining.check_filter(self._subscriptions[self._settings.topics[0]])
+            cluster = self._routes.cluster
+            self._state.bind(cluster, self._asks.wire(self._asks.group))
+            self._commits = Commits(
+                self._network, self._asks, self._state, listener, self._rules, self._link, self._members.is_orphaned
+            )
+            self._starts = Starts(
+                self._network, self._asks, self._routes.link, cluster, self._settings.start, self._rules, listener.event
+            )
+            known = self._known()
+            joining.await_start(lambda: self._starts.begin(self._queues(), known))
         except BaseException:
             self._network.close()
             raise
-        cluster = self._routes.cluster
-        self._state.bind(cluster, self._asks.wire(self._asks.group))
-        self._commits = Commits(
-            self._network, self._asks, self._state, listener, self._rules, self._link, self._members.is_orphaned
-        )
-        self._starts = Starts(
-            self._network, self._asks, self._routes.link, cluster, self._settings.start, self._rules, listener.event
-        )
-        self._starts.begin([tp for topic in self._settings.topics for tp in self._routes.queues(topic)], self._known())
+
+    def _queues(self) -> list[TopicPartition]:
+        return [tp for topic in self._settings.topics for tp in self._routes.queues(topic)]
 
     def _known(self) -> dict[TopicPartition, Progress]:
         loaded = {tp: Progress.load(text) for tp, text in self._state.load_progress().items()}
@@ -141,6 +145,11 @@ class RocketMqSource:
     def _told(self, frame: Frame) -> None:
         if frame.code == Request.NOTIFY_CONSUMER_IDS_CHANGED:
             self._members.changed()
+        elif frame.code == Request.RESET_CONSUMER_CLIENT_OFFSET:  # since 5.1 the broker does it by itself
+            found = read_reset(frame.body)
+            for tp in self._assigned:
+                if (place := (self._asks.wire(tp.topic), tp.broker, tp.partition)) in found:
+                    self._pulls.moved[tp] = found[place]
 
     # Reading
 
@@ -283,7 +292,8 @@ class RocketMqSource:
             self._take([tp], {tp: reset})
 
     def _take_moved(self) -> None:
-        for tp, reset in list(self._pulls.moved.items()):
+        moved, self._pulls.moved = self._pulls.moved, {}
+        for tp, reset in moved.items():
             if reset is None:
                 self._listener.event("offset.out_of_range", "warning", tp.fields())
             self._reload(tp, reset)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Collection
 
 from sidecar.config.source import RocketMqSource as Settings
 from sidecar.errors import ConfigError, UnavailableError
@@ -71,6 +72,27 @@ class Joining:
                     f"RocketMQ cannot filter by source.rocketmq.sql: {RefusedError(frame, link.address)}",
                     hint="correct source.rocketmq.sql, or set enablePropertyFilter=true on the brokers",
                 )
+
+    def await_start(self, begin: Callable[[], Collection[str]]) -> None:
+        """Wait until all brokers have told where a new group begins: what any of them knows decides for all queues.
+
+        Args:
+            begin: Asks them, and tells which did not answer.
+
+        Raises:
+            UnavailableError: One is silent for the whole start-up time.
+        """
+        while silent := begin():
+            if self._left_s <= 0:
+                raise unavailable(
+                    self._settings,
+                    f"{', '.join(sorted(silent))} did not tell whether the group is new, "
+                    "so nobody knows what source.rocketmq.start means",
+                    "",
+                    "start it when all brokers answer, or set source.rocketmq.start: earliest",
+                )
+            self._network.turn(0.1)
+            self._routes.refresh()
 
     @property
     def _left_s(self) -> float:

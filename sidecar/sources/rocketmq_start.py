@@ -81,26 +81,33 @@ class Starts:
         self._tell = tell
         self._beginnings: dict[TopicPartition, int] = {}
 
-    def begin(self, tps: Sequence[TopicPartition], known: Mapping[TopicPartition, Progress]) -> None:
+    def begin(self, tps: Sequence[TopicPartition], known: Mapping[TopicPartition, Progress]) -> set[str]:
         """Decide at the very start where a new group begins: these are the queues there are by now.
 
         It is new when nothing of it is committed or known. Queues that come later are read from their first message.
+
+        Returns:
+            Brokers that do not answer, any of which may know the group: nothing is decided then.
         """
         if self._start == "earliest" or any(tp in known for tp in tps):
-            return
+            return set()
         tps = [
             tp for tp in tps if self._link_of(tp.broker) is not None
         ]  # those of a broker without a master come later
         committed = self._ask([(tp, self._asks.committed(tp)) for tp in tps])
-        if any(frame is None or frame.code != Code.QUERY_NOT_FOUND for frame in committed):
-            return
+        if any(frame is not None and frame.code != Code.QUERY_NOT_FOUND for frame in committed):
+            return set()
+        if silent := {tp.broker for tp, frame in zip(tps, committed, strict=True) if frame is None}:
+            return silent
         if self._start == "latest":
             asks = [(tp, self._asks.high(tp)) for tp in tps]
         else:
             asks = [(tp, self._asks.at_time(tp, int(self._start))) for tp in tps]
-        for tp, frame in zip(tps, self._ask(asks), strict=True):
+        answers = self._ask(asks)
+        for tp, frame in zip(tps, answers, strict=True):
             if frame is not None and frame.code == Code.SUCCESS:
                 self._beginnings[tp] = read_offset(frame)
+        return {tp.broker for tp, frame in zip(tps, answers, strict=True) if frame is None}
 
     def find(
         self,

@@ -232,3 +232,13 @@ def test_two_who_race_for_the_same_keys(world: World) -> None:
         thread.join()
     ours, theirs = (list(chain.from_iterable(verdicts[place])) for place in (HERE, THERE))
     assert [sorted(pair) for pair in zip(ours, theirs, strict=True)] == [[HELD, 0]] * len(numbers)
+
+
+def test_running_claims_hold_up_no_pruning(world: World) -> None:
+    """However many at the head are kept, what is old behind them is forgotten."""
+    world.ledger.claim([want(*range(20))], LONG_MS)
+    world.ledger.claim([want(100, place=THERE)], LONG_MS)
+    world.ledger.settle([mark(State.SUCCESS, 100, place=THERE)])
+    wait_until(lambda: world.ledger.prune(1, 1_000, 20) == 1, 10, "what is settled is forgotten")
+    assert world.ledger.claim([want(*range(20))], LONG_MS) == [[0] * 20]
+    assert world.ledger.claim([want(100)], LONG_MS) == [[0]]

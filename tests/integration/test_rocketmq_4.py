@@ -80,3 +80,16 @@ def test_messages_that_were_handed_back_come_again(old: RocketMqNode, group: str
         (first,) = next(messages for messages in reader.messages.values() if messages)
         old.send_back(group, topic, first.position, level=1)
         assert reader.read(2) == [b"again"] * 2
+
+
+def test_a_reset_while_a_member_reads_is_obeyed(old: RocketMqNode, group: str) -> None:
+    """A broker of 4.9 moves nothing of a group that is there: it tells the members, and they go on from there."""
+    topic = old.create_topic(unique("topic"), 1)
+    sent = [b"%d" % i for i in range(10)]
+    old.send(topic, sent, queues=1)
+    with Reader(old, group, [topic], access_key=USER, secret_key=PASSWORD) as reader:
+        reader.read(10)
+        reader.commit()
+        old.ask_broker(222, {"topic": topic, "group": group, "timestamp": "0", "isForce": "true"})
+        reader.until(lambda: reader.told("partition.reset"), "the reset is told")
+        assert reader.read(10) == sent

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import struct
+
 import pytest
 
-from sidecar.rocketmq.frames import ProtocolError, loads
+from sidecar.rocketmq.frames import FrameReader, ProtocolError, loads
 from sidecar.rocketmq.messages import decode, properties, property_of, unpack
-from tests.support.rocketmq_bytes import Stored, stored
+from tests.support.rocketmq_bytes import Stored, binary_header, framed, inner, stored
 
 # What a broker 5.5.0 answered to a pull.
 RECORDED = bytes.fromhex(
@@ -69,3 +71,32 @@ def test_a_body_that_unpacks_to_too_much_stays_packed(monkeypatch: pytest.Monkey
     ):
         with pytest.raises(ValueError, match="larger than is taken"):
             unpack(packed, bits)
+
+
+@pytest.mark.parametrize(
+    "body", [b"no batch at all", inner([b"a", b"b"])[:-1], struct.pack(">iiiii", 0, 0, 0, 0, -22) + bytes(40)],
+    ids=["a text", "cut off", "a length that leads back"],
+)  # fmt: skip
+def test_what_only_says_that_it_is_a_batch_comes_as_it_is_stored(body: bytes) -> None:
+    """Brokers store any body with the flags of a batch: it is one message, and holds up none behind it."""
+    bad, good = decode(stored(Stored(body=body, sys_flag=0xC0)) + stored(Stored(body=b"good", offset=1)))
+    assert (bad.body, bad.packed) == (body, True)
+    assert (good.body, good.packed) == (b"good", False)
+
+
+def test_a_stored_message_of_negative_length_is_an_error() -> None:
+    """However its other lengths are: no message of no bytes is read again and again."""
+    whole = bytearray(stored(Stored(body=bytes(300))))
+    for length in range(-200, 0):
+        whole[:4], whole[84:88] = bytes(4), struct.pack(">i", length)
+        with pytest.raises(ProtocolError):
+            decode(bytes(whole))
+
+
+def test_a_header_with_a_field_of_negative_length_is_an_error() -> None:
+    """It would be read again and again."""
+    header = binary_header(0, 1, 1, "", {"0123456789": "value"})
+    reader = FrameReader()
+    damaged = header.replace(struct.pack(">i", 5) + b"value", struct.pack(">i", -16) + b"value")
+    with pytest.raises(ProtocolError):
+        list(reader.feed(framed(damaged, kind=1)))

@@ -8,7 +8,7 @@ import pytest
 from sidecar.core.records import TopicPartition
 from sidecar.rocketmq.acl import signer
 from sidecar.rocketmq.frames import Frame, ProtocolError
-from sidecar.rocketmq.requests import Asks, Subscription, commit_waves, read_offset, read_route
+from sidecar.rocketmq.requests import Asks, Subscription, commit_waves, read_offset, read_reset, read_route
 
 TP = TopicPartition("orders", 3, "broker-a")
 
@@ -90,3 +90,15 @@ def test_a_first_commit_of_a_topic_goes_ahead_at_each_broker() -> None:
     assert sorted(ahead + rest) == sorted(queues)
     assert commit_waves([TP]) == [[TP]]
     assert commit_waves([]) == []
+
+
+def test_a_reset_of_4_x_is_read() -> None:
+    """Its keys are objects; what is no reset is an error of the peer."""
+    body = (
+        b'{"offsetTable":{{"brokerName":"a","queueId":0,"topic":"orders"}:5,'
+        b'{"brokerName":"b","queueId":3,"topic":"orders"}:-1}}'
+    )
+    assert read_reset(body) == {("orders", "a", 0): 5, ("orders", "b", 3): -1}
+    assert read_reset(b"") == {}
+    with pytest.raises(ProtocolError):
+        read_reset(b'{"queueId":0}:5')

@@ -1,0 +1,78 @@
+"""Where a group on RocketMQ begins, and what is asked of several brokers at once, with links that are made up."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from sidecar.core.records import TopicPartition
+from sidecar.rocketmq.codes import Code
+from sidecar.rocketmq.frames import Frame
+from sidecar.rocketmq.network import Ask, Network
+from sidecar.rocketmq.requests import Asks
+from sidecar.sources.rocketmq_start import Starts
+
+HERE, THERE = TopicPartition("orders", 0, "a"), TopicPartition("orders", 0, "b")
+
+
+class MadeUpLink:
+    """Up, and answers in the turn after it was asked; or refused."""
+
+    def __init__(self, problem: str = "", answers: Mapping[int, Frame] | None = None) -> None:
+        self.problem = problem
+        self.is_up = not problem
+        self._answers = answers or {}
+        self._asked: list[tuple[int, Any]] = []
+
+    def ask(self, ask: Ask, answered: Any, timeout_s: float) -> None:
+        """Keep it for the next turn."""
+        self._asked.append((ask.code, answered))
+
+    def check(self, now_s: float) -> None:
+        """Answer what was asked."""
+        asked, self._asked = self._asked, []
+        for code, answered in asked:
+            answered(self._answers[code])
+
+
+def frame(code: int, **fields: str) -> Frame:
+    """An answer."""
+    return Frame(code, 0, 1, "", fields, b"")
+
+
+NEW = {14: frame(Code.QUERY_NOT_FOUND), 30: frame(Code.SUCCESS, offset="1000")}
+OLD = {14: frame(Code.SUCCESS, offset="7")}
+
+
+def starts_of(*links: MadeUpLink) -> Starts:
+    """With `start: latest`, on brokers a, b."""
+    network = Network(None, None, lambda _: None)
+    network.links.update({str(i): link for i, link in enumerate(links)})  # type: ignore[misc]
+    found = dict(zip("ab", links, strict=True))
+    return Starts(
+        network, Asks("me", "g"), found.get, "cluster", "latest", b"rule", lambda *_: None  # type: ignore[arg-type]
+    )  # fmt: skip
+
+
+def test_a_broker_that_is_down_costs_no_answer_of_another() -> None:
+    """Asked together, the one that is up is waited for, though the other was refused."""
+    up, down = MadeUpLink(answers=NEW), MadeUpLink("refused")
+    network = Network(None, None, lambda _: None)
+    network.links.update({"up": up, "down": down})  # type: ignore[dict-item]
+    high = Asks("me", "g").high(HERE)
+    answers = network.ask_all([(up, high), (down, high)], 5)  # type: ignore[list-item]
+    assert answers == [NEW[30], None]
+
+
+def test_a_new_group_begins_when_all_brokers_have_told() -> None:
+    """A broker that is silent may know the group: nothing is decided, and it is named."""
+    assert starts_of(MadeUpLink(answers=NEW), MadeUpLink("refused")).begin([HERE, THERE], {}) == {"b"}
+    assert starts_of(MadeUpLink(answers=NEW), MadeUpLink(answers=NEW)).begin([HERE, THERE], {}) == set()
+
+
+@pytest.mark.parametrize("other", [MadeUpLink(answers=NEW), MadeUpLink("refused")], ids=["new there", "silent"])
+def test_a_group_that_one_broker_knows_is_not_new(other: MadeUpLink) -> None:
+    """Nobody else is waited for: `latest` is for new groups."""
+    assert starts_of(MadeUpLink(answers=OLD), other).begin([HERE, THERE], {}) == set()
