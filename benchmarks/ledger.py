@@ -108,7 +108,7 @@ def main() -> None:
                 return db.execute(statement, values)
 
             slow = min(three(execute, "%s", fresh, args.messages) for _ in range(args.rounds))
-        measure("postgresql", PostgresqlLedger(server.url, server.password), slow, args.sizes, args.rounds)
+        measure("postgresql", PostgresqlLedger(server.url, "bench", server.password), slow, args.sizes, args.rounds)
 
 
 if __name__ == "__main__":

@@ -48,7 +48,7 @@ class SqliteLedger(Remembering):
 
 
 class PostgresqlLedger(Remembering):
-    """A table that all sidecars of a group share, on whatever host."""
+    """A table that all sidecars of a group share, on whatever host; other groups have tables of their own."""
 
     url: Annotated[Text, AfterValidator(_url)] = Field(
         description="The database, `postgresql://USER@HOST:PORT/DATABASE`, with libpq's parameters behind a `?`."
@@ -63,7 +63,9 @@ class Ledger(OneOf):
         default=None, description="A file in `state.dir`, for this process alone; `{}` is enough."
     )
     postgresql: PostgresqlLedger | None = Field(
-        default=None, description="A table that the sidecars of several hosts share; needs the extra `postgresql`."
+        default=None,
+        description="A table for each consumer group, which its sidecars on several hosts share; needs the extra "
+        "`postgresql`.",
     )
 
     @property

@@ -159,12 +159,13 @@ class LedgerDesk:
 
 
 def open_desk(
-    settings: LedgerSettings | None, keys_max: int, folder: Path, inbox: queue.SimpleQueue[object]
+    settings: LedgerSettings | None, group: str, keys_max: int, folder: Path, inbox: queue.SimpleQueue[object]
 ) -> LedgerDesk | None:
     """The desk of the ledger that is configured; None when none is. It connects when it is first asked.
 
     Args:
         settings: The ledger's section.
+        group: The consumer group.
         keys_max: `dedup.capacity`.
         folder: The state folder.
         inbox: Takes the answers.
@@ -175,16 +176,16 @@ def open_desk(
     if settings is None:
         return None
     limits = settings.remembering
-    return LedgerDesk(_open(settings, folder), limits.claim_timeout_ms, limits.keep_ms, keys_max, inbox)
+    return LedgerDesk(_open(settings, group, folder), limits.claim_timeout_ms, limits.keep_ms, keys_max, inbox)
 
 
-def _open(settings: LedgerSettings, folder: Path) -> Ledger:
+def _open(settings: LedgerSettings, group: str, folder: Path) -> Ledger:
     if settings.postgresql is None:
         return SqliteLedger(folder, _tell_damage)
     with extra("postgresql", "dedup.ledger.postgresql", "psycopg"):
         from sidecar.ledger.postgresql import PostgresqlLedger
     password = settings.postgresql.password
-    return PostgresqlLedger(settings.postgresql.url, password.get_secret_value() if password else "")
+    return PostgresqlLedger(settings.postgresql.url, group, password.get_secret_value() if password else "")
 
 
 def _tell_damage(damage: Damage) -> None:

@@ -81,7 +81,8 @@ class Daemon:
         tell_damages(state)
         writer = stack.enter_context(closing(Writer()))
         inbox: queue.SimpleQueue[object] = queue.SimpleQueue()
-        ledger = open_desk(settings.dedup.ledger, settings.dedup.capacity, settings.state.dir, inbox)
+        dedup, group = settings.dedup, settings.source.group_id
+        ledger = open_desk(dedup.ledger, group, dedup.capacity, settings.state.dir, inbox)
         if ledger is not None:
             stack.enter_context(closing(ledger))
         source = self._source(settings, state) if self._source else make_source(settings, state, ledger)
@@ -94,7 +95,7 @@ class Daemon:
         graveyard = open_graveyard(settings, state, source.fetch, send_back)
         drain_s = settings.drain_timeout_ms / 1000
         supervisor = Supervisor(pipeline, source, senders, inbox, writer, state, graveyard, drain_s, ledger)
-        keeper = StatusKeeper(supervisor, state, settings.source.group_id, settings.memory.budget_bytes)
+        keeper = StatusKeeper(supervisor, state, group, settings.memory.budget_bytes)
         # The endpoint before the broker: while that is awaited, health can be asked.
         if settings.admin.listen:
             metrics = Metrics(keeper.latest)

@@ -1,7 +1,9 @@
-"""The ledger that sidecars on several hosts share: a table in PostgreSQL, rows by arrays. Nothing is decided here."""
+"""The ledger that a group's sidecars share: a table in PostgreSQL, rows by arrays. Nothing is decided here."""
 
 from __future__ import annotations
 
+import hashlib
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
@@ -36,43 +38,46 @@ CONNECTION: dict[str, Any] = {
     "application_name": "sidecar",
 }
 LOCK = 0x51DECA2
-SCHEMA = """
-CREATE TABLE IF NOT EXISTS sidecar_ledger (
+# One for each group: what one forgets, by its own `keep` and capacity, another may still need.
+LEDGER_TABLE = """
+CREATE TABLE {table} (
   id bigint GENERATED ALWAYS AS IDENTITY, key bytea PRIMARY KEY, place bigint NOT NULL, position bigint NOT NULL,
   token bigint NOT NULL, state smallint NOT NULL, since_ms bigint NOT NULL, until_ms bigint NOT NULL)
   WITH (fillfactor = 80);
-CREATE INDEX IF NOT EXISTS sidecar_ledger_by_id ON sidecar_ledger (id);
-CREATE TABLE IF NOT EXISTS sidecar_missed (
+CREATE INDEX {table}_by_id ON {table} (id);
+"""
+MISSED_TABLE = """
+CREATE TABLE sidecar_missed (
   consumer_group text, identity bytea, asked_ms bigint NOT NULL, message bytea, PRIMARY KEY (consumer_group, identity));
-CREATE INDEX IF NOT EXISTS sidecar_missed_by_age ON sidecar_missed (asked_ms);
+CREATE INDEX sidecar_missed_by_age ON sidecar_missed (asked_ms);
 """
 NOW = "(extract(epoch FROM clock_timestamp()) * 1000)::bigint"
 # Locked, so that they are the same when they are written; in one order, so that two sidecars never wait in a circle.
 FIND = f"""
-SELECT key, place, position, token, state, until_ms <= {NOW} FROM sidecar_ledger
+SELECT key, place, position, token, state, until_ms <= {NOW} FROM {{table}}
 WHERE key = ANY(%b::bytea[]) ORDER BY key FOR UPDATE
 """
 ROWS = "unnest(%b::bytea[], %b::bigint[], %b::bigint[], %b::bigint[]) AS row (key, place, position, token)"
 INSERT = f"""
-INSERT INTO sidecar_ledger (key, place, position, token, state, since_ms, until_ms)
+INSERT INTO {{table}} (key, place, position, token, state, since_ms, until_ms)
 SELECT row.key, row.place, row.position, row.token, {State.PROCESSING:d}, {NOW}, {NOW} + %s FROM {ROWS}
 ON CONFLICT (key) DO NOTHING
 """
 UPDATE = f"""
-UPDATE sidecar_ledger AS old SET
+UPDATE {{table}} AS old SET
   place = row.place, position = row.position, token = row.token, until_ms = {NOW} + %s,
   state = CASE old.state WHEN {State.SUCCESS:d} THEN old.state ELSE {State.PROCESSING:d} END
 FROM {ROWS} WHERE old.key = row.key
 """
 # No condition on the state: nearly all are SUCCESS, so the planner would begin with those few that are not.
 SETTLE = f"""
-UPDATE sidecar_ledger AS old SET state = CASE old.state WHEN {State.SUCCESS:d} THEN old.state ELSE row.token END
+UPDATE {{table}} AS old SET state = CASE old.state WHEN {State.SUCCESS:d} THEN old.state ELSE row.token END
 FROM {ROWS} WHERE old.key = row.key AND old.place = row.place AND old.position = row.position
 """
 PRUNE = f"""
-DELETE FROM sidecar_ledger WHERE key IN (
-  SELECT key FROM (SELECT * FROM sidecar_ledger ORDER BY id LIMIT %s FOR UPDATE SKIP LOCKED) AS oldest
-  WHERE (id <= (SELECT max(id) FROM sidecar_ledger) - %s OR since_ms <= {NOW} - %s)
+DELETE FROM {{table}} WHERE key IN (
+  SELECT key FROM (SELECT * FROM {{table}} ORDER BY id LIMIT %s FOR UPDATE SKIP LOCKED) AS oldest
+  WHERE (id <= (SELECT max(id) FROM {{table}}) - %s OR since_ms <= {NOW} - %s)
   AND NOT (state = {State.PROCESSING:d} AND until_ms > {NOW}))
 """
 
@@ -98,17 +103,29 @@ LIMIT {MISSED_MAX}
 """
 
 
+def table_of(group: str) -> str:
+    """The table of a consumer group's keys; within 63 bytes, which a name may have, its indexes too."""
+    digits = hashlib.blake2b(group.encode("utf-8", "surrogatepass"), digest_size=4).hexdigest()
+    return f"sidecar_ledger_{re.sub('[^a-z0-9]', '_', group.lower())[:30]}_{digits}"
+
+
 class PostgresqlLedger:
-    """Keys in the table `sidecar_ledger`, made when it is not there; connects when it is first needed, and again.
+    """Keys in the group's own table, made when it is not there; connects when it is first needed, and again.
 
     Args:
         url: The database, ``postgresql://...``, as libpq takes it.
+        group: The consumer group.
         password: Of its user; empty for none, or where libpq finds one itself.
     """
 
     name = "postgresql"
 
-    def __init__(self, url: str, password: str = "") -> None:
+    def __init__(self, url: str, group: str, password: str = "") -> None:
+        table = table_of(group)
+        self._tables = {table: LEDGER_TABLE.format(table=table), "sidecar_missed": MISSED_TABLE}
+        self._find, self._insert, self._update, self._settle, self._prune = (
+            template.format(table=table) for template in (FIND, INSERT, UPDATE, SETTLE, PRUNE)
+        )
         self._url = url
         self._password = password
         self._connection: Connection[Any] | None = None
@@ -118,12 +135,20 @@ class PostgresqlLedger:
         keys = sorted({key for want in wants for key in keys_in(want.keys)})
         for _ in range(RACES_MAX):
             with self._transaction() as db:
-                found = {row[0]: _entry(row) for some in _chunks(keys) for row in db.execute(FIND, [some], binary=True)}
+                rows = (row for some in _chunks(keys) for row in db.execute(self._find, [some], binary=True))
+                found = {row[0]: _entry(row) for row in rows}
                 verdicts, writes = decide(wants, found)
-                if _write(db, sorted(writes), found.keys(), timeout_ms):
+                if self._write(db, sorted(writes), found.keys(), timeout_ms):
                     return verdicts
                 raise psycopg.Rollback
         raise LedgerError("postgresql: other sidecars claim the same keys all the time")
+
+    def _write(self, db: Connection[Any], writes: list[Claimed], found: Any, timeout_ms: int) -> bool:
+        """False when another process has put in one of the keys since."""
+        for some in _chunks([row for row in writes if row.key in found]):
+            db.execute(self._update, (timeout_ms, *_columns(some)))
+        new = [_columns(some) for some in _chunks([row for row in writes if row.key not in found])]
+        return all(db.execute(self._insert, (timeout_ms, *some)).rowcount == len(some[0]) for some in new)
 
     def settle(self, marks: Sequence[Mark]) -> None:
         """See `Ledger.settle`."""
@@ -134,7 +159,7 @@ class PostgresqlLedger:
         ]
         with self._transaction() as db:
             for some in _chunks(sorted(rows)):
-                db.execute(SETTLE, _columns(some))
+                db.execute(self._settle, _columns(some))
 
     def exchange(self, group: str, missed: Sequence[bytes], given: Mapping[bytes, bytes]) -> Exchanged:
         """See `Ledger.exchange`."""
@@ -152,7 +177,7 @@ class PostgresqlLedger:
     def prune(self, keep_ms: int, keys_max: int, step: int) -> int:
         """See `Ledger.prune`."""
         with self._transaction() as db:
-            return db.execute(PRUNE, (step, keys_max, keep_ms)).rowcount
+            return db.execute(self._prune, (step, keys_max, keep_ms)).rowcount
 
     @contextmanager
     def _transaction(self) -> Iterator[Connection[Any]]:
@@ -173,7 +198,10 @@ class PostgresqlLedger:
             db.execute(f"SET {setting}")
         with db.transaction():
             db.execute("SELECT pg_advisory_xact_lock(%s)", [LOCK])
-            db.execute(SCHEMA)
+            for table, statements in self._tables.items():
+                # Asked, since IF NOT EXISTS needs the right to create also where there is nothing to create.
+                if db.execute("SELECT to_regclass(%s) IS NULL", [table]).fetchone() == (True,):
+                    db.execute(statements)
             found = db.execute("SHOW synchronous_commit").fetchone()
         if found == ("off",):  # a claim that a crash of the server forgets would be a message that comes twice
             db.execute("SET synchronous_commit = on")
@@ -194,14 +222,6 @@ def _entry(row: tuple[Any, ...]) -> Entry:
 
 def _columns(rows: Sequence[Claimed]) -> list[list[Any]]:
     return [list(column) for column in zip(*rows, strict=True)]
-
-
-def _write(db: Connection[Any], writes: list[Claimed], found: Any, timeout_ms: int) -> bool:
-    """False when another process has put in one of the keys since."""
-    for some in _chunks([row for row in writes if row.key in found]):
-        db.execute(UPDATE, (timeout_ms, *_columns(some)))
-    new = [row for row in writes if row.key not in found]
-    return all(db.execute(INSERT, (timeout_ms, *_columns(some))).rowcount == len(some) for some in _chunks(new))
 
 
 def _chunks(rows: list[T]) -> Iterator[list[T]]:

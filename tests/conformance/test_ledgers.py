@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -14,15 +15,17 @@ import pytest
 
 from sidecar.core.claims import DUPLICATE, HELD, Mark, State, Want, place_of
 from sidecar.core.records import TopicPartition
-from sidecar.ledger.interface import MISSED_MAX, Ledger
+from sidecar.ledger.interface import MISSED_MAX, Ledger, LedgerError
 from sidecar.ledger.memory import MemoryLedger
 from sidecar.ledger.postgresql import PostgresqlLedger
 from sidecar.ledger.sqlite import SqliteLedger
+from tests.support.postgresql import Database
 from tests.support.process import wait_until
 
 HERE, THERE = place_of(TopicPartition("orders", 0)), place_of(TopicPartition("orders", 1))
 LONG_MS, SHORT_MS = 600_000, 1
 DAY_MS = 86_400_000
+LONG_NAME = "Bestellungen für München; 注文 " * 8
 
 
 class World:
@@ -53,7 +56,7 @@ def world(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[World]:
     else:
         database = request.getfixturevalue("postgresql")
         url = database.schema()
-        made = World(lambda: PostgresqlLedger(url, database.password))
+        made = World(lambda: PostgresqlLedger(url, "orders", database.password))
     yield made
     made.close()
 
@@ -242,3 +245,46 @@ def test_running_claims_hold_up_no_pruning(world: World) -> None:
     wait_until(lambda: world.ledger.prune(1, 1_000, 20) == 1, 10, "what is settled is forgotten")
     assert world.ledger.claim([want(*range(20))], LONG_MS) == [[0] * 20]
     assert world.ledger.claim([want(100)], LONG_MS) == [[0]]
+
+
+@pytest.mark.parametrize(
+    ("group", "other"),
+    [
+        ("orders", "payments"),
+        ("orders.eu", "Orders-EU"),
+        ("o\"r'd;e%r %s {} \\ --", "注文"),
+        (f"{LONG_NAME}1", f"{LONG_NAME}2"),
+    ],
+)
+def test_no_group_forgets_what_another_claimed(postgresql: Database, group: str, other: str) -> None:
+    """Of two groups in one database, however they are called, what one forgets the other still knows."""
+    database = Database(postgresql.schema(), postgresql.password)
+    ours, theirs = (PostgresqlLedger(database.url, name, database.password) for name in (group, other))
+    gone = []
+    with closing(ours), closing(theirs), database.connect() as db:
+        for ledger, numbers in ((ours, range(5)), (theirs, range(5, 10))):
+            ledger.claim([want(*numbers)], LONG_MS)
+            ledger.settle([mark(State.SUCCESS, *numbers)])
+        gone.append(theirs.prune(DAY_MS, 2, 100))
+        time.sleep(0.01)
+        gone.append(theirs.prune(1, 1_000, 100))
+        assert (gone, ours.claim([want(*range(5), place=THERE)], LONG_MS)) == ([3, 2], [[DUPLICATE] * 5])
+        indexes = "SELECT count(*) FROM pg_indexes WHERE schemaname = current_schema() GROUP BY tablename"
+        assert db.execute(indexes).fetchall() == [(2,)] * 3
+
+
+def test_tables_that_somebody_else_made(postgresql: Database) -> None:
+    """Who may not create tables uses those that are there; for another group, which has none, he is refused."""
+    url = postgresql.schema()
+    maker, *users = (
+        PostgresqlLedger(f"{url}{role}", group, postgresql.password)
+        for role, group in (("", "orders"), ("%20-crole%3Dpg_monitor", "orders"), ("%20-crole%3Dpg_monitor", "others"))
+    )
+    with closing(maker), closing(users[0]), closing(users[1]), Database(url, postgresql.password).connect() as db:
+        maker.claim([want(1)], LONG_MS)
+        (schema,) = db.execute("SELECT current_schema()").fetchone() or ()
+        db.execute(f"GRANT USAGE ON SCHEMA {schema} TO pg_monitor")
+        db.execute(f"GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA {schema} TO pg_monitor")
+        assert users[0].claim([want(1, 2, place=THERE)], LONG_MS) == [[HELD, 0]]
+        with pytest.raises(LedgerError, match="permission denied for schema"):
+            users[1].claim([want(1)], LONG_MS)

@@ -64,6 +64,6 @@ def test_a_missing_driver_is_told_at_the_start(tmp_path: Path, monkeypatch: pyte
     monkeypatch.delitem(sys.modules, "sidecar.ledger.postgresql", raising=False)
     settings = Settings.model_validate({"postgresql": {"url": "postgresql://localhost/x"}})
     with pytest.raises(ConfigError) as raised:
-        open_desk(settings, 1_000, tmp_path, queue.SimpleQueue())
+        open_desk(settings, "orders", 1_000, tmp_path, queue.SimpleQueue())
     assert "psycopg" in str(raised.value)
     assert "consumer-sidecar[postgresql]" in raised.value.hint
