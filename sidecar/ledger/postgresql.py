@@ -21,9 +21,11 @@ RACES_MAX = 5
 ROWS_MAX = 1_000
 """Of one statement, so that none takes long, however large a batch is; the transaction is one all the same."""
 PATIENCE_MS = 5_000
-# Every row is found by its key: so it stays by the index, whatever the statistics of a table that just grew say.
 SETTINGS = (
     f"statement_timeout = {PATIENCE_MS}",
+    # A host that is gone in the midst of a claim would hold its rows for the two hours of the server's TCP.
+    f"idle_in_transaction_session_timeout = {2 * PATIENCE_MS}",
+    # Every row is found by its key: so it stays by the index, whatever the statistics of a table that just grew say.
     "enable_seqscan = off",
     "enable_hashjoin = off",
     "enable_mergejoin = off",
@@ -76,9 +78,10 @@ FROM {ROWS} WHERE old.key = row.key AND old.place = row.place AND old.position =
 """
 PRUNE = f"""
 DELETE FROM {{table}} WHERE key IN (
-  SELECT key FROM (SELECT * FROM {{table}} ORDER BY id LIMIT %s FOR UPDATE SKIP LOCKED) AS oldest
-  WHERE (id <= (SELECT max(id) FROM {{table}}) - %s OR since_ms <= {NOW} - %s)
-  AND NOT (state = {State.PROCESSING:d} AND until_ms > {NOW}))
+  SELECT key FROM (
+    SELECT * FROM {{table}} WHERE NOT (state = {State.PROCESSING:d} AND until_ms > {NOW})
+    ORDER BY id LIMIT %s FOR UPDATE SKIP LOCKED) AS oldest
+  WHERE id <= (SELECT max(id) FROM {{table}}) - %s OR since_ms <= {NOW} - %s)
 """
 
 FOUND = """

@@ -10,11 +10,13 @@ from contextlib import closing
 from functools import partial
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from sidecar.core.claims import DUPLICATE, HELD, Mark, State, Want, place_of
 from sidecar.core.records import TopicPartition
+from sidecar.ledger import postgresql as postgresql_ledger
 from sidecar.ledger.interface import MISSED_MAX, Ledger, LedgerError
 from sidecar.ledger.memory import MemoryLedger
 from sidecar.ledger.postgresql import PostgresqlLedger
@@ -288,3 +290,27 @@ def test_tables_that_somebody_else_made(postgresql: Database) -> None:
         assert users[0].claim([want(1, 2, place=THERE)], LONG_MS) == [[HELD, 0]]
         with pytest.raises(LedgerError, match="permission denied for schema"):
             users[1].claim([want(1)], LONG_MS)
+
+
+@pytest.mark.parametrize("world", ["postgresql"], indirect=True)
+def test_who_stands_still_in_a_claim_lets_go(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that stops between two statements, as when its host is lost, holds its keys for some seconds."""
+    settings = [one.replace("session_timeout = 10000", "session_timeout = 300") for one in postgresql_ledger.SETTINGS]
+    monkeypatch.setattr(postgresql_ledger, "SETTINGS", settings)
+    world.ledger.claim([want(1)], SHORT_MS)
+    stands, goes_on, write = threading.Event(), threading.Event(), PostgresqlLedger._write
+
+    def stand(*args: Any) -> bool:
+        stands.set()
+        goes_on.wait(60)
+        return write(*args)
+
+    with ThreadPoolExecutor(1) as pool, monkeypatch.context() as stopped:
+        stopped.setattr(PostgresqlLedger, "_write", stand)
+        lost = pool.submit(world.ledger.claim, [want(1)], SHORT_MS)
+        assert stands.wait(30)
+        stopped.undo()
+        assert world.another().claim([want(1)], SHORT_MS) == [[0]]
+        goes_on.set()
+        with pytest.raises(LedgerError, match="idle-in-transaction"):
+            lost.result()
