@@ -157,18 +157,19 @@ def make_source(settings: Settings, state: State, ledger: LedgerDesk | None = No
 def _grpc_client(settings: RocketMqSettings, queue_bytes: int, expression: str) -> AckedClient:
     from sidecar.sources.grpc_client import GrpcClient  # its loop costs 15 ms at the start, which others do without
 
-    return GrpcClient(settings, expression, queue_bytes)
+    return GrpcClient(settings, expression, queue_bytes, _tell)
 
 
 def _native_client(settings: Settings, queue_bytes: int, expression: str) -> AckedClient:
     from sidecar.sources.native_client import NativeClient
 
-    def tell(name: str, level: str, fields: Mapping[str, object]) -> None:
-        getattr(log, level)(name, **fields)
-
     assert settings.source.rocketmq is not None
     home = Path(settings.state.dir) / "native"
-    return NativeClient(settings.source.rocketmq, expression, queue_bytes, home, tell)
+    return NativeClient(settings.source.rocketmq, expression, queue_bytes, home, _tell)
+
+
+def _tell(name: str, level: str, fields: Mapping[str, object]) -> None:
+    getattr(log, level)(name, **fields)
 
 
 def _acked_source(

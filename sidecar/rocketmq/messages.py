@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import struct
 import zlib
@@ -17,6 +18,11 @@ from sidecar.rocketmq.frames import ProtocolError
 BODY_BYTES_MAX = 256 << 20
 """Of an unpacked body: what a few kilobytes unpack to is up to who packed them."""
 
+_GZIP = b"\x1f\x8b"
+_BEGINS = {
+    b"\x04\x22\x4d\x18": SysFlag.LZ4, b"\x28\xb5\x2f\xfd": SysFlag.ZSTD, _GZIP: 0,
+    b"\x78\x01": 0, b"\x78\x5e": 0, b"\x78\x9c": 0, b"\x78\xda": 0,
+}  # fmt: skip
 _MAGIC_V1, _MAGIC_V2 = 0xDAA320A7, 0xDAA320AB
 _HOST_BITS = SysFlag.BORN_HOST_V6 | SysFlag.STORE_HOST_V6
 _SYS_FLAG_AT = 36
@@ -68,13 +74,42 @@ def decode(data: bytes) -> list[StoredMessage]:
     Raises:
         ProtocolError: It is not made of stored messages.
     """
+    return decode_some(data, 0, math.inf)[0]
+
+
+def decode_some(data: bytes, wanted: int, bytes_max: float) -> tuple[list[StoredMessage], int | None]:
+    """Messages of a pull's body until they have unpacked to so many bytes, or more by the last one.
+
+    Args:
+        data: The body.
+        wanted: The offset that was asked for. What is left begins behind it, so whoever asks on comes further.
+        bytes_max: Of what was packed.
+
+    Returns:
+        The messages, and the offset of the first one that is left, if any is.
+
+    Raises:
+        ProtocolError: It is not made of stored messages.
+    """
+    found: list[StoredMessage] = []
+    unpacked = 0
     try:
-        return list(_messages(data))
+        for message, sys_flag in _messages(data):
+            if not sys_flag & (SysFlag.COMPRESSED | SysFlag.INNER_BATCH):
+                found.append(message)
+                continue
+            if unpacked >= bytes_max and message.offset > wanted:
+                return found, message.offset
+            opened = list(_opened(message, sys_flag))
+            unpacked += sum(len(one.body) for one in opened)
+            found += opened
     except (struct.error, IndexError) as error:
         raise ProtocolError(f"stored messages that cannot be read: {error}") from error
+    return found, None
 
 
-def _messages(data: bytes) -> Iterator[StoredMessage]:
+def _messages(data: bytes) -> Iterator[tuple[StoredMessage, int]]:
+    """As they are stored, with their system flags."""
     at, end = 0, len(data)
     while at < end:
         (sys_flag,) = _SYS_FLAG.unpack_from(data, at + _SYS_FLAG_AT)
@@ -99,10 +134,7 @@ def _messages(data: bytes) -> Iterator[StoredMessage]:
             position, host, times,
         )  # fmt: skip
         at += size
-        if sys_flag & (SysFlag.COMPRESSED | SysFlag.INNER_BATCH):
-            yield from _opened(message, sys_flag)
-        else:
-            yield message
+        yield message, sys_flag
 
 
 def _opened(message: StoredMessage, sys_flag: int) -> Iterator[StoredMessage]:
@@ -121,11 +153,16 @@ def _opened(message: StoredMessage, sys_flag: int) -> Iterator[StoredMessage]:
         yield message
 
 
+def packed_by(body: bytes) -> int | None:
+    """How a body is packed by the look of it, as `unpack` takes it; None when it does not look packed."""
+    return next((kind for begin, kind in _BEGINS.items() if body.startswith(begin)), None)
+
+
 def unpack(body: bytes, sys_flag: int) -> bytes:
     """A compressed body as its producer had it.
 
     Raises:
-        ValueError: It is damaged, or larger than 256 MiB.
+        ValueError: It is damaged, or has a second one behind it (gzip), or is larger than 256 MiB.
     """
     kind = sys_flag & SysFlag.COMPRESSION_TYPE
     try:
@@ -134,9 +171,10 @@ def unpack(body: bytes, sys_flag: int) -> bytes:
             found, whole = lz4_frame.decompress(body, BODY_BYTES_MAX), lz4_frame.eof
         elif kind == SysFlag.ZSTD:
             found, whole = _unpack_zstd(body)
-        else:  # zlib has a number of its own since 5.0, and was the only one before
-            stream = zlib.decompressobj()
-            found, whole = stream.decompress(body, BODY_BYTES_MAX), stream.eof
+        else:  # zlib has a number of its own since 5.0, and was the only one before; gzip comes over gRPC
+            stream = zlib.decompressobj(zlib.MAX_WBITS | 32)
+            found = stream.decompress(body, BODY_BYTES_MAX)
+            whole = stream.eof and not (stream.unused_data and body.startswith(_GZIP))
     except (RuntimeError, zstandard.ZstdError, zlib.error) as error:
         raise ValueError(f"a damaged body: {error}") from error
     if not whole:

@@ -16,6 +16,8 @@ from sidecar.rocketmq.network import Ask
 
 RETRY = "%RETRY%"
 MASTER = "0"
+MESSAGES_MAX = 32
+"""More than these no broker gives for one request."""
 READABLE = 4
 SUSPEND, SUBSCRIPTION = 2, 4
 TO_DEAD_LETTERS = -1
@@ -188,7 +190,7 @@ class Asks:
         subscription: Subscription,
         *,
         suspend_ms: int = 0,
-        messages_max: int = 32,
+        messages_max: int = MESSAGES_MAX,
     ) -> Ask:
         """Messages from an offset on; with `suspend_ms` the answer waits so long for the first one."""
         return Ask(

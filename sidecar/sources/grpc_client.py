@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from sidecar.config.source import RocketMqSource as RocketMqSettings
 from sidecar.errors import CredentialsError, SidecarError, UnavailableError
-from sidecar.sources.acked_client import Handed
+from sidecar.sources.acked_client import Handed, Tell
 from sidecar.sources.acked_columns import OVERHEAD_BYTES
 from sidecar.sources.grpc_leases import INVISIBLE_S, OK, Leases
 from sidecar.sources.grpc_requests import BATCH_MAX, REQUEST_S, Requests
@@ -54,16 +54,17 @@ class GrpcClient:
         settings: `source.rocketmq`.
         expression: The tags that brokers filter by, `a || b`, or `*`.
         queue_bytes: What may be received ahead.
+        tell: Writes a log event; from a thread of its own.
 
     Raises:
         ConfigError: The package with the stubs cannot be used, or a certificate.
     """
 
-    def __init__(self, settings: RocketMqSettings, expression: str, queue_bytes: int) -> None:
+    def __init__(self, settings: RocketMqSettings, expression: str, queue_bytes: int, tell: Tell) -> None:
         self._settings = settings
         self._stubs: Stubs = load()
         self._credentials = _credentials(self._stubs, settings)
-        self._requests = Requests(self._stubs, settings, f"sidecar@{secrets.token_hex(8)}", expression)
+        self._requests = Requests(self._stubs, settings, f"sidecar@{secrets.token_hex(8)}", expression, tell)
         self._queue_bytes = queue_bytes
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="grpc", daemon=True)
@@ -273,13 +274,13 @@ class GrpcClient:
     async def _put(self, message: Any) -> None:
         system = message.system_properties
         token = self._leases.add(message.topic.name, system.message_id, system.receipt_handle)
-        handed = self._requests.handed(token, message)
-        size = len(handed.body) + OVERHEAD_BYTES
-        self._size = max(size, self._size * SIZE_FADES)
         while self._arrived_bytes >= self._queue_bytes:
             self._room.clear()
             if self._arrived_bytes >= self._queue_bytes:
                 await self._room.wait()
+        handed = self._requests.handed(token, message)  # not before: unpacked it may be large
+        size = len(handed.body) + OVERHEAD_BYTES
+        self._size = max(size, self._size * SIZE_FADES)
         with self._has_arrived:
             self._arrived.append(handed)
             self._arrived_bytes += size

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import gzip
 import hashlib
 import hmac
 import ipaddress
 import platform
 import uuid
-import zlib
 from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
-import lz4.frame
-import zstandard
-
 from sidecar.config.source import RocketMqSource as RocketMqSettings
-from sidecar.core.records import Header
-from sidecar.sources.acked_client import Handed
+from sidecar.core.records import Header, TopicPartition
+from sidecar.rocketmq.messages import packed_by, unpack
+from sidecar.sources.acked_client import Handed, Tell
 from sidecar.sources.grpc_stubs import VERSION, Stubs
 
 BATCH_MAX = 32
@@ -59,12 +55,14 @@ class Requests:
         settings: `source.rocketmq`.
         client_id: Stands for this process alone.
         expression: The tags that brokers filter by, `a || b`, or `*`.
+        tell: Writes a log event.
     """
 
-    def __init__(self, stubs: Stubs, settings: RocketMqSettings, client_id: str, expression: str) -> None:
+    def __init__(self, stubs: Stubs, settings: RocketMqSettings, client_id: str, expression: str, tell: Tell) -> None:
         self._values, self._requests = stubs.values, stubs.requests
         self._settings = settings
         self._client_id = client_id
+        self._tell = tell
         kind = self._values.SQL if settings.sql else self._values.TAG
         self._filter = self._values.FilterExpression(type=kind, expression=settings.sql or expression)
         self._group = self.resource(settings.group)
@@ -167,7 +165,7 @@ class Requests:
             broker=place.broker,
             queue=place.queue,
             offset=place.offset,
-            body=self._body(message),
+            body=self._body(message, place),
             born_ms=_milliseconds(system, "born_timestamp"),
             stored_ms=_milliseconds(system, "store_timestamp"),
             message_id=system.message_id,
@@ -183,24 +181,21 @@ class Requests:
         signs = {"1": "_", "2": "+"}
         return f"%RETRY%{self._settings.group}{signs[kind]}{topic}" if kind in signs else ""
 
-    def _body(self, message: Any) -> bytes:
-        if message.system_properties.body_encoding == self._values.GZIP:
-            return unpacked(message.body)
-        return bytes(message.body)
+    def _body(self, message: Any, place: Place) -> bytes:
+        """The look of a body tells how it is packed: producers pack in more ways than the protocol has names for.
 
-
-def unpacked(body: bytes) -> bytes:
-    """A packed body, told by its first bytes: producers pack in more ways than the protocol has names for."""
-    ways = ((b"\x1f\x8b", gzip.decompress), (b"\x78", zlib.decompress), (b"\x04\x22\x4d\x18", lz4.frame.decompress))
-    try:
-        for magic, unpack in ways:
-            if body.startswith(magic):
-                return bytes(unpack(body))
-        if body.startswith(b"\x28\xb5\x2f\xfd"):
-            return zstandard.ZstdDecompressor().decompressobj().decompress(body)
-    except (OSError, EOFError, zlib.error, RuntimeError, zstandard.ZstdError):
-        pass  # it was unpacked on the way, and happens to begin so
-    return bytes(body)
+        A proxy within a broker unpacks it, and says still that it is packed: what does not look so is as it should be.
+        """
+        body = bytes(message.body)
+        kind = packed_by(body) if message.system_properties.body_encoding == self._values.GZIP else None
+        if kind is None:
+            return body
+        try:
+            return unpack(body, kind)
+        except ValueError:
+            tp = TopicPartition(message.topic.name, place.queue, place.broker)
+            self._tell("body.not_unpacked", "warning", {**tp.fields(), "offset": place.offset})
+            return body
 
 
 def _milliseconds(system: Any, name: str) -> int | None:

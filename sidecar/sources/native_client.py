@@ -6,7 +6,7 @@ import platform
 import secrets
 import sys
 import time
-from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from pathlib import Path
 
 from sidecar.config.source import RocketMqSource as RocketMqSettings
@@ -16,7 +16,7 @@ from sidecar.native.frames import Kind, Message, unpack_message
 from sidecar.rocketmq.codes import SysFlag
 from sidecar.rocketmq.messages import properties, unpack
 from sidecar.rocketmq.requests import RETRY
-from sidecar.sources.acked_client import Handed
+from sidecar.sources.acked_client import Handed, Tell
 from sidecar.sources.native_cluster import Cluster
 from sidecar.sources.native_process import ChildProcess
 
@@ -28,8 +28,6 @@ AGAIN_MIN_S, AGAIN_MAX_S = 0.5, 30.0
 STEADY_S = 60.0
 """A child that lived so long is no sign that the next one will not."""
 _LOGS = {"log_files": 2, "log_file_mb": 10}
-
-Tell = Callable[[str, str, Mapping[str, object]], None]
 
 
 class NativeClient:

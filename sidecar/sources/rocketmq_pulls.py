@@ -11,9 +11,9 @@ from typing import NamedTuple, TypeAlias
 from sidecar.core.records import Run, TopicPartition
 from sidecar.rocketmq.codes import Code
 from sidecar.rocketmq.frames import Frame
-from sidecar.rocketmq.messages import StoredMessage, decode
+from sidecar.rocketmq.messages import StoredMessage, decode_some
 from sidecar.rocketmq.network import Link
-from sidecar.rocketmq.requests import MASTER, Asks, Subscription, read_offset
+from sidecar.rocketmq.requests import MASTER, MESSAGES_MAX, Asks, Subscription, read_offset
 from sidecar.sources.base import ReadPast
 
 SUSPEND_MS = 5_000
@@ -79,6 +79,9 @@ class Pulls:
         self._turn: deque[TopicPartition] = deque()
         self._held_bytes = 0
         self._asked_bytes = 0
+        self._suspend_ms = SUSPEND_MS
+        self._is_awaited = False
+        """Whether a queue waits for room: then no other goes on before it."""
         self.moved: dict[TopicPartition, int | None] = {}
         """Queues whose offset cannot be read; where it can be, an operator set another one, which stands here."""
         self.refused: dict[TopicPartition, Frame] = {}
@@ -133,7 +136,8 @@ class Pulls:
         """Ask for all queues that may be asked for now."""
         now_s = time.monotonic()
         # With more queues than answers fit, one that waits for its first message would keep others from being asked.
-        suspend_ms = SUSPEND_MS if sum(one.answer_bytes for one in self._queues.values()) <= self._bytes_max else 0
+        fits = sum(one.answer_bytes for one in self._queues.values()) <= self._bytes_max
+        self._suspend_ms, self._is_awaited = SUSPEND_MS if fits else 0, False
         for _ in range(len(self._turn)):
             tp = self._turn[0]
             one = self._queues[tp]
@@ -143,11 +147,12 @@ class Pulls:
                 continue
             taken = self._held_bytes + self._asked_bytes
             if taken and taken + one.answer_bytes > self._bytes_max:
+                self._is_awaited = True
                 return
             self._turn.rotate(-1)
-            self._pull(one, place, suspend_ms, now_s)
+            self._pull(one, place, now_s)
 
-    def _pull(self, one: _Pulling, place: Place, suspend_ms: int, now_s: float) -> None:
+    def _pull(self, one: _Pulling, place: Place, now_s: float) -> None:
         offset, epoch, reserved = one.next, one.epoch, one.answer_bytes
         one.asked = True
         self._asked_bytes += reserved
@@ -165,23 +170,20 @@ class Pulls:
                     one.suggested, one.not_before_s = MASTER, now_s + EMPTY_DELAY_S
                     one.master_until_s = now_s + SHUNNED_S
 
-        place.link.ask(
-            self._asks.pull(one.tp, offset, one.subscription, suspend_ms=suspend_ms), answered, PULL_TIMEOUT_S
-        )
+        ask = self._asks.pull(one.tp, offset, one.subscription, suspend_ms=self._suspend_ms)
+        place.link.ask(ask, answered, PULL_TIMEOUT_S)
 
     def _take(self, one: _Pulling, offset: int, frame: Frame, asked_s: float) -> None:
         if frame.code in (Code.SUCCESS, Code.PULL_RETRY_IMMEDIATELY):
             self.refused.pop(one.tp, None)
-            messages = decode(frame.body)
+            messages, left = decode_some(frame.body, offset, self._bytes_max - self._held_bytes - self._asked_bytes)
             # A batch that is kept as one message comes whole, also when its first messages were read before.
             if messages and messages[0].offset < offset:
                 messages = [message for message in messages if message.offset >= offset]
             if messages:
-                one.answer_bytes = max(ANSWER_BYTES, len(frame.body) // len(messages))
-            one.held += messages
-            one.held_bytes += len(frame.body)
-            self._held_bytes += len(frame.body)
-            one.next, one.high = read_offset(frame, "nextBeginOffset"), read_offset(frame, "maxOffset")
+                self._hold(one, messages, len(frame.body))
+            one.next = read_offset(frame, "nextBeginOffset") if left is None else left
+            one.high = read_offset(frame, "maxOffset")
             if one.next > offset:
                 self._ask_again(one)
             else:
@@ -198,11 +200,21 @@ class Pulls:
             self.refused[one.tp] = frame
             one.not_before_s = asked_s + REFUSED_DELAY_S
 
+    def _hold(self, one: _Pulling, messages: list[StoredMessage], answer_bytes: int) -> None:
+        """Count what is held as it is now, since it may have come packed; and tell by it what the next answer holds."""
+        count = len(messages)
+        held_bytes = max(answer_bytes, sum(len(message.body) + len(message.properties) for message in messages))
+        one.held += messages
+        one.held_bytes += held_bytes
+        self._held_bytes += held_bytes
+        likely = min(max(count, MESSAGES_MAX), max(1, ANSWER_BYTES * count // answer_bytes))
+        one.answer_bytes = max(ANSWER_BYTES, likely * held_bytes // count)
+
     def _ask_again(self, one: _Pulling) -> None:
         """At once: the broker gets the next answer ready while this one is looked at."""
-        place = one.find(one.suggested)
+        place = None if self._is_awaited else one.find(one.suggested)
         if place is not None and self._held_bytes + self._asked_bytes + one.answer_bytes <= self._bytes_max:
-            self._pull(one, place, SUSPEND_MS, time.monotonic())
+            self._pull(one, place, time.monotonic())
 
     def take(self) -> Iterable[Run | ReadPast]:
         """What has come, in the order of each queue."""

@@ -86,7 +86,7 @@ def over_grpc(node: RocketMqNode, group: str, topic: str, **change: Any) -> Grpc
     """A client on the proxy."""
     server = node.endpoints.replace("127.0.0.1", "localhost")
     config = {"client": "grpc", "endpoints": server, "group": group, "topics": [topic], "start_timeout": "30s"}
-    return GrpcClient(Settings.model_validate(config | change), "*", 4 << 20)
+    return GrpcClient(Settings.model_validate(config | change), "*", 4 << 20, lambda *event: None)
 
 
 def test_a_proxy_serves_signed_requests_over_tls(guarded: RocketMqNode, certificates: Certificates, group: str) -> None:

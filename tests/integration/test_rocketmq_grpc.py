@@ -46,7 +46,7 @@ def source(node: RocketMqNode) -> dict[str, Any]:
 def client(source: dict[str, Any], bodies: Bodies) -> GrpcClient:
     """Another member of the group, which a test drives by hand."""
     settings = Settings.model_validate({**source, "group": bodies.group, "topics": [bodies.topic]})
-    return GrpcClient(settings, "*", 4 << 20)
+    return GrpcClient(settings, "*", 4 << 20, lambda *event: None)
 
 
 def in_order(node: Node, source: dict[str, Any], tmp_path: Path) -> tuple[list[str], list[str]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import random
 import socket
 import sys
 import zlib
@@ -18,8 +19,9 @@ import zstandard
 from sidecar.config.source import RocketMqSource as Settings
 from sidecar.errors import ConfigError
 from sidecar.sources import grpc_stubs
+from sidecar.sources.acked_client import Tell
 from sidecar.sources.grpc_client import GrpcClient
-from sidecar.sources.grpc_requests import Place, Requests, place_of, unpacked
+from sidecar.sources.grpc_requests import Place, Requests, place_of
 from sidecar.sources.grpc_session import Session
 
 HANDLE = "0 1795321906376 15000 3 {} broker-a 2 17 24853754"
@@ -31,9 +33,23 @@ def settings(**change: Any) -> Settings:
     return Settings.model_validate(found)
 
 
-def requests(**change: Any) -> Requests:
+def silent(name: str, level: str, fields: object) -> None:
+    """No log."""
+
+
+def requests(tell: Tell = silent, **change: Any) -> Requests:
     """What makes requests."""
-    return Requests(grpc_stubs.load(), settings(**change), "me", "a || b")
+    return Requests(grpc_stubs.load(), settings(**change), "me", "a || b", tell)
+
+
+def body_of(body: bytes, *, flagged: bool = True) -> tuple[bytes, list[object]]:
+    """What a body that is said to be packed comes as, and what the log tells."""
+    values, told = grpc_stubs.load().values, list[object]()
+    message = values.Message(topic=values.Resource(name="t"), body=body)
+    message.system_properties.receipt_handle = HANDLE.format("0")
+    message.system_properties.body_encoding = values.GZIP if flagged else values.IDENTITY
+    found = requests(lambda *event: told.append(event)).handed(7, message)
+    return found.body, told
 
 
 class Installed:
@@ -57,7 +73,7 @@ def test_a_missing_package_is_told_with_the_command_that_cures_it(monkeypatch: p
     monkeypatch.setattr(metadata, "distribution", missing)
     monkeypatch.setattr(metadata, "packages_distributions", lambda: {"rocketmq": ["rocketmq-client-python"]})
     with pytest.raises(ConfigError, match="not installed; rocketmq-client-python, which is, is for other") as caught:
-        GrpcClient(settings(), "*", 1 << 20)
+        GrpcClient(settings(), "*", 1 << 20, silent)
     assert "pip install 'consumer-sidecar[rocketmq-grpc]'" in caught.value.hint
 
 
@@ -111,8 +127,23 @@ def test_packed_bodies_are_unpacked() -> None:
     """By gzip, zlib, lz4 or zstd; what only looks packed stays as it is."""
     body = b"body " * 100
     packed = [gzip.compress(body), zlib.compress(body), lz4.frame.compress(body), zstandard.compress(body), body]
-    assert [unpacked(one) for one in packed] == [body] * 5
-    assert unpacked(b"\x78 but no zlib") == b"\x78 but no zlib"
+    assert [body_of(one) for one in packed] == [(body, [])] * 5
+    assert body_of(b"\x78 but no zlib") == (b"\x78 but no zlib", [])
+    assert body_of(packed[0], flagged=False) == (packed[0], [])
+
+
+def test_a_body_that_cannot_be_unpacked_comes_as_it_is_stored_and_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cut off, damaged, two in one, or more than is taken when unpacked: never a part of it comes."""
+    body = random.Random(1).randbytes(300_000)
+    whole = [gzip.compress(body), zlib.compress(body), lz4.frame.compress(body), zstandard.compress(body)]
+    bad = [*(one[:200_000] for one in whole), b"\x78\x9cno zlib", whole[0] * 2]
+    event = ("body.not_unpacked", "warning", {"topic": "t", "partition": 2, "broker": "broker-a", "offset": 17})
+    assert [body_of(one) for one in whole] == [(body, [])] * 4
+    assert [body_of(one) for one in bad] == [(one, [event]) for one in bad]
+    monkeypatch.setattr("sidecar.rocketmq.messages.BODY_BYTES_MAX", 1 << 16)
+    for compress in (gzip.compress, zlib.compress, lz4.frame.compress, zstandard.compress):
+        bomb = compress(bytes(1 << 20))
+        assert body_of(bomb) == (bomb, [event])
 
 
 def test_requests_are_signed() -> None:
@@ -143,7 +174,7 @@ def test_servers_are_named_as_the_protocol_does(server: str, scheme: str) -> Non
 
 def test_large_messages_are_asked_for_one_by_one() -> None:
     """What requests that are open at once may bring stays within the budget, by the largest message of late."""
-    client = GrpcClient(settings(), "*", 4 << 20)
+    client = GrpcClient(settings(), "*", 4 << 20, silent)
     assert client._share(1) == (16, 16)
     client._size = 1024
     assert client._share(1) == (16, 32)

@@ -7,7 +7,7 @@ import struct
 import pytest
 
 from sidecar.rocketmq.frames import FrameReader, ProtocolError, loads
-from sidecar.rocketmq.messages import decode, properties, property_of, unpack
+from sidecar.rocketmq.messages import decode, decode_some, properties, property_of, unpack
 from tests.support.rocketmq_bytes import Stored, binary_header, framed, inner, stored
 
 # What a broker 5.5.0 answered to a pull.
@@ -100,3 +100,25 @@ def test_a_header_with_a_field_of_negative_length_is_an_error() -> None:
     damaged = header.replace(struct.pack(">i", 5) + b"value", struct.pack(">i", -16) + b"value")
     with pytest.raises(ProtocolError):
         list(reader.feed(framed(damaged, kind=1)))
+
+
+def test_an_answer_is_unpacked_as_far_as_there_is_room() -> None:
+    """One message at least, a batch as a whole, and never only what comes before the offset that was asked for."""
+    import zlib
+
+    body = zlib.compress(bytes(1_000))
+    batch = zlib.compress(inner([bytes(500)] * 2))
+    answer = b"".join(
+        stored(Stored(packed, offset=offset, sys_flag=bits))
+        for offset, packed, bits in ((4, batch, 1 | 3 << 6), (6, body, 1), (9, b"plain", 0), (12, body, 1))
+    )
+
+    def read(wanted: int, bytes_max: int) -> tuple[list[int], int | None]:
+        messages, left = decode_some(answer, wanted, bytes_max)
+        return [message.offset for message in messages], left
+
+    assert read(4, -1) == ([4, 5], 6)
+    assert read(5, 1_000) == ([4, 5], 6)
+    assert read(6, 0) == ([4, 5, 6, 9], 12)
+    assert read(4, 1_001) == ([4, 5, 6, 9], 12)
+    assert read(4, 2_001) == ([4, 5, 6, 9, 12], None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable
 from typing import Any
 
@@ -24,10 +25,12 @@ class Asked:
 
     def __init__(self) -> None:
         self.offsets: list[int] = []
+        self.suspends: list[int] = []
         self._answered: Callable[[Frame], None]
 
     def ask(self, ask: Any, answered: Callable[[Frame], None], timeout_s: float) -> None:
         self.offsets.append(int(ask.fields["queueOffset"]))
+        self.suspends.append(int(ask.fields["suspendTimeoutMillis"]))
         self._answered = answered
 
     def answer(self, code: int, remark: str = "", body: bytes = b"", suggested: str = "0", **fields: int) -> None:
@@ -35,6 +38,11 @@ class Asked:
         numbers = {"nextBeginOffset": 32, "maxOffset": 64, "minOffset": 0, **fields}
         told = {name: str(number) for name, number in numbers.items()} | {"suggestWhichBrokerId": suggested}
         self._answered(Frame(code, 1, 1, remark, told, body))
+
+
+def packed(offset: int, size: int) -> bytes:
+    """A message that unpacks to so many zeros."""
+    return stored(Stored(zlib.compress(bytes(size)), offset=offset, sys_flag=1))
 
 
 def pulling(master: Any, slave: Any) -> Pulls:
@@ -74,3 +82,72 @@ def test_a_slave_that_refuses_or_lags_costs_no_message(code: int, remark: str, m
     pulls.ask()
     assert (master.offsets, slave.offsets) == ([0, 1], [1])
     assert not pulls.moved
+
+
+@pytest.mark.parametrize("leave", ["take", "pause", "remove"])
+def test_what_came_packed_counts_as_it_is_held(leave: str) -> None:
+    """It fills what may be held, however small it came, and gives all of it back when it is taken or dropped."""
+    link = Asked()
+    pulls = pulling(link, link)
+    link.answer(FOUND, body=packed(0, 5 << 20), nextBeginOffset=1)
+    assert pulls.is_full
+    assert pulls._held_bytes >= 5 << 20
+    pulls.ask()
+    assert link.offsets == [0]
+    if leave == "take":
+        assert [len(found.messages) for found in pulls.take() if isinstance(found, Run)] == [1]
+    elif leave == "pause":
+        pulls.pause([TP])
+    else:
+        pulls.remove([TP])
+    assert (pulls._held_bytes, pulls._asked_bytes, pulls.is_full) == (0, 0, False)
+
+
+def test_what_has_no_room_is_left_to_the_next_pull() -> None:
+    """An answer that unpacks to more than may be held is taken up to there; the rest is asked for again."""
+    link = Asked()
+    pulls = pulling(link, link)
+    sizes = {0: 3 << 20, 1: 3 << 20, 4: 1 << 20, 6: 1 << 20}
+    read: list[tuple[int, int]] = []
+    for _ in range(2):
+        start = link.offsets[-1]
+        body = b"".join(packed(offset, size) for offset, size in sizes.items() if offset >= start)
+        link.answer(FOUND, body=body, nextBeginOffset=9)
+        for found in pulls.take():
+            if isinstance(found, Run):
+                read += [(message.offset, len(message.body)) for message in found.messages]
+        pulls.ask()
+    assert read == list(sizes.items())
+    assert link.offsets == [0, 4, 9]
+
+
+def test_the_next_answer_is_expected_to_unpack_as_the_last_did() -> None:
+    """By the share that unpacking added, but of no more messages than an answer holds; what came plain as it came."""
+    link = Asked()
+    pulls = pulling(link, link)
+    one = pulls._queues[TP]
+    link.answer(FOUND, body=packed(0, 50_000), nextBeginOffset=1)
+    assert 32 * 50_000 <= one.answer_bytes < 33 * 50_000
+    list(pulls.take())
+    pulls.ask()
+    link.answer(FOUND, body=stored(Stored(bytes(1_000), offset=1)), nextBeginOffset=2)
+    assert one.answer_bytes == 256 << 10
+
+
+def test_a_queue_that_waits_for_room_gets_it() -> None:
+    """However busy another one is, which would ask again at each answer; and none of them waits for a message."""
+    link, busy = Asked(), Asked()
+    pulls = pulling(link, link)
+    link.answer(FOUND, body=packed(0, 5 << 20), nextBeginOffset=1)
+    other = TP._replace(partition=1)
+    pulls.add(other, 0, Subscription("orders"), lambda number: Place(busy))
+    list(pulls.take())
+    pulls._turn.rotate(-1)
+    for offset in range(3):
+        pulls.ask()
+        if len(link.offsets) > 1:
+            break
+        busy.answer(FOUND, body=stored(Stored(offset=offset)), nextBeginOffset=offset + 1)
+        list(pulls.take())
+    assert (link.offsets, busy.offsets) == ([0, 1], [0])
+    assert (link.suspends[-1], busy.suspends) == (0, [0])
