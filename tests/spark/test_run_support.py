@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 from click.testing import CliRunner
@@ -12,7 +13,9 @@ from click.testing import CliRunner
 from sidecar.cli import main
 from sidecar.config.schema import options
 from sidecar.config.source import KafkaSource
+from sidecar.spark.run.job import SparkRun
 from sidecar.spark.run.kafka_options import client_options, start_options, topic_options, trigger_options
+from sidecar.spark.run.support import refusals
 from tests.spark.support import make_settings
 from tests.support.jars import ROOT
 
@@ -54,6 +57,7 @@ def test_what_holds_is_accepted(tmp_path: Path) -> None:
     [
         ("spark: {checkpoint: /tmp/checkpoint}\n", "", ":1:1: spark: is missing"),
         ("/tmp/checkpoint", "s3a://bucket/c", ":10:9: spark.checkpoint: must be a path"),
+        ("/tmp/checkpoint", "hdfs:/c", ":10:9: spark.checkpoint: must be a path"),
         ("spark:", "batch: {by: group}\nspark:", ":10:9: batch.by: cannot be group"),
         ("spark:", "dedup: {by: key, ledger: {sqlite: {}}}\nspark:", ":10:18: dedup.ledger: is not there on Spark"),
         ('http: {url: "http://localhost:1/"}', "console: {}", ":8:3: sink.console: cannot be"),
@@ -72,6 +76,25 @@ def test_what_cannot_hold_is_refused_by_its_line(tmp_path: Path, old: str, new: 
     assert told in output
     daemon = CliRunner().invoke(main, ["validate", "-c", str(tmp_path / "one.yaml")])
     assert "OK" in daemon.output
+
+
+@pytest.mark.parametrize("written", ["DIR/c", "file:DIR/c", "file://DIR/c", "c", "./c", "DIR/x/../c", "../one/c"])
+def test_a_checkpoint_is_one_folder_however_it_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, written: str
+) -> None:
+    """Spark, the driver and executors, which have other working directories, mean the same folder."""
+    home = tmp_path / "one"
+    home.mkdir()
+    monkeypatch.chdir(home)
+    settings = make_settings("http://localhost:1/", spark={"checkpoint": written.replace("DIR", str(home))})
+    assert not list(refusals(settings))
+    run = SparkRun(settings, lambda: False)
+    assert run._folder.path == home / "c" / "sidecar"
+    assert run._query_path == home / "c" / "query"
+    frame = MagicMock()
+    run._writer(frame)
+    told = frame.writeStream.format.return_value.option.call_args.args
+    assert told == ("checkpointLocation", f"file://{home}/c/query")
 
 
 def test_the_daemons_client_takes_all_of_its_own_properties(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from sidecar.spark.run.broker import await_cluster, group_offsets, refuse_member
 from sidecar.spark.run.folder import RunFolder
 from sidecar.spark.run.frozen import Checkpoint, freeze_reader, latest_batch, open_checkpoint
 from sidecar.spark.run.progress import OBSERVED_PASSED, OBSERVED_RANGES, OBSERVED_READ, Progress
+from sidecar.spark.run.support import checkpoint_folder
 from sidecar.spark.run.topics import claim
 from sidecar.state.store import Store
 
@@ -56,7 +57,8 @@ class SparkRun:
         self._once = once
         self._by_connector = True
         self._master = settings.spark.master
-        root = Path(settings.spark.checkpoint.removeprefix("file://"))
+        root = checkpoint_folder(settings.spark.checkpoint)
+        assert root is not None, "checked before"
         self._query_path = root / "query"
         self._folder = RunFolder(root / "sidecar")
 
@@ -166,7 +168,8 @@ class SparkRun:
     def _writer(self, frame: DataFrame) -> DataStreamWriter:
         from sidecar.spark.run.writer import NAME
 
-        writer = frame.writeStream.format(NAME).option("checkpointLocation", str(self._query_path))
+        location = f"file://{self._query_path}"  # whatever file system Spark takes a bare path for
+        writer = frame.writeStream.format(NAME).option("checkpointLocation", location)
         if self._once:
             return writer.trigger(availableNow=True)
         # The connector waits for a batch's worth of messages by itself, and begins early when it is there.

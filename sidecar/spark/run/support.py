@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,11 +13,19 @@ from sidecar.config.model import Settings
 from sidecar.spark.run.kafka_options import reason_against
 
 
+def checkpoint_folder(written: str) -> Path | None:
+    """The folder that `spark.checkpoint` means wherever a task runs; None where it is the URL of something else."""
+    path = re.sub(r"^file:(//(?=/)|(?=/[^/]))", "", written)
+    if re.match(r"[A-Za-z][A-Za-z0-9+.-]*:/", path):
+        return None
+    return Path(os.path.abspath(path))  # noqa: PTH100  # executors have another folder; `..` as Spark understands it
+
+
 def refusals(settings: Settings) -> Iterator[tuple[KeyPath, str]]:
     """All that cannot hold on Spark: keys, each with the reason."""
     if settings.spark is None:
         yield ("spark",), "is missing: spark.checkpoint says where the query keeps how far it came"
-    elif "://" in settings.spark.checkpoint and not settings.spark.checkpoint.startswith("file:///"):
+    elif checkpoint_folder(settings.spark.checkpoint) is None:
         text = "must be a path on storage that driver and executors share: names of parts are kept in files beside it"
         yield ("spark", "checkpoint"), text
     if settings.batch.by == "group":
