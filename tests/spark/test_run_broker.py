@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from structlog.testing import capture_logs
+
 from sidecar.config.source import KafkaSource
 from sidecar.spark.run.broker import EARLIEST, await_cluster, group_offsets
 from tests.conftest import MakeTopic
@@ -10,7 +12,7 @@ from tests.support.produce import Outgoing
 
 
 def test_a_checkpoint_begins_where_the_daemon_stands(kafka: Broker, make_topic: MakeTopic, group: str) -> None:
-    """Of all topics that are meant: what is committed, within what the log holds, else the start; None if new."""
+    """Of all topics that are meant: what is committed, else the start, None if new; what the log lacks is told."""
     topic = make_topic(4)
     settings = KafkaSource.model_validate(
         {"bootstrap_servers": kafka.bootstrap, "topics": [f"^{topic[:-2]}"], "group_id": group}
@@ -20,4 +22,10 @@ def test_a_checkpoint_begins_where_the_daemon_stands(kafka: Broker, make_topic: 
     produce(kafka.bootstrap, topic, [Outgoing(i % 4, b"v", None, None) for i in range(40)])
     kafka.alter_group_offsets(group, topic, {0: 7, 1: 2, 2: 99})
     kafka.delete_records(topic, {1: 5})
-    assert group_offsets(settings) == {topic: {"0": 7, "1": 5, "2": 10, "3": EARLIEST}}
+    with capture_logs() as events:
+        assert group_offsets(settings) == {topic: {"0": 7, "1": 5, "2": 10, "3": EARLIEST}}
+    keys = ("event", "log_level", "partition", "committed", "log_start", "log_end", "expired")
+    assert [tuple(map(event.get, keys)) for event in events] == [
+        ("offset.expired", "error", 1, 2, 5, 10, 3),
+        ("partition.truncated", "error", 2, 99, 0, 10, None),
+    ]

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, TypeAlias
 
 import confluent_kafka as ck
+import structlog
 from confluent_kafka.admin import AdminClient
 
 from sidecar.config.source import KafkaSource
@@ -19,6 +20,8 @@ from sidecar.sources.kafka_reach import await_topics
 
 REQUEST_S = 10.0
 EARLIEST = -2
+
+log = structlog.get_logger()
 
 Places: TypeAlias = dict[str, dict[str, int]]
 """Offsets by topic and partition, as Spark's connector has them in JSON."""
@@ -93,9 +96,19 @@ def group_offsets(kafka: KafkaSource) -> Places | None:
         there = _told(offsets.bounds([tp for tp, at in committed.items() if at >= 0]))
     if not there:
         return None
-    # What expired meanwhile is gone on either engine.
-    within = {tp: min(max(committed[tp], low), high) for tp, (low, high) in there.items()}
+    within = {tp: _within(tp, committed[tp], between) for tp, between in there.items()}
     return by_topic(dict.fromkeys(committed, EARLIEST) | within)
+
+
+def _within(tp: TopicPartition, offset: int, bounds: Bounds) -> int:
+    """What expired meanwhile is gone on either engine, which the daemon tells in the same words."""
+    low, high = bounds
+    fields = {**tp.fields(), "committed": offset, "log_start": low, "log_end": high}
+    if offset < low:
+        log.error("offset.expired", **fields, expired=low - offset, action="going on at the log's start")
+    elif offset > high:
+        log.error("partition.truncated", **fields, action="going on at the log's end")
+    return min(max(offset, low), high)
 
 
 def by_topic(found: Mapping[TopicPartition, int]) -> Places:

@@ -6,6 +6,7 @@ import contextlib
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, closing
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -141,7 +142,7 @@ class SparkRun:
 
         from sidecar.spark.run.kafka_options import source_options
 
-        options = source_options(self._settings, once=self._once, headers="headers" in columns, stood=self._stood())
+        options = source_options(self._settings, once=self._once, headers="headers" in columns, stood=self._stood)
         try:
             frame = session.readStream.format("kafka").options(**options).load()
         except AnalysisException as error:
@@ -157,10 +158,11 @@ class SparkRun:
         from sidecar.spark.run.range_source import NAME, Reading, range_source
 
         kafka = self._settings.source.kafka
-        reading = Reading(kafka, self._folder.path, self._settings.batch.span_max, self._stood())
+        reading = Reading(kafka, self._folder.path, self._settings.batch.span_max, self._stood)
         session.dataSource.register(range_source(reading))
         return session.readStream.format(NAME).load()
 
+    @cached_property
     def _stood(self) -> dict[str, dict[str, int]] | None:
         new = latest_batch(self._query_path, "offsets") < 0
         return group_offsets(self._settings.source.kafka) if new else None
