@@ -66,7 +66,7 @@ class Offsets:
             KafkaException: The broker does not answer.
         """
         known = self._consumer.list_topics(timeout=self.left_s()).topics
-        ours = [name for name in known if any(_is_meant(topic, name) for topic in topics)]
+        ours = [name for name in known if any(is_meant(topic, name) for topic in topics)]
         return [TopicPartition(name, partition) for name in ours for partition in known[name].partitions]
 
     def nothing_committed(self, topics: Sequence[str]) -> bool:
@@ -127,7 +127,8 @@ class Offsets:
         return {TopicPartition(answer.topic, answer.partition): answer for answer in answers}
 
 
-def _is_meant(topic: str, name: str) -> bool:
+def is_meant(topic: str, name: str) -> bool:
+    """Whether a name or a pattern of `source.kafka.topics` means this topic."""
     return re.search(topic, name) is not None if topic.startswith("^") else topic == name
 
 

@@ -2,6 +2,7 @@
 
     incarnation, rules.json        of the checkpoint (see `frozen`)
     topics/<topic>                 the topic's id when it was first read
+    first, added                   where the checkpoint, and partitions new to it, begin (see `range_source`)
     halved/<micro-batch>/<topic>-<partition>/<hash>     a part that was replaced by its halves
     ids/<scope>-<partition>/<micro-batch>               windows of message ids (see `windows`)
     letters/<micro-batch>/<topic>-<partition>-<attempt> dead letters (see `letters`)

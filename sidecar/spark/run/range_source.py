@@ -24,6 +24,7 @@ from sidecar.spark.run.folder import read, write
 
 if TYPE_CHECKING:
     from sidecar.config.source import KafkaSource
+    from sidecar.sources.kafka_offsets import Bounds
     from sidecar.spark.run.broker import Places
 
 NAME = "sidecar_ranges"
@@ -36,7 +37,7 @@ class Reading:
 
     Args:
         kafka: The source.
-        folder: The run's folder, which keeps where a new checkpoint began.
+        folder: The run's folder, which keeps where a new checkpoint and partitions added to it begin.
         offsets_max: Of a micro-batch.
         stood: Where the daemon's consumer group stands, if it ever was.
     """
@@ -66,7 +67,7 @@ class RangePlanner(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def __init__(self, reading: Reading) -> None:
         self._packed = pickle.dumps(reading)  # what hands ranges over need not import settings and client
-        self._target: Places | None = None
+        self._target: dict[TopicPartition, Bounds] | None = None
 
     @cached_property
     def _r(self) -> Reading:
@@ -98,11 +99,11 @@ class RangePlanner(DataSourceStreamReader, SupportsTriggerAvailableNow):
                     found[tp] = low if start == "earliest" else high
         return by_topic(found)
 
-    def _ends(self) -> Places:
-        from sidecar.spark.run.broker import asking, bounds, by_topic
+    def _bounds(self) -> dict[TopicPartition, Bounds]:
+        from sidecar.spark.run.broker import asking, bounds
 
         with asking(self._r.kafka) as offsets:
-            return by_topic({tp: high for tp, (_, high) in bounds(offsets, self._r.kafka).items()})
+            return bounds(offsets, self._r.kafka)
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
         """A bound for each micro-batch."""
@@ -110,38 +111,61 @@ class RangePlanner(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
         """What comes from now on is for the next time."""
-        self._target = self._ends()
+        self._target = self._bounds()
 
     def reportLatestOffset(self) -> Places:  # noqa: N802
         """For the lag."""
-        return self._ends()
+        return _ends(self._bounds())
 
     def latestOffset(self, start: Places, limit: ReadLimit) -> Places:  # noqa: N802
         """Where the next micro-batch ends; what lags most gets most.
 
         Raises:
-            StateError: A topic or partition is gone, or ends before where it was read: it was made again.
+            StateError: A topic or partition is gone, or ends before where it was read.
         """
-        ends = self._target or self._ends()
-        lag: dict[tuple[str, str], int] = {}
-        for topic, partition, at in _each(start):
-            end = ends.get(topic, {}).get(partition, -1)
-            if end < at:
-                raise StateError(
-                    f"{topic}[{partition}] ends at {end} and was read to {at}: it was deleted, or made again",
-                    hint="begin anew with another spark.checkpoint",
-                )
-        for topic, partition, end in _each(ends):
-            lag[topic, partition] = end - start.get(topic, {}).get(partition, 0)
+        found = self._target or self._bounds()
+        ends = _ends(found)
+        self._refuse_lost(start, ends)
+        self._keep_added(start, found)
+        begun = self._begun(start)
+        lag = {(topic, p): end - begun[topic, p] for topic, p, end in _each(ends)}
         total = sum(lag.values())
         if isinstance(limit, ReadAllAvailable) or total <= self._r.offsets_max:
             return ends
         share = {place: min(one, -(-self._r.offsets_max * one // total)) for place, one in lag.items()}
-        return {t: {p: end - lag[t, p] + share[t, p] for p, end in found.items()} for t, found in ends.items()}
+        return {topic: {p: begun[topic, p] + share[topic, p] for p in places} for topic, places in ends.items()}
+
+    def _refuse_lost(self, start: Places, ends: Places) -> None:
+        from sidecar.sources.kafka_offsets import is_meant
+
+        anew = "begin anew with another spark.checkpoint"  # in the text: of an error here Spark brings nothing else
+        for topic, partition, at in _each(start):
+            end = ends.get(topic, {}).get(partition)
+            if not any(is_meant(one, topic) for one in self._r.kafka.topics):
+                raise StateError(f"{topic} was taken out of source.kafka.topics: put it back, or {anew}")
+            if end is None:
+                text = f"{topic}[{partition}] was read to {at} and is not there any more: it was deleted"
+                raise StateError(f"{text}, or may not be read; {anew}, unless access can be given back")
+            if end < at:
+                text = f"{topic}[{partition}] ends at {end} and was read to {at}"
+                raise StateError(f"{text}: it was made again, or lost messages; {anew}")
+
+    def _keep_added(self, start: Places, found: Mapping[TopicPartition, Bounds]) -> None:
+        """Where partitions begin that are new to the checkpoint: durable before Spark's log has where they end."""
+        from sidecar.spark.run.broker import by_topic
+
+        new = {tp: low for tp, (low, _) in found.items() if str(tp.partition) not in start.get(tp.topic, {})}
+        if new:
+            write(self._r.folder / "added", orjson.dumps(by_topic(new)))
+
+    def _begun(self, start: Places) -> dict[tuple[str, str], int]:
+        path = self._r.folder / "added"
+        added: Places = orjson.loads(read(path)) if path.exists() else {}
+        return {(topic, partition): at for places in (added, start) for topic, partition, at in _each(places)}
 
     def partitions(self, start: Places, end: Places) -> Sequence[Range]:
-        """A range for each partition that has more; a partition that is new begins at its start."""
-        begun = {(topic, partition): at for topic, partition, at in _each(start)}
+        """A range for each partition that has more; one that is new begins at its log's start as it was planned."""
+        begun = self._begun(start)
         ranges = [Range(topic, int(p), begun.get((topic, p), 0), last) for topic, p, last in _each(end)]
         return [one for one in ranges if one.end > one.start]
 
@@ -151,6 +175,12 @@ class RangePlanner(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """The range itself, as a row."""
         assert isinstance(partition, Range)
         yield partition.topic, partition.partition, partition.start, partition.end
+
+
+def _ends(found: Mapping[TopicPartition, Bounds]) -> Places:
+    from sidecar.spark.run.broker import by_topic
+
+    return by_topic({tp: high for tp, (_, high) in found.items()})
 
 
 def _each(offsets: Mapping[str, Mapping[str, int]]) -> Iterator[tuple[str, str, int]]:
