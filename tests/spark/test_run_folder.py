@@ -17,7 +17,7 @@ from sidecar.spark.run import folder as folder_module
 from sidecar.spark.run.columns import RUN_ROWS, runs
 from sidecar.spark.run.folder import RunFolder, write
 from sidecar.spark.run.frozen import freeze_reader, open_checkpoint
-from sidecar.spark.run.letters import LetterFiles
+from sidecar.spark.run.letters import LetterFiles, letters_in
 from sidecar.spark.run.outcome import Outcome, books_of
 from sidecar.spark.run.progress import Progress
 from sidecar.spark.run.topics import claim
@@ -49,6 +49,19 @@ def test_a_topic_with_the_longest_name_is_known(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     assert folder.claim_topic("t" * 249, "id") == "id"
     assert folder.known_topics() == {"t" * 249: "id"}
+
+
+def test_letters_of_the_longest_topics_have_files_of_their_own(tmp_path: Path) -> None:
+    """The name of a letter's file is shortened where it must be, and no two of them are the same."""
+    found = {}
+    for topic in ("t" * 249, "t" * 248 + "u", "orders"):
+        files = LetterFiles(tmp_path, f"{topic}-0-123456")
+        letter = StoredLetter.of(DeadLetter(TP, 4, "s", topic, "r", None), at_ms=1, envelope=b"")
+        assert files.put_dead_letters([letter]) == 1
+        found[topic] = [one.group_name for name in files.names for one in letters_in(tmp_path / name)]
+    assert found == {topic: [topic] for topic in found}
+    assert len(list(tmp_path.iterdir())) == 3
+    assert (tmp_path / "orders-0-123456-0").exists(), "short names stay as they were"
 
 
 def test_halves_are_kept_for_groups_of_any_bytes(tmp_path: Path) -> None:

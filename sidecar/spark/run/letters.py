@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import hashlib
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -14,6 +15,8 @@ from sidecar.core.records import Attempt
 from sidecar.spark.run.folder import read, write
 from sidecar.state.interface import StoredLetter
 
+STEM_CHARS = 200
+"""A file's name has 255 at most; a topic's alone may have 249."""
 _BYTES = ("row", "envelope")
 _TEXTS = ("group_name", "reason")
 
@@ -28,7 +31,8 @@ class LetterFiles:
 
     def __init__(self, folder: Path, stem: str) -> None:
         self._folder = folder
-        self._stem = stem
+        digest = hashlib.blake2b(stem.encode(), digest_size=16).hexdigest()
+        self._stem = stem if len(stem) <= STEM_CHARS else f"{stem[: STEM_CHARS - len(digest)]}{digest}"
         self.names: list[str] = []
         """The files written so far."""
 
