@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,6 +24,7 @@ def read_stream(
     max_files: int | None = None,
     max_rows: int | None = None,
     max_bytes: int | None = None,
+    until: Mapping[str, int] | None = None,
     parallelism: int | None = None,
 ) -> DataFrame:
     """The rows of a landing zone as a stream, each once; the same as ``spark.readStream.format("sidecar")``.
@@ -40,6 +41,7 @@ def read_stream(
         max_files: Batches of a micro-batch at most. Of the three bounds one may be given; 1,000 batches when none is.
         max_rows: Rows of a micro-batch at most; a larger batch comes alone.
         max_bytes: Bytes of files of a micro-batch at most; a larger one comes alone.
+        until: Of each writer the last number that is taken; others are not read. All when None.
         parallelism: Tasks of a micro-batch at most; by size and the driver's cores when None.
     """
     chosen = _options(groups, columns, dedup=dedup, parallelism=parallelism)
@@ -48,6 +50,7 @@ def read_stream(
         "maxFilesPerTrigger": max_files,
         "maxRowsPerTrigger": max_rows,
         "maxBytesPerTrigger": max_bytes,
+        "until": None if until is None else json.dumps(dict(until)),
     }
     chosen |= {name: str(value) for name, value in more.items() if value is not None}
     return spark.readStream.format("sidecar").options(**chosen).load(str(zone))

@@ -98,7 +98,7 @@ def fail(progress: Progress, error: Exception) -> NoReturn:
 
 def cause_of(text: str) -> str:
     """Of a report with stack traces, the line that says what happened: that of ours, or of Python, or the first."""
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    lines = [line.strip(": \t") for line in text.splitlines() if line.strip(": \t")]
     ours = [line for line in lines if line.startswith("sidecar.")]
     raised = [line for line in lines if line[0].isalpha() and ("Error: " in line or "Exception: " in line)]
     found = (ours[-1:] or raised or lines or ["no reason given"])[0]

@@ -10,13 +10,16 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from deltalake import DeltaTable
 
+from sidecar.config import Settings
 from sidecar.core.records import Batch
 from sidecar.errors import ConfigError
 from sidecar.spark.driver import QueryError
 from sidecar.spark.ingest.job import SparkIngest
+from sidecar.spark.ingest.support import targets
+from sidecar.zone import acknowledged
 from sidecar.zone.table import TABLE_SCHEMA
 from tests.spark.examples import example
-from tests.spark.ingesting import in_frame, is_acknowledged, settings, there, wanted
+from tests.spark.ingesting import config, in_frame, is_acknowledged, there, wanted
 from tests.support.landing import Sent, batch, message, part, writer
 
 if TYPE_CHECKING:
@@ -25,9 +28,12 @@ if TYPE_CHECKING:
 GROUPS = ["paid", "", "007", "a b/c", "x" * 300, "ä", "percent:%FF"]
 
 
-def ingest(folder: Path, **table: Any) -> None:
+def ingest(folder: Path, checkpoint: Path | None = None, **table: Any) -> None:
     """Take what is there."""
-    SparkIngest(settings(folder, **table), lambda: False, once=True).run()
+    document = config(folder, **table)
+    if checkpoint:
+        document["spark"]["checkpoint"] = str(checkpoint)
+    SparkIngest(Settings.model_validate(document), lambda: False, once=True).run()
 
 
 @pytest.mark.parametrize("form", ["parquet", "delta", "deltalake"])
@@ -82,6 +88,27 @@ def test_a_table_of_one_way_goes_on_the_other_way(
         ingest(tmp_path, format="delta")
     zone.close()
     assert there(tmp_path / "table") == wanted(batch(5 * number, 5) for number in range(4))
+
+
+def test_a_table_of_another_checkpoint_is_refused(spark: SparkSession, tmp_path: Path) -> None:
+    """Spark would leave out what has the number of a micro-batch of the table; its own checkpoint goes on."""
+    zone, interval = writer(tmp_path / "zone"), "spark.sql.streaming.fileSink.log.compactInterval"
+    batches = [batch(0, 5), batch(5, 5)]
+    spark.conf.set(interval, "1")
+    try:
+        zone.land(batches[0])
+        ingest(tmp_path)
+        assert (tmp_path / "table" / "_spark_metadata" / "0.compact").exists()
+        zone.land(batches[1])
+        known = acknowledged(tmp_path / "zone")
+        with pytest.raises(ConfigError, match=r"up to number 0, and the checkpoint .*other/table has begun none"):
+            ingest(tmp_path, tmp_path / "other")
+        assert acknowledged(tmp_path / "zone") == known
+        ingest(tmp_path)
+        assert in_frame(spark.read.parquet(str(tmp_path / "table"))) == wanted(batches)
+    finally:
+        spark.conf.unset(interval)
+        zone.close()
 
 
 def test_small_files_become_large_ones(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -172,6 +199,40 @@ def test_a_bad_schema_is_told(spark: SparkSession, tmp_path: Path) -> None:
         ingest(tmp_path, schema="id bigint, amount noodle")
     with pytest.raises(ConfigError, match=r"cannot read missing\.ddl: No such file"):
         ingest(tmp_path, schema="missing.ddl")
+
+
+def test_the_schema_changes_where_both_tables_have_read_as_far(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Refused while one is ahead; after one run with the schema before, though more is landed, each row is in one."""
+    zone, old, new = writer(tmp_path / "zone"), "id bigint", "id bigint, x int"
+    start = SparkIngest._query
+
+    def land(*offsets: int) -> None:
+        rows = [Sent(at, b"", json.dumps({"id": at, "x": at if at % 2 else "no"}).encode()) for at in offsets]
+        zone.land(Batch(1, "paid", [part(rows)]))
+
+    def start_and_land(*args: Any) -> Any:
+        query = start(*args)
+        query.awaitTermination(60)
+        land(*next(more))
+        return query
+
+    land(1, 2, 3, 4)
+    with monkeypatch.context() as patched:
+        patched.setattr("sidecar.spark.ingest.job.targets", lambda *given: targets(*given)[1:])
+        ingest(tmp_path, schema=old)
+    with pytest.raises(ConfigError, match="the table and for its rejects have not read as far"):
+        ingest(tmp_path, schema=new)
+    more = iter([(5, 6), (7, 8)])
+    with monkeypatch.context() as patched:
+        patched.setattr(SparkIngest, "_query", start_and_land)
+        ingest(tmp_path, schema=old)
+    ingest(tmp_path, schema=new)
+    zone.close()
+    tables = [there(tmp_path / name) for name in ("table", "table-rejects")]
+    found = [sorted(offset for _, offset, *_ in table.elements()) for table in tables]
+    assert found == [[1, 2, 3, 4, 5, 7], [6, 8]]
 
 
 def test_a_damaged_zone_ends_the_query_with_its_reason(spark: SparkSession, tmp_path: Path) -> None:

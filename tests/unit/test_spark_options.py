@@ -33,6 +33,9 @@ from sidecar.spark.source.options import NAMES, Limit, parse
         ("maxRowsPerTrigger", "1.5"),
         ("maxRowsPerTrigger", "٣"),
         ("maxBytesPerTrigger", "10x"),
+        ("until", "7"),
+        ("until", '{"a": "7"}'),
+        ("until", "{"),
     ],
 )
 def test_a_wrong_value_is_named(name: str, text: str) -> None:

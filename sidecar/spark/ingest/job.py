@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Final
 import structlog
 
 from sidecar.config.model import Listen, Settings
-from sidecar.errors import UnavailableError
+from sidecar.errors import UnavailableError, ZoneError
 from sidecar.ops.admin import AdminServer
 from sidecar.spark import driver
 from sidecar.spark.driver import QueryError, cause_of, quietly
 from sidecar.spark.ingest.lag import Lag
 from sidecar.spark.ingest.progress import READ, WRITTEN, IngestMetrics, Progress
 from sidecar.spark.ingest.support import REJECTS, Target, schema_text, targets
+from sidecar.zone import Tail
 from sidecar.zone.table import ROW
 
 if TYPE_CHECKING:
@@ -78,25 +79,44 @@ class SparkIngest:
     def _start(
         self, stack: ExitStack, session: SparkSession, wanted: list[Target], schema: str | None
     ) -> list[StreamingQuery]:
+        from py4j.protocol import Py4JJavaError
         from pyspark.errors import PySparkException
 
         from sidecar.spark.ingest.columns import schema_of
+        from sidecar.spark.ingest.frozen import SparkStorage, freeze_schema, refuse_table_of_another
         from sidecar.spark.ingest.writers import has_delta
 
         found = schema_of(schema) if schema is not None else None
         through_driver = self._table.format == "delta" and not has_delta(session)
         queries: list[StreamingQuery] = []
-        for target in wanted:
-            try:
-                query = self._query(self._frame(session, target, found, through_driver), target, through_driver)
-            except PySparkException as error:
-                raise QueryError(f"the query does not start: {cause_of(str(error))}") from error
-            stack.callback(quietly, query.stop)
-            queries.append(query)
+        try:
+            storage = SparkStorage(session)
+            if self._table.format == "parquet":
+                refuse_table_of_another(storage, wanted)
+            freeze_schema(storage, self._spark.checkpoint, found.json() if found is not None else "")
+            until = self._heads() if self._once else None
+            for target in wanted:
+                frame = self._frame(session, target, found, until, through_driver)
+                queries.append(self._query(frame, target, through_driver))
+                stack.callback(quietly, queries[-1].stop)
+        except (PySparkException, Py4JJavaError) as error:
+            raise QueryError(f"the query does not start: {cause_of(str(error))}") from error
         return queries
 
+    def _heads(self) -> dict[str, int] | None:
+        """Where both queries end, so that they have read as far; None where the zone cannot be read: they tell why."""
+        try:
+            return Tail(self._zone).heads()
+        except (ZoneError, OSError):
+            return None
+
     def _frame(
-        self, session: SparkSession, target: Target, schema: StructType | None, through_driver: bool
+        self,
+        session: SparkSession,
+        target: Target,
+        schema: StructType | None,
+        until: Mapping[str, int] | None,
+        through_driver: bool,
     ) -> DataFrame:
         from pyspark.sql import functions as F  # noqa: N812
 
@@ -104,7 +124,7 @@ class SparkIngest:
         from sidecar.spark.ingest.columns import fitting, parsed, rejected, with_partitions
 
         size = DRIVER_BATCH_BYTES_MAX if through_driver else BATCH_BYTES_MAX
-        frame = read_stream(session, self._zone, columns=ROW, consumer=target.consumer, max_bytes=size)
+        frame = read_stream(session, self._zone, columns=ROW, consumer=target.consumer, max_bytes=size, until=until)
         count = F.count(F.lit(1)).alias("rows")
         frame = frame.observe(READ, count)
         if schema is not None:

@@ -16,6 +16,7 @@ from sidecar.config.spark import Spark, Table
 from sidecar.errors import ConfigError
 from sidecar.zone.layout import safe
 
+TABLE: Final = "table"
 REJECTS: Final = "rejects"
 
 
@@ -35,7 +36,7 @@ class Target:
 
 def targets(spark: Spark, table: Table) -> list[Target]:
     """The table, and with a schema the one for what does not fit, beside it."""
-    found = [_target(spark, "table", table.path, f"{spark.checkpoint}/table")]
+    found = [_target(spark, TABLE, table.path, f"{spark.checkpoint}/{TABLE}")]
     if table.schema_ is not None:
         path = f"{table.path.rstrip('/')}-{REJECTS}"
         found.append(_target(spark, REJECTS, path, f"{spark.checkpoint}/{REJECTS}"))

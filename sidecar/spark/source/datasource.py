@@ -116,7 +116,7 @@ class ZoneStreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailable
         super().__init__(options)
         self._planner: Planner | None = None
         self._consumer = Consumer(options.path, options.consumer)
-        self._target: Offsets | None = None
+        self._target = options.until
         self._first: Offsets | None = None
 
     def initialOffset(self) -> Offsets:  # noqa: N802
@@ -144,8 +144,9 @@ class ZoneStreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailable
         return planner.latest(start, _limit(limit), self._target)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        """Take what is there now, and nothing that comes later."""
-        self._target = self._start().heads()
+        """Take what is there now, and nothing that comes later; with the option `until` as far as that."""
+        heads = self._start().heads()
+        self._target = heads if self._options.until is None else self._options.until
 
     def reportLatestOffset(self) -> Offsets | None:  # noqa: N802
         """How far the zone is known, for the query's progress."""

@@ -25,6 +25,7 @@ NAMES: Final = (
     "maxFilesPerTrigger",
     "maxRowsPerTrigger",
     "maxBytesPerTrigger",
+    "until",
 )
 STREAM_ONLY: Final = NAMES[5:]
 FILES_MAX: Final = 1_000
@@ -55,6 +56,8 @@ class Options:
     """Tasks of a read at most; None: by size and by the cores of the driver's host."""
     consumer: str | None
     limit: Limit
+    until: dict[str, int] | None
+    """Of each writer the last number that is taken; None: there is no end."""
 
 
 def parse(given: Mapping[str, str], *, stream: bool) -> Options:
@@ -85,6 +88,7 @@ def parse(given: Mapping[str, str], *, stream: bool) -> Options:
         _count("parallelism", found["parallelism"]) if "parallelism" in found else None,
         _consumer(found["consumer"]) if "consumer" in found else None,
         _limit(found),
+        _until(found["until"]) if "until" in found else None,
     )
 
 
@@ -155,6 +159,16 @@ def _limit(found: Mapping[str, str]) -> Limit:
     if name == "maxBytesPerTrigger":
         return Limit(bytes=_size(name, text))
     return Limit(files=_count(name, text)) if name == "maxFilesPerTrigger" else Limit(rows=_count(name, text))
+
+
+def _until(text: str) -> dict[str, int]:
+    try:
+        found = json.loads(text)
+    except ValueError:
+        found = None
+    if not isinstance(found, dict) or not all(type(seq) is int for seq in found.values()):
+        raise _wrong("until", text, 'the last number of each writer, as in {"WRITER": 7}')
+    return found
 
 
 def _wrong(option: str, text: str, wanted: str) -> ConfigError:

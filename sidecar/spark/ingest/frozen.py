@@ -1,0 +1,158 @@
+"""What a restart must find as it was: the table that a checkpoint filled, and the schema that its queries read by."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Protocol
+
+from sidecar.errors import ConfigError
+from sidecar.spark.ingest.support import REJECTS, TABLE, Target
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+class Storage(Protocol):
+    """What is needed of a file system."""
+
+    def names(self, folder: str) -> list[str]:
+        """What stands in a folder, hidden names left out; nothing when it is not there."""
+        ...
+
+    def read(self, path: str) -> bytes:
+        """A file as a whole."""
+        ...
+
+    def write(self, path: str, data: bytes) -> None:
+        """Make a file, and its folder; it may be torn after a crash."""
+        ...
+
+    def remove(self, path: str) -> None:
+        """Remove a file."""
+        ...
+
+
+class SparkStorage:
+    """All file systems that Spark can reach.
+
+    Args:
+        session: With a JVM of its own: not one of Spark Connect.
+    """
+
+    def __init__(self, session: SparkSession) -> None:
+        jvm: Any = session._jvm
+        self._path = jvm.org.apache.hadoop.fs.Path
+        self._conf = session._jsparkSession.sessionState().newHadoopConf()
+
+    def names(self, folder: str) -> list[str]:
+        """What stands in a folder, hidden names left out; nothing when it is not there."""
+        path, system = self._at(folder)
+        found = [one.getPath().getName() for one in system.listStatus(path)] if system.exists(path) else []
+        return [name for name in found if not name.startswith(".")]
+
+    def read(self, path: str) -> bytes:
+        """A file as a whole."""
+        at, system = self._at(path)
+        stream = system.open(at)
+        try:
+            return bytes(stream.readAllBytes())
+        finally:
+            stream.close()
+
+    def write(self, path: str, data: bytes) -> None:
+        """Make a file, and its folder; it may be torn after a crash."""
+        at, system = self._at(path)
+        stream = system.create(at, True)  # noqa: FBT003
+        stream.write(bytearray(data))
+        stream.close()
+
+    def remove(self, path: str) -> None:
+        """Remove a file."""
+        at, system = self._at(path)
+        system.delete(at, False)  # noqa: FBT003
+
+    def _at(self, path: str) -> tuple[Any, Any]:
+        found = self._path(path)
+        return found, found.getFileSystem(self._conf)
+
+
+def refuse_table_of_another(storage: Storage, wanted: Iterable[Target]) -> None:
+    """Spark's file sink leaves out a micro-batch whose number the table's log has, whoever wrote it.
+
+    Raises:
+        ConfigError: A table has micro-batches that its checkpoint never began: as many would be lost.
+    """
+    for target in wanted:
+        there = _latest(storage, f"{target.path.rstrip('/')}/_spark_metadata")
+        begun = _latest(storage, f"{target.checkpoint}/offsets")
+        if there > begun:
+            raise ConfigError(
+                f"the table {target.path} has micro-batches up to number {there}, and the checkpoint "
+                f"{target.checkpoint} has begun {f'those up to {begun}' if begun >= 0 else 'none'}: another one filled "
+                f"it, and Spark would leave out all rows of this one up to number {there}",
+                hint="Bring back the checkpoint that filled it, as it was last; or set spark.table.path to a new one",
+            )
+
+
+def freeze_schema(storage: Storage, checkpoint: str, schema: str) -> None:
+    """Take another schema only where table and rejects have read as far: else rows would be in both, or in neither.
+
+    That it is in force is a file, named after it, that is made before a query reads by it.
+
+    Args:
+        storage: Of the checkpoint.
+        checkpoint: Of the job.
+        schema: As JSON; empty where there is none.
+
+    Raises:
+        ConfigError: The two queries have not read as far, or one of them has a micro-batch pending.
+    """
+    folder, name = f"{checkpoint}/schema", _name(schema)
+    before = storage.names(folder)
+    if before == [name]:
+        return
+    if before:
+        places = [_place(storage, f"{checkpoint}/{query}") for query in (TABLE, REJECTS)]
+        if None in places or places[0] != places[1]:
+            raise _changed(f"{folder}/{before[0]}", began_without=before == [_name("")])
+    storage.write(f"{folder}/{name}", schema.encode())
+    for one in before:
+        if one != name:
+            storage.remove(f"{folder}/{one}")
+
+
+def _changed(kept: str, *, began_without: bool) -> ConfigError:
+    if began_without:
+        return ConfigError(
+            "spark.table.schema was added to a table that is filled without one: rows that it has would be among the "
+            "rejects too",
+            hint="Leave it out; or begin anew, with another spark.table.path and another spark.checkpoint",
+        )
+    return ConfigError(
+        "spark.table.schema changed, and the queries for the table and for its rejects have not read as far: rows "
+        "between them would be in both tables, or in neither",
+        hint=f"Run it once with the schema before, which is in {kept} (sidecar spark ingest --once), then change it",
+    )
+
+
+def _place(storage: Storage, checkpoint: str) -> Mapping[str, int] | None:
+    """How far a query has read; None while a micro-batch of it is pending."""
+    begun = _latest(storage, f"{checkpoint}/offsets")
+    if begun != _latest(storage, f"{checkpoint}/commits"):
+        return None
+    if begun < 0:
+        return {}
+    offsets = json.loads(storage.read(f"{checkpoint}/offsets/{begun}").splitlines()[-1])
+    return {writer: seq for writer, seq in offsets.items() if seq >= 0}  # what began at -1 has read nothing
+
+
+def _latest(storage: Storage, folder: str) -> int:
+    """The last micro-batch in one of Spark's logs, `7` or `9.compact`; -1 for none."""
+    numbers = [name.removesuffix(".compact") for name in storage.names(folder)]
+    return max((int(number) for number in numbers if number.isdigit()), default=-1)
+
+
+def _name(schema: str) -> str:
+    return hashlib.blake2b(schema.encode(), digest_size=8).hexdigest()

@@ -1,0 +1,144 @@
+"""What a restart of the ingest job must find as it was, decided without Spark: the table, and the schema."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from sidecar.errors import ConfigError
+from sidecar.spark.ingest.frozen import freeze_schema, refuse_table_of_another
+from sidecar.spark.ingest.support import REJECTS, TABLE, Target
+
+OLD, NEW = '{"old": 1}', '{"new": 1}'
+
+
+class LocalStorage:
+    """As Spark's storage, on this disk."""
+
+    def names(self, folder: str) -> list[str]:
+        """Names that are not hidden."""
+        path = Path(folder)
+        return [one.name for one in path.iterdir() if one.name[0] != "."] if path.is_dir() else []
+
+    def read(self, path: str) -> bytes:
+        """A file."""
+        return Path(path).read_bytes()
+
+    def write(self, path: str, data: bytes) -> None:
+        """A file and its folder."""
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        Path(path).write_bytes(data)
+
+    def remove(self, path: str) -> None:
+        """A file."""
+        Path(path).unlink()
+
+
+def begun(checkpoint: Path, upto: int, offsets: dict[str, int], *, pending: bool = False) -> None:
+    """Spark's logs of a query that has come to a micro-batch."""
+    for log in ("offsets", "commits"):
+        for number in range(max(0, upto - 3), upto + 1 - (pending and log == "commits")):
+            LocalStorage().write(f"{checkpoint}/{log}/{number}", f"v1\n{{}}\n{json.dumps(offsets)}".encode())
+
+
+def frozen(folder: Path) -> list[bytes]:
+    """The schemas that are kept."""
+    return [path.read_bytes() for path in (folder / "schema").iterdir()]
+
+
+@pytest.mark.parametrize(
+    ("log", "upto", "refused"),
+    [
+        ([], -1, False),  # both new
+        (["0", "1", "2"], 2, False),  # a restart, whether or not its last micro-batch is committed
+        (["0", "1"], 2, False),  # a restart whose last micro-batch the table has not
+        (["9.compact", ".10.crc", ".11.compact.x.tmp"], 9, False),
+        ([], 7, False),  # the table was moved aside
+        (["0"], -1, True),
+        (["8", "9.compact"], 8, True),  # the checkpoint is an older copy
+    ],
+)
+def test_a_table_that_is_ahead_of_its_checkpoint_is_refused(
+    tmp_path: Path, log: list[str], upto: int, refused: bool
+) -> None:
+    """Only a table with micro-batches that the checkpoint never began is refused, be it the one of rejects."""
+    own = tmp_path / "checkpoint" / "rejects"
+    wanted = [
+        Target(TABLE, str(tmp_path / "t"), str(tmp_path / "checkpoint" / "table"), "a"),
+        Target(REJECTS, str(tmp_path / "t-rejects"), str(own), "b"),
+    ]
+    for name in log:
+        LocalStorage().write(f"{tmp_path}/t-rejects/_spark_metadata/{name}", b"v1")
+    begun(own, upto, {"a": upto})
+    try:
+        refuse_table_of_another(LocalStorage(), wanted)
+        said = ""
+    except ConfigError as error:
+        said = f"{error}: {error.hint}"
+    assert bool(said) == refused
+    if refused:
+        assert f"the table {tmp_path}/t-rejects has micro-batches up to number {log[-1][0]}, and the chec" in said
+        assert f"begun {'none' if upto < 0 else f'those up to {upto}'}: another one filled it" in said
+        assert "set spark.table.path" in said
+
+
+@pytest.mark.parametrize(
+    ("table", "rejects", "pending", "refused"),
+    [
+        ({"a": 5}, {"a": 5, "b": -1}, False, False),
+        ({"a": 5}, {"a": 4}, False, True),
+        ({"a": 5}, {"a": 5}, True, True),
+        ({"a": 5}, {"a": 5, "b": 0}, False, True),
+    ],
+)
+def test_another_schema_waits_until_both_have_read_as_far(
+    tmp_path: Path, table: dict[str, int], rejects: dict[str, int], pending: bool, refused: bool
+) -> None:
+    """It is taken where both queries stand at the same place with nothing pending; the same one goes on anywhere."""
+    storage = LocalStorage()
+    freeze_schema(storage, str(tmp_path), OLD)
+    begun(tmp_path / "table", 7, table, pending=pending)
+    begun(tmp_path / "rejects", 9, rejects)
+    freeze_schema(storage, str(tmp_path), OLD)
+    if refused:
+        with pytest.raises(ConfigError, match=r"spark\.table\.schema changed") as caught:
+            freeze_schema(storage, str(tmp_path), NEW)
+        assert "Run it once with the schema before, which is in " in caught.value.hint
+    else:
+        freeze_schema(storage, str(tmp_path), NEW)
+    assert frozen(tmp_path) == [OLD.encode() if refused else NEW.encode()]
+
+
+def test_a_schema_is_free_until_something_is_read(tmp_path: Path) -> None:
+    """Before the first micro-batch any may take another's place; a job of an earlier release keeps the one it has."""
+    for schema in ("", OLD, NEW):
+        freeze_schema(LocalStorage(), str(tmp_path / "new"), schema)
+    assert frozen(tmp_path / "new") == [NEW.encode()]
+    begun(tmp_path / "old" / "table", 3, {"a": 3}, pending=True)
+    freeze_schema(LocalStorage(), str(tmp_path / "old"), OLD)
+    with pytest.raises(ConfigError):
+        freeze_schema(LocalStorage(), str(tmp_path / "old"), NEW)
+
+
+def test_a_change_that_was_cut_short_is_judged_again(tmp_path: Path) -> None:
+    """With two schemas kept neither is taken for granted: none goes on before both queries have read as far."""
+    storage = LocalStorage()
+    freeze_schema(storage, str(tmp_path / "other"), NEW)
+    freeze_schema(storage, str(tmp_path), OLD)
+    (new,) = (tmp_path / "other" / "schema").iterdir()
+    storage.write(f"{tmp_path}/schema/{new.name}", b"")
+    begun(tmp_path / "table", 7, {"a": 7})
+    begun(tmp_path / "rejects", 7, {"a": 7})
+    freeze_schema(storage, str(tmp_path), NEW)
+    assert frozen(tmp_path) == [NEW.encode()]
+
+
+def test_a_filled_table_gets_no_schema(tmp_path: Path) -> None:
+    """The rejects would begin with rows that the table has: refused, and what helps is said."""
+    freeze_schema(LocalStorage(), str(tmp_path), "")
+    begun(tmp_path / "table", 3, {"a": 3})
+    with pytest.raises(ConfigError, match="was added to a table that is filled without one") as caught:
+        freeze_schema(LocalStorage(), str(tmp_path), OLD)
+    assert "another spark.checkpoint" in caught.value.hint
