@@ -58,9 +58,8 @@ def _spark_sink(settings: SparkSettings, state_dir: Path, columns: Columns, tags
         from sidecar.sinks.spark import SparkSink, writer_name
         from sidecar.zone.retention import Retention
     retention = Retention(settings.retention.age_ms, settings.retention.max_bytes)
-    return SparkSink(
-        settings.landing, writer_name(state_dir), columns, tags_of, format=settings.format, retention=retention
-    )
+    name = writer_name(state_dir, settings.landing)
+    return SparkSink(settings.landing, name, columns, tags_of, format=settings.format, retention=retention)
 
 
 def _delta_sink(settings: DeltaSettings, columns: Columns, tags_of: TagsOf) -> Sink:

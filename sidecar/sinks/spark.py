@@ -12,6 +12,7 @@ from sidecar import files
 from sidecar.core.records import Answer, Batch, Columns, Verdict
 from sidecar.errors import ConfigError, StateError, ZoneError
 from sidecar.sinks.formats import TagsOf
+from sidecar.zone.layout import data_folder, manifest_folder
 from sidecar.zone.retention import Retention
 from sidecar.zone.rows import RowFramer
 from sidecar.zone.writer import Format, ZoneFullError, ZoneWriter
@@ -56,10 +57,7 @@ class SparkSink:
         try:
             self._zone = ZoneWriter(landing, writer, format=format, retention=retention, report=_report)
         except OSError as error:
-            raise ConfigError(
-                f"cannot write to {landing}: {error.strerror or error}",
-                hint="Set sink.spark.landing to a folder that this user may write, on a file system with locks",
-            ) from error
+            raise _unusable(landing, error) from error
 
     def deliver(self, batch: Batch) -> Answer:
         """Land the parts that the zone does not have yet: all of them are visible at once, or none."""
@@ -82,20 +80,39 @@ def _report(text: str) -> None:
     log.warning("zone.mended", what=text)
 
 
-def writer_name(state_dir: Path) -> str:
-    """The name of the writer of a state folder: drawn at random the first time, and the same for ever after.
+def _unusable(landing: Path, error: OSError) -> ConfigError:
+    return ConfigError(
+        f"cannot write to {landing}: {error.strerror or error}",
+        hint="Set sink.spark.landing to a folder that this user may write, on a file system with locks",
+    )
+
+
+def writer_name(state_dir: Path, landing: Path) -> str:
+    """The name of a state folder's writer: drawn at random, and kept for as long as the zone knows it.
+
+    In a zone that was made again, and in another one, numbers begin at 0: readers that had read further under the same
+    name would pass over them. A name that is drawn and then not used, as after a crash, is drawn anew.
 
     Raises:
-        StateError: It cannot be read or kept.
+        ConfigError: The zone cannot be read.
+        StateError: The name cannot be read or kept.
     """
     path = state_dir / WRITER_FILE
     try:
         data = files.read_from(path)
-        if data is None:
+        if data is not None and not re.fullmatch(rb"[0-9a-f]{12}", data):
+            raise StateError(f"state folder: {path} is damaged", hint="Remove it: a new writer begins in the zone then")
+        if data is None or not _knows(landing, data.decode()):
             data = os.urandom(6).hex().encode()
             files.put(path, data)
     except OSError as error:
         raise StateError(f"state folder: cannot use {path}: {error.strerror or error}") from error
-    if not re.fullmatch(rb"[0-9a-f]{12}", data):
-        raise StateError(f"state folder: {path} is damaged", hint="Remove it: a new writer begins in the zone then")
     return data.decode()
+
+
+def _knows(landing: Path, writer: str) -> bool:
+    """Whether a zone has anything of a writer; data alone, whose manifest was lost, is for its start to set right."""
+    try:
+        return manifest_folder(landing, writer).is_dir() or any(data_folder(landing, writer).glob("*/*"))
+    except OSError as error:
+        raise _unusable(landing, error) from error

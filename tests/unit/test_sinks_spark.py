@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -24,9 +25,11 @@ from sidecar.daemon.graveyards import Originals
 from sidecar.errors import ConfigError, SidecarError, StateError
 from sidecar.sinks.build import build_sink
 from sidecar.sinks.spark import WRITER_FILE, SparkSink, writer_name
+from sidecar.spark.source.options import Limit
+from sidecar.spark.source.planner import Planner
 from sidecar.zone import acknowledge
 from sidecar.zone.retention import Retention
-from tests.support.landing import KEEP, Disk, arrived, disk, entries, message
+from tests.support.landing import KEEP, Disk, ProcessDied, arrived, disk, entries, message
 from tests.support.process import spawn, wait_until
 from tests.unit.test_formats import ListColumns, Msg, tags_of
 
@@ -100,16 +103,63 @@ def test_a_damaged_zone_stops_the_intake(tmp_path: Path) -> None:
 
 
 def test_a_writer_keeps_its_name(tmp_path: Path) -> None:
-    """The name is drawn once for a state folder; a damaged one is refused, a lost one is a new writer."""
-    name = writer_name(tmp_path)
-    assert writer_name(tmp_path) == name
+    """The name is drawn once for a state folder and a zone; a damaged one is refused, a lost one is a new writer."""
+    zone = tmp_path / "zone"
+    name = writer_name(tmp_path, zone)
+    sink(zone, name=name).close()
+    assert writer_name(tmp_path, zone) == name
     (tmp_path / WRITER_FILE).write_bytes(b"../..")
     with pytest.raises(StateError, match="is damaged"):
-        writer_name(tmp_path)
+        writer_name(tmp_path, zone)
     (tmp_path / WRITER_FILE).unlink()
-    assert writer_name(tmp_path) != name
+    assert writer_name(tmp_path, zone) != name
     with pytest.raises(StateError, match="cannot use"):
-        writer_name(tmp_path / "missing")
+        writer_name(tmp_path / "missing", zone)
+
+
+def landed(config: Settings, *firsts: int) -> str:
+    """Land batches of three rows by the sink of the settings; the name of its writer."""
+    made = build_sink(config, ListColumns(), tags_of)
+    assert isinstance(made, SparkSink)
+    for first in firsts:
+        assert made.deliver(batch(made, first)).verdict is Verdict.ACK
+    made.close()
+    return made._zone.writer
+
+
+@pytest.mark.parametrize("again", ["removed", "another"])
+def test_a_zone_that_begins_anew_has_a_new_writer(tmp_path: Path, again: str) -> None:
+    """A query that had read a zone goes on with all rows of one made in its place, whose numbers begin at 0."""
+    old = landed(settings(tmp_path), 0, 3, 6)
+    zone = tmp_path / "zone" if again == "removed" else tmp_path / "other"
+    shutil.rmtree(tmp_path / "zone")
+    name = landed(settings(tmp_path, {"landing": str(zone)}), 9, 12)
+    planner = Planner(zone, groups=None, dedup=True, report=print)
+    end = planner.latest({old: 2}, Limit())
+    assert [(share.entry.writer, share.entry.seq) for share in planner.plan({old: 2}, end)] == [(name, 0), (name, 1)]
+
+
+def test_a_manifest_that_was_lost_keeps_its_writer(tmp_path: Path) -> None:
+    """Where data is left without its manifest the writer stays the same, and enters all of it again."""
+    name = landed(settings(tmp_path), 0, 3)
+    shutil.rmtree(tmp_path / "zone" / "manifest")
+    assert landed(settings(tmp_path), 6) == name
+    assert [row.offset for row in arrived(tmp_path / "zone")] == list(range(9))
+
+
+def test_killed_while_a_writer_begins(tmp_path: Path) -> None:
+    """Wherever the process ends between drawing a name and its first batch, the next one lands all rows once."""
+    for at in range(1, 40):
+        root = tmp_path / str(at)
+        root.mkdir()
+        with disk(Disk(at, death=True)) as trouble, contextlib.suppress(ProcessDied):
+            landed(settings(root), 0)
+        name = landed(settings(root), 0, 3)
+        assert [row.offset for row in arrived(root / "zone")] == list(range(6)), at
+        assert landed(settings(root)) == name, at
+        if not trouble.died:
+            break
+    assert at > 20
 
 
 def test_settings_make_the_sink(tmp_path: Path) -> None:
@@ -120,7 +170,7 @@ def test_settings_make_the_sink(tmp_path: Path) -> None:
     assert made.deliver(batch(made, 0)).verdict is Verdict.ACK
     made.close()
     (entry,) = entries(tmp_path / "zone")
-    assert (entry.format, entry.writer) == ("parquet", writer_name(tmp_path))
+    assert (entry.format, entry.writer) == ("parquet", writer_name(tmp_path, tmp_path / "zone"))
     assert (config.sink.concurrency, config.sink.format) == (1, "row")
     _, again = build(config, ListColumns())
     with pytest.raises(StateError, match="another process writes"):
