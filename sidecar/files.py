@@ -175,6 +175,7 @@ class Lines:
     """
 
     def __init__(self, path: Path) -> None:
+        self._path = path
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
             self.end = os.fstat(self._fd).st_size
@@ -216,6 +217,17 @@ class Lines:
         write_at(self._fd, line, at)
         os.fsync(self._fd)
         write_at(self._fd, b"\n", at + len(line))
+
+    def in_place(self) -> bool:
+        """Whether the file is still the one under its name: else nobody sees what is appended.
+
+        Raises:
+            OSError: It cannot be told.
+        """
+        try:
+            return os.path.samestat(os.stat(self._path), os.fstat(self._fd))  # noqa: PTH116
+        except (FileNotFoundError, NotADirectoryError):
+            return False
 
     def close(self) -> None:
         """Let go of the file."""

@@ -16,7 +16,7 @@ from pyroaring import BitMap64
 
 from sidecar import files
 from sidecar.core.records import Batch, Part
-from sidecar.errors import StateError
+from sidecar.errors import StateError, ZoneError
 from sidecar.zone.acks import acknowledged
 from sidecar.zone.columns import record_batches
 from sidecar.zone.data import encode
@@ -45,6 +45,8 @@ class ZoneWriter:
     The steps of a batch, each durable before the next: the data file under a hidden name, its own name, its folder, the
     manifest line, and then the line feed that lets readers see it. What fails in between leaves nothing that a reader
     sees, and is taken back at once, or else before the next batch.
+
+    When the manifest is moved or removed meanwhile nothing is landed, and nothing acknowledged, until it is back.
 
     Args:
         root: The zone; made when it is missing.
@@ -110,12 +112,13 @@ class ZoneWriter:
 
         Raises:
             ZoneFullError: Only unread batches are left to remove.
-            ZoneError: The zone is damaged.
+            ZoneError: The zone is damaged, or its manifest is not where readers look for it.
             OSError: It failed, and nothing is visible; to be tried again. A closed writer fails so too.
         """
         with self._guard:
             if self._closed:
                 raise OSError(0, "the landing zone is closed")
+            self._check_in_place()  # also for what is known: it may be gone since
             self._mend()
             fresh = self._fresh(batch.parts)
             if not any(part.count for part in fresh):
@@ -155,7 +158,16 @@ class ZoneWriter:
         self._debris = None
         self._head, self._seq = entry, entry.seq + 1
         self._know(entry)
+        self._check_in_place()
         return entry
+
+    def _check_in_place(self) -> None:
+        if not self._lines.in_place():
+            raise ZoneError(
+                f"landing zone: the manifest of writer {self.writer} in {self._root} was moved, removed or replaced "
+                "while it was written",
+                hint="Move it back, and intake goes on; when it is gone for good, start this process again",
+            )
 
     def _entry(self, batch: Batch) -> Entry:
         group, now_ms = text_of_name(batch.group), self._clock_ms()
@@ -165,6 +177,7 @@ class ZoneWriter:
         return Entry(self.writer, self._seq, file, group, batch.count, 0, 0, before, now_ms, parts, covers)
 
     def _append(self, entry: Entry) -> None:
+        self._check_in_place()
         if entry.seq == first_of(entry.seq) and self._lines.end:
             lines = files.Lines(segment_path(self._root, self.writer, entry.seq))
             self._lines.close()

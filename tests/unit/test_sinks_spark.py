@@ -102,6 +102,23 @@ def test_a_damaged_zone_stops_the_intake(tmp_path: Path) -> None:
         sink(tmp_path)
 
 
+def test_a_zone_that_is_removed_stops_the_intake(tmp_path: Path) -> None:
+    """Nothing is acknowledged into a zone that is not there any more; the reason says what to do."""
+    root = tmp_path / "zone"
+    made = sink(root)
+    assert made.deliver(batch(made, 0)).verdict is Verdict.ACK
+    shutil.rmtree(root)
+    for first in (3, 0):
+        answer = made.deliver(batch(made, first))
+        assert answer.verdict is Verdict.HALT
+        assert f"the manifest of writer a in {root} was moved, removed or replaced" in answer.reason
+        assert answer.reason.endswith(
+            "(Move it back, and intake goes on; when it is gone for good, start this process again)"
+        )
+    made.close()
+    assert not root.exists()
+
+
 def test_a_writer_keeps_its_name(tmp_path: Path) -> None:
     """The name is drawn once for a state folder and a zone; a damaged one is refused, a lost one is a new writer."""
     zone = tmp_path / "zone"

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from sidecar.core.records import Batch, TopicPartition
-from sidecar.errors import StateError
+from sidecar.errors import StateError, ZoneError
 from sidecar.zone import Tail, layout, read, retention, tail
 from sidecar.zone.writer import Format
 from tests.support.landing import (
@@ -299,6 +301,60 @@ def test_a_follower_sees_only_whole_lines(tmp_path: Path) -> None:
     seen += [entry.seq for entry in follower.poll().get("a", ())]
     assert seen == [0, 1]
     assert follower.poll() == {}
+
+
+@pytest.mark.parametrize("what", [".", "manifest", "manifest/a", "manifest/a/000000000000.log"])
+def test_a_manifest_that_is_away_takes_nothing(tmp_path: Path, what: str) -> None:
+    """What is moved under a writer ends each landing with an error, also of what is known; back again it goes on."""
+    root = tmp_path / "zone"
+    zone = writer(root)
+    zone.land(batch(0))
+    (root / what).rename(tmp_path / "away")
+    for first in (3, 0):
+        with pytest.raises(ZoneError, match=f"manifest of writer a in {root} was moved, removed or replaced"):
+            zone.land(batch(first))
+    (tmp_path / "away").rename(root / what)
+    assert zone.land(batch(3)) is not None
+    zone.close()
+    assert arrived(root) == messages(6)
+    assert len(data_files(root)) == 2
+
+
+class Moving(Disk):
+    """Moves a folder away before the n-th change."""
+
+    def __init__(self, at: int, folder: Path, away: Path) -> None:
+        super().__init__()
+        self.moves = (at, folder, away)
+
+    def _call(self, name: str, *call: Any) -> Any:
+        at, folder, away = self.moves
+        if len(self.calls) == at - 1 and not away.exists():
+            folder.rename(away)
+        return super()._call(name, *call)
+
+
+@pytest.mark.parametrize("restart", [False, True])
+@pytest.mark.parametrize("at", range(1, len(STEPS) + 1))
+def test_a_zone_that_is_moved_within_a_landing(tmp_path: Path, at: int, restart: bool) -> None:
+    """At whichever step a zone is moved, the batch is not acknowledged, and when it is back its rows are there once."""
+    root, away = tmp_path / "zone", tmp_path / "away"
+    zone = writer(root, clock_ms=lambda: 0)
+    zone.land(batch(0))
+    with disk(Moving(at, root, away)), pytest.raises((ZoneError, OSError)):
+        zone.land(batch(3))
+    with pytest.raises(ZoneError):
+        zone.land(batch(3))
+    shutil.rmtree(root, ignore_errors=True)  # what was begun in its place
+    away.rename(root)
+    if restart:
+        zone.close()
+        zone = writer(root)
+    zone.land(batch(3))
+    zone.land(batch(6))
+    zone.close()
+    assert arrived(root) == messages(9)
+    assert len(data_files(root)) == 3
 
 
 def test_a_closed_zone_takes_nothing(tmp_path: Path) -> None:
