@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from sidecar import files
+from sidecar.errors import ZoneError
+from sidecar.zone.data import entry_in
 from sidecar.zone.entry import DamagedLineError, Entry, line_of, parse
 from sidecar.zone.floor import read_floor
 from sidecar.zone.layout import data_folder, first_of, manifest_folder, segment_path, seq_of
@@ -38,6 +40,8 @@ class Recovery:
       sent again its name is known. To remove it would be the same, but a manifest that lost its end (restored from an
       older copy) would then take the data with it. A file that is not whole is removed, and so are hidden ones and
       what retention had begun to remove.
+    * A whole data file, or a floor, beyond the next number is of no crash: each number is entered before the next one
+      is begun. Then the manifest is an older one, and nothing is removed.
 
     Args:
         root: The zone.
@@ -59,7 +63,7 @@ class Recovery:
 
         Raises:
             OSError: Files cannot be read or written.
-            ZoneError: The floor is damaged.
+            ZoneError: The floor is damaged, or the manifest is older than the data.
         """
         segments = sorted(int(path.stem) for path in manifest_folder(self._root, self._writer).glob("[0-9]*.log"))
         first = segments[-1] if segments else first_of(self._floor.seq + 1)
@@ -129,6 +133,9 @@ class Recovery:
 
     def _sweep(self, found: Recovered) -> None:
         """Enter whole data files behind the last line, and remove what is of no use."""
+        if self._floor.seq >= found.seq:
+            raise self._older(found.seq, f"data up to number {self._floor.seq} was removed as read")
+        useless: list[tuple[Path, str]] = []
         folder = data_folder(self._root, self._writer)
         for path in sorted(folder.glob("*/*"), key=lambda path: path.name):
             seq = seq_of(path.name)
@@ -138,9 +145,21 @@ class Recovery:
             if seq == found.seq and (entry := find_entry(self._root, self._writer, seq)) and entry.file == name:
                 self._enter(found, entry)
                 self._report(f"{name} had no line in the manifest; it was entered")
+            elif seq is not None and seq > found.seq and entry_in(path, name) is not None:
+                raise self._older(found.seq, f"{name} is whole")
             elif path.name[0] == files.HIDDEN or seq is not None:
-                files.remove(path)
-                self._report(f"{name} was left unfinished or half removed; it was removed")
+                useless.append((path, name))
+        for path, name in useless:
+            files.remove(path)
+            self._report(f"{name} was left unfinished or half removed; it was removed")
+
+    def _older(self, seq: int, why: str) -> ZoneError:
+        return ZoneError(
+            f"landing zone: the manifest of writer {self._writer} in {self._root} ends before number {seq}, which has "
+            f"no whole data file, and {why}",
+            hint=f"Restore manifest/{self._writer} as it was last; when there is no copy, move it and "
+            f"data/{self._writer} out of the zone: a new writer begins, and only those files have what was not read",
+        )
 
     def _enter(self, found: Recovered, entry: Entry) -> None:
         files.sync((self._root / entry.file).parent)

@@ -212,6 +212,42 @@ def test_killed_while_it_removes(tmp_path: Path, clock: Clock) -> None:
     assert at > 15
 
 
+@pytest.mark.parametrize("kept", ["no floor", "floor"])
+@pytest.mark.parametrize("read", [6, 9])
+def test_an_older_manifest_removes_nothing(tmp_path: Path, clock: Clock, read: int, kept: str) -> None:
+    """A manifest that ends before what retention removed is an error, and all files stay until it is restored."""
+    acknowledge(tmp_path, "job", {})
+    zone = keeper(tmp_path, clock)
+    land(zone, *range(4))
+    folder = tmp_path / "manifest" / "a"
+    older = {path: path.read_bytes() for path in folder.iterdir()}
+    land(zone, *range(4, 10))
+    acknowledge(tmp_path, "job", {"a": read})
+    clock.now_ms += 2 * HOUR_MS
+    land(zone, 10)
+    zone.close()
+    hour = next((tmp_path / "data" / "a").iterdir())
+    (hour / "000000000005-paid-3.arrow").write_bytes(b"half")
+    (hour / ".000000000011-paid-3.arrow").write_bytes(b"half")
+    begun = data_files(tmp_path)
+    last = {path: path.read_bytes() for path in folder.iterdir()}
+    for path in last if kept == "no floor" else older:
+        path.unlink()
+    for path, data in older.items():
+        path.write_bytes(data)
+    for _ in range(2):
+        with pytest.raises(ZoneError, match=r"manifest of writer a in .* ends before number 4, which") as refused:
+            keeper(tmp_path, clock)
+        assert "Restore manifest/a as it was last" in refused.value.hint
+        assert data_files(tmp_path) == begun
+    for path, data in last.items():
+        path.write_bytes(data)
+    told: list[str] = []
+    writer(tmp_path, report=told.append).close()
+    assert len(told) == 2
+    assert numbers(tmp_path) == list(range(read + 1, 11))
+
+
 def test_not_too_much_at_once(tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     """A delivery removes a bounded number of files, and the next one goes on."""
     assert FILES_MAX == 1000
