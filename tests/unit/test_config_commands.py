@@ -10,12 +10,14 @@ from pathlib import Path
 from types import ModuleType
 
 import click
+import psutil
 import pytest
 from click.testing import CliRunner, Result
 
 from sidecar.cli import COMMANDS, main
 from sidecar.config import schema
 from sidecar.errors import StateError
+from tests.support.process import wait_until
 
 MINIMAL = Path(__file__).parents[2] / "config" / "minimal.yaml"
 PROGRAM = "from sidecar.cli import main; main(prog_name='sidecar')"
@@ -191,6 +193,8 @@ def test_a_stop_while_it_starts_is_a_stop(command: list[str], tmp_path: Path) ->
     config = tmp_path / "endless.yaml"
     os.mkfifo(config)
     start = [sys.executable, "-m", "sidecar", *command, "-c", str(config)]
-    with subprocess.Popen(start) as process, config.open("wb"):  # which waits until it is read
+    with subprocess.Popen(start) as process, config.open("wb"):  # which waits until it is opened
+        # A signal that comes right before the call that reads is heard after it: never, where nothing comes.
+        wait_until(lambda: psutil.Process(process.pid).status() == psutil.STATUS_SLEEPING, 60, "it reads")
         process.terminate()
         assert process.wait(60) == 0
