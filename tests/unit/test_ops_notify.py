@@ -39,11 +39,25 @@ def test_systemd_hears_each_step(listener: tuple[str, socket.socket]) -> None:
 
 
 @pytest.mark.parametrize("path", ["", "/nowhere/notify", "@sidecar-nobody-listens", "relative"])
-def test_nobody_listening_is_no_error(path: str) -> None:
-    """Without systemd, or with its socket gone, the daemon does not notice."""
+def test_nobody_listening_is_no_error(path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without systemd, or with its socket gone, the daemon does not notice, and makes nothing in its place."""
+    monkeypatch.chdir(tmp_path)
     notifier = Notifier({"NOTIFY_SOCKET": path})
     notifier.ready()
     notifier.status("fine")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_who_listens_later_hears_what_comes_then(tmp_path: Path) -> None:
+    """What was said to nobody is gone, and is no reason to say no more."""
+    path = tmp_path / "notify"
+    notifier = Notifier({"NOTIFY_SOCKET": str(path)})
+    notifier.ready()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as heard:
+        heard.bind(str(path))
+        heard.settimeout(5)
+        notifier.watchdog()
+        assert heard.recv(1024) == b"WATCHDOG=1"
 
 
 def test_a_full_socket_never_blocks(listener: tuple[str, socket.socket]) -> None:
