@@ -145,8 +145,9 @@ class ZoneStreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailable
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
         """Take what is there now, and nothing that comes later; with the option `until` as far as that."""
-        heads = self._start().heads()
-        self._target = heads if self._options.until is None else self._options.until
+        planner = self._start()
+        if self._options.until is None:
+            self._target = planner.heads()
 
     def reportLatestOffset(self) -> Offsets | None:  # noqa: N802
         """How far the zone is known, for the query's progress."""
