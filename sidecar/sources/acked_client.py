@@ -6,13 +6,10 @@ any member of the group, with another offset and another handle.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from sidecar.core.records import Header
-
-Tell = Callable[[str, str, Mapping[str, object]], None]
-"""Writes a log event: its name, its level, its fields."""
 
 
 class Handed(NamedTuple):

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from sidecar.core.carried import Carried
 from sidecar.core.effects import CommitItem
 from sidecar.core.records import Columns, Details, Header, Run, TopicPartition
+
+Tell = Callable[[str, str, Mapping[str, object]], None]
+"""Writes a log event: its name, its level, its fields."""
 
 
 class ReadPast(NamedTuple):

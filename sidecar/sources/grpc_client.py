@@ -14,8 +14,9 @@ from typing import Any, TypeVar
 
 from sidecar.config.source import RocketMqSource as RocketMqSettings
 from sidecar.errors import CredentialsError, SidecarError, UnavailableError
-from sidecar.sources.acked_client import Handed, Tell
+from sidecar.sources.acked_client import Handed
 from sidecar.sources.acked_columns import OVERHEAD_BYTES
+from sidecar.sources.base import Tell
 from sidecar.sources.grpc_leases import INVISIBLE_S, OK, Leases
 from sidecar.sources.grpc_requests import BATCH_MAX, REQUEST_S, Requests
 from sidecar.sources.grpc_session import (

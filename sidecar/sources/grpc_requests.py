@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 from sidecar.config.source import RocketMqSource as RocketMqSettings
 from sidecar.core.records import Header, TopicPartition
 from sidecar.rocketmq.messages import packed_by, unpack
-from sidecar.sources.acked_client import Handed, Tell
+from sidecar.sources.acked_client import Handed
+from sidecar.sources.base import Tell
 from sidecar.sources.grpc_stubs import VERSION, Stubs
 
 BATCH_MAX = 32

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple
 
 from confluent_kafka import KafkaError, KafkaException
@@ -12,7 +12,7 @@ from confluent_kafka import KafkaError, KafkaException
 from sidecar.config.source import KafkaSource as KafkaSettings
 from sidecar.core.carried import Carried
 from sidecar.core.records import TopicPartition
-from sidecar.sources.base import Assignment
+from sidecar.sources.base import Assignment, Tell
 from sidecar.sources.kafka_offsets import Bounds, Offsets
 from sidecar.sources.kafka_topics import TopicIds
 from sidecar.state.interface import PartitionSnapshot
@@ -21,7 +21,6 @@ from sidecar.state.offset_map import Decoded, Identity, Origin, decode
 TRUNCATION_PATIENCE_S = 2.0
 """A new leader may tell an old high watermark for a moment."""
 
-Tell = Callable[[str, str, Mapping[str, object]], None]
 
 _REASONS = {
     Origin.NONE: "the offset was set by an operator or another program",

@@ -16,7 +16,8 @@ from sidecar.native.frames import Kind, Message, unpack_message
 from sidecar.rocketmq.codes import SysFlag
 from sidecar.rocketmq.messages import properties, unpack
 from sidecar.rocketmq.requests import RETRY
-from sidecar.sources.acked_client import Handed, Tell
+from sidecar.sources.acked_client import Handed
+from sidecar.sources.base import Tell
 from sidecar.sources.native_cluster import Cluster
 from sidecar.sources.native_process import ChildProcess
 

@@ -17,14 +17,13 @@ from sidecar.rocketmq.frames import Frame, ProtocolError
 from sidecar.rocketmq.messages import decode
 from sidecar.rocketmq.network import Ask, Link, Network, RefusedError
 from sidecar.rocketmq.requests import Asks, Subscription, read_offset
-from sidecar.sources.base import Assignment
+from sidecar.sources.base import Assignment, Tell
 from sidecar.sources.rocketmq_progress import Mark, Progress
 from sidecar.state.offset_map import Decoded, Identity, Origin
 
 PATIENCE_S = 2.0
 """How long the loop may stand still to ask where queues go on."""
 
-Tell = Callable[[str, str, Mapping[str, object]], None]
 LinkOf = Callable[[str], Link | None]
 
 

@@ -19,7 +19,7 @@ import zstandard
 from sidecar.config.source import RocketMqSource as Settings
 from sidecar.errors import ConfigError
 from sidecar.sources import grpc_stubs
-from sidecar.sources.acked_client import Tell
+from sidecar.sources.base import Tell
 from sidecar.sources.grpc_client import GrpcClient
 from sidecar.sources.grpc_requests import Place, Requests, place_of
 from sidecar.sources.grpc_session import Session
