@@ -12,7 +12,7 @@ from sidecar.core import tags
 from sidecar.core.fields import Field, FieldError, json_at, parse_json_path
 from sidecar.core.ids import id_reader, int_id, text_id
 from sidecar.core.records import TopicPartition
-from sidecar.core.tags import MEMO_MAX, Memo, TagError, TagFilter, parse_expression, string_hash_code, tag_mask
+from sidecar.core.tags import MEMO_MAX, Memo, TagError, TagFilter, parse_expression, string_hash_code
 
 TP = TopicPartition("orders", 0)
 
@@ -42,13 +42,8 @@ def test_bad_expressions_are_refused(text: str) -> None:
         parse_expression(text)
 
 
-def test_masks_have_no_false_negatives() -> None:
-    """The OR of many tags' masks matches each of them; RocketMQ's hash is Java's."""
-    filtered = TagFilter("a || b")
-    assert filtered.may_match(filtered.mask([b"x", b"b", b"y"]))
-    assert TagFilter("*").may_match(0)
-    assert not filtered.may_match(0)
-    assert 1 <= tag_mask(b"a").bit_count() <= 4
+def test_rocketmq_hash_is_javas() -> None:
+    """The hash that brokers compare tags by is Java's `String.hashCode`."""
     assert string_hash_code("hello") == 99162322
     assert string_hash_code("polygenelubricants") == -(1 << 31)
 
@@ -64,11 +59,10 @@ def test_groups_of_messages() -> None:
     assert TagFilter().groups[None] == ""
 
 
-def test_a_mask_that_matches_by_chance_is_looked_at_again() -> None:
-    """A hash collision does not let an unwanted tag through."""
-    wanted = TagFilter("a")
-    wanted._want_masks = [0]
-    assert wanted.group(b"other") is None
+def test_tags_are_compared_as_text() -> None:
+    """A tag that a broker's hash cannot tell from a wanted one is not wanted."""
+    assert string_hash_code("Aa") == string_hash_code("BB")
+    assert (TagFilter("Aa").group(b"BB"), TagFilter("Aa").group(b"x", b"Aa")) == (None, "Aa")
 
 
 def test_several_tags_in_one_value() -> None:
