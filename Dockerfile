@@ -2,8 +2,6 @@
 # state: a volume at /var/lib/sidecar.
 
 FROM python:3.12-slim AS build
-# cykhash comes as source only.
-RUN apt-get update && apt-get install --yes --no-install-recommends gcc libc6-dev
 WORKDIR /src
 RUN python -m venv /opt/consumer-sidecar
 COPY pyproject.toml constraints.txt README.md LICENSE ./

@@ -75,8 +75,6 @@ $(INSTALLED): pyproject.toml constraints.txt
 		{ echo "Python 3.11 or later is needed: $(PYTHON) is older or missing (choose one: make PYTHON=python3.12 ...)" >&2; exit 1; }
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || \
 		{ echo "$(PYTHON) cannot make virtual environments; install that with: apt-get install python3-venv" >&2; exit 1; }
-	@command -v cc >/dev/null || command -v gcc >/dev/null || \
-		{ echo "A C compiler is missing (cykhash comes as source only); install it with: apt-get install gcc python3-dev" >&2; exit 1; }
 	@echo "Setting up $(VENV) ..."
 	@$(PYTHON) -m venv $(VENV)
 	@PIP_CONSTRAINT=constraints.txt $(PIP) hatchling editables -e '.[dev,spark,delta]'

@@ -4,44 +4,180 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Hashable, Iterable, Sequence
-from typing import Generic, Protocol, TypeVar
+from itertools import compress, islice, takewhile
+from typing import Generic, NamedTuple, Protocol, TypeVar, cast
 
-from cykhash import Int64Set
+import numpy as np
 from pyroaring import BitMap64
+
+from sidecar.core.idruns import mixed
+from sidecar.core.idset import IdSet, Room
 
 K = TypeVar("K", bound=Hashable)
 CAPACITY = 100_000_000
+FOR_EVER = 1 << 63
+CHUNK = 10_000
 
 
-class Generation(Protocol):
-    """A set of 64-bit numbers: Roaring for offsets and counters, a hash set for random ids."""
+class Moment(NamedTuple):
+    """Around the numbers that a window is asked about: for windows that outlive a process by a journal."""
 
-    def add(self, item: int) -> None:
-        """Put one number in."""
-        ...
+    last: int = -1
+    """The highest offset of their messages."""
+    keep_from: int = FOR_EVER
+    """What decided a message from this offset on is not forgotten, even beyond the capacity."""
+    now_ms: float = 0.0
+    """Monotonic time."""
+
+
+EVER = Moment()
+
+
+class Window(Protocol):
+    """What both kinds of windows can do."""
+
+    generation: int
+    """Grows with each rotation; numbers the young generation."""
 
     def __contains__(self, item: int) -> bool: ...
 
     def __len__(self) -> int: ...
 
+    def add(self, item: int) -> bool:
+        """Remember `item`; False when it was known."""
+        ...
+
+    def take(self, numbers: Sequence[int | None], moment: Moment = EVER, /) -> list[bool]:
+        """Remember many at once; for each whether it was new, as None always is."""
+        ...
+
+    def dump(self) -> tuple[bytes, bytes]:
+        """Young and old generation."""
+        ...
+
+    def load(self, dumped: tuple[bytes, bytes]) -> None:
+        """Take over what `dump` gave; ValueError when it cannot be that."""
+        ...
+
 
 class RotatingSet:
-    """Two generations of random 64-bit ids: 14-21 bytes an id, where Roaring takes 121-126.
+    """Two generations of 64-bit numbers of any kind: 10 bytes each.
+
+    A generation knows the highest offset of the messages that it decided, and is not forgotten before that is durably
+    settled: read again after a crash, such a message must meet the same answer.
 
     Args:
-        capacity: Ids kept at most; at least half as many are remembered.
+        capacity: Numbers kept at most; at least half as many are remembered.
+        room: Shared with other windows: how many numbers each may keep unsorted.
+        keep_ms: Rotate after so long, too: a number is forgotten after one to two times as long.
+    """
+
+    def __init__(self, capacity: int = CAPACITY, room: Room | None = None, keep_ms: float | None = None) -> None:
+        self.half = max(1, capacity // 2)
+        self.generation = 0
+        self.rotations = 0
+        self._room = room or Room()
+        self._keep_ms = keep_ms
+        self.young, self.old = IdSet(self._room), IdSet(self._room)
+
+    def __contains__(self, item: int) -> bool:
+        return item in self.young or item in self.old
+
+    def __len__(self) -> int:
+        return len(self.young) + len(self.old)
+
+    def add(self, item: int) -> bool:
+        """Remember `item`; False when it was known. May rotate first, never after: `item` is in `young` then."""
+        return self.take([item])[0]
+
+    def take(self, numbers: Sequence[int | None], moment: Moment = EVER, /) -> list[bool]:
+        """Remember many at once, in 0.2 microseconds each; for each whether it was new, as None always is."""
+        self._rotate_by_age(moment)
+        new: list[bool] = []
+        while rest := numbers[len(new) :]:
+            if self.full and self._may_rotate(moment):
+                new += self._leading_known(rest, moment.last)
+                if len(new) == len(numbers):
+                    break
+                self.rotate()
+                rest = numbers[len(new) :]
+            room = self.half - len(self.young)
+            new += self._take(rest[:room] if room > 0 else rest, moment)
+        return new
+
+    def _known(self, numbers: Sequence[int], last: int) -> set[int]:
+        keys = mixed(numbers)
+        return self.old.known(numbers, keys, last) | self.young.known(numbers, keys, last)
+
+    def _leading_known(self, numbers: Sequence[int | None], last: int) -> list[bool]:
+        """Answers for all before the first new number: it is what rotates, wherever a batch of them begins."""
+        known = self._known([number for number in numbers if number is not None], last)
+        return [number is None for number in takewhile(lambda n: n is None or n in known, numbers)]
+
+    def _take(self, numbers: Sequence[int | None], moment: Moment) -> list[bool]:
+        unique = set(numbers)
+        ids = [number for number in numbers if number is not None] if None in unique else cast("Sequence[int]", numbers)
+        known = self._known(ids, moment.last)
+        if not known and len(unique) == len(ids) == len(numbers):
+            self.young.update(cast("set[int]", unique), moment.last, moment.now_ms)
+            return [True] * len(numbers)
+        new, fresh = [], set()
+        for number in numbers:
+            new.append(number is None or (number not in known and number not in fresh))
+            if number is not None and new[-1]:
+                fresh.add(number)
+        self.young.update(fresh, moment.last, moment.now_ms)
+        return new
+
+    @property
+    def full(self) -> bool:
+        """Whether the young generation holds its half of the capacity."""
+        return len(self.young) >= self.half
+
+    def _may_rotate(self, moment: Moment) -> bool:
+        return self.old.decided < moment.keep_from
+
+    def _rotate_by_age(self, moment: Moment) -> None:
+        if self._keep_ms is None:
+            return
+        if len(self.young) and moment.now_ms - self.young.begun_ms >= self._keep_ms and self._may_rotate(moment):
+            self.rotate()
+        if len(self.old) and moment.now_ms - self.old.ended_ms >= self._keep_ms and self._may_rotate(moment):
+            self.rotate()
+
+    def rotate(self) -> None:
+        """Forget the old generation; the young one becomes the old one."""
+        self.young.seal()
+        self.old, self.young = self.young, IdSet(self._room)
+        self.generation += 1
+        self.rotations += 1
+
+    def dump(self) -> tuple[bytes, bytes]:
+        """Young and old generation: arrays of native 64-bit integers, rising."""
+        return self.young.numbers().tobytes(), self.old.numbers().tobytes()
+
+    def load(self, dumped: tuple[bytes, bytes]) -> None:
+        """Take over what `dump` gave.
+
+        Raises:
+            ValueError: The bytes are no arrays of 64-bit integers.
+        """
+        self.young, self.old = (IdSet(self._room) for _ in dumped)
+        for one, blob in zip((self.young, self.old), dumped, strict=True):
+            one.load(np.frombuffer(blob, np.int64))
+
+
+class RotatingBitmap:
+    """Two generations of offsets, or of ids that are dense, in 64-bit Roaring bitmaps.
+
+    Args:
+        capacity: Numbers kept at most; at least half as many are remembered.
     """
 
     def __init__(self, capacity: int = CAPACITY) -> None:
         self.half = max(1, capacity // 2)
         self.generation = 0
-        """Grows with each rotation; numbers the young generation."""
-        self.young: Generation = self._new()
-        self.old: Generation = self._new()
-
-    def _new(self) -> Generation:
-        fresh: Generation = Int64Set()
-        return fresh
+        self.young, self.old = BitMap64(), BitMap64()
 
     def __contains__(self, item: int) -> bool:
         return item in self.young or item in self.old
@@ -53,34 +189,13 @@ class RotatingSet:
         """Remember `item`; False when it was known. May rotate first, never after: `item` is in `young` then."""
         if item in self:
             return False
-        if self.full:
-            self.rotate()
+        self.make_room(FOR_EVER)
         self.young.add(item)
         return True
 
-    @property
-    def full(self) -> bool:
-        """Whether the young generation holds its half of the capacity."""
-        return len(self.young) >= self.half
-
-    def rotate(self) -> None:
-        """Forget the old generation; the young one becomes the old one."""
-        self.old, self.young = self.young, self._new()
-        self.generation += 1
-
-
-class RotatingBitmap(RotatingSet):
-    """Two generations of offsets (or of ids that grow, as snowflakes do) in 64-bit Roaring bitmaps.
-
-    Args:
-        capacity: Numbers kept at most; at least half as many are remembered.
-    """
-
-    young: BitMap64
-    old: BitMap64
-
-    def _new(self) -> BitMap64:
-        return BitMap64()
+    def take(self, numbers: Sequence[int | None], _: Moment = EVER, /) -> list[bool]:
+        """Remember many; for each whether it was new, as None always is."""
+        return [number is None or self.add(number) for number in numbers]
 
     def add_range(self, first: int, last: int, keep_from: int = 0) -> bool:
         """Remember `first` to `last`, both included, when none of them is known: 0.3 microseconds whatever the length.
@@ -101,15 +216,16 @@ class RotatingBitmap(RotatingSet):
 
     def make_room(self, keep_from: int) -> None:
         """Rotate when the young generation is full and the old one holds nothing from `keep_from` on."""
-        if self.full and (not self.old or self.old.max() < keep_from):
-            self.rotate()
+        if len(self.young) >= self.half and (not self.old or self.old.max() < keep_from):
+            self.old, self.young = self.young, BitMap64()
+            self.generation += 1
 
     def update(self, offsets: Sequence[int], keep_from: int = 0) -> None:
         """Remember many; `keep_from` as in `add_range`."""
         self.make_room(keep_from)
         self.young.update(array("Q", offsets))  # numpy arrays take 4 times as long
 
-    def dump(self, below: int) -> tuple[bytes, bytes]:
+    def dump(self, below: int = FOR_EVER) -> tuple[bytes, bytes]:
         """Young and old generation, without what stands at or above `below`, in the portable Roaring format."""
         young, old = self.young.copy(), self.old.copy()
         for bitmap in (young, old):
@@ -130,7 +246,9 @@ class Deduplicator(Generic[K]):
 
     Args:
         capacity: Numbers kept a key.
-        bitmap: True for offsets and growing ids (Roaring), False for random ids (hash set).
+        bitmap: True for offsets and dense numbers (Roaring bitmaps: down to a bit each), False for numbers of any
+            kind (sorted runs: 10 bytes each, where random ones take 121 in a bitmap).
+        keep_ms: Forget by age, too; not with bitmaps. See `RotatingSet`.
 
     >>> seen = Deduplicator()
     >>> seen.deduplicate(("orders", 0), [5, 6, 7])
@@ -139,19 +257,26 @@ class Deduplicator(Generic[K]):
     [8]
     """
 
-    def __init__(self, capacity: int = CAPACITY, *, bitmap: bool = True) -> None:
+    def __init__(self, capacity: int = CAPACITY, *, bitmap: bool = True, keep_ms: float | None = None) -> None:
         if capacity < 2:
             raise ValueError(f"capacity must be at least 2, not {capacity}")
         self.capacity = capacity
-        self._kind = RotatingBitmap if bitmap else RotatingSet
-        self._windows: dict[K, RotatingSet] = {}
+        self.room = Room()
+        """How many numbers the windows keep unsorted."""
+        self._bitmap = bitmap
+        self._keep_ms = keep_ms
+        self._windows: dict[K, Window] = {}
 
-    def window(self, key: K) -> RotatingSet:
+    def window(self, key: K) -> Window:
         """The window of `key`, begun when it has none."""
         found = self._windows.get(key)
         if found is None:
-            found = self._windows[key] = self._kind(self.capacity)
+            found = self._windows[key] = self._new()
+            self.room.share(len(self._windows))
         return found
+
+    def _new(self) -> Window:
+        return RotatingBitmap(self.capacity) if self._bitmap else RotatingSet(self.capacity, self.room, self._keep_ms)
 
     def duplicated(self, key: K, number: int) -> bool:
         """Whether `number` was seen; remembers nothing."""
@@ -163,19 +288,19 @@ class Deduplicator(Generic[K]):
 
     def deduplicate(self, key: K, numbers: Sequence[int]) -> list[int]:
         """The numbers not seen before, in their order, each once; all are remembered."""
-        window = self.window(key)
-        return [number for number in numbers if window.add(number)]
+        return list(compress(numbers, self.window(key).take(numbers)))
 
     def reconstruct(self, key: K, numbers: Iterable[int]) -> None:
         """Begin `key` anew with `numbers`, oldest first: after a restart, from a snapshot."""
         self.forget(key)
-        window = self.window(key)
-        for number in numbers:
-            window.add(number)
+        window, numbers = self.window(key), iter(numbers)
+        while some := list(islice(numbers, CHUNK)):
+            window.take(some)
 
     def forget(self, key: K) -> None:
         """Drop the window of `key`."""
         self._windows.pop(key, None)
+        self.room.share(len(self._windows))
 
     def keys(self) -> list[K]:
         """The keys that have a window."""

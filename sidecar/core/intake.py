@@ -11,7 +11,7 @@ from itertools import compress
 from operator import call
 
 from sidecar.core.batching import Buffer, pick_keys
-from sidecar.core.dedup import Deduplicator, RotatingBitmap
+from sidecar.core.dedup import Deduplicator, Moment, RotatingBitmap
 from sidecar.core.fields import Raw
 from sidecar.core.intents import Intent, Lane
 from sidecar.core.progress import Partition
@@ -103,7 +103,7 @@ class Intake:
         if partition.replaying:
             self._replay(partition, messages, result, now_ms)
         else:
-            for group, chosen in self._wanted(partition.tp, messages, result):
+            for group, chosen in self._wanted(partition, messages, result, now_ms):
                 result.opened.append((group, self._fragment(partition.tp, chosen, now_ms)))
         return result
 
@@ -135,15 +135,15 @@ class Intake:
         return messages[border:]
 
     def _wanted(
-        self, tp: TopicPartition, messages: list[Message], result: Sorted
+        self, partition: Partition, messages: list[Message], result: Sorted, now_ms: float
     ) -> Iterator[tuple[str, list[Message]]]:
-        raws = self._r.tags(tp, messages)
+        raws = self._r.tags(partition.tp, messages)
         if self._r.ids is not None:
             wanted = [
                 (raw, message) for raw, message in zip(raws, messages, strict=True) if self._r.groups[raw] is not None
             ]
             result.filtered += len(messages) - len(wanted)
-            new = self._new_ids(tp, [message for _, message in wanted], result)
+            new = self._new_ids(partition, [message for _, message in wanted], result, now_ms)
             raws, messages = (
                 [raw for raw, _ in compress(wanted, new)],
                 [message for _, message in compress(wanted, new)],
@@ -159,12 +159,21 @@ class Intake:
             self._chosen.clear()
             self._appends.clear()
 
-    def _new_ids(self, tp: TopicPartition, messages: list[Message], result: Sorted) -> list[bool]:
-        assert self._r.ids is not None
-        window = self.ids.window(tp)
-        new = [number is None or window.add(number) for number in self._r.ids(tp, messages)]
+    def _new_ids(self, partition: Partition, messages: list[Message], result: Sorted, now_ms: float) -> list[bool]:
+        new = self._take(partition, messages, self._ids(partition.tp, messages), now_ms)
         result.duplicate += len(new) - sum(new)
         return new
+
+    def _ids(self, tp: TopicPartition, messages: Sequence[Message]) -> Sequence[int | None]:
+        assert self._r.ids is not None
+        return self._r.ids(tp, messages) if messages else ()
+
+    def _take(
+        self, partition: Partition, messages: Sequence[Message], numbers: Sequence[int | None], now_ms: float
+    ) -> list[bool]:
+        """For each of these, in the order of their offsets, whether its id is new."""
+        last = max(self._r.columns.offsets(messages[-1:]), default=-1)
+        return self.ids.window(partition.tp).take(numbers, Moment(last, partition.committed, now_ms))
 
     def _replay(self, partition: Partition, messages: list[Message], result: Sorted, now_ms: float) -> None:
         tp = partition.tp
@@ -179,7 +188,7 @@ class Intake:
             for place, start, stop in partition.place(group, offsets):
                 placed.append((group, place, chosen[start:stop]))
         if self._r.ids is not None:
-            placed = self._without_known_ids(partition, placed, result)
+            placed = self._without_known_ids(partition, placed, result, now_ms)
         for group, place, chosen in placed:
             if place is None:
                 result.duplicate += len(chosen)
@@ -192,22 +201,21 @@ class Intake:
                 place.collected.setdefault(group, Buffer(self._r.framer.separator)).add(fragment)
                 result.collected.append(fragment)
 
-    def _without_known_ids(self, partition: Partition, placed: list[_Placed], result: Sorted) -> list[_Placed]:
+    def _without_known_ids(
+        self, partition: Partition, placed: list[_Placed], result: Sorted, now_ms: float
+    ) -> list[_Placed]:
         """Leave out duplicates by id; in offset order, so that the same twin goes out as in the first life.
 
         What is settled by position makes later twins duplicates, whether or not its id reached the journal; an earlier
         twin stays what it is: the settled one may have been its duplicate.
         """
-        assert self._r.ids is not None
-        window = self.ids.window(partition.tp)
         messages = [message for _, _, chosen in placed for message in chosen]
         settled = [place is None for _, place, chosen in placed for _ in chosen]
-        offsets = list(self._r.columns.offsets(messages))
-        numbers = self._r.ids(partition.tp, messages)
+        order = sorted(range(len(messages)), key=list(self._r.columns.offsets(messages)).__getitem__)
+        messages = [messages[i] for i in order]
+        numbers = self._ids(partition.tp, messages)
         fresh = [True] * len(messages)
-        for i in sorted(range(len(messages)), key=offsets.__getitem__):
-            number = numbers[i]
-            new = number is None or window.add(number)
+        for i, number, new in zip(order, numbers, self._take(partition, messages, numbers, now_ms), strict=True):
             if not settled[i]:
                 fresh[i] = new
                 result.duplicate += not new

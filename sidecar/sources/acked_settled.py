@@ -7,20 +7,17 @@ from __future__ import annotations
 
 import base64
 import binascii
-import struct
 from collections.abc import Iterable, Mapping
-
-from cykhash import Int64toInt64Map
 
 from sidecar.core.records import TopicPartition
 
 GENERATION_MAX = 300_000
-"""Identities of a generation; there are two, of up to 40 bytes each in memory."""
+"""Identities of a generation; there are two, of up to 100 bytes each in memory."""
 GENERATION_S = 600.0
 CHUNK_MAX = 1_000
 """Identities of a row: the last one is written again until it is full."""
 KIND = "settled"
-_HALVES = struct.Struct("<qq")
+IDENTITY_BYTES = 16
 
 
 class Settled:
@@ -32,19 +29,18 @@ class Settled:
     """
 
     def __init__(self, rows: Mapping[TopicPartition, str], now_s: float) -> None:
-        self._younger, self._older = Int64toInt64Map(), Int64toInt64Map()
+        self._younger: set[bytes] = set()
+        self._older: set[bytes] = set()
         self._older_rows = sorted(tp.partition for tp in rows if tp.broker == KIND)
         for number in self._older_rows:
-            for identity in _unpacked(rows[_row(number)]):
-                _put(self._older, identity)
+            self._older.update(_unpacked(rows[_row(number)]))
         self._rows: list[int] = []
         self._chunk: list[bytes] = []
         self._next = self._older_rows[-1] + 1 if self._older_rows else 0
         self._begun_s = now_s
 
     def __contains__(self, identity: bytes) -> bool:
-        high, low = _HALVES.unpack(identity)
-        return any(high in generation and generation[high] == low for generation in (self._younger, self._older))
+        return identity in self._younger or identity in self._older
 
     def add(self, identities: Iterable[bytes], now_s: float) -> dict[TopicPartition, str]:
         """Remember these; the rows that change by it."""
@@ -54,7 +50,7 @@ class Settled:
                 self._chunk = []
                 self._rows.append(self._next)
                 self._next += 1
-            _put(self._younger, identity)
+            self._younger.add(identity)
             self._chunk.append(identity)
             changed[_row(self._rows[-1])] = ""
             if len(self._chunk) == CHUNK_MAX:
@@ -68,17 +64,12 @@ class Settled:
     def _rotate(self, now_s: float) -> dict[TopicPartition, str]:
         dropped = {_row(number): "" for number in self._older_rows}
         self._older, self._older_rows = self._younger, self._rows
-        self._younger, self._rows, self._chunk, self._begun_s = Int64toInt64Map(), [], [], now_s
+        self._younger, self._rows, self._chunk, self._begun_s = set(), [], [], now_s
         return dropped
 
 
 def _row(number: int) -> TopicPartition:
     return TopicPartition("", number, KIND)
-
-
-def _put(generation: Int64toInt64Map, identity: bytes) -> None:
-    high, low = _HALVES.unpack(identity)
-    generation[high] = low
 
 
 def _packed(identities: list[bytes]) -> str:
@@ -90,4 +81,4 @@ def _unpacked(text: str) -> list[bytes]:
         raw = base64.b64decode(text, validate=True)
     except binascii.Error:  # whoever wrote it: what is not known is no duplicate
         return []
-    return [raw[at : at + _HALVES.size] for at in range(0, len(raw) - _HALVES.size + 1, _HALVES.size)]
+    return [raw[at : at + IDENTITY_BYTES] for at in range(0, len(raw) - IDENTITY_BYTES + 1, IDENTITY_BYTES)]

@@ -10,11 +10,9 @@ from __future__ import annotations
 import contextlib
 import struct
 import zlib
-from array import array
 from pathlib import Path
-from typing import Any
 
-from sidecar.core.dedup import RotatingBitmap, RotatingSet
+from sidecar.core.dedup import Window
 from sidecar.core.records import TopicPartition
 from sidecar.errors import StateError
 from sidecar.spark.run.folder import names, read, write
@@ -37,7 +35,7 @@ class Windows:
         self._folder = root / "ids" / f"{scope}-{tp.partition}"
         self._batch = batch
 
-    def load(self, window: RotatingSet) -> None:
+    def load(self, window: Window) -> None:
         """Fill a fresh window with what was known before this micro-batch.
 
         Raises:
@@ -48,24 +46,15 @@ class Windows:
             return
         path = self._folder / str(below[-1])
         young, old = _unpack(read(path), path)
-        if isinstance(window, RotatingBitmap):
-            window.load((young, old))
-            return
-        for numbers, kept in ((young, window.young), (old, window.old)):
-            for number in array("q", numbers):
-                kept.add(number)
+        window.load((young, old))
 
-    def save(self, window: RotatingSet) -> None:
+    def save(self, window: Window) -> None:
         """Make durable what is known after this micro-batch, and remove versions that no replay asks for.
 
         Raises:
             StateError: It could not be written.
         """
-        if isinstance(window, RotatingBitmap):
-            young, old = window.dump(1 << 63)
-        else:  # sorted, so that every attempt writes the same bytes
-            sets: Any = (window.young, window.old)
-            young, old = (array("q", sorted(kept)).tobytes() for kept in sets)
+        young, old = window.dump()  # in one order, so that every attempt writes the same bytes
         body = struct.pack(">Q", len(young)) + young + old
         write(self._folder / str(self._batch), _HEAD.pack(_MAGIC, zlib.crc32(body), len(body)) + body)
         for version in self._below()[:-1]:
