@@ -18,21 +18,27 @@ from sidecar.config.loader import load
 from sidecar.config.model import Settings
 from sidecar.core.books import BOOKS
 from sidecar.core.records import TopicPartition
-from sidecar.errors import UnavailableError
+from sidecar.errors import EXIT_UNAVAILABLE, UnavailableError
 from sidecar.ops.admin import reachable_url, read_address
+from sidecar.ops.health import HEALTHY, Health
 
 TIMEOUT_SECONDS = 5.0
 ANSWER_BYTES_MAX = 64 << 20
 PIPE_COLUMNS = 200
-_EXPECTED = {*BOOKS, "group_id", "ready", "started_at", "partitions", "problems", "retrying", "blocking"}
+_EXPECTED = {*BOOKS, "group_id", "health", "ready", "started_at", "partitions", "problems", "retrying", "blocking"}
 
 
 @click.command()
 @config_option
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def status(path: str, as_json: bool) -> None:
+@click.option("--check", is_flag=True, help="Print its health alone; end with 69 unless it is healthy or degraded.")
+def status(path: str, as_json: bool, check: bool) -> None:
     """Show what the running daemon has consumed, delivered and holds."""
     found = ask(load(path))
+    if check:
+        health = Health(**found["health"])
+        click.echo(json.dumps(health.to_json()) if as_json else str(health))
+        sys.exit(0 if health.ready else EXIT_UNAVAILABLE)
     if as_json:
         click.echo(json.dumps(found))
         return
@@ -82,15 +88,16 @@ def _get(url: str) -> dict[str, Any] | None:
 
 
 def _lines(found: dict[str, Any]) -> list[str | Table]:
-    stopped = f", intake stopped: {', '.join(found['intake_stopped'])}" if found["intake_stopped"] else ""
-    ready = "ready" if found["ready"] else "not ready"
-    head = f"[bold]{escape(found['group_id'])}[/]: {ready}{escape(stopped)}"
+    stopped = f"intake stopped: {', '.join(found['intake_stopped'])}; " if found["intake_stopped"] else ""
+    health = Health(**found["health"])
+    color = "green" if health.state == HEALTHY else "red"
     memory = f"{found['held_bytes']:,} of {found['budget_bytes']:,} bytes held"
     rows = [_partition(row) for row in found["partitions"]]
     return [
-        f"{head}, running since {found['started_at']}, version {found['version']}",
+        f"[bold]{escape(found['group_id'])}[/]: [{color}]{escape(str(health))}[/]",
+        *(f"[red]{escape(problem)}[/]" for problem in found["problems"][1:]),
+        f"{escape(stopped)}running since {found['started_at']}, version {found['version']}",
         f"{memory}, {found['dead_letters_stored']:,} dead letters stored, {found['retries_waiting']:,} retries waiting",
-        *(f"[red]{escape(problem)}[/]" for problem in found["problems"]),
         _table(("partition", "watermark", "position", "lag", *BOOKS), [*rows, _all(found)]),
         *(_waiting(wait) for wait in found["retrying"]),
         *(_holding(block) for block in found["blocking"]),

@@ -86,6 +86,14 @@ class Tags(Model):
         """The core's filter for these settings."""
         return TagFilter(self.subscribe, self.exclude or "", self.groups, self.split or "")
 
+    @property
+    def known_groups(self) -> list[str]:
+        """The groups that are known before any message came."""
+        filter_, wanted = self.filter(), parse_expression(self.subscribe)
+        tagged = [filter_.group(tag) for tag in wanted or ()]
+        found = {*self.groups, *(group for group in tagged if group is not None)}
+        return sorted(found | {filter_.group() or ""} - {""})
+
     @field_validator("exclude")
     @classmethod
     def _leaves_something(cls, exclude: str, info: ValidationInfo) -> str:

@@ -157,6 +157,11 @@ class Cutter:
             if mine:
                 self._refresh(key, unit)
 
+    def held_up(self) -> list[tuple[UnitKey, float]]:
+        """What is due, and its group does not fail: each with the time since which it is open."""
+        failing = self._delivery.groups.failing
+        return [(key, self._units[key].since_ms) for key in self._due if not (key[1] and failing(key[1]))]
+
     # Cutting
 
     def step(

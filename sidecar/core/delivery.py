@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Callable, Collection, Container, Iterable
+from collections.abc import Callable, Collection, Container, Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from sidecar.core.backoff import Backoff, RefusalGuard
@@ -98,7 +98,7 @@ class Delivery:
         self._waiting: list[tuple[float, int, Batch]] = []
         self._first_failed_ms: dict[int, float] = {}
         self._refusals = Refusals(self, rules.separator)
-        self._burials = Burials(owner)
+        self.burials = Burials(owner)
         self.claims: Claiming | None = None
         """With a ledger only."""
         if rules.lease_ms is not None:
@@ -152,8 +152,8 @@ class Delivery:
 
     def step(self, now_ms: float) -> None:
         """Send what may be sent by now."""
-        if self._burials:
-            self.effects += self._burials.due(now_ms)
+        if self.burials:
+            self.effects += self.burials.due(now_ms)
         self._refusals.step()
         while self._waiting and self._waiting[0][0] <= now_ms:
             self._ready.append(heapq.heappop(self._waiting)[2])
@@ -234,13 +234,12 @@ class Delivery:
             part.history = [*part.history[1 - HISTORY_MAX :], attempt]
             if self.owner(part) is None:
                 self.held_bytes -= held_by(part)
-        if answer.verdict is not Verdict.HALT and self.halted:
+        if answer.verdict is not Verdict.HALT:
             self.halted = ""
-            self._report("intake.resumed", group=group_label(batch.group))
         if answer.verdict in (Verdict.RETRY, Verdict.HALT):
             self.failed(batch, answer, now_ms)
             return
-        self._recovered(batch.group)
+        self._recovered(batch.group, now_ms)
         if answer.verdict is Verdict.ACK:
             self._delivered(batch)
         elif answer.verdict is Verdict.PARTIAL:
@@ -262,18 +261,11 @@ class Delivery:
             self.guard.refused((part.tp, offsets[index]))
         if taken:
             self.guard.taken(taken, ((part.tp, offset) for i, offset in enumerate(offsets) if i not in refused))
-        if self.guard.tripped and not before:
-            self._report("intake.stopped", "error", reason="the receiver refused more than a tenth of 1,000 messages")
-        elif before and not self.guard.tripped:
-            self._report("intake.resumed", reason="the receiver takes messages again")
 
     def failed(self, batch: Batch, answer: Answer, now_ms: float) -> None:
         """The batch is sent again after a while, or given up."""
-        label = group_label(batch.group)
-        why = answer.reason or "no reason given"
-        if answer.verdict is Verdict.HALT and self.halted != why:
-            self.halted = why
-            self._report("intake.stopped", "error", group=label, reason=self.halted)
+        if answer.verdict is Verdict.HALT:
+            self.halted = answer.reason or "no reason given"
         alive = [part for part in batch.parts if self.owner(part)]
         if not alive:
             self.done(batch, "released")
@@ -286,15 +278,16 @@ class Delivery:
                 self.bury_rows(part, answer.reason or "retries exhausted")
             self.done(batch, "dead_lettered")
             return
+        begins = not self.groups.failing(batch.group)
         group = self.groups.failed(batch.group, now_ms)
         group.reason, group.attempts = answer.reason, attempts
         wait = self._rules.backoff.wait_ms(attempts, self._jitter(), answer.retry_after_ms)
         group.next_try_ms = now_ms + wait
         heapq.heappush(self._waiting, (group.next_try_ms, batch.id, batch))
-        self._report(
-            "batch.retried", "warning", group=label, reason=answer.reason, attempts=attempts, wait_ms=round(wait),
-            messages=batch.count, status=answer.status,
-        )  # fmt: skip
+        told = {"group": group_label(batch.group), "reason": answer.reason, "status": answer.status}
+        if begins:
+            self._report("group.failed", "warning", **told)
+        self._report("batch.retried", "debug", **told, attempts=attempts, wait_ms=round(wait), messages=batch.count)
 
     def _gives_up(self, attempts: int, failing_ms: float) -> bool:
         if self.guard.tripped:
@@ -302,10 +295,11 @@ class Delivery:
         by_count = self._rules.give_up_attempts is not None and attempts >= self._rules.give_up_attempts
         return by_count or (self._rules.give_up_ms is not None and failing_ms >= self._rules.give_up_ms)
 
-    def _recovered(self, name: str) -> None:
-        attempts = self.groups[name].attempts
-        if self.groups.recovered(name):
-            self._report("group.recovered", group=group_label(name), attempts=attempts)
+    def _recovered(self, name: str, now_ms: float) -> None:
+        since_ms, attempts = self.groups.recovered(name), self.groups[name].attempts
+        if since_ms is not None:
+            seconds = round((now_ms - since_ms) / 1000, 3)
+            self._report("group.recovered", group=group_label(name), attempts=attempts, seconds=seconds)
 
     # Endings
 
@@ -316,7 +310,7 @@ class Delivery:
         self._bury(part, [self._letter(part, offset, row, reasons[offset]) for offset, row in rows])
 
     def _bury(self, part: Part, letters: list[DeadLetter]) -> None:
-        self.effects.append(self._burials.bury(part, letters))
+        self.effects.append(self.burials.bury(part, letters))
 
     def _letter(self, part: Part, offset: int, row: bytes | None, reason: str) -> DeadLetter:
         owner = self.owner(part)
@@ -325,7 +319,7 @@ class Delivery:
 
     def stored(self, token: int, *, ok: bool, now_ms: float) -> None:
         """Dead letters are durable; or not, then they are tried again in a second."""
-        done = self._burials.stored(token, ok=ok, now_ms=now_ms)
+        done = self.burials.stored(token, ok=ok, now_ms=now_ms)
         if done is None:
             return
         part, count = done
@@ -370,7 +364,6 @@ class Delivery:
             # Nothing is left that could ask the receiver again: the next batch has to.
             self.halted = ""
             self.guard = RefusalGuard()
-            self._report("intake.resumed", reason="nothing is left to be sent again")
 
     def forget(self, partition: Partition) -> None:
         """The partition is given up: what it holds is freed now, what is being sent at its answer."""
@@ -389,7 +382,13 @@ class Delivery:
     @property
     def idle(self) -> bool:
         """Whether no batch is outstanding and no dead letter on its way."""
-        return not self.groups and not self._burials and not self.claims
+        return not self.groups and not self.burials and not self.claims
+
+    def held_up(self) -> Iterator[tuple[str, Batch]]:
+        """Each batch that waits for something other than its group's next try, and what that is."""
+        queues = {"a commit": self._sealing, "a free sender": self._ready, "an answer": self._sending.values()}
+        for what, batches in queues.items():
+            yield from ((what, batch) for batch in batches if not self.groups.failing(batch.group))
 
     @property
     def waiting(self) -> int:

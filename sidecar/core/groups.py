@@ -51,14 +51,13 @@ class Groups(dict[str, GroupState]):
             group.failing_since_ms = now_ms
         return group
 
-    def recovered(self, name: str) -> bool:
-        """A send got through; True when the group was failing."""
+    def recovered(self, name: str) -> float | None:
+        """A send got through; since when sends failed, None when they did not."""
         group = self[name]
-        if group.failing_since_ms is None:
-            return False
-        self.healthy += group.outstanding
-        group.failing_since_ms = None
-        return True
+        since_ms, group.failing_since_ms = group.failing_since_ms, None
+        if since_ms is not None:
+            self.healthy += group.outstanding
+        return since_ms
 
     def failing(self, name: str) -> bool:
         """Whether the last send of this group failed."""

@@ -7,7 +7,7 @@ commits and sends what is due and returns all effects since the last step. Times
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 
@@ -285,21 +285,12 @@ class Pipeline:
 
     @property
     def stops(self) -> dict[str, str]:
-        """Why nothing at all is read: a word, and a sentence with the cure, for each reason."""
+        """Why nothing at all is read: a word and a sentence for each reason."""
         reasons = {
-            "draining": ("it is stopping", self.draining),
-            "memory": (
-                "memory.budget is used up, as the sink takes less than the source gives; it goes on by itself",
-                self._memory_full,
-            ),
-            "halted": (
-                f"the sink refuses every request ({self.delivery.halted}); correct its address or credentials",
-                self.delivery.halted,
-            ),
-            "refused": (
-                "the receiver refused more than a tenth of 1,000 messages; correct it, and it goes on by itself",
-                self.delivery.guard.tripped,
-            ),
+            "draining": ("a stop was asked for", self.draining),
+            "memory": (f"memory.budget is used up to {HIGH:.0%}", self._memory_full),
+            "halted": (f"the sink refuses every request: {self.delivery.halted}", self.delivery.halted),
+            "refused": ("the receiver refused more than a tenth of 1,000 messages", self.delivery.guard.tripped),
         }
         return {word: text for word, (text, holds) in reasons.items() if holds}
 
@@ -322,6 +313,16 @@ class Pipeline:
             return []
         replaying = [tp for tp, partition in self.partitions.items() if partition.replaying]
         return replaying[:1] if self._memory_full else replaying
+
+    def held_up(self) -> Iterator[tuple[str, str | None, float]]:
+        """What waits for something other than a group's next try: for what, the group, and what tells it from others.
+
+        The group is None where all groups of a partition wait together.
+        """
+        for (_, group), since_ms in self._cutter.held_up():
+            yield "a free sender", group, since_ms
+        for what, batch in self.delivery.held_up():
+            yield what, batch.group, float(batch.id)
 
     @property
     def paused(self) -> frozenset[TopicPartition]:

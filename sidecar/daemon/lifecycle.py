@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import gc
 import queue
+import threading
 import time
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack, closing
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
 import structlog
@@ -18,6 +19,7 @@ from sidecar.daemon.dispatcher import Senders, Writer
 from sidecar.daemon.graveyards import open_graveyard
 from sidecar.daemon.ledgers import LedgerDesk, open_desk
 from sidecar.daemon.notify import Notifier
+from sidecar.daemon.record import Record
 from sidecar.daemon.status import StatusKeeper, status_line
 from sidecar.daemon.supervisor import Supervisor, tell_damages
 from sidecar.ops.admin import AdminServer
@@ -32,10 +34,12 @@ from sidecar.sources.kafka_config import place_id
 from sidecar.sources.rocketmq import RocketMqSource
 from sidecar.state.interface import State
 from sidecar.state.store import Store
+from sidecar.version import version
 
 STATUS_EVERY_S = 0.25
 TELL_SYSTEMD_EVERY_S = 5.0
 SENDERS_PATIENCE_S = 1.0
+TELL_START_AFTER_S = 2.0
 
 log = structlog.get_logger()
 
@@ -95,13 +99,18 @@ class Daemon:
         graveyard = open_graveyard(settings, state, source.fetch, send_back)
         drain_s = settings.drain_timeout_ms / 1000
         supervisor = Supervisor(pipeline, source, senders, inbox, writer, state, graveyard, drain_s, ledger)
-        keeper = StatusKeeper(supervisor, state, group, settings.memory.budget_bytes)
+        keeper = StatusKeeper(supervisor, state, group, settings.memory.budget_bytes, settings.tags.known_groups)
         # The endpoint before the broker: while that is awaited, health can be asked.
+        url = "off"
         if settings.admin.listen:
             metrics = Metrics(keeper.latest)
             admin = AdminServer(settings.admin.listen, keeper.latest, metrics, Path(settings.state.dir))
             stack.callback(admin.stop)
-        source.open(supervisor)
+            url = admin.url
+        log.info("daemon.starting", group_id=group, admin=url, version=version())
+        with _tells_when_slow(supervisor.record):
+            source.open(supervisor)
+        supervisor.record.joined()
         stack.callback(source.close)
         gc.collect()
         gc.freeze()  # and a high threshold: 16 % of the CPU time otherwise
@@ -126,6 +135,18 @@ class Daemon:
                 self._notifier.stopping()
                 supervisor.stop()
         keeper.refresh()
+
+
+@contextmanager
+def _tells_when_slow(record: Record) -> Iterator[None]:
+    """A start that takes long says what it waits for: the terminal would stay empty."""
+    timer = threading.Timer(TELL_START_AFTER_S, lambda: log.info("daemon.waiting", what=record.waits_for))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def make_source(settings: Settings, state: State, ledger: LedgerDesk | None = None) -> Source:

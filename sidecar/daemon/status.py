@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from itertools import product
 
 from sidecar.core.books import BOOKS, Books
 from sidecar.core.pipeline import Pipeline
 from sidecar.core.progress import Partition
 from sidecar.core.records import TopicPartition, group_label
+from sidecar.daemon.chronicle import Chronicle
+from sidecar.daemon.problems import Problems
 from sidecar.daemon.supervisor import Supervisor
+from sidecar.ops.health import Problem, in_order
 from sidecar.ops.snapshot import (
+    COMMIT_RESULTS,
+    LEDGER_KINDS,
     RETRYING_MAX,
     Activity,
     BlockingGroup,
@@ -23,6 +30,7 @@ from sidecar.state.interface import State
 from sidecar.version import version
 
 LIVE_WITHIN_S = 30.0
+_NO_TRANSACTIONS = dict.fromkeys(product(LEDGER_KINDS, COMMIT_RESULTS), 0)
 WIDE_SPAN = 10_000
 """Offsets between watermark and position from which on a partition names the group that holds it."""
 
@@ -35,27 +43,38 @@ class StatusKeeper:
         state: Counts the dead letters.
         group_id: The consumer group.
         budget_bytes: `memory.budget`.
+        groups: Those that the configuration names.
     """
 
-    def __init__(self, supervisor: Supervisor, state: State, group_id: str, budget_bytes: int) -> None:
+    def __init__(
+        self, supervisor: Supervisor, state: State, group_id: str, budget_bytes: int, groups: Iterable[str] = ()
+    ) -> None:
         self._supervisor = supervisor
         self._state = state
         self._group_id = group_id
         self._budget_bytes = budget_bytes
+        self._groups = tuple(map(group_label, groups))
+        self._chronicle = Chronicle()
+        self._problems = Problems(supervisor, self._chronicle)
         self._started = datetime.now(UTC)
         self._latest = self._build()
 
     def latest(self) -> StatusSnapshot:
         """The last snapshot; `live` is judged now, so that a loop that hangs is seen."""
-        late_s = time.monotonic() - self._supervisor.progressed_s
+        now_s = time.monotonic()
+        late_s = now_s - self._supervisor.progressed_s
+        if late_s < 0:  # the loop has not begun, nobody refreshes
+            return replace(self._latest, problems=tuple(self._supervisor.record.problems(now_s, burying=False)))
         if late_s < LIVE_WITHIN_S:
             return self._latest
-        problem = f"the main loop has made no progress for {late_s:.0f} s: restart the daemon, and report it"
+        problem = Problem("loop", f"the main loop has made no progress for {LIVE_WITHIN_S:.0f} s")
         return replace(self._latest, live=False, problems=(problem, *self._latest.problems))
 
     def refresh(self) -> None:
-        """Take a new snapshot."""
+        """Take a new snapshot, and log a change of health."""
         self._latest = self._build()
+        self._chronicle.health(self._latest.health)
+        self._chronicle.outage(self._supervisor.pipeline.delivery, time.monotonic())
 
     def _build(self) -> StatusSnapshot:
         pipeline = self._supervisor.pipeline
@@ -63,6 +82,8 @@ class StatusKeeper:
         totals = Books()
         for books in pipeline.books.values():
             totals += books
+        retrying = self._retrying(pipeline)
+        problems = self._problems.find(partitions, totals, retrying, time.monotonic())
         lags = [one.lag for one in partitions if one.lag is not None]
         delivery = pipeline.delivery
         return StatusSnapshot(
@@ -70,24 +91,19 @@ class StatusKeeper:
             started_at=self._started.isoformat(timespec="milliseconds"),
             version=version(),
             live=True,
-            ready=self._ready(pipeline),
             totals=totals,
             lag=sum(lags) if lags else None,
             partitions=partitions,
             intake_stopped=tuple(pipeline.stops),
-            problems=tuple(self._problems(pipeline)),
+            problems=in_order(problems),
             held_bytes=delivery.held_bytes,
             budget_bytes=self._budget_bytes,
             retries_waiting=delivery.waiting,
-            retrying=tuple(self._retrying(pipeline)),
+            retrying=tuple(retrying),
             blocking=tuple(_blocking(pipeline)),
             dead_letters=self._state.count_dead_letters(),
             activity=self._activity(pipeline),
         )
-
-    def _ready(self, pipeline: Pipeline) -> bool:
-        able = self._supervisor.ledger is None or not self._supervisor.ledger.problem
-        return self._supervisor.assigned_once and not pipeline.draining and not pipeline.delivery.halted and able
 
     def _partition(self, pipeline: Pipeline, tp: TopicPartition) -> PartitionStatus:
         books, owned = pipeline.books[tp], pipeline.partitions.get(tp)
@@ -110,39 +126,28 @@ class StatusKeeper:
             for g in failing[:RETRYING_MAX]
         ]
 
-    def _problems(self, pipeline: Pipeline) -> list[str]:
-        source = self._supervisor.source
-        found = [f"nothing is read: {reason}" for reason in pipeline.stops.values()]
-        found += [f"{source.name}: {text}" for text in source.problems().values()]
-        if self._supervisor.ledger is not None and self._supervisor.ledger.problem:
-            found.append(f"nothing is sent: the ledger cannot be used: {self._supervisor.ledger.problem}")
-        for group in self._retrying(pipeline)[:5]:
-            found.append(f"group {group_label(group.group)} fails since {group.since}: {group.reason}")
-        for tp in sorted(pipeline.paused if not pipeline.stops else ()):
-            found.append(f"{tp} waits: its oldest unsettled message is batch.span_max behind")
-        return found
-
     def _activity(self, pipeline: Pipeline) -> Activity:
-        supervisor = self._supervisor
+        supervisor, record = self._supervisor, self._supervisor.record
         return Activity(
             batches=pipeline.delivery.batches.counts(),
             sends=pipeline.delivery.sends.counts(),
             cuts=dict(pipeline.cuts),
-            commits=dict(supervisor.commits),
-            rebalances=dict(supervisor.rebalances),
-            snapshots=dict(supervisor.snapshots),
-            ledger=dict(supervisor.ledger.transactions) if supervisor.ledger else {},
+            groups=self._groups,
+            commits=dict(record.commits.counts),
+            rebalances=dict(record.rebalances),
+            snapshots=dict(record.snapshots),
+            ledger=_NO_TRANSACTIONS | supervisor.ledger.transactions if supervisor.ledger else {},
             twins_waiting=pipeline.delivery.claims.waiting if pipeline.delivery.claims else 0,
-            send_seconds=supervisor.send_seconds.timings(),
-            commit_seconds=supervisor.commit_seconds.timings(),
+            send_seconds=record.send_seconds.timings(),
+            commit_seconds=record.commits.seconds.timings(),
         )
 
 
 def status_line(now: StatusSnapshot) -> str:
-    """What `systemctl status` shows: the books in short, and what is wrong."""
+    """What `systemctl status` shows: the books in short, and the health."""
     books, lag = now.totals, "unknown" if now.lag is None else f"{now.lag:,}"
     line = f"{books.consumed:,} consumed, {books.delivered:,} delivered, {books.in_flight:,} in flight, lag {lag}"
-    return "; ".join([line, *now.problems[:1]])
+    return f"{line}; {now.health}"
 
 
 def _blocking(pipeline: Pipeline) -> list[BlockingGroup]:

@@ -6,6 +6,7 @@ import queue
 import time
 from array import array
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from math import inf
 from typing import NamedTuple
 
 import structlog
@@ -17,8 +18,8 @@ from sidecar.core.records import Batch, DeadLetter, Run, TopicPartition, group_l
 from sidecar.daemon.dispatcher import Answered, Senders, Writer
 from sidecar.daemon.graveyards import Graveyard
 from sidecar.daemon.ledgers import ClaimAnswered, LedgerDesk
+from sidecar.daemon.record import Record
 from sidecar.errors import SidecarError
-from sidecar.ops.snapshot import Stopwatch
 from sidecar.sources.base import Assignment, Source
 from sidecar.state.interface import IdSegment, PartitionSnapshot, State
 
@@ -44,13 +45,15 @@ class _Buried(NamedTuple):
     """Dead letters are durable, or not."""
 
     token: int
-    ok: bool
+    reason: str
+    """Why not; empty when they are."""
 
 
 class _Snapped(NamedTuple):
     """A snapshot was written, or not."""
 
-    ok: bool
+    reason: str
+    """Why not; empty when it was."""
 
 
 class Supervisor:
@@ -82,13 +85,9 @@ class Supervisor:
     ) -> None:
         self.pipeline = pipeline
         self.source = source
-        self.assigned_once = False
-        self.rebalances: dict[str, int] = {}
-        self.commits: dict[str, int] = {}
-        self.snapshots: dict[str, int] = {}
-        self.send_seconds, self.commit_seconds = Stopwatch(), Stopwatch()
-        self.progressed_s = time.monotonic()
-        """When the loop last came round."""
+        self.record = Record()
+        self.progressed_s = inf
+        """When the loop last came round; it has not begun at first."""
         self._senders = senders
         self._inbox = inbox
         self._writer = writer
@@ -149,15 +148,16 @@ class Supervisor:
                 return
             timeout_s = 0.0
             if isinstance(told, Answered):
-                self.send_seconds.observe(told.answer.elapsed_ms / 1000)
+                self.record.send_seconds.observe(told.answer.elapsed_ms / 1000)
                 self.pipeline.answered(told.batch_id, told.answer, now_ms, time.time_ns() // 1_000_000)
             elif isinstance(told, ClaimAnswered):
                 self.pipeline.claimed(told.number, told.verdicts, now_ms)
             elif isinstance(told, _Buried):
-                self.pipeline.stored(told.token, ok=told.ok, now_ms=now_ms)
+                self.record.buried(told.token, told.reason, now_ms / 1000)
+                self.pipeline.stored(told.token, ok=not told.reason, now_ms=now_ms)
             elif isinstance(told, _Snapped):
                 self._snapping = False
-                _count(self.snapshots, "ok" if told.ok else "failed")
+                self.record.snapped(told.reason)
             elif isinstance(told, _Journalled):
                 self._commit_journalled(told)
 
@@ -187,6 +187,7 @@ class Supervisor:
         log.debug("batch.sent", group=group_label(batch.group), messages=batch.count, attempt=batch.attempt)
 
     def _commit(self, items: list[CommitItem]) -> None:
+        self.record.commits.begun([item.tp for item in items], time.monotonic())
         segments = [IdSegment(item.tp, item.generation, item.ids.tobytes()) for item in items if item.ids is not None]
         if segments or self._unjournalled:
             self._unjournalled += segments
@@ -207,6 +208,7 @@ class Supervisor:
                 self._state.drop_ids_before(tp, generation - 1)
         except SidecarError as error:
             log.error("ids.not_stored", reason=str(error))
+            self.record.commits.failed("ids", f"message ids cannot be stored: {error}")
             return False
         del self._unjournalled[: len(segments)]  # only this thread takes out, only the other one appends
         return True
@@ -225,14 +227,14 @@ class Supervisor:
                 self._graveyard.bury(letters)
             except Exception as error:  # noqa: BLE001  # tried again; the messages stay unsettled meanwhile
                 log.error("dead_letters.not_stored", count=len(letters), reason=str(error))
-                self._inbox.put(_Buried(token, ok=False))
+                self._inbox.put(_Buried(token, str(error) or type(error).__name__))
                 return
             for one in letters[:10]:
                 log.warning(
                     "message.dead_lettered", **one.tp.fields(), offset=one.offset,
                     group=group_label(one.group), reason=one.reason,
                 )  # fmt: skip
-            self._inbox.put(_Buried(token, ok=True))
+            self._inbox.put(_Buried(token, ""))
 
         if self._gravedigger is None:
             self._gravedigger = Writer("gravedigger")
@@ -242,10 +244,10 @@ class Supervisor:
 
     def assigned(self, found: Sequence[Assignment]) -> None:
         """These partitions are ours from here on."""
-        self.assigned_once = True
+        self.record.assigned()
         here = {one.tp for one in found}
         if not here or here - self._reloading:
-            _count(self.rebalances, "assigned")
+            self.record.rebalances["assigned"] += 1
         self._reloading -= here
         known = self._writer.wait(self._state.load_partitions) if found else {}
         for one in found:
@@ -284,7 +286,7 @@ class Supervisor:
 
     def revoking(self, tps: Collection[TopicPartition]) -> None:
         """These partitions are taken away when this returns: settle and commit what can be."""
-        _count(self.rebalances, "revoked")
+        self.record.rebalances["revoked"] += 1
         self._reloading.clear()
         self.pipeline.fence(tps)
         deadline_s = time.monotonic() + REVOKE_DRAIN_S
@@ -306,45 +308,43 @@ class Supervisor:
             items = []
         begun_s = time.monotonic()
         results = self.source.commit_now(items)
-        self._count_commit(results, time.monotonic() - begun_s)
+        self.record.commits.ended(results, time.monotonic() - begun_s)
         self.pipeline.committed(results, now_ms)
 
     def lost(self, tps: Collection[TopicPartition]) -> None:
         """These partitions are another member's already: forget, commit nothing."""
-        _count(self.rebalances, "lost")
+        self.record.rebalances["lost"] += 1
         self._reloading.clear()
         self._forget(tps, "partitions.lost")
 
     def reloading(self, tp: TopicPartition) -> None:
         """This partition is given up, to be taken again from what is committed: forget, commit nothing."""
-        _count(self.rebalances, "reloaded")
+        self.record.rebalances["reloaded"] += 1
         self._reloading.add(tp)
         self._forget([tp], "partitions.lost")
 
     def _forget(self, tps: Collection[TopicPartition], event: str) -> None:
         released = sum(self.pipeline.books[tp].in_flight for tp in tps if tp in self.pipeline.books)
         self.pipeline.forget(tps)
+        self.record.commits.forget(tps)
         for tp in tps:
             self._assignments.pop(tp, None)
         log.info(event, partitions=[str(tp) for tp in tps][:50], count=len(tps), released=released)
 
     def committed(self, results: Mapping[TopicPartition, bool], elapsed_s: float) -> None:
         """The commit begun by `commit` ended."""
-        self._count_commit(results, elapsed_s)
+        self.record.commits.ended(results, elapsed_s)
         self.pipeline.committed(results, time.monotonic() * 1000)
-
-    def _count_commit(self, results: Mapping[TopicPartition, bool], elapsed_s: float) -> None:
-        """How long it takes to fail says nothing about how long a commit takes."""
-        if not results:
-            return
-        good = all(results.values())
-        _count(self.commits, "ok" if good else "failed")
-        if good:
-            self.commit_seconds.observe(elapsed_s)
 
     def event(self, name: str, level: str, fields: Mapping[str, object]) -> None:
         """Something for the log."""
+        if name == "commit.failed":
+            self.record.commits.failed("commit", str(fields["reason"]))
         getattr(log, level)(name, **fields)
+
+    def waiting(self, what: str) -> None:
+        """The start waits for this."""
+        self.record.waits_for = what
 
     # Snapshots
 
@@ -367,15 +367,16 @@ class Supervisor:
             )
         return rows
 
-    def _save(self, rows: list[PartitionSnapshot]) -> bool:
+    def _save(self, rows: list[PartitionSnapshot]) -> str:
+        """On the writer thread; returns why it could not be written, empty when it was."""
         try:
             self._state.save_partitions(rows)
         except SidecarError as error:
             log.error("snapshot.failed", reason=str(error))
-            return False
+            return str(error)
         finally:
             tell_damages(self._state)
-        return True
+        return ""
 
     def close(self) -> None:
         """Commit and snapshot what is settled, then leave the group."""
@@ -393,7 +394,3 @@ def tell_damages(state: State) -> None:
     """Log what of the state was found damaged since the last call."""
     for damage in state.take_damages():
         log.error("state.damaged", **damage._asdict())
-
-
-def _count(table: dict[str, int], name: str) -> None:
-    table[name] = table.get(name, 0) + 1

@@ -162,18 +162,15 @@ def read_address(state_dir: Path) -> Address | None:
 def _livez(now: StatusSnapshot) -> _Reply:
     if now.live:
         return _Reply("200 OK", _TEXT, b"live\n")
-    return _Reply("503 Service Unavailable", _TEXT, _lines(now.problems or ("the main loop makes no progress",)))
+    return _Reply("503 Service Unavailable", _TEXT, _lines([now.health]))
 
 
 def _readyz(now: StatusSnapshot) -> _Reply:
-    if now.ready:
-        return _Reply("200 OK", _TEXT, b"ready\n")
-    stopped = tuple(f"intake stopped: {reason}" for reason in now.intake_stopped)
-    reasons = (*now.problems, *stopped) or ("no partition is assigned yet",)
-    return _Reply("503 Service Unavailable", _TEXT, _lines(reasons))
+    health = now.health
+    return _Reply("200 OK" if health.ready else "503 Service Unavailable", _TEXT, _lines([health, *now.problems[1:]]))
 
 
-def _lines(texts: Iterable[str]) -> bytes:
+def _lines(texts: Iterable[object]) -> bytes:
     return "".join(f"{text}\n" for text in texts).encode("utf-8", "backslashreplace")
 
 

@@ -5,13 +5,26 @@ from __future__ import annotations
 import platform
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime
+from itertools import product
 
 from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 from prometheus_client.registry import Collector
 
-from sidecar.ops.snapshot import CUT_REASONS, SECONDS_BOUNDS, PartitionStatus, StatusSnapshot, Timings
+from sidecar.ops.health import KINDS, STATES
+from sidecar.ops.snapshot import (
+    BATCH_RESULTS,
+    COMMIT_RESULTS,
+    CUT_REASONS,
+    REBALANCE_KINDS,
+    SECONDS_BOUNDS,
+    SEND_VERDICTS,
+    STOP_REASONS,
+    PartitionStatus,
+    StatusSnapshot,
+    Timings,
+)
 
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
 
@@ -100,15 +113,19 @@ def _place(status: PartitionStatus) -> list[str]:
 
 def _activity(now: StatusSnapshot) -> Iterator[Metric]:
     done = now.activity
-    yield _by_group("sidecar_batches", "Batches that came to an end.", "result", done.batches)
-    yield _by_group("sidecar_sends", "Requests by what the sink answered.", "verdict", done.sends)
-    cuts = dict.fromkeys(CUT_REASONS, 0) | dict(done.cuts)
-    yield _by("sidecar_batch_cuts", "Batches by the limit that closed them.", "reason", cuts)
+    groups = {*done.groups, *(group for group, _ in done.sends)}
+    known = dict.fromkeys(product(groups, BATCH_RESULTS), 0) | dict(done.batches)
+    yield _by_group("sidecar_batches", "Batches that came to an end.", "result", known)
+    known = dict.fromkeys(product(groups, SEND_VERDICTS), 0) | dict(done.sends)
+    yield _by_group("sidecar_sends", "Requests by what the sink answered.", "verdict", known)
+    yield _by("sidecar_batch_cuts", "Batches by the limit that closed them.", "reason", done.cuts, CUT_REASONS)
     yield _histogram("sidecar_send_seconds", "Time from sending a request to its answer.", done.send_seconds)
-    yield _by("sidecar_commits", "Offset commits by result.", "result", done.commits)
+    yield _by("sidecar_commits", "Offset commits by result.", "result", done.commits, COMMIT_RESULTS)
     yield _histogram("sidecar_commit_seconds", "Time from a commit to its acknowledgement.", done.commit_seconds)
-    yield _by("sidecar_rebalances", "Assignments that were given, revoked or lost.", "kind", done.rebalances)
-    yield _by("sidecar_snapshots", "Snapshots of the state file by result.", "result", done.snapshots)
+    yield _by(
+        "sidecar_rebalances", "Assignments that were given, revoked or lost.", "kind", done.rebalances, REBALANCE_KINDS
+    )
+    yield _by("sidecar_snapshots", "Snapshots of the state file by result.", "result", done.snapshots, COMMIT_RESULTS)
     ledger = CounterMetricFamily(
         "sidecar_ledger_transactions", "Transactions of the ledger.", labels=["kind", "result"]
     )
@@ -123,11 +140,12 @@ def _activity(now: StatusSnapshot) -> Iterator[Metric]:
 
 
 def _condition(now: StatusSnapshot) -> Iterator[Metric]:
+    yield from _health(now)
     stopped = GaugeMetricFamily(
         "sidecar_intake_stopped", "1 while this reason keeps intake stopped.", labels=["reason"]
     )
-    for reason in sorted(set(now.intake_stopped)):
-        stopped.add_metric([reason], 1)
+    for reason in STOP_REASONS:
+        stopped.add_metric([reason], reason in now.intake_stopped)
     yield stopped
     build = GaugeMetricFamily("sidecar_build_info", "Always 1; the versions are labels.", labels=["version", "python"])
     build.add_metric([now.version, platform.python_version()], 1)
@@ -143,9 +161,26 @@ def _condition(now: StatusSnapshot) -> Iterator[Metric]:
     yield GaugeMetricFamily("sidecar_dead_letters_stored", "Dead letters in the state folder.", value=now.dead_letters)
 
 
-def _by(name: str, text: str, label: str, counts: Mapping[str, int]) -> Metric:
+def _health(now: StatusSnapshot) -> Iterator[Metric]:
+    health = GaugeMetricFamily("sidecar_health", "1 for the word that holds.", labels=["state"])
+    for state in STATES:
+        health.add_metric([state], state == now.health.state)
+    yield health
+    problem = GaugeMetricFamily(
+        "sidecar_problem",
+        "1 while there is such a problem.",
+        labels=["reason", "state", "next_step"],
+    )
+    present = {one.kind for one in now.problems}
+    for kind, (state, next_step) in KINDS.items():
+        problem.add_metric([kind, state, next_step], kind in present)
+    yield problem
+
+
+def _by(name: str, text: str, label: str, counts: Mapping[str, int], known: Iterable[str]) -> Metric:
+    """Known values stand at 0 before their first event: Prometheus sees no increase in a series that just appears."""
     family = CounterMetricFamily(name, text, labels=[label])
-    for value, count in sorted(counts.items()):
+    for value, count in sorted((dict.fromkeys(known, 0) | dict(counts)).items()):
         family.add_metric([value], count)
     return family
 

@@ -13,7 +13,8 @@ from sidecar.ops.snapshot import RETRYING_MAX, BlockingGroup, PartitionStatus, S
 REFRESH_SECONDS = 5
 _STYLE = (
     "body{font:14px sans-serif;margin:2em}table{border-collapse:collapse;margin:1em 0}"
-    "th,td{border:1px solid #ccc;padding:.3em .6em;text-align:right}th{background:#eee}.bad{color:#b00}"
+    "th,td{border:1px solid #ccc;padding:.3em .6em;text-align:right}th{background:#eee}"
+    ".bad,.degraded,.stopped{color:#b00}"
 )
 
 
@@ -23,8 +24,9 @@ def page(now: StatusSnapshot) -> bytes:
         f"<!doctype html><html lang=en><head><meta charset=utf-8><meta http-equiv=refresh content={REFRESH_SECONDS}>",
         f"<title>{_text(now.group_id)}</title><style>{_STYLE}</style></head><body>",
         f"<h1>{_text(now.group_id)}</h1>",
+        f"<p class={now.health.state}>{_text(now.health)}</p>",
+        *(f"<p class=bad>{_text(problem)}</p>" for problem in now.problems[1:]),
         f"<p>{_text(_headline(now))}</p>",
-        *(f"<p class=bad>{_text(problem)}</p>" for problem in now.problems),
         _table(("", *BOOKS, "lag"), [("all", *(getattr(now.totals, name) for name in BOOKS), now.lag)]),
         _table(
             ("topic", "partition", "watermark", "position", "lag", *BOOKS),
@@ -58,9 +60,9 @@ def _queue(place: PartitionStatus | BlockingGroup) -> str:
 
 
 def _headline(now: StatusSnapshot) -> str:
-    stopped = f", intake stopped: {', '.join(now.intake_stopped)}" if now.intake_stopped else ""
+    stopped = f"intake stopped: {', '.join(now.intake_stopped)}; " if now.intake_stopped else ""
     return (
-        f"{'ready' if now.ready else 'not ready'}{stopped}; running since {now.started_at}, version {now.version}; "
+        f"{stopped}running since {now.started_at}, version {now.version}; "
         f"{now.held_bytes} of {now.budget_bytes} bytes held; {now.dead_letters} dead letters stored"
     )
 

@@ -8,9 +8,16 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
 from sidecar.core.books import BOOKS, Books
-from sidecar.core.records import TopicPartition, group_label
+from sidecar.core.records import TopicPartition, Verdict, group_label
+from sidecar.ops.health import Health, Problem, judge
 
 CUT_REASONS = ("count", "bytes", "linger", "memory", "span", "groups", "handover", "shutdown")
+BATCH_RESULTS = ("delivered", "partial", "dead_lettered", "split", "released", "duplicate")
+SEND_VERDICTS = tuple(verdict.value for verdict in Verdict)
+COMMIT_RESULTS = ("ok", "failed")
+REBALANCE_KINDS = ("assigned", "revoked", "lost", "reloaded")
+LEDGER_KINDS = ("claim", "settle", "prune")
+STOP_REASONS = ("draining", "memory", "halted", "refused")
 RETRYING_MAX = 20
 SECONDS_BOUNDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 
@@ -85,6 +92,8 @@ class BlockingGroup:
 class Activity:
     """What was done since the start, for metrics; keys of the pairs are (group's label, result or verdict)."""
 
+    groups: tuple[str, ...] = ()
+    """Labels of the groups that are known before any message came."""
     batches: Mapping[tuple[str, str], int] = field(default_factory=dict)
     sends: Mapping[tuple[str, str], int] = field(default_factory=dict)
     cuts: Mapping[str, int] = field(default_factory=dict)
@@ -102,19 +111,18 @@ class Activity:
 class StatusSnapshot:
     """One instant of the daemon.
 
-    `intake_stopped` holds one word a reason; `problems` are sentences that say what is wrong and what to do.
+    `intake_stopped` holds one word a reason; `problems` are what is wrong, the worst first: they alone make the health.
     """
 
     group_id: str
     started_at: str
     version: str
     live: bool
-    ready: bool
     totals: Books = field(default_factory=Books)
     lag: int | None = None
     partitions: tuple[PartitionStatus, ...] = ()
     intake_stopped: tuple[str, ...] = ()
-    problems: tuple[str, ...] = ()
+    problems: tuple[Problem, ...] = ()
     held_bytes: int = 0
     budget_bytes: int = 0
     retries_waiting: int = 0
@@ -123,18 +131,29 @@ class StatusSnapshot:
     dead_letters: int = 0
     activity: Activity = Activity()
 
+    @property
+    def health(self) -> Health:
+        """The word for all of it, with reason and next step."""
+        return judge(self.problems)
+
+    @property
+    def ready(self) -> bool:
+        """Whether `/readyz` says 200."""
+        return self.health.ready
+
     def to_json(self) -> dict[str, Any]:
         """The object of ``status --json``: counters are since `started_at`, `lag` is in messages or null."""
         return {
             "group_id": self.group_id,
             "started_at": self.started_at,
             "version": self.version,
+            "health": self.health.to_json(),
             "live": self.live,
             "ready": self.ready,
             **{name: getattr(self.totals, name) for name in BOOKS},
             "lag": self.lag,
             "intake_stopped": list(self.intake_stopped),
-            "problems": list(self.problems),
+            "problems": list(map(str, self.problems)),
             "held_bytes": self.held_bytes,
             "budget_bytes": self.budget_bytes,
             "retries_waiting": self.retries_waiting,

@@ -13,6 +13,9 @@ from sidecar.core.records import Columns, Details, Header, Run, TopicPartition
 Tell = Callable[[str, str, Mapping[str, object]], None]
 """Writes a log event: its name, its level, its fields."""
 
+SESSION = "session"
+"""The key in `Source.problems` of a membership that ended without our doing: nothing is read at all."""
+
 
 class ReadPast(NamedTuple):
     """Nothing below `position` is left to read, whether messages or gaps."""
@@ -84,6 +87,10 @@ class Listener(Protocol):
 
     def committed(self, results: Mapping[TopicPartition, bool], elapsed_s: float) -> None:
         """The commit begun by `commit` ended; nothing is in `results` when nothing was left to commit."""
+        ...
+
+    def waiting(self, what: str) -> None:
+        """While the source opens: what it waits for at present."""
         ...
 
     def event(self, name: str, level: str, fields: Mapping[str, object]) -> None:

@@ -18,7 +18,7 @@ from sidecar.config.source import KafkaSource as KafkaSettings
 from sidecar.core.effects import CommitItem
 from sidecar.core.records import Columns, Run, TopicPartition
 from sidecar.errors import StateError
-from sidecar.sources.base import Listener, Original, ReadPast
+from sidecar.sources.base import SESSION, Listener, Original, ReadPast
 from sidecar.sources.kafka_columns import KafkaColumns, runs_of
 from sidecar.sources.kafka_commits import Commits
 from sidecar.sources.kafka_config import client_config, consumer_config
@@ -39,6 +39,7 @@ START_PATIENCE_S = 2.0
 RETRY_S, RETRY_SHARE = 1.0, 4
 """They are asked for again after a second, or after four times what the last time took: at most a fifth of the time."""
 MEMBER_PATIENCE_S = 1.0
+_GONE = {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION}
 
 
 class KafkaSource:
@@ -98,7 +99,9 @@ class KafkaSource:
         )
         self._commits = Commits(self._consumer, listener, self._rules, self._identities)
         try:
-            self.cluster_id = await_topics(self._consumer, self._settings, lambda: self._refusal, self._problems)
+            self.cluster_id = await_topics(
+                self._consumer, self._settings, lambda: self._refusal, self._problems, listener.waiting
+            )
         except BaseException:
             self._consumer.close()
             raise
@@ -213,7 +216,8 @@ class KafkaSource:
             return True
         if is_forbidden(error) and not self._joined:  # later it may be a mistake that somebody mends
             raise forbidden(error, tp.topic, self._settings.group_id)
-        self._problem(tp.topic or "client", f"{tp.topic} {text_of(error)}".strip())
+        if code not in _GONE or self._is_named(tp.topic):
+            self._problem(tp.topic or "client", f"{tp.topic} {text_of(error)}".strip())
         return False
 
     def _problem(self, key: str, text: str) -> None:
@@ -296,6 +300,7 @@ class KafkaSource:
         self._consumer.incremental_assign([ck.TopicPartition(*one.tp[:2], one.read_from) for one in found])
         if found or not tps:
             self._joined = True
+            self._problems.pop(SESSION, None)
             self._listener.assigned(found)
 
     def _tell_waiting(self) -> None:
@@ -320,6 +325,7 @@ class KafkaSource:
 
     def _on_lost(self, _: ck.Consumer, partitions: Sequence[ck.TopicPartition]) -> None:
         tps = {TopicPartition(tp.topic, tp.partition) for tp in partitions}
+        self._problem(SESSION, "the session with the group ended, and no partition was given to us since")
         self._listener.lost(tps & self._assigned)
         self._drop(tps)
 
@@ -333,6 +339,9 @@ class KafkaSource:
         if self._given is not None:
             self._given = [tp for tp in self._given if tp not in tps]
         self._starts.forget(tps)
+        for topic in {tp.topic for tp in tps} - {tp.topic for tp in self._assigned}:
+            if not self._is_named(topic):
+                self._problems.pop(topic, None)
         self._tell_waiting()
         # Not left to the client: it would name those that wait too, fail, and read on what is another member's.
         self._consumer.incremental_unassign([ck.TopicPartition(*tp[:2]) for tp in here])
@@ -345,10 +354,17 @@ class KafkaSource:
         self._drop([tp])
         self._take([tp])
 
+    def _is_named(self, topic: str) -> bool:
+        """Whether the topic is missed when it is gone: one that a pattern found may go."""
+        return topic in self._settings.topics
+
     def _watch_topic_ids(self) -> None:
         for topic, topic_id in self._topic_ids.watch({tp.topic for tp in self._assigned}):
             if topic_id is None:
-                self._problem(topic, f"the topic {topic} does not exist any more")
+                if self._is_named(topic):
+                    self._problem(topic, f"the topic {topic} does not exist any more")
+                else:
+                    self._problems.pop(topic, None)
                 continue
             self._problems.pop(topic, None)
             self._problems.pop("client", None)

@@ -17,7 +17,11 @@ LIST_TIMEOUT_S = 2.0
 
 
 def await_topics(
-    consumer: ck.Consumer, settings: KafkaSettings, refusal: Callable[[], str], problems: Mapping[str, str]
+    consumer: ck.Consumer,
+    settings: KafkaSettings,
+    refusal: Callable[[], str],
+    problems: Mapping[str, str],
+    waiting: Callable[[str], None],
 ) -> str:
     """The cluster's id, once all topics are there.
 
@@ -26,6 +30,7 @@ def await_topics(
         settings: Of the source.
         refusal: Why the broker refused the credentials, empty while it did not.
         problems: What the client last said of the broker, under `client`.
+        waiting: Is told what is waited for.
 
     Raises:
         UnavailableError: The broker cannot be reached, or a topic is unknown, for the whole start-up time.
@@ -33,6 +38,8 @@ def await_topics(
     """
     deadline_s = time.monotonic() + settings.start_timeout_ms / 1000
     wanted = [topic for topic in settings.topics if not topic.startswith("^")]
+    here = f"Kafka at {settings.bootstrap_servers}"
+    waiting(here)
     while True:
         missing, reason = wanted, ""
         try:
@@ -45,6 +52,7 @@ def await_topics(
         consumer.poll(0.1)  # serves the callback that hears of refusals
         if refusal():
             raise refused(settings.bootstrap_servers, refusal())
+        waiting(f"{here}: {problems.get('client', reason)}" if reason else f"the topic {', '.join(missing)} in {here}")
         _check_permissions(consumer, settings.group_id, [] if reason else missing)
         if time.monotonic() >= deadline_s:
             raise _unavailable(settings, missing, reason and problems.get("client", reason))

@@ -101,7 +101,7 @@ class RocketMqSource:
             ConfigError: A broker cannot filter by `source.rocketmq.sql`.
         """
         self._listener = listener
-        joining = Joining(self._settings, self._network, self._asks, self._routes, self._members)
+        joining = Joining(self._settings, self._network, self._asks, self._routes, self._members, listener.waiting)
         try:
             joining.await_routes()
             joining.await_brokers()

@@ -27,18 +27,30 @@ class Joining:
         asks: Makes the requests.
         routes: Where topics live.
         members: Our membership.
+        waiting: Is told what is waited for.
     """
 
-    def __init__(self, settings: Settings, network: Network, asks: Asks, routes: Routes, members: Members) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        network: Network,
+        asks: Asks,
+        routes: Routes,
+        members: Members,
+        waiting: Callable[[str], None],
+    ) -> None:
         self._settings = settings
         self._network = network
         self._asks = asks
         self._routes = routes
         self._members = members
+        self._waiting = waiting
         self._until_s = time.monotonic() + settings.start_timeout_ms / 1000
 
     def await_routes(self) -> None:
         """As the function of this name."""
+        topics, servers = ", ".join(self._settings.topics), self._settings.name_servers
+        self._waiting(f"the name servers at {servers} to tell of the topic {topics}")
         await_routes(self._settings, self._network, self._routes, self._until_s)
 
     def await_brokers(self) -> None:
@@ -48,6 +60,7 @@ class Joining:
             UnavailableError: None does within the start-up time.
             CredentialsError: One refuses the credentials.
         """
+        self._waiting(f"a broker at {', '.join(self._routes.addresses.values())}")
         while not any(self._members.is_known(broker) for broker in self._routes.addresses):
             self._members.keep(())
             self._network.turn(0.02)
@@ -83,6 +96,7 @@ class Joining:
             UnavailableError: One is silent for the whole start-up time.
         """
         while silent := begin():
+            self._waiting(f"the broker {', '.join(sorted(silent))}")
             if self._left_s <= 0:
                 raise unavailable(
                     self._settings,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import html
 import http.client
 import json
 import socket
@@ -20,13 +21,14 @@ from click.testing import CliRunner
 from sidecar.cli.status import status
 from sidecar.errors import SidecarError
 from sidecar.ops.admin import ADDRESS_FILE, CONNECTIONS_MAX, AdminServer, read_address
+from sidecar.ops.health import KINDS, Problem
 from sidecar.ops.metrics import Metrics
 from sidecar.ops.snapshot import Books, PartitionStatus, StatusSnapshot
 
 GROUP = "orders-sidecar"
 PARTITION = PartitionStatus(7, 7, topic="orders", partition=3, watermark=1200, position=1207, lag=None)
 READY = StatusSnapshot(
-    GROUP, "2025-03-01T12:00:00+00:00", "0.1.0", live=True, ready=True, totals=Books(7, 7), partitions=(PARTITION,)
+    GROUP, "2025-03-01T12:00:00+00:00", "0.1.0", live=True, totals=Books(7, 7), partitions=(PARTITION,)
 )
 
 
@@ -72,7 +74,7 @@ def test_all_endpoints_answer(daemon: Daemon) -> None:
     """Each endpoint answers with its content and type, and nothing is to be cached."""
     for path, type_, text in (
         ("/livez", "text/plain; charset=utf-8", "live\n"),
-        ("/readyz", "text/plain; charset=utf-8", "ready\n"),
+        ("/readyz", "text/plain; charset=utf-8", "healthy\n"),
         ("/metrics", "text/plain; version=0.0.4; charset=utf-8", "sidecar_messages_consumed_total{"),
         ("/status", "application/json", '"group_id": "orders-sidecar"'),
         ("/", "text/html; charset=utf-8", "<h1>orders-sidecar</h1>"),
@@ -84,14 +86,41 @@ def test_all_endpoints_answer(daemon: Daemon) -> None:
 
 
 def test_health_follows_the_snapshot(daemon: Daemon) -> None:
-    """A daemon without progress is not live, one without partitions or with intake stopped is not ready."""
-    daemon.now = replace(READY, ready=False)
-    assert daemon.ask("/readyz")[:2] == (503, "no partition is assigned yet\n")
-    assert daemon.ask("/livez")[0] == 200
-    daemon.now = replace(READY, ready=False, problems=("404: check sink.http.url",), intake_stopped=("halted",))
-    assert daemon.ask("/readyz")[:2] == (503, "404: check sink.http.url\nintake stopped: halted\n")
-    daemon.now = replace(READY, live=False)
-    assert daemon.ask("/livez")[:2] == (503, "the main loop makes no progress\n")
+    """Healthy and degraded are ready, starting and stopped are not; a daemon without progress is not live."""
+    for kind, ready in (("starting", False), ("halted", False), ("group", True), ("memory", True)):
+        daemon.now = replace(READY, problems=(Problem(kind, "why"), Problem("dead_letters", "some")))
+        state, next_step = KINDS[kind]
+        code, text, _ = daemon.ask("/readyz")
+        assert code == (200 if ready else 503)
+        assert text.splitlines()[0] == f"{state}: why. Next: {next_step}"
+        assert daemon.ask("/livez")[0] == 200
+    daemon.now = replace(READY, live=False, problems=(Problem("loop", "it hangs"),))
+    assert daemon.ask("/livez")[:2] == (503, f"stopped: it hangs. Next: {KINDS['loop'].next_step}\n")
+
+
+def test_health_is_one_truth(daemon: Daemon, tmp_path: Path) -> None:
+    """Page, status, `/readyz` and metric show the same word, reason and next step."""
+    problem = Problem("refused", "the receiver <refuses>")
+    daemon.now = replace(READY, problems=(problem, Problem("group", "group a fails")), intake_stopped=("refused",))
+    shown = "stopped: the receiver <refuses>. Next: correct the receiver; it goes on by itself"
+    assert daemon.ask("/readyz")[1].splitlines()[0] == shown
+    assert html.escape(shown) in daemon.ask("/")[1]
+    assert shown in run_status("-c", config(tmp_path))
+    found = json.loads(daemon.ask("/status")[1])
+    assert found["health"] == dict(zip(("state", "kind", "reason", "next_step"), daemon.now.health, strict=True))
+    assert found["problems"] == [f"{problem}", f"{Problem('group', 'group a fails')}"]
+    assert not found["ready"]
+    metrics = daemon.ask("/metrics")[1]
+    assert 'sidecar_health{state="stopped"} 1.0\n' in metrics
+    assert 'next_step="correct the receiver; it goes on by itself",reason="refused",state="stopped"} 1.0\n' in metrics
+
+
+@pytest.mark.parametrize(("kind", "code"), [("", 0), ("group", 0), ("starting", 69), ("halted", 69)])
+def test_status_check_tells_by_its_exit_code(daemon: Daemon, tmp_path: Path, kind: str, code: int) -> None:
+    """With --check the health alone is printed; healthy and degraded end with 0, starting and stopped with 69."""
+    daemon.now = replace(READY, problems=(Problem(kind, "why"),) if kind else ())
+    result = CliRunner().invoke(status, ("--check", "-c", config(tmp_path)))
+    assert (result.output, result.exit_code) == (f"{daemon.now.health}\n", code)
 
 
 def test_nothing_can_be_changed_and_nothing_else_is_there(daemon: Daemon) -> None:
@@ -208,7 +237,7 @@ def run_status(*arguments: str) -> str:
 
 def test_status_shows_the_books_of_the_running_daemon(daemon: Daemon, tmp_path: Path) -> None:
     """With --json one object comes out, without it a table with books, lag and problems."""
-    daemon.now = replace(READY, problems=("404: check [sink.http.url]",), intake_stopped=("halted",))
+    daemon.now = replace(READY, problems=(Problem("halted", "404: check [sink.http.url]"),), intake_stopped=("halted",))
     found = json.loads(run_status("-c", config(tmp_path), "--json"))
     assert (found["group_id"], found["consumed"], found["delivered"], found["lag"]) == (GROUP, 7, 7, None)
     assert found["partitions"][0]["watermark"] == 1200

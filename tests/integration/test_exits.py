@@ -184,7 +184,7 @@ def test_a_second_signal_ends_at_once(scene: Scene) -> None:
         daemon.wait_ready()
         scene.receiver.fail("status", status=503)
         scene.send([b"held"] * 10)
-        wait_until(lambda: daemon.events("batch.retried"), 15, "it was sent", detail=daemon.log_tail)
+        wait_until(lambda: daemon.events("group.failed"), 15, "it was sent", detail=daemon.log_tail)
         daemon.terminate()
         wait_until(lambda: daemon.events("daemon.draining"), 15, "it drains")
         os.kill(daemon.pid, signal.SIGTERM)

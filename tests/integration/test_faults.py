@@ -217,7 +217,7 @@ def test_a_receiver_that_is_down_at_the_start_is_waited_for(kafka: Broker, topic
         scene = Scene(kafka, tmp_path, receiver, topic, unique("group"))
     with scene.daemon() as daemon:
         scene.send([b"early"] * 100)
-        wait_until(lambda: daemon.running and daemon.events("batch.retried"), 15, "it tries", detail=daemon.log_tail)
+        wait_until(lambda: daemon.running and daemon.events("group.failed"), 15, "it tries", detail=daemon.log_tail)
         daemon.wait_ready()
         wait_until(lambda: "refused" in str(daemon.status()["problems"]), 15, "the problem is told")
         with Receiver(port) as receiver:

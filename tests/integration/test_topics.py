@@ -285,7 +285,7 @@ def test_compaction_under_way_loses_nothing_that_is_left(scene: Scene, make_topi
         daemon.wait_ready()
         scene.receiver.fail("status", status=503)
         produce(scene.broker.bootstrap, scene.topic, keyed)
-        wait_until(lambda: daemon.events("batch.retried"), 10, "the batch was sent", detail=daemon.log_tail)
+        wait_until(lambda: daemon.events("group.failed"), 10, "the batch was sent", detail=daemon.log_tail)
         daemon.kill9()
         produce(scene.broker.bootstrap, scene.topic, [Outgoing(0, b"last", b"last", [("tag", b"a")])])
         # Each message rolls the segment before it, and only rolled segments are compacted.

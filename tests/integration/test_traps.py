@@ -96,6 +96,9 @@ class Listening:
         self.results.append(results)
         self.on_committed()
 
+    def waiting(self, what: str) -> None:
+        pass
+
     def event(self, name: str, level: str, fields: Mapping[str, object]) -> None:
         pass
 

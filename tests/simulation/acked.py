@@ -180,6 +180,9 @@ class Process:
         """The core goes on."""
         self.pipeline.committed(results, self.now_ms)
 
+    def waiting(self, what: str) -> None:
+        pass
+
     def event(self, name: str, level: str, fields: Mapping[str, object]) -> None:
         """Note what was given up."""
         self.gone += name == "members.gone"

@@ -161,4 +161,4 @@ def test_each_micro_batch_is_counted_once(tmp_path: Path) -> None:
     assert "\nsidecar_ingest_lag_rows 0.0\n" in text
     assert progress.latest().ready
     progress.ended("it broke")
-    assert (progress.latest().live, progress.latest().problems) == (False, ("it broke",))
+    assert (progress.latest().live, progress.latest().health.reason) == (False, "it broke")

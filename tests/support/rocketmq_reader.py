@@ -105,6 +105,9 @@ class Reader:
         """Note it."""
         self.commits.append(results)
 
+    def waiting(self, what: str) -> None:
+        pass
+
     def event(self, name: str, level: str, fields: Mapping[str, object]) -> None:
         """Note it."""
         self.events.append((name, fields))

@@ -144,6 +144,9 @@ class Scene:
         """Note it."""
         self.results.append(results)
 
+    def waiting(self, what: str) -> None:
+        pass
+
     def event(self, name: str, level: str, fields: Mapping[str, object]) -> None:
         """Note it."""
         self.events.append(name)

@@ -195,7 +195,7 @@ def test_a_receiver_that_refuses_everything_empties_nothing() -> None:
     assert len(shell.letters) == 100
     assert shell.pipeline.delivery.guard.tripped
     assert shell.pipeline.paused == {TP}
-    assert "intake.stopped" in shell.events()
+    assert list(shell.pipeline.stops) == ["refused"]
     broken = False
     shell.run(400)
     assert not shell.pipeline.delivery.guard.tripped
@@ -214,7 +214,7 @@ def test_a_receiver_that_heals_beside_real_poison() -> None:
     assert shell.pipeline.delivery.guard.tripped
     broken = False
     shell.run(400)
-    assert "intake.resumed" in shell.events()
+    assert shell.pipeline.stops == {}
     assert shell.letters[-1].offset == 300
     assert shell.pipeline.idle
 
@@ -351,19 +351,20 @@ def test_giving_up_after_so_many_sends_or_so_long() -> None:
 
 
 def test_a_halt_stops_intake_until_an_answer() -> None:
-    """Wrong credentials stop reading, are reported once, and are no reason to give up."""
+    """Wrong credentials stop reading, and are no reason to give up; events tell its begin and end."""
     shell = Shell(give_up=2)
     halted = True
     shell.answer = lambda batch, offsets: Answer(Verdict.HALT, "unauthorized", 401) if halted else ACK  # type: ignore[method-assign]
     shell.read(*rows(0, 1))
     shell.run()
     assert shell.pipeline.paused == {TP}
-    assert shell.events().count("intake.stopped") == 1
+    assert shell.pipeline.stops == {"halted": "the sink refuses every request: unauthorized"}
     assert shell.letters == []
     halted = False
     shell.run()
     assert shell.pipeline.idle
-    assert shell.events()[-2:] == ["intake.resumed", "group.recovered"]
+    told = [event for event in shell.events() if event.startswith("group.")]
+    assert told == ["group.failed", "group.recovered"]
 
 
 def test_a_halt_does_not_outlive_what_was_halted() -> None:

@@ -13,24 +13,30 @@ from sidecar.core.books import Books
 from sidecar.daemon.lifecycle import Daemon
 from sidecar.daemon.status import status_line
 from sidecar.errors import UnavailableError
+from sidecar.ops.health import KINDS, Problem
 from sidecar.ops.snapshot import StatusSnapshot
+
+BROKER_STEP = KINDS["broker"].next_step
 
 
 def snapshot(**change: Any) -> StatusSnapshot:
     """A daemon that has done something."""
     totals = Books(consumed=12_000, delivered=11_990, in_flight=10)
-    return StatusSnapshot("g", "2026-01-01T00:00:00.000+00:00", "1", live=True, ready=True, totals=totals, **change)
+    return StatusSnapshot("g", "2026-01-01T00:00:00.000+00:00", "1", live=True, totals=totals, **change)
 
 
 @pytest.mark.parametrize(
     ("change", "line"),
     [
-        ({"lag": 1_500}, "12,000 consumed, 11,990 delivered, 10 in flight, lag 1,500"),
-        ({"problems": ("first", "second")}, "12,000 consumed, 11,990 delivered, 10 in flight, lag unknown; first"),
+        ({"lag": 1_500}, "12,000 consumed, 11,990 delivered, 10 in flight, lag 1,500; healthy"),
+        (
+            {"problems": (Problem("broker", "first"), Problem("group", "second"))},
+            f"12,000 consumed, 11,990 delivered, 10 in flight, lag unknown; degraded: first. Next: {BROKER_STEP}",
+        ),
     ],
 )
 def test_the_line_for_systemctl(change: dict[str, Any], line: str) -> None:
-    """The books in short, the lag where it is known, and the first problem."""
+    """The books in short, the lag where it is known, and the health."""
     assert status_line(snapshot(**change)) == line
 
 

@@ -92,8 +92,8 @@ def test_only_commits_that_succeed_are_timed() -> None:
     supervisor.committed({}, 0.0)
     supervisor.revoking([])
     writer.close()
-    assert supervisor.commits == {"ok": 1, "failed": 1}
-    timings = supervisor.commit_seconds.timings()
+    assert supervisor.record.commits.counts == {"ok": 1, "failed": 1}
+    timings = supervisor.record.commits.seconds.timings()
     assert (sum(timings.counts), timings.sum_seconds) == (1, 0.2)
 
 
@@ -106,7 +106,7 @@ def test_a_reload_is_no_rebalance() -> None:
     supervisor.lost([KEPT])
     supervisor.assigned([Assignment(KEPT, "scope", Carried(5, 5), "", 1, resumed=True, read_from=5)])
     writer.close()
-    assert supervisor.rebalances == {"assigned": 2, "reloaded": 1, "lost": 1}
+    assert supervisor.record.rebalances == {"assigned": 2, "reloaded": 1, "lost": 1}
 
 
 def supervised() -> tuple[Supervisor, Writer]:

@@ -24,7 +24,8 @@ from sidecar.cli import COMMANDS, EXIT_INTERRUPTED, main
 from sidecar.cli.demo import EXIT_UNBALANCED
 from sidecar.config.loader import load
 from sidecar.core.records import Attempt
-from sidecar.ops.snapshot import CUT_REASONS
+from sidecar.ops.health import KINDS
+from sidecar.ops.snapshot import CUT_REASONS, STOP_REASONS
 from sidecar.state.interface import StoredLetter
 from sidecar.state.store import Store
 from tests.support.jars import ROOT
@@ -90,7 +91,7 @@ def test_every_log_event_is_told() -> None:
 
 def test_the_search_for_events_finds_them() -> None:
     """Events of all layers are found: else the test above would prove little."""
-    assert {"daemon.started", "batch.retried", "partition.reset", "kafka.failed", "partitions.lost"} <= events()
+    assert {"daemon.started", "group.failed", "partition.reset", "kafka.failed", "partitions.lost"} <= events()
     assert len(events()) > 20
 
 
@@ -120,25 +121,15 @@ def test_every_reason_to_stop_reading_is_told() -> None:
     (stops,) = [n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef) and n.name == "stops"]
     (table,) = [n for n in ast.walk(stops) if isinstance(n, ast.Dict)]
     words = [key.value for key in table.keys if isinstance(key, ast.Constant)]
+    assert tuple(words) == STOP_REASONS
     assert first_column(section(OPERATION, "## Why nothing is read")) == words
 
 
 def test_every_problem_is_told() -> None:
-    """The run-book has a row for each sentence that `problems` can hold, values left out."""
-    tree = ast.parse((ROOT / "sidecar" / "daemon" / "status.py").read_text())
-    functions = [n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef) and n.name in ("_problems", "latest")]
-    sentences = {pattern(n) for f in functions for n in ast.walk(f) if isinstance(n, ast.JoinedStr)}
-    sentences = {sentence for sentence in sentences if " " in sentence}  # a format such as .0f is one too
-    assert len(sentences) == 6
-    sentences.remove("…: …")
-    sentences |= {"Kafka: …", "RocketMQ: …"}
-    told = first_column(section(OPERATION, "## Run-book"))
-    assert sentences - set(told) == set()
-
-
-def pattern(text: ast.JoinedStr) -> str:
-    """An f-string with an ellipsis in place of each value."""
-    return "".join(part.value if isinstance(part, ast.Constant) else "…" for part in text.values)
+    """The table of health has a row for each kind of problem, with its state and its next step, and no other."""
+    text = section(OPERATION, "## Health")
+    rows = re.findall(r"^\| `(\w+)` \| (\w+) \| [^|]* \| ([^|]*) \|$", text, flags=re.MULTILINE)
+    assert rows == [(kind, state, next_step) for kind, (state, next_step) in KINDS.items()]
 
 
 def test_every_cut_reason_is_told() -> None:

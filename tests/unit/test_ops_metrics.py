@@ -11,6 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
 from sidecar.core.books import BOOKS, Books, Tally
+from sidecar.ops.health import KINDS, STATES, Problem
 from sidecar.ops.metrics import Metrics
 from sidecar.ops.page import page
 from sidecar.ops.snapshot import (
@@ -44,12 +45,11 @@ def snapshot() -> StatusSnapshot:
         started_at="2025-03-01T12:00:00+00:00",
         version="0.1.0",
         live=True,
-        ready=True,
         totals=TOTALS,
         lag=17,
         partitions=(place, replace(place, topic="new", lag=None)),
         intake_stopped=("memory",),
-        problems=("the receiver answers 404: check sink.http.url",),
+        problems=(Problem("group", "group paid fails"), Problem("dead_letters", "dead letters came in")),
         held_bytes=1000,
         budget_bytes=64 << 20,
         retries_waiting=2,
@@ -59,6 +59,7 @@ def snapshot() -> StatusSnapshot:
         activity=Activity(
             ledger={("claim", "ok"): 3, ("settle", "failed"): 1},
             twins_waiting=4,
+            groups=("created",),
             batches={("paid", "delivered"): 5},
             sends={("paid", "ack"): 5, ("paid", "retry"): 1},
             cuts={"count": 4},
@@ -135,6 +136,37 @@ def test_activity_and_condition_are_told() -> None:
     assert value(found, "sidecar_retries_waiting") == 2
     assert value(found, "sidecar_dead_letters_stored") == 9
     assert value(found, "sidecar_ready") == 1
+
+
+def test_health_is_told_as_a_word_and_each_problem_with_its_next_step() -> None:
+    """One word is 1 and the others 0; each kind of problem has a series, which is 1 while it is there."""
+    found = samples(snapshot())
+    words = {one.labels["state"]: one.value for one in found if one.name == "sidecar_health"}
+    assert words == {state: state == "degraded" for state in STATES}
+    problems = {one.labels["reason"]: one for one in found if one.name == "sidecar_problem"}
+    assert {kind for kind, one in problems.items() if one.value} == {"group", "dead_letters"}
+    told = {kind: (one.labels["state"], one.labels["next_step"]) for kind, one in problems.items()}
+    assert told == KINDS
+
+
+def test_series_stand_at_0_before_their_first_event() -> None:
+    """Prometheus sees no increase in a series that appears with its first event: known values are there before it."""
+    idle = replace(snapshot(), activity=Activity(groups=("paid",)), intake_stopped=(), problems=())
+    found = samples(idle)
+    for name, labels in (
+        ("sidecar_batches_total", {"group": "paid", "result": "dead_lettered"}),
+        ("sidecar_sends_total", {"group": "paid", "verdict": "retry"}),
+        ("sidecar_commits_total", {"result": "failed"}),
+        ("sidecar_rebalances_total", {"kind": "lost"}),
+        ("sidecar_snapshots_total", {"result": "failed"}),
+        ("sidecar_intake_stopped", {"reason": "halted"}),
+        ("sidecar_problem", {"reason": "commit", "state": "stopped", "next_step": KINDS["commit"].next_step}),
+    ):
+        assert value(found, name, **labels) == 0
+    # A group that nobody knew before has all of its values with its first one.
+    found = samples(replace(idle, activity=Activity(sends={("new", "ack"): 1})))
+    assert value(found, "sidecar_sends_total", group="new", verdict="retry") == 0
+    assert value(found, "sidecar_batches_total", group="new", result="dead_lettered") == 0
     assert value(found, "sidecar_start_time_seconds") == 1740830400
 
 
@@ -209,7 +241,9 @@ def test_the_page_escapes_what_it_shows() -> None:
     """A name or reason with markup in it is shown, not run."""
     evil = "<script>alert('x')</script>&\udce9"
     wait = RetryingGroup(evil, 1, "now", evil, "soon")
-    now = replace(snapshot(), group_id=evil, problems=(evil,), retrying=(wait,), intake_stopped=(evil,))
+    now = replace(
+        snapshot(), group_id=evil, problems=(Problem("group", evil),), retrying=(wait,), intake_stopped=(evil,)
+    )
     text = page(now).decode()
     assert "<script" not in text
     assert "&lt;script&gt;" in text

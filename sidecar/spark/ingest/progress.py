@@ -12,6 +12,7 @@ from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from sidecar.ops.health import Problem
 from sidecar.ops.metrics import Metrics
 from sidecar.ops.snapshot import StatusSnapshot
 from sidecar.spark.ingest.lag import Behind, Lag
@@ -83,9 +84,8 @@ class Progress:
             started_at=self._started,
             version=version(),
             live=self._live,
-            ready=self._live,
             lag=self.behind.rows if self.behind else None,
-            problems=(self._problem,) if self._problem else (),
+            problems=() if self._live else (Problem("ended", self._problem or "the queries have ended"),),
         )
 
 

@@ -60,7 +60,7 @@ def await_cluster(kafka: KafkaSource) -> str:
             refusals.append(text_of(error))
 
     with outsider(kafka, error_cb=told) as client:
-        return await_topics(client, kafka, lambda: next(iter(refusals), ""), {})
+        return await_topics(client, kafka, lambda: next(iter(refusals), ""), {}, lambda what: None)
 
 
 @contextlib.contextmanager

@@ -15,6 +15,7 @@ from sidecar.config.model import Settings
 from sidecar.core.books import BOOKS, Books
 from sidecar.core.records import TopicPartition
 from sidecar.errors import SidecarError
+from sidecar.ops.health import Problem
 from sidecar.ops.snapshot import Activity, PartitionStatus, StatusSnapshot
 from sidecar.spark.reports import observed_rows, offsets_in, seconds
 from sidecar.spark.run.folder import RunFolder
@@ -183,17 +184,17 @@ class Progress:
         # Copies: other threads read what is told, while the books are being entered.
         partitions = tuple(replace(self._partitions[tp]) for tp in sorted(self._partitions))
         lags = [one.lag for one in partitions if one.lag is not None]
-        problems = [f"{place}: {text}" for place, text in self._folder.notes().items()]
+        problems = [] if self._live else [Problem("ended", self._problem or "the query has ended")]
+        problems += [Problem("state", f"{place}: {text}") for place, text in self._folder.notes().items()]
         return StatusSnapshot(
             group_id=self._settings.source.kafka.group_id,
             started_at=self._started.isoformat(timespec="milliseconds"),
             version=version(),
             live=self._live,
-            ready=self._live,
             totals=replace(self._totals),
             lag=sum(lags) if lags else None,
             partitions=partitions,
-            problems=tuple([self._problem] * bool(self._problem) + problems),
+            problems=tuple(problems),
             budget_bytes=self._settings.memory.budget_bytes,
             dead_letters=self._state.count_dead_letters(),
             activity=Activity(

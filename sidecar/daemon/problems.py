@@ -1,0 +1,135 @@
+"""Finds what is wrong with a daemon at present, and since when. Changes nothing; `ops.health` judges it."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Iterator
+from datetime import UTC, datetime
+from typing import Generic, TypeVar
+
+from sidecar.core.books import Books
+from sidecar.core.pipeline import Pipeline
+from sidecar.core.records import TopicPartition, group_label
+from sidecar.daemon.chronicle import Chronicle
+from sidecar.daemon.record import OVERDUE_S
+from sidecar.daemon.supervisor import Supervisor
+from sidecar.ops.health import STOPPED, Problem
+from sidecar.ops.snapshot import PartitionStatus, RetryingGroup
+from sidecar.sources.base import SESSION
+
+LOOK_EVERY_S = 1.0
+"""How often all that waits is looked through."""
+FULL_S = 5.0
+"""Memory that is full for so long is a problem; for a moment it is how a slow receiver slows the source."""
+DEAD_LETTERS_S = 300.0
+"""For so long after the last one, dead letters are a problem."""
+GROUPS_SHOWN_MAX = 5
+
+T = TypeVar("T", bound=Hashable)
+
+
+class Lasting(Generic[T]):
+    """Since when each of some things has been so, without a pause."""
+
+    def __init__(self) -> None:
+        self._since_s: dict[T, float] = {}
+
+    def look(self, present: Iterable[T], now_s: float) -> None:
+        """These are so now, and no others."""
+        self._since_s = {one: self._since_s.get(one, now_s) for one in present}
+
+    def longer_than(self, seconds: float, now_s: float) -> list[T]:
+        """What has been so for longer."""
+        return [one for one, since_s in self._since_s.items() if now_s - since_s >= seconds]
+
+
+class Problems:
+    """Looks at a daemon now and then, on its main thread.
+
+    Args:
+        supervisor: Whose daemon it is.
+        chronicle: Is told of stops of the intake.
+    """
+
+    def __init__(self, supervisor: Supervisor, chronicle: Chronicle) -> None:
+        self._supervisor = supervisor
+        self._chronicle = chronicle
+        self._stops = Lasting[str]()
+        self._unread = Lasting[tuple[TopicPartition, int]]()
+        self._waiting = Lasting[tuple[str, str | None, float]]()
+        self._look_at_s = 0.0
+        self._buried, self._buried_at_s, self._buried_at = 0, 0.0, ""
+
+    def find(
+        self, partitions: Iterable[PartitionStatus], totals: Books, retrying: Iterable[RetryingGroup], now_s: float
+    ) -> list[Problem]:
+        """All problems.
+
+        Args:
+            partitions: As the status has them.
+            totals: The books.
+            retrying: The groups that fail.
+            now_s: Monotonic time.
+        """
+        supervisor = self._supervisor
+        pipeline = supervisor.pipeline
+        found = list(supervisor.record.problems(now_s, burying=bool(pipeline.delivery.burials)))
+        found += self._intake(pipeline, now_s)
+        source = supervisor.source
+        for key, text in source.problems().items():
+            found.append(Problem("membership" if key == SESSION else "broker", f"{source.name}: {text}"))
+        if supervisor.ledger is not None and supervisor.ledger.problem:
+            found.append(Problem("ledger", f"nothing is sent: the ledger cannot be used: {supervisor.ledger.problem}"))
+        for group in list(retrying)[:GROUPS_SHOWN_MAX]:
+            found.append(
+                Problem("group", f"group {group_label(group.group)} fails since {group.since}: {group.reason}")
+            )
+        for tp in sorted(pipeline.paused if not pipeline.stops else ()):
+            found.append(Problem("span", f"{tp} waits: its oldest unsettled message is batch.span_max behind"))
+        found += self._dead_letters(totals, now_s)
+        # What waits for a known stop is no further problem.
+        stopped = any(problem.state == STOPPED for problem in found)
+        self._look(() if stopped else partitions, pipeline, now_s, stopped=stopped)
+        return found + list(self._stuck(now_s))
+
+    def _intake(self, pipeline: Pipeline, now_s: float) -> list[Problem]:
+        stops = pipeline.stops
+        self._stops.look(stops, now_s)
+        lasting = self._stops.longer_than(FULL_S, now_s)
+        worth = [word for word in stops if word != "memory" or word in lasting]
+        self._chronicle.intake(stops, worth, now_s)
+        return [Problem(word, f"nothing is read: {stops[word]}") for word in worth]
+
+    def _dead_letters(self, totals: Books, now_s: float) -> Iterator[Problem]:
+        if totals.dead_lettered > self._buried:
+            self._buried_at_s, self._buried_at = now_s, datetime.now(UTC).isoformat(timespec="seconds")
+        self._buried = totals.dead_lettered
+        if self._buried_at and now_s - self._buried_at_s < DEAD_LETTERS_S:
+            yield Problem("dead_letters", f"dead letters came in, the last at {self._buried_at}")
+
+    def _look(self, partitions: Iterable[PartitionStatus], pipeline: Pipeline, now_s: float, *, stopped: bool) -> None:
+        if now_s < self._look_at_s:
+            return
+        self._look_at_s = now_s + LOOK_EVERY_S
+        self._waiting.look(() if stopped else pipeline.held_up(), now_s)
+        self._unread.look(
+            [
+                (tp, one.position)
+                for one in partitions
+                if one.lag is not None
+                and one.watermark + one.lag > one.position
+                and (tp := TopicPartition(one.topic, one.partition, one.broker)) not in pipeline.paused
+            ],
+            now_s,
+        )
+
+    def _stuck(self, now_s: float) -> Iterator[Problem]:
+        unread = self._unread.longer_than(OVERDUE_S, now_s)
+        if unread:
+            tp = unread[0][0]
+            more = f" and {len(unread) - 1} more" if len(unread) > 1 else ""
+            yield Problem("unread", f"{tp}{more}: nothing came for {OVERDUE_S:.0f} s, and the log goes on")
+        waiting = self._waiting.longer_than(OVERDUE_S, now_s)
+        if waiting:
+            what, group, _ = waiting[0]
+            name = "all groups of a partition" if group is None else f"group {group_label(group)}"
+            yield Problem("waiting", f"messages of {name} have waited for {what} for {OVERDUE_S:.0f} s")

@@ -1,0 +1,115 @@
+"""What the main loop met since the start, and what goes wrong at present. Changes nothing."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping
+
+from sidecar.core.records import TopicPartition
+from sidecar.ops.health import Problem
+from sidecar.ops.snapshot import Stopwatch
+
+OVERDUE_S = 10.0
+"""What has waited for so long is a problem."""
+
+
+class CommitRecord:
+    """Counts and times commits, and knows which partitions wait for one since when."""
+
+    def __init__(self) -> None:
+        self.counts: Counter[str] = Counter()
+        self.seconds = Stopwatch()
+        self._since_s: dict[TopicPartition, float] = {}
+        """Partitions with a commit that was asked for and not acknowledged; a retry does not begin anew."""
+        self._failure: tuple[str, str] | None = None
+        """Kind of problem and reason of the last one that failed."""
+
+    def begun(self, tps: Iterable[TopicPartition], now_s: float) -> None:
+        """These are to be committed."""
+        for tp in tps:
+            self._since_s.setdefault(tp, now_s)
+
+    def ended(self, results: Mapping[TopicPartition, bool], elapsed_s: float) -> None:
+        """A commit ended. How long it takes to fail says nothing about how long a commit takes."""
+        if not results:
+            return
+        self.forget([tp for tp, ok in results.items() if ok])
+        good = all(results.values())
+        self.counts["ok" if good else "failed"] += 1
+        if good:
+            self.seconds.observe(elapsed_s)
+
+    def failed(self, kind: str, reason: str) -> None:
+        """Why the last one failed; from any thread."""
+        self._failure = kind, reason
+
+    def forget(self, tps: Collection[TopicPartition]) -> None:
+        """Nothing of these is to be committed any more."""
+        for tp in tps:
+            self._since_s.pop(tp, None)
+        if not self._since_s:
+            self._failure = None
+
+    def problems(self, now_s: float) -> Iterator[Problem]:
+        """The commits that have waited for longer than `OVERDUE_S`."""
+        late = [tp for tp, since_s in self._since_s.items() if now_s - since_s >= OVERDUE_S]
+        if late:
+            kind, reason = self._failure or ("commit", "no answer")
+            others = f" and {len(late) - 1} more" if len(late) > 1 else ""
+            yield Problem(kind, f"{min(late)}{others} could not be committed for {OVERDUE_S:.0f} s: {reason}")
+
+
+class Record:
+    """Of one daemon, written on its main thread."""
+
+    def __init__(self) -> None:
+        self.commits = CommitRecord()
+        self.rebalances: Counter[str] = Counter()
+        self.snapshots: Counter[str] = Counter()
+        self.send_seconds = Stopwatch()
+        self.waits_for = "the broker"
+        """What the start waits for; empty once it is over."""
+        self._assigned = False
+        self._snapshot_failed = ""
+        self._unburied: dict[int, tuple[float, str]] = {}
+        """Dead letters that could not be stored, by token: since when, and why."""
+
+    def joined(self) -> None:
+        """What the start waited for is there."""
+        self.waits_for = ""
+
+    def assigned(self) -> None:
+        """The group gave us partitions, or told that there are none for us."""
+        self._assigned = True
+
+    def snapped(self, reason: str) -> None:
+        """A snapshot was written, or not: the reason is empty when it was."""
+        self.snapshots["failed" if reason else "ok"] += 1
+        self._snapshot_failed = reason
+
+    def buried(self, token: int, reason: str, now_s: float) -> None:
+        """Dead letters are durable, or not: the reason is empty when they are."""
+        if reason:
+            self._unburied[token] = self._unburied.get(token, (now_s,))[0], reason
+        else:
+            self._unburied.pop(token, None)
+
+    def problems(self, now_s: float, *, burying: bool) -> Iterator[Problem]:
+        """What goes wrong at present.
+
+        Args:
+            now_s: Monotonic time.
+            burying: Whether any dead letter is on its way to its store.
+        """
+        if not self._assigned:
+            what = f"waits for {self.waits_for}" if self.waits_for else "no partition is assigned yet"
+            yield Problem("starting", what)
+        yield from self.commits.problems(now_s)
+        if not burying:
+            self._unburied.clear()
+        for since_s, reason in self._unburied.values():
+            if now_s - since_s >= OVERDUE_S:
+                yield Problem("dead_letters_store", f"dead letters cannot be stored: {reason}")
+                break
+        if self._snapshot_failed:
+            yield Problem("state", f"the state file cannot be written: {self._snapshot_failed}")

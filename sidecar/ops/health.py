@@ -1,0 +1,103 @@
+"""The one judgement of health: which problems a daemon can have, and the word that they make. No I/O, no clock."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any, NamedTuple
+
+HEALTHY, DEGRADED, STARTING, STOPPED = "healthy", "degraded", "starting", "stopped"
+STATES = (STARTING, HEALTHY, DEGRADED, STOPPED)
+READY_STATES = (HEALTHY, DEGRADED)
+"""In these `/readyz` says 200: an outage of the receiver must not take a pod out of service."""
+
+
+class Kind(NamedTuple):
+    """A kind of problem: the state that it makes, and what a person should do."""
+
+    state: str
+    next_step: str
+
+
+_STATE_DISK = "make room on the disk of state.dir, or mend it; it goes on by itself"
+_BROKER = "look at the broker and the network; it goes on by itself"
+
+KINDS = {
+    "loop": Kind(STOPPED, "restart the daemon, and report it with its log"),
+    "ended": Kind(STOPPED, "look at the log, and start it again"),
+    "draining": Kind(STOPPED, "wait: drain_timeout bounds it"),
+    "starting": Kind(STARTING, "wait; where it names something that is missing, provide that"),
+    "membership": Kind(STOPPED, _BROKER),
+    "ledger": Kind(STOPPED, "look at the ledger's database; it goes on by itself"),
+    "halted": Kind(STOPPED, "correct the receiver, its address or its credentials; it goes on by itself"),
+    "refused": Kind(STOPPED, "correct the receiver; it goes on by itself"),
+    "ids": Kind(STOPPED, _STATE_DISK),
+    "commit": Kind(STOPPED, f"{_BROKER}; until then nothing new is sent"),
+    "memory": Kind(DEGRADED, "look at the receiver: it takes less than the source gives; it goes on by itself"),
+    "dead_letters_store": Kind(DEGRADED, "give the dead letters room, in state.dir or in their topic"),
+    "state": Kind(DEGRADED, _STATE_DISK),
+    "broker": Kind(DEGRADED, _BROKER),
+    "group": Kind(DEGRADED, "look at the receiver with that reason in hand; it goes on by itself"),
+    "span": Kind(DEGRADED, "mend what the named group waits for, or let its retries end: retry.give_up_after"),
+    "unread": Kind(DEGRADED, _BROKER),
+    "waiting": Kind(DEGRADED, "look at the receiver's speed; raise sink.http.concurrency, or add processes"),
+    "dead_letters": Kind(DEGRADED, "look at the dead letters and their reasons; correct the producer or the receiver"),
+}
+"""The worst first. The words are the label `reason` of the metric `sidecar_problem`."""
+_RANK = {kind: rank for rank, kind in enumerate(KINDS)}
+
+
+class Problem(NamedTuple):
+    """Something that an operator should know.
+
+    Args:
+        kind: One of `KINDS`.
+        text: What is wrong; without numbers that change while it lasts.
+    """
+
+    kind: str
+    text: str
+
+    @property
+    def state(self) -> str:
+        """The state that it makes."""
+        return KINDS[self.kind].state
+
+    @property
+    def next_step(self) -> str:
+        """What a person should do."""
+        return KINDS[self.kind].next_step
+
+    def __str__(self) -> str:
+        return f"{self.text}. Next: {self.next_step}"
+
+
+class Health(NamedTuple):
+    """The word for a daemon at one instant, with the worst problem's kind, reason and next step."""
+
+    state: str
+    kind: str = ""
+    reason: str = ""
+    next_step: str = ""
+
+    @property
+    def ready(self) -> bool:
+        """Whether messages flow, or would if the receiver took them."""
+        return self.state in READY_STATES
+
+    def to_json(self) -> dict[str, Any]:
+        """As ``status --json`` has it."""
+        return self._asdict()
+
+    def __str__(self) -> str:
+        return f"{self.state}: {self.reason}. Next: {self.next_step}" if self.reason else self.state
+
+
+def in_order(problems: Collection[Problem]) -> tuple[Problem, ...]:
+    """The worst first; those of one kind as they came."""
+    return tuple(sorted(problems, key=lambda problem: _RANK[problem.kind]))
+
+
+def judge(problems: Collection[Problem]) -> Health:
+    """The word that these problems make."""
+    worst = next(iter(in_order(problems)), None)
+    return Health(HEALTHY) if worst is None else Health(worst.state, worst.kind, worst.text, worst.next_step)
