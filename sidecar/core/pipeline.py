@@ -61,6 +61,8 @@ class Pipeline:
         self.cuts = self._cutter.cuts
         """Batches cut, by reason."""
         self.draining = False
+        self.state_lost = ""
+        """Why what is stored would be lost, while that is so: nothing is read."""
         self.leaving: frozenset[TopicPartition] = frozenset()
         """Partitions whose next owner will know the watermark alone: read no more, and cut at once."""
         self._fenced = self.delivery.fenced
@@ -291,11 +293,12 @@ class Pipeline:
             "memory": (f"memory.budget is used up to {HIGH:.0%}", self._memory_full),
             "halted": (f"the sink refuses every request: {self.delivery.halted}", self.delivery.halted),
             "refused": ("the receiver refused more than a tenth of 1,000 messages", self.delivery.guard.tripped),
+            "state_lost": (self.state_lost, self.state_lost),
         }
         return {word: text for word, (text, holds) in reasons.items() if holds}
 
     def _watch_flow(self, wide: list[Partition]) -> None:
-        if self.draining or self._memory_full or self.delivery.halted or self.delivery.guard.tripped:
+        if self.draining or self._memory_full or self._halted:
             paused = frozenset(self.partitions.keys() - self._read_all_the_same())
         else:
             most, flow = self._rules.span_max, self._flow
@@ -307,9 +310,13 @@ class Pipeline:
             self._flow = paused
             self._effects.append(Flow(paused))
 
+    @property
+    def _halted(self) -> bool:
+        return bool(self.delivery.halted or self.delivery.guard.tripped or self.state_lost)
+
     def _read_all_the_same(self) -> list[TopicPartition]:
         """What an earlier life left is whole only once it was read again: not to read it could be a wait for ever."""
-        if self.delivery.halted or self.delivery.guard.tripped or (self._memory_full and not self.delivery.idle):
+        if self._halted or (self._memory_full and not self.delivery.idle):
             return []
         replaying = [tp for tp, partition in self.partitions.items() if partition.replaying]
         return replaying[:1] if self._memory_full else replaying

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import replace
 from typing import NamedTuple, TypeVar
 
@@ -93,6 +94,14 @@ class Writer:
     def _run(self) -> None:
         while (job := self._work.get()) is not None:
             job()
+
+    def abandon(self, timeout_s: float) -> None:
+        """Drop what was not begun, and wait for what was, at most so long."""
+        with suppress(queue.Empty):
+            while True:
+                self._work.get_nowait()
+        self._work.put(None)
+        self._thread.join(timeout_s)
 
     def close(self) -> None:
         """Finish what was given, then end."""

@@ -16,12 +16,14 @@ from sidecar.config.model import Settings
 from sidecar.config.source import RocketMqSource as RocketMqSettings
 from sidecar.daemon.build import HELD_SHARE, build, groups_of, plan_memory, pushed_expression, rules_hash
 from sidecar.daemon.dispatcher import Senders, Writer
+from sidecar.daemon.gravedigger import Gravedigger
 from sidecar.daemon.graveyards import open_graveyard
 from sidecar.daemon.ledgers import LedgerDesk, open_desk
 from sidecar.daemon.notify import Notifier
 from sidecar.daemon.record import Record
+from sidecar.daemon.statewatch import tell_damages
 from sidecar.daemon.status import StatusKeeper, status_line
-from sidecar.daemon.supervisor import Supervisor, tell_damages
+from sidecar.daemon.supervisor import Supervisor
 from sidecar.ops.admin import AdminServer
 from sidecar.ops.metrics import Metrics
 from sidecar.sinks.file import FileSink
@@ -96,9 +98,9 @@ class Daemon:
         senders = Senders(sink, settings.sink.concurrency, inbox)
         stack.callback(senders.close, SENDERS_PATIENCE_S)
         send_back = source.send_back if isinstance(source, RocketMqSource) else None
-        graveyard = open_graveyard(settings, state, source.fetch, send_back)
+        gravedigger = Gravedigger(open_graveyard(settings, state, source.fetch, send_back), inbox)
         drain_s = settings.drain_timeout_ms / 1000
-        supervisor = Supervisor(pipeline, source, senders, inbox, writer, state, graveyard, drain_s, ledger)
+        supervisor = Supervisor(pipeline, source, senders, inbox, writer, state, gravedigger, drain_s, ledger)
         keeper = StatusKeeper(supervisor, state, group, settings.memory.budget_bytes, settings.tags.known_groups)
         # The endpoint before the broker: while that is awaited, health can be asked.
         url = "off"
@@ -112,6 +114,7 @@ class Daemon:
             source.open(supervisor)
         supervisor.record.joined()
         stack.callback(source.close)
+        stack.callback(gravedigger.close)  # before the source it reads from, and the state it writes into
         gc.collect()
         gc.freeze()  # and a high threshold: 16 % of the CPU time otherwise
         gc.set_threshold(100_000, 20, 100)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from itertools import product
@@ -15,6 +16,7 @@ from sidecar.core.records import TopicPartition, group_label
 from sidecar.daemon.chronicle import Chronicle
 from sidecar.daemon.problems import Problems
 from sidecar.daemon.supervisor import Supervisor
+from sidecar.errors import StateError
 from sidecar.ops.health import Problem, in_order
 from sidecar.ops.snapshot import (
     COMMIT_RESULTS,
@@ -57,6 +59,7 @@ class StatusKeeper:
         self._chronicle = Chronicle()
         self._problems = Problems(supervisor, self._chronicle)
         self._started = datetime.now(UTC)
+        self._dead_letters = 0
         self._latest = self._build()
 
     def latest(self) -> StatusSnapshot:
@@ -101,9 +104,15 @@ class StatusKeeper:
             retries_waiting=delivery.waiting,
             retrying=tuple(retrying),
             blocking=tuple(_blocking(pipeline)),
-            dead_letters=self._state.count_dead_letters(),
+            dead_letters=self._count_dead_letters(),
             activity=self._activity(pipeline),
         )
+
+    def _count_dead_letters(self) -> int:
+        """As many as last time while the file cannot be read: no status is worth the end of the daemon."""
+        with suppress(StateError):
+            self._dead_letters = self._state.count_dead_letters()
+        return self._dead_letters
 
     def _partition(self, pipeline: Pipeline, tp: TopicPartition) -> PartitionStatus:
         books, owned = pipeline.books[tp], pipeline.partitions.get(tp)

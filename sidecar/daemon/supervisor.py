@@ -14,11 +14,12 @@ import structlog
 from sidecar.core.dedup import RotatingBitmap
 from sidecar.core.effects import Claim, Commit, CommitItem, Effect, Flow, Reload, Report, Send, Store
 from sidecar.core.pipeline import Pipeline
-from sidecar.core.records import Batch, DeadLetter, Run, TopicPartition, group_label
+from sidecar.core.records import Batch, Run, TopicPartition, group_label
 from sidecar.daemon.dispatcher import Answered, Senders, Writer
-from sidecar.daemon.graveyards import Graveyard
+from sidecar.daemon.gravedigger import Buried, Gravedigger
 from sidecar.daemon.ledgers import ClaimAnswered, LedgerDesk
 from sidecar.daemon.record import Record
+from sidecar.daemon.statewatch import StateWatch, tell_damages
 from sidecar.errors import SidecarError
 from sidecar.sources.base import Assignment, Source
 from sidecar.state.interface import IdSegment, PartitionSnapshot, State
@@ -41,14 +42,6 @@ class _Journalled(NamedTuple):
     """Of `Supervisor._overtaken` when it began: a commit that another one overtook since is not to be made."""
 
 
-class _Buried(NamedTuple):
-    """Dead letters are durable, or not."""
-
-    token: int
-    reason: str
-    """Why not; empty when they are."""
-
-
 class _Snapped(NamedTuple):
     """A snapshot was written, or not."""
 
@@ -66,7 +59,7 @@ class Supervisor:
         inbox: Where senders and writer put what they have to tell.
         writer: Does what waits for the disk.
         state: What outlives the process.
-        graveyard: Keeps dead letters.
+        gravedigger: Has dead letters kept.
         drain_timeout_s: How long a stop waits for what is in flight.
         ledger: Where business keys are claimed, if anywhere.
     """
@@ -79,7 +72,7 @@ class Supervisor:
         inbox: queue.SimpleQueue[object],
         writer: Writer,
         state: State,
-        graveyard: Graveyard,
+        gravedigger: Gravedigger,
         drain_timeout_s: float,
         ledger: LedgerDesk | None = None,
     ) -> None:
@@ -91,11 +84,10 @@ class Supervisor:
         self._senders = senders
         self._inbox = inbox
         self._writer = writer
-        self._gravedigger: Writer | None = None
-        """Buries on a thread of its own: it may wait seconds for the broker, and the main loop waits for the writer."""
         self.ledger = ledger
         self._state = state
-        self._graveyard = graveyard
+        self._watch = StateWatch(state, pipeline)
+        self._gravedigger = gravedigger
         self._drain_timeout_s = drain_timeout_s
         self._assignments: dict[TopicPartition, Assignment] = {}
         self._reloading: set[TopicPartition] = set()
@@ -121,11 +113,14 @@ class Supervisor:
         self._take_inbox()
         for effect in self.pipeline.step(now_s * 1000):
             self._perform(effect)
+        self._watch.tend(now_s)
         if now_s >= self._snapshot_at_s:
             self._snapshot()
         if self.ledger is not None:
             self.ledger.tend(now_s)
-        if self._drain_until_s is not None and (self.pipeline.idle or now_s > self._drain_until_s):
+        if self._drain_until_s is not None and (
+            self.pipeline.idle or self.pipeline.state_lost or now_s > self._drain_until_s
+        ):
             return False
         for found in self.source.poll(self._patience_s()):
             if isinstance(found, Run):
@@ -152,7 +147,7 @@ class Supervisor:
                 self.pipeline.answered(told.batch_id, told.answer, now_ms, time.time_ns() // 1_000_000)
             elif isinstance(told, ClaimAnswered):
                 self.pipeline.claimed(told.number, told.verdicts, now_ms)
-            elif isinstance(told, _Buried):
+            elif isinstance(told, Buried):
                 self.record.buried(told.token, told.reason, now_ms / 1000)
                 self.pipeline.stored(told.token, ok=not told.reason, now_ms=now_ms)
             elif isinstance(told, _Snapped):
@@ -174,7 +169,7 @@ class Supervisor:
                 assert self.ledger is not None
                 self.ledger.claim(effect)
             case Store(token, letters):
-                self._bury(token, letters)
+                self._gravedigger.bury(token, letters)
             case Flow(paused):
                 self.source.pause(paused)
             case Reload(tp, reason):
@@ -197,7 +192,13 @@ class Supervisor:
             number = self._overtaken
             self.ledger.settle(lambda ok: self._inbox.put(_Journalled(items, ok, number)))
         else:
+            self._begin_commit(items)
+
+    def _begin_commit(self, items: list[CommitItem], *, ok: bool = True) -> None:
+        if ok and self._watch.in_place():
             self.source.commit(items)
+        else:
+            self.committed({item.tp: False for item in items}, 0.0)
 
     def _journal(self) -> bool:
         """On the writer thread: ids are durable before the commit that settles them."""
@@ -216,29 +217,7 @@ class Supervisor:
     def _commit_journalled(self, told: _Journalled) -> None:
         if told.number != self._overtaken:
             return  # its end would be taken for that of a commit begun since; what it held was marked to be made again
-        if told.ok:
-            self.source.commit(told.items)
-        else:
-            self.committed({item.tp: False for item in told.items}, 0.0)
-
-    def _bury(self, token: int, letters: list[DeadLetter]) -> None:
-        def job() -> None:
-            try:
-                self._graveyard.bury(letters)
-            except Exception as error:  # noqa: BLE001  # tried again; the messages stay unsettled meanwhile
-                log.error("dead_letters.not_stored", count=len(letters), reason=str(error))
-                self._inbox.put(_Buried(token, str(error) or type(error).__name__))
-                return
-            for one in letters[:10]:
-                log.warning(
-                    "message.dead_lettered", **one.tp.fields(), offset=one.offset,
-                    group=group_label(one.group), reason=one.reason,
-                )  # fmt: skip
-            self._inbox.put(_Buried(token, ""))
-
-        if self._gravedigger is None:
-            self._gravedigger = Writer("gravedigger")
-        self._gravedigger.do(job)
+        self._begin_commit(told.items, ok=told.ok)
 
     # The listener
 
@@ -306,6 +285,7 @@ class Supervisor:
         marks = [mark for item in items for mark in item.marks]
         if self.ledger is not None and self.ledger.remember(marks) and not self.ledger.settle_now():
             items = []
+        items = items if self._watch.in_place() else []
         begun_s = time.monotonic()
         results = self.source.commit_now(items)
         self.record.commits.ended(results, time.monotonic() - begun_s)
@@ -380,6 +360,7 @@ class Supervisor:
 
     def close(self) -> None:
         """Commit and snapshot what is settled, then leave the group."""
+        self._gravedigger.close()  # it reads from the source and writes into the state
         self._commit_now(list(self.pipeline.partitions))
         rows = self._rows()
         self._writer.wait(lambda: self._save(rows))
@@ -388,9 +369,3 @@ class Supervisor:
             self._writer.wait(self._state.forget_member)
         except SidecarError as error:  # the next start asks the group to remove a member that is gone: harmless
             log.warning("member.not_saved", reason=str(error))
-
-
-def tell_damages(state: State) -> None:
-    """Log what of the state was found damaged since the last call."""
-    for damage in state.take_damages():
-        log.error("state.damaged", **damage._asdict())

@@ -9,8 +9,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from sidecar.core.claims import Entry, Exchanged, Mark, State, Want, decide, keys_in
+from sidecar.errors import StateError
 from sidecar.ledger.interface import LedgerError
 from sidecar.state.interface import Damage
+from sidecar.state.presence import Presence
 
 LEDGER_FILE = "ledger.db"
 SIDE_FILES = ("-wal", "-shm")
@@ -66,6 +68,7 @@ class SqliteLedger:
         self._on_damage = on_damage
         self._now_ms = now_ms
         self._connection: sqlite3.Connection | None = None
+        self._presence = Presence([])
 
     def claim(self, wants: Sequence[Want], timeout_ms: int) -> list[list[int]]:
         """See `Ledger.claim`."""
@@ -97,9 +100,13 @@ class SqliteLedger:
     def _transaction(self) -> Iterator[sqlite3.Connection]:
         try:
             db = self._connection = self._connection or self._open()
+            self._presence.check()
             db.execute("BEGIN IMMEDIATE")
             yield db
             db.execute("COMMIT")
+            self._presence.check()
+        except StateError as error:  # the file stays open: it may be put back
+            raise LedgerError(str(error), hint=error.hint) from error
         except (sqlite3.Error, OSError) as error:
             self.close()
             if isinstance(error, sqlite3.Error) and getattr(error, "sqlite_errorcode", 0) & 0xFF in _DAMAGE_CODES:
@@ -115,7 +122,8 @@ class SqliteLedger:
             db.execute("PRAGMA journal_mode=WAL")
             db.execute("PRAGMA synchronous=FULL")
             db.executescript(SCHEMA)
-        except sqlite3.Error:
+            self._presence = Presence([Path(f"{self._path}{suffix}") for suffix in (*SIDE_FILES, "")])
+        except (sqlite3.Error, OSError):
             db.close()
             raise
         return db

@@ -26,6 +26,9 @@ KINDS = {
     "ended": Kind(STOPPED, "look at the log, and start it again"),
     "draining": Kind(STOPPED, "wait: drain_timeout bounds it"),
     "starting": Kind(STARTING, "wait; where it names something that is missing, provide that"),
+    "state_lost": Kind(
+        STOPPED, "put the folder back, and it goes on by itself; when it is gone for good, restart the daemon"
+    ),
     "membership": Kind(STOPPED, _BROKER),
     "ledger": Kind(STOPPED, "look at the ledger's database; it goes on by itself"),
     "halted": Kind(STOPPED, "correct the receiver, its address or its credentials; it goes on by itself"),

@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 from sidecar.errors import StateError
 from sidecar.state.folder import StateFolder, state_error
 from sidecar.state.interface import Damage
+from sidecar.state.presence import Presence
 
 Row: TypeAlias = tuple[Any, ...]
 
@@ -107,8 +108,17 @@ class Database:
         self._reader = sqlite3.connect(self.path, isolation_level=None, check_same_thread=False)
         self._reader.execute(f"PRAGMA busy_timeout={BUSY_TIMEOUT_MS}")
         self._reader.execute("PRAGMA query_only=ON")
+        self._reader.execute("SELECT count(*) FROM meta")  # opens the log, which is found by its name
         self._reader.text_factory = _text
+        self._presence = self._present()
         self._is_open = True
+
+    def _present(self) -> Presence:
+        """With the log, which SQLite made at its first write, in `_prepare`, and keeps while a connection is open."""
+        try:
+            return Presence([Path(f"{self.path}{suffix}") for suffix in ("", "-wal", "-shm")])
+        except OSError as error:
+            raise state_error("find", self.path, error) from error
 
     def _connect_sound(self) -> sqlite3.Connection:
         self._folder.file(DATABASE_FILE)
@@ -161,9 +171,10 @@ class Database:
 
     @contextmanager
     def transaction(self) -> Iterator[sqlite3.Connection]:
-        """All that is done inside is durable afterwards, or none of it and `StateError` is raised."""
+        """All that is done inside is durable afterwards, under the file's name; else `StateError` is raised."""
         with self._lock:
             self._reopen()
+            self.check_in_place()
             try:
                 self._writer.execute("BEGIN IMMEDIATE")
                 yield self._writer
@@ -174,6 +185,11 @@ class Database:
             except BaseException:
                 self._roll_back()
                 raise
+            self.check_in_place()
+
+    def check_in_place(self) -> None:
+        """Raise `StateError` when the file is not the one under its name any more; from any thread."""
+        self._presence.check()
 
     def rows(self, sql: str, values: Sequence[Any] = ()) -> list[Row]:
         """A query on the reading connection, from any thread."""
@@ -199,6 +215,7 @@ class Database:
         """What to raise; a file found damaged in mid-life is set aside first, so that the next try goes on."""
         if _primary_code(error) not in _DAMAGE_CODES:
             return self._state_error(action, error)
+        self.check_in_place()  # what stands there by now may be another process's, and sound
         self._close_connections()
         self._is_open = False
         self._set_aside(str(error))

@@ -168,6 +168,10 @@ class State(Protocol):
         """Dead letters kept; safe from any thread."""
         ...
 
+    def check_in_place(self) -> None:
+        """Raise `StateError` when the next process would not find what is written; quick, safe from any thread."""
+        ...
+
     def take_damages(self) -> list[Damage]:
         """What was found damaged since the last call."""
         ...

@@ -142,6 +142,9 @@ class MemoryState:
         """See `State.count_dead_letters`."""
         return len(self._letters)
 
+    def check_in_place(self) -> None:
+        """See `State.check_in_place`: nobody moves what is in memory."""
+
     def take_damages(self) -> list[Damage]:
         """See `State.take_damages`: memory is never damaged."""
         return []

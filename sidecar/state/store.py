@@ -192,6 +192,10 @@ class Store:
         """See `State.count_dead_letters`."""
         return int(self._database.rows("SELECT letters FROM dead_letter_totals")[0][0])
 
+    def check_in_place(self) -> None:
+        """See `State.check_in_place`."""
+        self._database.check_in_place()
+
     def take_damages(self) -> list[Damage]:
         """See `State.take_damages`."""
         taken: list[Damage] = []

@@ -263,3 +263,10 @@ def test_a_failed_write_changes_nothing_and_heals(world: World) -> None:
     assert state.load_progress() == {QUEUE: "1"}
     assert [kept.offset for kept in state.dead_letters(10)] == [1, 2]
     assert (loaded(state), state.member(), state.take_damages()) == ({}, None, [])
+
+
+def test_a_state_is_where_it_was(world: World) -> None:
+    """As long as nobody touches it, a state is in place, in its next life too."""
+    world.state.save_member("g", "m")
+    world.state.check_in_place()
+    world.restart().check_in_place()

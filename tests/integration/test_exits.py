@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
+import shutil
 import signal
 import socket
 import subprocess
@@ -130,6 +131,48 @@ def test_a_full_disk_keeps_dead_letters_back(scene: Scene) -> None:
         resource.prlimit(daemon.pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
         status = scene.await_all(daemon)
         assert status["dead_lettered"] == status["dead_letters_stored"] == 1
+        daemon.stop()
+
+
+def test_a_state_folder_that_is_removed_settles_nothing(scene: Scene) -> None:
+    """A dead letter that no restart would find is not committed; intake stops and says why, the next life stores it."""
+    with scene.daemon() as daemon:
+        scene.send([b"first"])
+        scene.await_all(daemon)
+        scene.receiver.fail("status", status=503)
+        scene.expected.remove(*scene.send([b"poison"]))
+        wait_until(lambda: daemon.events("group.failed"), 15, "it was sent", detail=daemon.log_tail)
+        shutil.rmtree(daemon.state_dir)
+        scene.receiver.faults.clear()
+        scene.receiver.fail("refuse", status=400, marker="poison")
+        wait_until(lambda: daemon.events("dead_letters.not_stored"), 15, "it is refused", detail=daemon.log_tail)
+        wait_until(lambda: daemon.events("intake.stopped"), 15, "it stops", detail=daemon.log_tail)
+        status = daemon.status()
+        assert (status["intake_stopped"], status["ready"]) == (["state_lost"], False)
+        assert (
+            missing(str(status["problems"]), str(daemon.state_dir), "was removed or moved", "restart the daemon") == []
+        )
+        assert scene.broker.committed(scene.group)[scene.topic, 0][0] <= 1
+        daemon.stop(10)
+        daemon.start()
+        status = scene.await_all(daemon)
+        daemon.stop()
+        assert (status["dead_letters_stored"], scene.broker.committed(scene.group)[scene.topic, 0][0]) == (1, 2)
+
+
+def test_a_state_folder_that_is_put_back_is_gone_on_with(scene: Scene) -> None:
+    """While it is away nothing is committed; when it is back what was read meanwhile is settled, each message once."""
+    with scene.daemon() as daemon:
+        scene.send([b"first"])
+        scene.await_all(daemon)
+        away = daemon.state_dir.rename(daemon.state_dir.with_name("away"))
+        daemon.state_dir.mkdir()
+        wait_until(lambda: daemon.events("intake.stopped"), 15, "it stops", detail=daemon.log_tail)
+        scene.send([b"later"] * 10)
+        assert scene.broker.committed(scene.group)[scene.topic, 0][0] <= 1
+        daemon.state_dir.rmdir()
+        away.rename(daemon.state_dir)
+        scene.await_all(daemon)
         daemon.stop()
 
 

@@ -431,6 +431,19 @@ def test_memory_pauses_at_80_percent_and_resumes_at_50() -> None:
     assert shell.flows == [frozenset({TP}), frozenset()]
 
 
+def test_a_lost_state_stops_the_intake() -> None:
+    """While what is stored would be lost no partition is read; with the state back, reading goes on."""
+    shell = Shell()
+    shell.pipeline.state_lost = "state.db was removed"
+    shell.run(3)
+    assert shell.pipeline.paused == {TP}
+    assert shell.pipeline.stops == {"state_lost": "state.db was removed"}
+    shell.pipeline.state_lost = ""
+    shell.run(3)
+    assert shell.pipeline.paused == frozenset()
+    assert shell.pipeline.stops == {}
+
+
 def test_memory_never_stops_what_alone_can_free_it() -> None:
     """Where an earlier life's part has filled the budget and is not whole yet, reading goes on to make it whole."""
     shell = Shell(start=Carried(0, 200, {lane_key("g0"): CarriedLane(None, ((0, 199),))}), held=800)

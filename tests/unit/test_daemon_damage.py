@@ -25,13 +25,14 @@ def test_damage_that_is_found_in_mid_life_is_told(tmp_path: Path) -> None:
     """A row that does not check when it is read, long after the start, has its line in the log."""
     nothing: Any = SimpleNamespace(partitions={}, committed=lambda *_: None, commit=lambda _: [])
     broker: Any = SimpleNamespace(commit_now=lambda _: {}, close=lambda: None)
+    gravedigger: Any = SimpleNamespace(close=lambda: None)
     unused: Any = None
     with contextlib.closing(Store(tmp_path)) as state, contextlib.closing(Writer()) as writer:
         state.save_partitions([PartitionSnapshot(TP, "id", 1, 5, 0, (b"", b""))])
         with contextlib.closing(sqlite3.connect(tmp_path / DATABASE_FILE)) as other:
             other.execute("UPDATE partitions SET watermark = 6")
             other.commit()
-        supervisor = Supervisor(nothing, broker, unused, queue.SimpleQueue(), writer, state, unused, 1.0)
+        supervisor = Supervisor(nothing, broker, unused, queue.SimpleQueue(), writer, state, gravedigger, 1.0)
         assert state.load_partitions() == {}
         with structlog.testing.capture_logs() as lines:
             supervisor.close()

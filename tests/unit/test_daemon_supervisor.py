@@ -15,9 +15,12 @@ from sidecar.core.records import TopicPartition
 from sidecar.daemon.build import build
 from sidecar.daemon.dispatcher import Writer
 from sidecar.daemon.supervisor import Supervisor
+from sidecar.errors import StateError
 from sidecar.sources.base import Assignment, Source
 from sidecar.sources.kafka_columns import KafkaColumns
+from sidecar.state.interface import State
 from sidecar.state.memory import MemoryState
+from tests.support.process import wait_until
 
 SETTINGS = {
     "source": {"kafka": {"bootstrap_servers": "localhost:9092", "group_id": "g", "topics": ["orders"]}},
@@ -60,14 +63,19 @@ class Broker:
 
     def __init__(self) -> None:
         self.begun: list[CommitItem] = []
+        self.made: list[CommitItem] = []
 
     def poll(self, timeout_s: float) -> list[Any]:
         return []
+
+    def pause(self, tps: object) -> None:
+        pass
 
     def commit(self, items: Sequence[CommitItem]) -> None:
         self.begun += items
 
     def commit_now(self, items: Sequence[CommitItem]) -> dict[TopicPartition, bool]:
+        self.made += items
         return {}
 
 
@@ -97,6 +105,43 @@ def test_only_commits_that_succeed_are_timed() -> None:
     assert (sum(timings.counts), timings.sum_seconds) == (1, 0.2)
 
 
+class LostState(MemoryState):
+    """A state that is not where it was, until it is found."""
+
+    is_lost = True
+
+    def check_in_place(self) -> None:
+        if self.is_lost:
+            raise StateError("state.db was removed")
+
+
+def test_nothing_is_committed_while_the_state_is_lost() -> None:
+    """What a commit settles may stand in a file that nobody will find: it waits until the state is back."""
+    broker, state = Broker(), LostState()
+    supervisor, writer = supervised(broker, state)
+    begin = [Assignment(tp, "scope", Carried(5, 5), "", 1, resumed=True, read_from=5) for tp in (KEPT, GONE)]
+    supervisor.assigned(begin)
+    supervisor.turn()
+    supervisor.revoking([GONE])
+    assert broker.begun == broker.made == []
+    assert supervisor.pipeline.stops == {"state_lost": "state.db was removed"}
+    state.is_lost = False
+    wait_until(lambda: supervisor.turn() and broker.begun, 10, "it is committed")
+    writer.close()
+    assert [item.tp for item in broker.begun] == [KEPT]
+    assert supervisor.pipeline.stops == {}
+
+
+def test_a_stop_does_not_wait_for_a_state_that_is_lost() -> None:
+    """Nothing can be settled then, so a stop is complete at once."""
+    supervisor, writer = supervised(state=LostState())
+    supervisor.assigned([Assignment(KEPT, "scope", Carried(5, 5), "", 1, resumed=True, read_from=5)])
+    assert supervisor.turn()
+    supervisor.stop()
+    assert not supervisor.turn()
+    writer.close()
+
+
 def test_a_reload_is_no_rebalance() -> None:
     """A partition that is read again from its commit is counted as that, and not as lost and assigned."""
     supervisor, writer = supervised()
@@ -109,9 +154,9 @@ def test_a_reload_is_no_rebalance() -> None:
     assert supervisor.record.rebalances == {"assigned": 2, "reloaded": 1, "lost": 1}
 
 
-def supervised() -> tuple[Supervisor, Writer]:
+def supervised(broker: Broker | None = None, state: State | None = None) -> tuple[Supervisor, Writer]:
     """A supervisor of the real pipeline on a broker that takes every commit, and its writer."""
     pipeline, _ = build(Settings.model_validate(SETTINGS), KafkaColumns())
     writer, unused = Writer(), cast(Any, None)
-    source = cast(Source, Broker())
-    return Supervisor(pipeline, source, unused, queue.SimpleQueue(), writer, MemoryState(), unused, 1.0), writer
+    source, state = cast(Source, broker or Broker()), state or MemoryState()
+    return Supervisor(pipeline, source, unused, queue.SimpleQueue(), writer, state, unused, 1.0), writer

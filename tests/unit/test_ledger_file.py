@@ -58,6 +58,17 @@ def test_a_full_disk_is_an_error_until_there_is_room(tmp_path: Path) -> None:
         assert ledger.claim([want(1)._replace(place=2)], 1_000) == [[0]]
 
 
+def test_nothing_is_claimed_in_a_file_that_was_removed(tmp_path: Path) -> None:
+    """Keys that no restart would find are not claimed; with the file back they are."""
+    with closing(SqliteLedger(tmp_path, pytest.fail)) as ledger:
+        ledger.claim([want(1)], 1_000)
+        away = (tmp_path / LEDGER_FILE).rename(tmp_path / "away")
+        with pytest.raises(LedgerError, match="was removed or moved"):
+            ledger.claim([want(2)], 1_000)
+        away.rename(tmp_path / LEDGER_FILE)
+        assert ledger.claim([want(2)], 1_000) == [[0]]
+
+
 def test_a_missing_driver_is_told_at_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the package the daemon does not start, and says what to install."""
     monkeypatch.setitem(sys.modules, "psycopg", None)

@@ -1,0 +1,49 @@
+"""What is told of the state: that it was damaged, or is not where it was. Nothing of what is stored may come in."""
+
+from __future__ import annotations
+
+import structlog
+
+from sidecar.core.pipeline import Pipeline
+from sidecar.errors import SidecarError
+from sidecar.state.interface import State
+
+LOOK_EVERY_S = 1.0
+
+log = structlog.get_logger()
+
+
+class StateWatch:
+    """Looks whether the next process will find what this one stores; only for the main thread.
+
+    Args:
+        state: What is looked for.
+        pipeline: Reads nothing while it is not there.
+    """
+
+    def __init__(self, state: State, pipeline: Pipeline) -> None:
+        self._state = state
+        self._pipeline = pipeline
+        self._look_at_s = 0.0
+
+    def tend(self, now_s: float) -> None:
+        """Look when that is due."""
+        if now_s >= self._look_at_s:
+            self._look_at_s = now_s + LOOK_EVERY_S
+            self.in_place()
+
+    def in_place(self) -> bool:
+        """Look now. A commit must not follow a False: what it settles may stand where nobody will find it."""
+        try:
+            self._state.check_in_place()
+        except SidecarError as error:
+            self._pipeline.state_lost = str(error)
+            return False
+        self._pipeline.state_lost = ""
+        return True
+
+
+def tell_damages(state: State) -> None:
+    """Log what of the state was found damaged since the last call."""
+    for damage in state.take_damages():
+        log.error("state.damaged", **damage._asdict())
