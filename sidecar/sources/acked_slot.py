@@ -175,7 +175,7 @@ class Slot:
 
     def _row(self, carried: Carried) -> str:
         text = encode(self._identity, self._rules, carried)
-        return Progress(text, self._identity.incarnation, carried.watermark, 0, None).dump()
+        return Progress(text, self._identity.incarnation, carried.watermark, 0).dump()
 
     def _record(self, carried: Carried) -> dict[TopicPartition, str]:
         """The members of intents that are new."""

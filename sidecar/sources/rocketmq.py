@@ -265,9 +265,17 @@ class RocketMqSource:
         saved = self._commits.saved()
         self._commits.start_at({tp: saved[tp] for tp in returned - moved})
 
-    def _take(self, tps: Sequence[TopicPartition], resets: Mapping[TopicPartition, int | None]) -> None:
+    def _take(
+        self,
+        tps: Sequence[TopicPartition],
+        resets: Mapping[TopicPartition, int | None],
+        marks: Mapping[TopicPartition, Mark] | None = None,
+    ) -> None:
         """Read on; queues whose start cannot be told soon are asked for again, and keep back no other."""
         known = self._known() if tps else {}
+        for tp, mark in (marks or {}).items():
+            if tp in known:
+                known[tp] = known[tp].with_mark(mark)
         found, failed = self._starts.find(tps, known, resets) if tps else ([], {})
         self._members.hold(tps)
         self._failed = {tp: text for tp, text in self._failed.items() if tp not in tps} | failed
@@ -275,7 +283,8 @@ class RocketMqSource:
         for one in found:
             self._commits.own(one, self._starts.identity(one), known.get(one.tp))
             subscription = self._subscriptions[one.tp.topic]
-            self._pulls.add(one.tp, one.read_from, subscription, partial(self._place, one.tp))
+            find = partial(self._place, one.tp)
+            self._pulls.add(one.tp, one.read_from, subscription, find, self._commits.mark(one.tp))
         self._commits.start_at({one.tp: one.carried.watermark for one in found})
         self._assigned.update(one.tp for one in found)
         self._assigned_once = True
@@ -285,11 +294,11 @@ class RocketMqSource:
         """Give the queue up and take it again from what is committed."""
         self._reload(tp, None)
 
-    def _reload(self, tp: TopicPartition, reset: int | None) -> None:
+    def _reload(self, tp: TopicPartition, reset: int | None, mark: Mark | None = None) -> None:
         if tp in self._assigned:
             self._listener.reloading(tp)
             self._drop([tp])
-            self._take([tp], {tp: reset})
+            self._take([tp], {tp: reset}, {tp: mark} if mark else {})
 
     def _take_moved(self) -> None:
         moved, self._pulls.moved = self._pulls.moved, {}
@@ -297,6 +306,9 @@ class RocketMqSource:
             if reset is None:
                 self._listener.event("offset.out_of_range", "warning", tp.fields())
             self._reload(tp, reset)
+        replaced, self._pulls.replaced = self._pulls.replaced, {}
+        for tp, mark in replaced.items():
+            self._reload(tp, None, mark)
 
     # Problems
 

@@ -19,7 +19,7 @@ from sidecar.rocketmq.frames import Frame
 from sidecar.rocketmq.network import Link, Network
 from sidecar.rocketmq.requests import Asks, commit_waves
 from sidecar.sources.base import Assignment, Listener
-from sidecar.sources.rocketmq_progress import Mark, Progress
+from sidecar.sources.rocketmq_progress import Mark, Progress, with_newest
 from sidecar.state.interface import State
 from sidecar.state.offset_map import Identity, encode
 
@@ -41,7 +41,9 @@ class _Owned:
     """One that it had 15 s before `floor_at_s`."""
     next_floor: int
     floor_at_s: float
-    mark: Mark | None = None
+    marks: tuple[Mark, ...] = ()
+    newest: Mark | None = None
+    """What was read last, to be put among the marks."""
 
 
 @dataclass(slots=True)
@@ -92,8 +94,8 @@ class Commits:
 
     def own(self, one: Assignment, identity: Identity, known: Progress | None) -> None:
         """This queue is committed from here on; `start_at` must follow."""
-        mark = known.mark if known and one.incarnation == known.incarnation else None
-        self._owned[one.tp] = _Owned(identity, -1, -1, 0, 0, time.monotonic(), mark)
+        marks = known.marks if known and one.incarnation == known.incarnation else ()
+        self._owned[one.tp] = _Owned(identity, -1, -1, 0, 0, time.monotonic(), marks)
 
     def disown(self, tp: TopicPartition) -> None:
         """This queue is never named again."""
@@ -107,9 +109,14 @@ class Commits:
         """Our newest offsets, whether the broker has them or the state file alone."""
         return {tp: max(one.saved, one.committed) for tp, one in self._owned.items()}
 
+    def mark(self, tp: TopicPartition) -> Mark | None:
+        """The newest message of an owned queue that was read before."""
+        marks = self._owned[tp].marks
+        return marks[0] if marks else None
+
     def read(self, tp: TopicPartition, mark: Mark) -> None:
         """The newest message that was handed on."""
-        self._owned[tp].mark = mark
+        self._owned[tp].newest = mark
 
     def begin(self, items: Sequence[CommitItem]) -> None:
         """Begin to make these states durable; `Listener.committed` tells the end."""
@@ -204,9 +211,11 @@ class Commits:
                 continue
             if now_s - one.floor_at_s >= FLUSHED_AFTER_S:
                 one.floor, one.next_floor, one.floor_at_s = one.next_floor, one.committed, now_s
+            if one.newest is not None:
+                one.marks, one.newest = with_newest(one.marks, one.newest), None
             at = item.carried.watermark
             text = encode(one.identity, self._rules, item.carried)
-            rows[item.tp] = Progress(text, one.identity.incarnation, at, min(one.floor, at), one.mark).dump()
+            rows[item.tp] = Progress(text, one.identity.incarnation, at, min(one.floor, at), one.marks).dump()
             offsets[item.tp] = at
         return rows, offsets
 

@@ -7,9 +7,16 @@ committed offset agrees with it.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Sequence
+from itertools import zip_longest
 from typing import NamedTuple, Self
 
+from sidecar.rocketmq.messages import StoredMessage
 from sidecar.state.offset_map import Decoded, Identity, decode
+
+MARKS_MAX = 16
+MARKS_RATIO = 2
+"""Each mark stands at most so many times as far behind the newest as the one before it, as far as they reach."""
 
 
 class Mark(NamedTuple):
@@ -17,7 +24,24 @@ class Mark(NamedTuple):
 
     offset: int
     position: int
+    """Commit-log offset; alone it would not do, since a broker that lost its store begins at 0 again."""
     stored_ms: int
+    """By the broker's clock; compared with what the broker tells, never with a clock."""
+
+    def stands_in(self, messages: Iterable[StoredMessage]) -> bool:
+        """Whether this message is among those that a broker has at the mark's offset."""
+        return any((one.position, one.stored_ms) == (self.position, self.stored_ms) for one in messages)
+
+
+def with_newest(marks: Sequence[Mark], newest: Mark) -> tuple[Mark, ...]:
+    """Marks, the newest first, at growing distances: where a log lost its end, one not far before still stands."""
+    older = [mark for mark in marks if mark.offset < newest.offset]
+    kept = [newest]
+    for mark, next_one in zip_longest(older, older[1:]):
+        reach = MARKS_RATIO * (newest.offset - kept[-1].offset)
+        if next_one is None or newest.offset - next_one.offset > reach:
+            kept.append(mark)
+    return tuple(kept[:MARKS_MAX])
 
 
 class Progress(NamedTuple):
@@ -28,14 +52,14 @@ class Progress(NamedTuple):
         incarnation: Of that state.
         watermark: Of that state.
         floor: What the broker certainly has on its disk: it writes committed offsets every 5 s.
-        mark: The newest message that was read, None before the first.
+        marks: Messages that were read, the newest first; see `with_newest`.
     """
 
     text: str
     incarnation: int
     watermark: int
     floor: int
-    mark: Mark | None
+    marks: tuple[Mark, ...] = ()
 
     def dump(self) -> str:
         """As text."""
@@ -45,11 +69,22 @@ class Progress(NamedTuple):
     def load(cls, text: str) -> Self | None:
         """From text; None where it is no such text."""
         try:
-            state, incarnation, watermark, floor, mark = json.loads(text)
-            mark = Mark(*map(int, mark)) if mark else None
-            return cls(str(state), int(incarnation), int(watermark), int(floor), mark)
+            state, incarnation, watermark, floor, marks = json.loads(text)
+            if marks and isinstance(marks[0], int):  # one alone, as it was kept at first
+                marks = [marks]
+            kept = tuple(Mark(*map(int, mark)) for mark in marks or ())
+            return cls(str(state), int(incarnation), int(watermark), int(floor), kept)
         except (ValueError, TypeError):
             return None
+
+    @property
+    def mark(self) -> Mark | None:
+        """The newest message that was read, None before the first."""
+        return self.marks[0] if self.marks else None
+
+    def with_mark(self, newest: Mark) -> Self:
+        """With one more message that was read."""
+        return self._replace(marks=with_newest(self.marks, newest))
 
     def decoded(self, known: Identity, rules: bytes) -> Decoded:
         """The core's state, if it is of this group and these rules."""

@@ -1,11 +1,18 @@
-"""Long pulls of all queues that are ours, ahead of what is asked for, within a bound in bytes. Decides nothing."""
+"""Long pulls of all queues that are ours, ahead of what is asked for, within a bound in bytes. Decides nothing.
+
+A topic that was deleted and made again numbers its messages from 0, and nothing in an answer tells it. So nothing is
+handed on before it is proven to continue what was read: the message read last still stands at its offset, either in the
+same answer, which then begins one message earlier, or in the answer to a question asked after it.
+"""
 
 from __future__ import annotations
 
 import time
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import NamedTuple, TypeAlias
 
 from sidecar.core.records import Run, TopicPartition
@@ -15,6 +22,7 @@ from sidecar.rocketmq.messages import StoredMessage, decode_some
 from sidecar.rocketmq.network import Link
 from sidecar.rocketmq.requests import MASTER, MESSAGES_MAX, Asks, Subscription, read_offset
 from sidecar.sources.base import ReadPast
+from sidecar.sources.rocketmq_progress import Mark
 
 SUSPEND_MS = 5_000
 """How long an answer waits for a first message; the broker looks at it at once when one comes."""
@@ -22,6 +30,8 @@ PULL_TIMEOUT_S = 20.0
 ANSWER_BYTES = 256 << 10
 """What a broker puts into one answer by default, but for a single message that is larger."""
 EMPTY_DELAY_S, REFUSED_DELAY_S = 0.05, 1.0
+LINK_BYTES_MAX = 4 << 10
+"""Of a message that is read again for proof along with the next ones; for a larger one there is a question."""
 SHUNNED_S = 60.0
 """So long a slave is not asked again that refused, whatever its master suggests."""
 
@@ -48,6 +58,16 @@ class _Pulling:
     """The offset to ask for."""
     given: int
     """The offset after what was handed on."""
+    mark: Mark | None
+    """A message that was read and proven: while it stands where it stood, the queue is what it was."""
+    proven: int
+    """The offset up to which what was read may be handed on."""
+    last: Mark | None = None
+    """The newest message that was read, if it is small."""
+    may_link: bool = True
+    """Whether the next answer may begin with `last`."""
+    proving: bool = False
+    prove_at_s: float = 0.0
     asked: bool = False
     not_before_s: float = 0.0
     answer_bytes: int = ANSWER_BYTES
@@ -84,10 +104,14 @@ class Pulls:
         """Whether a queue waits for room: then no other goes on before it."""
         self.moved: dict[TopicPartition, int | None] = {}
         """Queues whose offset cannot be read; where it can be, an operator set another one, which stands here."""
+        self.replaced: dict[TopicPartition, Mark] = {}
+        """Queues that are not what they were: the message that was read there does not stand any more."""
         self.refused: dict[TopicPartition, Frame] = {}
         """Why a queue cannot be read at present."""
 
-    def add(self, tp: TopicPartition, offset: int, subscription: Subscription, find: Find) -> None:
+    def add(
+        self, tp: TopicPartition, offset: int, subscription: Subscription, find: Find, mark: Mark | None = None
+    ) -> None:
         """Read a queue from an offset on.
 
         Args:
@@ -95,8 +119,9 @@ class Pulls:
             offset: The first one that is wanted.
             subscription: What of it.
             find: Where to ask.
+            mark: A message that was read of it before.
         """
-        self._queues[tp] = _Pulling(tp, subscription, find, offset, offset)
+        self._queues[tp] = _Pulling(tp, subscription, find, offset, offset, mark, offset)
         self._turn.append(tp)
 
     def remove(self, tps: Collection[TopicPartition]) -> None:
@@ -106,6 +131,7 @@ class Pulls:
             if one is not None:
                 self._drop_held(one)
                 self.moved.pop(tp, None)
+                self.replaced.pop(tp, None)
                 self.refused.pop(tp, None)
         self._turn = deque(tp for tp in self._turn if tp in self._queues)
 
@@ -119,7 +145,8 @@ class Pulls:
     def _drop_held(self, one: _Pulling) -> None:
         self._held_bytes -= one.held_bytes
         one.held, one.held_bytes = [], 0
-        one.next = one.given
+        one.next = one.proven = one.given
+        one.last = None
         one.epoch += 1
 
     def end(self, tp: TopicPartition) -> int | None:
@@ -129,8 +156,8 @@ class Pulls:
 
     @property
     def is_full(self) -> bool:
-        """Whether as much is held as may be."""
-        return self._held_bytes >= self._bytes_max
+        """Whether as much is held as may be, and some of it can be handed on."""
+        return self._held_bytes >= self._bytes_max and any(one.proven > one.given for one in self._queues.values())
 
     def ask(self) -> None:
         """Ask for all queues that may be asked for now."""
@@ -141,6 +168,8 @@ class Pulls:
         for _ in range(len(self._turn)):
             tp = self._turn[0]
             one = self._queues[tp]
+            if one.proven < one.next and not one.proving:
+                self._prove(one, now_s)
             place = None if one.asked or one.paused or one.not_before_s > now_s else one.find(one.suggested)
             if place is None or not place.link.is_up:
                 self._turn.rotate(-1)
@@ -154,6 +183,11 @@ class Pulls:
 
     def _pull(self, one: _Pulling, place: Place, now_s: float) -> None:
         offset, epoch, reserved = one.next, one.epoch, one.answer_bytes
+        link = (
+            one.last
+            if one.may_link and one.last and one.last.offset == offset - 1 and offset < (one.high or 0)
+            else None
+        )
         one.asked = True
         self._asked_bytes += reserved
 
@@ -165,26 +199,36 @@ class Pulls:
             elif one.epoch == epoch and self._queues.get(one.tp) is one:
                 may_leave = now_s >= one.master_until_s
                 one.suggested = frame.fields.get("suggestWhichBrokerId", MASTER) if may_leave else MASTER
-                self._take(one, offset, _of_slave(frame) if place.is_slave else frame, now_s)
+                self._take(one, offset, link, _of_slave(frame) if place.is_slave else frame, now_s)
                 if place.is_slave and one.tp in self.refused:
                     one.suggested, one.not_before_s = MASTER, now_s + EMPTY_DELAY_S
                     one.master_until_s = now_s + SHUNNED_S
 
-        ask = self._asks.pull(one.tp, offset, one.subscription, suspend_ms=self._suspend_ms)
+        wanted = link.offset if link else offset
+        ask = self._asks.pull(one.tp, wanted, one.subscription, suspend_ms=self._suspend_ms)
         place.link.ask(ask, answered, PULL_TIMEOUT_S)
 
-    def _take(self, one: _Pulling, offset: int, frame: Frame, asked_s: float) -> None:
-        if frame.code in (Code.SUCCESS, Code.PULL_RETRY_IMMEDIATELY):
+    def _take(self, one: _Pulling, offset: int, link: Mark | None, frame: Frame, asked_s: float) -> None:
+        if link is not None and read_offset(frame, "minOffset") > link.offset:
+            one.may_link = False  # it expired
+        elif frame.code in (Code.SUCCESS, Code.PULL_RETRY_IMMEDIATELY):
             self.refused.pop(one.tp, None)
             messages, left = decode_some(frame.body, offset, self._bytes_max - self._held_bytes - self._asked_bytes)
+            is_linked = link is not None and link.stands_in(messages)
             # A batch that is kept as one message comes whole, also when its first messages were read before.
             if messages and messages[0].offset < offset:
                 messages = [message for message in messages if message.offset >= offset]
+            one.may_link = link is None or bool(messages)
             if messages:
                 self._hold(one, messages, len(frame.body))
             one.next = read_offset(frame, "nextBeginOffset") if left is None else left
             one.high = read_offset(frame, "maxOffset")
-            if one.next > offset:
+            if one.proven == offset and (is_linked or one.mark is None or not messages):
+                one.proven = max(one.next, offset)
+                one.mark = Mark(*_place(messages[-1])) if messages else one.mark
+            elif not one.proving:
+                self._prove(one, asked_s)
+            if one.next > offset or not one.may_link:
                 self._ask_again(one)
             else:
                 one.not_before_s = asked_s + EMPTY_DELAY_S
@@ -203,12 +247,40 @@ class Pulls:
     def _hold(self, one: _Pulling, messages: list[StoredMessage], answer_bytes: int) -> None:
         """Count what is held as it is now, since it may have come packed; and tell by it what the next answer holds."""
         count = len(messages)
-        held_bytes = max(answer_bytes, sum(len(message.body) + len(message.properties) for message in messages))
+        held_bytes = max(answer_bytes, _size_bytes(messages))
         one.held += messages
+        is_small = len(messages[-1].body) <= LINK_BYTES_MAX
+        one.last = Mark(*_place(messages[-1])) if is_small else None
         one.held_bytes += held_bytes
         self._held_bytes += held_bytes
         likely = min(max(count, MESSAGES_MAX), max(1, ANSWER_BYTES * count // answer_bytes))
         one.answer_bytes = max(ANSWER_BYTES, likely * held_bytes // count)
+
+    def _prove(self, one: _Pulling, now_s: float) -> None:
+        """Ask whether what was read before still stands: then all that came until now continues it."""
+        place = one.find(MASTER)
+        if one.mark is None or one.prove_at_s > now_s or place is None or not place.link.is_up:
+            return
+        one.proving = True
+        epoch, upto, mark = one.epoch, one.next, one.mark
+        newest = Mark(*_place(one.held[-1])) if one.held else mark
+
+        def answered(frame: Frame | None) -> None:
+            one.proving = False
+            if one.epoch != epoch or self._queues.get(one.tp) is not one:
+                return
+            stands = None if frame is None else _stands(mark, _of_slave(frame) if place.is_slave else frame)
+            if stands is None:
+                one.prove_at_s = time.monotonic() + EMPTY_DELAY_S
+            elif stands:
+                one.proven, one.mark = upto, newest
+                if one.proven < one.next:
+                    self._prove(one, time.monotonic())
+            else:
+                self.replaced[one.tp] = mark
+
+        ask = self._asks.pull(one.tp, mark.offset, Subscription(one.tp.topic), messages_max=1)
+        place.link.ask(ask, answered, PULL_TIMEOUT_S)
 
     def _ask_again(self, one: _Pulling) -> None:
         """At once: the broker gets the next answer ready while this one is looked at."""
@@ -216,19 +288,45 @@ class Pulls:
         if place is not None and self._held_bytes + self._asked_bytes + one.answer_bytes <= self._bytes_max:
             self._pull(one, place, time.monotonic())
 
+    def _proven(self, one: _Pulling) -> list[StoredMessage]:
+        """Take out of what is held of a queue what may be handed on."""
+        at = len(one.held) if one.proven >= one.next else bisect_left(one.held, one.proven, key=attrgetter("offset"))
+        messages, one.held = one.held[:at], one.held[at:]
+        left_bytes = min(one.held_bytes, _size_bytes(one.held))
+        self._held_bytes -= one.held_bytes - left_bytes
+        one.held_bytes = left_bytes
+        return messages
+
     def take(self) -> Iterable[Run | ReadPast]:
         """What has come, in the order of each queue."""
         for one in list(self._queues.values()):
-            if one.next == one.given:
+            if one.proven == one.given:
                 continue
-            messages, one.held = one.held, []
-            self._held_bytes -= one.held_bytes
-            one.held_bytes = 0
-            one.given = one.next
+            messages = self._proven(one)
+            one.given = one.proven
             if messages:
                 yield Run(one.tp, messages, messages[0].offset, messages[-1].offset)
             if not messages or one.given > messages[-1].offset + 1:
                 yield ReadPast(one.tp, one.given)
+
+
+def _size_bytes(messages: Iterable[StoredMessage]) -> int:
+    return sum(len(message.body) + len(message.properties) for message in messages)
+
+
+def _place(message: StoredMessage) -> tuple[int, int, int]:
+    return message.offset, message.position, message.stored_ms
+
+
+def _stands(mark: Mark, frame: Frame) -> bool | None:
+    """Whether a message stands where it stood, or is gone with its time; None where that is not told."""
+    if frame.code == Code.SUCCESS:
+        return mark.stands_in(decode_some(frame.body, mark.offset, 0)[0])
+    if frame.code not in (Code.PULL_OFFSET_MOVED, Code.PULL_NOT_FOUND, Code.PULL_RETRY_IMMEDIATELY):
+        return None
+    if mark.offset < read_offset(frame, "minOffset"):
+        return True
+    return False if mark.offset >= read_offset(frame, "maxOffset") else None
 
 
 def _of_slave(frame: Frame) -> Frame:

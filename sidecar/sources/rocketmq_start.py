@@ -182,11 +182,18 @@ class Starts:
         fields = {**tp.fields(), "committed": committed, "log_start": low, "log_end": high}
         told = progress.decoded(self._identity(0), self._rules) if progress else Decoded(Origin.NONE)
         carried = told.carried if told.origin is Origin.OURS else None
-        mark = progress.mark if progress else None
         if not is_same or (carried is not None and carried.seen > high):
-            at = max(low, min(self._at_time(tp, mark.stored_ms), high)) if mark else low
-            event = "topic.recreated" if at == low else "partition.truncated"
-            self._tell(event, "warning", fields | {"action": f"going on at {at}, the first message stored since"})
+            marks = [mark for mark in progress.marks if low <= mark.offset < high] if progress else []
+            last = self._newest_standing(tp, marks)
+            if last is None:
+                self._tell("topic.recreated", "warning", fields | {"action": f"going on at {low}, the first message"})
+                return self._fresh(tp, low)
+            at = last.offset + 1
+            self._tell(
+                "partition.truncated",
+                "error",
+                fields | {"action": f"going on at {at}, after the last message that was read and is there still"},
+            )
             return self._fresh(tp, at)
         if reset is not None:
             self._tell("partition.reset", "warning", fields | {"reason": _SET, "action": f"going on at {reset}"})
@@ -236,11 +243,15 @@ class Starts:
         self._tell("offset.expired" if offset < low else "partition.truncated", "error", fields)
         return low
 
-    def _at_time(self, tp: TopicPartition, at_ms: int) -> int:
-        (frame,) = self._ask([(tp, self._asks.at_time(tp, at_ms))])
-        if frame is None or frame.code != Code.SUCCESS:
-            raise _UnknownError(f"{tp.broker} does not tell where messages of a time stand")
-        return read_offset(frame)
+    def _newest_standing(self, tp: TopicPartition, marks: Sequence[Mark]) -> Mark | None:
+        """No clock is asked which messages are new: one that was put right would have some of them skipped."""
+        answers = self._ask([(tp, self._one_message(tp, mark)) for mark in marks])
+        for mark, frame in zip(marks, answers, strict=True):
+            if frame is None:
+                raise _UnknownError("no answer came")
+            if frame.code == Code.SUCCESS and mark.stands_in(decode(frame.body)):
+                return mark
+        return None
 
     def _identity(self, incarnation: int) -> Identity:
         return Identity(self._cluster_id, self._asks.wire(self._asks.group), "", incarnation)
@@ -274,7 +285,7 @@ def _read(answers: Iterable[Frame | None], mark: Mark | None) -> _Facts:
     is_same = True
     if mark is not None and mark.offset >= at_low:
         if message.code == Code.SUCCESS:
-            is_same = any(one.position == mark.position for one in decode(message.body))
+            is_same = mark.stands_in(decode(message.body))
         elif mark.offset >= at_high:
             is_same = False
         else:

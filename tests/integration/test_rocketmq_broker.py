@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from sidecar.core.records import TopicPartition
+from sidecar.sources.rocketmq_progress import Progress
 from tests.support.kafka import unique
 from tests.support.process import wait_until
 from tests.support.rocketmq import BROKER, RocketMqNode
@@ -108,6 +109,50 @@ def test_a_broker_that_lost_all_messages(node: RocketMqNode, group: str) -> None
     with Reader(node, other, [later], state=before.state) as after:
         assert after.read(3) == [b"new"] * 3
         assert after.told("topic.recreated")
+
+
+@pytest.mark.parametrize("ahead_s", [600, -600], ids=["ahead", "behind"])
+def test_no_clock_tells_what_is_new(node: RocketMqNode, group: str, ahead_s: int) -> None:
+    """After its store was lost all messages are read, though the broker's clock was wrong when it stored the others."""
+    topic = node.create_topic(unique("topic"), 1)
+    node.send(topic, [b"old"] * 2, queues=1)
+    with Reader(node, group, [topic]) as before:
+        before.read(2)
+        before.commit()
+    for tp, text in before.state.load_progress().items():
+        found = Progress.load(text)
+        assert found is not None
+        marks = tuple(mark._replace(stored_ms=mark.stored_ms + ahead_s * 1000) for mark in found.marks)
+        before.state.save_progress({tp: found._replace(marks=marks).dump()})
+    node.kill()
+    node.lose_store()
+    node.start()
+    node.send(topic, [b"new"] * 3, queues=1)
+    with Reader(node, group, [topic], state=before.state) as after:
+        assert after.read(3) == [b"new"] * 3
+
+
+def test_a_broker_whose_files_are_an_older_copy(node: RocketMqNode, group: str) -> None:
+    """It is read on after the newest message that is there still: what took the place of the others is not lost."""
+    topic = node.create_topic(unique("topic"), 1)
+    with Reader(node, group, [topic]) as reader:
+        for at in range(0, 1_000, 50):
+            if at == 600:
+                node.stop()
+                copy = node.copy_store()
+                node.start()
+            node.send(topic, [b"old %03d" % i for i in range(at, at + 50)], queues=1)
+            reader.read(at + 50)
+            reader.commit()
+        node.kill()
+        node.put_back(copy)
+        node.start()
+        new = [b"refilled %03d" % i for i in range(600)]
+        node.send(topic, new, queues=1)
+        reader.until(lambda: reader.told("partition.truncated"), "it is seen")
+        reader.until(lambda: len(set(reader.bodies()) & set(new)) == 600, "all of it is read")
+        again = len(reader.bodies()) - 600
+        assert again <= 400, f"{again} messages came again"
 
 
 def _own(reader: Reader, topic: str) -> set[TopicPartition]:

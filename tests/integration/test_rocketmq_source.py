@@ -51,6 +51,30 @@ def test_bodies_come_as_they_were_sent(rocketmq: Node, queues: MakeQueues, group
         assert reader.source.fetch(TopicPartition(topic, 0, BROKER), 9) is None
 
 
+@pytest.mark.parametrize("meanwhile", ["it waits for messages", "it is paused", "it has read on"])
+def test_a_topic_made_again_while_it_is_read(rocketmq: Node, queues: MakeQueues, group: str, meanwhile: str) -> None:
+    """The new one is read from its first message, though by the next pull it reaches beyond the old offset."""
+    topic = queues(1)
+    rocketmq.send(topic, [b"old %d" % i for i in range(100)], queues=1)
+    with Reader(rocketmq, group, [topic]) as reader:
+        reader.read(100)
+        reader.commit()
+        if meanwhile == "it is paused":
+            reader.source.pause([TopicPartition(topic, 0, BROKER)])
+        elif meanwhile == "it has read on":  # and has not committed since
+            rocketmq.send(topic, [b"later"] * 10, queues=1)
+            reader.read(110)
+        rocketmq.delete_topic(topic)
+        rocketmq.create_topic(topic, 1)
+        new = sorted(b"new %d" % i for i in range(300))
+        rocketmq.send(topic, new, queues=1)
+        reader.turn()
+        reader.source.pause([])
+        reader.until(lambda: len(reader.bodies()) >= 300 or len(reader.told("topic.recreated")), "it is seen")
+        assert reader.read(300) == new
+        assert len(reader.told("topic.recreated")) == 1
+
+
 def test_a_message_is_fetched_by_its_id(rocketmq: Node, queues: MakeQueues, group: str) -> None:
     """`sidecar msgid --broker` shows the message that an id stands for, bytes that are no text too."""
     topic = queues(1)

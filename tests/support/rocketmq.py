@@ -497,6 +497,21 @@ class RocketMqNode(Node):
         for name in ("commitlog", "consumequeue", "index"):
             shutil.rmtree(self._folder / "store" / name, ignore_errors=True)
 
+    def copy_store(self) -> Path:
+        """Copy all that the broker keeps, while it is down."""
+        import shutil
+
+        copy = self._folder / f"copy-{time.monotonic_ns()}"
+        shutil.copytree(self._folder / "store", copy)
+        return copy
+
+    def put_back(self, copy: Path) -> None:
+        """Have the broker keep what was copied, and nothing since, while it is down."""
+        import shutil
+
+        shutil.rmtree(self._folder / "store")
+        copy.rename(self._folder / "store")
+
     def freeze(self) -> None:
         """SIGSTOP to the broker: connections stay open and nothing answers."""
         os.kill(self._processes["broker"].pid, signal.SIGSTOP)

@@ -19,23 +19,34 @@ FOUND, RETRY, MOVED = 0, 20, 21
 
 
 class Asked:
-    """A connection that is up, and keeps what is asked for until a test answers."""
+    """A connection that is up, and keeps what is asked for until a test answers.
+
+    Questions for one message are answered at once: it stands at `position`, where all of these stand.
+    """
 
     is_up = True
+    position = 4096
 
     def __init__(self) -> None:
+        self.questions: list[int] = []
         self.offsets: list[int] = []
         self.suspends: list[int] = []
         self._answered: Callable[[Frame], None]
 
     def ask(self, ask: Any, answered: Callable[[Frame], None], timeout_s: float) -> None:
-        self.offsets.append(int(ask.fields["queueOffset"]))
+        offset = int(ask.fields["queueOffset"])
+        if ask.fields["maxMsgNums"] == "1":
+            self.questions.append(offset)
+            body = stored(Stored(offset=offset, position=self.position))
+            answered(Frame(FOUND, 1, 1, "", {"minOffset": "0", "maxOffset": "64"}, body))
+            return
+        self.offsets.append(offset)
         self.suspends.append(int(ask.fields["suspendTimeoutMillis"]))
         self._answered = answered
 
     def answer(self, code: int, remark: str = "", body: bytes = b"", suggested: str = "0", **fields: int) -> None:
         """Answer what was asked last."""
-        numbers = {"nextBeginOffset": 32, "maxOffset": 64, "minOffset": 0, **fields}
+        numbers = {"nextBeginOffset": 32, "maxOffset": 0, "minOffset": 0, **fields}
         told = {name: str(number) for name, number in numbers.items()} | {"suggestWhichBrokerId": suggested}
         self._answered(Frame(code, 1, 1, remark, told, body))
 
@@ -151,3 +162,35 @@ def test_a_queue_that_waits_for_room_gets_it() -> None:
         list(pulls.take())
     assert (link.offsets, busy.offsets) == ([0, 1], [0])
     assert (link.suspends[-1], busy.suspends) == (0, [0])
+
+
+def test_nothing_is_handed_on_before_the_message_read_last_is_seen_to_stand() -> None:
+    """A topic that was made again has another message there, or none: then the queue is told to be another one."""
+    link = Asked()
+    pulls = pulling(link, link)
+    link.answer(FOUND, body=stored(Stored(offset=0)), nextBeginOffset=1)
+    assert [type(found) for found in pulls.take()] == [Run]
+    pulls.ask()
+    link.position = 5000
+    link.answer(FOUND, body=stored(Stored(offset=1)), nextBeginOffset=2)
+    assert (link.questions, list(pulls.take())) == ([0], [])
+    assert pulls.replaced[TP].offset == 0
+
+
+def test_where_more_is_known_to_be_there_the_next_answer_proves_itself() -> None:
+    """It begins with the message read last: no question, and that message is not handed on again."""
+    link = Asked()
+    pulls = pulling(link, link)
+    link.answer(FOUND, body=stored(Stored(offset=0)), nextBeginOffset=1, maxOffset=9)
+    pulls.ask()
+    body = stored(Stored(offset=0)) + stored(Stored(offset=1, position=5000))
+    link.answer(FOUND, body=body, nextBeginOffset=2, maxOffset=9)
+    pulls.ask()
+    runs = [found for found in pulls.take() if isinstance(found, Run)]
+    assert [(run.first, run.last) for run in runs] == [(0, 1)]
+    assert (link.offsets, link.questions) == ([0, 0, 1], [])
+    link.position = 6000
+    link.answer(FOUND, body=stored(Stored(offset=1, position=6000)), nextBeginOffset=2, maxOffset=9)
+    assert not pulls.replaced  # it brought nothing to be proven, as before a message that fills an answer
+    pulls.ask()
+    assert link.offsets == [0, 0, 1, 2]
