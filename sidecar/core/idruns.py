@@ -54,6 +54,21 @@ class Piece(NamedTuple):
     bits: NDArray[np.uint8]
 
 
+class Sizes(NamedTuple):
+    """How a run of so many keys is made, in bits of a key's beginning: of each slice, of the index, of the filter."""
+
+    slice_bits: int
+    index_bits: int
+    filter_bits: int
+
+    @classmethod
+    def of(cls, count: int) -> Sizes:
+        """Those of a run of `count` keys at most."""
+        slice_bits = (count // SLICE).bit_length()
+        index_bits = max(slice_bits, (count // _BUCKET).bit_length() - 1, 1)
+        return cls(slice_bits, index_bits, max(slice_bits + 3, (count * _BUCKET).bit_length(), 6))
+
+
 class SortedRun:
     """Rising keys, none twice.
 
@@ -109,12 +124,8 @@ class SortedRun:
 
 
 def merged(runs: Sequence[Keys]) -> Iterator[Piece]:
-    """Rising keys put together, slice by slice; the pieces one after the other are a run."""
-    total = sum(map(len, runs))
-    slices = total // SLICE
-    slice_bits = slices.bit_length()
-    index_bits = max(slice_bits, (total // _BUCKET).bit_length() - 1, 1)
-    filter_bits = max(slice_bits + 3, (total * _BUCKET).bit_length(), 6)
+    """Rising keys put together, slice by slice; the pieces one after the other are a run, with `Sizes` of all keys."""
+    slice_bits, index_bits, filter_bits = Sizes.of(sum(map(len, runs)))
     bounds = [_cuts(keys, slice_bits) for keys in runs]
     count = 0
     for number in range(1 << slice_bits):

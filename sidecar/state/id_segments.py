@@ -1,4 +1,4 @@
-"""Rows of message ids, appended small and put together in tiers; nothing but SQL on one table may come in.
+"""Rows of message ids, appended small and put together in tiers; nothing but SQL on one table.
 
 As in a log-structured merge tree: 65 segments of one tier become one of the next, so that each id is rewritten at most
 three times, however long a generation grows.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Callable
+from typing import NamedTuple
 
 from sidecar.core.records import TopicPartition
 from sidecar.state.database import checksum
@@ -17,6 +18,8 @@ SEGMENTS_MAX = 64
 """Segments of one tier before they are put together."""
 MERGED_BYTES_MIN = 256 << 10
 """A segment this large is left alone: it is one row, and copying it again gains nothing."""
+PAGE_MAX = 128
+"""Segments read at once: all small ones of a generation, or 32 MiB of large ones."""
 _FINAL = 99
 
 
@@ -47,6 +50,42 @@ def load(
         else:
             connection.execute("DELETE FROM ids WHERE seq = ?", (seq,))
     return found
+
+
+class Page(NamedTuple):
+    """Some segments of one generation, and which rows they are."""
+
+    generation: int
+    rows: list[tuple[int]]
+    ids: list[bytes]
+
+
+def page(connection: sqlite3.Connection, tp: TopicPartition, on_damage: Callable[[Damage], None]) -> Page | None:
+    """The first segments of a partition's lowest generation; None when there are none."""
+    rows = connection.execute(
+        "SELECT seq, generation, level, data, crc FROM ids WHERE topic = ? AND partition = ? AND broker = ? "
+        "ORDER BY generation, level, seq LIMIT ?",
+        (*tp, PAGE_MAX),
+    ).fetchall()
+    if not rows:
+        return None
+    generation = rows[0][1]
+    rows = [row for row in rows if row[1] == generation]
+    ids = [_sound(tp, generation, level, data, crc, on_damage) for _, _, level, data, crc in rows]
+    return Page(generation, [(row[0],) for row in rows], ids)
+
+
+def remove(connection: sqlite3.Connection, rows: list[tuple[int]]) -> None:
+    """Delete the rows of a page."""
+    connection.executemany("DELETE FROM ids WHERE seq = ?", rows)
+
+
+def count(connection: sqlite3.Connection, tp: TopicPartition) -> int:
+    """Ids in rows."""
+    (size,) = connection.execute(
+        "SELECT coalesce(sum(length(data)), 0) FROM ids WHERE topic = ? AND partition = ? AND broker = ?", tp
+    ).fetchone()
+    return int(size) // 8
 
 
 def _level(level: int, ids: bytes) -> int:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
+from sidecar.core.idruns import SortedRun
 from sidecar.core.records import Attempt, DeadLetter, TopicPartition
 from sidecar.errors import StateError
 
@@ -33,6 +34,14 @@ class IdSegment(NamedTuple):
     tp: TopicPartition
     generation: int
     ids: bytes
+
+
+class StoredIds(NamedTuple):
+    """A partition's settled message ids, by generation."""
+
+    runs: Mapping[int, Sequence[SortedRun]]
+    begun_at_ms: Mapping[int, int]
+    """When the first id of a generation was kept, in milliseconds since the epoch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +163,21 @@ class State(Protocol):
 
     def load_ids(self, tp: TopicPartition) -> list[tuple[int, bytes]]:
         """(generation, ids) with generations rising; within one the segments stand in any order."""
+        ...
+
+    def sort_ids(self, tp: TopicPartition) -> StoredIds:
+        """All that was appended and not dropped, sorted and put together; from any one other thread.
+
+        May take seconds; writes go on meanwhile.
+        """
+        ...
+
+    def copy_ids(self, source: TopicPartition, target: TopicPartition) -> None:
+        """Keep of `target` what is kept of `source`, in place of what was there."""
+        ...
+
+    def stop_sorting(self) -> None:
+        """The process ends: `sort_ids` under way raises `StateError` soon; from any thread."""
         ...
 
     def put_dead_letters(self, letters: Sequence[StoredLetter]) -> int:

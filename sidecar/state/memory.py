@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
+import numpy as np
+
+from sidecar.core.idruns import SortedRun, mixed
 from sidecar.core.records import TopicPartition
 from sidecar.errors import StateError
 from sidecar.state.interface import (
@@ -13,6 +17,7 @@ from sidecar.state.interface import (
     Damage,
     IdSegment,
     PartitionSnapshot,
+    StoredIds,
     StoredLetter,
     another_group,
     check_ids,
@@ -39,6 +44,7 @@ class MemoryState:
         self._partitions: dict[TopicPartition, PartitionSnapshot] = {}
         self._progress: dict[TopicPartition, str] = {}
         self._ids: dict[TopicPartition, dict[int, bytearray]] = {}
+        self._begun_at_ms: dict[tuple[TopicPartition, int], int] = {}
         self._letters: dict[tuple[str, str, int, str, int], StoredLetter] = {}
         self._letters_bytes = 0
 
@@ -104,6 +110,7 @@ class MemoryState:
         for segment in wanted:
             check_ids(segment.ids)
         for segment in wanted:
+            self._begun_at_ms.setdefault((segment.tp, segment.generation), time.time_ns() // 1_000_000)
             self._ids.setdefault(segment.tp, {}).setdefault(segment.generation, bytearray()).extend(segment.ids)
 
     def drop_ids_before(self, tp: TopicPartition, generation: int) -> None:
@@ -111,11 +118,30 @@ class MemoryState:
         self._check_writable()
         generations = self._ids.get(tp, {})
         for old in [g for g in generations if g < generation]:
-            del generations[old]
+            del generations[old], self._begun_at_ms[tp, old]
 
     def load_ids(self, tp: TopicPartition) -> list[tuple[int, bytes]]:
         """See `State.load_ids`."""
         return [(generation, bytes(ids)) for generation, ids in sorted(self._ids.get(tp, {}).items())]
+
+    def sort_ids(self, tp: TopicPartition) -> StoredIds:
+        """See `State.sort_ids`."""
+        self._check_writable()
+        runs = {
+            generation: [SortedRun.of(np.unique(mixed(np.frombuffer(bytes(ids), np.int64))))]
+            for generation, ids in self._ids.get(tp, {}).items()
+        }
+        return StoredIds(runs, {generation: self._begun_at_ms[tp, generation] for generation in runs})
+
+    def copy_ids(self, source: TopicPartition, target: TopicPartition) -> None:
+        """See `State.copy_ids`."""
+        self._check_writable()
+        self._ids[target] = {generation: ids[:] for generation, ids in self._ids.get(source, {}).items()}
+        for generation in self._ids[target]:
+            self._begun_at_ms[target, generation] = self._begun_at_ms[source, generation]
+
+    def stop_sorting(self) -> None:
+        """See `State.stop_sorting`: nothing here takes long."""
 
     def put_dead_letters(self, letters: Sequence[StoredLetter]) -> int:
         """See `State.put_dead_letters`."""

@@ -1,0 +1,127 @@
+"""One file of sorted message ids: written once, whole or not at all, then mapped. Which ids, and why, is not known.
+
+A page of sizes and checksums, then the filter, the index and the keys of a `SortedRun`, as they lie in memory on a
+little-endian machine. So there is nothing to load: a file is checked from end to end, and mapped.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import struct
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import xxhash
+
+from sidecar import files
+from sidecar.core.idruns import Keys, Sizes, SortedRun, merged
+
+_HEAD = struct.Struct("<8sQQQQ")
+"""Magic, bytes of the filter, bytes of the index, bytes of the keys, bytes of the checksums at the end."""
+_MAGIC = b"SCIDS\0\0\1"
+_DATA_AT = 4_096
+_BLOCK = 1 << 20
+_SUM = struct.Struct("<Q")
+_INDEX_END = struct.Struct("<I4x")
+"""The last entry of the index, how many keys there are, and room so that the keys begin at a multiple of 8."""
+
+
+class DamagedError(Exception):
+    """The file is not what was written; the text says why."""
+
+
+class StoppedError(Exception):
+    """The file was given up in the making."""
+
+
+def write(path: Path, runs: Sequence[Keys], stopped: Callable[[], bool]) -> None:
+    """Make a file of all these rising keys, durable when this returns but for its name in the folder.
+
+    Raises:
+        OSError: It failed; nothing is left.
+        StoppedError: `stopped` said so; nothing is left.
+    """
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    try:
+        _write(fd, runs, stopped)
+        os.fsync(fd)
+    except BaseException:
+        files.remove(path)
+        raise
+    finally:
+        os.close(fd)
+
+
+def _write(fd: int, runs: Sequence[Keys], stopped: Callable[[], bool]) -> None:
+    _, index_bits, filter_bits = Sizes.of(sum(map(len, runs)))
+    filter_bytes, index_bytes = 1 << (filter_bits - 3), (4 << index_bits) + _INDEX_END.size
+    bits, starts = _DATA_AT, _DATA_AT + filter_bytes
+    keys = keys_at = starts + index_bytes
+    for piece in merged(runs):
+        if stopped():
+            raise StoppedError
+        bits = files.write_at(fd, piece.bits.data, bits)
+        starts = files.write_at(fd, piece.starts.view(np.uint8).data, starts)
+        keys = files.write_at(fd, piece.keys.view(np.uint8).data, keys)
+    files.write_at(fd, _INDEX_END.pack((keys - keys_at) // 8), starts)
+    sums = b"".join(_SUM.pack(total) for total in _sums(fd, keys))
+    head = _HEAD.pack(_MAGIC, filter_bytes, index_bytes, keys - keys_at, len(sums))
+    files.write_at(fd, sums, keys)
+    files.write_at(fd, head + _SUM.pack(xxhash.xxh3_64_intdigest(head + sums)), 0)
+
+
+def _sums(fd: int, end: int) -> list[int]:
+    """Checksums of the blocks from the filter to `end`."""
+    found = []
+    buffer = bytearray(_BLOCK)
+    for at in range(_DATA_AT, end, _BLOCK):
+        view = memoryview(buffer)[: min(_BLOCK, end - at)]
+        if os.preadv(fd, [view], at) != len(view):
+            raise DamagedError("shorter than it was")
+        found.append(xxhash.xxh3_64_intdigest(view))
+    return found
+
+
+def open_run(path: Path) -> SortedRun:
+    """Check a file and map it.
+
+    Raises:
+        DamagedError: It is not what was written.
+        OSError: It cannot be read.
+    """
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        head = os.pread(fd, _HEAD.size + _SUM.size, 0)
+        if len(head) != _HEAD.size + _SUM.size or not head.startswith(_MAGIC):
+            raise DamagedError("no file of message ids")
+        _, filter_bytes, index_bytes, key_bytes, sum_bytes = _HEAD.unpack_from(head)
+        end = _DATA_AT + filter_bytes + index_bytes + key_bytes
+        if os.fstat(fd).st_size != end + sum_bytes:
+            raise DamagedError("not as long as it was")
+        sums = os.pread(fd, sum_bytes, end)
+        if _SUM.unpack_from(head, _HEAD.size) != (xxhash.xxh3_64_intdigest(head[: _HEAD.size] + sums),):
+            raise DamagedError("checksum of its head")
+        for number, total in enumerate(_sums(fd, end)):
+            if _SUM.unpack_from(sums, number * _SUM.size) != (total,):
+                raise DamagedError(f"checksum of block {number}")
+        mapped = _map(fd)
+    finally:
+        os.close(fd)
+    keys_at = _DATA_AT + filter_bytes + index_bytes
+    return SortedRun(
+        np.frombuffer(mapped, np.uint64, key_bytes // 8, keys_at),
+        np.frombuffer(mapped, np.uint32, index_bytes // 4 - 1, _DATA_AT + filter_bytes),
+        np.frombuffer(mapped, np.uint8, filter_bytes, _DATA_AT),
+    )
+
+
+def _map(fd: int) -> mmap.mmap:
+    if sys.version_info >= (3, 13):  # else each file takes a descriptor as long as it is mapped
+        found = mmap.mmap(fd, 0, access=mmap.ACCESS_READ, trackfd=False)
+    else:
+        found = mmap.mmap(fd, 0, access=mmap.ACCESS_READ)
+    found.madvise(mmap.MADV_RANDOM)
+    return found
