@@ -12,6 +12,9 @@ from sidecar.config import InvalidConfigError, Settings, load
 from sidecar.config.explain import dotted
 from sidecar.errors import EXIT_CONFIG, ConfigError
 
+STORED_BYTES = 11
+"""What a message id takes in a file, at most."""
+
 
 @click.command()
 @config_option
@@ -65,13 +68,23 @@ def summary(settings: Settings) -> list[str]:
     """What these settings do, in five lines, secrets left out."""
     shown = settings.public()
     letters, ledger = _letters(shown), "".join(f", by a ledger in {name}" for name in shown["dedup"].get("ledger", ()))
+    ids = _ids(settings)
     return [
         f"reads   {_origin(shown['source'])}",
         f"keeps   {_wanted(shown['tags'])}; one {_place(shown['dedup']['by'])} twice is a duplicate{ledger}",
         f"sends   {_target(shown['sink'])}{_limits(shown['batch'])}",
         f"stores  its state in {shown['state']['dir']}, dead letters {letters}; retries: {_retries(shown['retry'])}",
-        f"holds   at most {shown['memory']['budget']} of messages; status and metrics: {shown['admin']['listen']}",
+        f"holds   at most {shown['memory']['budget']} of messages{ids}; status and metrics: {shown['admin']['listen']}",
     ]
+
+
+def _ids(settings: Settings) -> str:
+    dedup = settings.dedup
+    if dedup.field is None or dedup.ledger is not None:
+        return ""
+    disk_mb = max(1, dedup.capacity * STORED_BYTES // 1_000_000)
+    memory = settings.public()["dedup"]["memory"]
+    return f" and {memory} of ids; up to {dedup.capacity:,} ids take {disk_mb:,} MB of disk a partition"
 
 
 def _letters(shown: dict[str, Any]) -> str:

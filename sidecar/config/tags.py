@@ -8,6 +8,7 @@ from pydantic import AfterValidator, Discriminator, Field, Tag, ValidationInfo, 
 
 from sidecar.config.base import Int, Model, OneOf, Text, kind, words
 from sidecar.config.ledger import Ledger
+from sidecar.config.units import Duration, Size
 from sidecar.core import fields
 from sidecar.core.tags import TagFilter, parse_expression
 
@@ -130,6 +131,17 @@ class Dedup(Model):
         le=10_000_000_000,
         description="How many messages are remembered before the oldest go; in a partition, or in the ledger.",
     )
+    keep_ms: Annotated[int, Duration("1m", "3650d")] | None = Field(
+        default=None,
+        alias="keep",
+        description="How long an id is remembered at least, and at most twice as long, where `capacity` does not end "
+        "it before. Without it `capacity` alone does.",
+    )
+    memory_bytes: Annotated[int, Size("1MiB", "1024GiB")] = Field(
+        default=64 << 20,
+        alias="memory",
+        description="Memory for ids, of all partitions; what does not fit lies in files of `state.dir`.",
+    )
     ledger: Ledger | None = Field(
         default=None,
         description="Remembers ids over all partitions, in a database: `sqlite` or `postgresql`. Without it they "
@@ -148,6 +160,15 @@ class Dedup(Model):
     def _needs_key(cls, value: Ledger | None, info: ValidationInfo) -> Ledger | None:
         if value is not None and info.data.get("by") == "position":
             raise ValueError("is of no use with dedup.by: position: say what makes two messages the same")
+        if value is not None and info.data.get("keep_ms") is not None:
+            raise ValueError("has a `keep` of its own: move dedup.keep there")
+        return value
+
+    @field_validator("keep_ms")
+    @classmethod
+    def _needs_window(cls, value: int | None, info: ValidationInfo) -> int | None:
+        if value is not None and info.data.get("by") == "position":
+            raise ValueError("is of no use with dedup.by: position: positions are remembered by dedup.capacity alone")
         return value
 
     @field_validator("as_")

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from itertools import compress, islice, takewhile
 from typing import Generic, NamedTuple, Protocol, TypeVar, cast
 
 import numpy as np
 from pyroaring import BitMap64
 
-from sidecar.core.idruns import mixed
+from sidecar.core.idruns import SortedRun, mixed
 from sidecar.core.idset import IdSet, Room
 
 K = TypeVar("K", bound=Hashable)
@@ -75,7 +75,6 @@ class RotatingSet:
     def __init__(self, capacity: int = CAPACITY, room: Room | None = None, keep_ms: float | None = None) -> None:
         self.half = max(1, capacity // 2)
         self.generation = 0
-        self.rotations = 0
         self._room = room or Room()
         self._keep_ms = keep_ms
         self.young, self.old = IdSet(self._room), IdSet(self._room)
@@ -150,7 +149,30 @@ class RotatingSet:
         self.young.seal()
         self.old, self.young = self.young, IdSet(self._room)
         self.generation += 1
-        self.rotations += 1
+        self._room.rotations += 1
+
+    def install(self, runs: Mapping[int, Sequence[SortedRun]]) -> None:
+        """Take over what the shell keeps of each generation, all of it, and let go of what that has."""
+        young = runs.get(self.generation, ())
+        self.young.install(young)
+        self.old.install(runs.get(self.generation - 1, ()), young)
+
+    def restore(
+        self, runs: Mapping[int, Sequence[SortedRun]], begun_ms: Mapping[int, float], now_ms: float, decided: int
+    ) -> None:
+        """Go on from what an earlier life kept.
+
+        Args:
+            runs: Of each generation.
+            begun_ms: When it began, in monotonic time; now, where that is not known.
+            now_ms: Monotonic time.
+            decided: The highest offset of messages that these ids may have decided.
+        """
+        self.generation = max(runs, default=0)
+        self.install(runs)
+        for one, number in ((self.young, self.generation), (self.old, self.generation - 1)):
+            one.decided = decided
+            one.begun_ms, one.ended_ms = begun_ms.get(number, now_ms), now_ms
 
     def dump(self) -> tuple[bytes, bytes]:
         """Young and old generation: arrays of native 64-bit integers, rising."""

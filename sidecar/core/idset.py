@@ -15,7 +15,7 @@ UNSORTED_MIN, UNSORTED_MAX = 64, 8_192
 
 
 class Room:
-    """How many numbers all windows of one kind keep unsorted.
+    """What windows share: how many numbers they keep unsorted, and the count of their rotations.
 
     Args:
         size: Of all windows together, as long as that leaves each `UNSORTED_MIN`.
@@ -24,6 +24,7 @@ class Room:
     def __init__(self, size: int = 1 << 17) -> None:
         self.size = size
         self.each = UNSORTED_MAX
+        self.rotations = 0
 
     def share(self, windows: int) -> None:
         """Divide the room among so many windows."""

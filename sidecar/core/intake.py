@@ -57,6 +57,7 @@ class Reading:
         capacity: Positions and ids remembered a partition.
         bitmap_ids: Whether ids grow like counters (Roaring) or are random (hash set).
         keys: Reads business keys, where a ledger tells duplicates and `ids` is None.
+        keep_ms: How long ids are remembered at least; None as long as `capacity` allows.
     """
 
     columns: Columns
@@ -67,6 +68,7 @@ class Reading:
     capacity: int = 100_000_000
     bitmap_ids: bool = False
     keys: ReadKeys | None = None
+    keep_ms: float | None = None
 
 
 class Intake:
@@ -80,7 +82,14 @@ class Intake:
         self._appends: Memo[Callable[[Message], None]] = Memo(
             lambda raw: self._chosen.setdefault(reading.groups[raw], []).append
         )
-        self.ids: Deduplicator[TopicPartition] = Deduplicator(reading.capacity, bitmap=reading.bitmap_ids)
+        self.ids: Deduplicator[TopicPartition] = Deduplicator(
+            reading.capacity, bitmap=reading.bitmap_ids, keep_ms=reading.keep_ms
+        )
+
+    @property
+    def remembers_ids(self) -> bool:
+        """Whether messages have ids that are compared here."""
+        return self._r.ids is not None
 
     def forget(self, tp: TopicPartition) -> None:
         """The partition is not ours any more."""

@@ -6,7 +6,7 @@ import hashlib
 import json
 import random
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sidecar.config.model import Settings
 from sidecar.config.tags import canonical
@@ -100,7 +100,10 @@ def build(settings: Settings, columns: Columns) -> tuple[Pipeline, Sink]:
         StateError: Another process writes to the sink's file.
     """
     reading, sink = build_reading(settings, columns)
-    return Pipeline(reading, _batch_rules(settings), delivery_rules(settings, sink), random.random), sink
+    # A bitmap of ids has no files: here all kinds of ids are kept alike.
+    return Pipeline(
+        replace(reading, bitmap_ids=False), _batch_rules(settings), delivery_rules(settings, sink), random.random
+    ), sink
 
 
 def build_reading(settings: Settings, columns: Columns) -> tuple[Reading, Sink]:
@@ -126,6 +129,7 @@ def build_reading(settings: Settings, columns: Columns) -> tuple[Reading, Sink]:
         ids=id_reader(dedup.field, dedup.as_, columns) if dedup.field and not dedup.ledger else None,
         capacity=dedup.capacity,
         bitmap_ids=dedup.as_ == "int",
+        keep_ms=dedup.keep_ms,
         keys=key_reader(dedup.field, dedup.as_, columns, group_id) if dedup.field and dedup.ledger else None,
     )
     return reading, sink

@@ -100,7 +100,10 @@ class Daemon:
         send_back = source.send_back if isinstance(source, RocketMqSource) else None
         gravedigger = Gravedigger(open_graveyard(settings, state, source.fetch, send_back), inbox)
         drain_s = settings.drain_timeout_ms / 1000
-        supervisor = Supervisor(pipeline, source, senders, inbox, writer, state, gravedigger, drain_s, ledger)
+        supervisor = Supervisor(
+            pipeline, source, senders, inbox, writer, state, gravedigger, drain_s, ledger, dedup.memory_bytes
+        )
+        stack.callback(supervisor.ids.close)
         keeper = StatusKeeper(supervisor, state, group, settings.memory.budget_bytes, settings.tags.known_groups)
         # The endpoint before the broker: while that is awaited, health can be asked.
         url = "off"

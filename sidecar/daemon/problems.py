@@ -73,6 +73,7 @@ class Problems:
         supervisor = self._supervisor
         pipeline = supervisor.pipeline
         found = list(supervisor.record.problems(now_s, burying=bool(pipeline.delivery.burials)))
+        found += supervisor.ids.problems(now_s)
         found += self._intake(pipeline, now_s)
         source = supervisor.source
         for key, text in source.problems().items():

@@ -101,6 +101,7 @@ class StatusKeeper:
             problems=in_order(problems),
             held_bytes=delivery.held_bytes,
             budget_bytes=self._budget_bytes,
+            ids=self._supervisor.ids.status(time.monotonic()),
             retries_waiting=delivery.waiting,
             retrying=tuple(retrying),
             blocking=tuple(_blocking(pipeline)),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import queue
 import time
-from array import array
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from math import inf
 from typing import NamedTuple
@@ -17,17 +16,17 @@ from sidecar.core.pipeline import Pipeline
 from sidecar.core.records import Batch, Run, TopicPartition, group_label
 from sidecar.daemon.dispatcher import Answered, Senders, Writer
 from sidecar.daemon.gravedigger import Buried, Gravedigger
+from sidecar.daemon.ids import MEMORY_BYTES, IdKeeper, IdsSorted
 from sidecar.daemon.ledgers import ClaimAnswered, LedgerDesk
 from sidecar.daemon.record import Record
 from sidecar.daemon.statewatch import StateWatch, tell_damages
 from sidecar.errors import SidecarError
-from sidecar.sources.base import Assignment, Source
-from sidecar.state.interface import IdSegment, PartitionSnapshot, State
+from sidecar.sources.base import Assignment, ReadPast, Source
+from sidecar.state.interface import PartitionSnapshot, State
 
 REVOKE_DRAIN_S = 3.0
 """How long a rebalance waits for answers of what is being sent; the session lasts 9 s."""
 SNAPSHOT_EVERY_S = 5.0
-EVERY_GENERATION = 1 << 62
 BUSY_POLL_S, OPEN_POLL_S, IDLE_POLL_S = 0.005, 0.02, 0.05
 
 log = structlog.get_logger()
@@ -62,6 +61,7 @@ class Supervisor:
         gravedigger: Has dead letters kept.
         drain_timeout_s: How long a stop waits for what is in flight.
         ledger: Where business keys are claimed, if anywhere.
+        ids_memory_bytes: `dedup.memory`.
     """
 
     def __init__(
@@ -75,8 +75,10 @@ class Supervisor:
         gravedigger: Gravedigger,
         drain_timeout_s: float,
         ledger: LedgerDesk | None = None,
+        ids_memory_bytes: int = MEMORY_BYTES,
     ) -> None:
         self.pipeline = pipeline
+        self.ids = IdKeeper(pipeline, state, writer, inbox, ids_memory_bytes)
         self.source = source
         self.record = Record()
         self.progressed_s = inf
@@ -91,7 +93,6 @@ class Supervisor:
         self._drain_timeout_s = drain_timeout_s
         self._assignments: dict[TopicPartition, Assignment] = {}
         self._reloading: set[TopicPartition] = set()
-        self._unjournalled: list[IdSegment] = []
         self._overtaken = 0
         """Commits that did not wait for the outstanding one."""
         self._snapping = False
@@ -116,6 +117,7 @@ class Supervisor:
         self._watch.tend(now_s)
         if now_s >= self._snapshot_at_s:
             self._snapshot()
+        self.ids.tend(now_s)
         if self.ledger is not None:
             self.ledger.tend(now_s)
         if self._drain_until_s is not None and (
@@ -123,11 +125,16 @@ class Supervisor:
         ):
             return False
         for found in self.source.poll(self._patience_s()):
-            if isinstance(found, Run):
-                self.pipeline.read(found, time.monotonic() * 1000)
-            else:
-                self.pipeline.read_past(found.tp, found.position, time.monotonic() * 1000)
+            self._read(found)
         return True
+
+    def _read(self, found: Run | ReadPast) -> None:
+        if found.tp in self.ids.loading:
+            self.ids.loading[found.tp].come.append(found)
+        elif isinstance(found, Run):
+            self.pipeline.read(found, time.monotonic() * 1000)
+        else:
+            self.pipeline.read_past(found.tp, found.position, time.monotonic() * 1000)
 
     def _patience_s(self) -> float:
         if self.pipeline.delivery.groups or self.pipeline.committing:
@@ -155,6 +162,11 @@ class Supervisor:
                 self.record.snapped(told.reason)
             elif isinstance(told, _Journalled):
                 self._commit_journalled(told)
+            elif isinstance(told, IdsSorted) and (taken := self.ids.sorted(told)) is not None:
+                self._begin(taken.one, taken.known)
+                self._pause()
+                for found in taken.come:
+                    self._read(found)
 
     # Effects
 
@@ -170,22 +182,23 @@ class Supervisor:
                 self.ledger.claim(effect)
             case Store(token, letters):
                 self._gravedigger.bury(token, letters)
-            case Flow(paused):
-                self.source.pause(paused)
+            case Flow():
+                self._pause()
             case Reload(tp, reason):
                 log.warning("partition.reloaded", **tp.fields(), reason=reason)
                 self.source.reload(tp)
             case Report(event, level, fields):
                 self.event(event, level, fields)
 
+    def _pause(self) -> None:
+        self.source.pause(self.pipeline.paused | self.ids.loading.keys())
+
     def _log_batch(self, batch: Batch) -> None:
         log.debug("batch.sent", group=group_label(batch.group), messages=batch.count, attempt=batch.attempt)
 
     def _commit(self, items: list[CommitItem]) -> None:
         self.record.commits.begun([item.tp for item in items], time.monotonic())
-        segments = [IdSegment(item.tp, item.generation, item.ids.tobytes()) for item in items if item.ids is not None]
-        if segments or self._unjournalled:
-            self._unjournalled += segments
+        if self.ids.remember(items):
             number = self._overtaken
             self._writer.do(lambda: self._inbox.put(_Journalled(items, self._journal(), number)))
         elif self.ledger is not None and self.ledger.remember([mark for item in items for mark in item.marks]):
@@ -201,18 +214,11 @@ class Supervisor:
             self.committed({item.tp: False for item in items}, 0.0)
 
     def _journal(self) -> bool:
-        """On the writer thread: ids are durable before the commit that settles them."""
-        segments = list(self._unjournalled)
-        try:
-            self._state.append_ids(segments)
-            for tp, generation in {(segment.tp, segment.generation) for segment in segments}:
-                self._state.drop_ids_before(tp, generation - 1)
-        except SidecarError as error:
-            log.error("ids.not_stored", reason=str(error))
-            self.record.commits.failed("ids", f"message ids cannot be stored: {error}")
-            return False
-        del self._unjournalled[: len(segments)]  # only this thread takes out, only the other one appends
-        return True
+        """On the writer thread."""
+        reason = self.ids.journal()
+        if reason:
+            self.record.commits.failed("ids", f"message ids cannot be stored: {reason}")
+        return not reason
 
     def _commit_journalled(self, told: _Journalled) -> None:
         if told.number != self._overtaken:
@@ -230,12 +236,17 @@ class Supervisor:
         self._reloading -= here
         known = self._writer.wait(self._state.load_partitions) if found else {}
         for one in found:
-            self._assignments[one.tp] = one
-            self._load_ids(one)
-            self.pipeline.assign(one.tp, one.scope, one.carried)
-            self._load_positions(one, known.get(one.tp))
+            if self.ids.take(one, known.get(one.tp)):
+                self._begin(one, known.get(one.tp))
+        if self.ids.loading:
+            self._pause()
         names = [f"{one.tp}@{one.carried.watermark}" for one in found]
         log.info("partitions.assigned", partitions=names[:50], count=len(names))
+
+    def _begin(self, one: Assignment, known: PartitionSnapshot | None) -> None:
+        self._assignments[one.tp] = one
+        self.pipeline.assign(one.tp, one.scope, one.carried)
+        self._load_positions(one, known)
 
     def _load_positions(self, one: Assignment, known: PartitionSnapshot | None) -> None:
         """What was settled in an earlier life of the same incarnation is seen already."""
@@ -243,20 +254,6 @@ class Supervisor:
             window = self.pipeline.intake.positions.window(one.tp)
             assert isinstance(window, RotatingBitmap)
             window.load(known.bitmaps)
-
-    def _load_ids(self, one: Assignment) -> None:
-        segments = self._writer.wait(lambda: self._ids_of(one))
-        numbers = (number for _, blob in segments for number in array("q", blob))
-        self.pipeline.intake.ids.reconstruct(one.tp, numbers)
-        if segments:
-            self.pipeline.intake.ids.window(one.tp).generation = segments[-1][0]
-
-    def _ids_of(self, one: Assignment) -> list[tuple[int, bytes]]:
-        """On the writer thread. An operator's reset replays, and a topic made again is another one: no id is known."""
-        if not one.resumed:
-            self._unjournalled[:] = [segment for segment in self._unjournalled if segment.tp != one.tp]
-            self._state.drop_ids_before(one.tp, EVERY_GENERATION)
-        return self._state.load_ids(one.tp)
 
     def handing_over(self, tps: Collection[TopicPartition]) -> bool:
         """These partitions, all of them, will be revoked soon: read no more of them, and settle what was read."""
@@ -279,8 +276,7 @@ class Supervisor:
         self._overtaken += 1
         self.pipeline.committed({}, now_ms)  # whether the outstanding one succeeded is not waited for
         items = self.pipeline.commit([tp for tp in tps if tp in self.pipeline.partitions])
-        self._unjournalled += [IdSegment(i.tp, i.generation, i.ids.tobytes()) for i in items if i.ids is not None]
-        if self._unjournalled and not self._writer.wait(self._journal):
+        if self.ids.remember(items) and not self._writer.wait(self._journal):
             items = []
         marks = [mark for item in items for mark in item.marks]
         if self.ledger is not None and self.ledger.remember(marks) and not self.ledger.settle_now():
@@ -306,6 +302,7 @@ class Supervisor:
     def _forget(self, tps: Collection[TopicPartition], event: str) -> None:
         released = sum(self.pipeline.books[tp].in_flight for tp in tps if tp in self.pipeline.books)
         self.pipeline.forget(tps)
+        self.ids.forget(tps)
         self.record.commits.forget(tps)
         for tp in tps:
             self._assignments.pop(tp, None)

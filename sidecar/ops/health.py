@@ -41,6 +41,7 @@ KINDS = {
     "broker": Kind(DEGRADED, _BROKER),
     "group": Kind(DEGRADED, "look at the receiver with that reason in hand; it goes on by itself"),
     "span": Kind(DEGRADED, "mend what the named group waits for, or let its retries end: retry.give_up_after"),
+    "ids_loading": Kind(DEGRADED, "wait; if the log has ids.not_loaded, do what that says"),
     "unread": Kind(DEGRADED, _BROKER),
     "waiting": Kind(DEGRADED, "look at the receiver's speed; raise sink.http.concurrency, or add processes"),
     "dead_letters": Kind(DEGRADED, "look at the dead letters and their reasons; correct the producer or the receiver"),

@@ -158,6 +158,13 @@ def _condition(now: StatusSnapshot) -> Iterator[Metric]:
     )
     yield GaugeMetricFamily("sidecar_memory_held_bytes", "Bytes of all that is held.", value=now.held_bytes)
     yield GaugeMetricFamily("sidecar_memory_budget_bytes", "The most that may be held.", value=now.budget_bytes)
+    ids = now.ids
+    yield GaugeMetricFamily("sidecar_ids_remembered", "Message ids that are remembered.", value=ids.remembered)
+    yield GaugeMetricFamily("sidecar_ids_memory_bytes", "Memory of message ids.", value=ids.memory_bytes)
+    yield GaugeMetricFamily("sidecar_ids_file_bytes", "Mapped files of message ids.", value=ids.file_bytes)
+    yield GaugeMetricFamily("sidecar_ids_oldest_seconds", "Age of the oldest message ids.", value=ids.oldest_seconds)
+    yield CounterMetricFamily("sidecar_ids_rotations", "Generations of ids forgotten.", value=ids.rotations)
+    yield GaugeMetricFamily("sidecar_ids_loading", "Partitions whose ids are being loaded.", value=ids.loading)
     yield GaugeMetricFamily("sidecar_dead_letters_stored", "Dead letters in the state folder.", value=now.dead_letters)
 
 

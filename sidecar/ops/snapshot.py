@@ -89,6 +89,23 @@ class BlockingGroup:
 
 
 @dataclass(frozen=True, slots=True)
+class IdsStatus:
+    """The message ids that are remembered, over all partitions."""
+
+    remembered: int = 0
+    memory_bytes: int = 0
+    """Of memory; what lies in files is not among them."""
+    file_bytes: int = 0
+    """Of files that are mapped."""
+    oldest_seconds: float = 0.0
+    """Since the first of them came."""
+    rotations: int = 0
+    """Generations forgotten since the start."""
+    loading: int = 0
+    """Partitions that are not read yet, since their ids are being loaded."""
+
+
+@dataclass(frozen=True, slots=True)
 class Activity:
     """What was done since the start, for metrics; keys of the pairs are (group's label, result or verdict)."""
 
@@ -125,6 +142,7 @@ class StatusSnapshot:
     problems: tuple[Problem, ...] = ()
     held_bytes: int = 0
     budget_bytes: int = 0
+    ids: IdsStatus = IdsStatus()
     retries_waiting: int = 0
     retrying: tuple[RetryingGroup, ...] = ()
     blocking: tuple[BlockingGroup, ...] = ()
@@ -156,6 +174,7 @@ class StatusSnapshot:
             "problems": list(map(str, self.problems)),
             "held_bytes": self.held_bytes,
             "budget_bytes": self.budget_bytes,
+            "ids": asdict(self.ids),
             "retries_waiting": self.retries_waiting,
             "retrying": [asdict(group) | {"group": group_label(group.group)} for group in self.retrying[:RETRYING_MAX]],
             "blocking": [

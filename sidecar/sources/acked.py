@@ -22,7 +22,7 @@ from sidecar.sources.acked_slot import Slot
 from sidecar.sources.acked_start import start
 from sidecar.sources.acked_topic import Commit, Room, Topic
 from sidecar.sources.base import Listener, Original, ReadPast
-from sidecar.state.interface import IdSegment, State
+from sidecar.state.interface import State
 
 HELD_MAX = 20_000
 """Messages that are held at once: each one must be kept invisible."""
@@ -132,9 +132,7 @@ class AckedSource:
     def _inherit_ids(self, topic: Topic) -> None:
         """A new numbering knows the message ids of the one before it."""
         if topic.inherits is not None:
-            self._state.drop_ids_before(topic.current.tp, _EVERY_GENERATION)
-            segments = self._state.load_ids(topic.inherits)
-            self._state.append_ids([IdSegment(topic.current.tp, *segment) for segment in segments])
+            self._state.copy_ids(topic.inherits, topic.current.tp)
 
     def _begin(self, topic: Topic) -> None:
         """What an earlier life left is done with, and its ids are known: what came later may follow."""

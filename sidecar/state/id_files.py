@@ -8,8 +8,10 @@ was about to be removed when the process ended. Files are made by one thread; an
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
+import shutil
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -21,7 +23,7 @@ from sidecar.core.idruns import GROWTH, RUN_MAX, Keys, SortedRun
 from sidecar.core.records import TopicPartition
 from sidecar.state.folder import state_error
 from sidecar.state.id_file import DamagedError, open_run, write
-from sidecar.state.interface import Damage
+from sidecar.state.interface import Damage, same_cluster
 
 FOLDER = "ids"
 _OWNER = "owner"
@@ -50,28 +52,33 @@ class IdFiles:
     def __init__(self, folder: Path, on_damage: Callable[[Damage], None]) -> None:
         self._folder = folder / FOLDER
         self._on_damage = on_damage
+        self._owner = ("", "")
         self._lock = threading.RLock()
         self._open: dict[TopicPartition, list[IdFile]] = {}
         """What was looked for so far, in the order of generations and additions."""
         self.closing = False
         """Set when the process ends: what is being made is given up."""
 
-    def bind(self, owner: str) -> None:
-        """Drop the files of another owner: of a cluster and group whose ids these are not.
+    def bind(self, cluster_id: str, group_id: str) -> None:
+        """Drop the files of another owner: of a cluster or group whose ids these are not.
 
         Raises:
             StateError: The folder cannot be written.
         """
+        self._owner = (cluster_id, group_id)
         path = self._folder / _OWNER
         try:
-            if not self._folder.exists() or files.read_from(path) == owner.encode():
+            if not self._folder.exists():
                 return
-            self.drop_all()
-            files.put(path, owner.encode())
+            cluster, group = _pair(files.read_from(path))
+            if group != group_id or not same_cluster(cluster, cluster_id):
+                self.drop_all()
+            if (cluster, group) != self._owner:
+                files.put(path, json.dumps(self._owner).encode())
         except OSError as error:
             raise state_error("write", path, error) from error
 
-    def add(self, tp: TopicPartition, generation: int, keys: Keys, owner: str) -> None:
+    def add(self, tp: TopicPartition, generation: int, keys: Keys) -> None:
         """Keep rising keys, durably.
 
         Raises:
@@ -83,7 +90,7 @@ class IdFiles:
         try:
             files.make_folder(place)
             if not (self._folder / _OWNER).exists():
-                files.put(self._folder / _OWNER, owner.encode())
+                files.put(self._folder / _OWNER, json.dumps(self._owner).encode())
             self._make(tp, generation, number, number, [keys], ())
         except OSError as error:
             raise state_error("write", place, error) from error
@@ -177,7 +184,7 @@ class IdFiles:
         try:
             files.make_folder(place)
             for one in found:
-                os.link(one.path, place / one.path.name)
+                _link(one.path, place / one.path.name)
             files.sync(place)
         except OSError as error:
             raise state_error("write", place, error) from error
@@ -228,6 +235,22 @@ class IdFiles:
         where = f"{tp.topic}:{tp.queue} {path.name}"
         self._on_damage(Damage("message ids", where, reason, f"set aside as {aside}, its ids are forgotten"))
         return None
+
+
+def _pair(raw: bytes | None) -> tuple[str, str]:
+    """Cluster and group of an owner's file; of one that is damaged, those of nobody."""
+    with contextlib.suppress(ValueError, TypeError):
+        first, second = json.loads(raw or b"")
+        return str(first), str(second)
+    return "", ""
+
+
+def _link(source: Path, target: Path) -> None:
+    try:
+        os.link(source, target)
+    except OSError:  # not every file system has a second name for a file
+        shutil.copyfile(source, target)
+        files.sync(target)
 
 
 def _alike(own: Sequence[IdFile]) -> Sequence[IdFile]:

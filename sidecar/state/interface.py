@@ -42,6 +42,8 @@ class StoredIds(NamedTuple):
     runs: Mapping[int, Sequence[SortedRun]]
     begun_at_ms: Mapping[int, int]
     """When the first id of a generation was kept, in milliseconds since the epoch."""
+    problem: str = ""
+    """Why they could not be put together in files."""
 
 
 @dataclass(frozen=True, slots=True)

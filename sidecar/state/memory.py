@@ -66,6 +66,7 @@ class MemoryState:
             self._partitions.clear()
             self._progress.clear()
             self._ids.clear()
+            self._begun_at_ms.clear()
             self._member = None
         self._bound = (cluster_id or bound_cluster, group_id)
         return same

@@ -9,17 +9,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from sidecar.core.records import TopicPartition
-from sidecar.state import id_segments, letters
+from sidecar.state import letters
 from sidecar.state.database import Database, Row, checksum
 from sidecar.state.folder import StateFolder
+from sidecar.state.id_store import IdStore
 from sidecar.state.interface import (
     DEAD_LETTERS_BYTES_MAX,
     Damage,
     IdSegment,
     PartitionSnapshot,
+    StoredIds,
     StoredLetter,
     another_group,
-    check_ids,
     no_room_for_letters,
     same_cluster,
 )
@@ -53,6 +54,7 @@ class Store:
         except BaseException:
             self._folder.close()
             raise
+        self._ids = IdStore(self._database, self._folder.path, self._damages.append)
 
     def bind(self, cluster_id: str, group_id: str) -> bool:
         """See `State.bind`."""
@@ -72,6 +74,7 @@ class Store:
                     connection.execute(statement)
             bound = (cluster_id or bound_cluster, group_id)
             _put_meta(connection, "identity", bound)
+        self._ids.files.bind(*bound)
         self._bound = bound
         if not same:
             self._database.return_space()
@@ -79,6 +82,7 @@ class Store:
 
     def _rebind(self) -> None:
         """A file begun in mid-life belongs to whom the old one belonged."""
+        self._ids.forget_database()
         if self._bound:
             with self._database.transaction() as connection:
                 _put_meta(connection, "identity", self._bound)
@@ -153,26 +157,28 @@ class Store:
         return found
 
     def append_ids(self, segments: Iterable[IdSegment]) -> None:
-        """See `State.append_ids`; many small segments are put together on the way."""
-        wanted = [segment for segment in segments if segment.ids]
-        for segment in wanted:
-            check_ids(segment.ids)
-        with self._database.transaction() as connection:
-            for segment in wanted:
-                id_segments.append(connection, segment, self._damages.append)
+        """See `State.append_ids`."""
+        self._ids.append(list(segments))
 
     def drop_ids_before(self, tp: TopicPartition, generation: int) -> None:
         """See `State.drop_ids_before`."""
-        with self._database.transaction() as connection:
-            connection.execute(
-                "DELETE FROM ids WHERE topic = ? AND partition = ? AND broker = ? AND generation < ?", (*tp, generation)
-            )
-        self._database.return_space()
+        self._ids.drop_before(tp, generation)
 
     def load_ids(self, tp: TopicPartition) -> list[tuple[int, bytes]]:
         """See `State.load_ids`."""
-        with self._database.transaction() as connection:
-            return id_segments.load(connection, tp, self._damages.append)
+        return self._ids.load(tp)
+
+    def sort_ids(self, tp: TopicPartition) -> StoredIds:
+        """See `State.sort_ids`."""
+        return self._ids.sort(tp)
+
+    def copy_ids(self, source: TopicPartition, target: TopicPartition) -> None:
+        """See `State.copy_ids`."""
+        self._ids.copy(source, target)
+
+    def stop_sorting(self) -> None:
+        """See `State.stop_sorting`."""
+        self._ids.files.closing = True
 
     def put_dead_letters(self, letters_: Sequence[StoredLetter]) -> int:
         """See `State.put_dead_letters`."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import resource
+import time
 from array import array
 from collections import defaultdict
 from collections.abc import Callable, Iterator
@@ -12,9 +13,10 @@ from pathlib import Path
 
 import pytest
 
+from sidecar.core.idruns import unmixed
 from sidecar.core.records import Attempt, DeadLetter, TopicPartition
 from sidecar.errors import StateError
-from sidecar.state.interface import IdSegment, PartitionSnapshot, State, StoredLetter
+from sidecar.state.interface import IdSegment, PartitionSnapshot, State, StoredIds, StoredLetter
 from sidecar.state.memory import MemoryState
 from sidecar.state.store import Store
 
@@ -143,6 +145,71 @@ def test_ids_that_are_no_array_are_refused_whole(world: World) -> None:
     with pytest.raises(ValueError, match="64-bit"):
         world.state.append_ids([IdSegment(ORDERS, 1, ids(1)), IdSegment(ORDERS, 1, b"odd")])
     assert loaded(world.state) == {}
+
+
+def numbers(stored: StoredIds) -> dict[int, list[int]]:
+    """Sorted ids by generation."""
+    return {
+        generation: sorted(number for run in runs for number in unmixed(run.keys).tolist())
+        for generation, runs in stored.runs.items()
+    }
+
+
+@pytest.mark.parametrize("count", [5, 3_000])
+def test_sorted_ids_are_all_that_was_appended(world: World, count: int) -> None:
+    """Few or many, sorted before or not, in this life or the next: each id is found in a run of its generation."""
+    world.state.append_ids([IdSegment(OTHER, 1, ids(7))])
+    for generation, start in ((4, 0), (5, count), (5, 0)):
+        world.state.append_ids([IdSegment(ORDERS, generation, ids(*range(start, start + count)))])
+    expected = {4: [*range(count)], 5: [*range(2 * count)]}
+    assert numbers(world.state.sort_ids(ORDERS)) == expected
+    world.state.append_ids([IdSegment(ORDERS, 5, ids(-1))])
+    expected[5] = [-1, *expected[5]]
+    assert numbers(world.state.sort_ids(ORDERS)) == numbers(world.restart().sort_ids(ORDERS)) == expected
+    assert loaded(world.state) == expected
+    world.state.drop_ids_before(ORDERS, 5)
+    assert numbers(world.state.sort_ids(ORDERS)) == {5: expected[5]}
+    assert numbers(world.restart().sort_ids(ORDERS)) == {5: expected[5]}
+    assert numbers(world.state.sort_ids(OTHER)) == {1: [7]}
+
+
+def test_a_generation_knows_when_it_began(world: World) -> None:
+    """The time of a generation's first ids outlives the process, and goes with the generation."""
+    before_ms = time.time_ns() // 1_000_000
+    world.state.append_ids([IdSegment(ORDERS, 1, ids(1)), IdSegment(ORDERS, 2, ids(2))])
+    begun = world.state.sort_ids(ORDERS).begun_at_ms
+    assert all(before_ms <= begun[generation] <= time.time_ns() / 1e6 for generation in (1, 2))
+    world.state.append_ids([IdSegment(ORDERS, 2, ids(3))])
+    assert world.restart().sort_ids(ORDERS).begun_at_ms == begun
+    world.state.drop_ids_before(ORDERS, 2)
+    assert world.restart().sort_ids(ORDERS).begun_at_ms == {2: begun[2]}
+
+
+@pytest.mark.parametrize("count", [5, 3_000])
+def test_copied_ids_take_the_place_of_others(world: World, count: int) -> None:
+    """A copy has the ids and the ages of its source, nothing of what was there, and lives on without the source."""
+    world.state.append_ids([IdSegment(ORDERS, 1, ids(*range(count))), IdSegment(OTHER, 3, ids(*range(9, count + 9)))])
+    for tp in (ORDERS, OTHER):
+        world.state.sort_ids(tp)
+    world.state.append_ids([IdSegment(ORDERS, 2, ids(7))])
+    source = world.state.sort_ids(ORDERS)
+    world.state.copy_ids(ORDERS, OTHER)
+    world.state.drop_ids_before(ORDERS, 9)
+    copied = world.restart().sort_ids(OTHER)
+    assert (numbers(copied), copied.begun_at_ms) == ({1: [*range(count)], 2: [7]}, source.begun_at_ms)
+    assert numbers(world.state.sort_ids(ORDERS)) == {}
+
+
+def test_ids_of_another_cluster_are_dropped(world: World) -> None:
+    """No sorted id of one cluster's topics tells a duplicate in another's; a cluster that learns its id keeps them."""
+    world.state.bind("", "g")
+    world.state.append_ids([IdSegment(ORDERS, 1, ids(*range(3_000)))])
+    world.state.sort_ids(ORDERS)
+    world.state.bind("c1", "g")
+    world.restart().bind("c1", "g")
+    assert numbers(world.state.sort_ids(ORDERS)) == {1: [*range(3_000)]}
+    world.state.bind("c2", "g")
+    assert numbers(world.state.sort_ids(ORDERS)) == numbers(world.restart().sort_ids(ORDERS)) == {}
 
 
 def test_dead_letters_are_kept_once(world: World) -> None:

@@ -147,6 +147,23 @@ def test_what_is_kept_elsewhere_is_let_go() -> None:
     assert (len(window), window.young.runs) == (0, [])
 
 
+def test_a_window_goes_on_from_what_was_kept() -> None:
+    """Restored, a window knows both generations, when they began, and that they may have decided open messages."""
+    window = small(capacity=20, keep_ms=100.0)
+    window.restore({4: [run_of(1, 2)], 5: [run_of(3)]}, {4: 10.0, 5: 50.0}, now_ms=60.0, decided=7)
+    assert [number for number in range(5) if number in window] == [1, 2, 3]
+    assert (window.generation, len(window), window.old.begun_ms, window.young.begun_ms) == (5, 3, 10.0, 50.0)
+    window.take([4], Moment(last=8, keep_from=5, now_ms=150.0))
+    assert window.generation == 5, "what decided offset 7 is kept"
+    window.take([5], Moment(last=9, keep_from=8, now_ms=150.0))
+    assert (window.generation, 1 in window, 3 in window) == (6, False, True)
+    window.install({5: [run_of(3, 9)], 6: [run_of(5)]})
+    assert [number for number in range(10) if number in window] == [3, 4, 5, 9]
+    empty = small()
+    empty.restore({}, {}, now_ms=60.0, decided=-1)
+    assert (empty.generation, len(empty)) == (0, 0)
+
+
 @pytest.mark.parametrize("kind", [RotatingSet, RotatingBitmap])
 def test_a_window_comes_back_from_its_dump(kind: type[RotatingSet]) -> None:
     """Both generations are what they were, and other bytes are refused."""

@@ -41,6 +41,8 @@ def refusals(settings: Settings) -> Iterator[tuple[KeyPath, str]]:
             yield ("sink", name), f"cannot be the sink of the pipeline on Spark: {cure}; use sink.http"
     if settings.dedup.ledger:
         yield ("dedup", "ledger"), "is not there on Spark: ids are compared within a partition; leave it to the daemon"
+    if settings.dedup.keep_ms is not None:
+        yield ("dedup", "keep"), "is not there on Spark: a task that is run again must decide alike, at whatever time"
     if settings.source.rocketmq:
         yield ("source", "rocketmq"), "cannot be the source of the pipeline on Spark: Spark reads Kafka alone"
         return

@@ -1,0 +1,263 @@
+"""Message ids between core and state: restored off the main loop, journalled before a commit, sorted now and then.
+
+A partition whose ids are still being restored is not the core's yet: what comes of it waits here.
+"""
+
+from __future__ import annotations
+
+import queue
+import time
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import structlog
+
+from sidecar.core.dedup import RotatingSet
+from sidecar.core.effects import CommitItem
+from sidecar.core.idset import UNSORTED_BYTES
+from sidecar.core.pipeline import Pipeline
+from sidecar.core.records import Run, TopicPartition
+from sidecar.daemon.dispatcher import Writer
+from sidecar.daemon.record import OVERDUE_S
+from sidecar.errors import SidecarError
+from sidecar.ops.health import Problem
+from sidecar.ops.snapshot import IdsStatus
+from sidecar.sources.base import Assignment, ReadPast
+from sidecar.state.interface import IdSegment, PartitionSnapshot, State, StoredIds
+
+EVERY_GENERATION = 1 << 62
+MEMORY_BYTES = 64 << 20
+SORTED_BYTES = 12
+"""What a sorted id takes in memory, at most."""
+FILED_MIN, FILED_MAX = 1_024, 1 << 18
+"""Ids of a partition that are put into a file at once."""
+RETRY_S = 1.0
+CLOSE_S = 0.5
+
+log = structlog.get_logger()
+
+
+class IdsSorted(NamedTuple):
+    """What the state has of a partition's ids; None when it could not be told. Comes to the inbox."""
+
+    tp: TopicPartition
+    number: int
+    """Of the taking that it belongs to."""
+    stored: StoredIds | None
+
+
+@dataclass(slots=True)
+class Taken:
+    """A partition that is ours, and whose ids are on their way."""
+
+    one: Assignment
+    known: PartitionSnapshot | None
+    number: int
+    since_s: float
+    retry_at_s: float | None = None
+    come: list[Run | ReadPast] = field(default_factory=list)
+    """What was read of it meanwhile: a poll or two, since it is paused."""
+
+
+class IdKeeper:
+    """The ids of all partitions of this process; its methods are for the main thread, but for `journal`.
+
+    Args:
+        pipeline: The core, whose windows these are.
+        state: Keeps settled ids.
+        writer: The thread that writes.
+        inbox: Takes an `IdsSorted`.
+        memory_bytes: `dedup.memory`.
+    """
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        state: State,
+        writer: Writer,
+        inbox: queue.SimpleQueue[object],
+        memory_bytes: int = MEMORY_BYTES,
+    ) -> None:
+        self._pipeline = pipeline
+        self._state = state
+        self._writer = writer
+        self._inbox = inbox
+        self._memory_bytes = memory_bytes
+        self._sorter: Writer | None = None
+        """A thread of its own: sorting may take seconds, and commits wait for the writer."""
+        self.loading: dict[TopicPartition, Taken] = {}
+        self._numbers: dict[TopicPartition, int] = {}
+        """Of the taking of each partition that is ours."""
+        self._number = 0
+        self._unjournalled: list[IdSegment] = []
+        self._unsorted: dict[TopicPartition, int] = {}
+        """Ids given to the journal since the partition was sorted last."""
+        self._sorting: set[TopicPartition] = set()
+        self._dropped: dict[TopicPartition, int] = {}
+        """The writer's: generations below are dropped."""
+
+    # Restoring
+
+    def take(self, one: Assignment, known: PartitionSnapshot | None) -> bool:
+        """A partition is ours; whether the core may have it at once. Else `sorted` gives it."""
+        if not self._pipeline.intake.remembers_ids:
+            if not one.resumed:
+                self._writer.wait(lambda: self._forget_stored(one.tp))
+            return True
+        self._number += 1
+        self._numbers[one.tp] = self._number
+        taken = self.loading[one.tp] = Taken(one, known, self._number, time.monotonic())
+        self._restore(taken)
+        return False
+
+    def _restore(self, taken: Taken) -> None:
+        taken.retry_at_s = None
+        one = taken.one
+
+        def write() -> None:
+            self._dropped.pop(one.tp, None)
+            if one.resumed or self._forgotten(one.tp):
+                self._sort(one.tp, taken.number)
+            else:
+                self._inbox.put(IdsSorted(one.tp, taken.number, None))
+
+        self._writer.do(write)
+
+    def _forgotten(self, tp: TopicPartition) -> bool:
+        """On the writer thread. An operator's reset replays, and a topic made again is another one: no id is known."""
+        try:
+            self._forget_stored(tp)
+        except SidecarError as error:
+            log.error("ids.not_loaded", **tp.fields(), reason=str(error))
+            return False
+        return True
+
+    def _forget_stored(self, tp: TopicPartition) -> None:
+        self._unjournalled[:] = [segment for segment in self._unjournalled if segment.tp != tp]
+        self._state.drop_ids_before(tp, EVERY_GENERATION)
+
+    def _sort(self, tp: TopicPartition, number: int) -> None:
+        def job() -> None:
+            try:
+                stored = self._state.sort_ids(tp)
+            except SidecarError as error:
+                log.error("ids.not_loaded", **tp.fields(), reason=str(error))
+                self._inbox.put(IdsSorted(tp, number, None))
+                return
+            if stored.problem:
+                log.warning("ids.not_sorted", **tp.fields(), reason=stored.problem)
+            self._inbox.put(IdsSorted(tp, number, stored))
+
+        if self._sorter is None:
+            self._sorter = Writer("sorter")
+        self._sorter.do(job)
+
+    def sorted(self, told: IdsSorted) -> Taken | None:
+        """What the sorter found: the partition that waited for it, to be given to the core now."""
+        if self._numbers.get(told.tp) != told.number:
+            return None
+        taken = self.loading.get(told.tp)
+        self._sorting.discard(told.tp)
+        if told.stored is None:
+            if taken is not None:
+                taken.retry_at_s = time.monotonic() + RETRY_S
+            return None
+        if taken is None:
+            self._window(told.tp).install(told.stored.runs)
+            return None
+        del self.loading[told.tp]
+        self._restored(taken, told.stored)
+        return taken
+
+    def _restored(self, taken: Taken, stored: StoredIds) -> None:
+        tp = taken.one.tp
+        now_ms, wall_ms = time.monotonic() * 1000, time.time_ns() // 1_000_000
+        begun = {generation: now_ms - max(0, wall_ms - at_ms) for generation, at_ms in stored.begun_at_ms.items()}
+        ids = self._pipeline.intake.ids
+        ids.room.size = self._memory_bytes // 4 // UNSORTED_BYTES
+        ids.forget(tp)
+        self._window(tp).restore(stored.runs, begun, now_ms, taken.one.carried.seen - 1)
+        seconds = round(time.monotonic() - taken.since_s, 3)
+        log.info("ids.loaded", **tp.fields(), count=len(self._window(tp)), seconds=seconds)
+
+    def _window(self, tp: TopicPartition) -> RotatingSet:
+        window = self._pipeline.intake.ids.window(tp)
+        assert isinstance(window, RotatingSet)
+        return window
+
+    def forget(self, tps: Collection[TopicPartition]) -> None:
+        """These partitions are not ours any more."""
+        for tp in tps:
+            self.loading.pop(tp, None)
+            self._numbers.pop(tp, None)
+            self._unsorted.pop(tp, None)
+            self._sorting.discard(tp)
+
+    def tend(self, now_s: float) -> None:
+        """Try again what failed."""
+        for taken in self.loading.values():
+            if taken.retry_at_s is not None and now_s >= taken.retry_at_s:
+                self._restore(taken)
+
+    def problems(self, now_s: float) -> Iterator[Problem]:
+        """Partitions that have waited long."""
+        late = [tp for tp, taken in self.loading.items() if now_s - taken.since_s >= OVERDUE_S]
+        if late:
+            others = f" and {len(late) - 1} more" if len(late) > 1 else ""
+            yield Problem("ids_loading", f"{min(late)}{others} is not read yet: its message ids are being loaded")
+
+    # Journalling
+
+    def remember(self, items: Collection[CommitItem]) -> bool:
+        """Ids that these commits settle; whether any wait for `journal`."""
+        for item in items:
+            if item.ids is not None:
+                self._unjournalled.append(IdSegment(item.tp, item.generation, item.ids.tobytes()))
+                count = self._unsorted[item.tp] = self._unsorted.get(item.tp, 0) + len(item.ids)
+                if count >= self._filed_at_once and item.tp not in self._sorting and item.tp in self._numbers:
+                    self._sorting.add(item.tp)
+                    self._unsorted[item.tp] = 0
+                    self._sort(item.tp, self._numbers[item.tp])
+        return bool(self._unjournalled)
+
+    @property
+    def _filed_at_once(self) -> int:
+        each = self._memory_bytes // 2 // SORTED_BYTES // max(1, len(self._numbers))
+        return max(FILED_MIN, min(FILED_MAX, each))
+
+    def journal(self) -> str:
+        """On the writer thread: ids are durable before the commit that settles them. Why they are not, else empty."""
+        segments = list(self._unjournalled)
+        try:
+            self._state.append_ids(segments)
+            for tp, generation in {(segment.tp, segment.generation - 1) for segment in segments}:
+                if generation > self._dropped.get(tp, 0):
+                    self._state.drop_ids_before(tp, generation)
+                    self._dropped[tp] = generation
+        except SidecarError as error:
+            log.error("ids.not_stored", reason=str(error))
+            return str(error)
+        del self._unjournalled[: len(segments)]  # only this thread takes out, only the other one appends
+        return ""
+
+    # The rest
+
+    def status(self, now_s: float) -> IdsStatus:
+        """What is remembered, and what it takes."""
+        windows = [self._window(tp) for tp in self._numbers.keys() & set(self._pipeline.intake.ids.keys())]
+        sets = [one for window in windows for one in (window.young, window.old) if len(one)]
+        return IdsStatus(
+            remembered=sum(map(len, sets)),
+            memory_bytes=sum(one.nbytes for one in sets),
+            file_bytes=sum(run.nbytes for one in sets for run in one.stored),
+            oldest_seconds=max((now_s - one.begun_ms / 1000 for one in sets), default=0.0),
+            rotations=self._pipeline.intake.ids.room.rotations,
+            loading=len(self.loading),
+        )
+
+    def close(self) -> None:
+        """Give up what is being sorted."""
+        self._state.stop_sorting()
+        if self._sorter is not None:
+            self._sorter.abandon(CLOSE_S)

@@ -1,0 +1,146 @@
+"""A partition's message ids: new ones as rows of the database, the others in sorted files. Decides nothing about them.
+
+A row is durable before the commit that settles its ids; a file takes the place of rows once it is durable. What a crash
+leaves in both is known once all the same.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from sidecar.core.idruns import Keys, SortedRun, mixed, unmixed
+from sidecar.core.records import TopicPartition
+from sidecar.errors import StateError
+from sidecar.state import id_segments
+from sidecar.state.database import Database, checksum
+from sidecar.state.id_file import StoppedError
+from sidecar.state.id_files import IdFiles
+from sidecar.state.interface import Damage, IdSegment, StoredIds, check_ids
+
+FILED_MIN = 1_024
+"""Fewer ids stay rows."""
+
+
+class IdStore:
+    """The ids of all partitions of one state folder.
+
+    Args:
+        database: Where rows stand.
+        folder: The state folder.
+        on_damage: Told of what was found damaged.
+    """
+
+    def __init__(self, database: Database, folder: Path, on_damage: Callable[[Damage], None]) -> None:
+        self._database = database
+        self._on_damage = on_damage
+        self._begun: set[tuple[TopicPartition, int]] = set()
+        """Generations whose beginning stands in the database."""
+        self.files = IdFiles(folder, on_damage)
+
+    def forget_database(self) -> None:
+        """A new database was begun: nothing stands in it."""
+        self._begun.clear()
+
+    def append(self, segments: Sequence[IdSegment]) -> None:
+        """See `State.append_ids`; many small segments are put together on the way."""
+        wanted = [segment for segment in segments if segment.ids]
+        for segment in wanted:
+            check_ids(segment.ids)
+        new = {(segment.tp, segment.generation) for segment in wanted} - self._begun
+        with self._database.transaction() as connection:
+            for segment in wanted:
+                id_segments.append(connection, segment, self._on_damage)
+            for tp, generation in new:
+                _put_begun(connection, tp, generation, time.time_ns() // 1_000_000)
+        self._begun |= new
+
+    def drop_before(self, tp: TopicPartition, generation: int) -> None:
+        """See `State.drop_ids_before`."""
+        with self._database.transaction() as connection:
+            connection.execute(
+                "DELETE FROM ids WHERE topic = ? AND partition = ? AND broker = ? AND generation < ?", (*tp, generation)
+            )
+            for old in [old for old in _begun(connection, tp) if old < generation]:
+                connection.execute("DELETE FROM meta WHERE name = ?", (_begun_name(tp, old),))
+                self._begun.discard((tp, old))
+        self.files.drop_before(tp, generation)
+        self._database.return_space()
+
+    def load(self, tp: TopicPartition) -> list[tuple[int, bytes]]:
+        """See `State.load_ids`."""
+        with self._database.transaction() as connection:
+            found = id_segments.load(connection, tp, self._on_damage)
+        filed = self.files.runs(tp)
+        found += [(generation, unmixed(run.keys).tobytes()) for generation, runs in filed.items() for run in runs]
+        return sorted(found, key=lambda one: one[0])
+
+    def sort(self, tp: TopicPartition) -> StoredIds:
+        """See `State.sort_ids`."""
+        problem = ""
+        try:
+            self._file_rows(tp)
+            self.files.tidy(tp)
+        except StoppedError as error:
+            raise StateError("message ids were not sorted: the daemon stops", hint="start it again") from error
+        except StateError as error:
+            problem = str(error)
+        runs: dict[int, list[SortedRun]] = self.files.runs(tp)
+        with self._database.transaction() as connection:
+            begun = _begun(connection, tp)
+            rows = id_segments.load(connection, tp, self._on_damage)
+        for generation in {generation for generation, _ in rows}:
+            keys = _keys_of([ids for number, ids in rows if number == generation])
+            runs.setdefault(generation, []).append(SortedRun.of(keys))
+        return StoredIds(runs, begun, problem)
+
+    def _file_rows(self, tp: TopicPartition) -> None:
+        """Move rows into files, a page at a time; too few for a file stay rows."""
+        with self._database.transaction() as connection:
+            if id_segments.count(connection, tp) < FILED_MIN:
+                return
+        while True:
+            with self._database.transaction() as connection:
+                page = id_segments.page(connection, tp, self._on_damage)
+            if page is None:
+                return
+            self.files.add(tp, page.generation, _keys_of(page.ids))
+            with self._database.transaction() as connection:
+                id_segments.remove(connection, page.rows)
+            self._database.return_space()
+
+    def copy(self, source: TopicPartition, target: TopicPartition) -> None:
+        """See `State.copy_ids`."""
+        self.drop_before(target, 1 << 62)
+        with self._database.transaction() as connection:
+            for generation, ids in id_segments.load(connection, source, self._on_damage):
+                id_segments.append(connection, IdSegment(target, generation, ids), self._on_damage)
+            for generation, at_ms in _begun(connection, source).items():
+                _put_begun(connection, target, generation, at_ms)
+        self.files.copy(source, target)
+
+
+def _keys_of(ids: Sequence[bytes]) -> Keys:
+    return np.unique(mixed(np.frombuffer(b"".join(ids), np.int64)))
+
+
+def _begun_name(tp: TopicPartition, generation: int | None = None) -> str:
+    name = json.dumps(["ids", *tp])
+    return name if generation is None else f"{name} {generation}"
+
+
+def _put_begun(connection: sqlite3.Connection, tp: TopicPartition, generation: int, at_ms: int) -> None:
+    name, text = _begun_name(tp, generation), str(at_ms)
+    connection.execute("INSERT OR IGNORE INTO meta VALUES (?, ?, ?)", (name, text, checksum(name, text)))
+
+
+def _begun(connection: sqlite3.Connection, tp: TopicPartition) -> dict[int, int]:
+    """When each generation began; of one whose row is damaged that is not known."""
+    start = f"{_begun_name(tp)} "
+    rows = connection.execute("SELECT name, value, crc FROM meta WHERE substr(name, 1, ?) = ?", (len(start), start))
+    return {int(name[len(start) :]): int(text) for name, text, crc in rows if crc == checksum(name, text)}
