@@ -22,6 +22,7 @@ from sidecar.sources.base import SESSION, Listener, Original, ReadPast
 from sidecar.sources.kafka_columns import KafkaColumns, runs_of
 from sidecar.sources.kafka_commits import Commits
 from sidecar.sources.kafka_config import client_config, consumer_config
+from sidecar.sources.kafka_ends import Ends
 from sidecar.sources.kafka_errors import forbidden, is_credentials, is_forbidden, text_of
 from sidecar.sources.kafka_fetch import Fetcher
 from sidecar.sources.kafka_group import evict_predecessors, members_called
@@ -107,6 +108,7 @@ class KafkaSource:
             raise
         self._admin = AdminClient(client_config(self._settings))
         self._topic_ids = TopicIds(self._admin, self.cluster_id)
+        self._ends = Ends(self._admin, str(self._config["isolation.level"]))
         self._state.bind(self.cluster_id, self._settings.group_id)
         self._evict_predecessors()
         self._starts = Starts(
@@ -164,6 +166,7 @@ class KafkaSource:
     def poll(self, timeout_s: float) -> Iterable[Run | ReadPast]:
         """What has come, in the order of each partition; serves the listener meanwhile."""
         self._take_waiting()
+        self._watch_ends()
         self._watch_topic_ids()  # before consume(): what came under the old id must not be taken for the new one's
         # A call that waits takes all that is fetched meanwhile, 20 MB in 50 ms with a queue of 4 MiB; so it is 8 MB.
         if not self._busy:
@@ -244,7 +247,9 @@ class KafkaSource:
     def end(self, tp: TopicPartition) -> int | None:
         """The offset that the partition's next message will get, as far as known without asking."""
         bounds = self._consumer.get_watermark_offsets(ck.TopicPartition(*tp[:2]), cached=True)
-        return bounds[1] if bounds and bounds[1] >= 0 else None
+        asked = self._ends.end(tp)
+        end = max(bounds[1] if bounds else -1, -1 if asked is None else asked)  # the first stands still while paused
+        return end if end >= 0 else None
 
     def fetch(self, tp: TopicPartition, offset: int) -> Original | None:
         """One message as the broker has it, None when it is gone; from any one other thread.
@@ -298,6 +303,7 @@ class KafkaSource:
         self._assigned.update(here)
         self._paused -= set(here)
         self._consumer.incremental_assign([ck.TopicPartition(*one.tp[:2], one.read_from) for one in found])
+        self._ends.ask_soon()
         if found or not tps:
             self._joined = True
             self._problems.pop(SESSION, None)
@@ -339,6 +345,7 @@ class KafkaSource:
         if self._given is not None:
             self._given = [tp for tp in self._given if tp not in tps]
         self._starts.forget(tps)
+        self._ends.forget(tps)
         for topic in {tp.topic for tp in tps} - {tp.topic for tp in self._assigned}:
             if not self._is_named(topic):
                 self._problems.pop(topic, None)
@@ -353,6 +360,13 @@ class KafkaSource:
         self._listener.reloading(tp)
         self._drop([tp])
         self._take([tp])
+
+    def _watch_ends(self) -> None:
+        self._ends.watch(self._assigned)
+        if self._ends.silent:
+            self._problem("ends", "no broker has told the ends of our logs for 10 s")
+        else:
+            self._problems.pop("ends", None)
 
     def _is_named(self, topic: str) -> bool:
         """Whether the topic is missed when it is gone: one that a pattern found may go."""

@@ -32,6 +32,7 @@ ANSWER_BYTES = 256 << 10
 EMPTY_DELAY_S, REFUSED_DELAY_S = 0.05, 1.0
 LINK_BYTES_MAX = 4 << 10
 """Of a message that is read again for proof along with the next ones; for a larger one there is a question."""
+END_EVERY_S, END_TIMEOUT_S = 5.0, 3.0
 SHUNNED_S = 60.0
 """So long a slave is not asked again that refused, whatever its master suggests."""
 
@@ -79,6 +80,8 @@ class _Pulling:
     epoch: int = 0
     """Answers to what was asked in an earlier one are dropped."""
     high: int | None = None
+    end_at_s: float = 0.0
+    """When its end is asked for next, while nothing is read of it."""
     held: list[StoredMessage] = field(default_factory=list)
     """What was read and not handed on."""
     held_bytes: int = 0
@@ -162,6 +165,9 @@ class Pulls:
     def ask(self) -> None:
         """Ask for all queues that may be asked for now."""
         now_s = time.monotonic()
+        for one in self._queues.values():
+            if one.paused and one.end_at_s <= now_s:
+                self._ask_end(one, now_s)
         # With more queues than answers fit, one that waits for its first message would keep others from being asked.
         fits = sum(one.answer_bytes for one in self._queues.values()) <= self._bytes_max
         self._suspend_ms, self._is_awaited = SUSPEND_MS if fits else 0, False
@@ -207,6 +213,18 @@ class Pulls:
         wanted = link.offset if link else offset
         ask = self._asks.pull(one.tp, wanted, one.subscription, suspend_ms=self._suspend_ms)
         place.link.ask(ask, answered, PULL_TIMEOUT_S)
+
+    def _ask_end(self, one: _Pulling, now_s: float) -> None:
+        """A queue that is read tells its end with every answer."""
+        one.end_at_s = now_s + END_EVERY_S
+        place = one.find(MASTER)
+
+        def answered(frame: Frame | None) -> None:
+            if frame is not None and frame.code == Code.SUCCESS:
+                one.high = read_offset(frame, "offset")
+
+        if place is not None and place.link.is_up:
+            place.link.ask(self._asks.high(one.tp), answered, END_TIMEOUT_S)
 
     def _take(self, one: _Pulling, offset: int, link: Mark | None, frame: Frame, asked_s: float) -> None:
         if link is not None and read_offset(frame, "minOffset") > link.offset:

@@ -184,6 +184,20 @@ def test_a_receiver_that_refuses_everything_does_not_empty_the_topic(scene: Scen
         assert status["intake_stopped"] == []
 
 
+def test_the_lag_goes_on_while_reading_is_paused(scene: Scene) -> None:
+    """With the intake stopped, what is produced meanwhile is in the lag within 10 s, of partitions never read too."""
+    with scene.daemon() as daemon:
+        daemon.wait_ready()
+        scene.receiver.fail("status", status=401)
+        scene.send([b"first"])
+        wait_until(stopped(daemon, "halted"), 10, "the intake stopped")
+        scene.send(b"%d" % i for i in range(300))
+        scene.send((b"%d" % i for i in range(200)), partition=1)
+        wait_until(lambda: daemon.status()["lag"] == 501, 12, "the lag has all of it", detail=daemon.status)
+        scene.receiver.faults.clear()
+        scene.await_all(daemon)
+
+
 def test_an_outage_stays_within_the_memory_budget(scene: Scene) -> None:
     """48 messages of 1 MB wait behind a receiver that is down: what is held stays within 16 MiB, all told."""
     budget = 16 << 20

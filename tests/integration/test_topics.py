@@ -230,6 +230,29 @@ def test_a_pattern_takes_topics_that_come_later(kafka: Broker, group: str, tmp_p
             assert len(scene.receiver.rows()) == 10
 
 
+def test_a_topic_of_a_pattern_may_go(kafka: Broker, group: str, tmp_path: Path) -> None:
+    """A topic that a pattern found is deleted: 5 s after the group gave it up, nothing is a problem."""
+    prefix = unique("pattern")
+    with Receiver() as receiver:
+        scene = Scene(kafka, tmp_path, receiver, kafka.create_topic(f"{prefix}-stays"), group)
+        gone = kafka.create_topic(f"{prefix}-goes")
+        with scene.daemon(source={"kafka": {"topics": [f"^{prefix}-.*"]}}) as daemon:
+            scene.send(values("a", 5))
+            scene.send(values("b", 5), topic=gone)
+            scene.await_all(daemon, 20)
+            kafka.delete_topic(gone)
+
+            def given_up() -> bool:
+                told = [*daemon.events("partitions.revoked"), *daemon.events("partitions.lost")]
+                return any(gone in str(event["partitions"]) for event in told)
+
+            wait_until(given_up, 20, "the group gave it up", detail=daemon.log_tail)
+            wait_until(lambda: not daemon.status()["problems"], 5, "it is no problem", detail=daemon.status)
+            scene.send(values("c", 5))
+            wait_until(lambda: len(receiver.rows()) == 15, 15, "the other topic goes on", detail=daemon.log_tail)
+            assert daemon.status()["health"]["state"] == "healthy"
+
+
 # Gaps
 
 

@@ -367,6 +367,28 @@ def test_a_halt_stops_intake_until_an_answer() -> None:
     assert told == ["group.failed", "group.recovered"]
 
 
+def test_what_is_held_up_is_told_with_what_it_waits_for() -> None:
+    """Batches that wait for a commit or an answer are told, and open messages; a failing group's are not."""
+    shell = Shell(max_messages=1)
+    shell.commit_ok = False
+    shell.read(*rows(0, 9))
+    shell.run(4)
+    assert {(what, group) for what, group, _ in shell.pipeline.held_up()} == {
+        ("a commit", "g0"), ("a free sender", "g0"),
+    }  # fmt: skip
+    shell.commit_ok = True
+    shell.answer = lambda batch, offsets: None  # type: ignore[method-assign]
+    shell.run(4)
+    assert {what for what, _, _ in shell.pipeline.held_up()} == {"an answer", "a free sender"}
+    failing = Shell()
+    failing.answer = lambda batch, offsets: Answer(Verdict.RETRY, "HTTP 500", 500)  # type: ignore[method-assign]
+    failing.read(*rows(0, 9))
+    failing.run(4)
+    failing.read(*rows(10, 19))
+    failing.run(4)
+    assert list(failing.pipeline.held_up()) == []
+
+
 def test_a_halt_does_not_outlive_what_was_halted() -> None:
     """When all that was refused is another's now, reading goes on: only a new batch can find out."""
     shell = Shell()

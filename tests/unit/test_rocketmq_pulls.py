@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from sidecar.core.records import Run, TopicPartition
+from sidecar.rocketmq.codes import Request
 from sidecar.rocketmq.frames import Frame
 from sidecar.rocketmq.requests import Asks, Subscription
 from sidecar.sources.rocketmq_pulls import Place, Pulls
@@ -194,3 +195,31 @@ def test_where_more_is_known_to_be_there_the_next_answer_proves_itself() -> None
     assert not pulls.replaced  # it brought nothing to be proven, as before a message that fills an answer
     pulls.ask()
     assert link.offsets == [0, 0, 1, 2]
+
+
+def test_the_end_of_a_queue_that_is_paused_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is read of it, so no answer to a pull tells that its log goes on: its end is asked for every 5 s."""
+    asked: list[tuple[int, Callable[[Frame], None]]] = []
+    now_s = 100.0
+    monkeypatch.setattr("sidecar.sources.rocketmq_pulls.time.monotonic", lambda: now_s)
+
+    class Master:
+        is_up = True
+
+        def ask(self, ask: Any, answered: Callable[[Frame], None], timeout_s: float) -> None:
+            asked.append((ask.code, answered))
+
+    pulls = pulling(Master(), None)
+    asked[-1][1](Frame(FOUND, 1, 1, "", {"nextBeginOffset": "0", "maxOffset": "64", "minOffset": "0"}, b""))
+    pulls.pause([TP])
+    pulls.ask()
+    code, answered = asked[-1]
+    assert (code, pulls.end(TP)) == (Request.GET_MAX_OFFSET, 64)
+    answered(Frame(0, 1, 1, "", {"offset": "70"}, b""))
+    assert pulls.end(TP) == 70
+    count = len(asked)
+    pulls.ask()
+    assert len(asked) == count
+    now_s += 5.0
+    pulls.ask()
+    assert [code for code, _ in asked[count:]] == [Request.GET_MAX_OFFSET]

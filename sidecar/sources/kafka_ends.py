@@ -1,0 +1,89 @@
+"""Where the logs end, asked every few seconds without waiting, also while nothing is read. Decides nothing."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection
+from concurrent.futures import Future
+from typing import Any
+
+import confluent_kafka as ck
+from confluent_kafka.admin import (  # type: ignore[attr-defined]
+    AdminClient,
+    ListOffsetsResultInfo,
+    OffsetSpec,
+)
+
+from sidecar.core.records import TopicPartition
+
+ASK_EVERY_S = 5.0
+TIMEOUT_S = 3.0
+"""A leader that is away keeps back the answers about all others for so long."""
+SILENT_S = 10.0
+"""A broker that has answered about no partition for so long is a problem."""
+
+
+class Ends:
+    """Knows the ends of the partitions that are ours.
+
+    Args:
+        admin: The client that asks; its answers come from a thread of its own.
+        isolation_level: `isolation.level` of the consumer: what it cannot read yet is no lag.
+        clock: Monotonic seconds.
+    """
+
+    def __init__(self, admin: AdminClient, isolation_level: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self._admin = admin
+        committed, all_ = ck.IsolationLevel.READ_COMMITTED, ck.IsolationLevel.READ_UNCOMMITTED
+        self._level = committed if isolation_level == "read_committed" else all_
+        self._clock = clock
+        self._asked: dict[TopicPartition, Future[ListOffsetsResultInfo]] = {}
+        self._ask_at_s = 0.0
+        self._ends: dict[TopicPartition, int] = {}
+        self._silent_since_s: float | None = None
+
+    def watch(self, tps: Collection[TopicPartition]) -> None:
+        """Ask about these when it is time; take in what came."""
+        now_s = self._clock()
+        if self._asked and all(future.done() for future in self._asked.values()):
+            self._take(now_s)
+        if not tps:
+            self._silent_since_s = None
+        elif now_s >= self._ask_at_s and not self._asked:
+            self._ask_at_s = now_s + ASK_EVERY_S
+            self._ask(tps)
+
+    def ask_soon(self) -> None:
+        """There are new ones among ours."""
+        self._ask_at_s = 0.0
+
+    def _ask(self, tps: Collection[TopicPartition]) -> None:
+        asked = {ck.TopicPartition(*tp[:2]): OffsetSpec.latest() for tp in tps}  # type: ignore[no-untyped-call]
+        options: dict[str, Any] = {"isolation_level": self._level, "request_timeout": TIMEOUT_S}
+        futures = self._admin.list_offsets(asked, **options)
+        self._asked = {TopicPartition(tp.topic, tp.partition): future for tp, future in futures.items()}
+
+    def _take(self, now_s: float) -> None:
+        asked, self._asked = self._asked, {}
+        found = {tp: future.result().offset for tp, future in asked.items() if future.exception() is None}
+        found = {tp: end for tp, end in found.items() if end >= 0}
+        self._ends |= found
+        if found:
+            self._silent_since_s = None
+        elif self._silent_since_s is None:
+            self._silent_since_s = now_s - TIMEOUT_S
+
+    def end(self, tp: TopicPartition) -> int | None:
+        """The offset that the partition's next message gets, a few seconds ago; None while unknown."""
+        return self._ends.get(tp)
+
+    def forget(self, tps: Collection[TopicPartition]) -> None:
+        """These are not ours any more, or another log by now."""
+        for tp in tps:
+            self._ends.pop(tp, None)
+            self._asked.pop(tp, None)
+
+    @property
+    def silent(self) -> bool:
+        """Whether no broker has answered for `SILENT_S`."""
+        return self._silent_since_s is not None and self._clock() - self._silent_since_s >= SILENT_S
