@@ -7,18 +7,21 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from sidecar.core.backoff import Backoff
-    from sidecar.core.batcher import Batcher, MessageBatch
+    from sidecar.core.batch import BatcherCounts, BatchState, MessageBatch
+    from sidecar.core.batcher import Batcher
     from sidecar.core.dedup import Deduplicator
     from sidecar.core.tags import TagFilter
 
-__all__ = ["Backoff", "Batcher", "Deduplicator", "MessageBatch", "TagFilter"]
+__all__ = ["Backoff", "BatchState", "Batcher", "BatcherCounts", "Deduplicator", "MessageBatch", "TagFilter"]
 
 _HOMES = {
-    "Backoff": "backoff",
-    "Batcher": "batcher",
-    "Deduplicator": "dedup",
-    "MessageBatch": "batcher",
-    "TagFilter": "tags",
+    "Backoff": "core.backoff",
+    "BatchState": "core.batch",
+    "Batcher": "core.batcher",
+    "BatcherCounts": "core.batch",
+    "Deduplicator": "core.dedup",
+    "MessageBatch": "core.batch",
+    "TagFilter": "core.tags",
 }
 
 
@@ -26,4 +29,4 @@ def __getattr__(name: str) -> object:
     """Import what is asked for at its first use: a command that only prints its version should not wait for it."""
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"sidecar.core.{_HOMES[name]}"), name)
+    return getattr(import_module(f"sidecar.{_HOMES[name]}"), name)

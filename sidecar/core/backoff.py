@@ -28,7 +28,7 @@ class Backoff:
     base_ms: int
     max_ms: int
 
-    def wait_ms(self, attempt: int, jitter: float, retry_after_ms: int | None = None) -> float:
+    def wait_ms(self, attempt: int, jitter: float, retry_after_ms: float | None = None) -> float:
         """Milliseconds to wait after the failed send number `attempt`, counted from 1.
 
         Args:
