@@ -10,9 +10,21 @@ if TYPE_CHECKING:
     from sidecar.core.batch import BatcherCounts, BatchState, MessageBatch
     from sidecar.core.batcher import Batcher
     from sidecar.core.dedup import Deduplicator
+    from sidecar.core.ids import text_id
     from sidecar.core.tags import TagFilter
+    from sidecar.core.watermark import Progress
 
-__all__ = ["Backoff", "BatchState", "Batcher", "BatcherCounts", "Deduplicator", "MessageBatch", "TagFilter"]
+__all__ = [
+    "Backoff",
+    "BatchState",
+    "Batcher",
+    "BatcherCounts",
+    "Deduplicator",
+    "MessageBatch",
+    "Progress",
+    "TagFilter",
+    "text_id",
+]
 
 _HOMES = {
     "Backoff": "core.backoff",
@@ -21,7 +33,9 @@ _HOMES = {
     "BatcherCounts": "core.batch",
     "Deduplicator": "core.dedup",
     "MessageBatch": "core.batch",
+    "Progress": "core.watermark",
     "TagFilter": "core.tags",
+    "text_id": "core.ids",
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from array import array
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from itertools import compress, islice, takewhile
@@ -12,11 +13,13 @@ from pyroaring import BitMap64
 
 from sidecar.core.idruns import SortedRun, mixed
 from sidecar.core.idset import IdSet, Room
+from sidecar.core.snapshots import seal, unseal
 
 K = TypeVar("K", bound=Hashable)
 CAPACITY = 100_000_000
 FOR_EVER = 1 << 63
 CHUNK = 10_000
+VERSION = 1
 
 
 class Moment(NamedTuple):
@@ -266,11 +269,18 @@ class RotatingBitmap:
 class Deduplicator(Generic[K]):
     """Tells repeated numbers from new ones, for each key apart (say, a topic and partition).
 
+    A number is remembered from when it is asked about, before its message is settled. So forget a key whose messages
+    were handed back unsettled (its partition was revoked or lost): read again, they are no duplicates. Not safe for
+    threads.
+
     Args:
-        capacity: Numbers kept a key.
+        capacity: Numbers kept a key: at most so many, at least the newest half. An odd one is as the even one below.
         bitmap: True for offsets and dense numbers (Roaring bitmaps: down to a bit each), False for numbers of any
             kind (sorted runs: 10 bytes each, where random ones take 121 in a bitmap).
         keep_ms: Forget by age, too; not with bitmaps. See `RotatingSet`.
+
+    Raises:
+        ValueError: The capacity is below 2.
 
     >>> seen = Deduplicator()
     >>> seen.deduplicate(("orders", 0), [5, 6, 7])
@@ -309,7 +319,13 @@ class Deduplicator(Generic[K]):
         return self.window(key).add(number)
 
     def deduplicate(self, key: K, numbers: Sequence[int]) -> list[int]:
-        """The numbers not seen before, in their order, each once; all are remembered."""
+        """The numbers not seen before, in their order; all are remembered.
+
+        As if they came one by one: of more than the capacity, those at the end may not know those at the beginning.
+
+        Raises:
+            OverflowError: In a bitmap a number is below 0; in either kind it is beyond 64 bits.
+        """
         return list(compress(numbers, self.window(key).take(numbers)))
 
     def reconstruct(self, key: K, numbers: Iterable[int]) -> None:
@@ -327,3 +343,25 @@ class Deduplicator(Generic[K]):
     def keys(self) -> list[K]:
         """The keys that have a window."""
         return list(self._windows)
+
+    def dump(self, key: K) -> bytes:
+        """What is remembered of `key`, for `load`. Take it when nothing of the key is in flight: see above."""
+        young, old = self.window(key).dump()
+        return seal(self._kind, VERSION, struct.pack("<Q", len(young)) + young + old)
+
+    def load(self, key: K, dumped: bytes) -> None:
+        """Begin `key` anew as it was dumped, on a machine of the same byte order; ages begin anew.
+
+        Raises:
+            ValueError: The bytes are no snapshot of such a deduplicator (bitmap or not), or damaged; `key` stays.
+        """
+        payload = unseal(self._kind, VERSION, dumped)
+        border = 8 + struct.unpack_from("<Q", payload)[0]
+        window = self._new()
+        window.load((payload[8:border], payload[border:]))
+        self._windows[key] = window
+        self.room.share(len(self._windows))
+
+    @property
+    def _kind(self) -> str:
+        return "Dedup bitmap" if self._bitmap else "Dedup set"

@@ -1,0 +1,45 @@
+"""The frame around a snapshot that a user keeps: what it is of, its version, and a checksum. Knows no file."""
+
+from __future__ import annotations
+
+import struct
+
+import xxhash
+
+MAGIC = b"sidecar\0"
+_HEAD = struct.Struct("<8s16sBQ")
+"""Magic, kind, version, xxh3 of kind, version and payload."""
+
+
+def seal(kind: str, version: int, payload: bytes) -> bytes:
+    """Payload with a head that tells what it is of, for `unseal`.
+
+    Args:
+        kind: At most 16 bytes.
+        version: Of the payload's form, up to 255.
+        payload: Anything.
+    """
+    return _HEAD.pack(MAGIC, kind.encode(), version, _checksum(kind, version, payload)) + payload
+
+
+def unseal(kind: str, version: int, blob: bytes) -> bytes:
+    """The payload that `seal` was given.
+
+    Raises:
+        ValueError: The bytes are no snapshot, one of something else or of another version, or they are damaged.
+    """
+    if len(blob) < _HEAD.size or not blob.startswith(MAGIC):
+        raise ValueError("these bytes are no snapshot")
+    _, name, found, checksum = _HEAD.unpack_from(blob)
+    payload = blob[_HEAD.size :]
+    if name != kind.encode().ljust(16, b"\0") or found != version:
+        raise ValueError(f"this is no snapshot of {kind} in version {version}")
+    if checksum != _checksum(kind, version, payload):
+        raise ValueError(f"this snapshot of {kind} is damaged: its checksum is wrong")
+    return payload
+
+
+def _checksum(kind: str, version: int, payload: bytes) -> int:
+    digest = xxhash.xxh3_64(payload)
+    digest.update(f"{kind} {version}".encode())
+    return int(digest.intdigest())
