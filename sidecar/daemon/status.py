@@ -33,6 +33,7 @@ from sidecar.version import version
 
 LIVE_WITHIN_S = 30.0
 _NO_TRANSACTIONS = dict.fromkeys(product(LEDGER_KINDS, COMMIT_RESULTS), 0)
+HOLDERS_MAX = 20
 WIDE_SPAN = 10_000
 """Offsets between watermark and position from which on a partition names the group that holds it."""
 
@@ -161,15 +162,20 @@ def status_line(now: StatusSnapshot) -> str:
 
 
 def _blocking(pipeline: Pipeline) -> list[BlockingGroup]:
-    """For each partition with a wide span, the group that holds its watermark."""
+    """For each partition with a wide span, the groups that hold its watermark; those that fail come first."""
     found = []
     for tp, partition in sorted(pipeline.partitions.items()):
-        group = _holder(partition) if partition.span > WIDE_SPAN else None
-        if group is not None:
-            found.append(BlockingGroup(**tp.fields(), group=group))
+        holders = _holders(partition) if partition.span > WIDE_SPAN else set()
+        groups = sorted(holders, key=lambda group: (not pipeline.delivery.groups.failing(group), group))
+        found += [BlockingGroup(**tp.fields(), group=group) for group in groups[:HOLDERS_MAX]]
     return found
 
 
-def _holder(partition: Partition) -> str | None:
-    firsts = [(lane.live[0].first, lane.group) for lane in partition.lanes.values() if lane.live]
-    return min(firsts)[1] if firsts else None
+def _holders(partition: Partition) -> set[str]:
+    """One group, but where one intent serves all groups: then those of which something is left in it."""
+    watermark = partition.watermark
+    intents = [intent for intent in partition.intents if intent.first == watermark]
+    lanes = partition.lanes.values()
+    found = {lane.group for lane in lanes for part in lane.live if part.intent in intents}
+    opens = [lane for lane in lanes if lane.buffer.fragments]
+    return found | {lane.group for lane in opens if lane.buffer.fragments[0].first == watermark}

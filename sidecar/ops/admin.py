@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from waitress import wasyncore
+from waitress.channel import HTTPChannel
 from waitress.server import create_server
 
 from sidecar.errors import UnavailableError
@@ -78,7 +79,7 @@ class AdminServer:
             map=self._map,
             sockets=[listener],
             threads=THREADS,
-            connection_limit=CONNECTIONS_MAX,
+            connection_limit=2 * CONNECTIONS_MAX,  # never reached: there it would accept nobody until some time out
             channel_timeout=IDLE_SECONDS,
             cleanup_interval=1,
             max_request_header_size=REQUEST_BYTES_MAX,
@@ -86,6 +87,7 @@ class AdminServer:
             asyncore_use_poll=True,
             ident=None,
         )
+        self._server.channel_class = self._accept
         self._thread = threading.Thread(target=self._server.run, name="admin", daemon=True)
         self._thread.start()
         self._write_address()
@@ -101,6 +103,13 @@ class AdminServer:
         self._server.trigger.pull_trigger(lambda: wasyncore.close_all(self._map, ignore_all=True))
         self._thread.join(STOP_SECONDS)
         self._server.task_dispatcher.shutdown(timeout=STOP_SECONDS)
+
+    def _accept(self, server: Any, *args: Any, **more: Any) -> HTTPChannel:
+        """A new connection takes the place of the one that has been silent for longest: no crowd keeps health out."""
+        channels = list(server.active_channels.values())
+        if len(channels) >= CONNECTIONS_MAX:
+            min(channels, key=lambda one: (bool(one.requests), one.last_activity)).handle_close()
+        return HTTPChannel(server, *args, **more)
 
     def _write_address(self) -> None:
         if self._file is None:

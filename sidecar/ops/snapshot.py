@@ -80,7 +80,7 @@ class RetryingGroup:
 
 @dataclass(frozen=True, slots=True)
 class BlockingGroup:
-    """The group whose oldest unsettled message holds a partition's watermark."""
+    """A group with an unsettled message that holds a partition's watermark."""
 
     topic: str
     partition: int
