@@ -88,6 +88,8 @@ class Buffer:
         """How many whole fragments fit, and the offset before which the next one is to be split."""
         messages, size = limits.max_messages, limits.max_bytes
         for whole, fragment in enumerate(self.fragments):
+            if whole and fragment.after >= 0:
+                return whole, None
             if len(fragment.offsets) > messages or body_bytes(fragment) > size:
                 several = len(fragment.offsets) > 1
                 rows = (self._rows_within(fragment, messages, size) if several else 0) or int(not whole)
@@ -126,7 +128,13 @@ def split(fragment: Fragment, border: int, separator: bytes) -> tuple[Fragment, 
     at, keys, keys_at = fragment.at_ms, fragment.keys, rows * KEY_BYTES
     return (
         Fragment(
-            fragment.offsets[:rows], separator.join(data[:rows]), ids and ids[:rows], odd_head, at, keys[:keys_at]
+            fragment.offsets[:rows],
+            separator.join(data[:rows]),
+            ids and ids[:rows],
+            odd_head,
+            at,
+            keys[:keys_at],
+            fragment.after,
         ),
         Fragment(
             fragment.offsets[rows:], separator.join(data[rows:]), ids and ids[rows:], odd_tail, at, keys[keys_at:]

@@ -250,11 +250,20 @@ class RotatingBitmap:
         self.make_room(keep_from)
         self.young.update(array("Q", offsets))  # numpy arrays take 4 times as long
 
-    def dump(self, below: int = FOR_EVER) -> tuple[bytes, bytes]:
-        """Young and old generation, without what stands at or above `below`, in the portable Roaring format."""
-        young, old = self.young.copy(), self.old.copy()
-        for bitmap in (young, old):
-            bitmap.remove_range(below, 1 << 63)
+    def dump(self, also: BitMap64 | None = None, without: Iterable[Sequence[int]] = ()) -> tuple[bytes, bytes]:
+        """Young and old generation in the portable Roaring format.
+
+        Args:
+            also: Further numbers, put to the young ones.
+            without: Numbers that are left out, in sequences or ranges.
+        """
+        young, old = self.young | (also or BitMap64()), self.old.copy()
+        for numbers in without:
+            for bitmap in (young, old):
+                if isinstance(numbers, range):
+                    bitmap.remove_range(numbers.start, numbers.stop)
+                elif numbers:
+                    bitmap.difference_update(BitMap64(array("Q", numbers)))
         return young.serialize(), old.serialize()
 
     def load(self, dumped: tuple[bytes, bytes]) -> None:
@@ -264,6 +273,14 @@ class RotatingBitmap:
             ValueError: The bytes are no bitmap.
         """
         self.young, self.old = (BitMap64.deserialize(blob) for blob in dumped)
+
+    def pop_from(self, border: int) -> BitMap64:
+        """Remove and return the numbers from `border` on."""
+        found = self.young | self.old
+        found.remove_range(0, border)
+        for bitmap in (self.young, self.old):
+            bitmap.remove_range(border, 1 << 63)
+        return found
 
 
 class Deduplicator(Generic[K]):

@@ -329,6 +329,7 @@ class Delivery:
         self.held_bytes -= held_by(part)
         for fragment in part.fragments:
             fragment.unframeable = ()
+        part.intent.partly = True
         part.fragments = [fragment for fragment in part.fragments if fragment.offsets]
         self.held_bytes += held_by(part)
         if part.count:

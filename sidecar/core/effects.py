@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 
 from sidecar.core.carried import Carried
 from sidecar.core.claims import Mark, Want
+from sidecar.core.lineage import Lineage, Stamp
 from sidecar.core.records import Batch, DeadLetter, TopicPartition
 
 
@@ -24,6 +25,9 @@ class CommitItem:
     """Message ids settled since the last commit: durable in the journal before the commit is sent."""
     marks: tuple[Mark, ...] = ()
     """Claims that came to their end since the last commit: durable in the ledger before the commit is sent."""
+    stamp: Stamp | None = None
+    lineage: Lineage | None = None
+    """What the ownership goes on from, with the log's fingerprints up to here."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,8 +7,10 @@ from bisect import bisect_left
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import compress
+from itertools import compress, groupby
 from operator import call
+
+from pyroaring import BitMap64
 
 from sidecar.core.batching import Buffer, pick_keys
 from sidecar.core.dedup import Deduplicator, Moment, RotatingBitmap
@@ -58,6 +60,7 @@ class Reading:
         bitmap_ids: Whether ids grow like counters (Roaring) or are random (hash set).
         keys: Reads business keys, where a ledger tells duplicates and `ids` is None.
         keep_ms: How long ids are remembered at least; None as long as `capacity` allows.
+        digest: 64 bits that tell a message from any other at its offset, None where the log needs no fingerprints.
     """
 
     columns: Columns
@@ -69,6 +72,7 @@ class Reading:
     bitmap_ids: bool = False
     keys: ReadKeys | None = None
     keep_ms: float | None = None
+    digest: Callable[[Message], int] | None = None
 
 
 class Intake:
@@ -77,6 +81,8 @@ class Intake:
     def __init__(self, reading: Reading) -> None:
         self._r = reading
         self.positions: Deduplicator[TopicPartition] = Deduplicator(reading.capacity)
+        self._settled: dict[TopicPartition, BitMap64] = {}
+        """At or above the watermark, by ownerships before: it decides until it is read past."""
         self._chosen: dict[str | None, list[Message]] = {}
         """Messages of the run in hand by group; empty between runs."""
         self._appends: Memo[Callable[[Message], None]] = Memo(
@@ -95,6 +101,7 @@ class Intake:
         """The partition is not ours any more."""
         self.positions.forget(tp)
         self.ids.forget(tp)
+        self._settled.pop(tp, None)
 
     def sort(self, partition: Partition, run: Run, now_ms: float) -> Sorted:
         """Decide every message of a run; intents of an earlier life get theirs here.
@@ -105,15 +112,18 @@ class Intake:
             HoleError: A message was skipped before; the partition must be read again from its watermark.
         """
         result = Sorted()
-        messages = self._unseen(partition, run)
+        messages, settled = self._unseen(partition, run)
         result.duplicate = len(run.messages) - len(messages)
         if not messages:
             return result
-        if partition.replaying:
-            self._replay(partition, messages, result, now_ms)
+        if partition.replaying or settled:
+            self._replay(partition, messages, settled, result, now_ms)
         else:
             for group, chosen in self._wanted(partition, messages, result, now_ms):
-                result.opened.append((group, self._fragment(partition.tp, chosen, now_ms)))
+                fragment = self._fragment(partition.tp, chosen, now_ms)
+                if partition.passed:
+                    fragment.after = partition.passed.pop(group, -1)
+                result.opened.append((group, fragment))
         return result
 
     def divide(self, run: Run, border: int) -> tuple[Run | None, Run]:
@@ -125,23 +135,52 @@ class Intake:
         below = Run(run.tp, run.messages[:at], run.first, offsets[at - 1])
         return below, Run(run.tp, run.messages[at:], offsets[at], run.last)
 
-    def _unseen(self, partition: Partition, run: Run) -> list[Message]:
-        window = self.positions.window(run.tp)
-        assert isinstance(window, RotatingBitmap)
+    def _unseen(self, partition: Partition, run: Run) -> tuple[list[Message], BitMap64 | None]:
+        """What was not handed over before in this ownership; and of its offsets those settled before it, if any."""
+        window = self._window(run.tp)
         messages, keep_from = run.messages, partition.committed
         if run.first >= partition.position:
             if run.last - run.first + 1 == len(messages):
                 window.add_range(run.first, run.last, keep_from)
             else:
                 window.update(list(self._r.columns.offsets(messages)), keep_from)
-            return messages
+            return messages, self._settled_within(run.tp, run.first, run.last)
         offsets = list(self._r.columns.offsets(messages))
         border = bisect_left(offsets, partition.position)
         for offset in offsets[:border]:
             if offset >= keep_from and offset not in window:
                 raise HoleError(f"{run.tp}@{offset}")
         window.update(offsets[border:], keep_from)
-        return messages[border:]
+        return messages[border:], self._settled_within(run.tp, partition.position, run.last)
+
+    def _window(self, tp: TopicPartition) -> RotatingBitmap:
+        window = self.positions.window(tp)
+        assert isinstance(window, RotatingBitmap)
+        return window
+
+    def _settled_within(self, tp: TopicPartition, first: int, last: int) -> BitMap64 | None:
+        settled = self._settled.get(tp)
+        if settled is None:
+            return None
+        if first > settled.max():
+            del self._settled[tp]
+            return None
+        span = BitMap64()
+        span.add_range(first, last + 1)
+        return (span & settled) or None
+
+    def dump(self, partition: Partition) -> tuple[bytes, bytes]:
+        """The window of what is settled, for `load`; what is in flight is new again after a crash."""
+        return self._window(partition.tp).dump(self._settled.get(partition.tp), partition.unsettled())
+
+    def load(self, partition: Partition, dumped: tuple[bytes, bytes], below: int) -> None:
+        """Earlier ownerships settled what `dump` gave, as far as it stands below an offset."""
+        window = self._window(partition.tp)
+        window.load(dumped)
+        settled = window.pop_from(partition.position)
+        settled.remove_range(below, 1 << 63)
+        if settled:
+            self._settled[partition.tp] = settled
 
     def _wanted(
         self, partition: Partition, messages: list[Message], result: Sorted, now_ms: float
@@ -184,7 +223,9 @@ class Intake:
         last = max(self._r.columns.offsets(messages[-1:]), default=-1)
         return self.ids.window(partition.tp).take(numbers, Moment(last, partition.committed, now_ms))
 
-    def _replay(self, partition: Partition, messages: list[Message], result: Sorted, now_ms: float) -> None:
+    def _replay(
+        self, partition: Partition, messages: list[Message], settled: BitMap64 | None, result: Sorted, now_ms: float
+    ) -> None:
         tp = partition.tp
         table: defaultdict[str | None, list[Message]] = defaultdict(list)
         for message, raw in zip(messages, self._r.tags(tp, messages), strict=True):
@@ -193,22 +234,38 @@ class Intake:
         placed: list[_Placed] = []
         for group, chosen in table.items():
             assert group is not None
-            offsets = list(self._r.columns.offsets(chosen))
-            for place, start, stop in partition.place(group, offsets):
-                placed.append((group, place, chosen[start:stop]))
+            placed += self._place(partition, group, chosen, settled)
         if self._r.ids is not None:
             placed = self._without_known_ids(partition, placed, result, now_ms)
         for group, place, chosen in placed:
             if place is None:
                 result.duplicate += len(chosen)
+                (partition.passed[group],) = self._r.columns.offsets(chosen[-1:])
                 continue
             fragment = self._fragment(tp, chosen, now_ms)
             if isinstance(place, Lane):
+                fragment.after = partition.passed.pop(group, -1)
                 result.opened.append((group, fragment))
             else:
                 assert place.collected is not None
                 place.collected.setdefault(group, Buffer(self._r.framer.separator)).add(fragment)
                 result.collected.append(fragment)
+
+    def _place(
+        self, partition: Partition, group: str, messages: list[Message], settled: BitMap64 | None
+    ) -> Iterator[_Placed]:
+        """Where a group's messages belong: what an intent covers is never thinned, and else the window decides."""
+        offsets = list(self._r.columns.offsets(messages))
+        for place, start, stop in partition.place(group, offsets):
+            known = [offset in settled for offset in offsets[start:stop]] if settled else [False]
+            if isinstance(place, Intent) and not all(known):
+                place.fresh.add(group)
+            if not isinstance(place, Lane) or not any(known):
+                yield group, place, messages[start:stop]
+                continue
+            at = start
+            for is_known, run in groupby(known):
+                yield group, None if is_known else place, messages[at : (at := at + len(list(run)))]
 
     def _without_known_ids(
         self, partition: Partition, placed: list[_Placed], result: Sorted, now_ms: float

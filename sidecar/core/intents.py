@@ -27,6 +27,10 @@ class Intent:
     """Parts that are not settled."""
     ids: list[int] = field(default_factory=list)
     """Message ids of its settled rows, journalled when all of it is settled: a repeat must not be cut down by them."""
+    partly: bool = False
+    """Whether some of it is settled: not for a successor, to whom the intent is all or none."""
+    fresh: set[str] = field(default_factory=set)
+    """Groups with a member that the window does not know: only what it knows wholly is not sent again."""
     errors: list[Mark] = field(default_factory=list)
     """Of its dead letters; the ledger is told when none of it can be sent again, since a twin may take them then."""
 

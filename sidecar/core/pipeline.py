@@ -18,6 +18,7 @@ from sidecar.core.delivery import Delivery, DeliveryRules
 from sidecar.core.effects import Commit, CommitItem, Effect, Flow, Reload, Report
 from sidecar.core.intake import HoleError, Intake, Reading
 from sidecar.core.intents import Intent, Seal
+from sidecar.core.lineage import Fingerprint, Lineage
 from sidecar.core.progress import Partition
 from sidecar.core.records import Answer, Part, Run, TopicPartition
 
@@ -52,6 +53,7 @@ class Pipeline:
         self, reading: Reading, batching: BatchRules, rules: DeliveryRules, jitter: Callable[[], float]
     ) -> None:
         self._rules = batching
+        self._digest = reading.digest
         self._separator = reading.framer.separator
         self.intake = Intake(reading)
         self.delivery = Delivery(rules, self._owner, self._settled, jitter, self._give_up)
@@ -78,11 +80,11 @@ class Pipeline:
 
     # Ownership
 
-    def assign(self, tp: TopicPartition, scope: str, carried: Carried) -> None:
+    def assign(self, tp: TopicPartition, scope: str, carried: Carried, lineage: Lineage = Lineage()) -> None:  # noqa: B008
         """The partition is ours, from the predecessor's state on."""
         self.forget([tp])
         self._epoch += 1
-        partition = Partition(tp, scope, self._epoch, carried, self._separator)
+        partition = Partition(tp, scope, self._epoch, carried, self._separator, lineage)
         self.partitions[tp] = partition
         self._flow -= {tp}
         self.books.setdefault(tp, Books())
@@ -154,6 +156,8 @@ class Pipeline:
         books.filtered += found.filtered
         books.in_flight += count - found.duplicate - found.filtered
         self.delivery.hold(found.collected)
+        if self._digest is not None:
+            partition.newest = Fingerprint(run.last, self._digest(run.messages[-1]))
         if found.opened and self._cutter.open(partition, found.opened, now_ms):
             self._report("partition.joint", **run.tp.fields())
         self.read_past(run.tp, run.last + 1, now_ms)
@@ -165,7 +169,10 @@ class Pipeline:
         if partition is None or position <= partition.position:
             return
         for part in partition.read_past(position):
-            self.delivery.add([part])
+            if part.group in part.intent.fresh:
+                self.delivery.add([part])
+            else:
+                self.delivery.finish(part, "duplicate", part.count + len(part.unframeable))
         self._touch(tp, now_ms + SETTLE_DELAY_MS)
 
     # Progress
@@ -215,7 +222,8 @@ class Pipeline:
             partition.settled_ids.clear()
             marks, partition.marks = tuple(partition.marks), []
             generation = self.intake.ids.window(tp).generation if ids else 0
-            items.append(CommitItem(tp, partition.scope, carried, generation, ids or None, marks))
+            stamp, lineage = partition.stamp()
+            items.append(CommitItem(tp, partition.scope, carried, generation, ids or None, marks, stamp, lineage))
         return items
 
     def committed(self, results: Mapping[TopicPartition, bool], now_ms: float) -> None:

@@ -12,11 +12,13 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from sidecar.core.batching import Limits, body_bytes
 from sidecar.core.carried import Carried, CarriedJoint, CarriedLane, derived_scope, lane_key
 from sidecar.core.claims import Mark
 from sidecar.core.intents import Intent, Lane, Seal
+from sidecar.core.lineage import Fingerprint, Lineage, Stamp, Trail
 from sidecar.core.records import Fragment, Part, TopicPartition
 
 LANES_MAX = 64
@@ -38,9 +40,18 @@ class Partition:
         epoch: Counts ownerships.
         carried: Where the predecessor was; of a fresh one `watermark == seen`.
         separator: The rows' separator.
+        lineage: From which commits it goes on.
     """
 
-    def __init__(self, tp: TopicPartition, scope: str, epoch: int, carried: Carried, separator: bytes) -> None:
+    def __init__(
+        self,
+        tp: TopicPartition,
+        scope: str,
+        epoch: int,
+        carried: Carried,
+        separator: bytes,
+        lineage: Lineage = Lineage(),  # noqa: B008  # frozen
+    ) -> None:
         self.tp = tp
         self.scope = scope
         self.epoch = epoch
@@ -60,15 +71,24 @@ class Partition:
         self.errors: list[Mark] = []
         """Those of finished intents, for the ledger once a commit says so."""
         self.seals: list[Seal] = []
+        self.lineage = lineage
+        self.passed: dict[str, int] = {}
+        """By group, the message read last, where that was settled earlier: see `Fragment.after`."""
+        self.newest: Fingerprint | None = None
+        """Of the last message that was read."""
+        self._commits = 0
+        """Begun in this ownership."""
+        self._trail = Trail(lineage.fingerprints)
         self.joint_from = carried.joint_from
         self._separator = separator
         self._unread = {key: lane.open_from for key, lane in carried.lanes.items() if lane.open_from is not None}
         for key, lane in carried.lanes.items():
             self.intents += [
-                Intent(key, first, last, durable=True, old=True, collected={}) for first, last in lane.intents
+                Intent(key, first, last, durable=lineage.durable, old=True, collected={})
+                for first, last in lane.intents
             ]
         for joint in carried.joints:
-            intent = Intent(None, joint.first, joint.last, durable=True, old=True, collected={})
+            intent = Intent(None, joint.first, joint.last, durable=lineage.durable, old=True, collected={})
             intent.excluded.update(joint.excluded)
             self.intents.append(intent)
 
@@ -108,6 +128,25 @@ class Partition:
         watermark = self.watermark
         joint_from = None if self.joint_from is None else max(self.joint_from, watermark)
         return Carried(watermark, self.seen, lanes, joint_from, tuple(joints))
+
+    def unsettled(self) -> Iterator[Sequence[int]]:
+        """Offsets of all messages that were read and are not settled for a successor, and of some that are."""
+        for lane in self.lanes.values():
+            yield from _offsets(lane.buffer.fragments)
+            for part in lane.live:
+                yield from _offsets(part.fragments)
+        for intent in self.intents:
+            if intent.partly:
+                yield range(intent.first, intent.last + 1)
+            for buffer in (intent.collected or {}).values():
+                yield from _offsets(buffer.fragments)
+
+    def stamp(self) -> tuple[Stamp, Lineage]:
+        """The stamp of a commit that is begun now, and what it comes after, with the log's fingerprints up to here."""
+        self._commits += 1
+        if self.newest is not None:
+            self._trail.add(self.newest)
+        return Stamp(self.lineage.token, self._commits), replace(self.lineage, fingerprints=self._trail.dump())
 
     def _open_lanes(self) -> list[Lane]:
         return [lane for lane in self.lanes.values() if lane.buffer.fragments]
@@ -223,6 +262,10 @@ class Partition:
         lanes = self._open_lanes()
         fits = [(lane.buffer.last_within(limits), lane.buffer.fragments[-1].last) for lane in lanes]
         short = [within for within, end in fits if within < end]
+        first = min(lane.buffer.fragments[0].first for lane in lanes)
+        # What was settled earlier must not stand in the range: `Fragment.after`.
+        short += [f.after - 1 for lane in lanes for f in lane.buffer.fragments if f.after > first]
+        short += [max(end for _, end in fits)] if self.passed else []
         last = min(short, default=self.position - 1)
         lanes = [lane for lane in lanes if lane.buffer.fragments[0].first <= last]
         intent = Intent(None, min(lane.buffer.fragments[0].first for lane in lanes), last)
@@ -249,6 +292,7 @@ class Partition:
         self._remove(part)
         intent: Intent = part.intent
         intent.ids += _ids(part.fragments)
+        intent.partly = True
         if intent.key is None and intent.live and part.primary and not self._has_more(part):
             self._exclude(intent, lane_key(part.group))
         self._drop_finished()
@@ -324,6 +368,7 @@ class Partition:
             else:
                 piece.scope = derived_scope(piece.scope, part.first, part.last, one)
             parts.append(piece)
+        part.intent.partly = True
         self._remove(part)
         return parts
 
@@ -344,9 +389,15 @@ class Partition:
             parts[-1].primary = False
         later = {number for piece in pieces.values() for number in _ids(piece)}
         part.intent.ids += [number for number in _ids(part.fragments) if number not in later]
+        part.intent.partly = True
         self._remove(part)
         self._drop_finished()
         return parts
+
+
+def _offsets(fragments: Iterable[Fragment]) -> Iterator[Sequence[int]]:
+    for fragment in fragments:
+        yield from (fragment.offsets, fragment.unframeable)
 
 
 def _ids(fragments: Iterable[Fragment]) -> list[int]:

@@ -137,6 +137,9 @@ class Fragment:
     """When they were read, monotonic."""
     keys: bytes = b""
     """`KEY_BYTES` for each row, where a ledger tells duplicates."""
+    after: int = -1
+    """An offset of the group right before it that was settled earlier: a part with that in its range would come again
+    with it after a crash, so none spans it; -1 where there is none."""
 
     @property
     def first(self) -> int:

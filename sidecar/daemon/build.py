@@ -21,6 +21,7 @@ from sidecar.core.pipeline import Pipeline
 from sidecar.core.records import Columns, Message, TopicPartition
 from sidecar.sinks.base import Sink
 from sidecar.sinks.build import build_sink
+from sidecar.sources.kafka_columns import KafkaColumns, digest_of
 
 QUEUE_SHARE = 16
 """The client's queue gets a 16th of the budget; one call may hand over four times the queue (measured: 15 of 4 MiB)."""
@@ -100,10 +101,10 @@ def build(settings: Settings, columns: Columns) -> tuple[Pipeline, Sink]:
         StateError: Another process writes to the sink's file.
     """
     reading, sink = build_reading(settings, columns)
+    digest = digest_of if isinstance(columns, KafkaColumns) else None
     # A bitmap of ids has no files: here all kinds of ids are kept alike.
-    return Pipeline(
-        replace(reading, bitmap_ids=False), _batch_rules(settings), delivery_rules(settings, sink), random.random
-    ), sink
+    reading = replace(reading, bitmap_ids=False, digest=digest)
+    return Pipeline(reading, _batch_rules(settings), delivery_rules(settings, sink), random.random), sink
 
 
 def build_reading(settings: Settings, columns: Columns) -> tuple[Reading, Sink]:

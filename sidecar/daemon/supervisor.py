@@ -10,7 +10,6 @@ from typing import NamedTuple
 
 import structlog
 
-from sidecar.core.dedup import RotatingBitmap
 from sidecar.core.effects import Claim, Commit, CommitItem, Effect, Flow, Reload, Report, Send, Store
 from sidecar.core.pipeline import Pipeline
 from sidecar.core.records import Batch, Run, TopicPartition, group_label
@@ -21,7 +20,7 @@ from sidecar.daemon.ledgers import ClaimAnswered, LedgerDesk
 from sidecar.daemon.record import Record
 from sidecar.daemon.statewatch import StateWatch, tell_damages
 from sidecar.errors import SidecarError
-from sidecar.sources.base import Assignment, ReadPast, Source
+from sidecar.sources.base import Assignment, ReadPast, Settled, Source
 from sidecar.state.interface import PartitionSnapshot, State
 
 REVOKE_DRAIN_S = 3.0
@@ -245,15 +244,20 @@ class Supervisor:
 
     def _begin(self, one: Assignment, known: PartitionSnapshot | None) -> None:
         self._assignments[one.tp] = one
-        self.pipeline.assign(one.tp, one.scope, one.carried)
+        self.pipeline.assign(one.tp, one.scope, one.carried, one.lineage)
         self._load_positions(one, known)
+        if one.settled is not None and one.settled.incarnation != one.incarnation:
+            rows = self._rows()  # what the old incarnation's window tells stands nowhere else from now on
+            self._writer.wait(lambda: self._save(rows))
 
     def _load_positions(self, one: Assignment, known: PartitionSnapshot | None) -> None:
-        """What was settled in an earlier life of the same incarnation is seen already."""
-        if one.resumed and known is not None and (known.topic_id, known.incarnation) == (one.topic_id, one.incarnation):
-            window = self.pipeline.intake.positions.window(one.tp)
-            assert isinstance(window, RotatingBitmap)
-            window.load(known.bitmaps)
+        """What was settled in an earlier life is seen already; above the watermark a ledger tells it."""
+        settled = Settled(one.incarnation, one.carried.watermark)
+        if one.settled is not None and self.ledger is None:
+            settled = one.settled
+        same = known is not None and (known.topic_id, known.incarnation) == (one.topic_id, settled.incarnation)
+        if known is not None and same and one.resumed:
+            self.pipeline.intake.load(self.pipeline.partitions[one.tp], known.bitmaps, settled.below)
 
     def handing_over(self, tps: Collection[TopicPartition]) -> bool:
         """These partitions, all of them, will be revoked soon: read no more of them, and settle what was read."""
@@ -333,15 +337,13 @@ class Supervisor:
             self._writer.do(lambda: self._inbox.put(_Snapped(self._save(rows))))
 
     def _rows(self) -> list[PartitionSnapshot]:
-        """Only what is durably settled: what is in flight is new again after a crash."""
+        """Only what is settled: what is in flight is new again after a crash."""
         rows = []
         for tp, one in self._assignments.items():
-            at = self.pipeline.partitions[tp].committed
-            window = self.pipeline.intake.positions.window(tp)
-            assert isinstance(window, RotatingBitmap)
-            rows.append(
-                PartitionSnapshot(tp, one.topic_id, one.incarnation, at, one.carried.watermark, window.dump(at))
-            )
+            partition = self.pipeline.partitions[tp]
+            bitmaps = self.pipeline.intake.dump(partition)
+            mark, floor = partition.committed, one.carried.watermark
+            rows.append(PartitionSnapshot(tp, one.topic_id, one.incarnation, mark, floor, bitmaps))
         return rows
 
     def _save(self, rows: list[PartitionSnapshot]) -> str:

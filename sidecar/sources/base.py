@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 from sidecar.core.carried import Carried
 from sidecar.core.effects import CommitItem
+from sidecar.core.lineage import Lineage
 from sidecar.core.records import Columns, Details, Header, Run, TopicPartition
 
 Tell = Callable[[str, str, Mapping[str, object]], None]
@@ -24,6 +25,13 @@ class ReadPast(NamedTuple):
     position: int
 
 
+class Settled(NamedTuple):
+    """The window of an incarnation tells what is settled below an offset."""
+
+    incarnation: int
+    below: int
+
+
 @dataclass(frozen=True, slots=True)
 class Assignment:
     """A partition that is ours from now on, and where to go on.
@@ -36,6 +44,8 @@ class Assignment:
         incarnation: Drawn when nothing of ours was committed.
         resumed: Whether it goes on from a predecessor's state, so that message ids known of it still tell duplicates.
         read_from: The first offset that can be read, at or above the watermark.
+        lineage: From which commits it goes on.
+        settled: What the state folder's window tells beyond the watermark, if it counts.
     """
 
     tp: TopicPartition
@@ -45,6 +55,8 @@ class Assignment:
     incarnation: int
     resumed: bool
     read_from: int
+    lineage: Lineage = field(default_factory=Lineage)
+    settled: Settled | None = None
 
 
 class Original(NamedTuple):

@@ -26,8 +26,10 @@ from sidecar.sources.kafka_ends import Ends
 from sidecar.sources.kafka_errors import forbidden, is_credentials, is_forbidden, text_of
 from sidecar.sources.kafka_fetch import Fetcher
 from sidecar.sources.kafka_group import evict_predecessors, members_called
+from sidecar.sources.kafka_memory import Memories
 from sidecar.sources.kafka_offsets import Offsets
 from sidecar.sources.kafka_reach import await_topics
+from sidecar.sources.kafka_recall import Recall
 from sidecar.sources.kafka_start import Found, Starts
 from sidecar.sources.kafka_topics import TopicIds, is_mock
 from sidecar.state.interface import State
@@ -98,7 +100,6 @@ class KafkaSource:
         self._consumer = ck.Consumer(
             self._config | {"error_cb": self._safely(self._on_error), "on_commit": self._safely(self._on_commit)}
         )
-        self._commits = Commits(self._consumer, listener, self._rules, self._identities)
         try:
             self.cluster_id = await_topics(
                 self._consumer, self._settings, lambda: self._refusal, self._problems, listener.waiting
@@ -110,6 +111,8 @@ class KafkaSource:
         self._topic_ids = TopicIds(self._admin, self.cluster_id)
         self._ends = Ends(self._admin, str(self._config["isolation.level"]))
         self._state.bind(self.cluster_id, self._settings.group_id)
+        self._memories = Memories(self._state, listener.event)
+        self._commits = Commits(self._consumer, listener, self._rules, self._identities, self._memories)
         self._evict_predecessors()
         self._starts = Starts(
             Offsets(self._consumer),
@@ -118,6 +121,7 @@ class KafkaSource:
             self.cluster_id,
             self._rules,
             self._state.load_partitions().get,
+            Recall(self._memories, self._rules, self._fetcher.digest, listener.event),
             listener.event,
         )
         self._consumer.subscribe(
@@ -389,6 +393,7 @@ class KafkaSource:
         """Leave the group and disconnect; what is assigned is revoked first."""
         with contextlib.suppress(RuntimeError):
             self._consumer.close()
+        self._memories.close()
         self._fetcher.close()
         if self._failure is not None:
             raise self._failure

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from itertools import pairwise, repeat
 from typing import Any
 
+import xxhash
 from confluent_kafka import TIMESTAMP_NOT_AVAILABLE, Message
 
 from sidecar.core.records import Header, Run, TopicPartition
@@ -60,6 +61,18 @@ def headers_of(message: Message) -> Sequence[Header] | None:
         headers = [pair if len(gc.get_referents(pair)) == 2 else (_NO_NAME, pair[1]) for pair in headers]
         message.set_headers(headers)
     return headers  # type: ignore[no-any-return]
+
+
+def digest_of(message: Message) -> int:
+    """64 bits over leader epoch, timestamp, key, headers and value: no other message at its offset has the same."""
+    whole = xxhash.xxh3_64()
+    parts = [message.key(), message.value()]
+    for name, value in headers_of(message) or ():
+        parts += [name.encode("utf-8", "surrogateescape"), value]
+    whole.update(repr((message.leader_epoch(), message.timestamp(), [part and len(part) for part in parts])).encode())
+    for part in parts:
+        whole.update(part or b"")
+    return whole.intdigest()
 
 
 def runs_of(messages: list[Message], *, one_topic: bool = False) -> list[Run]:

@@ -11,7 +11,7 @@ import confluent_kafka as ck
 from sidecar.core.records import TopicPartition
 from sidecar.errors import UnavailableError
 from sidecar.sources.base import Original
-from sidecar.sources.kafka_columns import KafkaColumns, headers_of
+from sidecar.sources.kafka_columns import KafkaColumns, digest_of, headers_of
 
 TIMEOUT_S = 5.0
 _GONE = {
@@ -46,6 +46,18 @@ class Fetcher:
         Raises:
             UnavailableError: The broker does not give it within 5 s.
         """
+        message = self._message(tp, offset)
+        if message is None:
+            return None
+        (at_ms,) = _COLUMNS.timestamps([message])
+        return Original(message.key(), message.value(), headers_of(message) or [], at_ms)
+
+    def digest(self, tp: TopicPartition, offset: int) -> int | None:
+        """What tells the message there from any other, None when it is gone; raises as `fetch` does."""
+        message = self._message(tp, offset)
+        return None if message is None else digest_of(message)
+
+    def _message(self, tp: TopicPartition, offset: int) -> ck.Message | None:
         with self._busy:
             if self._client is None:
                 self._client = ck.Consumer(self._config)
@@ -57,7 +69,7 @@ class Fetcher:
             finally:
                 self._client.unassign()
 
-    def _await(self, client: ck.Consumer, tp: TopicPartition, offset: int) -> Original | None:
+    def _await(self, client: ck.Consumer, tp: TopicPartition, offset: int) -> ck.Message | None:
         deadline = time.monotonic() + TIMEOUT_S
         while (left := deadline - time.monotonic()) > 0:
             message = client.poll(left)
@@ -66,10 +78,7 @@ class Fetcher:
             error = message.error()
             if error is not None and error.code() not in _GONE:
                 raise _unavailable(tp, offset, error.str())
-            if error is not None or message.offset() != offset:
-                return None
-            (at_ms,) = _COLUMNS.timestamps([message])
-            return Original(message.key(), message.value(), headers_of(message) or [], at_ms)
+            return None if error is not None or message.offset() != offset else message
         raise _unavailable(tp, offset, f"no answer within {TIMEOUT_S:g} s")
 
     def close(self) -> None:

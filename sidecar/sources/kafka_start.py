@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import secrets
-import time
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from confluent_kafka import KafkaError, KafkaException
 
 from sidecar.config.source import KafkaSource as KafkaSettings
 from sidecar.core.carried import Carried
+from sidecar.core.lineage import TOKEN_BITS, Basis, Committed, Lineage, Recalled, inherited
 from sidecar.core.records import TopicPartition
-from sidecar.sources.base import Assignment, Tell
+from sidecar.sources.base import Assignment, Settled, Tell
+from sidecar.sources.kafka_memory import Found as Memory
 from sidecar.sources.kafka_offsets import Bounds, Offsets
+from sidecar.sources.kafka_recall import Recall
 from sidecar.sources.kafka_topics import TopicIds
 from sidecar.state.interface import PartitionSnapshot
-from sidecar.state.offset_map import Decoded, Identity, Origin, decode
-
-TRUNCATION_PATIENCE_S = 2.0
-"""A new leader may tell an old high watermark for a moment."""
-
+from sidecar.state.offset_map import Identity, Origin, decode
 
 _REASONS = {
     Origin.NONE: "the offset was set by an operator or another program",
@@ -46,6 +45,7 @@ class Starts:
         cluster_id: The cluster, as it tells.
         rules: 4 bytes, a hash of what decides where a message goes.
         known: What the state file knows of a partition.
+        recall: Decides between broker and state folder.
         tell: Writes a log event.
     """
 
@@ -57,6 +57,7 @@ class Starts:
         cluster_id: str,
         rules: bytes,
         known: Callable[[TopicPartition], PartitionSnapshot | None],
+        recall: Recall,
         tell: Tell,
     ) -> None:
         self._offsets = offsets
@@ -65,12 +66,12 @@ class Starts:
         self._cluster_id = cluster_id
         self._rules = rules
         self._known = known
+        self._recall = recall
         self._tell = tell
         self._topic_ids: dict[TopicPartition, str] = {}
         """Under which this process had a partition before."""
         self._of_new_group: set[TopicPartition] = set()
         """Asked for when nothing was committed yet: what others of them commit meanwhile does not change that."""
-        self._short_since_s: dict[TopicPartition, float] = {}
         self._asked: Sequence[TopicPartition] = ()
         self._group_is_new: bool | None = None
         """Asked at most once for all partitions of one question."""
@@ -110,8 +111,7 @@ class Starts:
     def forget(self, tps: Collection[TopicPartition]) -> None:
         """What was met while these were asked for in vain matters no more."""
         self._of_new_group.difference_update(tps)
-        for tp in tps:
-            self._short_since_s.pop(tp, None)
+        self._recall.forget(tps)
 
     def _recreated(self, tp: TopicPartition, topic_id: str) -> bool:
         snapshot = self._known(tp)
@@ -123,7 +123,7 @@ class Starts:
         fields = {"topic": tp.topic, "partition": tp.partition, "committed": offset, "log_start": low, "log_end": high}
         recreated = self._recreated(tp, topic_id)
         if offset < 0 and not recreated:
-            return self._without_commit(tp, topic_id, low, high)
+            return self._without_commit(tp, topic_id, bounds)
         known = Identity(self._cluster_id, self._settings.group_id, topic_id, 0)
         told = decode(metadata, offset, known, self._rules)
         if told.origin is Origin.OTHER_TOPIC or (recreated and told.origin is not Origin.OURS):
@@ -132,27 +132,48 @@ class Starts:
         if told.origin is not Origin.OURS or told.carried is None:
             self._tell("partition.reset", "warning", fields | {"reason": _REASONS[told.origin], "action": "new window"})
             return self._fresh(tp, self._within(tp, offset, low, high), topic_id)
-        if told.carried.seen > high:
-            self._be_sure(tp, told.carried.seen, high)
-            self._tell("partition.truncated", "error", fields | {"seen": told.carried.seen})
-            return self._fresh(tp, min(offset, high), topic_id)
-        if low > offset:
-            expired = low - offset
-            self._tell(
-                "offset.expired", "error", fields | {"expired": expired, "action": "going on at the log's start"}
-            )
-        return self._resumed(tp, told, topic_id, low)
+        found = Committed(told.carried, told.stamp, told.parent)
+        known = replace(known, incarnation=told.incarnation)
+        return self._resumed(tp, known, found, *self._recall.recall(tp, found, known, bounds), bounds)
 
     def _fresh(self, tp: TopicPartition, offset: int, topic_id: str, *, resumed: bool = False) -> Assignment:
-        incarnation = secrets.randbits(64)
+        incarnation, lineage = secrets.randbits(64), Lineage(secrets.randbits(TOKEN_BITS))
         scope = Identity(self._cluster_id, self._settings.group_id, topic_id, incarnation).scope
-        return Assignment(tp, scope, Carried(offset, offset), topic_id, incarnation, resumed, read_from=offset)
+        return Assignment(tp, scope, Carried(offset, offset), topic_id, incarnation, resumed, offset, lineage)
 
-    def _resumed(self, tp: TopicPartition, told: Decoded, topic_id: str, low: int) -> Assignment:
-        assert told.carried is not None
-        scope = Identity(self._cluster_id, self._settings.group_id, topic_id, told.incarnation).scope
-        read_from = max(told.carried.watermark, low)
-        return Assignment(tp, scope, told.carried, topic_id, told.incarnation, resumed=True, read_from=read_from)
+    def _resumed(
+        self,
+        tp: TopicPartition,
+        before: Identity,
+        found: Committed | None,
+        recalled: Recalled,
+        memory: Memory | None,
+        bounds: Bounds,
+    ) -> Assignment:
+        carried, below = recalled.carried, recalled.settled_below
+        mine = before
+        if recalled.fresh:
+            start = min(max(carried.watermark, bounds.low), bounds.high)
+            carried, mine = Carried(start, start), replace(before, incarnation=secrets.randbits(64))
+        elif bounds.low > carried.watermark:
+            self._tell_expired(tp, carried.watermark, bounds)
+        state = memory.state if memory is not None else None
+        lineage = Lineage(
+            secrets.randbits(TOKEN_BITS),
+            found.stamp if found is not None else None,
+            inherited(found, state),
+            tuple(mark for mark in state.fingerprints if mark.offset < below) if state is not None else (),
+            durable=recalled.whose is Basis.BROKER,
+        )
+        read_from, settled = max(carried.watermark, bounds.low), Settled(before.incarnation, below)
+        return Assignment(
+            tp, mine.scope, carried, mine.topic_id, mine.incarnation, True, read_from, lineage, settled  # noqa: FBT003
+        )  # fmt: skip
+
+    def _tell_expired(self, tp: TopicPartition, offset: int, bounds: Bounds) -> None:
+        fields = tp.fields() | {"committed": offset, "log_start": bounds.low, "log_end": bounds.high}
+        action = "going on at the log's start"
+        self._tell("offset.expired", "error", fields | {"expired": bounds.low - offset, "action": action})
 
     def _within(self, tp: TopicPartition, offset: int, low: int, high: int) -> int:
         if low <= offset <= high:
@@ -161,9 +182,15 @@ class Starts:
         self._tell("offset.expired" if offset < low else "partition.truncated", "error", fields)
         return min(max(offset, low), high)
 
-    def _without_commit(self, tp: TopicPartition, topic_id: str, low: int, high: int) -> Assignment:
+    def _without_commit(self, tp: TopicPartition, topic_id: str, bounds: Bounds) -> Assignment:
+        low, high = bounds
+        known = Identity(self._cluster_id, self._settings.group_id, topic_id, 0)
+        memory = self._recall.remembers(tp, known)
+        if memory is not None:
+            known = replace(known, incarnation=memory.incarnation)
+            return self._resumed(tp, known, None, *self._recall.recall(tp, None, known, bounds), bounds)
         snapshot = self._known(tp)
-        if snapshot is not None and topic_id and snapshot.topic_id == topic_id:
+        if snapshot is not None and topic_id and snapshot.topic_id == topic_id:  # of a version without memories
             at = min(max(snapshot.watermark, low), high)
             fields = {"topic": tp.topic, "partition": tp.partition, "offset": at}
             self._tell("commit.expired", "warning", fields | {"action": "going on from the state folder"})
@@ -187,10 +214,3 @@ class Starts:
             self._group_is_new = self._offsets.nothing_committed(self._settings.topics)
             self._of_new_group.update(self._asked if self._group_is_new else ())
         return self._group_is_new
-
-    def _be_sure(self, tp: TopicPartition, seen: int, high: int) -> None:
-        """Asked again for 2 s, before a log counts as truncated."""
-        since_s = self._short_since_s.setdefault(tp, time.monotonic())
-        if time.monotonic() - since_s < TRUNCATION_PATIENCE_S:
-            text = f"the log ends at {high}, {seen} was read before"
-            raise KafkaException(KafkaError(KafkaError.OFFSET_NOT_AVAILABLE, text))

@@ -170,12 +170,17 @@ class Database:
         return ", ".join(path.name for path in kept[:-DAMAGED_KEPT_MAX])
 
     @contextmanager
-    def transaction(self) -> Iterator[sqlite3.Connection]:
-        """All that is done inside is durable afterwards, under the file's name; else `StateError` is raised."""
+    def transaction(self, *, durable: bool = True) -> Iterator[sqlite3.Connection]:
+        """All that is done inside is durable afterwards, under the file's name; else `StateError` is raised.
+
+        Args:
+            durable: Whether it outlives a loss of power for certain; else the next transaction that is makes it so.
+        """
         with self._lock:
             self._reopen()
             self.check_in_place()
             try:
+                self._writer.execute(f"PRAGMA synchronous={'FULL' if durable else 'NORMAL'}")
                 self._writer.execute("BEGIN IMMEDIATE")
                 yield self._writer
                 self._writer.execute("COMMIT")

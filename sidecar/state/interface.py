@@ -144,10 +144,10 @@ class State(Protocol):
         """All sound snapshots; damaged ones are dropped and reported by `take_damages`."""
         ...
 
-    def save_progress(self, rows: Mapping[TopicPartition, str]) -> None:
-        """Replace how far these queues are, in one transaction; for brokers whose commits have no metadata.
+    def save_progress(self, rows: Mapping[TopicPartition, str], *, durable: bool = True) -> None:
+        """Replace how far these partitions are, in one transaction.
 
-        An empty text drops what was there.
+        An empty text drops what was there. What is not durable outlives the process, and not always a loss of power.
         """
         ...
 

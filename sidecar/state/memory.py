@@ -94,7 +94,7 @@ class MemoryState:
         """See `State.load_partitions`."""
         return dict(self._partitions)
 
-    def save_progress(self, rows: Mapping[TopicPartition, str]) -> None:
+    def save_progress(self, rows: Mapping[TopicPartition, str], *, durable: bool = True) -> None:  # noqa: ARG002
         """See `State.save_progress`."""
         self._check_writable()
         self._progress.update(rows)

@@ -1,7 +1,8 @@
 """The commit metadata: a partition's carried state as text of at most 4096 characters. Bytes in and out, no broker.
 
 Wire form, base64: magic, version, CRC-32 of the rest, incarnation (8 bytes), hashes of group, topic id and rules
-(4 bytes each), then varints.
+(4 bytes each), then varints. Behind them, where versions that know less stop reading: the commit's stamp and its
+predecessor's.
 Whatever does not check is not ours and is ignored, never an error: other tools copy metadata beside translated offsets.
 """
 
@@ -18,11 +19,13 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from sidecar.core.carried import Carried, CarriedJoint, CarriedLane
+from sidecar.core.lineage import TOKEN_BITS, Stamp
 
 METADATA_MAX_CHARACTERS = 4096
 """The default of a broker's ``offset.metadata.max.bytes``."""
 MAGIC, VERSION = 0xB5, 1
 _HEAD = struct.Struct(">BBI")
+_NO_STAMP = Stamp(0, 0)
 _IDENTITY = struct.Struct(">Q4s4s4s")
 
 
@@ -77,15 +80,21 @@ class Decoded(NamedTuple):
     origin: Origin
     incarnation: int = 0
     carried: Carried | None = None
+    stamp: Stamp | None = None
+    parent: Stamp | None = None
 
 
-def encode(identity: Identity, rules: bytes, carried: Carried) -> str:
+def encode(
+    identity: Identity, rules: bytes, carried: Carried, stamp: Stamp | None = None, parent: Stamp | None = None
+) -> str:
     """The metadata for a commit of `carried.watermark`.
 
     Args:
         identity: To what it belongs.
         rules: 4 bytes, a hash of what decides where a message goes.
         carried: The state.
+        stamp: The commit's own.
+        parent: Of the commit that its ownership began from.
 
     Raises:
         ValueError: It does not fit; the core's bounds rule that out.
@@ -105,6 +114,10 @@ def encode(identity: Identity, rules: bytes, carried: Carried) -> str:
         for first, last in lane.intents:
             _put(out, first - at, last - first)
             at = last
+    if stamp is not None:
+        for one in (stamp, parent or _NO_STAMP):
+            out += one.token.to_bytes(TOKEN_BITS // 8, "big")
+            _put(out, one.number)
     text = base64.b64encode(_HEAD.pack(MAGIC, VERSION, zlib.crc32(out)) + out).decode()
     if len(text) > METADATA_MAX_CHARACTERS:
         raise ValueError(f"{len(text)} characters of metadata, {METADATA_MAX_CHARACTERS} fit")
@@ -129,7 +142,9 @@ def decode(text: str | None, offset: int, known: Identity, rules: bytes) -> Deco
         if (magic, version) != (MAGIC, VERSION) or zlib.crc32(body) != crc:
             return Decoded(Origin.FOREIGN)
         incarnation, group, topic, their_rules = _IDENTITY.unpack_from(body)
-        carried = _read(body[_IDENTITY.size :])
+        reader = _Reader(body[_IDENTITY.size :])
+        carried = _read(reader)
+        stamp, parent = reader.stamp(), reader.stamp()
     except (binascii.Error, ValueError, struct.error, IndexError):
         return Decoded(Origin.FOREIGN)
     if group != _hash(known.cluster_id, known.group_id) or carried.watermark != offset:
@@ -138,7 +153,7 @@ def decode(text: str | None, offset: int, known: Identity, rules: bytes) -> Deco
         return Decoded(Origin.OTHER_TOPIC)
     if their_rules != rules:
         return Decoded(Origin.OTHER_RULES)
-    return Decoded(Origin.OURS, incarnation, carried)
+    return Decoded(Origin.OURS, incarnation, carried, stamp, parent)
 
 
 def _put(out: bytearray, *numbers: int) -> None:
@@ -164,14 +179,23 @@ class _Reader:
                 return number
             shift += 7
 
+    def stamp(self) -> Stamp | None:
+        """None where there is none, or where an earlier version has written the rest."""
+        if self._at == len(self._raw):
+            return None
+        size = TOKEN_BITS // 8
+        token = int.from_bytes(self._raw[self._at : self._at + size], "big")
+        self._at += size
+        found = Stamp(token, self.number())
+        return None if found == _NO_STAMP else found
+
     def keys(self, count: int) -> Iterator[int]:
         for _ in range(count):
             yield int.from_bytes(self._raw[self._at : self._at + 6], "big")
             self._at += 6
 
 
-def _read(raw: bytes) -> Carried:
-    reader = _Reader(raw)
+def _read(reader: _Reader) -> Carried:
     base, ahead, joint, joints, lanes = (reader.number() for _ in range(5))
     found_joints = []
     for _ in range(joints):

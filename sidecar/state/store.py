@@ -135,11 +135,11 @@ class Store:
                     self._damages.append(Damage("partition", f"{tp.topic}:{tp.queue}", "checksum", "dropped"))
         return found
 
-    def save_progress(self, rows: Mapping[TopicPartition, str]) -> None:
+    def save_progress(self, rows: Mapping[TopicPartition, str], *, durable: bool = True) -> None:
         """See `State.save_progress`."""
         values = [(*tp, text, checksum(*tp, text)) for tp, text in rows.items() if text]
         dropped = [tp for tp, text in rows.items() if not text]
-        with self._database.transaction() as connection:
+        with self._database.transaction(durable=durable) as connection:
             connection.executemany("INSERT OR REPLACE INTO progress VALUES (?, ?, ?, ?, ?)", values)
             connection.executemany("DELETE FROM progress WHERE topic = ? AND partition = ? AND broker = ?", dropped)
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from sidecar.core.carried import Carried
 from sidecar.core.claims import State, place_of
+from sidecar.core.effects import CommitItem
+from sidecar.core.lineage import Committed, Stamp
 from sidecar.ledger.memory import MemoryLedger
 from sidecar.state.offset_map import Identity, decode, encode
 from tests.simulation.plan import TPS, Log, Plan, Row, key_of
@@ -49,29 +51,52 @@ class Life:
     ledger: MemoryLedger | None = None
     arrived: dict[bytes, tuple[int, int]] = field(default_factory=dict)
     """Of all partitions, by key, the partition and offset that the receiver has; where there is a ledger."""
-    committed: Carried = field(init=False)
+    history: list[Committed] = field(default_factory=list)
+    """What is committed, and was before."""
+    newest: Stamp | None = None
+    """Of the newest commit of all, forgotten ones too."""
+    rewound: bool = False
+    """Whether commits were ever forgotten: who does not remember them may send again what they settled."""
     _text: str | None = None
     _intents: set[tuple[int | None, int, int]] = field(default_factory=set)
     _checked: int = 0
 
     def __post_init__(self) -> None:
-        self.committed = Carried(self.start, self.start)
+        self.history = self.history or [Committed(Carried(self.start, self.start))]
 
-    def carried(self) -> Carried:
-        """What a new owner gets."""
-        carried = self.committed
-        self.inherited.update(range(carried.watermark, carried.seen))
+    @property
+    def committed(self) -> Carried:
+        """The committed state."""
+        return self.history[-1].carried
+
+    def rewind(self, to: int) -> None:
+        """Forget all commits but the first `to`."""
+        del self.history[to:]
+        self._text = None
+        self.rewound = True
+
+    def found(self) -> Committed:
+        """What is committed."""
+        return self.history[-1]
+
+    def check_codec(self) -> None:
+        """What a new owner gets is what was committed."""
+        found = self.found()
+        self.inherited.update(range(found.carried.watermark, found.carried.seen))
         if self._text is not None:
-            found = decode(self._text, carried.watermark, self.identity, RULES)
-            if found.carried != carried or found.incarnation != self.identity.incarnation:
-                raise BrokenPromiseError("codec", f"{carried} came back as {found}")
-        return carried
+            told = decode(self._text, found.carried.watermark, self.identity, RULES)
+            same = (told.carried, told.stamp, told.parent) == (found.carried, found.stamp, found.parent)
+            if not same or told.incarnation != self.identity.incarnation:
+                raise BrokenPromiseError("codec", f"{found} came back as {told}")
 
-    def commit(self, carried: Carried, *, codec: bool) -> None:
+    def commit(self, item: CommitItem, *, codec: bool) -> None:
         """A member's commit arrives."""
+        assert item.lineage is not None
+        carried = item.carried
         if codec:
-            self._text = encode(self.identity, RULES, carried)
-        self.committed = carried
+            self._text = encode(self.identity, RULES, carried, item.stamp, item.lineage.parent)
+        self.history.append(Committed(carried, item.stamp, item.lineage.parent))
+        self.newest = item.stamp
         for key, lane in carried.lanes.items():
             self._intents.update([(key, first, last) for first, last in lane.intents])
         for joint in carried.joints:
@@ -155,6 +180,26 @@ class Broker:
         """The topic is deleted and made again, with `length` messages only."""
         topic = self.lives[number].identity.topic_id + "'"
         self._begin(number, log, topic, 0, set(range(length, len(log.messages))))
+
+    def refill(self, life: Life, log: Log, at: int) -> None:
+        """The log has lost its end and got other messages there; the broker knows nothing of that."""
+        self._succeed(life, log, life.identity, at, life.history)
+
+    def renew(self, life: Life, carried: Carried) -> Life:
+        """A member noticed that, and draws another incarnation."""
+        identity = replace(life.identity, incarnation=life.identity.incarnation + 1)
+        fresh = self._succeed(life, life.log, identity, len(life.log.messages), [Committed(carried)])
+        fresh.start = min(life.start, carried.watermark)  # where no message is as remembered, all are delivered
+        return fresh
+
+    def _succeed(self, old: Life, log: Log, identity: Identity, at: int, history: list[Committed]) -> Life:
+        """The same messages below `at`, and what became of them."""
+        life = Life(old.number, log, identity, identity.scope, old.start, {o for o in old.gone if o < at})
+        for name in ("stored", "letters", "given_up", "doubtful"):
+            getattr(life, name).update(o for o in getattr(old, name) if o < at)
+        life.history, life.rewound = history, True
+        self.lives[old.number] = self._all[old.number, life.scope] = life
+        return life
 
     def _begin(self, number: int, log: Log, topic: str, start: int, gone: set[int]) -> None:
         identity = Identity("cluster", "group", topic, self.lives[number].identity.incarnation + 1)

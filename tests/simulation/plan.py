@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import zlib
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -62,6 +63,28 @@ def make_log(number: int, length: int, groups: int, *, ids: bool, odd: bool) -> 
             if number_of is not None:
                 twins.setdefault(number_of, []).append(offset)
     return Log(messages, frozenset(wanted), frozenset(poison), frozenset(strange), twins)
+
+
+def refilled(log: Log, at: int, number: int, groups: int, *, odd: bool) -> Log:
+    """The same log up to an offset, and other messages from there on; `number` must be a new one."""
+    other = make_log(number % 40, len(log.messages), groups, ids=False, odd=odd)
+    fresh: list[Row] = [(o, tag, number, value) for o, tag, _, value in other.messages[at:]]
+
+    def joined(ours: frozenset[int], theirs: frozenset[int]) -> frozenset[int]:
+        return frozenset(o for o in ours if o < at) | frozenset(o for o in theirs if o >= at)
+
+    return Log(
+        log.messages[:at] + fresh,
+        joined(log.wanted, other.wanted),
+        joined(log.poison, other.poison),
+        joined(log.odd, other.odd),
+        {},
+    )
+
+
+def digest_of(row: Row) -> int:
+    """What tells a row from any other at its offset."""
+    return zlib.crc32(repr(row).encode())
 
 
 class Columns:
@@ -152,10 +175,17 @@ class Plan:
     """How likely an event is a reset of a partition's offset, or a topic made again."""
     claim_ms: int = 0
     """How long a claim in the ledger holds; 0 without a ledger."""
+    rewinds: float = 0.0
+    """How likely an event is that the broker forgets its newest commits, and at times the end of a log with them."""
     reading: Reading = field(init=False)
 
     def __post_init__(self) -> None:
         self.reading = READINGS[self.groups, self.ids]
+
+    def rewind(self) -> None:
+        """Let the broker forget commits."""
+        self.rewinds = 0.02
+        self.reading = replace(self.reading, digest=digest_of)
 
     @property
     def gives_up(self) -> bool:
@@ -181,6 +211,8 @@ def make_plan(seed: int, *, newer: bool = True, ledger: bool = False) -> Plan:
         plan.resets = r.choice((0.0, 0.0, 0.0, 0.02))
         attempts, failing_ms = r.choice(((None, None),) * 4 + ((3, None), (5, None), (None, 200), (None, 1000)))
         plan.rules = replace(plan.rules, give_up_attempts=attempts, give_up_ms=failing_ms)
+        if seed % 4 == 1 and not ledger:
+            plan.rewind()
     return _with_ledger(plan) if ledger else plan
 
 

@@ -13,6 +13,7 @@ from sidecar.core.records import Answer, Attempt, DeadLetter, Part, Run, TopicPa
 from sidecar.ledger.interface import LedgerError
 from sidecar.ledger.memory import MemoryLedger
 from tests.simulation.broker import BrokenPromiseError, Broker, Life
+from tests.simulation.folder import Folder
 from tests.simulation.plan import MANY_GROUPS, TPS, Plan
 from tests.simulation.receiver import HALT, Receiver, Request
 
@@ -49,6 +50,7 @@ class Process:
         self._chance = chance
         self._steps = 0
         self.journal: dict[Life, list[int]] = {}
+        self.folder = Folder()
         self.alive = False
         self.member = False
         """Whether the broker counts it in; if not while it is alive, it is a zombie."""
@@ -80,6 +82,8 @@ class Process:
     def die(self) -> list[Request]:
         """The process is gone; what it was sending may arrive or not."""
         self._tear_journal()
+        if self._plan.rewinds and self._chance() < 0.1:
+            self.folder.lose(1 + int(self._chance() * 4))
         self.alive = self.member = False
         self.positions = {}
         requests, self.sends = list(self.sends.values()), {}
@@ -105,14 +109,31 @@ class Process:
     # Ownership
 
     def take(self, number: int) -> None:
-        """The partition is assigned."""
-        life = self.lives[number] = self._broker.lives[number]
-        carried = life.carried()
+        """The partition is assigned; it goes on from what the broker has, and from what its own folder remembers."""
+        before = life = self._broker.lives[number]
+        life.check_codec()
+        recalled, lineage = self.folder.recall(life, self._plan.length)
+        if recalled.fresh:
+            life = self._broker.renew(life, recalled.carried)
+        if before.rewound:
+            self.folder.doubt(before, life, recalled)
+        self.lives[number] = life
         if self._plan.ids:
             self.pipeline.intake.ids.reconstruct(TPS[number], self.journal.get(life, ()))
-        self.pipeline.assign(TPS[number], life.scope, carried)
-        self.positions[number] = carried.watermark
+        self.pipeline.assign(TPS[number], life.scope, recalled.carried, lineage)
+        if self._ledger is None:
+            self.folder.load(before, self.pipeline, recalled.settled_below)
+        self.positions[number] = recalled.carried.watermark
         self.paused -= {TPS[number]}
+        if recalled.fresh:
+            self.snapshot()
+
+    def snapshot(self) -> None:
+        """The windows are written."""
+        for number in self.positions:
+            partition = self.pipeline.partitions.get(TPS[number])
+            if partition is not None:
+                self.folder.snapshot(self.lives[number], self.pipeline.intake.dump(partition))
 
     def lose(self) -> None:
         """It learns that all its partitions went to others, and joins again."""
@@ -137,6 +158,7 @@ class Process:
         ok = self._write_journal(items) and self._chance() < 0.8
         if ok:
             self._apply(items)
+            self._keep(items)
         self.pipeline.committed({item.tp: ok for item in items}, self.now_ms)
         self.pipeline.forget(tps)
         self.positions = {}
@@ -227,16 +249,17 @@ class Process:
         batch, plan = request.batch, self._plan
         if batch.count != request.count:
             raise BrokenPromiseError("count", f"{batch.count} messages announced, {request.count} sent")
+        rewound = any(life.rewound for _, _, life, _ in request.parts)
         limits = plan.batching.limits
         # By ids a successor may keep what its predecessor dropped; and many groups at once are cut wholly.
         if (
-            not (plan.ids and batch.attempt > 1)
+            not ((plan.ids or rewound) and batch.attempt > 1)
             and plan.groups < MANY_GROUPS
             and (request.count > limits.max_messages or (batch.nbytes > limits.max_bytes and request.count > 1))
         ):
             raise BrokenPromiseError("limits", f"{request.count} rows, {batch.nbytes} bytes")
         names = [(group, name) for group, name, _, _ in request.parts]
-        if self.member and batch.attempt == 1 and not self._sent.isdisjoint(names):
+        if self.member and batch.attempt == 1 and not self._sent.isdisjoint(names) and not rewound:
             raise BrokenPromiseError("attempt", f"{names} were sent before")
         self._sent.update(names)
         if self.member:
@@ -275,7 +298,8 @@ class Process:
             known = reached and self._chance() >= lost
             self.acknowledged = {item.tp: known for item in self.commit}
         else:
-            results, self.acknowledged, self.commit = self.acknowledged, None, None
+            results, self.acknowledged, items, self.commit = self.acknowledged, None, self.commit, None
+            self._keep([item for item in items if results.get(item.tp)])
             self.pipeline.committed(results, self.now_ms)
 
     def _write_journal_once(self) -> bool:
@@ -327,7 +351,11 @@ class Process:
 
     def _apply(self, items: list[CommitItem]) -> None:
         for item in items:
-            self._life(item).commit(item.carried, codec=self._plan.codec)
+            self._life(item).commit(item, codec=self._plan.codec)
+
+    def _keep(self, items: list[CommitItem]) -> None:
+        for item in items:
+            self.folder.keep(self._life(item), item)
 
     def advance_store(self, token: int, *, lost: float) -> None:
         """Dead letters are stored, or not."""

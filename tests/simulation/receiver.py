@@ -96,7 +96,7 @@ class Receiver:
         owner, before = self._names.setdefault((group, name), (life, offsets))
         if before != offsets or owner is not life:
             differ = (set(before) ^ set(offsets)) - life.gone
-            if self._plan.ids:
+            if self._plan.ids or life.rewound:
                 differ = {offset for offset in differ if not life.settled(offset)}
                 life.doubtful.update(before, offsets)
             if self._plan.claim_ms:

@@ -7,7 +7,7 @@ import random
 from sidecar.core.records import Answer
 from sidecar.ledger.memory import MemoryLedger
 from tests.simulation.broker import BrokenPromiseError, Broker
-from tests.simulation.plan import TPS, Plan, make_log, make_plan
+from tests.simulation.plan import TPS, Plan, make_log, make_plan, refilled
 from tests.simulation.process import Process
 from tests.simulation.receiver import HALT, TIMEOUT, UNAVAILABLE, Receiver, Request
 
@@ -40,6 +40,7 @@ class World:
         self.outage: Answer | None = None
         self.faulty = True
         self.steps = 0
+        self._refills = 0
         self._assign(range(len(plan.logs)))
 
     # Faults
@@ -94,6 +95,33 @@ class World:
             self.broker.make_again(life.number, log, self._pick(plan.length + 1))
         self._assign(numbers)
 
+    def _rewind(self) -> None:
+        """The broker forgets its newest commits of a partition, whose owner dies; the log may lose its end as well."""
+        life = self.broker.lives[self._pick(len(self.broker.lives))]
+        if len(life.history) < 2:
+            return
+        to = 1 + self._pick(len(life.history) - 1)
+        owner = next((one for one in self.processes if one.member and life.number in one.positions), None)
+        if owner is None:
+            return
+        numbers = list(owner.positions)
+        self._kill(owner)
+        memory = owner.folder.memory(life)
+        life.rewind(to)
+        ends = memory.fingerprints[-1].offset if memory is not None and memory.fingerprints else -1
+        seen = life.committed.seen
+        exact = memory is not None and memory.stamp == life.newest
+        if exact and not self.plan.ids and seen <= ends and self._chance() < 0.5:
+            at = seen + self._pick(ends - seen + 1)
+            self._refills += 1
+            plan = self.plan
+            self.broker.refill(life, refilled(life.log, at, self._refills, plan.groups, odd=plan.odd), at)
+            owner.start()
+            for number in numbers:
+                owner.take(number)
+            return
+        self._assign(numbers)
+
     def _fault(self, process: Process) -> None:
         kind = self._chance()
         if kind < 0.4:
@@ -127,6 +155,8 @@ class World:
             life.gone.add(gone)
         if self.plan.resets and chance() < self.plan.resets:
             self._reset()
+        if self.plan.rewinds and chance() < self.plan.rewinds:
+            self._rewind()
         if self.wandering and chance() < 0.1:
             self._arrive(self.wandering.pop(self._pick(len(self.wandering))))
         process = self.processes[self._pick(len(self.processes))]
@@ -140,6 +170,8 @@ class World:
                 return
         if self.ledger is not None:
             self._ask_ledger(self.ledger, process)
+        if self.plan.rewinds and chance() < 0.1:
+            process.snapshot()
         self._act(process, chance())
         process.step(self.now_ms)
         self._end_of_ownership(process)

@@ -14,10 +14,13 @@ from confluent_kafka import KafkaError, KafkaException
 from sidecar.config.source import KafkaSource as KafkaSettings
 from sidecar.core.carried import Carried
 from sidecar.core.records import TopicPartition
-from sidecar.sources import kafka_start
+from sidecar.sources import kafka_recall
+from sidecar.sources.kafka_memory import Memories
 from sidecar.sources.kafka_offsets import Offsets
+from sidecar.sources.kafka_recall import Recall
 from sidecar.sources.kafka_start import Starts
 from sidecar.sources.kafka_topics import TopicIds
+from sidecar.state.memory import MemoryState
 from sidecar.state.offset_map import Identity, encode
 
 RULES = b"same"
@@ -65,7 +68,8 @@ def starts_of(brokers: Brokers, told: list[str], start: str = "earliest") -> Sta
         {"bootstrap_servers": "localhost:9092", "group_id": GROUP, "topics": ["orders"], "start": start}
     )
     ids = cast(TopicIds, SimpleNamespace(find=lambda topics, timeout_s: dict.fromkeys(topics, TOPIC_ID)))
-    return Starts(Offsets(cast(ck.Consumer, brokers)), ids, settings, CLUSTER, RULES, lambda tp: None, tell)
+    recall = Recall(Memories(MemoryState(), tell), RULES, lambda tp, offset: None, tell)
+    return Starts(Offsets(cast(ck.Consumer, brokers)), ids, settings, CLUSTER, RULES, lambda tp: None, recall, tell)
 
 
 def test_a_frozen_leader_keeps_back_its_own_partitions_alone() -> None:
@@ -119,7 +123,7 @@ def test_a_log_counts_as_truncated_when_it_stays_short(monkeypatch: pytest.Monke
     assert (start.scope, told) == (identity.scope, [])
     brokers.ends[HERE] = 100
     assert not starts.find([HERE], 1).starts
-    monkeypatch.setattr(kafka_start, "TRUNCATION_PATIENCE_S", 0.0)
+    monkeypatch.setattr(kafka_recall, "TRUNCATION_PATIENCE_S", 0.0)
     (start,) = starts.find([HERE], 1).starts
     assert (start.read_from, told) == (90, ["partition.truncated"])
     assert start.scope != identity.scope

@@ -1,0 +1,253 @@
+"""Which memory of a partition is newer, the broker's or the state folder's, and what to go on from. Values only.
+
+The broker may forget its newest commits: a coordinator fails over uncleanly, or `__consumer_offsets` comes back from an
+older copy. So each commit has a stamp, and the folder keeps the newest state with the stamps that it came after. A log
+may lose its end as well, and get other messages at the same offsets; so the folder keeps fingerprints of messages, and
+what it remembers beyond the broker's commit is trusted as far as the log still has those messages.
+"""
+
+from __future__ import annotations
+
+import enum
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from operator import attrgetter
+from typing import NamedTuple, Protocol
+
+from sidecar.core.carried import Carried, CarriedLane
+
+TOKEN_BITS = 48
+ANCESTORS_MAX = 64
+FINGERPRINTS_MAX = 48
+
+
+class Stamp(NamedTuple):
+    """A commit's own: the token of the ownership that made it, and its number there, from 1 on."""
+
+    token: int
+    number: int
+
+
+class Fingerprint(NamedTuple):
+    """Which message stands at an offset: 64 bits over leader epoch, timestamp, key, headers and value."""
+
+    offset: int
+    digest: int
+
+
+@dataclass(frozen=True, slots=True)
+class Lineage:
+    """What an ownership goes on from.
+
+    Args:
+        token: Random bits of its own, for the stamps of its commits.
+        parent: The stamp of the commit that it found, None where that had none.
+        ancestors: By token, the highest number of the commits that its state came after; oldest first.
+        fingerprints: Of the log as it was read so far, oldest first.
+        durable: Whether what it goes on from is what the broker has: intents of the folder alone must be committed
+            before their parts are sent, or a successor without the folder would not know them.
+    """
+
+    token: int = 0
+    parent: Stamp | None = None
+    ancestors: Mapping[int, int] = field(default_factory=dict)
+    fingerprints: tuple[Fingerprint, ...] = ()
+    durable: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """A state as the broker has it; earlier versions wrote no stamps."""
+
+    carried: Carried
+    stamp: Stamp | None = None
+    parent: Stamp | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Remembered:
+    """A state as the folder has it: of the newest commit of this host that was acknowledged."""
+
+    carried: Carried
+    stamp: Stamp
+    ancestors: Mapping[int, int] = field(default_factory=dict)
+    fingerprints: tuple[Fingerprint, ...] = ()
+
+    @property
+    def known_below(self) -> int:
+        """Up to here the window may tell what is settled: beyond what was read, where that was read before a rewind."""
+        return max(self.carried.seen, self.fingerprints[-1].offset + 1 if self.fingerprints else 0)
+
+    def newest_below(self, offset: int) -> int:
+        """The highest fingerprinted offset below this one, -1 where there is none."""
+        return max((mark.offset for mark in self.fingerprints if mark.offset < offset), default=-1)
+
+
+class Basis(enum.Enum):
+    """Whose state is newer."""
+
+    BROKER = "broker"
+    FOLDER = "folder"
+    BOTH = "both"
+    """Neither came after the other: after a rewind another member went on from the older state."""
+
+
+class Log(Protocol):
+    """A partition's log as the broker has it now."""
+
+    @property
+    def low(self) -> int:
+        """The first offset that can be read."""
+        ...
+
+    @property
+    def high(self) -> int:
+        """The offset that the next message gets."""
+        ...
+
+    def has(self, mark: Fingerprint) -> bool | None:
+        """Whether the same message stands there; None where none does any more."""
+        ...
+
+    def confirm_end(self, seen: int) -> None:
+        """Raise, to be asked again, unless the log certainly ends before `seen`."""
+        ...
+
+
+class Recalled(NamedTuple):
+    """What to go on from, and why.
+
+    Args:
+        carried: The state.
+        whose: Whose it is.
+        settled_below: Up to here the folder's window says what is settled; beyond it nothing of the window counts.
+        fresh: Whether names of before must not be used again, as other messages stand at their offsets.
+        agreed: Up to this offset the log is as it was: to the last fingerprint if none differs, -1 if all of them do;
+            None where nothing was compared, or could be.
+        compared: Whether that was tried: the folder has something beyond the broker's commit.
+    """
+
+    carried: Carried
+    whose: Basis
+    settled_below: int
+    fresh: bool
+    agreed: int | None = None
+    compared: bool = False
+
+
+def recall(found: Committed | None, memory: Remembered | None, log: Log) -> Recalled:
+    """What to go on from.
+
+    Args:
+        found: What the broker has; None where nothing is committed any more.
+        memory: What the folder has, of the same incarnation.
+        log: The log.
+    """
+    carried = found.carried if found is not None else Carried(log.low, log.low)
+    whose = basis(found, memory)
+    seen = carried.seen if memory is None or whose is Basis.BROKER else max(carried.seen, memory.carried.seen)
+    cut = seen > log.high
+    if cut:
+        log.confirm_end(seen)
+    if memory is None or (whose is Basis.BROKER and not cut and memory.known_below <= carried.seen):
+        return Recalled(carried, whose, 0 if cut else carried.seen, cut)
+    agreed = _agreed(memory, log)
+    proof = memory.newest_below(carried.seen if whose is Basis.BROKER else memory.carried.seen)
+    if found is None:
+        agreed = -1 if agreed is None and memory.fingerprints else agreed
+    elif agreed is None or (proof < 0 and whose is not Basis.BROKER):
+        return Recalled(carried, whose, 0, cut, compared=True)
+    if agreed is not None and (cut or agreed < proof):
+        start = min(max(carried.watermark, memory.carried.watermark), agreed + 1)
+        return Recalled(Carried(start, start), whose, agreed + 1, fresh=True, agreed=agreed, compared=True)
+    if whose is Basis.FOLDER:
+        carried = memory.carried
+    elif whose is Basis.BOTH:
+        carried = _settled_to(carried, memory.carried.watermark)
+    below = memory.known_below if agreed in (None, memory.newest_below(memory.known_below)) else agreed + 1
+    return Recalled(carried, whose, below, fresh=False, agreed=agreed, compared=True)
+
+
+def basis(found: Committed | None, memory: Remembered | None) -> Basis:
+    """Whose state is newer."""
+    if found is None:
+        return Basis.FOLDER
+    if memory is None or memory.carried.seen <= found.carried.watermark:
+        return Basis.BROKER
+    stamp, own = found.stamp, memory.stamp
+    if stamp is not None:
+        later = [one for one in (stamp, found.parent) if one is not None and one.token == own.token]
+        if any(one.number >= own.number for one in later):
+            return Basis.BROKER
+        if stamp.token == own.token or stamp.number <= memory.ancestors.get(stamp.token, 0):
+            return Basis.FOLDER
+    return Basis.FOLDER if memory.carried.watermark >= found.carried.seen else Basis.BOTH
+
+
+def _agreed(memory: Remembered, log: Log) -> int | None:
+    """See `Recalled`. What the log has lost by its age tells nothing; what it lost at its end is not the same."""
+    compared = False
+    for mark in reversed(memory.fingerprints):
+        if mark.offset < log.low:
+            break
+        same = log.has(mark) if mark.offset < log.high else False
+        if same:  # what is gone by compaction proves nothing against those before it
+            return mark.offset if compared else memory.fingerprints[-1].offset
+        compared |= same is not None
+    return -1 if compared else None
+
+
+def _settled_to(found: Carried, watermark: int) -> Carried:
+    """The same state, when all below `watermark` is known to be settled but what a part needs to be whole."""
+    joints = [joint for joint in found.joints if joint.last >= watermark]
+    lanes = {}
+    for key, lane in found.lanes.items():
+        opened = None if lane.open_from is None else max(lane.open_from, watermark)
+        intents = tuple(intent for intent in lane.intents if intent[1] >= watermark)
+        if opened is not None or intents:
+            lanes[key] = CarriedLane(opened, intents)
+    firsts = [joint.first for joint in joints] + [first for lane in lanes.values() for first, _ in lane.intents]
+    low = max(found.watermark, min([watermark, *firsts]))
+    joint_from = None if found.joint_from is None else max(found.joint_from, low)
+    return Carried(low, max(found.seen, low), lanes, joint_from, tuple(joints))
+
+
+def inherited(found: Committed | None, memory: Remembered | None) -> dict[int, int]:
+    """The commits after which a state made from these two comes: the highest number by token, oldest first."""
+    stamps: list[Stamp | None] = []
+    if memory is not None:
+        stamps += [*(Stamp(*one) for one in memory.ancestors.items()), memory.stamp]
+    if found is not None:
+        stamps += [found.parent, found.stamp]
+    table: dict[int, int] = {}
+    for one in stamps:
+        if one is not None:
+            table[one.token] = max(one.number, table.pop(one.token, 0))
+    return dict(list(table.items())[-ANCESTORS_MAX:])
+
+
+class Trail:
+    """Fingerprints at growing distances: dense where the log was read last, thin where it was read long ago.
+
+    Args:
+        known: Those of an earlier life, oldest first.
+    """
+
+    def __init__(self, known: Iterable[Fingerprint] = ()) -> None:
+        self._kept = list(known)
+
+    def add(self, newest: Fingerprint) -> None:
+        """The log was read up to here, again perhaps; what is known beyond stays."""
+        kept = self._kept
+        at = bisect_left(kept, newest.offset, key=attrgetter("offset"))
+        kept[at : at + (at < len(kept) and kept[at].offset == newest.offset)] = [newest]
+        # One is left out where its neighbours are nearer to each other than the older one is to half the way back.
+        for i in range(at - 1, 0, -1):
+            if 2 * (kept[i + 1].offset - kept[i - 1].offset) <= newest.offset - kept[i - 1].offset:
+                del kept[i]
+        del kept[:-FINGERPRINTS_MAX]
+
+    def dump(self) -> tuple[Fingerprint, ...]:
+        """All that are kept, oldest first."""
+        return tuple(self._kept)

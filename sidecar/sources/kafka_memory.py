@@ -1,0 +1,120 @@
+"""What the state folder remembers of partitions beside the broker's commits: written behind them, read at a start.
+
+The broker may forget its newest commits, and this is what is left of them then. A row is kept once its commit was
+acknowledged. It is not synced, so after a loss of power it may be some commits older.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import NamedTuple, Self
+
+from sidecar.core.effects import CommitItem
+from sidecar.core.lineage import Fingerprint, Remembered
+from sidecar.core.records import TopicPartition
+from sidecar.errors import SidecarError
+from sidecar.sources.base import Tell
+from sidecar.state.interface import State
+from sidecar.state.offset_map import Identity, decode
+
+
+class Memory(NamedTuple):
+    """What is kept of a partition.
+
+    Args:
+        watermark: The committed offset.
+        text: The metadata beside it.
+        topic_id: The topic's id, empty where the broker has none.
+        ancestors: See `Lineage`; pairs of token and number.
+        fingerprints: See `Lineage`; pairs of offset and digest.
+    """
+
+    watermark: int
+    text: str
+    topic_id: str
+    ancestors: list[tuple[int, int]]
+    fingerprints: list[Fingerprint]
+
+    @classmethod
+    def of(cls, item: CommitItem, text: str, topic_id: str) -> Self:
+        """What is kept of a commit."""
+        assert item.lineage is not None
+        ancestors, fingerprints = list(item.lineage.ancestors.items()), list(item.lineage.fingerprints)
+        return cls(item.carried.watermark, text, topic_id, ancestors, fingerprints)
+
+    @classmethod
+    def load(cls, text: str) -> Self | None:
+        """From text; None where it is no such text."""
+        try:
+            watermark, metadata, topic_id, ancestors, fingerprints = json.loads(text)
+            marks = [Fingerprint(int(offset), int(digest)) for offset, digest in fingerprints]
+            return cls(int(watermark), str(metadata), str(topic_id), [(int(a), int(b)) for a, b in ancestors], marks)
+        except (ValueError, TypeError):
+            return None
+
+
+class Found(NamedTuple):
+    """What is remembered, as it applies to a partition."""
+
+    incarnation: int
+    state: Remembered
+
+
+class Memories:
+    """Keeps the newest of each partition.
+
+    Args:
+        state: Where they outlive the process.
+        tell: Writes a log event.
+    """
+
+    def __init__(self, state: State, tell: Tell) -> None:
+        self._state = state
+        self._tell = tell
+        loaded = {tp: Memory.load(text) for tp, text in state.load_progress().items()}
+        self._known = {tp: memory for tp, memory in loaded.items() if memory is not None}
+        self._unsaved: dict[TopicPartition, Memory] = {}
+        self._disk = ThreadPoolExecutor(1, "memory")
+        self._saving: Future[None] | None = None
+        self._failing = False
+
+    def find(self, tp: TopicPartition, known: Identity, rules: bytes) -> Found | None:
+        """What applies: of the same group, topic and rules."""
+        memory = self._known.get(tp)
+        if memory is None or memory.topic_id != known.topic_id:
+            return None
+        told = decode(memory.text, memory.watermark, known, rules)
+        if told.carried is None or told.stamp is None:
+            return None
+        state = Remembered(told.carried, told.stamp, dict(memory.ancestors), tuple(memory.fingerprints))
+        return Found(told.incarnation, state)
+
+    def keep(self, rows: Mapping[TopicPartition, Memory]) -> None:
+        """These were acknowledged; they are written while others come."""
+        self._known.update(rows)
+        self._unsaved.update(rows)
+        if self._saving is None or self._saving.done():
+            self._save()
+
+    def _save(self) -> None:
+        rows, self._unsaved = self._unsaved, {}
+        self._saving = self._disk.submit(self._write, rows)
+
+    def _write(self, rows: Mapping[TopicPartition, Memory]) -> None:
+        """On a thread of its own. What fails is made good by the next commit of its partition."""
+        try:
+            self._state.save_progress({tp: json.dumps(memory) for tp, memory in rows.items()}, durable=False)
+        except SidecarError as error:
+            if not self._failing:
+                self._tell("memory.not_saved", "warning", {"reason": str(error)})
+            self._failing = True
+        else:
+            self._failing = False
+
+    def close(self) -> None:
+        """Write what is left."""
+        if self._unsaved:
+            self._save()
+        self._disk.shutdown()

@@ -1,0 +1,132 @@
+"""Brokers that forget: older commits come back, logs lose their end and get other messages. Nothing is lost."""
+
+from __future__ import annotations
+
+import shutil
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.kafka import Broker, KafkaBroker, unique
+from tests.support.process import Daemon, wait_until
+from tests.support.receiver import Receiver
+from tests.support.scene import Scene, await_rest
+
+MESSAGES = 4_000
+
+
+@pytest.fixture
+def scene(kafka: Broker, topic: str, group: str, tmp_path: Path) -> Iterator[Scene]:
+    """A topic of one partition and a receiver that remembers names."""
+    with Receiver() as receiver:
+        yield Scene(kafka, tmp_path, receiver, topic, group)
+
+
+def values(word: str, count: int) -> list[bytes]:
+    """Different values."""
+    return [f"{word} {i}".encode() for i in range(count)]
+
+
+def small(scene: Scene) -> Daemon:
+    """A daemon whose batches are small, so that it commits often."""
+    return scene.daemon(batch={"max_messages": 50, "linger": "1ms"})
+
+
+def first_commit(scene: Scene, daemon: Daemon, after: int) -> tuple[int, str]:
+    """A commit of the daemon at some offset beyond `after`, while it goes on."""
+
+    def committed() -> tuple[int, str] | None:
+        found = scene.broker.committed(scene.group).get((scene.topic, 0))
+        return found if found and found[0] > after else None
+
+    found = wait_until(committed, 20, "something is committed", detail=daemon.log_tail)
+    assert found is not None
+    return found
+
+
+def rewound(scene: Scene, daemon: Daemon) -> tuple[int, str]:
+    """Let all be delivered in two waves, kill the daemon, and put a commit from amidst the first one back."""
+    daemon.wait_ready()
+    scene.send(values("first", MESSAGES))
+    offset, metadata = first_commit(scene, daemon, 0)
+    scene.send(values("second", MESSAGES))
+    scene.await_all(daemon)
+    first_commit(scene, daemon, 2 * MESSAGES - 1)
+    daemon.kill9()
+    wait_until(lambda: not scene.broker.members(scene.group), 20, "the group gave the dead member up")
+    scene.broker.alter_group_offsets(scene.group, scene.topic, {0: offset}, metadata=metadata)
+    return offset, metadata
+
+
+def test_a_rewound_commit_repeats_nothing(scene: Scene) -> None:
+    """The broker has an older commit of ours: what the state folder knows to be settled is not delivered again."""
+    with small(scene) as daemon:
+        offset, _ = rewound(scene, daemon)
+        later = scene.send(values("later", 100))
+        daemon.start()
+        status = scene.await_all(daemon)
+        assert (offset < MESSAGES, status["delivered"]) == (True, len(later))
+        (behind,) = daemon.events("commit.behind")
+        assert (behind["committed"], behind["remembered"]) == (offset, 2 * MESSAGES)
+        daemon.stop()
+
+
+def test_without_its_folder_a_rewound_commit_loses_nothing(scene: Scene) -> None:
+    """The folder is lost too: what the older commit says holds, and all that came later arrives."""
+    with small(scene) as daemon:
+        rewound(scene, daemon)
+        shutil.rmtree(daemon.state_dir)
+        scene.send(values("later", 100))
+        daemon.start()
+        daemon.wait_ready()
+        await_rest(daemon, ends={(scene.topic, 0): 2 * MESSAGES + 100})
+        assert not Counter(scene.expected) - Counter(scene.receiver.rows())
+        daemon.stop()
+
+
+def test_a_commit_that_is_gone_is_replaced_by_the_folder(scene: Scene) -> None:
+    """The group's offsets are deleted after a kill in mid-flow: what was in flight goes out under the names it had."""
+    with small(scene) as daemon:
+        daemon.wait_ready()
+        scene.send(values("first", MESSAGES))
+        first_commit(scene, daemon, 0)
+        daemon.kill9()
+        wait_until(lambda: not scene.broker.members(scene.group), 20, "the group gave the dead member up")
+        scene.broker.delete_group(scene.group)
+        daemon.start()
+        scene.await_all(daemon)
+        assert len(daemon.events("commit.expired")) == 1
+        daemon.stop()
+
+
+def test_a_log_put_back_and_refilled_is_not_taken_for_what_it_was(tmp_path: Path) -> None:
+    """All files of the broker come from an older copy, and get other messages past what was read: each one arrives."""
+    place = tmp_path / "kafka" / "broker"
+    with KafkaBroker(place) as broker, Receiver() as receiver:
+        scene = Scene(broker, tmp_path, receiver, broker.create_topic(unique("restored")), unique("group"))
+        with small(scene) as daemon:
+            daemon.wait_ready()
+            kept = scene.send(values("kept", 1_000))
+            scene.await_all(daemon)
+            broker.stop()
+            shutil.copytree(place, tmp_path / "copy")
+            broker.start()
+            scene.send(values("vanished", 1_000))
+            scene.await_all(daemon)
+            daemon.kill9()
+            broker.kill()
+            shutil.rmtree(place)
+            shutil.copytree(tmp_path / "copy", place)
+            broker.start()
+            scene.expected = []
+            other = scene.send(values("other", 2_000))
+            daemon.start()
+            daemon.wait_ready()
+            await_rest(daemon, ends={(scene.topic, 0): 3_000})
+            arrived = Counter(receiver.rows())
+            assert not Counter(other) - arrived, "messages at offsets that were settled once are lost"
+            assert all(arrived[row] == 1 for row in [*kept, *other])
+            assert len(daemon.events("partition.truncated")) == 1
+            daemon.stop()

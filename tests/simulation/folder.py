@@ -1,0 +1,117 @@
+"""What a simulated process remembers beside the broker's commits, and how it goes on from both."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+
+from pyroaring import BitMap64
+
+from sidecar.core.carried import Carried
+from sidecar.core.effects import CommitItem
+from sidecar.core.lineage import Basis, Fingerprint, Lineage, Recalled, Remembered, inherited, recall
+from sidecar.core.pipeline import Pipeline
+from tests.simulation.broker import Life
+from tests.simulation.plan import TPS, digest_of
+
+Key = tuple[int, str]
+_tokens = itertools.count(1)
+
+
+@dataclass(frozen=True, slots=True)
+class LifeLog:
+    """`lineage.Log` of a life."""
+
+    life: Life
+    high: int
+    low: int = 0
+
+    def has(self, mark: Fingerprint) -> bool | None:
+        """Whether the same message stands there."""
+        if mark.offset in self.life.gone:
+            return None
+        return digest_of(self.life.log.messages[mark.offset]) == mark.digest
+
+    def confirm_end(self, seen: int) -> None:
+        """The log never ends early here."""
+        raise AssertionError(seen)
+
+
+class Folder:
+    """Outlives its process."""
+
+    def __init__(self) -> None:
+        self._memories: dict[Key, list[Remembered]] = {}
+        self._windows: dict[Key, tuple[bytes, bytes]] = {}
+
+    def keep(self, life: Life, item: CommitItem) -> None:
+        """This commit was acknowledged."""
+        assert item.stamp is not None
+        assert item.lineage is not None
+        memory = Remembered(item.carried, item.stamp, item.lineage.ancestors, item.lineage.fingerprints)
+        self._memories.setdefault((life.number, life.scope), []).append(memory)
+
+    def snapshot(self, life: Life, window: tuple[bytes, bytes]) -> None:
+        """The window is written."""
+        self._windows[life.number, life.scope] = window
+
+    def lose(self, many: int) -> None:
+        """The power failed: the newest of what was not synced is gone."""
+        for memories in self._memories.values():
+            del memories[max(1, len(memories) - many) :]
+
+    def memory(self, life: Life) -> Remembered | None:
+        """The newest of this incarnation."""
+        found = self._memories.get((life.number, life.scope))
+        return found[-1] if found else None
+
+    def recall(self, life: Life, length: int) -> tuple[Recalled, Lineage]:
+        """How this process goes on."""
+        memory = self.memory(life)
+        recalled = recall(life.found(), memory, LifeLog(life, length))
+        marks = memory.fingerprints if memory is not None else ()
+        return recalled, Lineage(
+            next(_tokens),
+            life.found().stamp,
+            inherited(life.found(), memory),
+            tuple(mark for mark in marks if mark.offset < recalled.settled_below),
+            durable=recalled.whose is Basis.BROKER,
+        )
+
+    def load(self, life: Life, pipeline: Pipeline, below: int) -> None:
+        """Load the window of this incarnation."""
+        found = self._windows.get((life.number, life.scope))
+        if found is not None:
+            pipeline.intake.load(pipeline.partitions[TPS[life.number]], found, below)
+
+    def facts(self, life: Life, recalled: Recalled) -> set[int]:
+        """What this process knows to be settled, whatever the broker says."""
+        known: set[int] = set()
+        for blob in self._windows.get((life.number, life.scope), ()):
+            known.update(offset for offset in BitMap64.deserialize(blob) if offset < recalled.settled_below)
+        memory = self.memory(life)
+        if memory is not None and recalled.settled_below:
+            known.update(range(min(memory.carried.watermark, recalled.settled_below)))
+        return known
+
+    def doubt(self, before: Life, life: Life, recalled: Recalled) -> None:
+        """Where the broker forgot commits: what may come again all the same.
+
+        Who remembers the newest commit of all, and can prove that, repeats nothing. Anybody else repeats what is not
+        settled to their knowledge, and an intent that another one made after a rewind goes out whole.
+        """
+        memory = self.memory(before)
+        unproven = recalled.compared and recalled.agreed is None
+        exact = memory is not None and memory.stamp == before.newest and not (recalled.fresh or unproven)
+        if not exact:
+            again = range(recalled.carried.watermark, len(life.log.messages))
+            life.doubtful.update(set(again) - self.facts(before, recalled))
+        if not exact or recalled.whose is Basis.BOTH:
+            life.doubtful.update(promised(recalled.carried))
+
+
+def promised(carried: Carried) -> set[int]:
+    """The offsets of intents."""
+    bounds = [(joint.first, joint.last) for joint in carried.joints]
+    bounds += [intent for lane in carried.lanes.values() for intent in lane.intents]
+    return {offset for first, last in bounds for offset in range(first, last + 1)}
