@@ -142,7 +142,7 @@ def test_states_travel_unchanged(carried: Carried) -> None:
     """What is encoded is decoded, within the room that a broker gives."""
     text = encode(IDENTITY, RULES, carried)
     assert len(text) <= METADATA_MAX_CHARACTERS
-    assert decode(text, carried.watermark, IDENTITY, RULES) == (Origin.OURS, 42, carried)
+    assert decode(text, carried.watermark, IDENTITY, RULES)[:3] == (Origin.OURS, 42, carried)
 
 
 @settings(max_examples=200)

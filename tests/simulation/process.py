@@ -117,6 +117,7 @@ class Process:
             life = self._broker.renew(life, recalled.carried)
         if before.rewound:
             self.folder.doubt(before, life, recalled)
+            life.inherited.update(range(recalled.carried.watermark, recalled.carried.seen))
         self.lives[number] = life
         if self._plan.ids:
             self.pipeline.intake.ids.reconstruct(TPS[number], self.journal.get(life, ()))

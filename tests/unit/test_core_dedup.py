@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import doctest
+from array import array
 
 import numpy as np
 import pytest
+from pyroaring import BitMap64
 
 from sidecar.core import dedup
 from sidecar.core.dedup import Deduplicator, Moment, RotatingBitmap, RotatingSet
@@ -196,13 +198,15 @@ def test_rotation_waits_for_what_must_be_kept() -> None:
     assert 3 not in window
 
 
-def test_a_dump_has_only_what_is_below() -> None:
-    """A snapshot leaves out what is not settled; loaded, it remembers the rest."""
+def test_a_dump_leaves_out_what_is_not_settled() -> None:
+    """A snapshot has what was settled before, and not what it is told to leave out; loaded, it remembers that."""
     window = RotatingBitmap(1_000)
-    window.update([1, 5, 9])
+    window.update([1, 5, 9, 20])
     other = RotatingBitmap(1_000)
-    other.load(window.dump(below=9))
-    assert [number for number in (1, 5, 9) if number in other] == [1, 5]
+    other.load(window.dump(BitMap64([30]), without=[array("q", [9]), range(15, 25), ()]))
+    assert [number for number in (1, 5, 9, 20, 30) if number in other] == [1, 5, 30]
+    assert list(other.pop_from(5)) == [5, 30]
+    assert (1 in other, 5 in other) == (True, False)
     with pytest.raises(ValueError):
         other.load((b"no bitmap", b""))
 

@@ -33,7 +33,7 @@ def test_positions_are_rebuilt_for_the_same_incarnation_alone(incarnation: int, 
     written = RotatingBitmap()
     written.add_range(100, 199)
     state, writer = MemoryState(), Writer()
-    state.save_partitions([PartitionSnapshot(TP, "topic-id", 7, 200, 0, written.dump(200))])
+    state.save_partitions([PartitionSnapshot(TP, "topic-id", 7, 200, 0, written.dump())])
     pipeline, _ = build(Settings.model_validate(SETTINGS), KafkaColumns())
     unused = cast(Any, None)
     supervisor = Supervisor(pipeline, unused, unused, queue.SimpleQueue(), writer, state, unused, 1.0)
