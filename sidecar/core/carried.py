@@ -8,6 +8,10 @@ from typing import NamedTuple
 
 import xxhash
 
+TRIES_MAX = 40
+"""Of intents that failed, those that failed longest; others begin anew with the next owner."""
+ATTEMPTS_MAX, SECONDS_MAX = (1 << 14) - 1, (1 << 21) - 1
+
 
 def lane_key(group: str) -> int:
     """48 bits that stand for a group in what is carried."""
@@ -36,6 +40,16 @@ class CarriedJoint(NamedTuple):
     excluded: frozenset[int] = frozenset()
 
 
+class Tries(NamedTuple):
+    """What an intent has failed so far: sends, and seconds while its owners lived, never a date."""
+
+    attempts: int
+    seconds: int
+
+
+NO_TRIES = Tries(0, 0)
+
+
 @dataclass(frozen=True, slots=True)
 class Carried:
     """All that a successor needs to go on exactly."""
@@ -45,3 +59,5 @@ class Carried:
     lanes: dict[int, CarriedLane] = field(default_factory=dict)
     joint_from: int | None = None
     joints: tuple[CarriedJoint, ...] = ()
+    tries: dict[tuple[int, int, int], Tries] = field(default_factory=dict)
+    """By lane, first and last offset, those of the intents that failed; of lanes alone, and at most `TRIES_MAX`."""

@@ -11,6 +11,7 @@ from sidecar.core.backoff import Backoff, RefusalGuard
 from sidecar.core.batching import held_by, held_bytes, rows_of
 from sidecar.core.books import Tally
 from sidecar.core.burial import Burials
+from sidecar.core.carried import ATTEMPTS_MAX, SECONDS_MAX, Tries
 from sidecar.core.claiming import Claiming
 from sidecar.core.claims import ENDS, State, mark_of
 from sidecar.core.effects import Effect, Report, Send
@@ -271,13 +272,15 @@ class Delivery:
             self.done(batch, "released")
             return
         batch = self.shrink(batch, alive)
-        first = self._first_failed_ms.setdefault(batch.id, now_ms)
+        before_ms = 1000 * max(part.intent.tries.seconds for part in alive)
+        first = self._first_failed_ms.setdefault(batch.id, now_ms - before_ms)
         attempts = max(part.attempts for part in alive)
         if answer.verdict is not Verdict.HALT and self._gives_up(attempts, now_ms - first):
             for part in alive:
                 self.bury_rows(part, answer.reason or "retries exhausted")
             self.done(batch, "dead_lettered")
             return
+        self._remember_tries(alive, round(now_ms - first) // 1000)
         begins = not self.groups.failing(batch.group)
         group = self.groups.failed(batch.group, now_ms)
         group.reason, group.attempts = answer.reason, attempts
@@ -288,6 +291,14 @@ class Delivery:
         if begins:
             self._report("group.failed", "warning", **told)
         self._report("batch.retried", "debug", **told, attempts=attempts, wait_ms=round(wait), messages=batch.count)
+
+    def _remember_tries(self, parts: list[Part], seconds: int) -> None:
+        """They travel, so that a crash loop gives up as one process does; not with intents that groups share."""
+        for part in parts:
+            if part.intent.key is not None:
+                part.intent.tries = Tries(min(part.attempts, ATTEMPTS_MAX), min(seconds, SECONDS_MAX))
+        if self._rules.give_up_attempts is not None or self._rules.give_up_ms is not None:
+            self.changed.update(part.tp for part in parts)
 
     def _gives_up(self, attempts: int, failing_ms: float) -> bool:
         if self.guard.tripped:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from sidecar.core.batching import Buffer
-from sidecar.core.carried import lane_key
+from sidecar.core.carried import NO_TRIES, Tries, lane_key
 from sidecar.core.claims import Mark
 from sidecar.core.records import Part
 
@@ -29,6 +29,8 @@ class Intent:
     """Message ids of its settled rows, journalled when all of it is settled: a repeat must not be cut down by them."""
     partly: bool = False
     """Whether some of it is settled: not for a successor, to whom the intent is all or none."""
+    tries: Tries = NO_TRIES
+    """Of earlier owners, and of this one."""
     fresh: set[str] = field(default_factory=set)
     """Groups with a member that the window does not know: only what it knows wholly is not sent again."""
     errors: list[Mark] = field(default_factory=list)

@@ -210,7 +210,7 @@ def _settled_to(found: Carried, watermark: int) -> Carried:
     firsts = [joint.first for joint in joints] + [first for lane in lanes.values() for first, _ in lane.intents]
     low = max(found.watermark, min([watermark, *firsts]))
     joint_from = None if found.joint_from is None else max(found.joint_from, low)
-    return Carried(low, max(found.seen, low), lanes, joint_from, tuple(joints))
+    return Carried(low, max(found.seen, low), lanes, joint_from, tuple(joints), found.tries)
 
 
 def inherited(found: Committed | None, memory: Remembered | None) -> dict[int, int]:

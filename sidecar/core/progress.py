@@ -10,12 +10,13 @@ partition (a joint intent), so that the state does not grow with groups.
 
 from __future__ import annotations
 
+import heapq
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from sidecar.core.batching import Limits, body_bytes
-from sidecar.core.carried import Carried, CarriedJoint, CarriedLane, derived_scope, lane_key
+from sidecar.core.carried import NO_TRIES, TRIES_MAX, Carried, CarriedJoint, CarriedLane, Tries, derived_scope, lane_key
 from sidecar.core.claims import Mark
 from sidecar.core.intents import Intent, Lane, Seal
 from sidecar.core.lineage import Fingerprint, Lineage, Stamp, Trail
@@ -25,7 +26,7 @@ LANES_MAX = 64
 """Groups with a state of their own: 22 bytes each with one intent, and 10 for a second one."""
 EXTRA_CUTS_MAX_BYTES = 500
 """What further intents may take by cuts; the rest up to `EXTRA_MAX_BYTES` is for splits."""
-EXTRA_MAX_BYTES = 1_500
+EXTRA_MAX_BYTES = 1_300
 INTENT_BYTES = 10
 JOINT_BYTES = 14
 EXCLUDED_BYTES = 6
@@ -87,6 +88,8 @@ class Partition:
                 Intent(key, first, last, durable=lineage.durable, old=True, collected={})
                 for first, last in lane.intents
             ]
+        for intent in self.intents:
+            intent.tries = carried.tries.get((intent.key or 0, intent.first, intent.last), NO_TRIES)
         for joint in carried.joints:
             intent = Intent(None, joint.first, joint.last, durable=lineage.durable, old=True, collected={})
             intent.excluded.update(joint.excluded)
@@ -127,7 +130,12 @@ class Partition:
         lanes |= {key: CarriedLane(start, ()) for key, start in opens.items()}
         watermark = self.watermark
         joint_from = None if self.joint_from is None else max(self.joint_from, watermark)
-        return Carried(watermark, self.seen, lanes, joint_from, tuple(joints))
+        return Carried(watermark, self.seen, lanes, joint_from, tuple(joints), self._tries())
+
+    def _tries(self) -> dict[tuple[int, int, int], Tries]:
+        failed = [i for i in self.intents if i.key is not None and i.tries.attempts]
+        longest = heapq.nlargest(TRIES_MAX, failed, key=lambda intent: intent.tries.seconds)
+        return {(intent.key or 0, intent.first, intent.last): intent.tries for intent in longest}
 
     def unsettled(self) -> Iterator[Sequence[int]]:
         """Offsets of all messages that were read and are not settled for a successor, and of some that are."""
@@ -202,7 +210,7 @@ class Partition:
         buffers, intent.collected = intent.collected or {}, None
         parts = [self._part(group, intent, list(buffer.fragments)) for group, buffer in buffers.items()]
         for part in parts:
-            part.attempts = 1
+            part.attempts = max(1, intent.tries.attempts)
         return parts
 
     # Cutting
@@ -343,7 +351,7 @@ class Partition:
         intent: Intent = part.intent
         key = lane_key(part.group)
         bounds = (part.first, pieces[0][-1].last), (pieces[1][0].first, part.last)
-        children = [Intent(key, first, last) for first, last in bounds]
+        children = [Intent(key, first, last, tries=intent.tries) for first, last in bounds]
         self._remove(part)
         if intent.key is None:
             intent.excluded.add(key)

@@ -2,7 +2,7 @@
 
 Wire form, base64: magic, version, CRC-32 of the rest, incarnation (8 bytes), hashes of group, topic id and rules
 (4 bytes each), then varints. Behind them, where versions that know less stop reading: the commit's stamp and its
-predecessor's.
+predecessor's, and what intents failed so far.
 Whatever does not check is not ours and is ignored, never an error: other tools copy metadata beside translated offsets.
 """
 
@@ -14,11 +14,11 @@ import enum
 import hashlib
 import struct
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from sidecar.core.carried import Carried, CarriedJoint, CarriedLane
+from sidecar.core.carried import Carried, CarriedJoint, CarriedLane, Tries
 from sidecar.core.lineage import TOKEN_BITS, Stamp
 
 METADATA_MAX_CHARACTERS = 4096
@@ -26,6 +26,8 @@ METADATA_MAX_CHARACTERS = 4096
 MAGIC, VERSION = 0xB5, 1
 _HEAD = struct.Struct(">BBI")
 _NO_STAMP = Stamp(0, 0)
+Place = tuple[int, int, int]
+"""An intent: its lane, its first and its last offset."""
 _IDENTITY = struct.Struct(">Q4s4s4s")
 
 
@@ -114,10 +116,16 @@ def encode(
         for first, last in lane.intents:
             _put(out, first - at, last - first)
             at = last
-    if stamp is not None:
-        for one in (stamp, parent or _NO_STAMP):
-            out += one.token.to_bytes(TOKEN_BITS // 8, "big")
-            _put(out, one.number)
+    for one in (stamp or _NO_STAMP, parent or _NO_STAMP):
+        out += one.token.to_bytes(TOKEN_BITS // 8, "big")
+        _put(out, one.number)
+    places = {place: number for number, place in enumerate(_places(carried.lanes))}
+    tries = sorted((places[place], tried) for place, tried in carried.tries.items() if place in places)
+    _put(out, len(tries))
+    at = 0
+    for number, tried in tries:
+        _put(out, number - at, *tried)
+        at = number
     text = base64.b64encode(_HEAD.pack(MAGIC, VERSION, zlib.crc32(out)) + out).decode()
     if len(text) > METADATA_MAX_CHARACTERS:
         raise ValueError(f"{len(text)} characters of metadata, {METADATA_MAX_CHARACTERS} fit")
@@ -145,6 +153,7 @@ def decode(text: str | None, offset: int, known: Identity, rules: bytes) -> Deco
         reader = _Reader(body[_IDENTITY.size :])
         carried = _read(reader)
         stamp, parent = reader.stamp(), reader.stamp()
+        carried.tries.update(reader.tries(list(_places(carried.lanes))))
     except (binascii.Error, ValueError, struct.error, IndexError):
         return Decoded(Origin.FOREIGN)
     if group != _hash(known.cluster_id, known.group_id) or carried.watermark != offset:
@@ -154,6 +163,11 @@ def decode(text: str | None, offset: int, known: Identity, rules: bytes) -> Deco
     if their_rules != rules:
         return Decoded(Origin.OTHER_RULES)
     return Decoded(Origin.OURS, incarnation, carried, stamp, parent)
+
+
+def _places(lanes: Mapping[int, CarriedLane]) -> Iterator[Place]:
+    """The intents of all lanes, in the order in which they are written."""
+    return ((key, first, last) for key, lane in sorted(lanes.items()) for first, last in lane.intents)
 
 
 def _put(out: bytearray, *numbers: int) -> None:
@@ -188,6 +202,13 @@ class _Reader:
         self._at += size
         found = Stamp(token, self.number())
         return None if found == _NO_STAMP else found
+
+    def tries(self, places: list[Place]) -> Iterator[tuple[Place, Tries]]:
+        """None where an earlier version has written the rest."""
+        at = 0
+        for _ in range(self.number() if self._at < len(self._raw) else 0):
+            at += self.number()
+            yield places[at], Tries(self.number(), self.number())
 
     def keys(self, count: int) -> Iterator[int]:
         for _ in range(count):

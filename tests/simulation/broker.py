@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from sidecar.core.carried import Carried
+from sidecar.core.carried import NO_TRIES, Carried, Tries
 from sidecar.core.claims import State, place_of
 from sidecar.core.effects import CommitItem
 from sidecar.core.lineage import Committed, Stamp
@@ -53,6 +53,8 @@ class Life:
     """Of all partitions, by key, the partition and offset that the receiver has; where there is a ledger."""
     history: list[Committed] = field(default_factory=list)
     """What is committed, and was before."""
+    tries: Tries = NO_TRIES
+    """The most that was ever committed of an intent."""
     newest: Stamp | None = None
     """Of the newest commit of all, forgotten ones too."""
     rewound: bool = False
@@ -97,6 +99,7 @@ class Life:
             self._text = encode(self.identity, RULES, carried, item.stamp, item.lineage.parent)
         self.history.append(Committed(carried, item.stamp, item.lineage.parent))
         self.newest = item.stamp
+        self.tries = Tries(*map(max, zip(self.tries, *carried.tries.values(), strict=True)))
         for key, lane in carried.lanes.items():
             self._intents.update([(key, first, last) for first, last in lane.intents])
         for joint in carried.joints:
@@ -197,7 +200,7 @@ class Broker:
         life = Life(old.number, log, identity, identity.scope, old.start, {o for o in old.gone if o < at})
         for name in ("stored", "letters", "given_up", "doubtful"):
             getattr(life, name).update(o for o in getattr(old, name) if o < at)
-        life.history, life.rewound = history, True
+        life.history, life.rewound, life.tries = history, True, old.tries
         self.lives[old.number] = self._all[old.number, life.scope] = life
         return life
 

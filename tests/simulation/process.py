@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from sidecar.core.batching import held_by, held_bytes
+from sidecar.core.carried import Tries
 from sidecar.core.claims import Mark, Want
 from sidecar.core.effects import Claim, Commit, CommitItem, Effect, Flow, Reload, Report, Send, Store
 from sidecar.core.pipeline import Pipeline
@@ -370,19 +371,20 @@ class Process:
         for letter in store.letters:
             life = self._life(letter)
             if letter.offset not in life.log.poison and letter.offset not in life.log.odd:
-                if not self._may_give_up(letter.attempts):
+                if not self._may_give_up(letter.attempts, life.tries):
                     raise BrokenPromiseError("letters", f"{letter} is neither refused nor given up")
                 life.given_up.add(letter.offset)
             life.letters.add(letter.offset)
 
-    def _may_give_up(self, attempts: Sequence[Attempt]) -> bool:
-        """Whether so many failures are enough; those of an earlier life count as one, a halted sink never is enough."""
+    def _may_give_up(self, attempts: Sequence[Attempt], before: Tries) -> bool:
+        """Whether so many failures are enough with those of earlier lives; a halted sink never is enough."""
         rules = self._plan.rules
         if not attempts or attempts[-1].status == HALT.status:
             return False
         if rules.give_up_attempts is not None:
-            return len(attempts) + 1 >= rules.give_up_attempts
-        return rules.give_up_ms is not None and attempts[-1].at_ms - attempts[0].at_ms >= rules.give_up_ms
+            return len(attempts) + max(1, before.attempts) >= rules.give_up_attempts
+        failing_ms = attempts[-1].at_ms - attempts[0].at_ms + 1000 * before.seconds
+        return rules.give_up_ms is not None and failing_ms >= rules.give_up_ms
 
     # Checks
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import random
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,13 @@ import pytest
 from sidecar.core import batching, progress
 from sidecar.core.backoff import Backoff
 from sidecar.core.batching import Limits
-from sidecar.core.carried import Carried, CarriedJoint, CarriedLane, lane_key
+from sidecar.core.carried import ATTEMPTS_MAX, SECONDS_MAX, Carried, CarriedJoint, CarriedLane, Tries, lane_key
 from sidecar.core.cutting import BatchRules
+from sidecar.core.dedup import RotatingBitmap
 from sidecar.core.delivery import DeliveryRules
 from sidecar.core.effects import Claim, Commit, Effect, Flow, Reload, Report, Send, Store
 from sidecar.core.intake import Reading
+from sidecar.core.lineage import Stamp
 from sidecar.core.pipeline import Pipeline
 from sidecar.core.records import Answer, Batch, DeadLetter, FailedRow, Fragment, Run, TopicPartition, Verdict
 from sidecar.ledger.interface import Ledger
@@ -621,9 +624,12 @@ def test_worst_state_fits_in_the_metadata(groups: int) -> None:
             at = found[-1][0] + 1
             shell.read(*found)
             shell.run(2)
+        most = Stamp((1 << 48) - 1, 1 << 34)
         for carried in shell.commits:
-            text = encode(identity, b"rule", carried)
+            long = dict.fromkeys(carried.tries, Tries(ATTEMPTS_MAX, SECONDS_MAX))
+            text = encode(identity, b"rule", replace(carried, tries=long), most, most)
             assert len(text) <= METADATA_MAX_CHARACTERS
+        text = encode(identity, b"rule", carried, most, most)
         assert decode(text, carried.watermark, identity, b"rule").carried == carried
 
 
@@ -631,3 +637,65 @@ def test_halving_needs_two_rows() -> None:
     """To halve a lone row is the caller's mistake."""
     with pytest.raises(ValueError, match="two rows"):
         batching.halves([Fragment([1], b"a")], b"\n")
+
+
+def test_attempts_survive_a_restart() -> None:
+    """A crash loop gives up as one process does: attempts of earlier lives count."""
+    state, sends = FRESH, 0
+    for _ in range(3):
+        shell = Shell(start=state, give_up=5)
+        shell.answer = lambda batch, offsets: RETRY  # type: ignore[method-assign]
+        shell.read((0, 0, None, b"a"))
+        while len(shell.sent) < 2 and not shell.letters:
+            shell.run(1)
+        shell.run(5, by_ms=1)
+        sends += len(shell.sent)
+        state = shell.commits[-1]
+        if shell.letters:
+            break
+    assert (sends, len(shell.letters)) == (5, 1)
+
+
+def test_the_time_of_failing_survives_a_restart_and_downtime_is_not_in_it() -> None:
+    """Seconds of failing so far travel, and no date."""
+    shell = Shell(give_up_ms=5_000)
+    shell.answer = lambda batch, offsets: RETRY  # type: ignore[method-assign]
+    shell.read((0, 0, None, b"a"))
+    shell.run(80)
+    (tries,) = shell.commits[-1].tries.values()
+    assert 2 <= tries.seconds <= 4
+    later = Shell(start=shell.commits[-1], give_up_ms=5_000)
+    later.now_ms = 1e9
+    later.answer = lambda batch, offsets: RETRY  # type: ignore[method-assign]
+    later.read((0, 0, None, b"a"))
+    later.run(1)
+    assert not later.letters
+    later.run(80)
+    assert len(later.letters) == 1
+
+
+def test_what_the_window_knows_is_not_delivered_again() -> None:
+    """Without the predecessor's carried state the window tells what was settled; no part spans it."""
+    window = RotatingBitmap()
+    window.update([1, 2, 5])
+    shell = Shell(start=Carried(0, 0), max_messages=100)
+    shell.pipeline.intake.load(shell.pipeline.partitions[TP], window.dump(), 100)
+    shell.read(*[(offset, 0, None, b"a") for offset in range(4)])
+    shell.read(*[(offset, 0, None, b"a") for offset in range(4, 8)])
+    shell.read(*[(offset, 0, None, b"a") for offset in range(8, 10)])
+    shell.run()
+    assert [offsets for _, offsets, _ in shell.sent] == [[0], [3, 4], [6, 7, 8, 9]]
+    assert shell.pipeline.books[TP].duplicate == 3
+
+
+def test_a_part_that_the_window_knows_wholly_is_not_sent_again() -> None:
+    """All or none: a part of an earlier life goes out whole if one of its messages may be unsettled."""
+    carried = Carried(0, 6, {lane_key("g0"): CarriedLane(None, ((0, 2), (3, 5)))})
+    window = RotatingBitmap()
+    window.update([0, 1, 2, 4])
+    shell = Shell(start=carried)
+    shell.pipeline.intake.load(shell.pipeline.partitions[TP], window.dump(), 100)
+    shell.read(*[(offset, 0, None, b"a") for offset in range(6)])
+    shell.run()
+    assert [offsets for _, offsets, _ in shell.sent] == [[3, 4, 5]]
+    assert (shell.commits[-1].watermark, shell.pipeline.books[TP].duplicate) == (6, 3)
