@@ -134,11 +134,14 @@ def _fetch(pom: Path, libs: Path) -> None:
 
 
 if __name__ == "__main__":
+    from tests.support.promtool import promtool
+
     try:
         jars()
         spark_jars()
         rocketmq_jars()
         postgresql_server()
         rocketmq_jars(4)
+        promtool()
     except RuntimeError as error:
         raise SystemExit(str(error)) from None
