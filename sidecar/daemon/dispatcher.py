@@ -67,12 +67,18 @@ class Senders:
 
 
 class Writer:
-    """One thread that does everything that waits for the disk, in order."""
+    """One thread that does everything that waits for the disk, in order.
 
-    def __init__(self, name: str = "writer") -> None:
+    Args:
+        name: Of the thread.
+        threads: More than one, where jobs are in each other's way and have no order.
+    """
+
+    def __init__(self, name: str = "writer", threads: int = 1) -> None:
         self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-        self._thread.start()
+        self._threads = [threading.Thread(target=self._run, name=name, daemon=True) for _ in range(threads)]
+        for thread in self._threads:
+            thread.start()
 
     def do(self, job: Callable[[], None]) -> None:
         """Run `job`, which must not raise, after all given before."""
@@ -100,10 +106,15 @@ class Writer:
         with suppress(queue.Empty):
             while True:
                 self._work.get_nowait()
-        self._work.put(None)
-        self._thread.join(timeout_s)
+        self._end(timeout_s)
 
     def close(self) -> None:
         """Finish what was given, then end."""
-        self._work.put(None)
-        self._thread.join()
+        self._end(None)
+
+    def _end(self, timeout_s: float | None) -> None:
+        for _ in self._threads:
+            self._work.put(None)
+        until_s = None if timeout_s is None else time.monotonic() + timeout_s
+        for thread in self._threads:
+            thread.join(None if until_s is None else max(0.0, until_s - time.monotonic()))

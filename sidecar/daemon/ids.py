@@ -32,6 +32,10 @@ SORTED_BYTES = 12
 """What a sorted id takes in memory, at most."""
 FILED_MIN, FILED_MAX = 1_024, 1 << 18
 """Ids of a partition that are put into a file at once."""
+SORTERS = 4
+"""Partitions that are restored or sorted at once: a large one keeps back no small one."""
+FILES_MAX = 12
+"""More are put together when a partition was restored."""
 RETRY_S = 1.0
 CLOSE_S = 0.5
 
@@ -85,7 +89,7 @@ class IdKeeper:
         self._inbox = inbox
         self._memory_bytes = memory_bytes
         self._sorter: Writer | None = None
-        """A thread of its own: sorting may take seconds, and commits wait for the writer."""
+        """Threads of its own: sorting may take seconds, and commits wait for the writer."""
         self.loading: dict[TopicPartition, Taken] = {}
         self._numbers: dict[TopicPartition, int] = {}
         """Of the taking of each partition that is ours."""
@@ -105,6 +109,8 @@ class IdKeeper:
             if not one.resumed:
                 self._writer.wait(lambda: self._forget_stored(one.tp))
             return True
+        if self._sorter is None:
+            self._sorter = Writer("sorter", SORTERS)
         self._number += 1
         self._numbers[one.tp] = self._number
         taken = self.loading[one.tp] = Taken(one, known, self._number, time.monotonic())
@@ -118,7 +124,7 @@ class IdKeeper:
         def write() -> None:
             self._dropped.pop(one.tp, None)
             if one.resumed or self._forgotten(one.tp):
-                self._sort(one.tp, taken.number)
+                self._sort(one.tp, taken.number, merge=False)
             else:
                 self._inbox.put(IdsSorted(one.tp, taken.number, None))
 
@@ -137,10 +143,10 @@ class IdKeeper:
         self._unjournalled[:] = [segment for segment in self._unjournalled if segment.tp != tp]
         self._state.drop_ids_before(tp, EVERY_GENERATION)
 
-    def _sort(self, tp: TopicPartition, number: int) -> None:
+    def _sort(self, tp: TopicPartition, number: int, *, merge: bool) -> None:
         def job() -> None:
             try:
-                stored = self._state.sort_ids(tp)
+                stored = self._state.sort_ids(tp, merge=merge)
             except SidecarError as error:
                 log.error("ids.not_loaded", **tp.fields(), reason=str(error))
                 self._inbox.put(IdsSorted(tp, number, None))
@@ -149,8 +155,7 @@ class IdKeeper:
                 log.warning("ids.not_sorted", **tp.fields(), reason=stored.problem)
             self._inbox.put(IdsSorted(tp, number, stored))
 
-        if self._sorter is None:
-            self._sorter = Writer("sorter")
+        assert self._sorter is not None
         self._sorter.do(job)
 
     def sorted(self, told: IdsSorted) -> Taken | None:
@@ -168,6 +173,9 @@ class IdKeeper:
             return None
         del self.loading[told.tp]
         self._restored(taken, told.stored)
+        if sum(map(len, told.stored.runs.values())) > FILES_MAX:
+            self._sorting.add(told.tp)
+            self._sort(told.tp, told.number, merge=True)
         return taken
 
     def _restored(self, taken: Taken, stored: StoredIds) -> None:
@@ -218,7 +226,7 @@ class IdKeeper:
                 if count >= self._filed_at_once and item.tp not in self._sorting and item.tp in self._numbers:
                     self._sorting.add(item.tp)
                     self._unsorted[item.tp] = 0
-                    self._sort(item.tp, self._numbers[item.tp])
+                    self._sort(item.tp, self._numbers[item.tp], merge=True)
         return bool(self._unjournalled)
 
     @property

@@ -2,12 +2,13 @@
 
 A file's name says its generation and which additions are in it: `7-3-5.ids` has the third to fifth of generation 7. It
 is made under another name and renamed, so one that is there is whole; one whose additions are all in another sound file
-was about to be removed when the process ended. Files are made by one thread; any may drop them.
+was about to be removed when the process ended. One thread at a time makes those of a partition; any may drop them.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import re
@@ -134,7 +135,11 @@ class IdFiles:
                 files.remove(one.path)
 
     def runs(self, tp: TopicPartition) -> dict[int, list[SortedRun]]:
-        """What is kept of a partition, by generation; damaged files are set aside."""
+        """What is kept of a partition, by generation; damaged files are set aside.
+
+        Raises:
+            StateError: A file cannot be read, for a reason that is not its own.
+        """
         found: dict[int, list[SortedRun]] = {}
         for one in self._files(tp):
             found.setdefault(one.generation, []).append(one.run)
@@ -227,7 +232,11 @@ class IdFiles:
     def _sound(self, tp: TopicPartition, path: Path) -> SortedRun | None:
         try:
             return open_run(path)
-        except (DamagedError, OSError, ValueError) as error:
+        except (DamagedError, ValueError) as error:
+            reason = str(error)
+        except OSError as error:
+            if error.errno != errno.EIO:  # too many open files, say: the file may be sound
+                raise state_error("read", path, error) from error
             reason = str(error)
         aside = path.with_name("damaged")  # the newest; what an earlier one lost is lost
         with contextlib.suppress(OSError):

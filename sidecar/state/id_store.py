@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import json
 import sqlite3
+import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -41,6 +43,8 @@ class IdStore:
         self._on_damage = on_damage
         self._begun: set[tuple[TopicPartition, int]] = set()
         """Generations whose beginning stands in the database."""
+        self._sorting: defaultdict[TopicPartition, threading.Lock] = defaultdict(threading.Lock)
+        """Files of one partition are made by one thread at a time."""
         self.files = IdFiles(folder, on_damage)
 
     def forget_database(self) -> None:
@@ -80,12 +84,17 @@ class IdStore:
         found += [(generation, unmixed(run.keys).tobytes()) for generation, runs in filed.items() for run in runs]
         return sorted(found, key=lambda one: one[0])
 
-    def sort(self, tp: TopicPartition) -> StoredIds:
+    def sort(self, tp: TopicPartition, *, merge: bool) -> StoredIds:
         """See `State.sort_ids`."""
+        with self._sorting[tp]:
+            return self._sort(tp, merge=merge)
+
+    def _sort(self, tp: TopicPartition, *, merge: bool) -> StoredIds:
         problem = ""
         try:
             self._file_rows(tp)
-            self.files.tidy(tp)
+            if merge:
+                self.files.tidy(tp)
         except StoppedError as error:
             raise StateError("message ids were not sorted: the daemon stops", hint="start it again") from error
         except StateError as error:

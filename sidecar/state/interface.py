@@ -167,10 +167,12 @@ class State(Protocol):
         """(generation, ids) with generations rising; within one the segments stand in any order."""
         ...
 
-    def sort_ids(self, tp: TopicPartition) -> StoredIds:
-        """All that was appended and not dropped, sorted and put together; from any one other thread.
+    def sort_ids(self, tp: TopicPartition, *, merge: bool = True) -> StoredIds:
+        """All that was appended and not dropped, sorted; from any other threads.
 
-        May take seconds; writes go on meanwhile.
+        Args:
+            tp: The partition.
+            merge: Put together what lies in many files, which may take seconds; writes go on meanwhile.
         """
         ...
 

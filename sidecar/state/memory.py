@@ -125,7 +125,7 @@ class MemoryState:
         """See `State.load_ids`."""
         return [(generation, bytes(ids)) for generation, ids in sorted(self._ids.get(tp, {}).items())]
 
-    def sort_ids(self, tp: TopicPartition) -> StoredIds:
+    def sort_ids(self, tp: TopicPartition, *, merge: bool = True) -> StoredIds:  # noqa: ARG002
         """See `State.sort_ids`."""
         self._check_writable()
         runs = {

@@ -168,9 +168,9 @@ class Store:
         """See `State.load_ids`."""
         return self._ids.load(tp)
 
-    def sort_ids(self, tp: TopicPartition) -> StoredIds:
+    def sort_ids(self, tp: TopicPartition, *, merge: bool = True) -> StoredIds:
         """See `State.sort_ids`."""
-        return self._ids.sort(tp)
+        return self._ids.sort(tp, merge=merge)
 
     def copy_ids(self, source: TopicPartition, target: TopicPartition) -> None:
         """See `State.copy_ids`."""

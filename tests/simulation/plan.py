@@ -213,6 +213,9 @@ def make_plan(seed: int, *, newer: bool = True, ledger: bool = False) -> Plan:
         plan.rules = replace(plan.rules, give_up_attempts=attempts, give_up_ms=failing_ms)
         if seed % 4 == 1 and not ledger:
             plan.rewind()
+        if plan.ids and plan.processes == 1:
+            capacity = random.Random(seed ^ 0xF0C6E7).choice((100_000_000, 100_000_000, 8, 20, 60))
+            plan.reading = replace(plan.reading, capacity=capacity)
     return _with_ledger(plan) if ledger else plan
 
 

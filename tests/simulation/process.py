@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import numpy as np
+
 from sidecar.core.batching import held_by, held_bytes
 from sidecar.core.carried import Tries
 from sidecar.core.claims import Mark, Want
+from sidecar.core.dedup import RotatingSet
 from sidecar.core.effects import Claim, Commit, CommitItem, Effect, Flow, Reload, Report, Send, Store
+from sidecar.core.idruns import SortedRun, mixed
 from sidecar.core.pipeline import Pipeline
 from sidecar.core.progress import Partition
 from sidecar.core.records import Answer, Attempt, DeadLetter, Part, Run, TopicPartition
@@ -50,7 +54,8 @@ class Process:
         self._sent = sent
         self._chance = chance
         self._steps = 0
-        self.journal: dict[Life, list[int]] = {}
+        self.journal: dict[Life, dict[int, list[int]]] = {}
+        """Settled ids by generation."""
         self.folder = Folder()
         self.alive = False
         self.member = False
@@ -102,7 +107,11 @@ class Process:
         for item in self.commit or ():
             if item.ids and not self.journalled:
                 cut = int(self._chance() * (len(item.ids) + 1))
-                self.journal.setdefault(self._life(item), []).extend(item.ids[:cut])
+                self._journal(item, item.ids[:cut])
+
+    def _journal(self, item: CommitItem, ids: Sequence[int]) -> None:
+        kept = self.journal.setdefault(self._life(item), {})
+        kept.setdefault(item.generation, []).extend(ids)
 
     def _life(self, item: CommitItem | DeadLetter) -> Life:
         return self._broker.life(item.tp.partition, item.scope)
@@ -121,7 +130,9 @@ class Process:
             life.inherited.update(range(recalled.carried.watermark, recalled.carried.seen))
         self.lives[number] = life
         if self._plan.ids:
-            self.pipeline.intake.ids.reconstruct(TPS[number], self.journal.get(life, ()))
+            self.pipeline.intake.ids.forget(TPS[number])
+            kept = _sorted(self.journal.get(life, {}))
+            self._window(number).restore(kept, {}, 0.0, recalled.carried.seen - 1)
         self.pipeline.assign(TPS[number], life.scope, recalled.carried, lineage)
         if self._ledger is None:
             self.folder.load(before, self.pipeline, recalled.settled_below)
@@ -136,6 +147,11 @@ class Process:
             partition = self.pipeline.partitions.get(TPS[number])
             if partition is not None:
                 self.folder.snapshot(self.lives[number], self.pipeline.intake.dump(partition))
+
+    def _window(self, number: int) -> RotatingSet:
+        window = self.pipeline.intake.ids.window(TPS[number])
+        assert isinstance(window, RotatingSet)
+        return window
 
     def lose(self) -> None:
         """It learns that all its partitions went to others, and joins again."""
@@ -312,7 +328,12 @@ class Process:
     def _write_journal(self, items: list[CommitItem], *, known: bool = False) -> bool:
         for item in items:
             if item.ids:
-                self.journal.setdefault(self._life(item), []).extend(item.ids)
+                self._journal(item, item.ids)
+                kept = self.journal[self._life(item)]
+                for old in [old for old in kept if old < item.generation - 1]:
+                    del kept[old]
+                if item.tp.partition in self.positions and sum(item.ids) % 3 == 0:  # now and then; no chance is drawn
+                    self._window(item.tp.partition).install(_sorted(kept))
         if not known:
             self._remember(items)
         return self._mark()
@@ -405,6 +426,11 @@ class Process:
             held += sum(held_by(part) for part in request.batch.parts if not _mine(pipeline, part))
         if pipeline.delivery.held_bytes != held:
             raise BrokenPromiseError("memory", f"{pipeline.delivery.held_bytes} accounted, {held} held")
+
+
+def _sorted(kept: dict[int, list[int]]) -> dict[int, list[SortedRun]]:
+    """Ids as the shell keeps them."""
+    return {generation: [SortedRun.of(np.unique(mixed(ids)))] for generation, ids in kept.items() if ids}
 
 
 def _mine(pipeline: Pipeline, part: Part) -> bool:

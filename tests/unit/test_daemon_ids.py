@@ -107,7 +107,7 @@ class SlowState(MemoryState):
         self.go_on = threading.Event()
         self.failing_sorts = 0
 
-    def sort_ids(self, tp: TopicPartition) -> StoredIds:
+    def sort_ids(self, tp: TopicPartition, *, merge: bool = True) -> StoredIds:
         if tp == ORDERS:
             self.go_on.wait(20)
         if self.failing_sorts:
@@ -193,9 +193,8 @@ def test_a_partition_that_is_not_restored_is_paused_alone() -> None:
     """Others are read and committed while one waits, and the wait is a problem after 10 s."""
     with living() as life:
         life.state.append_ids([IdSegment(ORDERS, 3, ids(7))])
-        life.assign(OTHER)
+        life.assign(ORDERS, OTHER)
         life.until(lambda: OTHER in life.supervisor.pipeline.partitions)
-        life.assign(ORDERS)
         life.hand_over(OTHER, 0, 1, 2)
         life.until(lambda: life.books(OTHER) == (2, 0))
         assert life.broker.paused == {ORDERS}

@@ -97,6 +97,26 @@ def test_a_damaged_file_is_set_aside(tmp_path: Path) -> None:
     assert len(list(tmp_path.rglob("damaged"))) == 1
 
 
+def test_a_file_that_cannot_be_opened_for_now_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Too many open files say nothing about this one: it is no damage, and its ids are there at the next try."""
+    store = Store(tmp_path)
+    store.append_ids([segment(0, 4_000)])
+    store.sort_ids(ORDERS)
+    store.close()
+    store = Store(tmp_path)
+
+    def too_many(fd: int) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(id_file, "_map", too_many)
+        with pytest.raises(StateError, match="Too many open files"):
+            store.sort_ids(ORDERS)
+    assert known(store) == [*range(4_000)]
+    assert store.take_damages() == []
+    store.close()
+
+
 def test_there_are_few_files(tmp_path: Path) -> None:
     """However often ids are sorted, a partition has a handful of files, and no row is left in the database."""
     store = Store(tmp_path)
