@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from sidecar.core.ids import text_id
     from sidecar.core.tags import TagFilter
     from sidecar.core.watermark import Progress
+    from sidecar.threaded import Rejected, Retry, ThreadedBatcher
 
 __all__ = [
     "Backoff",
@@ -22,7 +23,10 @@ __all__ = [
     "Deduplicator",
     "MessageBatch",
     "Progress",
+    "Rejected",
+    "Retry",
     "TagFilter",
+    "ThreadedBatcher",
     "text_id",
 ]
 
@@ -34,7 +38,10 @@ _HOMES = {
     "Deduplicator": "core.dedup",
     "MessageBatch": "core.batch",
     "Progress": "core.watermark",
+    "Rejected": "threaded",
+    "Retry": "threaded",
     "TagFilter": "core.tags",
+    "ThreadedBatcher": "threaded",
     "text_id": "core.ids",
 }
 

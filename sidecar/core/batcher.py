@@ -107,7 +107,8 @@ class Batcher(Generic[G, M]):
         _check(1, max_messages=max_messages, max_bytes=max_bytes, held_max_bytes=held_max_bytes)
         _check(1, give_up_after=1 if give_up_after is None else give_up_after)
         _check(0, linger_ms=linger_ms)
-        self.callbacks: Teller[G, M] = Callbacks(on_message, on_delivered, on_retry, on_dead_lettered, on_released)
+        self.callbacks = Callbacks(on_message, on_delivered, on_retry, on_dead_lettered, on_released)
+        self.teller: Teller[G, M] = self.callbacks
         self.held_bytes = 0
         """What is held now; 0 at rest."""
         self._size = size
@@ -266,7 +267,7 @@ class Batcher(Generic[G, M]):
         wait_ms = self._backoff.wait_ms(batch.attempt, self._jitter(), retry_after_ms)
         self._sequence += 1
         heapq.heappush(self._waiting, (now_ms + wait_ms, self._sequence, batch))
-        self.callbacks.retried(batch, wait_ms)
+        self.teller.retried(batch, wait_ms)
 
     def _answered(self, batch: MessageBatch[G, M]) -> None:
         if batch not in self._in_flight:
@@ -277,7 +278,7 @@ class Batcher(Generic[G, M]):
         self._busy.remove(batch.group)
         self._close_book(batch, state)
         self._sort(batch.group)
-        self.callbacks.ended(batch)
+        self.teller.ended(batch)
 
     def _close_book(self, batch: MessageBatch[G, M], state: BatchState) -> None:
         batch.state = state
@@ -321,7 +322,7 @@ class Batcher(Generic[G, M]):
             self._open.pop(group, None)
             self._busy.discard(group)
             self._sort(group)
-        _tell_all(self.callbacks, released)
+        _tell_all(self.teller, released)
         return [message for batch in released for message in batch.messages]
 
     @property
@@ -351,11 +352,11 @@ def _check(least: float, **numbers: float) -> None:
             raise ValueError(f"{name} must be at least {least}, not {number}")
 
 
-def _tell_all(callbacks: Teller[G, M], batches: list[MessageBatch[G, M]]) -> None:
+def _tell_all(teller: Teller[G, M], batches: list[MessageBatch[G, M]]) -> None:
     errors: list[Exception] = []
     for batch in batches:
         try:
-            callbacks.ended(batch)
+            teller.ended(batch)
         except ExceptionGroup as group:
             errors += group.exceptions
     if errors:

@@ -19,6 +19,7 @@ import click
 import pytest
 from ruamel.yaml import YAML
 
+import sidecar
 from sidecar import errors
 from sidecar.cli import COMMANDS, EXIT_INTERRUPTED, main
 from sidecar.cli.demo import EXIT_UNBALANCED
@@ -31,6 +32,7 @@ from sidecar.state.store import Store
 from tests.support.jars import ROOT
 
 README = ROOT / "README.md"
+LIBRARY = ROOT / "docs" / "library.md"
 OPERATION = ROOT / "docs" / "operation.md"
 DOCUMENTS = [README, ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
 TELLERS = {"debug", "info", "warning", "error", "event", "_tell", "tell", "_report", "report", "Report", "_forget"}
@@ -166,6 +168,24 @@ def test_the_session_in_the_readme_is_real() -> None:
     assert doctest.DocTestRunner().run(session).failed == 0
 
 
+def test_the_sessions_of_the_library_are_real() -> None:
+    """What docs/library.md shows of each class is what it does."""
+    for number, text in enumerate(blocks(LIBRARY, "pycon")):
+        session = doctest.DocTestParser().get_doctest(text, {}, f"library.md, {number}", None, None)
+        assert len(session.examples) > 2
+        assert doctest.DocTestRunner().run(session).failed == 0
+
+
+def test_the_library_is_told_whole() -> None:
+    """docs/library.md names everything that the package exports, and the methods of its main classes."""
+    text = LIBRARY.read_text()
+    names = {name for name in sidecar.__all__ if name not in text}
+    assert names == {"BatchState", "BatcherCounts", "MessageBatch"}, "told by what they are attributes of"
+    classes = (sidecar.Batcher, sidecar.ThreadedBatcher, sidecar.Progress)
+    methods = {name for one in classes for name in vars(one) if not name.startswith("_") and name != "keys"}
+    assert {name for name in methods if not re.search(rf"\b{name}\b", text)} == set()
+
+
 def anchors(path: Path) -> set[str]:
     """The names that a document's headings can be linked by."""
     heads = re.findall(r"^#+ (.*)$", re.sub(r"^```.*?^```$", "", path.read_text(), flags=re.M | re.S), flags=re.M)
@@ -199,7 +219,7 @@ def test_every_document_is_found_from_the_readme() -> None:
     """The README leads to each file of `docs/`, and to the examples."""
     text = README.read_text()
     assert [path.name for path in DOCUMENTS[2:] if f"](docs/{path.name})" not in text] == []
-    assert "(examples/receiver.py)" in text
+    assert all(f"(examples/{path.name})" in text for path in (ROOT / "examples").glob("*.py"))
 
 
 def test_the_demo_that_is_shown_has_balanced() -> None:

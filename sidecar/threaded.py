@@ -1,0 +1,302 @@
+"""The batcher for consumers with threads: it sends batches itself, and closes in order. Decides nothing of batches."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Hashable
+from types import TracebackType
+from typing import Generic, TypeVar
+
+from sidecar.core.batch import BatcherCounts, BatchState, Callbacks, MessageBatch
+from sidecar.core.batcher import Batcher
+
+G = TypeVar("G", bound=Hashable)
+M = TypeVar("M")
+
+
+class Rejected(Exception):  # noqa: N818  # an answer, not an error of this program
+    """Raise it in `send` when the batch will never be taken: it is dead-lettered, with this as the reason."""
+
+
+class Retry(Exception):  # noqa: N818
+    """Raise it in `send` when the batch is to be sent again, and not before a while.
+
+    Args:
+        reason: What failed.
+        after_ms: Milliseconds to wait at least; beyond the backoff at most 5 minutes of it are honoured.
+    """
+
+    def __init__(self, reason: str, after_ms: float = 0) -> None:
+        super().__init__(reason)
+        self.after_ms = after_ms
+
+
+def _log(error: BaseException) -> None:
+    logging.getLogger("sidecar").error("a callback of a batcher raised", exc_info=error)
+
+
+class _Later(Generic[G, M]):
+    """Keeps the calls of ends and retries, for a time when the lock is free."""
+
+    def __init__(self, callbacks: Callbacks[G, M]) -> None:
+        self.calls: deque[Callable[[], object]] = deque()
+        self._callbacks = callbacks
+
+    def ended(self, batch: MessageBatch[G, M]) -> None:
+        self.calls.extend(self._callbacks.of_end(batch))
+
+    def retried(self, batch: MessageBatch[G, M], wait_ms: float) -> None:
+        self.calls.append(lambda: self._callbacks.retried(batch, wait_ms))
+
+
+class ThreadedBatcher(Generic[G, M]):
+    """Sends what a `Batcher` gathers in threads of its own. Every method may be called from any thread.
+
+    Callbacks are those of the batcher. They run outside the lock, one at a time, in the order of the answers, in the
+    thread that got the answer (or called `close` or `release`), and may call every method but `flush` and `close`. One
+    that raises is told to `on_error`, and the others are called.
+
+    Args:
+        batcher: Made for this one, and not touched by others from now on. Give it `jitter=random.random`.
+        send: Called with a batch, in up to `senders` threads at once, of one group never twice at once. Returns when
+            the batch was taken, raises `Rejected` when it never will be, and anything else when it is to be sent
+            again. Bound its time: a send that hangs takes a sender with it.
+        senders: Threads.
+        on_error: Called with what a callback raised; by default it is logged, to the logger `sidecar`.
+
+    Raises:
+        ValueError: There are less than 1 senders.
+
+    >>> taken = []
+    >>> batcher = Batcher(on_delivered=lambda batch: print("done", batch.messages))
+    >>> with ThreadedBatcher(batcher, taken.append) as batches:
+    ...     batches.add("paid", b"1")
+    True
+    done [b'1']
+    """
+
+    def __init__(
+        self,
+        batcher: Batcher[G, M],
+        send: Callable[[MessageBatch[G, M]], object],
+        *,
+        senders: int = 1,
+        on_error: Callable[[BaseException], object] = _log,
+    ) -> None:
+        if senders < 1:
+            raise ValueError(f"senders must be at least 1, not {senders}")
+        self._batcher = batcher
+        self._send = send
+        self._on_error = on_error
+        self._later: _Later[G, M] = _Later(batcher.callbacks)
+        batcher.teller = self._later
+        self._lock = threading.Lock()
+        self._work = threading.Condition(self._lock)
+        """Senders wait for it: something may be due."""
+        self._rest = threading.Condition(self._lock)
+        """All others wait for it: something has ended, or its callbacks were called."""
+        self._wake_at_ms = float("inf")  # when the senders that wait look by themselves
+        self._caller: int | None = None  # the thread that makes callbacks
+        self._closing = False
+        self._clean: bool | None = None  # what `close` returned
+        self._senders = [threading.Thread(target=self._run, name=f"sender-{i}", daemon=True) for i in range(senders)]
+        for thread in self._senders:
+            thread.start()
+
+    def __enter__(self) -> ThreadedBatcher[G, M]:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        self.close()
+
+    def add(self, group: G, message: M, timeout_s: float | None = None) -> bool:
+        """Take a message; False when there was no room in time. In a callback or in `send` it does not wait.
+
+        Args:
+            group: The group.
+            message: The message.
+            timeout_s: How long to wait for room; 0 for not at all, None for as long as it takes.
+
+        Raises:
+            RuntimeError: `close` was called, perhaps while this waited: the message was not taken.
+            ValueError: The message alone is beyond the budget, or its size is below 0.
+            TypeError: There is no `size` function, and the message is not bytes.
+        """
+        with self._lock:
+            until_s = None if timeout_s is None else time.monotonic() + timeout_s
+            while not self._closing:
+                if self._batcher.add(group, message, _now_ms()):
+                    self._wake_senders()
+                    return True
+                left_s = None if until_s is None else until_s - time.monotonic()
+                if self._is_own_thread() or (left_s is not None and left_s <= 0):
+                    return False
+                self._rest.wait(left_s)
+            raise RuntimeError("this batcher is closed, or closes: it takes no message")
+
+    def counts(self) -> BatcherCounts:
+        """What is held and what became of the rest, now."""
+        with self._lock:
+            return self._batcher.counts()
+
+    def flush(self, timeout_s: float = 30.0) -> bool:
+        """Send what is open now, and wait until nothing is held and all callbacks were called; False when not in time.
+
+        Raises:
+            RuntimeError: It was called in a callback or in `send`: it would wait for itself.
+        """
+        self._check_thread("flush")
+        with self._lock:
+            self._batcher.flush()
+            self._wake_senders()
+            return self._rest.wait_for(self._is_at_rest, timeout_s)
+
+    def release(self, where: Callable[[G], bool] = lambda _: True) -> list[M]:
+        """Let go of what has not ended, and of the answers of sends that run; callbacks have been called at return.
+
+        Args:
+            where: Which groups; all by default.
+
+        Returns:
+            The messages, in order within each group.
+        """
+        with self._lock:
+            released = self._batcher.release(where)
+            self._rest.notify_all()
+        self._call_back()
+        return released
+
+    def close(self, timeout_s: float = 30.0) -> bool:
+        """Take no more messages, send what is open, wait for all answers and callbacks, and end the threads.
+
+        What has no end in time is released. So each message that `add` took has its callback, and none begins after
+        `close` has returned. One that hangs is waited for until the time is over; then the others are called here.
+        Called again, it returns what the first call did.
+
+        Returns:
+            Whether all was answered in time and told, so that nothing was released.
+
+        Raises:
+            RuntimeError: It was called in a callback or in `send`: it would wait for itself.
+        """
+        self._check_thread("close")
+        until_s = time.monotonic() + timeout_s
+        with self._lock:
+            first, self._closing = not self._closing, True
+            self._batcher.drain(_now_ms(), 0)
+            self._wake_all()
+            done = self._is_at_rest if first else lambda: self._clean is not None
+            in_time = self._rest.wait_for(done, timeout_s)
+            if not first:
+                return bool(self._clean)
+            self._batcher.release()
+            calls = list(self._later.calls)
+            self._later.calls.clear()
+            self._wake_all()
+        for call in calls:
+            self._guarded(call)
+        for thread in self._senders:
+            thread.join(max(0.0, until_s - time.monotonic()))
+        with self._lock:
+            self._clean = in_time
+            self._rest.notify_all()
+        return in_time
+
+    # Senders
+
+    def _run(self) -> None:
+        while batch := self._take():
+            verdict = self._sent(batch)
+            with self._lock:
+                if batch.state is BatchState.IN_FLIGHT:
+                    verdict()
+                self._wake_all()
+            self._call_back()
+
+    def _take(self) -> MessageBatch[G, M] | None:
+        with self._lock:
+            while not (self._closing and self._batcher.idle):
+                now_ms = _now_ms()
+                if due := self._batcher.poll(now_ms, 1):
+                    return due[0]
+                wait_ms = self._batcher.wait_ms(now_ms)
+                self._wake_at_ms = float("inf") if wait_ms is None else now_ms + wait_ms
+                self._work.wait(None if wait_ms is None else wait_ms / 1000)
+            return None
+
+    def _sent(self, batch: MessageBatch[G, M]) -> Callable[[], None]:
+        try:
+            self._send(batch)
+        except Rejected as answer:
+            reason = str(answer)
+            return lambda: self._batcher.rejected(batch, reason)
+        except BaseException as error:  # noqa: BLE001  # the thread must live, and the batch have its end
+            reason, after_ms = str(error) or repr(error), error.after_ms if isinstance(error, Retry) else None
+            return lambda: self._batcher.failed(batch, reason, _now_ms(), after_ms)
+        return lambda: self._batcher.delivered(batch)
+
+    def _wake_senders(self) -> None:
+        """Wake them when something is due before they would look."""
+        now_ms = _now_ms()
+        wait_ms = self._batcher.wait_ms(now_ms)
+        if wait_ms is not None and now_ms + wait_ms < self._wake_at_ms:
+            self._wake_at_ms = now_ms + wait_ms
+            self._work.notify_all()
+
+    def _wake_all(self) -> None:
+        self._work.notify_all()
+        self._rest.notify_all()
+
+    # Callbacks
+
+    def _call_back(self) -> None:
+        """Make the calls that are kept, or wait until the thread that does it has made them."""
+        with self._lock:
+            if self._caller == threading.get_ident():
+                return
+            self._rest.wait_for(lambda: self._caller is None)
+            self._caller = threading.get_ident()
+            try:
+                while self._later.calls:
+                    self._guarded_unlocked(self._later.calls.popleft())
+            finally:
+                self._caller = None
+                self._rest.notify_all()
+
+    def _guarded_unlocked(self, call: Callable[[], object]) -> None:
+        self._lock.release()
+        try:
+            self._guarded(call)
+        finally:
+            self._lock.acquire()
+
+    def _guarded(self, call: Callable[[], object]) -> None:
+        try:
+            call()
+        except BaseException as error:
+            if not isinstance(error, Exception) and threading.current_thread() not in self._senders:
+                raise  # Ctrl-C in a thread of the caller
+            self._tell(error)
+
+    def _tell(self, error: BaseException) -> None:
+        try:
+            self._on_error(error)
+        except Exception as worse:  # noqa: BLE001
+            _log(worse)
+
+    def _is_at_rest(self) -> bool:
+        return self._batcher.idle and not self._later.calls and self._caller is None
+
+    def _is_own_thread(self) -> bool:
+        return threading.current_thread() in self._senders or self._caller == threading.get_ident()
+
+    def _check_thread(self, method: str) -> None:
+        if self._is_own_thread():
+            raise RuntimeError(f"{method}() in a callback or in send() would wait for itself")
+
+
+def _now_ms() -> float:
+    return time.monotonic() * 1000
