@@ -5,14 +5,17 @@ from __future__ import annotations
 import base64
 import json
 import random
+import signal
 import subprocess
 import sys
 import threading
-from collections import Counter, defaultdict
+from collections import Counter, defaultdict, deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+
+from confluent_kafka import Producer
 
 from tests.conftest import MakeTopic
 from tests.support.jars import ROOT
@@ -78,11 +81,12 @@ class Endpoint:
 
 
 class Flow:
-    """Produces until it is stopped: of ten messages one is unwanted, one comes twice (with one id), one has no id."""
+    """Produces until it is stopped: of ten messages one is unwanted, one comes again a second later, one has no id."""
 
     def __init__(self, broker: Broker, topic: str) -> None:
         self.wanted: set[bytes] = set()
         self._broker, self._topic = broker, topic
+        self._twins: deque[tuple[int, bytes, list[tuple[str, bytes]]]] = deque()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run)
         self._thread.start()
@@ -101,14 +105,18 @@ class Flow:
             producer.poll(0)
         producer.flush(WAIT_S)
 
-    def _send(self, producer: object, number: int, partition: int) -> None:
+    def _send(self, producer: Producer, number: int, partition: int) -> None:
         kind, value = number % 10, b"%d" % number
         tag = b"lost" if kind == 1 else (b"created", b"paid")[number % 2]
         headers = [("tag", tag)] if kind == 2 else [("tag", tag), ("id", value)]
-        for copy in (value, value + b" again")[: 2 if kind == 3 else 1]:
-            producer.produce(self._topic, copy, partition=partition, headers=headers)  # type: ignore[attr-defined]
+        producer.produce(self._topic, value, partition=partition, headers=headers)
+        if kind == 3:
+            self._twins.append((partition, value + b" again", headers))
         if kind != 1:
             self.wanted.add(value)
+        if len(self._twins) > RATE // 10:
+            partition, value, headers = self._twins.popleft()
+            producer.produce(self._topic, value, partition=partition, headers=headers)
 
 
 class Member:
@@ -140,6 +148,15 @@ class Member:
         """Kill it."""
         self.process.kill()
         self.process.wait(WAIT_S)
+
+    @contextmanager
+    def frozen(self) -> Iterator[None]:
+        """It does nothing meanwhile, and its group takes it for dead."""
+        self.process.send_signal(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            self.process.send_signal(signal.SIGCONT)
 
     def stop(self) -> None:
         """SIGTERM; it ends with 0."""
@@ -265,3 +282,25 @@ def test_without_faults_nothing_comes_twice(kafka: Broker, make_topic: MakeTopic
         assert set(dead.values()) == {1}
         assert not dead.keys() & {(partition, offset) for partition, offset, _ in one.endpoint.rows}
         assert len(one.endpoint.rows) + len(dead) == len(one.flow.wanted)
+
+
+def test_a_member_that_was_given_up_loses_nothing(
+    kafka: Broker, make_topic: MakeTopic, group: str, tmp_path: Path
+) -> None:
+    """Frozen longer than its session, a member lets go of its partitions: again comes only what it may have held."""
+    with scene(kafka, make_topic(PARTITIONS), group, tmp_path) as one:
+        first = one.start("first")
+        second = one.start("second")
+        with second.frozen():
+            wait_until(lambda: not one.endpoint.requests, WAIT_S, "the endpoint has what was sent")
+            ends = kafka.end_offsets(one.topic)
+            committed = {partition: offset for (_, partition), (offset, _) in kafka.committed(group).items()}
+            wait_until(lambda: first.owns(kafka, group) == PARTITIONS, WAIT_S, "the first has all", detail=one.logs)
+            one.await_rows(RATE)
+        wait_until(lambda: second.owns(kafka, group) == PARTITIONS // 2, WAIT_S, "the second is back", detail=one.logs)
+        one.await_rows(RATE)
+        one.finish()
+        first.stop()
+        second.stop()
+        assert {value for _, _, value in one.endpoint.rows} == one.flow.wanted
+        assert all(committed[partition] <= offset < ends[partition] for partition, offset in one.repeated())

@@ -335,3 +335,24 @@ def test_a_batcher_without_senders_is_refused() -> None:
     """It would send nothing."""
     with pytest.raises(ValueError, match="senders must be at least 1"):
         ThreadedBatcher(Batcher(), print, senders=0)
+
+
+def test_a_callback_waits_for_the_one_before() -> None:
+    """While one runs, those of an answer that came meanwhile do not begin, in whichever thread."""
+    begun: list[bytes] = []
+    second, together = threading.Event(), []
+
+    def on_message(message: bytes, _: Batch) -> None:
+        begun.append(message)
+        if len(begun) > 1:
+            second.set()
+            return
+        wait_until(lambda: batches.counts().delivered == 2, WAIT_S, "the other answer is there")
+        together.append(second.wait(0.05))
+
+    receiver = Receiver()
+    with receiver.batcher(senders=2, on_message=on_message) as batches:
+        batches.add("a", b"1")
+        batches.add("b", b"2")
+        assert batches.flush(WAIT_S)
+    assert (together, len(begun)) == ([False], 2)
