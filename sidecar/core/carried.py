@@ -8,8 +8,6 @@ from typing import NamedTuple
 
 import xxhash
 
-TRIES_MAX = 40
-"""Of intents that failed, those that failed longest; others begin anew with the next owner."""
 ATTEMPTS_MAX, SECONDS_MAX = (1 << 14) - 1, (1 << 21) - 1
 
 
@@ -60,4 +58,4 @@ class Carried:
     joint_from: int | None = None
     joints: tuple[CarriedJoint, ...] = ()
     tries: dict[tuple[int, int, int], Tries] = field(default_factory=dict)
-    """By lane, first and last offset, those of the intents that failed; of lanes alone, and at most `TRIES_MAX`."""
+    """By lane, first and last offset, those of the intents that failed; of lanes alone, and at most `Room.tries`."""

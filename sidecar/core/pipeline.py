@@ -21,6 +21,7 @@ from sidecar.core.intents import Intent, Seal
 from sidecar.core.lineage import Fingerprint, Lineage
 from sidecar.core.progress import Partition
 from sidecar.core.records import Answer, Part, Run, TopicPartition
+from sidecar.core.room import Room
 
 COMMIT_SPACING_MS = 20
 SETTLE_DELAY_MS = 200
@@ -54,6 +55,8 @@ class Pipeline:
     ) -> None:
         self._rules = batching
         self._digest = reading.digest
+        self.room = Room()
+        """What may be carried of partitions that are assigned from now on."""
         self._separator = reading.framer.separator
         self.intake = Intake(reading)
         self.delivery = Delivery(rules, self._owner, self._settled, jitter, self._give_up)
@@ -84,7 +87,7 @@ class Pipeline:
         """The partition is ours, from the predecessor's state on."""
         self.forget([tp])
         self._epoch += 1
-        partition = Partition(tp, scope, self._epoch, carried, self._separator, lineage)
+        partition = Partition(tp, scope, self._epoch, carried, self._separator, lineage, self.room)
         self.partitions[tp] = partition
         self._flow -= {tp}
         self.books.setdefault(tp, Books())

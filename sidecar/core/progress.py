@@ -4,8 +4,8 @@ Below the watermark all is settled. Between it and `seen`, the next offset never
 when an intent covers them, or when they stand at or above the offset from which the group is unbatched; everything else
 there is settled. `carried()` is that state and nothing more: a successor on another host goes on from it exactly.
 
-Up to 64 groups at a time have intents of their own. When more are open at once, one cut serves all groups of the
-partition (a joint intent), so that the state does not grow with groups.
+Up to 64 groups at a time (`Room.lanes`) have intents of their own. When more are open at once, one cut serves all
+groups of the partition (a joint intent), so that the state does not grow with groups.
 """
 
 from __future__ import annotations
@@ -16,17 +16,13 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from sidecar.core.batching import Limits, body_bytes
-from sidecar.core.carried import NO_TRIES, TRIES_MAX, Carried, CarriedJoint, CarriedLane, Tries, derived_scope, lane_key
+from sidecar.core.carried import NO_TRIES, Carried, CarriedJoint, CarriedLane, Tries, derived_scope, lane_key
 from sidecar.core.claims import Mark
 from sidecar.core.intents import Intent, Lane, Seal
 from sidecar.core.lineage import Fingerprint, Lineage, Stamp, Trail
 from sidecar.core.records import Fragment, Part, TopicPartition
+from sidecar.core.room import Room
 
-LANES_MAX = 64
-"""Groups with a state of their own: 22 bytes each with one intent, and 10 for a second one."""
-EXTRA_CUTS_MAX_BYTES = 500
-"""What further intents may take by cuts; the rest up to `EXTRA_MAX_BYTES` is for splits."""
-EXTRA_MAX_BYTES = 1_300
 INTENT_BYTES = 10
 JOINT_BYTES = 14
 EXCLUDED_BYTES = 6
@@ -42,6 +38,7 @@ class Partition:
         carried: Where the predecessor was; of a fresh one `watermark == seen`.
         separator: The rows' separator.
         lineage: From which commits it goes on.
+        room: How much may be carried.
     """
 
     def __init__(
@@ -52,6 +49,7 @@ class Partition:
         carried: Carried,
         separator: bytes,
         lineage: Lineage = Lineage(),  # noqa: B008  # frozen
+        room: Room = Room(),  # noqa: B008  # frozen
     ) -> None:
         self.tp = tp
         self.scope = scope
@@ -73,6 +71,7 @@ class Partition:
         """Those of finished intents, for the ledger once a commit says so."""
         self.seals: list[Seal] = []
         self.lineage = lineage
+        self.room = room
         self.passed: dict[str, int] = {}
         """By group, the message read last, where that was settled earlier: see `Fragment.after`."""
         self.newest: Fingerprint | None = None
@@ -134,7 +133,7 @@ class Partition:
 
     def _tries(self) -> dict[tuple[int, int, int], Tries]:
         failed = [i for i in self.intents if i.key is not None and i.tries.attempts]
-        longest = heapq.nlargest(TRIES_MAX, failed, key=lambda intent: intent.tries.seconds)
+        longest = heapq.nlargest(self.room.tries, failed, key=lambda intent: intent.tries.seconds)
         return {(intent.key or 0, intent.first, intent.last): intent.tries for intent in longest}
 
     def unsettled(self) -> Iterator[Sequence[int]]:
@@ -230,9 +229,9 @@ class Partition:
 
     def admits(self, groups: Collection[str]) -> bool:
         """Whether all of `groups` may have lanes of their own; if not, the partition must go joint first."""
-        if self.joint_from is not None or len(self.lanes) + len(self.intents) + len(groups) <= LANES_MAX:
+        if self.joint_from is not None or len(self.lanes) + len(self.intents) + len(groups) <= self.room.lanes:
             return True
-        return len(self._own_keys().union(map(lane_key, groups))) <= LANES_MAX
+        return len(self._own_keys().union(map(lane_key, groups))) <= self.room.lanes
 
     def go_joint(self, limits: Limits) -> list[Part]:
         """Cut all open lanes wholly; from here on one cut serves all groups.
@@ -250,9 +249,9 @@ class Partition:
     def may_cut(self, lane: Lane) -> bool:
         """Whether one more intent of this lane still fits in what is carried."""
         if self.joint_from is not None:
-            return self.extra_bytes + JOINT_BYTES <= EXTRA_CUTS_MAX_BYTES + INTENT_BYTES * LANES_MAX
+            return self.extra_bytes + JOINT_BYTES <= self.room.extra_cuts_bytes + INTENT_BYTES * self.room.lanes
         first = not any(intent.key == lane.key for intent in self.intents)
-        return first or self.extra_bytes + INTENT_BYTES <= EXTRA_CUTS_MAX_BYTES
+        return first or self.extra_bytes + INTENT_BYTES <= self.room.extra_cuts_bytes
 
     def cut(self, lane: Lane, limits: Limits) -> list[Part]:
         """Make the first of the lane's open messages a part; one of each lane where the partition is joint."""
@@ -279,7 +278,7 @@ class Partition:
         intent = Intent(None, min(lane.buffer.fragments[0].first for lane in lanes), last)
         self.intents.append(intent)
         parts = [self._part(lane.group, intent, lane.buffer.take_through(last)) for lane in lanes]
-        few = len(parts) + len(self._own_keys()) <= LANES_MAX // 2
+        few = len(parts) + len(self._own_keys()) <= self.room.lanes // 2
         self.joint_from = None if few and not short and not self.replaying else last + 1
         return parts
 
@@ -312,7 +311,7 @@ class Partition:
 
     def _exclude(self, intent: Intent, key: int) -> None:
         """Where there is room, what is settled of a joint intent is not sent again after a crash."""
-        if self.extra_bytes + EXCLUDED_BYTES <= EXTRA_CUTS_MAX_BYTES:
+        if self.extra_bytes + EXCLUDED_BYTES <= self.room.extra_cuts_bytes:
             intent.excluded.add(key)
 
     def _remove(self, part: Part) -> None:
@@ -320,7 +319,7 @@ class Partition:
         lane.live.remove(part)
         part.intent.live -= 1
         part.epoch = -1
-        if not lane.live and not lane.buffer.fragments and len(self.lanes) > LANES_MAX // 2:
+        if not lane.live and not lane.buffer.fragments and len(self.lanes) > self.room.lanes // 2:
             del self.lanes[part.group]
 
     def _drop_finished(self) -> None:
@@ -338,9 +337,9 @@ class Partition:
         cost = INTENT_BYTES * (part.count - 1).bit_length()
         if part.intent.key is None:
             cost += EXCLUDED_BYTES + INTENT_BYTES
-            if len(self._own_keys() | {lane_key(part.group)}) > LANES_MAX:
+            if len(self._own_keys() | {lane_key(part.group)}) > self.room.lanes:
                 return False
-        return self.extra_bytes + cost <= EXTRA_MAX_BYTES
+        return self.extra_bytes + cost <= self.room.extra_bytes
 
     def split(self, part: Part, pieces: Sequence[list[Fragment]]) -> list[Part]:
         """Replace a refused part by its two halves, which get intents of their own.

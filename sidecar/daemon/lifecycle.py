@@ -14,6 +14,7 @@ import structlog
 
 from sidecar.config.model import Settings
 from sidecar.config.source import RocketMqSource as RocketMqSettings
+from sidecar.core.room import Room
 from sidecar.daemon.build import HELD_SHARE, build, groups_of, plan_memory, pushed_expression, rules_hash
 from sidecar.daemon.dispatcher import Senders, Writer
 from sidecar.daemon.gravedigger import Gravedigger
@@ -115,6 +116,7 @@ class Daemon:
         log.info("daemon.starting", group_id=group, admin=url, version=version())
         with _tells_when_slow(supervisor.record):
             source.open(supervisor)
+            pipeline.room = Room.within(source.metadata_characters)
         supervisor.record.joined()
         stack.callback(source.close)
         stack.callback(gravedigger.close)  # before the source it reads from, and the state it writes into

@@ -13,6 +13,7 @@ from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from sidecar.core.carried import lane_key
 from sidecar.core.effects import CommitItem
 from sidecar.core.records import Columns, Message, Run, TopicPartition
+from sidecar.core.room import METADATA_CHARACTERS
 from sidecar.errors import StateError
 from sidecar.sources.acked_client import AckedClient, Handed
 from sidecar.sources.acked_columns import AckedColumns, Taken, details_of, identity_of, key_of
@@ -55,6 +56,7 @@ class AckedSource:
     """
 
     name = "RocketMQ"
+    metadata_characters = METADATA_CHARACTERS
     columns: Columns = AckedColumns()
 
     def __init__(

@@ -116,6 +116,8 @@ class Source(Protocol):
     columns: Columns
     name: str
     """The kind of broker, for an operator."""
+    metadata_characters: int
+    """What a partition's state may take, known once it is open."""
 
     def open(self, listener: Listener) -> None:
         """Connect and join the group.

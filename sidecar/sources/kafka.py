@@ -17,6 +17,7 @@ from confluent_kafka.admin import AdminClient
 from sidecar.config.source import KafkaSource as KafkaSettings
 from sidecar.core.effects import CommitItem
 from sidecar.core.records import Columns, Run, TopicPartition
+from sidecar.core.room import METADATA_CHARACTERS
 from sidecar.errors import StateError
 from sidecar.sources.base import SESSION, Listener, Original, ReadPast
 from sidecar.sources.kafka_columns import KafkaColumns, runs_of
@@ -30,6 +31,7 @@ from sidecar.sources.kafka_memory import Memories
 from sidecar.sources.kafka_offsets import Offsets
 from sidecar.sources.kafka_reach import await_topics
 from sidecar.sources.kafka_recall import Recall
+from sidecar.sources.kafka_room import metadata_characters
 from sidecar.sources.kafka_start import Found, Starts
 from sidecar.sources.kafka_topics import TopicIds, is_mock
 from sidecar.state.interface import State
@@ -58,6 +60,7 @@ class KafkaSource:
 
     columns: Columns = KafkaColumns()
     name = "Kafka"
+    metadata_characters = METADATA_CHARACTERS
 
     def __init__(
         self, settings: KafkaSettings, state: State, rules: bytes, queue_bytes: int, client_id: str = ""
@@ -109,6 +112,8 @@ class KafkaSource:
             raise
         self._admin = AdminClient(client_config(self._settings))
         self._topic_ids = TopicIds(self._admin, self.cluster_id)
+        if not is_mock(self.cluster_id):  # which never answers
+            self.metadata_characters = metadata_characters(self._admin, listener.event)
         self._ends = Ends(self._admin, str(self._config["isolation.level"]))
         self._state.bind(self.cluster_id, self._settings.group_id)
         self._memories = Memories(self._state, listener.event)

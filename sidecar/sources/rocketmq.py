@@ -10,6 +10,7 @@ from operator import attrgetter
 from sidecar.config.source import RocketMqSource as RocketMqSettings
 from sidecar.core.effects import CommitItem
 from sidecar.core.records import Columns, Run, TopicPartition
+from sidecar.core.room import METADATA_CHARACTERS
 from sidecar.rocketmq.codes import Request
 from sidecar.rocketmq.frames import Frame
 from sidecar.rocketmq.network import Link, Network
@@ -51,6 +52,7 @@ class RocketMqSource:
     """
 
     name = "RocketMQ"
+    metadata_characters = METADATA_CHARACTERS
     columns: Columns = RocketMqColumns()
 
     def __init__(

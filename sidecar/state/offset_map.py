@@ -20,9 +20,8 @@ from typing import NamedTuple
 
 from sidecar.core.carried import Carried, CarriedJoint, CarriedLane, Tries
 from sidecar.core.lineage import TOKEN_BITS, Stamp
+from sidecar.core.room import METADATA_CHARACTERS
 
-METADATA_MAX_CHARACTERS = 4096
-"""The default of a broker's ``offset.metadata.max.bytes``."""
 MAGIC, VERSION = 0xB5, 1
 _HEAD = struct.Struct(">BBI")
 _NO_STAMP = Stamp(0, 0)
@@ -127,8 +126,8 @@ def encode(
         _put(out, number - at, *tried)
         at = number
     text = base64.b64encode(_HEAD.pack(MAGIC, VERSION, zlib.crc32(out)) + out).decode()
-    if len(text) > METADATA_MAX_CHARACTERS:
-        raise ValueError(f"{len(text)} characters of metadata, {METADATA_MAX_CHARACTERS} fit")
+    if len(text) > METADATA_CHARACTERS:
+        raise ValueError(f"{len(text)} characters of metadata, {METADATA_CHARACTERS} fit")
     return text
 
 

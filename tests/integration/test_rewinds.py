@@ -130,3 +130,17 @@ def test_a_log_put_back_and_refilled_is_not_taken_for_what_it_was(tmp_path: Path
             assert all(arrived[row] == 1 for row in [*kept, *other])
             assert len(daemon.events("partition.truncated")) == 1
             daemon.stop()
+
+
+def test_a_broker_that_takes_little_metadata_gets_smaller_batches(tmp_path: Path) -> None:
+    """With 900 bytes instead of 4,096 all of 200 groups arrive, each message once, and the log says so."""
+    config = {"offset.metadata.max.bytes": "900"}
+    with KafkaBroker(tmp_path / "kafka" / "broker", config=config) as broker, Receiver() as receiver:
+        scene = Scene(broker, tmp_path, receiver, broker.create_topic(unique("little")), unique("group"))
+        for number in range(200):
+            scene.send([b"%d" % i for i in range(5)], tag=f"t{number}")
+        with scene.daemon() as daemon:
+            scene.await_all(daemon)
+            assert [event["bytes"] for event in daemon.events("metadata.limited")] == [900]
+            assert not daemon.events("commit.failed")
+            daemon.stop()

@@ -12,7 +12,8 @@ from sidecar.core.batching import Buffer, Limits, body_bytes, halves, held_bytes
 from sidecar.core.carried import Carried, CarriedJoint, CarriedLane
 from sidecar.core.dedup import RotatingBitmap, RotatingSet
 from sidecar.core.records import Fragment
-from sidecar.state.offset_map import METADATA_MAX_CHARACTERS, Identity, Origin, decode, encode
+from sidecar.core.room import METADATA_CHARACTERS
+from sidecar.state.offset_map import Identity, Origin, decode, encode
 
 IDENTITY = Identity("cluster", "group", "topic", 42)
 RULES = b"rule"
@@ -141,7 +142,7 @@ def states(draw: st.DrawFn) -> Carried:
 def test_states_travel_unchanged(carried: Carried) -> None:
     """What is encoded is decoded, within the room that a broker gives."""
     text = encode(IDENTITY, RULES, carried)
-    assert len(text) <= METADATA_MAX_CHARACTERS
+    assert len(text) <= METADATA_CHARACTERS
     assert decode(text, carried.watermark, IDENTITY, RULES)[:3] == (Origin.OURS, 42, carried)
 
 

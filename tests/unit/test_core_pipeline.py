@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from sidecar.core import batching, progress
+from sidecar.core import batching
 from sidecar.core.backoff import Backoff
 from sidecar.core.batching import Limits
 from sidecar.core.carried import ATTEMPTS_MAX, SECONDS_MAX, Carried, CarriedJoint, CarriedLane, Tries, lane_key
@@ -23,8 +23,9 @@ from sidecar.core.intake import Reading
 from sidecar.core.lineage import Stamp
 from sidecar.core.pipeline import Pipeline
 from sidecar.core.records import Answer, Batch, DeadLetter, FailedRow, Fragment, Run, TopicPartition, Verdict
+from sidecar.core.room import METADATA_CHARACTERS, Room
 from sidecar.ledger.interface import Ledger
-from sidecar.state.offset_map import METADATA_MAX_CHARACTERS, Identity, decode, encode
+from sidecar.state.offset_map import Identity, decode, encode
 from tests.simulation.plan import Columns, LineFramer, Row, read_ids, read_keys, read_tags
 
 TP = TopicPartition("t", 0)
@@ -47,7 +48,13 @@ class Shell:
     """Does every effect at once, and asks `answer` what the receiver says."""
 
     def __init__(
-        self, *, ids: bool = False, ledger: Ledger | None = None, start: Carried = FRESH, **rules: object
+        self,
+        *,
+        ids: bool = False,
+        ledger: Ledger | None = None,
+        start: Carried = FRESH,
+        room: Room = Room(),  # noqa: B008  # frozen
+        **rules: object,
     ) -> None:
         options: dict[str, Any] = {"max_messages": 100, "max_bytes": 10_000, "linger_ms": 0, "span_max": 10_000}
         options |= {"held": 1 << 20, "give_up": None, "give_up_ms": None, "numbered": False, **rules}
@@ -79,6 +86,7 @@ class Shell:
         self.ledger = ledger
         chance = random.Random(1).random if ledger else lambda: 1.0  # tokens are drawn
         self.pipeline = Pipeline(reading, batch_rules, delivery, chance)
+        self.pipeline.room = room
         self.pipeline.assign(TP, "5c0pe000", start)
         self.now_ms = 0.0
         self.commits: list[Carried] = []
@@ -299,13 +307,12 @@ def test_halves_wait_for_room() -> None:
     shell.run(4_000, by_ms=25)
     assert shell.pipeline.idle
     assert shell.pipeline.books[TP].delivered == 3_600
-    assert max(len(encode(identity, b"rule", carried)) for carried in shell.commits) <= METADATA_MAX_CHARACTERS
+    assert max(len(encode(identity, b"rule", carried)) for carried in shell.commits) <= METADATA_CHARACTERS
 
 
-def test_no_room_for_halves_and_then_not_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_room_for_halves_and_then_not_ours() -> None:
     """What waits for room to be halved is released with its partition."""
-    monkeypatch.setattr(progress, "EXTRA_MAX_BYTES", 0)
-    shell = Shell()
+    shell = Shell(room=Room(extra_bytes=0))
     shell.answer = lambda batch, offsets: REJECT  # type: ignore[method-assign]
     shell.read(*rows(0, 3))
     shell.run()
@@ -611,11 +618,14 @@ def test_joint_intents_of_an_earlier_life() -> None:
     assert shell.pipeline.idle
 
 
-@pytest.mark.parametrize("groups", [64, 200])
-def test_worst_state_fits_in_the_metadata(groups: int) -> None:
+@pytest.mark.parametrize(
+    ("groups", "characters"),
+    [(64, METADATA_CHARACTERS), (200, METADATA_CHARACTERS), (64, 700), (8, 1_500), (200, 2_000)],
+)
+def test_worst_state_fits_in_the_metadata(groups: int, characters: int) -> None:
     """Many groups, all failing or all refused, far apart: the state always fits and always comes back."""
     for verdict in (RETRY, REJECT):
-        shell = Shell(max_messages=3, span_max=1 << 40)
+        shell = Shell(max_messages=3, span_max=1 << 40, room=Room.within(characters))
         shell.answer = lambda batch, offsets, verdict=verdict: verdict  # type: ignore[misc, method-assign]
         identity = Identity("c" * 22, "group", "t" * 22, (1 << 64) - 1)
         at = 1 << 45
@@ -628,7 +638,7 @@ def test_worst_state_fits_in_the_metadata(groups: int) -> None:
         for carried in shell.commits:
             long = dict.fromkeys(carried.tries, Tries(ATTEMPTS_MAX, SECONDS_MAX))
             text = encode(identity, b"rule", replace(carried, tries=long), most, most)
-            assert len(text) <= METADATA_MAX_CHARACTERS
+            assert len(text) <= characters
         text = encode(identity, b"rule", carried, most, most)
         assert decode(text, carried.watermark, identity, b"rule").carried == carried
 
