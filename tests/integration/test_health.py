@@ -1,0 +1,99 @@
+"""What does not go on is told, with reason and next step; what a person reads of an outage is little."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from sidecar.ops.health import KINDS
+from tests.support.kafka import KafkaBroker, unique
+from tests.support.process import Daemon, free_ports, http_get, wait_until
+from tests.support.receiver import Receiver
+from tests.support.scene import Scene
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaBroker]:
+    """A broker that may be frozen."""
+    with KafkaBroker(tmp_path_factory.mktemp("own") / "broker") as broker:
+        yield broker
+
+
+@pytest.fixture
+def scene(broker: KafkaBroker, tmp_path: Path) -> Iterator[Scene]:
+    """A topic and a receiver."""
+    with Receiver() as receiver:
+        yield Scene(broker, tmp_path, receiver, broker.create_topic(unique("health")), unique("group"))
+
+
+def state(daemon: Daemon) -> str:
+    """The word."""
+    return str(daemon.status()["health"]["state"])
+
+
+def test_a_frozen_broker_is_told_in_all_places(scene: Scene, broker: KafkaBroker) -> None:
+    """Frozen for 25 s, nothing goes out: page, status, `/readyz`, metric and log say so alike; then it heals."""
+    with scene.daemon() as daemon:
+        scene.send([b"first"])
+        scene.await_all(daemon)
+        broker.freeze()
+        try:
+            wait_until(lambda: state(daemon) == "stopped", 25, "it is told", detail=daemon.status)
+            health = daemon.status()["health"]
+            assert health["next_step"] == KINDS[health["kind"]].next_step
+            shown = f"stopped: {health['reason']}. Next: {health['next_step']}"
+            code, ready = http_get(f"{daemon.admin_url}/readyz")
+            assert (code, ready.decode().splitlines()[0]) == (503, shown)
+            assert shown in http_get(f"{daemon.admin_url}/")[1].decode()
+            assert f'reason="{health["kind"]}",state="stopped"}} 1.0' in daemon.metrics()
+            told = daemon.events("health.changed")[-1]
+            assert {name: told[name] for name in ("state", "reason", "next_step")}.items() <= health.items()
+        finally:
+            broker.thaw()
+        wait_until(lambda: state(daemon) == "healthy", 20, "it heals", detail=daemon.status)
+        scene.send([b"later"])
+        scene.await_all(daemon)
+
+
+def test_an_outage_of_three_groups_is_few_lines(scene: Scene) -> None:
+    """One line when a group begins to fail and one when it recovers, however often it was tried in between."""
+    with scene.daemon() as daemon:
+        daemon.wait_ready()
+        scene.receiver.fail("status", status=500)
+        for tag in ("a", "b", "c"):
+            scene.send([b"x"], tag=tag)
+        wait_until(lambda: scene.receiver.stats["status"] >= 30, 30, "it was tried often", detail=daemon.log_tail)
+        scene.receiver.faults.clear()
+        scene.await_all(daemon)
+        wait_until(lambda: len(daemon.events("group.recovered")) == 3, 5, "they recovered", detail=daemon.log_tail)
+        lines = [event for event in daemon.events() if event["level"] != "info"]
+        assert sorted(event["event"] for event in lines) == ["group.failed"] * 3 + ["health.changed"]
+        assert {event["group"] for event in daemon.events("group.failed")} == {"a", "b", "c"}
+
+
+def test_a_start_tells_where_it_can_be_asked_and_what_it_waits_for(scene: Scene) -> None:
+    """At a missing topic the address is told at once, and after 2 s what is waited for; `/readyz` says the same."""
+    kafka = {"topics": [f"{scene.topic}-missing"], "start_timeout": "5s"}
+    with scene.daemon(source={"kafka": kafka}) as daemon:
+        (starting,) = wait_until(lambda: daemon.events("daemon.starting"), 10, "it starts", detail=daemon.log_tail)
+        assert starting["admin"] == daemon.admin_url
+        (waiting,) = wait_until(lambda: daemon.events("daemon.waiting"), 10, "it waits", detail=daemon.log_tail)
+        assert waiting["what"] == f"the topic {scene.topic}-missing in Kafka at {scene.broker.bootstrap}"
+        code, ready = http_get(f"{daemon.admin_url}/readyz")
+        assert (code, ready.decode().partition(". Next")[0]) == (503, f"starting: waits for {waiting['what']}")
+        assert http_get(f"{daemon.admin_url}/livez")[0] == 200
+        daemon.wait(69, 15)
+
+
+def test_a_start_at_a_broker_that_is_away_says_so(tmp_path: Path) -> None:
+    """What the client says of the broker is what the start waits for."""
+    (port,) = free_ports(1)
+    kafka = {"bootstrap_servers": f"127.0.0.1:{port}", "group_id": "g", "topics": ["t"], "start_timeout": "6s"}
+    with Daemon(tmp_path, {"source": {"kafka": kafka}, "sink": {"console": {}}}) as daemon:
+        (waiting,) = wait_until(lambda: daemon.events("daemon.waiting"), 10, "it waits", detail=daemon.log_tail)
+        assert waiting["what"].startswith(f"Kafka at 127.0.0.1:{port}")
+        refused = f"starting: waits for Kafka at 127.0.0.1:{port}: ".encode()
+        wait_until(lambda: http_get(f"{daemon.admin_url}/readyz")[1].startswith(refused), 4, "it says why")
+        daemon.wait(69, 15)

@@ -1,0 +1,151 @@
+"""What is found to be wrong, from when on and until when; and what of it the log is told."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import structlog
+
+from sidecar.core.books import Books
+from sidecar.core.delivery import Delivery
+from sidecar.core.records import TopicPartition
+from sidecar.daemon.chronicle import SUMMARY_EVERY_S, Chronicle
+from sidecar.daemon.problems import DEAD_LETTERS_S, FULL_S, Problems
+from sidecar.daemon.record import OVERDUE_S, Record
+from sidecar.ops.health import HEALTHY, KINDS, Problem, judge
+from sidecar.ops.snapshot import PartitionStatus
+from tests.unit.test_core_pipeline import RETRY, Shell, rows
+
+TP, OTHER = TopicPartition("orders", 0), TopicPartition("orders", 1)
+
+
+class World:
+    """A daemon that a test changes, and what is found of it."""
+
+    def __init__(self) -> None:
+        delivery = SimpleNamespace(burials={})
+        self.held_up: list[tuple[str, str | None, float]] = []
+        self.pipeline: Any = SimpleNamespace(
+            stops={}, paused=frozenset(), delivery=delivery, held_up=lambda: list(self.held_up)
+        )
+        self.record = Record()
+        self.record.assigned()
+        self.broker: dict[str, str] = {}
+        source = SimpleNamespace(name="Kafka", problems=lambda: self.broker)
+        ids = SimpleNamespace(problems=lambda now_s: [])
+        supervisor: Any = SimpleNamespace(
+            pipeline=self.pipeline, record=self.record, source=source, ledger=None, ids=ids
+        )
+        self.problems = Problems(supervisor, Chronicle())
+        self.place = PartitionStatus(topic="orders", partition=0, watermark=5, position=7, lag=2)
+        self.totals = Books()
+
+    def kinds(self, now_s: float) -> list[str]:
+        """What is found at this time."""
+        return [one.kind for one in self.problems.find([self.place], self.totals, [], now_s)]
+
+
+def test_the_worst_problem_makes_the_word() -> None:
+    """Stopped before starting before degraded, and healthy without any; each kind has a step for a person."""
+    assert judge([]).state == HEALTHY
+    found = [Problem("dead_letters", "some"), Problem("group", "a fails"), Problem("ids", "no room")]
+    assert judge(found) == ("stopped", "ids", "no room", KINDS["ids"].next_step)
+    assert [judge([Problem(kind, "x")]).ready for kind in ("group", "starting", "commit")] == [True, False, False]
+
+
+def test_a_commit_that_fails_for_10_s_is_a_problem() -> None:
+    """Counted from the first try, with the last reason; it ends with a success, and with the partition."""
+    world = World()
+    world.record.commits.begun([TP, OTHER], 0.0)
+    world.record.commits.failed("commit", "too large")
+    world.record.commits.ended({TP: False, OTHER: True}, 0.1)
+    world.record.commits.begun([TP], 5.0)
+    assert world.kinds(OVERDUE_S - 0.1) == []
+    (problem,) = world.record.commits.problems(OVERDUE_S)
+    assert problem == ("commit", "orders[0] could not be committed for 10 s: too large")
+    world.record.commits.ended({TP: True}, 0.1)
+    assert world.kinds(OVERDUE_S) == []
+    world.record.commits.begun([TP], 20.0)
+    world.record.commits.forget([TP])
+    assert world.kinds(99.0) == []
+
+
+def test_a_message_that_waits_for_10_s_is_a_problem_unless_it_waits_for_a_known_stop() -> None:
+    """It is known by what it waits for; while all is stopped for another reason, its time does not run."""
+    world = World()
+    world.held_up = [("a free sender", "paid", 1.0)]
+    assert [world.kinds(second) for second in (0.0, 5.0, 9.0)] == [[], [], []]
+    assert world.kinds(10.0) == ["waiting"]
+    world.pipeline.stops = {"halted": "the sink refuses every request: HTTP 401"}
+    assert world.kinds(12.0) == ["halted"]
+    world.pipeline.stops = {}
+    assert world.kinds(14.0) == []
+
+
+def test_a_log_that_goes_on_and_is_not_read_is_a_problem() -> None:
+    """Where the position stands still for 10 s below the end, and reading is not paused."""
+    world = World()
+    world.place = PartitionStatus(topic="orders", partition=0, watermark=5, position=7, lag=9)
+    assert (world.kinds(0.0), world.kinds(11.0)) == ([], ["unread"])
+    world.pipeline.paused = frozenset({TP})
+    assert world.kinds(22.0) == ["span"]
+
+
+def test_full_memory_is_a_problem_when_it_lasts() -> None:
+    """For a moment it is how a slow receiver slows the source."""
+    world = World()
+    world.pipeline.stops = {"memory": "it is used up"}
+    assert (world.kinds(0.0), world.kinds(FULL_S - 0.1), world.kinds(FULL_S)) == ([], [], ["memory"])
+
+
+def test_dead_letters_are_a_problem_for_5_minutes() -> None:
+    """From the last one on; and those that cannot be stored from 10 s on."""
+    world = World()
+    world.totals.dead_lettered = 1
+    assert world.kinds(0.0) == ["dead_letters"]
+    assert world.kinds(DEAD_LETTERS_S - 1) == ["dead_letters"]
+    world.totals.dead_lettered = 2
+    assert world.kinds(DEAD_LETTERS_S) == ["dead_letters"]
+    assert world.kinds(2 * DEAD_LETTERS_S) == []
+    world.pipeline.delivery.burials = {1: "on its way"}
+    world.record.buried(1, "No space left on device", 1_000.0)
+    assert (world.kinds(1_005.0), world.kinds(1_010.0)) == ([], ["dead_letters_store"])
+    world.record.buried(1, "", 1_011.0)
+    assert world.kinds(1_011.0) == []
+
+
+@pytest.mark.parametrize(("key", "kind"), [("session", "membership"), ("client", "broker")])
+def test_what_the_source_says_is_a_problem(key: str, kind: str) -> None:
+    """A membership that ended stops everything, a broker that is away perhaps nothing."""
+    world = World()
+    world.broker = {key: "why"}
+    assert world.kinds(0.0) == [kind]
+
+
+def test_an_outage_that_goes_on_is_one_line_a_minute() -> None:
+    """With the groups, the tries since the last line and what waits; none once they recovered."""
+    shell, chronicle = Shell(), Chronicle()
+    shell.answer = lambda batch, offsets: RETRY  # type: ignore[method-assign]
+    shell.read(*rows(0, 9), *rows(10, 19, 1))
+    delivery: Delivery = shell.pipeline.delivery
+    with structlog.testing.capture_logs() as lines:
+        for second in range(int(2 * SUMMARY_EVERY_S) + 5):
+            shell.run(20)
+            chronicle.outage(delivery, float(second))
+    assert [line["event"] for line in lines] == ["outage.continued"] * 2
+    assert (lines[0]["groups"], lines[0]["count"], lines[0]["batches_waiting"]) == (["g0", "g1"], 2, 2)
+    assert 2 * SUMMARY_EVERY_S * 0.5 < lines[0]["failed_sends"] < 2 * SUMMARY_EVERY_S * 1.5
+
+
+def test_every_stop_of_the_intake_has_its_lines() -> None:
+    """One when it begins, by its word, and one when it ends."""
+    chronicle = Chronicle()
+    with structlog.testing.capture_logs() as lines:
+        for now_s, stops in ((1.0, {"memory": "full"}), (2.0, {"memory": "full"}), (5.0, {})):
+            chronicle.intake(stops, list(stops), now_s)
+    assert [(line["event"], line["reason"], line["log_level"]) for line in lines] == [
+        ("intake.stopped", "memory", "warning"), ("intake.resumed", "memory", "info"),
+    ]  # fmt: skip
+    assert (lines[0]["detail"], lines[1]["seconds"]) == ("full", 4.0)
