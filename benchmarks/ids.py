@@ -47,7 +47,7 @@ SETTINGS = {
 
 def random_keys(size: int) -> Keys:
     """Rising keys, with random gaps."""
-    gap = (1 << 64) // (size + 1)
+    gap = (1 << 64) // (size + size // 100 + 1)
     return np.cumsum(np.random.default_rng().integers(1, 2 * gap, size, dtype=np.uint64) // 2 + gap // 2)
 
 
