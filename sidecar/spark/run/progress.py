@@ -184,8 +184,9 @@ class Progress:
         # Copies: other threads read what is told, while the books are being entered.
         partitions = tuple(replace(self._partitions[tp]) for tp in sorted(self._partitions))
         lags = [one.lag for one in partitions if one.lag is not None]
-        problems = [] if self._live else [Problem("ended", self._problem or "the query has ended")]
-        problems += [Problem("state", f"{place}: {text}") for place, text in self._folder.notes().items()]
+        kind, text = ("dead_letters_store", "") if self._live else ("ended", "the query has ended")
+        problems = [Problem(kind, self._problem or text)] if self._problem or text else []
+        problems += [Problem("group", f"{place}: {text}") for place, text in self._folder.notes().items()]
         return StatusSnapshot(
             group_id=self._settings.source.kafka.group_id,
             started_at=self._started.isoformat(timespec="milliseconds"),
