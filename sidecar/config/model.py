@@ -24,7 +24,7 @@ from sidecar.config.ledger import CLAIM_TIMEOUT
 from sidecar.config.sinks import Sink
 from sidecar.config.source import TOPIC, Source
 from sidecar.config.spark import Spark
-from sidecar.config.tags import ROCKETMQ_TAG, Dedup, Tags, canonical
+from sidecar.config.tags import OFFSET_MSG_ID, ROCKETMQ_TAG, Dedup, Tags, canonical
 from sidecar.config.units import Duration, Size
 
 _WAIT = Duration("1ms", "1h")
@@ -285,6 +285,24 @@ class Settings(Model):
             raise ValidationError.from_exception_data("tags", errors)
         return tags
 
+    @field_validator("dedup")
+    @classmethod
+    def _is_told(cls, dedup: Dedup, info: ValidationInfo) -> Dedup:
+        if dedup.by != OFFSET_MSG_ID or "source" not in info.data:
+            return dedup
+        rocketmq = info.data["source"].rocketmq
+        text = ""
+        if rocketmq is None:
+            text = "needs source.rocketmq: with source.kafka write position"
+        elif rocketmq.client == "grpc":
+            text = (
+                "is not told by proxies of the origin of a message that comes again: "
+                "use client: remoting or native, or an id of the producer's"
+            )
+        if text:
+            raise ValidationError.from_exception_data("dedup", [problem(text, dedup.by, "by")])
+        return dedup
+
     @field_validator("dead_letters")
     @classmethod
     def _not_read_again(cls, place: Literal["state"] | DeadLetters, info: ValidationInfo) -> Any:
@@ -294,6 +312,11 @@ class Settings(Model):
         if place.rocketmq:
             if source.rocketmq is None or source.rocketmq.client != "remoting":
                 error = problem("needs source.rocketmq with client: remoting", None, "rocketmq")
+                raise ValidationError.from_exception_data("dead_letters", [error])
+            dedup = info.data.get("dedup")
+            if isinstance(place.rocketmq, HandBack) and dedup is not None and dedup.by == OFFSET_MSG_ID:
+                text = "is of no use with dedup.by: offset_msg_id: what is handed back would be a duplicate of itself"
+                error = problem(text, place.delay_level, "rocketmq", "delay_level")
                 raise ValidationError.from_exception_data("dead_letters", [error])
             return place
         if source.rocketmq:

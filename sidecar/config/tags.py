@@ -28,6 +28,8 @@ class Place(OneOf):
         return fields.Field("json", path=fields.parse_json_path(self.json_ or ""))
 
 
+OFFSET_MSG_ID = "offset_msg_id"
+"""Where a broker stored a message first: its address and the offset in its commit log."""
 ROCKETMQ_TAG = Place(header="TAGS")
 """Where RocketMQ keeps a message's tag: headers are its properties."""
 TagPlace: TypeAlias = Annotated[
@@ -36,9 +38,9 @@ TagPlace: TypeAlias = Annotated[
     words("key", "topic", "{header: NAME}", "{json: $.a.b}"),
 ]
 IdPlace: TypeAlias = Annotated[
-    Annotated[Literal["position", "key"], Tag("word")] | Annotated[Place, Tag("section")],
+    Annotated[Literal["position", "key", "offset_msg_id"], Tag("word")] | Annotated[Place, Tag("section")],
     Discriminator(kind),
-    words("position", "key", "{header: NAME}", "{json: $.a.b}"),
+    words("position", "key", "{header: NAME}", "{json: $.a.b}", "offset_msg_id"),
 ]
 
 
@@ -118,7 +120,8 @@ class Dedup(Model):
 
     by: IdPlace = Field(
         default="position",
-        description="`position` (partition and offset), or an id: `{header: NAME}`, `key`, `{json: $.a.b}`.",
+        description="`position` (partition and offset), or an id: `{header: NAME}`, `key`, `{json: $.a.b}`, or "
+        "(RocketMQ) `offset_msg_id`.",
     )
     as_: Literal["text", "int"] = Field(
         default="text",
@@ -174,6 +177,6 @@ class Dedup(Model):
     @field_validator("as_")
     @classmethod
     def _needs_id(cls, value: str, info: ValidationInfo) -> str:
-        if value == "int" and info.data.get("by") == "position":
-            raise ValueError("is of no use with dedup.by: position")
+        if value == "int" and (by := info.data.get("by")) in ("position", OFFSET_MSG_ID):
+            raise ValueError(f"is of no use with dedup.by: {by}")
         return value

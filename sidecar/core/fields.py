@@ -1,4 +1,7 @@
-"""Where a tag or a message id stands: header, key, topic or a place in a JSON value. Reads columns, decides nothing."""
+"""Where a tag or a message id stands: header, key, topic, a place in a JSON value, or the broker's own id of a message.
+
+Reads columns, decides nothing.
+"""
 
 from __future__ import annotations
 
@@ -29,6 +32,15 @@ class HeaderColumns(Protocol):
 
     def header(self, messages: Sequence[Message], name: str) -> list[Raw]:
         """The value of this header of each message; a tuple where it is repeated."""
+        ...
+
+
+@runtime_checkable
+class OriginColumns(Protocol):
+    """`Columns` that tell where a message was stored first."""
+
+    def origins(self, tp: TopicPartition, messages: Sequence[Message]) -> list[Raw]:
+        """Broker and commit-log offset of each message, of one of the retry topic those of its origin."""
         ...
 
 
@@ -63,7 +75,7 @@ class Field:
         path: The steps into the value, for `json`.
     """
 
-    kind: Literal["header", "key", "topic", "json"]
+    kind: Literal["header", "key", "topic", "json", "offset_msg_id"]
     name: str = ""
     path: JsonPath = ()
 
@@ -71,6 +83,9 @@ class Field:
         """A function that reads this field of many messages of one partition."""
         if self.kind == "topic":
             return lambda tp, messages: [tp.topic.encode()] * len(messages)
+        if self.kind == "offset_msg_id":
+            assert isinstance(columns, OriginColumns)
+            return columns.origins
         if self.kind == "key":
             return lambda tp, messages: list(columns.keys(messages))
         if self.kind == "json":

@@ -61,6 +61,9 @@ class Reading:
         keys: Reads business keys, where a ledger tells duplicates and `ids` is None.
         keep_ms: How long ids are remembered at least; None as long as `capacity` allows.
         digest: 64 bits that tell a message from any other at its offset, None where the log needs no fingerprints.
+        copies: Whether a partition holds copies of messages of others of its broker: an id that is known of one of
+            these is known. A copy never makes its origin a duplicate: what an earlier life sent of the origin must go
+            out as it was.
     """
 
     columns: Columns
@@ -73,6 +76,7 @@ class Reading:
     keys: ReadKeys | None = None
     keep_ms: float | None = None
     digest: Callable[[Message], int] | None = None
+    copies: Callable[[TopicPartition], bool] | None = None
 
 
 class Intake:
@@ -221,7 +225,22 @@ class Intake:
     ) -> list[bool]:
         """For each of these, in the order of their offsets, whether its id is new."""
         last = max(self._r.columns.offsets(messages[-1:]), default=-1)
-        return self.ids.window(partition.tp).take(numbers, Moment(last, partition.committed, now_ms))
+        moment = Moment(last, partition.committed, now_ms)
+        known = self._known_of_origins(partition.tp, numbers)
+        others = [None if number in known else number for number in numbers] if known else numbers
+        new = self.ids.window(partition.tp).take(others, moment)
+        return [one and number not in known for one, number in zip(new, numbers, strict=True)] if known else new
+
+    def has_copies(self, tp: TopicPartition) -> bool:
+        """Whether ids of a partition are looked up in others of its broker, which must have been read again before."""
+        return self._r.copies is not None and self._r.copies(tp)
+
+    def _known_of_origins(self, tp: TopicPartition, numbers: Sequence[int | None]) -> set[int]:
+        if not self.has_copies(tp):
+            return set()
+        remembered = self.ids.keys()
+        windows = [self.ids.window(key) for key in remembered if key.broker == tp.broker and key != tp]
+        return {n for n in numbers if n is not None and any(n in window for window in windows)}
 
     def _replay(
         self, partition: Partition, messages: list[Message], settled: BitMap64 | None, result: Sorted, now_ms: float

@@ -59,6 +59,7 @@ class Pipeline:
         """What may be carried of partitions that are assigned from now on."""
         self._separator = reading.framer.separator
         self.intake = Intake(reading)
+        self._has_copies = reading.copies is not None
         self.delivery = Delivery(rules, self._owner, self._settled, jitter, self._give_up)
         self.partitions: dict[TopicPartition, Partition] = {}
         self.books: dict[TopicPartition, Books] = {}
@@ -135,6 +136,9 @@ class Pipeline:
         self._now_ms = now_ms
         partition = self.partitions.get(run.tp)
         if partition is None:
+            return
+        if self._has_copies and run.tp in self._waiting_for_origins():  # it came before it could be paused
+            self._give_up(run.tp, "what its messages may be copies of is read again first")
             return
         try:
             if partition.replaying and run.last >= partition.seen:
@@ -317,6 +321,7 @@ class Pipeline:
                 [p.tp for p in wide if p.span > (most * 3 // 4 if p.tp in flow else most) and not p.replaying]
             )
             paused |= {tp for tp in self.partitions.keys() & self.leaving if not self.partitions[tp].replaying}
+        paused |= self._waiting_for_origins()
         if paused != self._flow:
             self._flow = paused
             self._effects.append(Flow(paused))
@@ -329,8 +334,23 @@ class Pipeline:
         """What an earlier life left is whole only once it was read again: not to read it could be a wait for ever."""
         if self._halted or (self._memory_full and not self.delivery.idle):
             return []
-        replaying = [tp for tp, partition in self.partitions.items() if partition.replaying]
+        waiting = self._waiting_for_origins()
+        replaying = [tp for tp, partition in self.partitions.items() if partition.replaying and tp not in waiting]
         return replaying[:1] if self._memory_full else replaying
+
+    def copies_of(self, tps: Collection[TopicPartition]) -> set[TopicPartition]:
+        """Partitions of copies beside these: they wait until the ids of these are known."""
+        if not self._has_copies or not tps:
+            return set()
+        brokers = {tp.broker for tp in tps}
+        return {tp for tp in self.partitions if tp.broker in brokers and self.intake.has_copies(tp)}
+
+    def _waiting_for_origins(self) -> set[TopicPartition]:
+        """Partitions of copies, while others of their broker are read again: until then it is open what was sent."""
+        if not self._has_copies:
+            return set()
+        again = [tp for tp, one in self.partitions.items() if one.replaying and not self.intake.has_copies(tp)]
+        return self.copies_of(again)
 
     def held_up(self) -> Iterator[tuple[str, str | None, float]]:
         """What waits for something other than a group's next try: for what, the group, and what tells it from others.

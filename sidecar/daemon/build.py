@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from sidecar.config.model import Settings
-from sidecar.config.tags import canonical
+from sidecar.config.tags import OFFSET_MSG_ID, canonical
 from sidecar.core.backoff import Backoff
 from sidecar.core.batching import Limits
 from sidecar.core.cutting import BatchRules
@@ -76,6 +76,11 @@ def pushed_expression(settings: Settings) -> str:
     return " || ".join(tag for tag in wanted if tag not in unwanted)
 
 
+def _is_retried(tp: TopicPartition) -> bool:
+    """RocketMQ's brokers copy what is handed back to the group's retry topic."""
+    return tp.topic.startswith("%RETRY%")
+
+
 def _place(field: Field | None) -> list[object]:
     return [field.kind, field.name, *field.path] if field else []
 
@@ -131,6 +136,7 @@ def build_reading(settings: Settings, columns: Columns) -> tuple[Reading, Sink]:
         capacity=dedup.capacity,
         bitmap_ids=dedup.as_ == "int",
         keep_ms=dedup.keep_ms,
+        copies=_is_retried if dedup.by == OFFSET_MSG_ID and not dedup.ledger else None,
         keys=key_reader(dedup.field, dedup.as_, columns, group_id) if dedup.field and dedup.ledger else None,
     )
     return reading, sink

@@ -190,7 +190,8 @@ class Supervisor:
                 self.event(event, level, fields)
 
     def _pause(self) -> None:
-        self.source.pause(self.pipeline.paused | self.ids.loading.keys())
+        loading = self.ids.loading.keys()
+        self.source.pause(self.pipeline.paused | loading | self.pipeline.copies_of(loading))
 
     def _log_batch(self, batch: Batch) -> None:
         log.debug("batch.sent", group=group_label(batch.group), messages=batch.count, attempt=batch.attempt)

@@ -133,6 +133,15 @@ def decode(text: str) -> MessageId:
     return ClientMessageId(_host(address), *struct.unpack(">HIIH", rest))
 
 
+def offset_id(text: bytes) -> bytes | None:
+    """A broker's id as bytes, from its digits; None where they are none, or a producer's."""
+    try:
+        found = text.decode()
+        return bytes.fromhex(found) if isinstance(decode(found), OffsetMessageId) else None
+    except ValueError:
+        return None
+
+
 def _grpc(raw: bytes) -> GrpcMessageId:
     version, mac, process, seconds, counter = struct.unpack(">B6sHII", raw)
     if version != 1:

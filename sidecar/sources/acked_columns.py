@@ -8,7 +8,9 @@ from operator import attrgetter
 
 from xxhash import xxh3_128_digest
 
+from sidecar.core.fields import Raw
 from sidecar.core.records import Details, Header, Place, TopicPartition
+from sidecar.rocketmq.ids import offset_id
 from sidecar.sources.acked_client import Handed
 
 OVERHEAD_BYTES = 1024
@@ -75,6 +77,11 @@ def key_of(message: Taken) -> bytes | None:
     return b" ".join(message.handed.keys) or None
 
 
+def _origin(one: Handed) -> bytes:
+    named = dict(one.properties) if one.retry_topic else {}
+    return offset_id(named.get("ORIGIN_MESSAGE_ID") or b"") or bytes.fromhex(one.offset_message_id)
+
+
 class AckedColumns:
     """`records.Columns` for taken messages; offsets are our own numbers, properties are headers."""
 
@@ -93,6 +100,10 @@ class AckedColumns:
     def headers(self, messages: Sequence[Taken]) -> Iterable[Sequence[Header] | None]:
         """The properties of each message."""
         return map(attrgetter("handed.properties"), messages)
+
+    def origins(self, _: TopicPartition, messages: Sequence[Taken]) -> list[Raw]:
+        """Broker and commit-log offset of each message, of one of the retry topic those of its origin."""
+        return [_origin(message.handed) for message in messages]
 
     def values(self, messages: Sequence[Taken]) -> Iterable[bytes | None]:
         """The body of each message."""

@@ -6,11 +6,13 @@ from collections.abc import Iterable, Sequence
 from operator import itemgetter
 
 from sidecar.core.fields import Raw
-from sidecar.core.records import Details, Header
+from sidecar.core.records import Details, Header, TopicPartition
+from sidecar.rocketmq.ids import offset_id
 from sidecar.rocketmq.messages import StoredMessage, properties, property_of
+from sidecar.rocketmq.requests import RETRY
 
 _OFFSET, _BODY, _PROPERTIES, _BORN = map(itemgetter, range(4))
-_KEYS, _ID = property_of("KEYS"), property_of("UNIQ_KEY")
+_KEYS, _ID, _ORIGIN = map(property_of, ("KEYS", "UNIQ_KEY", "ORIGIN_MESSAGE_ID"))
 
 
 class RocketMqColumns:
@@ -39,6 +41,13 @@ class RocketMqColumns:
         mark = b"\x02%b\x01" % name.encode("utf-8", "surrogatepass")
         return [_values((b"\x02" + message.properties).split(mark)) for message in messages]
 
+    def origins(self, tp: TopicPartition, messages: Sequence[StoredMessage]) -> list[Raw]:
+        """Broker and commit-log offset of each message, of one of the retry topic those of its origin."""
+        own = [message.store_host + message.position.to_bytes(8) for message in messages]
+        if not tp.topic.startswith(RETRY):
+            return list(own)
+        return [_origin(message.properties) or id_ for message, id_ in zip(messages, own, strict=True)]
+
     def values(self, messages: Sequence[StoredMessage]) -> Iterable[bytes | None]:
         """The body of each message."""
         return map(_BODY, messages)
@@ -46,6 +55,15 @@ class RocketMqColumns:
     def details(self, messages: Sequence[StoredMessage]) -> Iterable[Details | None]:
         """Ids, keys, and how often each message was handed back."""
         return map(details_of, messages)
+
+
+def _origin(stored: bytes) -> bytes | None:
+    """Where a message that was handed back was stored first, None where that is not told.
+
+    When a broker refuses to take a message back, Java's client sends it again by itself, with its producer's id there.
+    """
+    found = _ORIGIN.search(stored)
+    return offset_id(found[1]) if found else None
 
 
 def _values(cut: Sequence[bytes]) -> Raw:

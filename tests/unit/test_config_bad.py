@@ -109,6 +109,7 @@ CASES = [
     Case("two places", "{header: tag}", "{header: a, json: $.b}", "7:21", "tags.from.json", "stands beside header"),
     Case("place", "{header: tag}", "position", "7:9", "tags.from", "needs key, topic, {header: NAME}"),
     Case("as without id", "", "dedup: {as: int}\n", "13:13", "dedup.as", "is of no use with dedup.by: position"),
+    Case("id of RocketMQ", "", "dedup: {by: offset_msg_id}\n", "13:13", "dedup.by", "needs source.rocketmq"),
     Case("ledger without id", "", "dedup: {ledger: {sqlite: {}}}\n", "13:9", "dedup.ledger", "with dedup.by: position"),
     Case(
         "two ledgers",

@@ -103,6 +103,12 @@ def test_keys_are_read_from_files_and_variables_and_never_shown(tmp_path: Path) 
             LAST + NATIVE + "tags: {subscribe: a || b = 5}\n",
             "8:19: tags.subscribe: has the tag 'b = 5'",
         ),
+        ("", "dedup: {by: offset_msg_id, as: int}\n", "10:32: dedup.as: is of no use with dedup.by: offset_msg_id"),
+        (
+            "",
+            "dedup: {by: offset_msg_id}\ndead_letters: {rocketmq: {delay_level: 3}}\n",
+            "11:40: dead_letters.rocketmq.delay_level: is of no use with dedup.by: offset_msg_id",
+        ),
         (LAST, LAST + "    client: java\n", "6:13: source.rocketmq.client: must be 'remoting'"),
         (LAST, LAST + "  kafka: {}\n", "6:3: source.kafka: stands beside rocketmq: keep one of them"),
         ("rocketmq:", "rocket_mq:", "2:3: source.rocket_mq: is no key that exists here; did you mean 'rocketmq'?"),
@@ -131,6 +137,15 @@ def test_what_is_wrong_is_told_with_its_place(old: str, new: str, says: str, tmp
     assert result.exit_code == 78
     assert f"sidecar.yaml:{says}" in result.output
     assert "hunter" not in result.output
+
+
+def test_proxies_tell_no_origin(tmp_path: Path) -> None:
+    """Over gRPC a message that comes again cannot be known by where it was stored first: the file is refused."""
+    path = write(tmp_path, SERVERS, GRPC)
+    path.write_text(path.read_text() + "dedup: {by: offset_msg_id}\n")
+    result = CliRunner().invoke(main, ["validate", "-c", str(path)])
+    assert result.exit_code == 78
+    assert ":13: dedup.by: is not told by proxies of the origin of a message that comes again" in result.output
 
 
 @pytest.mark.parametrize(("place", "says"), [("dlq", "in %DLQ%orders-sidecar"), ("{delay_level: 3}", "delay level 3")])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import random
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -54,6 +55,7 @@ class Shell:
         ledger: Ledger | None = None,
         start: Carried = FRESH,
         room: Room = Room(),  # noqa: B008  # frozen
+        copies: Callable[[TopicPartition], bool] | None = None,
         **rules: object,
     ) -> None:
         options: dict[str, Any] = {"max_messages": 100, "max_bytes": 10_000, "linger_ms": 0, "span_max": 10_000}
@@ -82,6 +84,7 @@ class Shell:
             AllGroups(),  # type: ignore[arg-type]
             read_ids if ids else None,
             keys=read_keys if ledger else None,
+            copies=copies,
         )
         self.ledger = ledger
         chance = random.Random(1).random if ledger else lambda: 1.0  # tokens are drawn
