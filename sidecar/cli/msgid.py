@@ -51,8 +51,8 @@ def _facts(message_id: MessageId) -> Mapping[str, Any]:
 def _message(message_id: MessageId, broker: str) -> Mapping[str, Any]:
     if not isinstance(message_id, OffsetMessageId):
         raise click.UsageError("--broker needs a broker's id: a producer's does not tell where the message is stored")
-    if not _ADDRESS.fullmatch(broker):
-        raise click.UsageError("--broker needs HOST:PORT, such as localhost:10911")
+    if not _ADDRESS.fullmatch(broker) or not 0 < int(broker.rpartition(":")[2]) <= PORT_MAX:
+        raise click.UsageError(f"--broker needs HOST:PORT, such as localhost:10911, with a port from 1 to {PORT_MAX}")
     network = Network(None, None, lambda frame: None)
     try:
         ask = Ask(Request.VIEW_MESSAGE_BY_ID, {"offset": str(message_id.commit_log_offset)})
@@ -83,6 +83,7 @@ def _time(at_ms: int) -> str:
     return datetime.fromtimestamp(at_ms / 1000, UTC).isoformat(timespec="milliseconds")
 
 
+PORT_MAX = 65_535
 _ADDRESS = re.compile(r"(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):\d{1,5}")
 _HINT = "check --broker, and that the message is not expired; without --broker nothing is asked"
 _KINDS = {

@@ -26,6 +26,13 @@ from sidecar.sources.rocketmq_progress import Mark
 
 SUSPEND_MS = 5_000
 """How long an answer waits for a first message; the broker looks at it at once when one comes."""
+MANY_QUEUES, SUSPEND_MANY_MS = 100, 10_000
+"""Of more queues than these it waits for longer: each answer costs, though nothing came."""
+IDLE_BYTES = 4 << 10
+"""Kept free for the answer of a queue that was read to its end: it comes with the first message, and so is small.
+
+If it is not, reading of the connection stops at what may be held.
+"""
 PULL_TIMEOUT_S = 20.0
 ANSWER_BYTES = 256 << 10
 """What a broker puts into one answer by default, but for a single message that is larger."""
@@ -86,6 +93,16 @@ class _Pulling:
     """What was read and not handed on."""
     held_bytes: int = 0
 
+    @property
+    def is_at_end(self) -> bool:
+        """Whether the last answer told of nothing more."""
+        return self.high is not None and self.high <= self.next
+
+    @property
+    def reserved_bytes(self) -> int:
+        """Kept free for the next answer."""
+        return IDLE_BYTES if self.is_at_end else self.answer_bytes
+
 
 class Pulls:
     """Reads queues.
@@ -102,7 +119,6 @@ class Pulls:
         self._turn: deque[TopicPartition] = deque()
         self._held_bytes = 0
         self._asked_bytes = 0
-        self._suspend_ms = SUSPEND_MS
         self._is_awaited = False
         """Whether a queue waits for room: then no other goes on before it."""
         self.moved: dict[TopicPartition, int | None] = {}
@@ -168,9 +184,7 @@ class Pulls:
         for one in self._queues.values():
             if one.paused and one.end_at_s <= now_s:
                 self._ask_end(one, now_s)
-        # With more queues than answers fit, one that waits for its first message would keep others from being asked.
-        fits = sum(one.answer_bytes for one in self._queues.values()) <= self._bytes_max
-        self._suspend_ms, self._is_awaited = SUSPEND_MS if fits else 0, False
+        self._is_awaited = False
         for _ in range(len(self._turn)):
             tp = self._turn[0]
             one = self._queues[tp]
@@ -181,14 +195,14 @@ class Pulls:
                 self._turn.rotate(-1)
                 continue
             taken = self._held_bytes + self._asked_bytes
-            if taken and taken + one.answer_bytes > self._bytes_max:
+            if taken and taken + one.reserved_bytes > self._bytes_max:
                 self._is_awaited = True
                 return
             self._turn.rotate(-1)
             self._pull(one, place, now_s)
 
     def _pull(self, one: _Pulling, place: Place, now_s: float) -> None:
-        offset, epoch, reserved = one.next, one.epoch, one.answer_bytes
+        offset, epoch, reserved = one.next, one.epoch, one.reserved_bytes
         link = (
             one.last
             if one.may_link and one.last and one.last.offset == offset - 1 and offset < (one.high or 0)
@@ -211,7 +225,9 @@ class Pulls:
                     one.master_until_s = now_s + SHUNNED_S
 
         wanted = link.offset if link else offset
-        ask = self._asks.pull(one.tp, wanted, one.subscription, suspend_ms=self._suspend_ms)
+        # Only a queue that was read to its end may keep its answer waiting: it keeps no room from the others.
+        suspend_ms = SUSPEND_MS if len(self._queues) <= MANY_QUEUES else SUSPEND_MANY_MS
+        ask = self._asks.pull(one.tp, wanted, one.subscription, suspend_ms=suspend_ms if one.is_at_end else 0)
         place.link.ask(ask, answered, PULL_TIMEOUT_S)
 
     def _ask_end(self, one: _Pulling, now_s: float) -> None:
@@ -303,7 +319,7 @@ class Pulls:
     def _ask_again(self, one: _Pulling) -> None:
         """At once: the broker gets the next answer ready while this one is looked at."""
         place = None if self._is_awaited else one.find(one.suggested)
-        if place is not None and self._held_bytes + self._asked_bytes + one.answer_bytes <= self._bytes_max:
+        if place is not None and self._held_bytes + self._asked_bytes + one.reserved_bytes <= self._bytes_max:
             self._pull(one, place, time.monotonic())
 
     def _proven(self, one: _Pulling) -> list[StoredMessage]:

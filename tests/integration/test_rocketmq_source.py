@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -15,6 +16,7 @@ from sidecar.core.records import TopicPartition
 from sidecar.errors import ConfigError, UnavailableError
 from sidecar.rocketmq.messages import properties
 from sidecar.sinks.formats import EnvelopeFramer
+from sidecar.sources.rocketmq_pulls import Pulls
 from tests.support.kafka import unique
 from tests.support.process import wait_until
 from tests.support.rocketmq import BROKER, Message, Node
@@ -73,6 +75,31 @@ def test_a_topic_made_again_while_it_is_read(rocketmq: Node, queues: MakeQueues,
         reader.until(lambda: len(reader.bodies()) >= 300 or len(reader.told("topic.recreated")), "it is seen")
         assert reader.read(300) == new
         assert len(reader.told("topic.recreated")) == 1
+
+
+def test_many_idle_queues_are_seldom_asked_for(
+    rocketmq: Node, queues: MakeQueues, group: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More queues than answers fit into what may be held: each waits at its broker for a message, and gets it."""
+    topic = queues(200)
+    asked: list[int] = []
+    pull = Pulls._pull
+
+    def counted(pulls: Pulls, one: Any, place: Any, now_s: float) -> None:
+        asked.append(one.tp.partition)
+        pull(pulls, one, place, now_s)
+
+    monkeypatch.setattr(Pulls, "_pull", counted)
+    with Reader(rocketmq, group, [topic]) as reader:
+        reader.own(200, topic)
+        reader.until(lambda: all(one.is_at_end for one in reader.source._pulls._queues.values()), "all were asked for")
+        asked.clear()
+        until_s = time.monotonic() + 3
+        while time.monotonic() < until_s:
+            reader.turn()
+        assert len(asked) <= 400
+        rocketmq.send(topic, [Message(b"%d" % i, queue=i) for i in (0, 99, 199)], queues=200)
+        assert reader.read(3) == [b"0", b"199", b"99"]
 
 
 def test_a_message_is_fetched_by_its_id(rocketmq: Node, queues: MakeQueues, group: str) -> None:

@@ -150,7 +150,7 @@ def test_a_queue_that_waits_for_room_gets_it() -> None:
     """However busy another one is, which would ask again at each answer; and none of them waits for a message."""
     link, busy = Asked(), Asked()
     pulls = pulling(link, link)
-    link.answer(FOUND, body=packed(0, 5 << 20), nextBeginOffset=1)
+    link.answer(FOUND, body=packed(0, 5 << 20), nextBeginOffset=1, maxOffset=9)
     other = TP._replace(partition=1)
     pulls.add(other, 0, Subscription("orders"), lambda number: Place(busy))
     list(pulls.take())
@@ -159,7 +159,7 @@ def test_a_queue_that_waits_for_room_gets_it() -> None:
         pulls.ask()
         if len(link.offsets) > 1:
             break
-        busy.answer(FOUND, body=stored(Stored(offset=offset)), nextBeginOffset=offset + 1)
+        busy.answer(FOUND, body=stored(Stored(offset=offset)), nextBeginOffset=offset + 1, maxOffset=9)
         list(pulls.take())
     assert (link.offsets, busy.offsets) == ([0, 1], [0])
     assert (link.suspends[-1], busy.suspends) == (0, [0])
