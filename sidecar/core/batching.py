@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from array import array
 from bisect import bisect_left
-from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 from sidecar.core.records import KEY_BYTES, Fragment, Part
 
-ROW_OVERHEAD_BYTES = 8
+JOINED_BYTES = 8 << 10
+"""An open fragment takes in what is read later until it has so much: an object a row would cost 300 to 430 bytes."""
+OFFSET_BYTES = ID_BYTES = 8
+PART_BYTES = 1_600
+"""Of a part with its batch, intent, lane and group, beside its rows; measured."""
+ATTEMPT_BYTES = 250
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,17 +37,21 @@ def body_bytes(fragment: Fragment) -> int:
 
 
 def held_bytes(fragment: Fragment) -> int:
-    """Bytes of memory the fragment holds; of the two pieces of a split fragment the same together."""
-    return body_bytes(fragment) + ROW_OVERHEAD_BYTES * fragment.count + len(fragment.keys)
+    """Bytes of memory the fragment's messages hold; of the two pieces of a split fragment the same together.
+
+    The object itself is counted with its lane or part: a further one has `JOINED_BYTES` or more, so it is below 4 %.
+    """
+    ids = ID_BYTES * len(fragment.ids) if fragment.ids is not None else 0
+    return body_bytes(fragment) + OFFSET_BYTES * fragment.count + ids + len(fragment.keys)
 
 
 def held_by(part: Part) -> int:
     """Bytes of memory the part holds."""
-    return sum(map(held_bytes, part.fragments))
+    return PART_BYTES + ATTEMPT_BYTES * len(part.history) + sum(map(held_bytes, part.fragments))
 
 
 class Buffer:
-    """Fragments in offset order.
+    """Fragments in offset order; small ones are joined, and what is given to `add` stays as it is.
 
     Args:
         separator: Stands between two rows of a fragment.
@@ -51,16 +61,19 @@ class Buffer:
 
     def __init__(self, separator: bytes) -> None:
         self.separator = separator
-        self.fragments: deque[Fragment] = deque()
+        self.fragments: list[Fragment] = []
         self.count = 0
         """Messages, with and without a row."""
         self.nbytes = 0
         """Bytes of their body."""
 
     def add(self, fragment: Fragment) -> tuple[int, int]:
-        """Append messages read later than all others; returns how many they are, and the bytes of their body."""
+        """Take messages read later than all others; returns how many they are, and the bytes of their body."""
+        if self.fragments and fragment.after < 0 and _is_small(fragment) and _is_small(self.fragments[-1]):
+            self.fragments[-1] = _joined(self.fragments[-1], fragment, self.separator)
+        else:
+            self.fragments.append(fragment)
         count, nbytes = fragment.count, body_bytes(fragment)
-        self.fragments.append(fragment)
         self.count += count
         self.nbytes += nbytes
         return count, nbytes
@@ -109,14 +122,46 @@ class Buffer:
         return rows
 
     def _take(self, whole: int, border: int | None) -> list[Fragment]:
-        taken = [self.fragments.popleft() for _ in range(whole)]
+        taken = self.fragments[:whole]
         if border is not None:
-            head, tail = split(self.fragments.popleft(), border, self.separator)
+            head, self.fragments[whole] = split(self.fragments[whole], border, self.separator)
             taken.append(head)
-            self.fragments.appendleft(tail)
+        del self.fragments[:whole]
+        for fragment in taken:
+            fragment.data = bytes(fragment.data)  # of one that was joined; of others the same object
         self.count -= sum(fragment.count for fragment in taken)
         self.nbytes -= sum(map(body_bytes, taken))
         return taken
+
+
+def _is_small(fragment: Fragment) -> bool:
+    return len(fragment.data) + OFFSET_BYTES * fragment.count + len(fragment.keys) < JOINED_BYTES
+
+
+def _joined(fragment: Fragment, more: Fragment, separator: bytes) -> Fragment:
+    """The messages of both; `more` was read later. What was joined before is extended, anything else is copied."""
+    own = fragment if isinstance(fragment.data, bytearray) else _growing(fragment)
+    offsets: Any = own.offsets
+    if offsets and more.offsets:
+        own.data += separator
+    own.data += more.data
+    offsets.extend(more.offsets)
+    if more.ids is not None:
+        ids: Any = own.ids
+        ids.extend(more.ids)
+    if more.unframeable:
+        odd: Any = own.unframeable
+        odd.extend(more.unframeable)
+    own.keys += more.keys
+    return own
+
+
+def _growing(fragment: Fragment) -> Fragment:
+    """A copy whose sequences can be extended, until it is taken."""
+    data: Any = bytearray(fragment.data)
+    ids = None if fragment.ids is None else array("q", fragment.ids)
+    odd = array("q", fragment.unframeable)
+    return Fragment(array("q", fragment.offsets), data, ids, odd, fragment.at_ms, fragment.keys, fragment.after)
 
 
 def split(fragment: Fragment, border: int, separator: bytes) -> tuple[Fragment, Fragment]:
@@ -168,8 +213,8 @@ def pick(fragments: list[Fragment], wanted: set[int], separator: bytes) -> list[
         rows = [i for i in range(len(fragment.offsets)) if at + i in wanted]
         if rows:
             data = fragment.data.split(separator)
-            ids = fragment.ids and [fragment.ids[i] for i in rows]
-            offsets, keys = [fragment.offsets[i] for i in rows], pick_keys(fragment.keys, rows)
+            ids = fragment.ids and array("q", [fragment.ids[i] for i in rows])
+            offsets, keys = array("q", [fragment.offsets[i] for i in rows]), pick_keys(fragment.keys, rows)
             picked.append(Fragment(offsets, separator.join(data[i] for i in rows), ids, keys=keys))
         at += len(fragment.offsets)
     return picked

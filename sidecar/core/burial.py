@@ -10,11 +10,18 @@ from sidecar.core.effects import Store
 from sidecar.core.records import DeadLetter, Part
 
 STORE_RETRY_MS = 1_000
+LETTER_BYTES = 300
+"""Of a dead letter beside its row; measured."""
 
 
 class _Burial(NamedTuple):
     part: Part
     letters: list[DeadLetter]
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of memory beside those of the part."""
+        return sum([LETTER_BYTES + len(one.row or b"") for one in self.letters])
 
 
 class Burials:
@@ -26,6 +33,8 @@ class Burials:
 
     def __init__(self, alive: Callable[[Part], object]) -> None:
         self._alive = alive
+        self.held_bytes = 0
+        """Bytes of memory that the letters hold beside their parts."""
         self._pending: dict[int, _Burial] = {}
         self._again: list[tuple[float, int]] = []
         self._last_token = 0
@@ -36,7 +45,8 @@ class Burials:
     def bury(self, part: Part, letters: list[DeadLetter]) -> Store:
         """Begin to store some messages of a part."""
         self._last_token += 1
-        self._pending[self._last_token] = _Burial(part, letters)
+        burial = self._pending[self._last_token] = _Burial(part, letters)
+        self.held_bytes += burial.held_bytes
         return Store(self._last_token, letters)
 
     def stored(self, token: int, *, ok: bool, now_ms: float) -> tuple[Part, int] | None:
@@ -44,7 +54,7 @@ class Burials:
         if not ok:
             heapq.heappush(self._again, (now_ms + STORE_RETRY_MS, token))
             return None
-        part, letters = self._pending.pop(token)
+        part, letters = self._end(token)
         return (part, len(letters)) if self._alive(part) else None
 
     def due(self, now_ms: float) -> Iterator[Store]:
@@ -55,4 +65,9 @@ class Burials:
             if self._alive(part):
                 yield Store(token, letters)
             else:
-                del self._pending[token]
+                self._end(token)
+
+    def _end(self, token: int) -> _Burial:
+        burial = self._pending.pop(token)
+        self.held_bytes -= burial.held_bytes
+        return burial

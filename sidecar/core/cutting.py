@@ -7,12 +7,14 @@ from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from sidecar.core.batching import Limits
+from sidecar.core.batching import Limits, held_bytes
 from sidecar.core.delivery import Delivery
 from sidecar.core.intents import Lane
 from sidecar.core.progress import Partition
 from sidecar.core.records import PARTS_HEADER_MAX_BYTES, PARTS_MAX, Fragment, Part, TopicPartition
 
+LANE_BYTES, UNIT_BYTES = 750, 450
+"""Of a lane that has something open, beside its rows, and of what is cut together, beside its lanes; measured."""
 PART_HEADER_BYTES = 64
 """A part's entry in the header beyond the names of its topic and queue."""
 
@@ -96,7 +98,7 @@ class Cutter:
 
     def _go_joint(self, partition: Partition, now_ms: float) -> None:
         for part in partition.go_joint(self._rules.limits):
-            self._delivery.add([part])
+            self._delivery.cut([part])
             self.cuts["groups"] += 1
         self.forget(partition.tp)
         self._touched(partition.tp, now_ms)
@@ -104,13 +106,17 @@ class Cutter:
     def _open(self, partition: Partition, group: str, fragment: Fragment, now_ms: float) -> None:
         lane = partition.lane(group)
         count, nbytes = lane.buffer.add(fragment)
-        self._delivery.hold([fragment])
+        self._delivery.held_bytes += held_bytes(fragment)
         key = self._key(partition, group)
         unit = self._units.get(key)
         if unit is None:
             unit = self._units[key] = _Unit(now_ms)
+            self._delivery.held_bytes += UNIT_BYTES
             self._linger(key, now_ms)
-        unit.lanes[partition.tp, group] = partition, lane
+        place = partition.tp, group
+        if place not in unit.lanes:
+            unit.lanes[place] = partition, lane
+            self._delivery.held_bytes += LANE_BYTES
         unit.count += count
         unit.nbytes += nbytes
         if key not in self._due:
@@ -136,10 +142,13 @@ class Cutter:
 
     def _refresh(self, key: UnitKey, unit: _Unit) -> None:
         """Count the unit anew after something was taken from it."""
+        before = len(unit.lanes)
         unit.lanes = {place: both for place, both in unit.lanes.items() if both[1].buffer.fragments}
+        self._delivery.held_bytes -= LANE_BYTES * (before - len(unit.lanes))
         self._due.pop(key, None)
         if not unit.lanes:
             del self._units[key]
+            self._delivery.held_bytes -= UNIT_BYTES
             return
         lanes = [lane for _, lane in unit.lanes.values()]
         unit.count = sum(lane.buffer.count for lane in lanes)
@@ -154,6 +163,7 @@ class Cutter:
             mine = [place for place in unit.lanes if place[0] == tp]
             for place in mine:
                 del unit.lanes[place]
+            self._delivery.held_bytes -= LANE_BYTES * len(mine)
             if mine:
                 self._refresh(key, unit)
 
@@ -215,7 +225,7 @@ class Cutter:
         else:
             batches = [self._gather(ways)]
         for parts in batches:
-            self._delivery.add(parts)
+            self._delivery.cut(parts)
             for part in parts:
                 self._touched(part.tp, now_ms)
         self.cuts[self._due[key]] += 1

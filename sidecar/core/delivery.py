@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Callable, Collection, Container, Iterable, Iterator
+from collections.abc import Callable, Collection, Container, Iterator
 from dataclasses import dataclass, replace
+from itertools import count as counter
 
 from sidecar.core.backoff import Backoff, RefusalGuard
-from sidecar.core.batching import held_by, held_bytes, rows_of
+from sidecar.core.batching import ATTEMPT_BYTES, PART_BYTES, held_by, held_bytes, rows_of
 from sidecar.core.books import Tally
 from sidecar.core.burial import Burials
 from sidecar.core.carried import ATTEMPTS_MAX, SECONDS_MAX, Tries
@@ -22,7 +23,6 @@ from sidecar.core.records import (
     Attempt,
     Batch,
     DeadLetter,
-    Fragment,
     Part,
     TopicPartition,
     Verdict,
@@ -90,6 +90,7 @@ class Delivery:
         self.halted = ""
         """Why nothing is read: the sink refuses what no message is at fault for."""
         self.held_bytes = 0
+        """Bytes of memory of what was read and is not settled, dead letters on their way not among them."""
         self.sends = Tally()
         self.batches = Tally()
         self.effects: list[Effect] = []
@@ -104,9 +105,14 @@ class Delivery:
         """With a ledger only."""
         if rules.lease_ms is not None:
             self.claims = Claiming(self, rules, jitter, give_up)
-        self._next_id = 0
+        self._ids = counter(1)
 
     # Taking over
+
+    def cut(self, parts: list[Part]) -> None:
+        """These parts were made of what was held: a new batch."""
+        self.held_bytes += PART_BYTES * len(parts)
+        self.add(parts)
 
     def add(self, parts: list[Part]) -> None:
         """A new batch of these parts, which wait for their intents to be durable."""
@@ -119,20 +125,16 @@ class Delivery:
 
     def begin(self, parts: list[Part]) -> Batch:
         """A batch of these parts is outstanding."""
-        batch = Batch(self._id(), parts[0].group, parts)
+        batch = Batch(next(self._ids), parts[0].group, parts)
         self.groups.begin(batch.group)
         return batch
 
-    def hold(self, fragments: Iterable[Fragment]) -> None:
-        """These were read, and are held until their messages have their outcome."""
-        self.held_bytes += sum(map(held_bytes, fragments))
-
     def replaced(self, part: Part, pieces: list[Part]) -> None:
         """These pieces have taken the part's place; they were sent before, as a part of it."""
-        self.held_bytes += sum(map(held_by, pieces)) - held_by(part)
         for piece in pieces:
             piece.attempts, piece.history, piece.seal = part.attempts, part.history, part.seal
             piece.hold = part.hold and replace(part.hold)
+        self.held_bytes += sum(map(held_by, pieces)) - held_by(part)
 
     def unseal(self) -> None:
         """Batches whose intents are durable by now, and whose unframeable messages are, become ready."""
@@ -144,10 +146,6 @@ class Delivery:
         # Were a part split while some of it is being stored, nothing could say which half that belongs to.
         durable = part.intent.durable and (part.seal is None or part.seal.durable)
         return (durable and not part.unframeable) or self.owner(part) is None
-
-    def _id(self) -> int:
-        self._next_id += 1
-        return self._next_id
 
     # Sending
 
@@ -217,7 +215,7 @@ class Delivery:
         """The same batch with some of its parts only, or with what is left of them."""
         if parts == batch.parts:
             return batch
-        fresh = Batch(self._id(), batch.group, parts)
+        fresh = Batch(next(self._ids), batch.group, parts)
         if batch.id in self._first_failed_ms:
             self._first_failed_ms[fresh.id] = self._first_failed_ms.pop(batch.id)
         return fresh
@@ -232,9 +230,11 @@ class Delivery:
         attempt = Attempt(wall_ms, answer.status, answer.elapsed_ms, answer.reason)
         for part in batch.parts:
             part.attempts += 1
-            part.history = [*part.history[1 - HISTORY_MAX :], attempt]
             if self.owner(part) is None:
                 self.held_bytes -= held_by(part)
+                continue
+            self.held_bytes += ATTEMPT_BYTES * (len(part.history) < HISTORY_MAX)
+            part.history = [*part.history[1 - HISTORY_MAX :], attempt]
         if answer.verdict is not Verdict.HALT:
             self.halted = ""
         if answer.verdict in (Verdict.RETRY, Verdict.HALT):

@@ -12,12 +12,12 @@ from operator import call
 
 from pyroaring import BitMap64
 
-from sidecar.core.batching import Buffer, pick_keys
+from sidecar.core.batching import Buffer, held_bytes, pick_keys
 from sidecar.core.dedup import Deduplicator, Moment, RotatingBitmap
 from sidecar.core.fields import Raw
 from sidecar.core.intents import Intent, Lane
 from sidecar.core.progress import Partition
-from sidecar.core.records import Columns, Fragment, Framer, Message, Run, TopicPartition
+from sidecar.core.records import NO_ID, Columns, Fragment, Framer, Message, Run, TopicPartition
 from sidecar.core.tags import Memo
 
 CHOSEN_MAX = 256
@@ -42,8 +42,8 @@ class Sorted:
     filtered: int = 0
     opened: list[tuple[str, Fragment]] = field(default_factory=list)
     """Group and fragment, to be put into the open lanes."""
-    collected: list[Fragment] = field(default_factory=list)
-    """What went to intents of an earlier life."""
+    collected_bytes: int = 0
+    """What is held of what went to intents of an earlier life."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,7 +268,7 @@ class Intake:
             else:
                 assert place.collected is not None
                 place.collected.setdefault(group, Buffer(self._r.framer.separator)).add(fragment)
-                result.collected.append(fragment)
+                result.collected_bytes += held_bytes(fragment)
 
     def _place(
         self, partition: Partition, group: str, messages: list[Message], settled: BitMap64 | None
@@ -317,14 +317,16 @@ class Intake:
     def _fragment(self, tp: TopicPartition, messages: list[Message], now_ms: float) -> Fragment:
         data, odd = self._r.framer.frame(tp, messages)
         offsets: array[int] = array("q", self._r.columns.offsets(messages))
-        ids = None if self._r.ids is None else list(self._r.ids(tp, messages))
+        ids = None
+        if self._r.ids is not None:
+            ids = array("q", [NO_ID if number is None else number for number in self._r.ids(tp, messages)])
         keys = b"" if self._r.keys is None else self._r.keys(tp, messages)
-        unframeable: list[int] = []
+        unframeable: Sequence[int] = ()
         if odd:
-            unframeable = [offsets[i] for i in odd]
+            unframeable = array("q", [offsets[i] for i in odd])
             left_out = set(odd)
             keep = [i for i in range(len(messages)) if i not in left_out]
             offsets = array("q", [offsets[i] for i in keep])
-            ids = ids and [ids[i] for i in keep]
+            ids = ids and array("q", [ids[i] for i in keep])
             keys = pick_keys(keys, keep)
         return Fragment(offsets, data, ids, unframeable, now_ms, keys)

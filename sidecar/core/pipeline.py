@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass
 from math import inf
 
+from sidecar.core.batching import PART_BYTES
 from sidecar.core.books import Books
 from sidecar.core.carried import Carried
 from sidecar.core.cutting import BatchRules, Cutter
@@ -69,6 +70,8 @@ class Pipeline:
         self.draining = False
         self.state_lost = ""
         """Why what is stored would be lost, while that is so: nothing is read."""
+        self.beside_bytes = 0
+        """Bytes of memory that the shell holds for messages: ids that are not written yet, what a client queues."""
         self.leaving: frozenset[TopicPartition] = frozenset()
         """Partitions whose next owner will know the watermark alone: read no more, and cut at once."""
         self._fenced = self.delivery.fenced
@@ -162,7 +165,7 @@ class Pipeline:
         books.duplicate += found.duplicate
         books.filtered += found.filtered
         books.in_flight += count - found.duplicate - found.filtered
-        self.delivery.hold(found.collected)
+        self.delivery.held_bytes += found.collected_bytes
         if self._digest is not None:
             partition.newest = Fingerprint(run.last, self._digest(run.messages[-1]))
         if found.opened and self._cutter.open(partition, found.opened, now_ms):
@@ -177,8 +180,9 @@ class Pipeline:
             return
         for part in partition.read_past(position):
             if part.group in part.intent.fresh:
-                self.delivery.add([part])
+                self.delivery.cut([part])
             else:
+                self.delivery.held_bytes += PART_BYTES
                 self.delivery.finish(part, "duplicate", part.count + len(part.unframeable))
         self._touch(tp, now_ms + SETTLE_DELAY_MS)
 
@@ -298,7 +302,12 @@ class Pipeline:
 
     def _watch_memory(self) -> None:
         level = HIGH if not self._memory_full else LOW
-        self._memory_full = self.delivery.held_bytes > level * self._rules.held_max_bytes
+        self._memory_full = self.held_bytes > level * self._rules.held_max_bytes
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of memory of everything that grows with messages."""
+        return self.delivery.held_bytes + self.delivery.burials.held_bytes + self.beside_bytes
 
     @property
     def stops(self) -> dict[str, str]:

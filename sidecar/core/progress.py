@@ -20,7 +20,7 @@ from sidecar.core.carried import NO_TRIES, Carried, CarriedJoint, CarriedLane, T
 from sidecar.core.claims import Mark
 from sidecar.core.intents import Intent, Lane, Seal
 from sidecar.core.lineage import Fingerprint, Lineage, Stamp, Trail
-from sidecar.core.records import Fragment, Part, TopicPartition
+from sidecar.core.records import NO_ID, Fragment, Part, TopicPartition
 from sidecar.core.room import Room
 
 INTENT_BYTES = 10
@@ -207,7 +207,7 @@ class Partition:
 
     def _complete(self, intent: Intent) -> list[Part]:
         buffers, intent.collected = intent.collected or {}, None
-        parts = [self._part(group, intent, list(buffer.fragments)) for group, buffer in buffers.items()]
+        parts = [self._part(group, intent, buffer.take_through(intent.last)) for group, buffer in buffers.items()]
         for part in parts:
             part.attempts = max(1, intent.tries.attempts)
         return parts
@@ -319,7 +319,7 @@ class Partition:
         lane.live.remove(part)
         part.intent.live -= 1
         part.epoch = -1
-        if not lane.live and not lane.buffer.fragments and len(self.lanes) > self.room.lanes // 2:
+        if not lane.live and not lane.buffer.fragments:
             del self.lanes[part.group]
 
     def _drop_finished(self) -> None:
@@ -408,4 +408,4 @@ def _offsets(fragments: Iterable[Fragment]) -> Iterator[Sequence[int]]:
 
 
 def _ids(fragments: Iterable[Fragment]) -> list[int]:
-    return [number for fragment in fragments for number in fragment.ids or () if number is not None]
+    return [number for fragment in fragments for number in fragment.ids or () if number != NO_ID]

@@ -11,6 +11,8 @@ from urllib.parse import quote, quote_from_bytes
 
 GROUP_HEADER_MAX_BYTES = 128
 PARTS_MAX = 64
+NO_ID = -(1 << 63)
+"""Stands for the id of a message that has none."""
 KEY_BYTES = 16
 """Of a business key in a ledger: strangers with one key would lose a message, so 64 bits are not enough."""
 PARTS_HEADER_MAX_BYTES = 4096
@@ -129,8 +131,8 @@ class Fragment:
 
     offsets: Sequence[int]
     data: bytes
-    ids: Sequence[int | None] | None = None
-    """Message id of each row, where duplicates are told by id."""
+    ids: Sequence[int] | None = None
+    """Message id of each row or `NO_ID`, where duplicates are told by id."""
     unframeable: Sequence[int] = ()
     """Offsets of messages that belong here and have no row, since the format cannot hold them."""
     at_ms: float = 0.0

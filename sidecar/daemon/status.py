@@ -100,7 +100,7 @@ class StatusKeeper:
             partitions=partitions,
             intake_stopped=tuple(pipeline.stops),
             problems=in_order(problems),
-            held_bytes=delivery.held_bytes,
+            held_bytes=pipeline.held_bytes,
             budget_bytes=self._budget_bytes,
             ids=self._supervisor.ids.status(time.monotonic()),
             retries_waiting=delivery.waiting,

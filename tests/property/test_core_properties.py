@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from array import array
 from base64 import b64decode
+from dataclasses import replace
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sidecar.core.batching import Buffer, Limits, body_bytes, halves, held_bytes, pick, rows_of, split
+from sidecar.core.batching import JOINED_BYTES, Buffer, Limits, body_bytes, halves, held_bytes, pick, rows_of, split
 from sidecar.core.carried import Carried, CarriedJoint, CarriedLane
 from sidecar.core.dedup import RotatingBitmap, RotatingSet
 from sidecar.core.records import Fragment
@@ -30,7 +31,7 @@ def fragments(draw: st.DrawFn) -> list[Fragment]:
             offset += draw(st.integers(1, 3))
             (odd if draw(st.integers(0, 5)) == 0 else offsets).append(offset)
         rows = [b"%d" % number * draw(st.integers(1, 3)) for number in offsets]
-        found.append(Fragment(array("q", offsets), b"\n".join(rows), list(offsets), odd))
+        found.append(Fragment(array("q", offsets), b"\n".join(rows), list(offsets), odd, keys=b"k" * 16 * len(offsets)))
     return found
 
 
@@ -66,6 +67,27 @@ def test_taking_keeps_order_limits_and_accounts(parts: list[Fragment], messages:
         taken += members(piece)
     assert taken == members(parts)
     assert (buffer.count, buffer.nbytes, held) == (0, 0, 0)
+
+
+@given(fragments())
+def test_open_messages_are_joined(parts: list[Fragment]) -> None:
+    """Small fragments become one with the same messages, ids and accounts; those that were given stay as they are."""
+    before = [replace(fragment) for fragment in parts]
+    buffer = filled(parts)
+    assert len(buffer.fragments) == 1
+    assert parts == before
+    [taken] = buffer.take(Limits(1_000, 1 << 20))
+    assert isinstance(taken.data, bytes)
+    assert members([taken]) == members(parts)
+    assert rows_of([taken], b"\n") == rows_of(parts, b"\n")
+    assert list(taken.ids or ()) == list(taken.offsets)
+    assert held_bytes(taken) == sum(map(held_bytes, parts))
+
+
+def test_large_fragments_are_not_joined() -> None:
+    """What is large is kept as it came: a copy would cost more than the object saves."""
+    parts = [Fragment(array("q", [at]), b"x" * JOINED_BYTES) for at in range(3)]
+    assert [one.data is part.data for one, part in zip(filled(parts).fragments, parts, strict=True)] == [True] * 3
 
 
 @given(fragments(), st.integers(0, 60))

@@ -246,7 +246,7 @@ def _make_plan(seed: int) -> Plan:
         limits=Limits(40, 1000) if many else Limits(r.choice((1, 3, 6, 12, 40)), r.choice((6, 30, 1000))),
         linger_ms=300 if many else r.choice((0, 30, 300)),
         span_max=1000 if many else r.choice((10, 30, 1000)),
-        held_max_bytes=100_000 if many else r.choice((150, 400, 100_000)),
+        held_max_bytes=2_000_000 if many else r.choice((5_000, 20_000, 2_000_000)),
     )
     rules = DeliveryRules(Backoff(10, r.choice((20, 300))), 1 if many else r.choice((1, 2, 4)), ordered, b"\n")
     return Plan(

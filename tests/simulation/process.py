@@ -9,6 +9,7 @@ import numpy as np
 from sidecar.core.batching import held_by, held_bytes
 from sidecar.core.carried import Tries
 from sidecar.core.claims import Mark, Want
+from sidecar.core.cutting import LANE_BYTES, UNIT_BYTES
 from sidecar.core.dedup import RotatingSet
 from sidecar.core.effects import Claim, Commit, CommitItem, Effect, Flow, Reload, Report, Send, Store
 from sidecar.core.idruns import SortedRun, mixed
@@ -424,6 +425,8 @@ class Process:
                 raise BrokenPromiseError("books", f"{tp}: {books}, {count} held")
         for request in self.sends.values():
             held += sum(held_by(part) for part in request.batch.parts if not _mine(pipeline, part))
+        units = pipeline._cutter._units.values()
+        held += UNIT_BYTES * len(units) + LANE_BYTES * sum(len(unit.lanes) for unit in units)
         if pipeline.delivery.held_bytes != held:
             raise BrokenPromiseError("memory", f"{pipeline.delivery.held_bytes} accounted, {held} held")
 
@@ -445,9 +448,8 @@ def _held(partition: Partition) -> tuple[int, int]:
         for fragment in lane.buffer.fragments:
             size += held_bytes(fragment)
         for part in lane.live:
-            for fragment in part.fragments:
-                count += fragment.count
-                size += held_bytes(fragment)
+            count += sum(fragment.count for fragment in part.fragments)
+            size += held_by(part)
     for intent in partition.intents:
         for buffer in (intent.collected or {}).values():
             count += buffer.count

@@ -300,7 +300,7 @@ class World:
         for process in self.processes:
             process.check()
             delivery = process.pipeline.delivery
-            at_rest = (delivery.held_bytes, delivery.groups.healthy, len(delivery.groups), delivery.waiting)
+            at_rest = (process.pipeline.held_bytes, delivery.groups.healthy, len(delivery.groups), delivery.waiting)
             if any(at_rest):
                 raise BrokenPromiseError("rest", f"{at_rest} held, healthy, groups, waiting at rest")
         for number, life in enumerate(self.broker.lives):

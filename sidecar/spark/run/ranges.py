@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 
-from sidecar.core.batching import Limits, halves
+from sidecar.core.batching import Limits, halves, held_bytes
 from sidecar.core.books import Books
 from sidecar.core.carried import Carried
 from sidecar.core.delivery import Delivery, DeliveryRules
@@ -136,7 +136,7 @@ class RangePipeline:
         self.range.settled_ids.clear()  # the daemon's journal is a file of windows here
 
     def _open(self, group: str, fragment: Fragment) -> None:
-        self.delivery.hold([fragment])
+        self.delivery.held_bytes += held_bytes(fragment)
         if fragment.unframeable:
             odd = Fragment((), b"", None, fragment.unframeable, fragment.at_ms)
             self._add(self.range.part_without_rows(group, odd))
@@ -168,7 +168,7 @@ class RangePipeline:
         part.intent.durable = True
         part.attempts, part.intent.old = int(self._again), self._again
         if (part.group, part.first, part.last) not in self._halved or part.count < 2:
-            self.delivery.add([part])
+            self.delivery.cut([part])
             return
         for piece in self.range.split(part, halves(part.fragments, self._separator)):
             self._add(piece)
