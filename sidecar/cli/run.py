@@ -18,8 +18,9 @@ def run(path: str) -> None:
 
     from sidecar.config.loader import load
     from sidecar.daemon.lifecycle import Daemon
+    from sidecar.daemon.usable import unusable
     from sidecar.ops.log import configure
 
-    settings = load(path)
+    settings = load(path, refusals=unusable)
     configure(settings.log.format, settings.log.level)
     Daemon(settings, signals.stop_asked).run()

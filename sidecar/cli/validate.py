@@ -25,7 +25,7 @@ STORED_BYTES = 11
 def validate(path: str, as_json: bool, engine: str) -> int | None:
     """Check a configuration file and say what it would do."""
     try:
-        settings = _load_for_spark(path) if engine == "spark" else load(path)
+        settings = _load_for_spark(path) if engine == "spark" else _load_for_daemon(path)
     except ConfigError as error:
         if not as_json:
             raise
@@ -36,6 +36,12 @@ def validate(path: str, as_json: bool, engine: str) -> int | None:
     else:
         click.echo("\n".join([f"{path}: OK", *(f"  {line}" for line in summary(settings))]))
     return None
+
+
+def _load_for_daemon(path: str) -> Settings:
+    from sidecar.daemon.usable import unusable
+
+    return load(path, refusals=unusable)
 
 
 def _load_for_spark(path: str) -> Settings:

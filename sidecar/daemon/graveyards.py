@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
 import confluent_kafka as ck
@@ -111,6 +111,15 @@ def _text(name: Any) -> str:
     return name if isinstance(name, str) else base64.b64decode(name["base64"]).decode("utf-8", "surrogateescape")
 
 
+def producer_config(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The configuration of the client that produces dead letters.
+
+    Args:
+        config: What every client needs.
+    """
+    return {name: value for name, value in config.items() if name != "isolation.level"} | _PRODUCER
+
+
 def open_graveyard(settings: Settings, keeper: Keeper, fetch: Fetch, send_back: SendBack | None = None) -> Graveyard:
     """The place that these settings name for dead letters.
 
@@ -201,8 +210,7 @@ class TopicGraveyard:
         originals: Originals,
         make: Callable[[dict[str, Any]], ck.Producer] = ck.Producer,
     ) -> None:
-        config = {name: value for name, value in config.items() if name != "isolation.level"}
-        self._config = config | _PRODUCER
+        self._config = producer_config(config)
         self._topic = topic
         self._originals = originals
         self._make = make

@@ -28,6 +28,15 @@ _SMALL_STEPS = {
 }
 
 
+def fetcher_config(config: Mapping[str, object]) -> dict[str, object]:
+    """The configuration of the client that fetches.
+
+    Args:
+        config: What every client needs.
+    """
+    return {**config, **_SMALL_STEPS, "enable.partition.eof": True, "group.id": "unused"}
+
+
 class Fetcher:
     """Fetches by position; used by one thread.
 
@@ -36,7 +45,7 @@ class Fetcher:
     """
 
     def __init__(self, config: Mapping[str, object]) -> None:
-        self._config = {**config, **_SMALL_STEPS, "enable.partition.eof": True, "group.id": "unused"}
+        self._config = fetcher_config(config)
         self._client: ck.Consumer | None = None
         self._busy = threading.Lock()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,6 +48,7 @@ class Case:
         return GOOD.replace(self.old, self.new, 1) if self.old else GOOD + self.new
 
 
+PROPERTY = "source.kafka.properties."
 KAFKA, HTTP = "    topics: [orders]\n", "    url: http://localhost:8080/ingest\n"
 CASES = [
     # the YAML itself
@@ -189,6 +191,60 @@ CASES = [
     Case(
         "file for no secret", "/ingest", "/\n    format: file:x", "11:13", "sink.http.format", "cannot come from a file"
     ),
+    # what the machine has, and the client takes
+    *(
+        Case(f"client's {name}", KAFKA, f"{KAFKA}    properties: {{{text}}}\n", place, PROPERTY + name, says)
+        for name, text, place, says in (
+            ("foo.bar", "foo.bar: 1", "6:18", "No such configuration property"),
+            ("fetch.wait.max.ms", "fetch.wait.max.ms: -5", "6:18", "outside allowed range"),
+            (
+                "sasl.mechanism",
+                "security.protocol: sasl_ssl, sasl.mechanism: FOO",
+                "6:47",
+                "Unsupported SASL mechanism",
+            ),
+            ("security.protocol", "security.protocol: sasl_ssl", "6:18", "set sasl.mechanism to one of PLAIN,"),
+            ("ssl.ca.location", "security.protocol: ssl, ssl.ca.location: /nowhere", "6:42", "/nowhere: No such file"),
+            (
+                "ssl.ca.location",
+                "security.protocol: ssl, ssl.ca.location: /dev/null",
+                "6:42",
+                "/dev/null is not a file",
+            ),
+            (
+                "message.max.bytes",
+                "message.max.bytes: 900000000",
+                "6:18",
+                "Sidecar decides that fetch.max.bytes is 4194304",
+            ),
+            ("max.poll.interval.ms", "max.poll.interval.ms: 1000", "6:18", "decides that session.timeout.ms is 9000"),
+            ("ssl.key.pem", f"security.protocol: ssl, ssl.key.pem: {SECRET}", "6:42", "not in PEM format"),
+        )
+    ),
+    Case(
+        "a producer's property",
+        KAFKA,
+        f"{KAFKA}    properties: {{acks: 1}}\ndead_letters: {{kafka: {{topic: x}}}}\n",
+        "6:18",
+        "source.kafka.properties.acks",
+        "Sidecar decides that enable.idempotence is True",
+    ),
+    Case(
+        "a CA that is not there",
+        "http://localhost:8080/ingest",
+        "https://localhost/\n    tls: {ca: /nowhere/ca.pem}",
+        "11:11",
+        "sink.http.tls.ca",
+        "/nowhere/ca.pem is not there",
+    ),
+    Case(
+        "a secret's device",
+        HTTP,
+        HTTP + "    auth: {bearer: 'file:/dev/zero'}\n",
+        "11:20",
+        "sink.http.auth.bearer",
+        "not a file",
+    ),
     Case(
         "no secret file",
         HTTP,
@@ -199,6 +255,9 @@ CASES = [
     ),
 ]
 PROPERTIES = [
+    "allow.auto.create.topics",
+    "fetch.max.bytes",
+    "topic.metadata.refresh.interval.ms",
     "auto.offset.reset",
     "enable.auto.commit",
     "enable.auto.offset.store",
@@ -271,6 +330,16 @@ def test_good_file(tmp_path: Path) -> None:
     result = CliRunner().invoke(main, ["validate", "-c", str(file)])
     assert result.exit_code == 0
     assert result.output.startswith(f"{file}: OK\n")
+
+
+def test_a_pipe_is_not_waited_at(tmp_path: Path) -> None:
+    """A pipe in the place of a secret or of a certificate is refused at once: nobody would ever write into it."""
+    os.mkfifo(tmp_path / "pipe")
+    (line,) = refuse(tmp_path, GOOD.replace(HTTP, HTTP + "    auth: {bearer: file:pipe}\n"))
+    assert line.startswith(f"11:20: sink.http.auth.bearer: is to be read from {tmp_path}/pipe: that is not a file")
+    tls = f"{{security.protocol: ssl, ssl.ca.location: {tmp_path}/pipe}}"
+    (line,) = refuse(tmp_path, GOOD.replace(KAFKA, f"{KAFKA}    properties: {tls}\n"))
+    assert "pipe is not a file" in line
 
 
 @pytest.mark.parametrize("name", PROPERTIES)

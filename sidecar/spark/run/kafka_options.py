@@ -19,7 +19,6 @@ _SAME = {
     "client.rack",
     "connections.max.idle.ms",
     "enable.metrics.push",
-    "fetch.max.bytes",
     "fetch.min.bytes",
     "isolation.level",
     "max.partition.fetch.bytes",
@@ -42,7 +41,6 @@ _RENAMED = {
     "socket.send.buffer.bytes": "send.buffer.bytes",
     "socket.timeout.ms": "request.timeout.ms",
     "ssl.cipher.suites": "ssl.cipher.suites",
-    "topic.metadata.refresh.interval.ms": "metadata.max.age.ms",
 }
 _WITHOUT_EFFECT = {"log_level", "socket.keepalive.enable", "socket.nagle.disable"}
 """They touch no message and no credential: the executors' own client still gets them."""

@@ -60,4 +60,6 @@ def load_for_run(path: str | Path) -> Settings:
     Raises:
         ConfigError: The file cannot be used, or something in it cannot hold on Spark: every problem with its line.
     """
-    return load(path, refusals=refusals)
+    from sidecar.daemon.usable import unusable
+
+    return load(path, refusals=lambda settings: list(refusals(settings)) or unusable(settings))

@@ -1,0 +1,61 @@
+"""What of valid settings cannot be used on this machine, told before anything starts. Connects to nothing.
+
+The parts that know are imported when there is something to ask them: most files are checked without a client.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from sidecar.config.base import TlsFiles
+from sidecar.config.document import KeyPath
+from sidecar.config.model import DeadLetters, Settings
+from sidecar.errors import ConfigError
+
+
+def unusable(settings: Settings) -> Iterator[tuple[KeyPath, str]]:
+    """Keys whose values are refused by what they are for, each with the reason."""
+    if settings.source.kafka_ and settings.source.kafka.properties:
+        for name, text in _of_kafka(settings):
+            yield ("source", "kafka", "properties", *([name] if name else [])), text
+    elif settings.source.rocketmq and settings.source.rocketmq.tls:
+        from sidecar.sources.rocketmq_config import tls_of
+
+        tls = settings.source.rocketmq.tls
+        yield from _of_tls(("source", "rocketmq", "tls"), tls, tls_of, settings.source.rocketmq)
+    if settings.sink.http and (settings.sink.http.tls.ca or settings.sink.http.tls.cert):
+        from sidecar.sinks.build import endpoint_of
+
+        yield from _of_tls(("sink", "http", "tls"), settings.sink.http.tls, endpoint_of, settings.sink.http)
+
+
+def _of_kafka(settings: Settings) -> Iterator[tuple[str, str]]:
+    import confluent_kafka as ck
+
+    from sidecar.daemon.build import plan_memory
+    from sidecar.daemon.graveyards import producer_config
+    from sidecar.sources.kafka_config import client_config, consumer_config
+    from sidecar.sources.kafka_fetch import fetcher_config
+    from sidecar.sources.kafka_refused import refused
+
+    kafka, letters = settings.source.kafka, settings.dead_letters
+    common = client_config(kafka)
+    configs: list[tuple[Callable[[dict[str, Any]], object], dict[str, Any]]] = [
+        (ck.Consumer, consumer_config(kafka, plan_memory(settings.memory.budget_bytes).queue_bytes)),
+        (ck.Consumer, fetcher_config(common)),
+    ]
+    if isinstance(letters, DeadLetters) and letters.kafka:
+        configs.append((ck.Producer, producer_config(common)))
+    return refused(kafka.properties, configs)
+
+
+def _of_tls(
+    section: KeyPath, files: TlsFiles, use: Callable[[Any], object], settings: object
+) -> Iterator[tuple[KeyPath, str]]:
+    try:
+        use(settings)
+    except ConfigError as error:
+        text = str(error)
+        named = [name for name in ("ca", "cert", "key") if (path := getattr(files, name)) and str(path) in text]
+        yield (*section, *(named if len(named) == 1 else [])), text
