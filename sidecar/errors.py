@@ -9,6 +9,7 @@ EXIT_OK = 0
 EXIT_USAGE = 64
 EXIT_UNAVAILABLE = 69
 EXIT_INTERNAL = 70
+EXIT_OS_ERROR = 71
 EXIT_CANNOT_CREATE = 73
 EXIT_NO_PERMISSION = 77
 EXIT_CONFIG = 78
@@ -40,6 +41,12 @@ class StateError(SidecarError):
     """The state folder cannot be used, or another process uses it."""
 
     exit_code = EXIT_CANNOT_CREATE
+
+
+class ResourceError(SidecarError):
+    """The system gives no more threads, memory or file descriptors."""
+
+    exit_code = EXIT_OS_ERROR
 
 
 class ZoneError(SidecarError):

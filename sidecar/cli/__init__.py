@@ -11,7 +11,11 @@ from typing import Any
 import click
 
 from sidecar.errors import EXIT_INTERNAL, EXIT_OK, EXIT_USAGE, SidecarError
+from sidecar.resources import shortage
 from sidecar.version import version
+
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+"""Nothing here multiplies matrices; each thread costs address space, and where there is none numpy ends the process."""
 
 EXIT_INTERRUPTED = 130
 COMMANDS = {
@@ -58,10 +62,12 @@ class Commands(click.Group):
         except BrokenPipeError:
             return _stop_printing()
         except SidecarError as error:
-            return _report(error)
+            return _report(shortage(error) or error)
         except (click.ClickException, click.exceptions.Exit, click.Abort):
             raise
         except Exception as error:  # noqa: BLE001
+            if lacks := shortage(error):
+                return _report(lacks)
             return _bug(error, debug=ctx.params["debug"] or os.environ.get("SIDECAR_DEBUG") == "1")
         return result if isinstance(result, int) else EXIT_OK
 

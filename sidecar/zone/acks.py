@@ -19,7 +19,7 @@ def is_name(consumer: str) -> bool:
     return _NAME.fullmatch(consumer) is not None
 
 
-def acknowledge(root: Path, consumer: str, read: Mapping[str, int]) -> None:
+def acknowledge(root: Path | str, consumer: str, read: Mapping[str, int]) -> None:
     """Say that a consumer has read, and never needs again, all entries up to these.
 
     A consumer registers with an empty mapping before its first read: from then on nothing is removed that it has not
@@ -36,7 +36,7 @@ def acknowledge(root: Path, consumer: str, read: Mapping[str, int]) -> None:
     """
     if not is_name(consumer):
         raise ValueError(f"{consumer!r} is no name of a consumer: use letters, digits, dots, underscores and dashes")
-    path = ack_folder(root) / f"{consumer}.json"
+    path = ack_folder(Path(root)) / f"{consumer}.json"
     known = _read(path) or {}
     files.make_folder(path.parent)
     files.put(
@@ -44,13 +44,13 @@ def acknowledge(root: Path, consumer: str, read: Mapping[str, int]) -> None:
     )
 
 
-def acknowledged(root: Path) -> dict[str, dict[str, int]]:
+def acknowledged(root: Path | str) -> dict[str, dict[str, int]]:
     """Consumer to writer to the last sequence number it has read; a consumer whose file is damaged has read nothing.
 
     Raises:
         OSError: A file is there and cannot be read.
     """
-    folder = ack_folder(root)
+    folder = ack_folder(Path(root))
     if not folder.is_dir():
         return {}
     return {path.stem: _read(path) or {} for path in sorted(folder.glob("[!.]*.json"))}

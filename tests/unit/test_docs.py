@@ -24,11 +24,15 @@ from sidecar import errors
 from sidecar.cli import COMMANDS, EXIT_INTERRUPTED, main
 from sidecar.cli.demo import EXIT_UNBALANCED
 from sidecar.config.loader import load
-from sidecar.core.records import Attempt
+from sidecar.core.records import Attempt, TopicPartition
 from sidecar.ops.health import KINDS
 from sidecar.ops.snapshot import CUT_REASONS, STOP_REASONS
+from sidecar.sinks.answers import parse_failed
+from sidecar.sinks.formats import envelope_row
 from sidecar.state.interface import StoredLetter
 from sidecar.state.store import Store
+from sidecar.zone import acknowledged
+from tests.support import landing
 from tests.support.jars import ROOT
 
 README = ROOT / "README.md"
@@ -148,16 +152,97 @@ def test_the_readme_shows_the_minimal_configuration() -> None:
     assert load(minimal).source.kafka.topics == ["orders"]
 
 
+RUN = {
+    "docs/operation.md": ["test_the_recipe_for_sending_again_works"],
+    "docs/zone.md": ["test_the_reader_of_a_zone_works"],
+    "docs/spark.md": [
+        'tests/spark/test_source.py: example("## Feeding Spark")',
+        "tests/spark/test_sessions.py: from sidecar.spark.ingest import ingest",
+        'tests/spark/test_ingest.py: example("**Files**")',
+        "tests/spark/test_sessions.py: from sidecar.spark.run import run",
+    ],
+    "README.md": ['sidecar/spark/__init__.py: spark.readStream.format("sidecar")'],
+}
+"""What runs each Python block of a document, in their order: a test here, or what another file has of it."""
+LANGUAGES = {"text", "yaml", "json", "http", "python", "pycon", "sql"}
+"""Text shows layouts and output; each block of the others is run, loaded or compared by a test of this file."""
+
+
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
-def test_every_example_can_be_read(path: Path) -> None:
-    """YAML, JSON and Python blocks are what they say they are."""
-    for text in blocks(path, "yaml"):
-        assert YAML(typ="safe").load(text)
-    for text in blocks(path, "json"):
-        for line in text.splitlines():
-            json.loads(line)
-    for text in blocks(path, "python"):
+def test_every_sample_is_of_a_kind_that_is_tested(path: Path) -> None:
+    """Each fenced block has a language, and a test here looks at all blocks of that language."""
+    marks = re.findall(r"^```(.*)$", path.read_text(), flags=re.MULTILINE)
+    assert set(marks[::2]) <= LANGUAGES
+    assert set(marks[1::2]) <= {""}
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+def test_every_python_sample_is_run(path: Path) -> None:
+    """Each Python block parses, and some test runs it."""
+    code, runners = blocks(path, "python"), RUN.get(str(path.relative_to(ROOT)), [])
+    assert len(code) == len(runners)
+    for text, runner in zip(code, runners, strict=True):
         ast.parse(text)
+        file, _, piece = runner.rpartition(": ")
+        assert piece in (ROOT / file).read_text() if file else piece in globals()
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+def test_every_configuration_that_is_shown_is_valid(path: Path, tmp_path: Path) -> None:
+    """Each YAML block is a file that loads; one that shows some sections does so with the others of the minimal one."""
+    yaml = YAML(typ="safe")
+    minimal = yaml.load(ROOT / "config" / "minimal.yaml")
+    for text in blocks(path, "yaml"):
+        shown = yaml.load(text)
+        if "rocketmq" in shown.get("source", {}):
+            shown = {"tags": {}, **shown}
+        with (tmp_path / "shown.yaml").open("w") as file:
+            yaml.dump({**minimal, **shown}, file)
+        load(tmp_path / "shown.yaml")
+
+
+def test_rows_that_are_shown_are_what_is_sent() -> None:
+    """The line of JSON in a document is, byte for byte, the row of such a message."""
+    shown = [text.rstrip().rpartition("\n")[2] for path in DOCUMENTS for text in blocks(path, "http")]
+    shown += [text.rstrip() for path in DOCUMENTS for text in blocks(path, "json")]
+    rows = [text for text in shown if text.startswith('{"topic"')]
+    assert len(rows) == 2
+    for row in rows:
+        value = json.loads(row)["value"].encode()
+        headers = [("tag", b"paid")]
+        made = envelope_row(TopicPartition("orders", 3), 1200, 1_700_000_000_000, b"k1", (b"paid",), headers, value)
+        assert row == made.decode()
+
+
+def test_requests_that_are_shown_have_the_headers_that_are_sent() -> None:
+    """Each header in an HTTP block is one that the sink, or HTTP itself, has."""
+    source = (ROOT / "sidecar" / "sinks" / "http.py").read_text()
+    shown = {
+        name for path in DOCUMENTS for text in blocks(path, "http") for name in re.findall(r"^([\w-]+): ", text, re.M)
+    }
+    assert len(shown) > 8
+    assert {name for name in shown - {"Host", "User-Agent"} if f'"{name}"' not in source} == set()
+
+
+def test_answers_that_are_shown_are_understood() -> None:
+    """The body of a 207 in a document names the rows that it says."""
+    (body,) = [text for path in DOCUMENTS for text in blocks(path, "json") if text.startswith('{"failed"')]
+    rows = parse_failed(body.encode(), 5_000)
+    assert [(row.index, row.retry) for row in rows] == [(17, False), (40, True)]
+
+
+def test_the_reader_of_a_zone_works(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The Python of the zone's page reads each row once, acknowledges what it read, and ends."""
+    zone = landing.writer(tmp_path / "zone")
+    for at in (0, 3):
+        zone.land(landing.batch(at))
+    zone.close()
+    (code,) = blocks(ROOT / "docs" / "zone.md", "python")
+    place = "/var/lib/sidecar/zone"
+    assert code.count(place) == 1
+    exec(compile(code.replace(place, str(tmp_path / "zone")), "reader", "exec"), {})
+    assert capsys.readouterr().out == "3\n3\n"
+    assert list(acknowledged(tmp_path / "zone")) == ["my-reader"]
 
 
 def test_the_session_in_the_readme_is_real() -> None:
