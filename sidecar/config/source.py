@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 import re
 import sys
+import warnings
 from datetime import UTC, datetime
 from typing import Annotated, Any, Literal, TypeAlias
 
@@ -27,6 +28,9 @@ SERVER = r"(?:[A-Za-z_]+://)?(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(?::\d{1,5})?
 TOPIC = r"(?!\.{1,2}$)[A-Za-z0-9._-]{1,249}"
 
 
+_GROUP_COMPLAINT = "has control characters, or more than 255 characters"
+
+
 def _is_server(value: Any) -> bool:
     return isinstance(value, str) and re.fullmatch(SERVER, value.strip()) is not None
 
@@ -43,7 +47,8 @@ def _servers(value: Any) -> Any:
 def _topic(name: str) -> str:
     if name.startswith("^"):
         try:
-            re.compile(name)
+            with warnings.catch_warnings(action="ignore"):  # of classes that Python reads otherwise than the client
+                re.compile(name)
         except re.error as error:
             raise ValueError(f"is not a regular expression: {error}") from error
     elif not re.fullmatch(TOPIC, name):
@@ -142,7 +147,7 @@ class KafkaSource(Model):
     bootstrap_servers: Annotated[str, BeforeValidator(_servers), _SERVERS_SCHEMA] = Field(
         description="The brokers to ask first: `HOST:PORT`, several as a list or separated by commas."
     )
-    group_id: Annotated[Text, AfterValidator(matching(r"[^\x00-\x1f\x7f]{1,255}", "has control characters"))] = Field(
+    group_id: Annotated[Text, AfterValidator(matching(r"[^\x00-\x1f\x7f]{1,255}", _GROUP_COMPLAINT))] = Field(
         description="The consumer group; processes with the same one share the partitions."
     )
     topics: Annotated[list[Annotated[Text, AfterValidator(_topic)]], AfterValidator(_topics)] = Field(

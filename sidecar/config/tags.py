@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, TypeAlias
 
-from pydantic import AfterValidator, Discriminator, Field, Tag, ValidationInfo, field_validator
+from pydantic import AfterValidator, Discriminator, Field, Tag, ValidationError, ValidationInfo, field_validator
 
-from sidecar.config.base import Int, Model, OneOf, Text, kind, words
+from sidecar.config.base import Int, Model, OneOf, Text, kind, problem, words
 from sidecar.config.ledger import Ledger
 from sidecar.config.units import Duration, Size
 from sidecar.core import fields
-from sidecar.core.tags import TagFilter, parse_expression
+from sidecar.core.tags import TagError, TagFilter, parse_expression
 
 
 class Place(OneOf):
@@ -111,7 +111,11 @@ class Tags(Model):
     @classmethod
     def _disjoint(cls, groups: dict[str, str], info: ValidationInfo) -> dict[str, str]:
         if {"subscribe", "exclude"} <= info.data.keys():
-            TagFilter(info.data["subscribe"], info.data["exclude"] or "", groups)
+            try:
+                TagFilter(info.data["subscribe"], info.data["exclude"] or "", groups)
+            except TagError as error:
+                at = [error.group] if error.group else []
+                raise ValidationError.from_exception_data("groups", [problem(str(error), groups, *at)]) from error
         return groups
 
 

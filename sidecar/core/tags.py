@@ -16,7 +16,11 @@ V = TypeVar("V")
 
 
 class TagError(ValueError):
-    """A tag expression or a table of groups that cannot be used."""
+    """A tag expression or a table of groups that cannot be used; `group` is the one at fault, if any."""
+
+    def __init__(self, message: str, group: str | None = None) -> None:
+        super().__init__(message)
+        self.group = group
 
 
 def parse_expression(text: str) -> frozenset[bytes] | None:
@@ -115,18 +119,23 @@ class TagFilter:
         tags = parse_expression(expression)
         if tags is None:
             if self._rest is not None:
-                raise TagError(f"groups {self._rest!r} and {name!r} overlap: both take *")
+                raise TagError(
+                    f"takes * as the group {self._rest!r} does: only one can have the tags of no other", name
+                )
             self._rest = name
             return
         for tag in sorted(tags):
-            text = tag.decode("utf-8", "surrogateescape")
-            if tag in self._named:
-                raise TagError(f"groups {self._named[tag]!r} and {name!r} overlap: both name the tag {text!r}")
-            if self._wanted is not None and tag not in self._wanted:
-                raise TagError(f"group {name!r} names the tag {text!r}, which is not subscribed")
-            if tag in self._excluded:
-                raise TagError(f"group {name!r} names the tag {text!r}, which is excluded")
+            if why := self._why_not(tag):
+                text = tag.decode("utf-8", "surrogateescape")
+                raise TagError(f"names the tag {text!r}, {why}, or take it out of this group", name)
             self._named[tag] = name
+
+    def _why_not(self, tag: bytes) -> str:
+        if tag in self._named:
+            return f"as the group {self._named[tag]!r} does, and a message goes to one group: take it out there"
+        if self._wanted is not None and tag not in self._wanted:
+            return "which subscribe leaves out, so no such message is read: add it there"
+        return "which exclude drops, so no such message is kept: take it out there" if tag in self._excluded else ""
 
     def _check_names(self, groups: Mapping[str, str]) -> None:
         for name in groups:
@@ -134,7 +143,9 @@ class TagFilter:
             own = self._rest is None and tag not in self._named and (self._wanted is None or tag in self._wanted)
             if own and tag not in self._excluded:
                 raise TagError(
-                    f"group {name!r} has the name of a tag that is not in it: add the tag, or rename the group"
+                    f"has the name of the tag {name!r}, which stands in no group and so has a group of its own, of the "
+                    "same name: add the tag to this group, or give the group another name",
+                    name,
                 )
 
     def tags(self, raw: Raw) -> tuple[bytes, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import stat
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -13,6 +14,9 @@ import confluent_kafka as ck
 from sidecar.config.base import HIDDEN, secret_name
 
 Make = Callable[[dict[str, Any]], object]
+_SILENT = logging.getLogger(f"{__name__}.silent")
+_SILENT.addHandler(logging.NullHandler())
+_SILENT.propagate = False
 _REFUSALS = {ck.KafkaError._INVALID_ARG, ck.KafkaError._CONFLICT}
 _ADDRESSES = ("bootstrap.servers", "metadata.broker.list")
 _NO_PROVIDER = re.compile(r"No provider for SASL mechanism (\S+): .*Current build options: (.*)")
@@ -62,7 +66,8 @@ def _unusable_files(properties: Mapping[str, str]) -> Iterator[tuple[str, str]]:
 def _complaint(make: Make, config: Mapping[str, Any]) -> str:
     """What the client says of a configuration; empty when it takes it."""
     try:
-        client = make({"log_level": 2, **{name: value for name, value in config.items() if name not in _ADDRESSES}})
+        told = {name: value for name, value in config.items() if name not in _ADDRESSES}
+        client = make({"log_level": 2, **told, "logger": _SILENT})
     except ck.KafkaException as error:
         if error.args[0].code() not in _REFUSALS:
             raise OSError(f"a Kafka client cannot be made: {error.args[0].str()}") from error

@@ -9,60 +9,26 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 from sidecar.errors import StateError
+from sidecar.state import schema
 from sidecar.state.folder import StateFolder, state_error
 from sidecar.state.interface import Damage
 from sidecar.state.presence import Presence
-
-Row: TypeAlias = tuple[Any, ...]
+from sidecar.state.schema import DamagedError, Row
 
 DATABASE_FILE = "state.db"
 DAMAGED_KEPT_MAX = 10
 """Set-aside files that are kept; the oldest goes when one more comes."""
-SCHEMA_VERSION = 1
 BUSY_TIMEOUT_MS = 5_000
 WAL_PAGES = 1_000
 WAL_BYTES_KEPT_MAX = 16 << 20
 FREE_PAGES_RETURNED_MAX = 4_096
-_APPLICATION_ID = 0x5CA20000
 _SIDE_FILES = ("-wal", "-shm", "-journal")
 _DAMAGE_CODES = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
 # At the opening alone: a schema or format that SQLite cannot read, and a header that calls a writable file read-only.
 _OPENING_CODES = _DAMAGE_CODES | {sqlite3.SQLITE_ERROR, sqlite3.SQLITE_READONLY}
-
-SCHEMA = """
-CREATE TABLE meta (name TEXT PRIMARY KEY, value TEXT NOT NULL, crc INTEGER NOT NULL);
-CREATE TABLE partitions (
-  topic TEXT NOT NULL, partition INTEGER NOT NULL, broker TEXT NOT NULL, topic_id TEXT NOT NULL,
-  incarnation TEXT NOT NULL, watermark INTEGER NOT NULL, floor INTEGER NOT NULL, younger BLOB NOT NULL,
-  older BLOB NOT NULL, crc INTEGER NOT NULL,
-  PRIMARY KEY (topic, partition, broker));
-CREATE TABLE progress (
-  topic TEXT NOT NULL, partition INTEGER NOT NULL, broker TEXT NOT NULL, text TEXT NOT NULL, crc INTEGER NOT NULL,
-  PRIMARY KEY (topic, partition, broker));
-CREATE TABLE ids (
-  seq INTEGER PRIMARY KEY, topic TEXT NOT NULL, partition INTEGER NOT NULL, broker TEXT NOT NULL,
-  generation INTEGER NOT NULL, level INTEGER NOT NULL, data BLOB NOT NULL, crc INTEGER NOT NULL);
-CREATE INDEX ids_by_partition ON ids (topic, partition, broker, generation, level);
-CREATE TABLE dead_letters (
-  id INTEGER PRIMARY KEY AUTOINCREMENT, scope TEXT NOT NULL, topic TEXT NOT NULL, partition INTEGER NOT NULL,
-  broker TEXT NOT NULL, "offset" INTEGER NOT NULL, group_name TEXT NOT NULL, reason TEXT NOT NULL, status INTEGER,
-  attempts TEXT NOT NULL, first_at_ms INTEGER NOT NULL, row BLOB, envelope BLOB, size_bytes INTEGER NOT NULL,
-  crc INTEGER NOT NULL,
-  UNIQUE (scope, topic, partition, broker, "offset"));
-CREATE TABLE dead_letter_totals (letters INTEGER NOT NULL, size_bytes INTEGER NOT NULL);
-INSERT INTO dead_letter_totals VALUES (0, 0);
-CREATE TRIGGER dead_letter_put AFTER INSERT ON dead_letters BEGIN
-  UPDATE dead_letter_totals SET letters = letters + 1, size_bytes = size_bytes + NEW.size_bytes; END;
-CREATE TRIGGER dead_letter_deleted AFTER DELETE ON dead_letters BEGIN
-  UPDATE dead_letter_totals SET letters = letters - 1, size_bytes = size_bytes - OLD.size_bytes; END;
-"""
-
-
-class _DamagedError(Exception):
-    """The file is no sound database of this program; text says why."""
 
 
 def checksum(*values: str | int | bytes | None) -> int:
@@ -95,11 +61,11 @@ class Database:
     def _open(self) -> None:
         try:
             self._writer = self._connect_sound()
-        except _DamagedError as error:
+        except DamagedError as error:
             self._set_aside(str(error))
             try:
                 self._writer = self._connect_sound()
-            except _DamagedError as again:
+            except DamagedError as again:
                 raise StateError(
                     f"state folder: a new {self.path} is damaged at once: {again}", hint="check the disk"
                 ) from again
@@ -130,7 +96,7 @@ class Database:
             _close_quietly(connection)
             if isinstance(error, sqlite3.Error) and _primary_code(error) not in _OPENING_CODES:
                 raise self._state_error("open", error) from error
-            raise _DamagedError(str(error)) from error
+            raise DamagedError(str(error)) from error
         except BaseException:
             _close_quietly(connection)
             raise
@@ -255,72 +221,18 @@ class Database:
 def _prepare(connection: sqlite3.Connection) -> None:
     """Check an existing database, make the schema in an empty one, set what every connection needs."""
     connection.execute(f"PRAGMA busy_timeout={BUSY_TIMEOUT_MS}")
-    is_new = _is_empty(connection)
-    if is_new:
+    version = schema.check(connection)
+    if not version:
         connection.execute("PRAGMA auto_vacuum=INCREMENTAL")
-    else:
-        _check(connection)
     if connection.execute("PRAGMA journal_mode=WAL").fetchone() != ("wal",):
         raise StateError("the state file cannot use a write-ahead log", hint="put state.dir on a local file system")
     connection.execute("PRAGMA synchronous=FULL")
     connection.execute(f"PRAGMA wal_autocheckpoint={WAL_PAGES}")
     connection.execute(f"PRAGMA journal_size_limit={WAL_BYTES_KEPT_MAX}")
     connection.execute("BEGIN IMMEDIATE")
-    if is_new:
-        for statement in _statements(SCHEMA):
-            connection.execute(statement)
-        connection.execute(f"PRAGMA application_id={_APPLICATION_ID + SCHEMA_VERSION}")
-    # Written at every opening: a full disk, or a header that forbids writing, shows now and not at the first batch.
-    connection.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
+    # Something is written at every opening: a full disk, or a header that forbids it, shows now and not at a batch.
+    schema.upgrade(connection, version)
     connection.execute("COMMIT")
-
-
-def _is_empty(connection: sqlite3.Connection) -> bool:
-    (objects,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
-    (version,) = connection.execute("PRAGMA user_version").fetchone()
-    return bool(objects == 0 and version == 0)
-
-
-def _check(connection: sqlite3.Connection) -> None:
-    (version,) = connection.execute("PRAGMA user_version").fetchone()
-    (application,) = connection.execute("PRAGMA application_id").fetchone()
-    # The version stands in two places, so that a flipped bit is not taken for a newer program.
-    if application != _APPLICATION_ID + version or version < 1:
-        raise _DamagedError(f"not a state file (user_version {version}, application_id {application})")
-    if version > SCHEMA_VERSION:
-        raise StateError(
-            f"the state file was written by a newer version (schema {version}, this one knows {SCHEMA_VERSION})",
-            hint="run that newer version again, or give this one another state.dir",
-        )
-    found = connection.execute("PRAGMA quick_check(1)").fetchone()
-    if found != ("ok",):
-        raise _DamagedError(str(found[0]))
-    if _objects(connection) != _expected_objects():
-        raise _DamagedError("its tables are not those of a state file")
-
-
-def _objects(connection: sqlite3.Connection) -> list[Row]:
-    return sorted(
-        connection.execute("SELECT type, name, tbl_name, sql FROM sqlite_master WHERE name NOT LIKE 'sqlite_%'")
-    )
-
-
-def _expected_objects() -> list[Row]:
-    with sqlite3.connect(":memory:") as connection:
-        connection.executescript(SCHEMA)
-        objects = _objects(connection)
-    connection.close()
-    return objects
-
-
-def _statements(script: str) -> Iterator[str]:
-    """The statements of a script one by one: `executescript` would end the transaction they belong to."""
-    statement = ""
-    for line in script.splitlines(keepends=True):
-        statement += line
-        if sqlite3.complete_statement(statement):
-            yield statement
-            statement = ""
 
 
 def _primary_code(error: sqlite3.Error) -> int:

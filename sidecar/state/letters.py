@@ -7,8 +7,9 @@ import sqlite3
 from collections.abc import Callable, Sequence
 
 from sidecar.core.records import Attempt, TopicPartition
-from sidecar.state.database import Row, checksum
+from sidecar.state.database import checksum
 from sidecar.state.interface import Damage, StoredLetter
+from sidecar.state.schema import Row
 
 _COLUMNS = (
     'scope, topic, partition, broker, "offset", group_name, reason, status, attempts, first_at_ms, row, envelope, '

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from sidecar.core.records import TopicPartition
 from sidecar.state import letters
-from sidecar.state.database import Database, Row, checksum
+from sidecar.state.database import Database, checksum
 from sidecar.state.folder import StateFolder
 from sidecar.state.id_store import IdStore
 from sidecar.state.interface import (
@@ -24,6 +24,7 @@ from sidecar.state.interface import (
     no_room_for_letters,
     same_cluster,
 )
+from sidecar.state.schema import Row
 
 DAMAGES_KEPT_MAX = 1_000
 

@@ -77,11 +77,11 @@ def test_several_tags_in_one_value() -> None:
     ("arguments", "message"),
     [
         ({"exclude": "*"}, "no message at all"),
-        ({"groups": {"x": "*", "y": "*"}}, "both take"),
-        ({"groups": {"x": "a", "y": "a"}}, "both name the tag 'a'"),
-        ({"subscribe": "a", "groups": {"x": "b"}}, "not subscribed"),
-        ({"exclude": "b", "groups": {"x": "b"}}, "excluded"),
-        ({"subscribe": "a || b", "groups": {"a": "b"}}, "rename the group"),
+        ({"groups": {"x": "*", "y": "*"}}, r"takes \* as the group 'x' does"),
+        ({"groups": {"x": "a", "y": "a"}}, "names the tag 'a', as the group 'x' does"),
+        ({"subscribe": "a", "groups": {"x": "b"}}, "names the tag 'b', which subscribe leaves out"),
+        ({"exclude": "b", "groups": {"x": "b"}}, "names the tag 'b', which exclude drops"),
+        ({"subscribe": "a || b", "groups": {"a": "b"}}, "has the name of the tag 'a', which stands in no group"),
     ],
 )
 def test_tables_of_groups_that_cannot_be(arguments: dict[str, Any], message: str) -> None:

@@ -238,18 +238,6 @@ def test_a_row_that_does_not_check_is_dropped_alone(statement: str, what: str, t
     store.close()
 
 
-@pytest.mark.parametrize("statement", ["DROP TABLE ids", "DROP TRIGGER dead_letter_put", "CREATE TABLE other (x)"])
-def test_a_sound_file_with_other_tables_is_set_aside(statement: str, tmp_path: Path) -> None:
-    """A database that SQLite finds sound but that is not as this program makes it is not used."""
-    fill(tmp_path)
-    with contextlib.closing(sqlite3.connect(tmp_path / "state.db")) as shell, shell:
-        shell.execute(statement)
-    store = Store(tmp_path)
-    assert [damage.what for damage in store.take_damages()] == ["database"]
-    use(store)
-    store.close()
-
-
 def test_damage_in_mid_life_is_healed_without_a_restart(tmp_path: Path) -> None:
     """When the file turns out damaged in a running process, one call fails and the next one finds a new file."""
     fill(tmp_path)

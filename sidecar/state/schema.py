@@ -1,0 +1,157 @@
+"""What a state file holds: its tables, its version, and whether a file is one. No row of theirs is read here."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator, Sequence
+from typing import Any, TypeAlias
+
+from sidecar.errors import StateError
+
+Row: TypeAlias = tuple[Any, ...]
+
+APPLICATION_ID = 0x5CA20000
+SCHEMA_VERSION = 1
+MIGRATIONS: dict[int, Sequence[str]] = {}
+"""By version, the statements that make a file of the next one of it."""
+MESSAGES_MAX = 100
+
+SCHEMA = """
+CREATE TABLE meta (name TEXT PRIMARY KEY, value TEXT NOT NULL, crc INTEGER NOT NULL);
+CREATE TABLE partitions (
+  topic TEXT NOT NULL, partition INTEGER NOT NULL, broker TEXT NOT NULL, topic_id TEXT NOT NULL,
+  incarnation TEXT NOT NULL, watermark INTEGER NOT NULL, floor INTEGER NOT NULL, younger BLOB NOT NULL,
+  older BLOB NOT NULL, crc INTEGER NOT NULL,
+  PRIMARY KEY (topic, partition, broker));
+CREATE TABLE progress (
+  topic TEXT NOT NULL, partition INTEGER NOT NULL, broker TEXT NOT NULL, text TEXT NOT NULL, crc INTEGER NOT NULL,
+  PRIMARY KEY (topic, partition, broker));
+CREATE TABLE ids (
+  seq INTEGER PRIMARY KEY, topic TEXT NOT NULL, partition INTEGER NOT NULL, broker TEXT NOT NULL,
+  generation INTEGER NOT NULL, level INTEGER NOT NULL, data BLOB NOT NULL, crc INTEGER NOT NULL);
+CREATE INDEX ids_by_partition ON ids (topic, partition, broker, generation, level);
+CREATE TABLE dead_letters (
+  id INTEGER PRIMARY KEY AUTOINCREMENT, scope TEXT NOT NULL, topic TEXT NOT NULL, partition INTEGER NOT NULL,
+  broker TEXT NOT NULL, "offset" INTEGER NOT NULL, group_name TEXT NOT NULL, reason TEXT NOT NULL, status INTEGER,
+  attempts TEXT NOT NULL, first_at_ms INTEGER NOT NULL, row BLOB, envelope BLOB, size_bytes INTEGER NOT NULL,
+  crc INTEGER NOT NULL,
+  UNIQUE (scope, topic, partition, broker, "offset"));
+CREATE TABLE dead_letter_totals (letters INTEGER NOT NULL, size_bytes INTEGER NOT NULL);
+INSERT INTO dead_letter_totals VALUES (0, 0);
+CREATE TRIGGER dead_letter_put AFTER INSERT ON dead_letters BEGIN
+  UPDATE dead_letter_totals SET letters = letters + 1, size_bytes = size_bytes + NEW.size_bytes; END;
+CREATE TRIGGER dead_letter_deleted AFTER DELETE ON dead_letters BEGIN
+  UPDATE dead_letter_totals SET letters = letters - 1, size_bytes = size_bytes - OLD.size_bytes; END;
+"""
+
+
+class DamagedError(Exception):
+    """The file is no sound database of this program; text says why."""
+
+
+def check(connection: sqlite3.Connection) -> int:
+    """The version of a file; 0 of one that is empty.
+
+    Raises:
+        DamagedError: It is no state file, or its pages are damaged.
+        StateError: A newer version of this program wrote it.
+    """
+    (objects,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
+    (version,) = connection.execute("PRAGMA user_version").fetchone()
+    (application,) = connection.execute("PRAGMA application_id").fetchone()
+    if objects == 0 and version == 0:
+        return 0
+    # The version stands in two places, so that a flipped bit is not taken for a newer program.
+    if application != APPLICATION_ID + version or version < 1:
+        raise DamagedError(f"not a state file (user_version {version}, application_id {application})")
+    if version > SCHEMA_VERSION:
+        raise StateError(
+            f"the state file was written by a newer version (schema {version}, this one knows {SCHEMA_VERSION})",
+            hint="run that newer version again, or give this one another state.dir",
+        )
+    _check_pages(connection)
+    return int(version)
+
+
+def upgrade(connection: sqlite3.Connection, version: int) -> None:
+    """Make a file of the present version, within a transaction of the caller's: all of it and both marks, or nothing.
+
+    What others made in the file stays; an index or a trigger of ours that somebody dropped is made again.
+
+    Raises:
+        DamagedError: A table of ours is missing or changed.
+    """
+    statements = list(_statements(SCHEMA)) if not version else []
+    for number in range(version or SCHEMA_VERSION, SCHEMA_VERSION):
+        statements += MIGRATIONS[number]
+    for statement in statements:
+        connection.execute(statement)
+    _mend(connection)
+    connection.execute(f"PRAGMA application_id={APPLICATION_ID + SCHEMA_VERSION}")
+    connection.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
+
+
+def _check_pages(connection: sqlite3.Connection) -> None:
+    """Complaints about tables of others are none of ours."""
+    try:
+        found = [text for (text,) in connection.execute(f"PRAGMA quick_check({MESSAGES_MAX})")]
+    except sqlite3.OperationalError as error:  # a function or collation that only their program has
+        found = [str(error)]
+    if found == ["ok"]:
+        return
+    ours = {name for kind, name, *_ in _expected_objects() if kind == "table"}
+    theirs = {table for _, _, table, _ in _objects(connection)} - ours
+    checks = [connection.execute(f"PRAGMA quick_check('{name}')").fetchone()[0] for name in sorted(ours)]
+    if not theirs or len(found) == MESSAGES_MAX or any(text != "ok" for text in checks) or _is_structural(found):
+        raise DamagedError(found[0])
+
+
+def _is_structural(complaints: Sequence[str]) -> bool:
+    """Whether they are about pages, not about values and what a table wants of them."""
+    return any(text.startswith(("***", "Tree", "Page", "Freelist", "wrong #", "row ")) for text in complaints)
+
+
+def _mend(connection: sqlite3.Connection) -> None:
+    there = {(kind, name): (table, sql) for kind, name, table, sql in _objects(connection)}
+    missing = []
+    for kind, name, table, sql in _expected_objects():
+        if there.get((kind, name), (table, sql)) != (table, sql) or (kind == "table" and (kind, name) not in there):
+            raise DamagedError("its tables are not those of a state file")
+        if (kind, name) not in there:
+            missing.append(sql)
+    ours = {(kind, name) for kind, name, *_ in _expected_objects()}
+    if any(
+        "dead_letter_totals" in str(sql) for key, (_, sql) in there.items() if key[0] == "trigger" and key not in ours
+    ):
+        raise DamagedError("a trigger of its tables has another name")
+    for sql in missing:
+        connection.execute(sql)
+    if missing:
+        connection.execute(
+            "UPDATE dead_letter_totals SET letters = (SELECT count(*) FROM dead_letters), "
+            "size_bytes = (SELECT coalesce(sum(size_bytes), 0) FROM dead_letters)"
+        )
+
+
+def _objects(connection: sqlite3.Connection) -> list[Row]:
+    return sorted(
+        connection.execute("SELECT type, name, tbl_name, sql FROM sqlite_master WHERE name NOT LIKE 'sqlite_%'")
+    )
+
+
+def _expected_objects() -> list[Row]:
+    with sqlite3.connect(":memory:") as connection:
+        connection.executescript(SCHEMA)
+        objects = _objects(connection)
+    connection.close()
+    return objects
+
+
+def _statements(script: str) -> Iterator[str]:
+    """The statements of a script one by one: `executescript` would end the transaction they belong to."""
+    statement = ""
+    for line in script.splitlines(keepends=True):
+        statement += line
+        if sqlite3.complete_statement(statement):
+            yield statement
+            statement = ""
