@@ -11,7 +11,7 @@ from sidecar.core.records import DeadLetter, Part
 
 STORE_RETRY_MS = 1_000
 LETTER_BYTES = 300
-"""Of a dead letter beside its row; measured."""
+"""Of a dead letter beside its row; an estimate."""
 
 
 class _Burial(NamedTuple):

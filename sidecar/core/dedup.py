@@ -103,7 +103,7 @@ class RotatingSet:
                     break
                 self.rotate()
                 rest = numbers[len(new) :]
-            room = self.half - len(self.young)
+            room = self.half - self.young.added
             new += self._take(rest[:room] if room > 0 else rest, moment)
         return new
 
@@ -133,8 +133,8 @@ class RotatingSet:
 
     @property
     def full(self) -> bool:
-        """Whether the young generation holds its half of the capacity."""
-        return len(self.young) >= self.half
+        """Whether the young generation has got its half of the capacity."""
+        return self.young.added >= self.half
 
     def _may_rotate(self, moment: Moment) -> bool:
         return self.old.decided < moment.keep_from
@@ -174,7 +174,7 @@ class RotatingSet:
         self.generation = max(runs, default=0)
         self.install(runs)
         for one, number in ((self.young, self.generation), (self.old, self.generation - 1)):
-            one.decided = decided
+            one.decided, one.added = decided, len(one)
             one.begun_ms, one.ended_ms = begun_ms.get(number, now_ms), now_ms
 
     def dump(self) -> tuple[bytes, bytes]:
@@ -190,6 +190,7 @@ class RotatingSet:
         self.young, self.old = (IdSet(self._room) for _ in dumped)
         for one, blob in zip((self.young, self.old), dumped, strict=True):
             one.load(np.frombuffer(blob, np.int64))
+            one.added = len(one)
 
 
 class RotatingBitmap:

@@ -47,6 +47,8 @@ class IdSet:
         """Kept by the shell, in files perhaps."""
         self.decided = -1
         """The highest offset of the messages that were told from others by what is here."""
+        self.added = 0
+        """Numbers that came since it began; what the shell kept of the generation before may lie here as well."""
         self.begun_ms = self.ended_ms = 0.0
         """When the first and the last number came; the latter counts once the set is the old generation."""
         self._sorted = 0
@@ -89,6 +91,7 @@ class IdSet:
         self.ended_ms = now_ms
         self.decided = max(self.decided, last)
         self.recent |= numbers
+        self.added += len(numbers)
         if len(self.recent) > self._room.each:
             self.seal()
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from sidecar.core.carried import Carried, CarriedLane, lane_key
+from sidecar.core.fields import Field, Raw
 from sidecar.core.records import Run, TopicPartition
-from tests.simulation.plan import Row
+from tests.simulation.plan import Columns, Row
 from tests.unit.test_core_pipeline import TP, Shell
 
 COPIES = TopicPartition("copies", 0)
@@ -71,3 +72,17 @@ def test_copies_wait_while_their_origins_are_read_again() -> None:
     read(shell, COPIES, one(0, 1), one(1, 3))
     shell.run()
     assert [(name.split("@")[0], offsets) for name, offsets, _ in shell.sent] == [("t", [0, 1]), ("copies", [1])]
+
+
+class Origins(Columns):
+    """Columns of a client that can tell the origin of what was handed back."""
+
+    def origins(self, tp: TopicPartition, messages: list[Row]) -> list[Raw]:
+        """A text for each."""
+        return [b"at %d" % message[0] for message in messages]
+
+
+def test_an_origin_is_read_where_the_client_tells_it() -> None:
+    """`dedup.by: offset_msg_id` reads what the client's columns say of each message."""
+    reader = Field("offset_msg_id").reader(Origins())
+    assert reader(TP, [one(3, None), one(4, None)]) == [b"at 3", b"at 4"]
