@@ -12,7 +12,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import NamedTuple, Self
 
 from sidecar.core.effects import CommitItem
-from sidecar.core.lineage import Fingerprint, Remembered
+from sidecar.core.lineage import Fingerprint, Lineage, Remembered
 from sidecar.core.records import TopicPartition
 from sidecar.errors import SidecarError
 from sidecar.sources.base import Tell
@@ -40,8 +40,8 @@ class Memory(NamedTuple):
     @classmethod
     def of(cls, item: CommitItem, text: str, topic_id: str) -> Self:
         """What is kept of a commit."""
-        assert item.lineage is not None
-        ancestors, fingerprints = list(item.lineage.ancestors.items()), list(item.lineage.fingerprints)
+        lineage = item.lineage or Lineage()
+        ancestors, fingerprints = list(lineage.ancestors.items()), list(lineage.fingerprints)
         return cls(item.carried.watermark, text, topic_id, ancestors, fingerprints)
 
     @classmethod
