@@ -280,7 +280,7 @@ class RotatingBitmap:
         found = self.young | self.old
         found.remove_range(0, border)
         for bitmap in (self.young, self.old):
-            bitmap.remove_range(border, 1 << 63)
+            bitmap.remove_range(border, FOR_EVER)
         return found
 
 

@@ -70,8 +70,6 @@ class Pipeline:
         self.draining = False
         self.state_lost = ""
         """Why what is stored would be lost, while that is so: nothing is read."""
-        self.beside_bytes = 0
-        """Bytes of memory that the shell holds for messages: ids that are not written yet, what a client queues."""
         self.leaving: frozenset[TopicPartition] = frozenset()
         """Partitions whose next owner will know the watermark alone: read no more, and cut at once."""
         self._fenced = self.delivery.fenced
@@ -306,8 +304,8 @@ class Pipeline:
 
     @property
     def held_bytes(self) -> int:
-        """Bytes of memory of everything that grows with messages."""
-        return self.delivery.held_bytes + self.delivery.burials.held_bytes + self.beside_bytes
+        """Bytes of memory of what was read and is not settled, dead letters on their way among it."""
+        return self.delivery.held_bytes + self.delivery.burials.held_bytes
 
     @property
     def stops(self) -> dict[str, str]:
