@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 import structlog
 
 from sidecar.core.delivery import Delivery
 from sidecar.core.records import group_label
-from sidecar.ops.health import DEGRADED, HEALTHY, KINDS, STARTING, STOPPED, Health
+from sidecar.ops.health import DEGRADED, HEALTHY, KINDS, STARTING, STOPPED, Health, Problem, in_order, judge
 
 SUMMARY_EVERY_S = 60.0
+OVER_S, FLAPPING_OVER_S = 5.0, 60.0
+"""What was away for so long is told to be over; the longer time is for what came back within it before."""
 GROUPS_NAMED_MAX = 10
 _LEVELS = {HEALTHY: "info", STARTING: "info", DEGRADED: "warning", STOPPED: "error"}
 _FAILED = ("retry", "halt")
@@ -18,18 +20,48 @@ _FAILED = ("retry", "halt")
 log = structlog.get_logger()
 
 
+class Spells:
+    """Since when each of some things is so, as the log tells it: what comes back at once was never over."""
+
+    def __init__(self) -> None:
+        self.since_s: dict[str, float] = {}
+        self._seen_s: dict[str, float] = {}
+        self._ended_s: dict[str, float] = {}
+
+    def look(self, present: Collection[str], now_s: float) -> dict[str, float]:
+        """These are so now, and no others; gives those that are over, and how many seconds they lasted."""
+        for one in present:
+            self.since_s.setdefault(one, now_s)
+            self._seen_s[one] = now_s
+        over = [one for one, seen_s in self._seen_s.items() if now_s - seen_s >= self._patience_s(one)]
+        self._ended_s |= dict.fromkeys(over, now_s)
+        return {one: self._seen_s.pop(one) - self.since_s.pop(one) for one in over}
+
+    def _patience_s(self, one: str) -> float:
+        flaps = self.since_s[one] - self._ended_s.get(one, float("-inf")) < FLAPPING_OVER_S
+        return FLAPPING_OVER_S if flaps else OVER_S
+
+
 class Chronicle:
     """Tells the log of changes of health, of stops of the intake, and of an outage that goes on."""
 
     def __init__(self) -> None:
         self._health = Health(STARTING)
-        self._stopped: dict[str, float] = {}
+        self._problems: dict[str, Problem] = {}
+        self._troubled, self._stopped = Spells(), Spells()
         self._summary_at_s = 0.0
         self._failed = 0
 
-    def health(self, now: Health) -> None:
-        """The health at present; a line when the word or the worst problem's kind has changed."""
-        before, self._health = self._health, now
+    def health(self, problems: Iterable[Problem], now_s: float) -> None:
+        """What is wrong at present; a line when the word or the worst problem's kind has changed."""
+        found = {problem.kind: problem for problem in reversed(in_order(list(problems)))}
+        self._problems |= found
+        for kind in self._troubled.look(found, now_s):
+            self._problems.pop(kind, None)
+        if "starting" not in found:  # that does not come back
+            self._problems.pop("starting", None)
+        before, now = self._health, judge(self._problems.values())
+        self._health = now
         if (before.state, before.kind) != (now.state, now.kind):
             told = {"reason": now.reason, "next_step": now.next_step} if now.reason else {}
             _tell("health.changed", _LEVELS[now.state], state=now.state, before=before.state, **told)
@@ -42,10 +74,11 @@ class Chronicle:
             lasting: Those that are worth a line: memory that is full for a moment is not.
             now_s: Monotonic time.
         """
-        for word in [word for word in self._stopped if word not in stops]:
-            log.info("intake.resumed", reason=word, seconds=round(now_s - self._stopped.pop(word), 3))
-        for word in [word for word in lasting if word not in self._stopped]:
-            self._stopped[word] = now_s
+        known = set(self._stopped.since_s)
+        still = [word for word in stops if word in lasting or word in known]
+        for word, seconds in self._stopped.look(still, now_s).items():
+            log.info("intake.resumed", reason=word, seconds=round(seconds, 3))
+        for word in [word for word in lasting if word not in known]:
             level = "info" if word == "draining" else _LEVELS[KINDS[word].state]
             _tell("intake.stopped", level, reason=word, detail=stops[word])
 

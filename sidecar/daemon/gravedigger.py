@@ -25,6 +25,7 @@ class Buried(NamedTuple):
     token: int
     reason: str
     """Why not; empty when they are."""
+    letters: int
 
 
 class Gravedigger:
@@ -45,13 +46,12 @@ class Gravedigger:
         """Have these kept."""
         if self._thread is None:
             self._thread = Writer("gravedigger")
-        self._thread.do(lambda: self._inbox.put(Buried(token, self._bury(letters))))
+        self._thread.do(lambda: self._inbox.put(Buried(token, self._bury(letters), len(letters))))
 
     def _bury(self, letters: Sequence[DeadLetter]) -> str:
         try:
             self._graveyard.bury(letters)
         except Exception as error:  # noqa: BLE001  # tried again; the messages stay unsettled meanwhile
-            log.error("dead_letters.not_stored", count=len(letters), reason=str(error))
             return str(error) or type(error).__name__
         for one in letters[:LINES_MAX]:
             log.warning(

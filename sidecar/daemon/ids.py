@@ -98,6 +98,8 @@ class IdKeeper:
         self._unsorted: dict[TopicPartition, int] = {}
         """Ids given to the journal since the partition was sorted last."""
         self._sorting: set[TopicPartition] = set()
+        self._unfiled: set[TopicPartition] = set()
+        """Whose ids could not be put into files."""
         self._dropped: dict[TopicPartition, int] = {}
         """The writer's: generations below are dropped."""
 
@@ -151,8 +153,6 @@ class IdKeeper:
                 log.error("ids.not_loaded", **tp.fields(), reason=str(error))
                 self._inbox.put(IdsSorted(tp, number, None))
                 return
-            if stored.problem:
-                log.warning("ids.not_sorted", **tp.fields(), reason=stored.problem)
             self._inbox.put(IdsSorted(tp, number, stored))
 
         assert self._sorter is not None
@@ -168,6 +168,7 @@ class IdKeeper:
             if taken is not None:
                 taken.retry_at_s = time.monotonic() + RETRY_S
             return None
+        self._tell_filed(told.tp, told.stored.problem)
         if taken is None:
             self._window(told.tp).install(told.stored.runs)
             return None
@@ -177,6 +178,14 @@ class IdKeeper:
             self._sorting.add(told.tp)
             self._sort(told.tp, told.number, merge=True)
         return taken
+
+    def _tell_filed(self, tp: TopicPartition, problem: str) -> None:
+        if problem:
+            self._unfiled.add(tp)
+            log.warning("ids.not_sorted", **tp.fields(), reason=problem)
+        elif tp in self._unfiled:
+            self._unfiled.discard(tp)
+            log.info("ids.sorted", **tp.fields())
 
     def _restored(self, taken: Taken, stored: StoredIds) -> None:
         tp = taken.one.tp
@@ -201,6 +210,7 @@ class IdKeeper:
             self._numbers.pop(tp, None)
             self._unsorted.pop(tp, None)
             self._sorting.discard(tp)
+            self._unfiled.discard(tp)
 
     def tend(self, now_s: float) -> None:
         """Try again what failed."""
@@ -244,7 +254,6 @@ class IdKeeper:
                     self._state.drop_ids_before(tp, generation)
                     self._dropped[tp] = generation
         except SidecarError as error:
-            log.error("ids.not_stored", reason=str(error))
             return str(error)
         del self._unjournalled[: len(segments)]  # only this thread takes out, only the other one appends
         return ""

@@ -141,8 +141,7 @@ class LedgerDesk:
         except Exception as error:  # noqa: BLE001  # a mistake in a driver must not end the thread: it is tried again
             self.transactions[kind, "failed"] += 1
             reason = str(error) if isinstance(error, SidecarError) else f"{type(error).__name__}: {error}"
-            if not self.problem:
-                log.error("ledger.failed", ledger=self._ledger.name, reason=reason)
+            log.error("ledger.failed", ledger=self._ledger.name, reason=reason)
             self.problem = reason
             return None
         self.transactions[kind, "ok"] += 1

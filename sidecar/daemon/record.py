@@ -1,9 +1,11 @@
-"""What the main loop met since the start, and what goes wrong at present. Changes nothing."""
+"""What the main loop met since the start, and what goes wrong at present, told to the log. Changes nothing."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
+
+import structlog
 
 from sidecar.core.records import TopicPartition
 from sidecar.ops.health import Problem
@@ -11,6 +13,8 @@ from sidecar.ops.snapshot import Stopwatch
 
 OVERDUE_S = 10.0
 """What has waited for so long is a problem."""
+
+log = structlog.get_logger()
 
 
 class CommitRecord:
@@ -21,8 +25,8 @@ class CommitRecord:
         self.seconds = Stopwatch()
         self._since_s: dict[TopicPartition, float] = {}
         """Partitions with a commit that was asked for and not acknowledged; a retry does not begin anew."""
-        self._failure: tuple[str, str] | None = None
-        """Kind of problem and reason of the last one that failed."""
+        self._failing: dict[str, str] = {}
+        """Kinds of problems that commits met, each with its last reason; the newest kind is the last."""
 
     def begun(self, tps: Iterable[TopicPartition], now_s: float) -> None:
         """These are to be committed."""
@@ -38,23 +42,38 @@ class CommitRecord:
         self.counts["ok" if good else "failed"] += 1
         if good:
             self.seconds.observe(elapsed_s)
+            if not self._since_s:
+                self._recovered()
 
-    def failed(self, kind: str, reason: str) -> None:
-        """Why the last one failed; from any thread."""
-        self._failure = kind, reason
+    def failed(self, reason: str, fields: Mapping[str, object]) -> None:
+        """The broker, or what stands for it, did not take one."""
+        self._failing.pop("commit", None)
+        self._failing["commit"] = reason
+        log.warning("commit.failed", **{**fields, "reason": reason})
+
+    def ids_failed(self, reason: str) -> None:
+        """The message ids that one settles could not be stored; from any thread."""
+        self._failing.pop("ids", None)
+        self._failing["ids"] = f"message ids cannot be stored: {reason}"
+        log.error("ids.not_stored", reason=reason)
+
+    def _recovered(self) -> None:
+        failed, self._failing = self._failing, {}
+        if "commit" in failed:
+            log.info("commit.recovered")
+        if "ids" in failed:
+            log.info("ids.stored")
 
     def forget(self, tps: Collection[TopicPartition]) -> None:
         """Nothing of these is to be committed any more."""
         for tp in tps:
             self._since_s.pop(tp, None)
-        if not self._since_s:
-            self._failure = None
 
     def problems(self, now_s: float) -> Iterator[Problem]:
         """The commits that have waited for longer than `OVERDUE_S`."""
         late = [tp for tp, since_s in self._since_s.items() if now_s - since_s >= OVERDUE_S]
         if late:
-            kind, reason = self._failure or ("commit", "no answer")
+            kind, reason = next(reversed(list(self._failing.items())), ("commit", "no answer"))
             others = f" and {len(late) - 1} more" if len(late) > 1 else ""
             yield Problem(kind, f"{min(late)}{others} could not be committed for {OVERDUE_S:.0f} s: {reason}")
 
@@ -85,14 +104,19 @@ class Record:
     def snapped(self, reason: str) -> None:
         """A snapshot was written, or not: the reason is empty when it was."""
         self.snapshots["failed" if reason else "ok"] += 1
-        self._snapshot_failed = reason
+        before, self._snapshot_failed = self._snapshot_failed, reason
+        if reason:
+            log.error("snapshot.failed", reason=reason)
+        elif before:
+            log.info("snapshot.saved")
 
-    def buried(self, token: int, reason: str, now_s: float) -> None:
-        """Dead letters are durable, or not: the reason is empty when they are."""
+    def buried(self, token: int, reason: str, count: int, now_s: float) -> None:
+        """So many dead letters are durable, or not: the reason is empty when they are."""
         if reason:
             self._unburied[token] = self._unburied.get(token, (now_s,))[0], reason
-        else:
-            self._unburied.pop(token, None)
+            log.error("dead_letters.not_stored", count=count, reason=reason)
+        elif self._unburied.pop(token, None) and not self._unburied:
+            log.info("dead_letters.stored")
 
     def problems(self, now_s: float, *, burying: bool) -> Iterator[Problem]:
         """What goes wrong at present.

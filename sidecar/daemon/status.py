@@ -77,8 +77,9 @@ class StatusKeeper:
     def refresh(self) -> None:
         """Take a new snapshot, and log a change of health."""
         self._latest = self._build()
-        self._chronicle.health(self._latest.health)
-        self._chronicle.outage(self._supervisor.pipeline.delivery, time.monotonic())
+        now_s = time.monotonic()
+        self._chronicle.health(self._latest.problems, now_s)
+        self._chronicle.outage(self._supervisor.pipeline.delivery, now_s)
 
     def _build(self) -> StatusSnapshot:
         pipeline = self._supervisor.pipeline

@@ -154,7 +154,7 @@ class Supervisor:
             elif isinstance(told, ClaimAnswered):
                 self.pipeline.claimed(told.number, told.verdicts, now_ms)
             elif isinstance(told, Buried):
-                self.record.buried(told.token, told.reason, now_ms / 1000)
+                self.record.buried(told.token, told.reason, told.letters, now_ms / 1000)
                 self.pipeline.stored(told.token, ok=not told.reason, now_ms=now_ms)
             elif isinstance(told, _Snapped):
                 self._snapping = False
@@ -217,7 +217,7 @@ class Supervisor:
         """On the writer thread."""
         reason = self.ids.journal()
         if reason:
-            self.record.commits.failed("ids", f"message ids cannot be stored: {reason}")
+            self.record.commits.ids_failed(reason)
         return not reason
 
     def _commit_journalled(self, told: _Journalled) -> None:
@@ -249,7 +249,7 @@ class Supervisor:
         self._load_positions(one, known)
         if one.settled is not None and one.settled.incarnation != one.incarnation:
             rows = self._rows()  # what the old incarnation's window tells stands nowhere else from now on
-            self._writer.wait(lambda: self._save(rows))
+            self.record.snapped(self._writer.wait(lambda: self._save(rows)))
 
     def _load_positions(self, one: Assignment, known: PartitionSnapshot | None) -> None:
         """What was settled in an earlier life is seen already; above the watermark a ledger tells it."""
@@ -321,8 +321,9 @@ class Supervisor:
     def event(self, name: str, level: str, fields: Mapping[str, object]) -> None:
         """Something for the log."""
         if name == "commit.failed":
-            self.record.commits.failed("commit", str(fields["reason"]))
-        getattr(log, level)(name, **fields)
+            self.record.commits.failed(str(fields["reason"]), fields)
+        else:
+            getattr(log, level)(name, **fields)
 
     def waiting(self, what: str) -> None:
         """The start waits for this."""
@@ -352,7 +353,6 @@ class Supervisor:
         try:
             self._state.save_partitions(rows)
         except SidecarError as error:
-            log.error("snapshot.failed", reason=str(error))
             return str(error)
         finally:
             tell_damages(self._state)
@@ -363,7 +363,7 @@ class Supervisor:
         self._gravedigger.close()  # it reads from the source and writes into the state
         self._commit_now(list(self.pipeline.partitions))
         rows = self._rows()
-        self._writer.wait(lambda: self._save(rows))
+        self.record.snapped(self._writer.wait(lambda: self._save(rows)))
         self.source.close()
         try:
             self._writer.wait(self._state.forget_member)

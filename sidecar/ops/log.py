@@ -14,6 +14,8 @@ from typing import IO, Any
 import structlog
 from structlog.typing import EventDict, Processor
 
+from sidecar.ops.outages import Outages
+
 WINDOW_SECONDS = 10.0
 LINES_MAX = 10
 """Lines of one event and subject within a window."""
@@ -97,7 +99,7 @@ def configure(format: str = "auto", level: str = "info", stream: IO[str] | None 
         _without_payloads,
     ]
     structlog.configure(
-        processors=[limiter, *shared, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
+        processors=[Outages(), limiter, *shared, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
         logger_factory=structlog.stdlib.LoggerFactory(),
         wrapper_class=structlog.make_filtering_bound_logger(number),
         cache_logger_on_first_use=False,

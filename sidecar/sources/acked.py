@@ -23,6 +23,7 @@ from sidecar.sources.acked_slot import Slot
 from sidecar.sources.acked_start import start
 from sidecar.sources.acked_topic import Commit, Room, Topic
 from sidecar.sources.base import Listener, Original, ReadPast
+from sidecar.sources.troubles import Troubles
 from sidecar.state.interface import State
 
 HELD_MAX = 20_000
@@ -102,7 +103,9 @@ class AckedSource:
         self._is_full = self._closed = self._assigned = False
         self._extend_at_s = self._turned_s = self._clock()
         self._missed_s = 0.0
-        self._problems: dict[str, str] = {}
+        self._uncopied: set[TopicPartition] = set()
+        """Numberings whose ids could not be taken over yet."""
+        self._troubles = Troubles(lambda *told: self._listener.event(*told), "rocketmq.failed", "rocketmq.recovered")
         self._tags: dict[str, int] = {}
 
     def open(self, listener: Listener) -> None:
@@ -141,8 +144,12 @@ class AckedSource:
         try:
             self._inherit_ids(topic)
         except StateError as error:  # tried again
+            self._uncopied.add(topic.current.tp)
             self._listener.event("ids.not_stored", "error", {"reason": str(error)})
             return
+        if topic.current.tp in self._uncopied:
+            self._uncopied.discard(topic.current.tp)
+            self._listener.event("ids.stored", "info", {})
         topic.has_begun = True
         self._listener.assigned([topic.current.assignment()])
 
@@ -166,7 +173,7 @@ class AckedSource:
             earlier = [slot for topic in self._topics.values() for slot in topic.earlier]
             self._sort(self._exchange.turn(earlier, self._known, self._settled))
         self._watch_missing()
-        self._tell_problems()
+        self._troubles.replace(self._client.problems())
         return list(self._hand_on())
 
     def _sort(self, handed: Sequence[Handed]) -> None:
@@ -366,13 +373,7 @@ class AckedSource:
 
     def problems(self) -> Mapping[str, str]:
         """What is wrong with the cluster at present: a key, and a sentence for an operator."""
-        return self._problems
-
-    def _tell_problems(self) -> None:
-        known, self._problems = self._problems, dict(self._client.problems())
-        for key, text in self._problems.items():
-            if known.get(key) != text:
-                self._listener.event("rocketmq.failed", "warning", {"what": key, "reason": text})
+        return self._troubles.now
 
     def close(self) -> None:
         """Give back what is not settled, and disconnect; harmless when repeated."""

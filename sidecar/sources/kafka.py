@@ -34,6 +34,7 @@ from sidecar.sources.kafka_recall import Recall
 from sidecar.sources.kafka_room import metadata_characters
 from sidecar.sources.kafka_start import Found, Starts
 from sidecar.sources.kafka_topics import TopicIds, is_mock
+from sidecar.sources.troubles import Troubles
 from sidecar.state.interface import State
 from sidecar.state.offset_map import Identity
 
@@ -80,7 +81,7 @@ class KafkaSource:
         self._retry_at_s = 0.0
         self._paused: frozenset[TopicPartition] = frozenset()
         self._failure: BaseException | None = None
-        self._problems: dict[str, str] = {}
+        self._troubles = Troubles(lambda *told: self._listener.event(*told), "kafka.failed", "kafka.recovered")
         self._refusal = ""
         self._joined = False
         self._chunk = CHUNK_MESSAGES
@@ -105,7 +106,7 @@ class KafkaSource:
         )
         try:
             self.cluster_id = await_topics(
-                self._consumer, self._settings, lambda: self._refusal, self._problems, listener.waiting
+                self._consumer, self._settings, lambda: self._refusal, self._troubles.now, listener.waiting
             )
         except BaseException:
             self._consumer.close()
@@ -229,17 +230,12 @@ class KafkaSource:
         if is_forbidden(error) and not self._joined:  # later it may be a mistake that somebody mends
             raise forbidden(error, tp.topic, self._settings.group_id)
         if code not in _GONE or self._is_named(tp.topic):
-            self._problem(tp.topic or "client", f"{tp.topic} {text_of(error)}".strip())
+            self._troubles.put(tp.topic or "client", f"{tp.topic} {text_of(error)}".strip())
         return False
-
-    def _problem(self, key: str, text: str) -> None:
-        if self._problems.get(key) != text:
-            self._problems[key] = text
-            self._listener.event("kafka.failed", "warning", {"what": key, "reason": text})
 
     def problems(self) -> Mapping[str, str]:
         """What is wrong with the broker at present: a key, and a sentence for an operator."""
-        return self._problems
+        return self._troubles.now
 
     def pause(self, tps: Collection[TopicPartition]) -> None:
         """Read from all assigned partitions but these."""
@@ -280,7 +276,7 @@ class KafkaSource:
 
     def _on_commit(self, error: KafkaError | None, done: Sequence[ck.TopicPartition]) -> None:
         if self._commits.ended(error, done):
-            self._problems.pop("client", None)
+            self._troubles.clear("client")
 
     # The group
 
@@ -290,7 +286,7 @@ class KafkaSource:
         if error.fatal():
             raise KafkaException(error)
         if error.code() != KafkaError._ALL_BROKERS_DOWN:
-            self._problem("client", text_of(error))
+            self._troubles.put("client", text_of(error))
 
     def _on_assign(self, consumer: ck.Consumer, partitions: Sequence[ck.TopicPartition]) -> None:
         # Where they go on is asked after consume(): a list_topics() in here, and the next callback aborts the process.
@@ -315,19 +311,19 @@ class KafkaSource:
         self._ends.ask_soon()
         if found or not tps:
             self._joined = True
-            self._problems.pop(SESSION, None)
+            self._troubles.clear(SESSION)
             self._listener.assigned(found)
 
     def _tell_waiting(self) -> None:
         if not self._waiting:
-            self._problems.pop("start", None)
+            self._troubles.clear("start")
             return
         for tp, error in self._waiting.items():
             if is_forbidden(error) and not self._joined:
                 raise forbidden(error, tp.topic, self._settings.group_id)
         tp, error = min(self._waiting.items(), key=lambda item: item[0])
         others = f" and {len(self._waiting) - 1} more" if len(self._waiting) > 1 else ""
-        self._problem("start", f"{tp}{others} cannot be read yet: {text_of(error)}")
+        self._troubles.put("start", f"{tp}{others} cannot be read yet: {text_of(error)}")
 
     def _take_waiting(self) -> None:
         if self._waiting and time.monotonic() >= self._retry_at_s:
@@ -340,7 +336,7 @@ class KafkaSource:
 
     def _on_lost(self, _: ck.Consumer, partitions: Sequence[ck.TopicPartition]) -> None:
         tps = {TopicPartition(tp.topic, tp.partition) for tp in partitions}
-        self._problem(SESSION, "the session with the group ended, and no partition was given to us since")
+        self._troubles.put(SESSION, "the session with the group ended, and no partition was given to us since")
         self._listener.lost(tps & self._assigned)
         self._drop(tps)
 
@@ -357,7 +353,7 @@ class KafkaSource:
         self._ends.forget(tps)
         for topic in {tp.topic for tp in tps} - {tp.topic for tp in self._assigned}:
             if not self._is_named(topic):
-                self._problems.pop(topic, None)
+                self._troubles.clear(topic)
         self._tell_waiting()
         # Not left to the client: it would name those that wait too, fail, and read on what is another member's.
         self._consumer.incremental_unassign([ck.TopicPartition(*tp[:2]) for tp in here])
@@ -372,10 +368,7 @@ class KafkaSource:
 
     def _watch_ends(self) -> None:
         self._ends.watch(self._assigned)
-        if self._ends.silent:
-            self._problem("ends", "no broker has told the ends of our logs for 10 s")
-        else:
-            self._problems.pop("ends", None)
+        self._troubles.put("ends", "no broker has told the ends of our logs for 10 s" if self._ends.silent else "")
 
     def _is_named(self, topic: str) -> bool:
         """Whether the topic is missed when it is gone: one that a pattern found may go."""
@@ -384,13 +377,9 @@ class KafkaSource:
     def _watch_topic_ids(self) -> None:
         for topic, topic_id in self._topic_ids.watch({tp.topic for tp in self._assigned}):
             if topic_id is None:
-                if self._is_named(topic):
-                    self._problem(topic, f"the topic {topic} does not exist any more")
-                else:
-                    self._problems.pop(topic, None)
+                self._troubles.put(topic, f"the topic {topic} does not exist any more" if self._is_named(topic) else "")
                 continue
-            self._problems.pop(topic, None)
-            self._problems.pop("client", None)
+            self._troubles.clear(topic, "client")
             for tp in [tp for tp in self._assigned if tp.topic == topic and self._identities[tp].topic_id != topic_id]:
                 self.reload(tp)
 

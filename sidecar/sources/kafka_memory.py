@@ -107,10 +107,11 @@ class Memories:
         try:
             self._state.save_progress({tp: json.dumps(memory) for tp, memory in rows.items()}, durable=False)
         except SidecarError as error:
-            if not self._failing:
-                self._tell("memory.not_saved", "warning", {"reason": str(error)})
+            self._tell("memory.not_saved", "warning", {"reason": str(error)})
             self._failing = True
         else:
+            if self._failing:
+                self._tell("memory.saved", "info", {})
             self._failing = False
 
     def close(self) -> None:

@@ -27,6 +27,7 @@ from sidecar.sources.rocketmq_progress import Mark, Progress
 from sidecar.sources.rocketmq_pulls import Place, Pulls
 from sidecar.sources.rocketmq_routes import Routes
 from sidecar.sources.rocketmq_start import Starts
+from sidecar.sources.troubles import Troubles
 from sidecar.state.interface import State
 
 RETRY_S = 1.0
@@ -88,7 +89,7 @@ class RocketMqSource:
         self._leaving: set[TopicPartition] = set()
         """Assigned, and another member's turn."""
         self._leave_by_s = 0.0
-        self._problems: dict[str, str] = {}
+        self._troubles = Troubles(lambda *told: self._listener.event(*told), "rocketmq.failed", "rocketmq.recovered")
         self._assigned_once = self._closed = False
 
     # Joining
@@ -316,25 +317,19 @@ class RocketMqSource:
 
     def problems(self) -> Mapping[str, str]:
         """What is wrong with the cluster at present: a key, and a sentence for an operator."""
-        return self._problems
-
-    def _problem(self, key: str, text: str) -> None:
-        if not text:
-            self._problems.pop(key, None)
-        elif self._problems.get(key) != text:
-            self._problems[key] = text
-            self._listener.event("rocketmq.failed", "warning", {"what": key, "reason": text})
+        return self._troubles.now
 
     def _tell_problems(self) -> None:
-        self._problem("name servers", self._routes.problem)
+        self._troubles.put("name servers", self._routes.problem)
         links = self._routes.brokers()
-        for name in [name for name in self._problems if name not in ("name servers", "start", "group", *links)]:
-            del self._problems[name]
+        self._troubles.clear(*(self._troubles.now.keys() - {"name servers", "start", "group", *links}))
         for name, link in links.items():
             refusals = [f"{tp}: {frame.remark}" for tp, frame in self._pulls.refused.items() if tp.broker == name]
-            self._problem(name, f"{link.address}: {link.problem}" if link.problem else min(refusals, default=""))
-        self._problem("group", str(self._members.refusal or (_TWIN if self._members.has_twin else "")))
-        self._problem("start", min((f"{tp} cannot be read yet: {why}" for tp, why in self._failed.items()), default=""))
+            self._troubles.put(name, f"{link.address}: {link.problem}" if link.problem else min(refusals, default=""))
+        self._troubles.put("group", str(self._members.refusal or (_TWIN if self._members.has_twin else "")))
+        self._troubles.put(
+            "start", min((f"{tp} cannot be read yet: {why}" for tp, why in self._failed.items()), default="")
+        )
 
     def close(self) -> None:
         """Leave the group and disconnect; what is assigned is revoked first. Harmless when repeated."""

@@ -34,4 +34,4 @@ def test_a_close_waits_for_what_is_being_stored_and_drops_the_rest() -> None:
     gravedigger.close()
     gravedigger.close()
     assert graveyard.stored == 1
-    assert (inbox.get_nowait(), inbox.empty()) == (Buried(1, ""), True)
+    assert (inbox.get_nowait(), inbox.empty()) == (Buried(1, "", 0), True)

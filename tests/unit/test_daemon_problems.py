@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,10 +14,11 @@ import structlog
 from sidecar.core.books import Books
 from sidecar.core.delivery import Delivery
 from sidecar.core.records import TopicPartition
-from sidecar.daemon.chronicle import SUMMARY_EVERY_S, Chronicle
+from sidecar.daemon.chronicle import OVER_S, SUMMARY_EVERY_S, Chronicle
 from sidecar.daemon.problems import DEAD_LETTERS_S, FULL_S, Problems
 from sidecar.daemon.record import OVERDUE_S, Record
 from sidecar.ops.health import HEALTHY, KINDS, Problem, judge
+from sidecar.ops.outages import Outages
 from sidecar.ops.snapshot import PartitionStatus
 from tests.unit.test_core_pipeline import RETRY, Shell, rows
 
@@ -59,7 +63,7 @@ def test_a_commit_that_fails_for_10_s_is_a_problem() -> None:
     """Counted from the first try, with the last reason; it ends with a success, and with the partition."""
     world = World()
     world.record.commits.begun([TP, OTHER], 0.0)
-    world.record.commits.failed("commit", "too large")
+    world.record.commits.failed("too large", {})
     world.record.commits.ended({TP: False, OTHER: True}, 0.1)
     world.record.commits.begun([TP], 5.0)
     assert world.kinds(OVERDUE_S - 0.1) == []
@@ -110,9 +114,9 @@ def test_dead_letters_are_a_problem_for_5_minutes() -> None:
     assert world.kinds(DEAD_LETTERS_S) == ["dead_letters"]
     assert world.kinds(2 * DEAD_LETTERS_S) == []
     world.pipeline.delivery.burials = {1: "on its way"}
-    world.record.buried(1, "No space left on device", 1_000.0)
+    world.record.buried(1, "No space left on device", 1, 1_000.0)
     assert (world.kinds(1_005.0), world.kinds(1_010.0)) == ([], ["dead_letters_store"])
-    world.record.buried(1, "", 1_011.0)
+    world.record.buried(1, "", 1, 1_011.0)
     assert world.kinds(1_011.0) == []
 
 
@@ -139,13 +143,128 @@ def test_an_outage_that_goes_on_is_one_line_a_minute() -> None:
     assert 2 * SUMMARY_EVERY_S * 0.5 < lines[0]["failed_sends"] < 2 * SUMMARY_EVERY_S * 1.5
 
 
-def test_every_stop_of_the_intake_has_its_lines() -> None:
-    """One when it begins, by its word, and one when it ends."""
+def told(look: Callable[[Chronicle, float], None], until_s: float) -> list[dict[str, Any]]:
+    """Lines of a chronicle that looks four times a second."""
     chronicle = Chronicle()
     with structlog.testing.capture_logs() as lines:
-        for now_s, stops in ((1.0, {"memory": "full"}), (2.0, {"memory": "full"}), (5.0, {})):
-            chronicle.intake(stops, list(stops), now_s)
+        for quarter in range(int(4 * until_s)):
+            look(chronicle, quarter / 4)
+    return [dict(line) for line in lines]
+
+
+def test_every_stop_of_the_intake_has_its_lines() -> None:
+    """One when it begins, by its word, and one when it was over for a while, with the seconds that it lasted."""
+
+    def look(chronicle: Chronicle, now_s: float) -> None:
+        stops = {"memory": "full"} if 1 <= now_s <= 5 else {}
+        chronicle.intake(stops, list(stops), now_s)
+
+    lines = told(look, 5 + 2 * OVER_S)
     assert [(line["event"], line["reason"], line["log_level"]) for line in lines] == [
         ("intake.stopped", "memory", "warning"), ("intake.resumed", "memory", "info"),
     ]  # fmt: skip
     assert (lines[0]["detail"], lines[1]["seconds"]) == ("full", 4.0)
+
+
+@pytest.mark.parametrize("period_s", [0.5, 2.0, 12.0, 30.0])
+def test_what_comes_and_goes_is_told_a_few_times(period_s: float) -> None:
+    """A receiver that answers 401 now and then, or fails now and then, writes some four lines in ten minutes."""
+
+    def look(chronicle: Chronicle, now_s: float) -> None:
+        bad = now_s < 600 and now_s % period_s < period_s / 2
+        chronicle.intake({"halted": "401"} if bad else {}, ["halted"] if bad else [], now_s)
+        chronicle.health([Problem("group", "a fails")] if bad else [], now_s)
+
+    events = [(line["event"], line.get("state")) for line in told(look, 700)]
+    assert 2 <= events.count(("intake.stopped", None)) + events.count(("intake.resumed", None)) <= 4
+    assert events[-1] == ("health.changed", "healthy") or events[-2] == ("health.changed", "healthy")
+    assert events.count(("health.changed", "degraded")) <= 2
+
+
+def test_the_health_gets_worse_at_once() -> None:
+    """And better after a while: the line has the worst of what there was in that time."""
+
+    def look(chronicle: Chronicle, now_s: float) -> None:
+        starting = [Problem("starting", "waits")] * (now_s < 1)
+        chronicle.health(
+            [*starting, *[Problem("group", "a fails")] * (now_s >= 2), *[Problem("ids", "full")] * (now_s == 3)], now_s
+        )
+
+    changes = [(line["state"], line.get("reason")) for line in told(look, 20)]
+    assert changes == [
+        ("starting", "waits"),
+        ("healthy", None),
+        ("degraded", "a fails"),
+        ("stopped", "full"),
+        ("degraded", "a fails"),
+    ]
+
+
+def failing_daemon() -> Iterator[None]:
+    """Events of a minute in which everything fails, with the ends."""
+    log = structlog.get_logger()
+    for _ in range(600):
+        for group in ("a", "b", "c"):
+            log.warning("group.failed", group=group, reason="HTTP 500")
+            log.info("group.recovered", group=group)
+        for partition in range(50):
+            log.error("ids.not_loaded", topic="orders", partition=partition, reason="the disk is broken")
+        log.warning("commit.failed", reason="no answer")
+        yield
+    log.info("commit.recovered")
+    for partition in range(50):
+        log.info("ids.loaded", topic="orders", partition=partition, count=1)
+    yield
+
+
+def test_what_fails_again_and_again_is_few_lines() -> None:
+    """One when it begins, one a minute with the count, one at the end; of many subjects the first ten."""
+    clock = [0.0]
+    outages = Outages(lambda: clock[0])
+    lines: list[dict[str, Any]] = []
+
+    def keep(logger: Any, method: str, event: Any) -> Any:
+        lines.append(dict(event))
+        raise structlog.DropEvent
+
+    structlog.configure(processors=[outages, keep], cache_logger_on_first_use=False)
+    try:
+        for _ in failing_daemon():
+            clock[0] += 0.1
+    finally:
+        structlog.reset_defaults()
+    found = Counter(line["event"] for line in lines)
+    assert found == {
+        "group.failed": 3, "group.recovered": 3, "commit.failed": 1, "commit.recovered": 1, "ids.not_loaded": 10,
+        "ids.loaded": 10,
+    }  # fmt: skip
+    assert lines[-11] == {"event": "commit.recovered", "seconds": 60.0}
+
+
+def test_an_outage_of_minutes_tells_how_often_it_failed() -> None:
+    """A line a minute, with the failures since the last and the number of others that fail."""
+    clock = [0.0]
+    outages = Outages(lambda: clock[0])
+    lines = []
+    for second in range(150):
+        clock[0] = float(second)
+        for partition in (0, 1):
+            with suppress(structlog.DropEvent):
+                event = {"event": "ids.not_loaded", "partition": partition}
+                lines.append((second, outages(None, "", dict(event))))
+    assert [(second, line.get("failures"), line.get("others")) for second, line in lines] == [
+        (0, None, None), (0, None, 1), (60, 119, 1), (120, 120, 1),
+    ]  # fmt: skip
+
+
+def test_an_end_without_a_beginning_is_an_event_like_others() -> None:
+    """Ids that are loaded without having failed are told; and one that fails again is told again a minute later."""
+    clock = [0.0]
+    outages = Outages(lambda: clock[0])
+    assert outages(None, "", {"event": "ids.loaded", "partition": 1}) == {"event": "ids.loaded", "partition": 1}
+    for clock[0] in (1.0, 70.0):
+        assert outages(None, "", {"event": "ids.not_loaded", "partition": 1}) == {
+            "event": "ids.not_loaded",
+            "partition": 1,
+        }
+        assert outages(None, "", {"event": "ids.loaded", "partition": 1})["seconds"] == 0

@@ -39,7 +39,20 @@ README = ROOT / "README.md"
 LIBRARY = ROOT / "docs" / "library.md"
 OPERATION = ROOT / "docs" / "operation.md"
 DOCUMENTS = [README, ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
-TELLERS = {"debug", "info", "warning", "error", "event", "_tell", "tell", "_report", "report", "Report", "_forget"}
+TELLERS = {
+    "debug",
+    "info",
+    "warning",
+    "error",
+    "event",
+    "_tell",
+    "tell",
+    "_report",
+    "report",
+    "Report",
+    "Troubles",
+    "_forget",
+}
 """Functions whose arguments name log events."""
 EVENT = re.compile(r"[a-z_]+\.[a-z_]+")
 

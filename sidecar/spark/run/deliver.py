@@ -112,6 +112,7 @@ class _Delivery:
             self._windows.load(self._pipeline.intake.ids.window(task.tp))
         self._last = -1
         self._refused = 0
+        self._unburied = False
         self._noted = ""
         self._note_at_s = time.monotonic() + NOTE_EVERY_S
 
@@ -177,7 +178,11 @@ class _Delivery:
             self._opened_graveyard().bury(letters)
         except SidecarError as error:  # tried again; the messages stay unsettled meanwhile
             log.error("dead_letters.not_stored", count=len(letters), reason=str(error))
+            self._unburied = True
             return False
+        if self._unburied:
+            self._unburied = False
+            log.info("dead_letters.stored")
         self._refused += sum(bool(one.attempts) for one in letters)
         for one in letters[:10]:
             log.warning(

@@ -115,6 +115,8 @@ class Progress:
                 self._enter(batch, books)
             self._settled = batch
             self._folder.forget_books(batch)
+        if known and not self._problem:
+            log.info("dead_letters.stored")
         self._snapshot = self._build()
 
     def _bury(self, batch: int, books: Mapping[str, Any]) -> None:

@@ -1,0 +1,137 @@
+"""Holds lines about what fails again and again to a few: at its beginning, once a minute, at its end. Tells nothing."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from typing import Any
+
+import structlog
+from structlog.typing import EventDict
+
+MINUTE_S = 60.0
+LINES_MAX = 10
+"""Subjects of one event whose beginning, or whose end, is told within a minute."""
+SUBJECTS_MAX = 1_000
+SUBJECT_FIELDS = ("group", "topic", "partition", "broker", "what")
+
+FAILURES: dict[str, str] = {
+    "commit.failed": "commit.recovered",
+    "dead_letters.not_stored": "dead_letters.stored",
+    "group.failed": "group.recovered",
+    "ids.not_loaded": "ids.loaded",
+    "ids.not_sorted": "ids.sorted",
+    "ids.not_stored": "ids.stored",
+    "kafka.failed": "kafka.recovered",
+    "ledger.failed": "ledger.recovered",
+    "memory.not_saved": "memory.saved",
+    "native.ended": "",
+    "offset.out_of_range": "",
+    "partition.reloaded": "",
+    "rocketmq.failed": "rocketmq.recovered",
+    "snapshot.failed": "snapshot.saved",
+}
+"""Events that repeat while something is out of order, each with the one that tells its end.
+
+Whoever fails tells each failure, and the end whenever it follows a failure: here it is decided what is written.
+"""
+_ENDS = {end: failure for failure, end in FAILURES.items() if end}
+
+
+class _Subject:
+    """Something that fails or failed: a group, say."""
+
+    __slots__ = ("is_open", "since_s", "told_s")
+
+    def __init__(self) -> None:
+        self.is_open = False
+        self.since_s = 0.0
+        self.told_s = float("-inf")
+        """When its failing was written last."""
+
+
+class _Outage:
+    """What is known of one event."""
+
+    def __init__(self) -> None:
+        self.subjects: OrderedDict[Hashable, _Subject] = OrderedDict()
+        self.told_s = self._minute_s = float("-inf")
+        self.failures = 0
+        """Since the last line."""
+        self._begun = self._ended = 0
+        """Lines within the minute."""
+
+    def failed(self, subject: Hashable, now_s: float) -> dict[str, Any] | None:
+        """What to add to the line; None when it is to be held back."""
+        one = self._find(subject, now_s)
+        self.failures += 1
+        begins = not one.is_open
+        if begins:
+            one.is_open, one.since_s = True, now_s
+        if begins and now_s - one.told_s >= MINUTE_S and self._begun < LINES_MAX:
+            self._begun += 1
+        elif now_s - self.told_s < MINUTE_S:
+            return None
+        one.told_s = self.told_s = now_s
+        failures, self.failures = self.failures, 0
+        others = sum(other.is_open for other in self.subjects.values()) - 1
+        return ({"failures": failures} if failures > 1 else {}) | ({"others": others} if others else {})
+
+    def ended(self, subject: Hashable | None, now_s: float) -> dict[str, Any] | None:
+        """The same for the line that tells the end, of all subjects when none is named."""
+        if subject is None:
+            found = [one for one in self.subjects.values() if one.is_open]
+        else:
+            found = [one for one in [self.subjects.get(subject)] if one is not None and one.is_open]
+        if not found:
+            return {}
+        for one in found:
+            one.is_open = False
+        since_s = min(one.since_s for one in found)
+        if self._ended >= LINES_MAX or max(one.told_s for one in found) < since_s:
+            return None  # its beginning was held back
+        self._ended += 1
+        return {"seconds": round(now_s - since_s, 3)}
+
+    def _find(self, subject: Hashable, now_s: float) -> _Subject:
+        if now_s - self._minute_s >= MINUTE_S:
+            self._minute_s, self._begun, self._ended = now_s, 0, 0
+        one = self.subjects.setdefault(subject, _Subject())
+        self.subjects.move_to_end(subject)
+        if len(self.subjects) > SUBJECTS_MAX:
+            self.subjects.popitem(last=False)
+        return one
+
+
+class Outages:
+    """Lets pass, of each event of `FAILURES`, one line when a subject begins to fail, one a minute, and one at its end.
+
+    A subject that fails again within a minute goes on with what was told. Lines that pass have `failures` since the
+    line before and the number of `others` that fail, the one at the end `seconds`. Safe from any thread.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._known: dict[str, _Outage] = {event: _Outage() for event in FAILURES}
+
+    def __call__(self, _logger: Any, _method: str, event: EventDict) -> EventDict:
+        """As a structlog processor."""
+        name = str(event.get("event"))
+        failure = name if name in FAILURES else _ENDS.get(name)
+        if failure is None:
+            return event
+        subject = tuple(event.get(field) for field in SUBJECT_FIELDS)
+        with self._lock:
+            now_s, outage = self._clock(), self._known[failure]
+            if name in FAILURES:
+                added = outage.failed(subject, now_s)
+            else:
+                added = outage.ended(subject if any(value is not None for value in subject) else None, now_s)
+        if added is None:
+            raise structlog.DropEvent
+        for field, value in added.items():
+            event.setdefault(field, value)
+        return event
