@@ -37,6 +37,7 @@ from tests.support.jars import ROOT
 from tests.support.kafka import KafkaBroker
 from tests.support.postgresql import PostgresqlServer
 from tests.support.rocketmq import RocketMqNode
+from tests.support.rocketmq_made_again import every_round, made_again
 
 PROOF = ROOT / "docs" / "proof.md"
 READERS = ("connector", "client")
@@ -219,6 +220,10 @@ def rocketmq_checks(n: Sizes) -> dict[str, Check]:
             flows.kills(node, native(node), folder, n(50_000, 5_000), n(5, 2))
         ],
         "rocketmq-native-ledger": lambda node, folder: twins(node, folder, native(node)),
+        "rocketmq-made-again": lambda node, folder: [
+            made_again(node, source(node), folder, every_round(ends), n(2_000, 1_000))
+            for source in (remoting, grpc, native)
+        ],
     }
 
 
@@ -313,7 +318,7 @@ def run(name: str, check: Check, folder: Path) -> list[Finding]:
     """One check on a broker of its own."""
     folder.mkdir()
     kind: Callable[[Path], Any] = RocketMqNode if name.startswith("rocketmq") else KafkaBroker
-    if name.startswith(("rocketmq-grpc", "rocketmq-senders")) or name == "rocketmq-native":
+    if name.startswith(("rocketmq-grpc", "rocketmq-senders")) or name in ("rocketmq-native", "rocketmq-made-again"):
         kind = partial(RocketMqNode, proxy={})
     with kind(folder / "broker") as broker:
         return check(broker, folder)

@@ -20,6 +20,7 @@ from sidecar.sources.acked_client import Handed
 from sidecar.sources.base import Tell
 from sidecar.sources.native_cluster import Cluster
 from sidecar.sources.native_process import ChildProcess
+from sidecar.sources.rocketmq_progress import Mark
 
 _PLACE_BYTES = 16
 THREADS_MAX = 512
@@ -95,6 +96,7 @@ class NativeClient:
         found, self._early = list(self._early), []
         self._cluster.turn()
         self._look_for_brokers()
+        self._look_for_replaced()
         if self._child is None:
             self._start_again()
         if self._child is None:
@@ -116,6 +118,23 @@ class NativeClient:
             self._is_away = not self._is_away
             if self._child is not None:
                 self._child.reach(can=not self._is_away)
+
+    def _look_for_replaced(self) -> None:
+        """Its child would go on in the middle of a new queue; what it has of that one is handed over again."""
+        if self._child is not None and self._cluster.marks.replaced:
+            self._child.kill()
+            self._child, self._again_at_s = None, time.monotonic() + AGAIN_MIN_S
+            self._problem = "a topic was made again: librocketmq's process is started again"
+
+    def _rewind(self) -> None:
+        for tp, offset, has_older in self._cluster.rewind():
+            fields = {**tp.fields(), "offset": offset}
+            if has_older:
+                action = f"going on at {offset}, after the last message that was read and is there still"
+                self._tell("partition.truncated", "error", fields | {"action": action})
+            else:
+                action = f"going on at {offset}, the first message"
+                self._tell("topic.recreated", "warning", fields | {"action": action})
 
     # The child
 
@@ -146,6 +165,7 @@ class NativeClient:
 
     def _start_again(self) -> None:
         if self._problem and not self._closed and time.monotonic() >= self._again_at_s:
+            self._rewind()
             self._start()
 
     def _failed(self, why: str, *, is_final: bool = False) -> None:
@@ -179,6 +199,9 @@ class NativeClient:
                 body = unpack(body, message.sys_flag)
             except ValueError:
                 self._tell("body.not_unpacked", "warning", {**tp.fields(), "offset": message.offset})
+        retry = plain(came_from) if came_from.startswith(RETRY) else ""
+        if not retry and place:
+            self._cluster.marks.read(tp, Mark(message.offset, int(place[-16:], 16), message.stored_ms))
         return Handed(
             handle=message.number,
             topic=tp.topic,
@@ -194,7 +217,7 @@ class NativeClient:
             keys=(named.get("KEYS") or b"").split(),
             properties=pairs,
             reconsume_times=message.reconsume_times,
-            retry_topic=plain(came_from) if came_from.startswith(RETRY) else "",
+            retry_topic=retry,
         )
 
     def _plain(self, name: str) -> str:

@@ -1,24 +1,37 @@
 """The cluster of `client: native` by connections of our own: what is there, and where a group begins.
 
-librocketmq says nothing of a topic that is missing, and starts a new group where it likes.
+librocketmq says nothing of a topic that is missing, starts a new group where it likes, and goes on at its offset in a
+topic that was made again.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from typing import NamedTuple
 
 from sidecar.config.source import RocketMqSource as RocketMqSettings
 from sidecar.core.records import TopicPartition
 from sidecar.rocketmq.codes import Code
 from sidecar.rocketmq.frames import Frame, ProtocolError
 from sidecar.rocketmq.network import Ask, Network, NoAnswerError, RefusedError
-from sidecar.rocketmq.requests import Asks, commit_waves, read_offset
+from sidecar.rocketmq.requests import Asks, Subscription, commit_waves, read_offset
+from sidecar.sources.native_marks import Marks, mark_at
 from sidecar.sources.rocketmq_config import sign_of
 from sidecar.sources.rocketmq_joining import ASK_TIMEOUT_S, BROKER_HINT, await_routes, unavailable, unless_refused
+from sidecar.sources.rocketmq_progress import Mark
 from sidecar.sources.rocketmq_routes import Routes
 
 ASK_AGAIN_S = 0.5
+
+
+class Rewound(NamedTuple):
+    """Where a queue goes on that is not what it was."""
+
+    tp: TopicPartition
+    offset: int
+    has_older: bool
+    """Whether older messages that were read are there still: the queue has lost its end, and is no new one."""
 
 
 class Cluster:
@@ -36,6 +49,7 @@ class Cluster:
         self._network = Network(sign_of(settings), None, lambda frame: None)
         self._ask_at_s = 0.0
         self._routes = Routes(self._network, self.asks, settings.name_servers.split(","), settings.topics)
+        self.marks = Marks(self.asks, self._routes.link)
 
     def open(self) -> None:
         """Find the topics, and let a new group begin where it is to begin.
@@ -65,7 +79,9 @@ class Cluster:
         """
         try:
             answers = self._ask([(tp, self.asks.committed(tp)) for tp in self.queues])
-            if any(frame.code == Code.SUCCESS for frame in answers.values()):
+            committed = {tp: read_offset(frame) for tp, frame in answers.items() if frame.code == Code.SUCCESS}
+            if committed:
+                self._note(committed)
                 return ""
             starts = self._ask([(tp, self._start(tp)) for tp in answers])
             for tps in commit_waves(starts):
@@ -76,23 +92,68 @@ class Cluster:
             return unless_refused(error)
         return ""
 
+    def _note(self, committed: Mapping[TopicPartition, int]) -> None:
+        """Before where a queue is read on stands a message that was read."""
+        asks = [(tp, self._before(tp, offset)) for tp, offset in committed.items() if offset > 0]
+        for (tp, _), frame in zip(asks, self._answers(asks), strict=True):
+            mark = mark_at(committed[tp] - 1, frame) if frame is not None else None
+            if mark is not None:
+                self.marks.read(tp, mark)
+
+    def _before(self, tp: TopicPartition, offset: int) -> Ask:
+        return self.asks.pull(tp, offset - 1, Subscription(tp.topic), messages_max=1)
+
     def _start(self, tp: TopicPartition) -> Ask:
         if isinstance(self._settings.start, int):
             return self.asks.at_time(tp, self._settings.start)
         return self.asks.low(tp) if self._settings.start == "earliest" else self.asks.high(tp)
 
     def _ask(self, asks: list[tuple[TopicPartition, Ask]]) -> dict[TopicPartition, Frame]:
-        links = self._routes.brokers()
-        frames = self._network.ask_all([(links[tp.broker], ask) for tp, ask in asks], ASK_TIMEOUT_S)
-        found = {}
-        for (tp, _), frame in zip(asks, frames, strict=True):
-            if frame is not None and frame.code not in (Code.SUCCESS, Code.QUERY_NOT_FOUND):
-                raise RefusedError(frame, links[tp.broker].address)
-            if frame is not None:
-                found[tp] = frame
+        answers = zip(asks, self._answers(asks), strict=True)
+        found = {tp: frame for (tp, _), frame in answers if frame is not None}
+        for tp, frame in found.items():
+            if frame.code not in (Code.SUCCESS, Code.QUERY_NOT_FOUND):
+                raise RefusedError(frame, self._routes.addresses[tp.broker])
         if not found:
-            raise NoAnswerError("; ".join(f"{link.address}: {link.problem or 'no answer'}" for link in links.values()))
+            links = self._routes.brokers().values()
+            raise NoAnswerError("; ".join(f"{link.address}: {link.problem or 'no answer'}" for link in links))
         return found
+
+    def _answers(self, asks: list[tuple[TopicPartition, Ask]]) -> list[Frame | None]:
+        links = self._routes.brokers()
+        if any(tp.broker not in links for tp, _ in asks):
+            return [None] * len(asks)
+        return self._network.ask_all([(links[tp.broker], ask) for tp, ask in asks], ASK_TIMEOUT_S)
+
+    # Topics made again
+
+    def rewind(self) -> list[Rewound]:
+        """Commit where queues go on that are not what they were; nothing may read them meanwhile.
+
+        Those whose broker does not answer are left out, and found again.
+        """
+        starts: dict[TopicPartition, Mark | None] = {}
+        marks = self.marks.by_queue()
+        asks = [(tp, self.marks.of(tp, mark)) for tp in marks for mark in marks[tp]]
+        answers = iter(self._answers(asks))
+        for tp in marks:
+            told = [(mark, frame and mark.stands(frame)) for mark, frame in zip(marks[tp], answers, strict=False)]
+            if told[0][1] is False and None not in (stands for _, stands in told):
+                starts[tp] = next((mark for mark, stands in told if stands), None)
+        lows = zip(starts, self._answers([(tp, self.asks.low(tp)) for tp in starts]), strict=True)
+        found = [
+            Rewound(tp, max(read_offset(frame), mark.offset + 1 if (mark := starts[tp]) else 0), mark is not None)
+            for tp, frame in lows
+            if frame is not None and frame.code == Code.SUCCESS
+        ]
+        done: list[Rewound] = []
+        by_queue = {one.tp: one for one in found}
+        for tps in commit_waves(by_queue):
+            wave = [(tp, self.asks.commit(tp, by_queue[tp].offset)) for tp in tps]
+            codes = [frame.code if frame else None for frame in self._answers(wave)]
+            done += [by_queue[tp] for tp, code in zip(tps, codes, strict=True) if code == Code.SUCCESS]
+        self.marks.forget(one.tp for one in done)
+        return done
 
     # While messages come
 
@@ -100,6 +161,7 @@ class Cluster:
         """Keep what is known of the cluster up to date; does not wait."""
         self._routes.refresh()
         self._network.turn(0)
+        self.marks.ask(time.monotonic())
         away = {name for name, link in self._routes.brokers().items() if link.problem}
         if away and time.monotonic() >= self._ask_at_s:
             self._ask_at_s = time.monotonic() + ASK_AGAIN_S

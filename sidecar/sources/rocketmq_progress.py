@@ -11,7 +11,10 @@ from collections.abc import Iterable, Sequence
 from itertools import zip_longest
 from typing import NamedTuple, Self
 
-from sidecar.rocketmq.messages import StoredMessage
+from sidecar.rocketmq.codes import Code
+from sidecar.rocketmq.frames import Frame
+from sidecar.rocketmq.messages import StoredMessage, decode_some
+from sidecar.rocketmq.requests import read_offset
 from sidecar.state.offset_map import Decoded, Identity, decode
 
 MARKS_MAX = 16
@@ -31,6 +34,16 @@ class Mark(NamedTuple):
     def stands_in(self, messages: Iterable[StoredMessage]) -> bool:
         """Whether this message is among those that a broker has at the mark's offset."""
         return any((one.position, one.stored_ms) == (self.position, self.stored_ms) for one in messages)
+
+    def stands(self, answer: Frame) -> bool | None:
+        """Whether an answer from the mark's offset on has it, or it is gone with its time; None if that is not told."""
+        if answer.code == Code.SUCCESS:
+            return self.stands_in(decode_some(answer.body, self.offset, 0)[0])
+        if answer.code not in (Code.PULL_OFFSET_MOVED, Code.PULL_NOT_FOUND, Code.PULL_RETRY_IMMEDIATELY):
+            return None
+        if self.offset < read_offset(answer, "minOffset"):
+            return True
+        return False if self.offset >= read_offset(answer, "maxOffset") else None
 
 
 def with_newest(marks: Sequence[Mark], newest: Mark) -> tuple[Mark, ...]:

@@ -303,7 +303,7 @@ class Pulls:
             one.proving = False
             if one.epoch != epoch or self._queues.get(one.tp) is not one:
                 return
-            stands = None if frame is None else _stands(mark, _of_slave(frame) if place.is_slave else frame)
+            stands = None if frame is None else mark.stands(_of_slave(frame) if place.is_slave else frame)
             if stands is None:
                 one.prove_at_s = time.monotonic() + EMPTY_DELAY_S
             elif stands:
@@ -350,17 +350,6 @@ def _size_bytes(messages: Iterable[StoredMessage]) -> int:
 
 def _place(message: StoredMessage) -> tuple[int, int, int]:
     return message.offset, message.position, message.stored_ms
-
-
-def _stands(mark: Mark, frame: Frame) -> bool | None:
-    """Whether a message stands where it stood, or is gone with its time; None where that is not told."""
-    if frame.code == Code.SUCCESS:
-        return mark.stands_in(decode_some(frame.body, mark.offset, 0)[0])
-    if frame.code not in (Code.PULL_OFFSET_MOVED, Code.PULL_NOT_FOUND, Code.PULL_RETRY_IMMEDIATELY):
-        return None
-    if mark.offset < read_offset(frame, "minOffset"):
-        return True
-    return False if mark.offset >= read_offset(frame, "maxOffset") else None
 
 
 def _of_slave(frame: Frame) -> Frame:

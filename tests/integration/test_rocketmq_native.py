@@ -23,6 +23,7 @@ from tests.support.process import Daemon, wait_until
 from tests.support.receiver import Receiver
 from tests.support.rocketmq import BROKER, Message, RefusedError, RocketMqNode
 from tests.support.rocketmq_flow import PATIENCE_S, Bodies, await_all, configuration
+from tests.support.rocketmq_made_again import made_again
 
 
 @pytest.fixture(scope="module")
@@ -85,6 +86,11 @@ def test_a_child_that_ends_or_hangs_is_replaced(
 def test_a_broker_that_was_killed(node: RocketMqNode, source: dict[str, Any], tmp_path: Path) -> None:
     """Back again: messages go on soon, nothing lost or twice."""
     assert flows.outages(node, source, tmp_path, 4_000, 1, within_s=PATIENCE_S).exact
+
+
+def test_a_topic_made_again_while_it_is_read(node: RocketMqNode, source: dict[str, Any], tmp_path: Path) -> None:
+    """Each message of the new one arrives once, though at once it reaches beyond the old offsets; the log tells it."""
+    assert made_again(node, source, tmp_path, [("flowing", 0.0)], 4_000).exact
 
 
 def test_a_retried_message_is_not_mistaken_for_another(

@@ -1,0 +1,99 @@
+"""A topic that is deleted and made again while the daemon runs, over any client: of the new one nothing is lost."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from tests.support.audit import Finding, tally_counts
+from tests.support.kafka import unique
+from tests.support.process import Daemon, wait_until
+from tests.support.receiver import Receiver, value_hash
+from tests.support.rocketmq import Message, RocketMqNode
+from tests.support.rocketmq_flow import PATIENCE_S, QUEUES, Bodies, arrived, configuration
+
+MEANWHILE = ("flowing", "paused by memory", "halted")
+AWAY_S = (0.0, 2.0, 10.0)
+FAULTS: Mapping[str, Mapping[str, Any]] = {
+    "paused by memory": {"kind": "status", "status": 503},
+    "halted": {"kind": "status", "status": 401},
+}
+
+
+def made_again(
+    node: RocketMqNode, source: Mapping[str, Any], folder: Path, rounds: Iterable[tuple[str, float]], messages: int
+) -> Finding:
+    """In each round the topic is deleted meanwhile, made again so many seconds later, and filled beyond its old end.
+
+    What of the old one had not arrived by then need not arrive.
+    """
+    begun, bodies, rounds = time.monotonic(), Bodies(node), list(rounds)
+    wanted: Counter[str | None] = Counter()
+    old: Counter[str | None] = Counter()
+    with Receiver(out=folder / unique("rows")) as receiver:
+        config = configuration(source, bodies, receiver.url, memory={"budget": "16MiB"})
+        with Daemon(folder, config, name=unique("made-again")) as daemon:
+            daemon.wait_ready()
+            for number, (meanwhile, away_s) in enumerate(rounds):
+                size = messages + number * messages // 4
+                first = _send(bodies, b"%d old" % number, size // 2, 40)
+                old.update(first)
+                _await(daemon, receiver, first)
+                _hold_up(daemon, receiver, meanwhile, old, bodies, number)
+                node.delete_topic(bodies.topic)
+                time.sleep(away_s)  # how long it is away is what is tried
+                node.create_topic(bodies.topic, QUEUES)
+                new = _send(bodies, b"%d new" % number, size, 40)
+                wanted.update(new)
+                receiver.faults.clear()
+                _await(daemon, receiver, new)
+            daemon.stop()
+            assert daemon.events("topic.recreated") or source.get("client") == "grpc"
+        came = arrived(receiver)
+    found = tally_counts(came, wanted + Counter({one: came[one] for one in old if came[one] == 1}))
+    waits = ", ".join(f"{seconds:g}" for seconds in sorted({seconds for _, seconds in rounds}))
+    note = f"{', '.join(dict.fromkeys(how for how, _ in rounds))}; made again after {waits} s and filled at once"
+    point = f"topic made again over `client: {source.get('client', 'remoting')}`"
+    return Finding(point, len(rounds), wanted.total(), found, time.monotonic() - begun, note)
+
+
+def every_round(times: int) -> Sequence[tuple[str, float]]:
+    """All there are, over and over."""
+    rounds = list(product(MEANWHILE, AWAY_S))
+    return [rounds[i % len(rounds)] for i in range(times)]
+
+
+def _send(bodies: Bodies, text: bytes, count: int, size: int) -> list[str | None]:
+    found = [b"%s %d " % (text, i) + bytes(size) for i in range(count)]
+    bodies.send_these([Message(body, tag="paid") for body in found])
+    return [value_hash(body) for body in found]
+
+
+def _await(daemon: Daemon, receiver: Receiver, wanted: Iterable[str | None]) -> None:
+    wanted = set(wanted)
+    wait_until(
+        lambda: not wanted - arrived(receiver).keys(), PATIENCE_S, "all has arrived",
+        detail=lambda: (len(wanted - arrived(receiver).keys()), daemon.status(), daemon.log_tail()),
+    )  # fmt: skip
+
+
+def _hold_up(
+    daemon: Daemon, receiver: Receiver, how: str, old: Counter[str | None], bodies: Bodies, number: int
+) -> None:
+    if how not in FAULTS:
+        receiver.fail("slow", delay_ms=5)
+        old.update(_send(bodies, b"%d more" % number, 400, 40))
+        return
+    receiver.fail(**FAULTS[how])
+    old.update(_send(bodies, b"%d more" % number, 400, 60_000 if how == "paused by memory" else 40))
+    wait_until(lambda: _has_stopped(daemon), PATIENCE_S, f"it is {how}", detail=daemon.status)
+
+
+def _has_stopped(daemon: Daemon) -> bool:
+    """Whether nothing more is taken in: clients that hand messages over have a bound of their own, a quarter."""
+    status = daemon.status()
+    return bool(status["intake_stopped"]) or status["held_bytes"] >= status["budget_bytes"] // 4
