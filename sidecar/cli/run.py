@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import faulthandler
+
 import click
 
 from sidecar.cli import config_option
@@ -21,6 +23,7 @@ def run(path: str) -> None:
     from sidecar.daemon.usable import unusable
     from sidecar.ops.log import configure
 
+    faulthandler.enable()  # a mapped file that was cut short, or cannot be read, ends us without another word
     settings = load(path, refusals=unusable)
     configure(settings.log.format, settings.log.level)
     Daemon(settings, signals.stop_asked).run()

@@ -8,7 +8,9 @@ from __future__ import annotations
 import queue
 import time
 from collections.abc import Collection, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
+from math import inf
 from typing import NamedTuple
 
 import structlog
@@ -37,9 +39,16 @@ SORTERS = 4
 FILES_MAX = 12
 """More are put together when a partition was restored."""
 RETRY_S = 1.0
+LOOK_EVERY_S = 1.0
 CLOSE_S = 0.5
 
 log = structlog.get_logger()
+
+
+class IdsChanged(NamedTuple):
+    """Partitions whose stored ids others have touched. Comes to the inbox."""
+
+    tps: set[TopicPartition]
 
 
 class IdsSorted(NamedTuple):
@@ -49,6 +58,8 @@ class IdsSorted(NamedTuple):
     number: int
     """Of the taking that it belongs to."""
     stored: StoredIds | None
+    reason: str = ""
+    """Why it could not be told."""
 
 
 @dataclass(slots=True)
@@ -100,6 +111,7 @@ class IdKeeper:
         self._sorting: set[TopicPartition] = set()
         self._unfiled: set[TopicPartition] = set()
         """Whose ids could not be put into files."""
+        self._look_at_s = 0.0
         self._dropped: dict[TopicPartition, int] = {}
         """The writer's: generations below are dropped."""
 
@@ -125,21 +137,15 @@ class IdKeeper:
 
         def write() -> None:
             self._dropped.pop(one.tp, None)
-            if one.resumed or self._forgotten(one.tp):
-                self._sort(one.tp, taken.number, merge=False)
+            try:
+                if not one.resumed:  # an operator's reset replays, a topic made again is another one: no id is known
+                    self._forget_stored(one.tp)
+            except SidecarError as error:
+                self._inbox.put(IdsSorted(one.tp, taken.number, None, str(error)))
             else:
-                self._inbox.put(IdsSorted(one.tp, taken.number, None))
+                self._sort(one.tp, taken.number, merge=False)
 
         self._writer.do(write)
-
-    def _forgotten(self, tp: TopicPartition) -> bool:
-        """On the writer thread. An operator's reset replays, and a topic made again is another one: no id is known."""
-        try:
-            self._forget_stored(tp)
-        except SidecarError as error:
-            log.error("ids.not_loaded", **tp.fields(), reason=str(error))
-            return False
-        return True
 
     def _forget_stored(self, tp: TopicPartition) -> None:
         self._unjournalled[:] = [segment for segment in self._unjournalled if segment.tp != tp]
@@ -149,9 +155,8 @@ class IdKeeper:
         def job() -> None:
             try:
                 stored = self._state.sort_ids(tp, merge=merge)
-            except SidecarError as error:
-                log.error("ids.not_loaded", **tp.fields(), reason=str(error))
-                self._inbox.put(IdsSorted(tp, number, None))
+            except (SidecarError, MemoryError) as error:
+                self._inbox.put(IdsSorted(tp, number, None, str(error) or "too little memory"))
                 return
             self._inbox.put(IdsSorted(tp, number, stored))
 
@@ -165,8 +170,7 @@ class IdKeeper:
         taken = self.loading.get(told.tp)
         self._sorting.discard(told.tp)
         if told.stored is None:
-            if taken is not None:
-                taken.retry_at_s = time.monotonic() + RETRY_S
+            self._failed(told, taken)
             return None
         self._tell_filed(told.tp, told.stored.problem)
         if taken is None:
@@ -178,6 +182,13 @@ class IdKeeper:
             self._sorting.add(told.tp)
             self._sort(told.tp, told.number, merge=True)
         return taken
+
+    def _failed(self, told: IdsSorted, taken: Taken | None) -> None:
+        if taken is None:
+            self._tell_filed(told.tp, told.reason)
+            return
+        taken.retry_at_s = time.monotonic() + RETRY_S
+        log.error("ids.not_loaded", **told.tp.fields(), reason=told.reason)
 
     def _tell_filed(self, tp: TopicPartition, problem: str) -> None:
         if problem:
@@ -217,6 +228,25 @@ class IdKeeper:
         for taken in self.loading.values():
             if taken.retry_at_s is not None and now_s >= taken.retry_at_s:
                 self._restore(taken)
+        if self._sorter is not None and now_s >= self._look_at_s:
+            self._look_at_s = inf
+            self._sorter.do(self._look)
+
+    def _look(self) -> None:
+        """On a sorter's thread."""
+        found = set()
+        with suppress(SidecarError):  # the folder is gone, which is told anyway
+            found = self._state.changed_ids()
+        self._inbox.put(IdsChanged(found))
+
+    def changed(self, told: IdsChanged) -> None:
+        """Have that mended, unless all of the folder is gone; meanwhile look-ups go on in what is mapped."""
+        self._look_at_s = time.monotonic() + LOOK_EVERY_S
+        if self._pipeline.state_lost:
+            return
+        for tp in told.tps & self._numbers.keys() - self.loading.keys() - self._sorting:
+            self._sorting.add(tp)
+            self._sort(tp, self._numbers[tp], merge=False)
 
     def problems(self, now_s: float) -> Iterator[Problem]:
         """Partitions that have waited long."""

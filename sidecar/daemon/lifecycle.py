@@ -85,7 +85,7 @@ class Daemon:
         settings = self._settings
         # The state first: its lock keeps a second process of this folder out of the group.
         state = stack.enter_context(closing(Store(settings.state.dir)))
-        tell_damages(state)
+        damages = tell_damages(state)
         writer = stack.enter_context(closing(Writer()))
         inbox: queue.SimpleQueue[object] = queue.SimpleQueue()
         dedup, group = settings.dedup, settings.source.group_id
@@ -104,6 +104,7 @@ class Daemon:
         supervisor = Supervisor(
             pipeline, source, senders, inbox, writer, state, gravedigger, drain_s, ledger, dedup.memory_bytes
         )
+        supervisor.record.damaged(damages, time.monotonic())
         stack.callback(supervisor.ids.close)
         keeper = StatusKeeper(supervisor, state, group, settings.memory.budget_bytes, settings.tags.known_groups)
         # The endpoint before the broker: while that is awaited, health can be asked.

@@ -10,7 +10,7 @@ from sidecar.core.books import Books
 from sidecar.core.pipeline import Pipeline
 from sidecar.core.records import TopicPartition, group_label
 from sidecar.daemon.chronicle import Chronicle
-from sidecar.daemon.record import OVERDUE_S
+from sidecar.daemon.record import OVERDUE_S, TOLD_S
 from sidecar.daemon.supervisor import Supervisor
 from sidecar.ops.health import STOPPED, Problem
 from sidecar.ops.snapshot import PartitionStatus, RetryingGroup
@@ -20,8 +20,6 @@ LOOK_EVERY_S = 1.0
 """How often all that waits is looked through."""
 FULL_S = 5.0
 """Memory that is full for so long is a problem; for a moment it is how a slow receiver slows the source."""
-DEAD_LETTERS_S = 300.0
-"""For so long after the last one, dead letters are a problem."""
 GROUPS_SHOWN_MAX = 5
 
 T = TypeVar("T", bound=Hashable)
@@ -104,7 +102,7 @@ class Problems:
         if totals.dead_lettered > self._buried:
             self._buried_at_s, self._buried_at = now_s, datetime.now(UTC).isoformat(timespec="seconds")
         self._buried = totals.dead_lettered
-        if self._buried_at and now_s - self._buried_at_s < DEAD_LETTERS_S:
+        if self._buried_at and now_s - self._buried_at_s < TOLD_S:
             yield Problem("dead_letters", f"dead letters came in, the last at {self._buried_at}")
 
     def _look(self, partitions: Iterable[PartitionStatus], pipeline: Pipeline, now_s: float, *, stopped: bool) -> None:

@@ -10,9 +10,12 @@ import structlog
 from sidecar.core.records import TopicPartition
 from sidecar.ops.health import Problem
 from sidecar.ops.snapshot import Stopwatch
+from sidecar.state.interface import Damage
 
 OVERDUE_S = 10.0
 """What has waited for so long is a problem."""
+TOLD_S = 300.0
+"""For so long after the last one, dead letters and damages are a problem."""
 
 log = structlog.get_logger()
 
@@ -90,6 +93,8 @@ class Record:
         """What the start waits for; empty once it is over."""
         self._assigned = False
         self._snapshot_failed = ""
+        self._damaged: tuple[float, str] | None = None
+        """When stored things were found damaged last, and what of them."""
         self._unburied: dict[int, tuple[float, str]] = {}
         """Dead letters that could not be stored, by token: since when, and why."""
 
@@ -109,6 +114,11 @@ class Record:
             log.error("snapshot.failed", reason=reason)
         elif before:
             log.info("snapshot.saved")
+
+    def damaged(self, found: Collection[Damage], now_s: float) -> None:
+        """Something stored could not be used."""
+        for one in found:
+            self._damaged = now_s, f"{one.what} ({one.where}): {one.reason}; {one.outcome}"
 
     def buried(self, token: int, reason: str, count: int, now_s: float) -> None:
         """So many dead letters are durable, or not: the reason is empty when they are."""
@@ -137,3 +147,5 @@ class Record:
                 break
         if self._snapshot_failed:
             yield Problem("state", f"the state file cannot be written: {self._snapshot_failed}")
+        if self._damaged is not None and now_s - self._damaged[0] < TOLD_S:
+            yield Problem("state_damaged", f"something stored was damaged or lost: {self._damaged[1]}")

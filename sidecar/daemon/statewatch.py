@@ -5,8 +5,9 @@ from __future__ import annotations
 import structlog
 
 from sidecar.core.pipeline import Pipeline
+from sidecar.daemon.record import Record
 from sidecar.errors import SidecarError
-from sidecar.state.interface import State
+from sidecar.state.interface import Damage, State
 
 LOOK_EVERY_S = 1.0
 
@@ -19,11 +20,13 @@ class StateWatch:
     Args:
         state: What is looked for.
         pipeline: Reads nothing while it is not there.
+        record: Is told of damages.
     """
 
-    def __init__(self, state: State, pipeline: Pipeline) -> None:
+    def __init__(self, state: State, pipeline: Pipeline, record: Record) -> None:
         self._state = state
         self._pipeline = pipeline
+        self._record = record
         self._look_at_s = 0.0
 
     def tend(self, now_s: float) -> None:
@@ -31,6 +34,7 @@ class StateWatch:
         if now_s >= self._look_at_s:
             self._look_at_s = now_s + LOOK_EVERY_S
             self.in_place()
+            self._record.damaged(tell_damages(self._state), now_s)
 
     def in_place(self) -> bool:
         """Look now. A commit must not follow a False: what it settles may stand where nobody will find it."""
@@ -43,7 +47,9 @@ class StateWatch:
         return True
 
 
-def tell_damages(state: State) -> None:
-    """Log what of the state was found damaged since the last call."""
-    for damage in state.take_damages():
+def tell_damages(state: State) -> list[Damage]:
+    """Log what of the state was found damaged since the last call, and give it back."""
+    damages = state.take_damages()
+    for damage in damages:
         log.error("state.damaged", **damage._asdict())
+    return damages

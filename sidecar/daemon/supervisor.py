@@ -15,7 +15,7 @@ from sidecar.core.pipeline import Pipeline
 from sidecar.core.records import Batch, Run, TopicPartition, group_label
 from sidecar.daemon.dispatcher import Answered, Senders, Writer
 from sidecar.daemon.gravedigger import Buried, Gravedigger
-from sidecar.daemon.ids import MEMORY_BYTES, IdKeeper, IdsSorted
+from sidecar.daemon.ids import MEMORY_BYTES, IdKeeper, IdsChanged, IdsSorted
 from sidecar.daemon.ledgers import ClaimAnswered, LedgerDesk
 from sidecar.daemon.record import Record
 from sidecar.daemon.statewatch import StateWatch, tell_damages
@@ -87,7 +87,7 @@ class Supervisor:
         self._writer = writer
         self.ledger = ledger
         self._state = state
-        self._watch = StateWatch(state, pipeline)
+        self._watch = StateWatch(state, pipeline, self.record)
         self._gravedigger = gravedigger
         self._drain_timeout_s = drain_timeout_s
         self._assignments: dict[TopicPartition, Assignment] = {}
@@ -161,6 +161,8 @@ class Supervisor:
                 self.record.snapped(told.reason)
             elif isinstance(told, _Journalled):
                 self._commit_journalled(told)
+            elif isinstance(told, IdsChanged):
+                self.ids.changed(told)
             elif isinstance(told, IdsSorted) and (taken := self.ids.sorted(told)) is not None:
                 self._begin(taken.one, taken.known)
                 self._pause()
@@ -354,8 +356,6 @@ class Supervisor:
             self._state.save_partitions(rows)
         except SidecarError as error:
             return str(error)
-        finally:
-            tell_damages(self._state)
         return ""
 
     def close(self) -> None:
@@ -369,3 +369,4 @@ class Supervisor:
             self._writer.wait(self._state.forget_member)
         except SidecarError as error:  # the next start asks the group to remove a member that is gone: harmless
             log.warning("member.not_saved", reason=str(error))
+        tell_damages(self._state)

@@ -38,6 +38,7 @@ KINDS = {
     "memory": Kind(DEGRADED, "look at the receiver: it takes less than the source gives; it goes on by itself"),
     "dead_letters_store": Kind(DEGRADED, "give the dead letters room, in state.dir or in their topic"),
     "state": Kind(DEGRADED, _STATE_DISK),
+    "state_damaged": Kind(DEGRADED, "look at the disk of state.dir, and for state.damaged in the log"),
     "broker": Kind(DEGRADED, _BROKER),
     "group": Kind(DEGRADED, "look at the receiver with that reason in hand; it goes on by itself"),
     "span": Kind(DEGRADED, "mend what the named group waits for, or let its retries end: retry.give_up_after"),

@@ -12,9 +12,11 @@ import struct
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import xxhash
+from numpy.typing import NDArray
 
 from sidecar import files
 from sidecar.core.idruns import Keys, Sizes, SortedRun, merged
@@ -35,6 +37,51 @@ class DamagedError(Exception):
 
 class StoppedError(Exception):
     """The file was given up in the making."""
+
+
+class Look(NamedTuple):
+    """What tells a file from another one, and from what it was."""
+
+    device: int
+    inode: int
+    size: int
+    changed_ns: int
+
+    @classmethod
+    def at(cls, place: Path | int) -> Look | None:
+        """Of a path or a descriptor; None where nothing stands.
+
+        Raises:
+            OSError: It cannot be told.
+        """
+        try:
+            found = os.stat(place)  # noqa: PTH116  # a third of the time that Path.stat takes
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        return cls(found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)
+
+
+class MappedRun(SortedRun):
+    """A run in a mapped file, of which the bytes stay as long as nobody changes or cuts the file itself.
+
+    Args:
+        keys: See `SortedRun`.
+        index: Likewise.
+        filter: Likewise.
+        look: The file when it was mapped.
+        total: The checksum of all of it.
+    """
+
+    def __init__(
+        self,
+        keys: Keys,
+        index: NDArray[np.uint32],
+        filter: NDArray[np.uint8],  # noqa: A002
+        look: Look | None,
+        total: int,
+    ) -> None:
+        super().__init__(keys, index, filter)
+        self.look, self.total = look, total
 
 
 def write(path: Path, runs: Sequence[Keys], stopped: Callable[[], bool]) -> None:
@@ -85,7 +132,7 @@ def _sums(fd: int, end: int) -> list[int]:
     return found
 
 
-def open_run(path: Path) -> SortedRun:
+def open_run(path: Path) -> MappedRun:
     """Check a file and map it.
 
     Raises:
@@ -102,19 +149,23 @@ def open_run(path: Path) -> SortedRun:
         if os.fstat(fd).st_size != end + sum_bytes:
             raise DamagedError("not as long as it was")
         sums = os.pread(fd, sum_bytes, end)
-        if _SUM.unpack_from(head, _HEAD.size) != (xxhash.xxh3_64_intdigest(head[: _HEAD.size] + sums),):
+        (total,) = _SUM.unpack_from(head, _HEAD.size)
+        if total != xxhash.xxh3_64_intdigest(head[: _HEAD.size] + sums):
             raise DamagedError("checksum of its head")
-        for number, total in enumerate(_sums(fd, end)):
-            if _SUM.unpack_from(sums, number * _SUM.size) != (total,):
+        look = Look.at(fd)
+        for number, block in enumerate(_sums(fd, end)):
+            if _SUM.unpack_from(sums, number * _SUM.size) != (block,):
                 raise DamagedError(f"checksum of block {number}")
         mapped = _map(fd)
     finally:
         os.close(fd)
     keys_at = _DATA_AT + filter_bytes + index_bytes
-    return SortedRun(
+    return MappedRun(
         np.frombuffer(mapped, np.uint64, key_bytes // 8, keys_at),
         np.frombuffer(mapped, np.uint32, index_bytes // 4 - 1, _DATA_AT + filter_bytes),
         np.frombuffer(mapped, np.uint8, filter_bytes, _DATA_AT),
+        look,
+        total,
     )
 
 

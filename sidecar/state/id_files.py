@@ -14,8 +14,8 @@ import os
 import re
 import shutil
 import threading
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from urllib.parse import quote
 
@@ -23,7 +23,7 @@ from sidecar import files
 from sidecar.core.idruns import GROWTH, RUN_MAX, Keys, SortedRun
 from sidecar.core.records import TopicPartition
 from sidecar.state.folder import state_error
-from sidecar.state.id_file import DamagedError, open_run, write
+from sidecar.state.id_file import DamagedError, Look, MappedRun, open_run, write
 from sidecar.state.interface import Damage, same_cluster
 
 FOLDER = "ids"
@@ -39,7 +39,12 @@ class IdFile:
     generation: int
     first: int
     last: int
-    run: SortedRun
+    run: MappedRun
+
+    def holds(self, name: str) -> bool:
+        """Whether all that is in the file of this name is here, too."""
+        generation, first, last = _parts(name) or (-1, 0, 0)
+        return self.generation == generation and self.first <= first and last <= self.last
 
 
 class IdFiles:
@@ -57,11 +62,18 @@ class IdFiles:
         self._lock = threading.RLock()
         self._open: dict[TopicPartition, list[IdFile]] = {}
         """What was looked for so far, in the order of generations and additions."""
+        self._aside: dict[TopicPartition, set[str]] = {}
+        """Names of what was found damaged when the others were mapped."""
         self.closing = False
         """Set when the process ends: what is being made is given up."""
 
-    def bind(self, cluster_id: str, group_id: str) -> None:
+    def bind(self, cluster_id: str, group_id: str, *, ours: bool = False) -> None:
         """Drop the files of another owner: of a cluster or group whose ids these are not.
+
+        Args:
+            cluster_id: The owner's.
+            group_id: The owner's.
+            ours: Whether the state beside them is this owner's: then files that do not tell theirs are, too.
 
         Raises:
             StateError: The folder cannot be written.
@@ -71,10 +83,15 @@ class IdFiles:
         try:
             if not self._folder.exists():
                 return
-            cluster, group = _pair(files.read_from(path))
+            found = _pair(files.read_from(path))
+            if found is None and not ours and next(self._folder.rglob("*.ids"), None):
+                self._on_damage(
+                    Damage("message ids", str(path), "it does not tell whose they are", "all are forgotten")
+                )
+            cluster, group = found or (self._owner if ours else ("", ""))
             if group != group_id or not same_cluster(cluster, cluster_id):
                 self.drop_all()
-            if (cluster, group) != self._owner:
+            if found != self._owner:
                 files.put(path, json.dumps(self._owner).encode())
         except OSError as error:
             raise state_error("write", path, error) from error
@@ -86,15 +103,96 @@ class IdFiles:
             StateError: The file cannot be written.
             StoppedError: The process ends.
         """
-        place = self._place(tp)
         number = max((one.last for one in self._files(tp)), default=0) + 1
         try:
-            files.make_folder(place)
-            if not (self._folder / _OWNER).exists():
-                files.put(self._folder / _OWNER, json.dumps(self._owner).encode())
+            self._made_place(tp)
             self._make(tp, generation, number, number, [keys], ())
         except OSError as error:
-            raise state_error("write", place, error) from error
+            raise state_error("write", self._place(tp), error) from error
+
+    def _made_place(self, tp: TopicPartition) -> Path:
+        place = self._place(tp)
+        files.make_folder(place)
+        if not (self._folder / _OWNER).exists():
+            files.put(self._folder / _OWNER, json.dumps(self._owner).encode())
+        return place
+
+    def totals(self, tp: TopicPartition) -> dict[str, int]:
+        """The names of a partition's files, each with its checksum.
+
+        Raises:
+            StateError: A file cannot be read, for a reason that is not its own.
+        """
+        return {one.path.name: one.run.total for one in self._files(tp)}
+
+    def expect(self, tp: TopicPartition, totals: Mapping[str, int]) -> None:
+        """Tell what is missing of what an earlier life had by `totals`, and set aside what is another file by now.
+
+        Raises:
+            StateError: A file cannot be read, for a reason that is not its own.
+        """
+        found = self._files(tp)
+        told = self._aside.pop(tp, set())
+        for one in found:
+            if totals.get(one.path.name, one.run.total) != one.run.total:
+                self._set_aside(tp, one.path, "another file stands there")
+                self._exchange(tp, one, None)
+                told.add(one.path.name)
+        for name in totals.keys() - told:
+            if not any(one.holds(name) for one in found):
+                self._tell(tp, self._place(tp) / name, "removed while no daemon ran", "its ids are forgotten")
+
+    def changed(self) -> set[TopicPartition]:
+        """Partitions of which a file is not what was mapped, 2 µs a file; from any thread.
+
+        Raises:
+            StateError: It cannot be told.
+        """
+        with self._lock:
+            known = [(tp, one) for tp, found in self._open.items() for one in found]
+        try:
+            return {tp for tp, one in known if Look.at(one.path) != one.run.look}
+        except OSError as error:
+            raise state_error("look at", self._folder, error) from error
+
+    def mend(self, tp: TopicPartition) -> None:
+        """Make again what was removed or replaced under us, since it is still mapped; look into what was changed.
+
+        Raises:
+            StateError: A file cannot be read or written.
+            StoppedError: The process ends.
+        """
+        for one in self._files(tp):
+            try:
+                self._mend(tp, one)
+            except OSError as error:
+                raise state_error("write", one.path, error) from error
+
+    def _mend(self, tp: TopicPartition, one: IdFile) -> None:
+        now, known = Look.at(one.path), one.run.look
+        if now == known or known is None:
+            return
+        if now is not None and now[:2] == known[:2]:
+            run = self._sound(tp, one.path)
+            self._exchange(tp, one, run)
+            return
+        hidden = self._made_place(tp) / f"{files.HIDDEN}{one.path.name}"
+        write(hidden, [one.run.keys], lambda: self.closing)
+        run = open_run(hidden)
+        with self._lock:
+            if one not in self._open[tp]:  # dropped meanwhile
+                files.remove(hidden)
+                return
+            os.rename(hidden, one.path)  # noqa: PTH104
+            files.sync(one.path.parent)
+            self._exchange(tp, one, run)
+        self._tell(tp, one.path, "removed" if now is None else "replaced", "made again from memory")
+
+    def _exchange(self, tp: TopicPartition, one: IdFile, run: MappedRun | None) -> None:
+        with self._lock:
+            now = self._open[tp]
+            if one in now:
+                now[now.index(one) : now.index(one) + 1] = [replace(one, run=run)] if run is not None else []
 
     def tidy(self, tp: TopicPartition) -> None:
         """Put files together that are of like size, so that there are few.
@@ -213,9 +311,13 @@ class IdFiles:
         """What an earlier life left: whole files, of which some may be in others."""
         place = self._place(tp)
         named: list[tuple[int, int, int, Path]] = []
-        for path in place.iterdir() if place.exists() else ():
-            if parts := _NAME.fullmatch(path.name):
-                generation, first, last = map(int, parts.groups())
+        try:
+            there = list(place.iterdir()) if place.exists() else []
+        except OSError as error:
+            raise state_error("read", place, error) from error
+        for path in there:
+            if parts := _parts(path.name):
+                generation, first, last = parts
                 named.append((generation, first, -last, path))
             elif path.name.startswith(files.HIDDEN):
                 with contextlib.suppress(OSError):
@@ -227,9 +329,11 @@ class IdFiles:
                     files.remove(path)
             elif (run := self._sound(tp, path)) is not None:
                 found.append(IdFile(path, generation, first, -last, run))
+            else:
+                self._aside.setdefault(tp, set()).add(path.name)
         return found
 
-    def _sound(self, tp: TopicPartition, path: Path) -> SortedRun | None:
+    def _sound(self, tp: TopicPartition, path: Path) -> MappedRun | None:
         try:
             return open_run(path)
         except (DamagedError, ValueError) as error:
@@ -238,20 +342,36 @@ class IdFiles:
             if error.errno != errno.EIO:  # too many open files, say: the file may be sound
                 raise state_error("read", path, error) from error
             reason = str(error)
+        self._set_aside(tp, path, reason)
+        return None
+
+    def _set_aside(self, tp: TopicPartition, path: Path, reason: str) -> None:
         aside = path.with_name("damaged")  # the newest; what an earlier one lost is lost
         with contextlib.suppress(OSError):
             path.rename(aside)
-        where = f"{tp.topic}:{tp.queue} {path.name}"
-        self._on_damage(Damage("message ids", where, reason, f"set aside as {aside}, its ids are forgotten"))
-        return None
+        self._tell(tp, path, reason, f"set aside as {aside}, its ids are forgotten")
+
+    def _tell(self, tp: TopicPartition, path: Path, reason: str, outcome: str) -> None:
+        self._on_damage(Damage("message ids", f"{tp.topic}:{tp.queue} {path.name}", reason, outcome))
 
 
-def _pair(raw: bytes | None) -> tuple[str, str]:
-    """Cluster and group of an owner's file; of one that is damaged, those of nobody."""
+def generation_of(name: str) -> int:
+    """Of a file of this name."""
+    return (_parts(name) or (-1, 0, 0))[0]
+
+
+def _parts(name: str) -> tuple[int, int, int] | None:
+    """Generation, first and last addition of a file's name; None of another name."""
+    found = _NAME.fullmatch(name)
+    return (int(found[1]), int(found[2]), int(found[3])) if found else None
+
+
+def _pair(raw: bytes | None) -> tuple[str, str] | None:
+    """Cluster and group of an owner's file; None where it is missing or damaged."""
     with contextlib.suppress(ValueError, TypeError):
         first, second = json.loads(raw or b"")
         return str(first), str(second)
-    return "", ""
+    return None
 
 
 def _link(source: Path, target: Path) -> None:

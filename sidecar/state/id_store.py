@@ -22,7 +22,7 @@ from sidecar.errors import StateError
 from sidecar.state import id_segments
 from sidecar.state.database import Database, checksum
 from sidecar.state.id_file import StoppedError
-from sidecar.state.id_files import IdFiles
+from sidecar.state.id_files import IdFiles, generation_of
 from sidecar.state.interface import Damage, IdSegment, StoredIds, check_ids
 
 FILED_MIN = 1_024
@@ -45,11 +45,14 @@ class IdStore:
         """Generations whose beginning stands in the database."""
         self._sorting: defaultdict[TopicPartition, threading.Lock] = defaultdict(threading.Lock)
         """Files of one partition are made by one thread at a time."""
+        self._listed: dict[TopicPartition, dict[str, int]] = {}
+        """Files and their checksums as the database lists them, of partitions whose files were compared with that."""
         self.files = IdFiles(folder, on_damage)
 
     def forget_database(self) -> None:
         """A new database was begun: nothing stands in it."""
         self._begun.clear()
+        self._listed.clear()
 
     def append(self, segments: Sequence[IdSegment]) -> None:
         """See `State.append_ids`; many small segments are put together on the way."""
@@ -73,6 +76,12 @@ class IdStore:
             for old in [old for old in _begun(connection, tp) if old < generation]:
                 connection.execute("DELETE FROM meta WHERE name = ?", (_begun_name(tp, old),))
                 self._begun.discard((tp, old))
+            listed = _listed(connection, tp)
+            kept = {name: total for name, total in listed.items() if generation_of(name) >= generation}
+            if kept != listed:
+                _put_listed(connection, tp, kept)
+        if tp in self._listed:
+            self._listed[tp] = kept
         self.files.drop_before(tp, generation)
         self._database.return_space()
 
@@ -92,9 +101,11 @@ class IdStore:
     def _sort(self, tp: TopicPartition, *, merge: bool) -> StoredIds:
         problem = ""
         try:
+            self._mend(tp)
             self._file_rows(tp)
             if merge:
                 self.files.tidy(tp)
+            self._list(tp)
         except StoppedError as error:
             raise StateError("message ids were not sorted: the daemon stops", hint="start it again") from error
         except StateError as error:
@@ -108,6 +119,29 @@ class IdStore:
             runs.setdefault(generation, []).append(SortedRun.of(keys))
         return StoredIds(runs, begun, problem)
 
+    def changed(self) -> set[TopicPartition]:
+        """See `State.changed_ids`."""
+        return self.files.changed()
+
+    def _mend(self, tp: TopicPartition) -> None:
+        """What others did to the files while they were mapped, or before."""
+        self._database.check_in_place()  # else they would be made again beside a folder that was moved away
+        if tp in self._listed:
+            self.files.mend(tp)
+            return
+        with self._database.transaction() as connection:
+            listed = _listed(connection, tp)
+        self.files.expect(tp, listed)
+        self._listed[tp] = listed
+
+    def _list(self, tp: TopicPartition) -> None:
+        """Keep which files there are: what is missing at the next start was removed."""
+        totals = self.files.totals(tp)
+        if totals != self._listed.get(tp):
+            with self._database.transaction() as connection:
+                _put_listed(connection, tp, totals)
+            self._listed[tp] = totals
+
     def _file_rows(self, tp: TopicPartition) -> None:
         """Move rows into files, a page at a time; too few for a file stay rows."""
         with self._database.transaction() as connection:
@@ -119,8 +153,11 @@ class IdStore:
             if page is None:
                 return
             self.files.add(tp, page.generation, _keys_of(page.ids))
+            totals = self.files.totals(tp)
             with self._database.transaction() as connection:
                 id_segments.remove(connection, page.rows)
+                _put_listed(connection, tp, totals)
+            self._listed[tp] = totals
             self._database.return_space()
 
     def copy(self, source: TopicPartition, target: TopicPartition) -> None:
@@ -132,6 +169,7 @@ class IdStore:
             for generation, at_ms in _begun(connection, source).items():
                 _put_begun(connection, target, generation, at_ms)
         self.files.copy(source, target)
+        self._listed.pop(target, None)
 
 
 def _keys_of(ids: Sequence[bytes]) -> Keys:
@@ -153,3 +191,15 @@ def _begun(connection: sqlite3.Connection, tp: TopicPartition) -> dict[int, int]
     start = f"{_begun_name(tp)} "
     rows = connection.execute("SELECT name, value, crc FROM meta WHERE substr(name, 1, ?) = ?", (len(start), start))
     return {int(name[len(start) :]): int(text) for name, text, crc in rows if crc == checksum(name, text)}
+
+
+def _listed(connection: sqlite3.Connection, tp: TopicPartition) -> dict[str, int]:
+    """The files that the partition had; none where that is not known."""
+    name = json.dumps(["id files", *tp])
+    row = connection.execute("SELECT value, crc FROM meta WHERE name = ?", (name,)).fetchone()
+    return {} if row is None or row[1] != checksum(name, row[0]) else dict(json.loads(row[0]))
+
+
+def _put_listed(connection: sqlite3.Connection, tp: TopicPartition, totals: dict[str, int]) -> None:
+    name, text = json.dumps(["id files", *tp]), json.dumps(totals)
+    connection.execute("INSERT OR REPLACE INTO meta VALUES (?, ?, ?)", (name, text, checksum(name, text)))

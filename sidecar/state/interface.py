@@ -184,6 +184,10 @@ class State(Protocol):
         """The process ends: `sort_ids` under way raises `StateError` soon; from any thread."""
         ...
 
+    def changed_ids(self) -> set[TopicPartition]:
+        """Partitions whose ids others have touched on the disk: `sort_ids` mends that; quick, from any thread."""
+        ...
+
     def put_dead_letters(self, letters: Sequence[StoredLetter]) -> int:
         """Keep these dead letters and return how many were new; raises `StateError` when there is no room for all."""
         ...

@@ -144,6 +144,10 @@ class MemoryState:
     def stop_sorting(self) -> None:
         """See `State.stop_sorting`: nothing here takes long."""
 
+    def changed_ids(self) -> set[TopicPartition]:
+        """See `State.changed_ids`: nobody changes what is in memory."""
+        return set()
+
     def put_dead_letters(self, letters: Sequence[StoredLetter]) -> int:
         """See `State.put_dead_letters`."""
         self._check_writable()

@@ -75,7 +75,9 @@ class Store:
                     connection.execute(statement)
             bound = (cluster_id or bound_cluster, group_id)
             _put_meta(connection, "identity", bound)
-        self._ids.files.bind(*bound)
+        if not same:
+            self._ids.forget_database()
+        self._ids.files.bind(*bound, ours=same and found is not None)
         self._bound = bound
         if not same:
             self._database.return_space()
@@ -180,6 +182,10 @@ class Store:
     def stop_sorting(self) -> None:
         """See `State.stop_sorting`."""
         self._ids.files.closing = True
+
+    def changed_ids(self) -> set[TopicPartition]:
+        """See `State.changed_ids`."""
+        return self._ids.changed()
 
     def put_dead_letters(self, letters_: Sequence[StoredLetter]) -> int:
         """See `State.put_dead_letters`."""

@@ -15,8 +15,8 @@ from sidecar.core.books import Books
 from sidecar.core.delivery import Delivery
 from sidecar.core.records import TopicPartition
 from sidecar.daemon.chronicle import OVER_S, SUMMARY_EVERY_S, Chronicle
-from sidecar.daemon.problems import DEAD_LETTERS_S, FULL_S, Problems
-from sidecar.daemon.record import OVERDUE_S, Record
+from sidecar.daemon.problems import FULL_S, Problems
+from sidecar.daemon.record import OVERDUE_S, TOLD_S, Record
 from sidecar.ops.health import HEALTHY, KINDS, Problem, judge
 from sidecar.ops.outages import Outages
 from sidecar.ops.snapshot import PartitionStatus
@@ -109,10 +109,10 @@ def test_dead_letters_are_a_problem_for_5_minutes() -> None:
     world = World()
     world.totals.dead_lettered = 1
     assert world.kinds(0.0) == ["dead_letters"]
-    assert world.kinds(DEAD_LETTERS_S - 1) == ["dead_letters"]
+    assert world.kinds(TOLD_S - 1) == ["dead_letters"]
     world.totals.dead_lettered = 2
-    assert world.kinds(DEAD_LETTERS_S) == ["dead_letters"]
-    assert world.kinds(2 * DEAD_LETTERS_S) == []
+    assert world.kinds(TOLD_S) == ["dead_letters"]
+    assert world.kinds(2 * TOLD_S) == []
     world.pipeline.delivery.burials = {1: "on its way"}
     world.record.buried(1, "No space left on device", 1, 1_000.0)
     assert (world.kinds(1_005.0), world.kinds(1_010.0)) == ([], ["dead_letters_store"])
