@@ -35,6 +35,7 @@ from sidecar.native.library import (
     LibraryError,
     Listener,
     Reader,
+    allocated_bytes,
     ask_nothing,
     await_answers,
     begin_at_first,
@@ -46,6 +47,8 @@ from sidecar.native.library import (
 )
 
 BEAT_EVERY_S = 1.0
+WATCH_EVERY_S = 0.05
+"""How often it is looked at what the library has read ahead, while messages come."""
 STUCK_S = 2.0
 LEAVE_S = 1.0
 """How long a leave waits until callbacks whose messages are settled have returned."""
@@ -55,6 +58,8 @@ FLUSH_S = 0.3
 """After so long what the library tells the brokers has left the process: it writes on a thread of its own."""
 AHEAD_MIN, AHEAD_MAX = 32, 1000
 """Messages that the library may read ahead of each queue; it reads 32 at a time."""
+HELD_TIMES = 3
+"""What the library has allocated is at most so many times what it may read ahead: some of it is handed over."""
 PULL_TIMEOUT_MS = 8_000
 """A broker holds a pull for up to 15 s; what it answers later the library ignores, and it has asked again by then."""
 _PR_SET_PDEATHSIG = 1
@@ -95,6 +100,11 @@ class Parking:
         self._is_closed = False
         self.largest_bytes = 0
         """Of the messages since this was set to 0."""
+        self.woken, self._wake = os.pipe()
+        """Readable when messages come while nobody watches; and where that is told."""
+        self.watched = False
+        self.unused_bytes = allocated_bytes()
+        """What the process takes without a message."""
 
     def take(self, handles: list[int]) -> None:
         """Hand messages over; returns when all are settled. Ends the process rather than raise: see above."""
@@ -116,6 +126,9 @@ class Parking:
         """What an earlier life had in flight may lie in more batches by now, and must all come: so more in time."""
         with self._room:
             until_s = time.monotonic() + STUCK_S
+            if not self.watched:
+                self.watched = True
+                os.write(self._wake, b"\0")
             while self._batches >= self._batches_max and time.monotonic() < until_s:
                 self._room.wait(STUCK_S)
             self._batches += 1
@@ -143,6 +156,11 @@ class Parking:
                         self._returning += 1
                         batch.settled.release()
             self._room.notify_all()
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no callback waits."""
+        return not (self._batches or self._parked)
 
     def close(self) -> None:
         """Hand over nothing more."""
@@ -223,9 +241,10 @@ def main() -> None:
         os._exit(_EXIT_BROKEN)
     parking.out.put(frame(Kind.READY))
     threading.Thread(target=_write, args=(output, parking.out), daemon=True).start()
-    beat_at_s, ahead, is_away = time.monotonic(), AHEAD_MAX, False
+    beat_at_s, is_away = time.monotonic() + BEAT_EVERY_S, False
+    ahead = Ahead(dll, consumer._handle, settings["ahead_bytes_max"], settings["queues"])
     while True:
-        for kind, payload in _read(frames, BEAT_EVERY_S):
+        for kind, payload in _read(frames, WATCH_EVERY_S if parking.watched else BEAT_EVERY_S, parking.woken):
             if kind is Kind.ACK:
                 parking.settle(unpack_numbers(payload))
             elif kind is Kind.RESUME:
@@ -235,7 +254,7 @@ def main() -> None:
                 ask_nothing(consumer._handle)
             elif kind is Kind.BACK:
                 is_away = False
-                read_ahead(dll, consumer._handle, ahead)
+                ahead.look(parking)
             else:
                 parking.close()
             if kind is Kind.LEAVE:
@@ -243,18 +262,53 @@ def main() -> None:
         if time.monotonic() >= beat_at_s and parking.out.empty():
             beat_at_s = time.monotonic() + BEAT_EVERY_S
             parking.out.put(frame(Kind.BEAT))
-            # Above this the library waits a second: fewer would be slow, and more than a queue's share is too much.
-            share = settings["ahead_bytes_max"] // settings["queues"] // max(1, parking.largest_bytes)
-            ahead = max(AHEAD_MIN, min(AHEAD_MAX, share))
-            if not is_away:
-                read_ahead(dll, consumer._handle, ahead)
-            parking.largest_bytes = 0
+            ahead.measure(parking)
+        if not is_away:
+            ahead.look(parking)
 
 
-def _read(frames: Frames, timeout_s: float | None) -> list[tuple[Kind, bytes]]:
-    """What the daemon says; without a daemon the process ends at once."""
+class Ahead:
+    """How much the library reads ahead: so many messages of a queue, and nothing while they take too much together.
+
+    Args:
+        dll: The library.
+        consumer: Its push consumer.
+        bytes_max: Of all that is read ahead.
+        queues: How many there are.
+    """
+
+    def __init__(self, dll: Any, consumer: int, bytes_max: int, queues: int) -> None:
+        self._dll = dll
+        self._consumer = consumer
+        self._bytes_max = bytes_max
+        self._queues = queues
+        self._messages_max = AHEAD_MAX
+
+    def measure(self, parking: Parking) -> None:
+        """Once a second: as many messages as fit, by the largest of late."""
+        # Above this the library waits a second: fewer would be slow, and more than a queue's share is too much.
+        share = self._bytes_max // self._queues // max(1, parking.largest_bytes)
+        self._messages_max = max(AHEAD_MIN, min(AHEAD_MAX, share))
+        parking.watched = bool(parking.largest_bytes) or not parking.is_empty
+        if not parking.watched:
+            parking.unused_bytes = allocated_bytes()
+        parking.largest_bytes = 0
+
+    def look(self, parking: Parking) -> None:
+        """Let the library ask for more, or not."""
+        if parking.watched and allocated_bytes() - parking.unused_bytes > HELD_TIMES * self._bytes_max:
+            ask_nothing(self._consumer)
+        else:
+            read_ahead(self._dll, self._consumer, self._messages_max)
+
+
+def _read(frames: Frames, timeout_s: float | None, woken: int = 0) -> list[tuple[Kind, bytes]]:
+    """What the daemon says, nothing when woken before; without a daemon the process ends at once."""
     while True:
-        if not select.select([0], [], [], timeout_s)[0]:
+        ready = select.select({0, woken}, [], [], timeout_s)[0]
+        if woken and woken in ready:
+            os.read(woken, 1)
+        if 0 not in ready:
             return []
         data = os.read(0, 1 << 16)
         if not data:

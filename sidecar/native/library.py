@@ -274,6 +274,23 @@ def ask_nothing(consumer: int) -> None:
     ctypes.c_int.from_address(consumer + _AHEAD_AT).value = -1
 
 
+class _MallInfo(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_size_t) for name in (
+        "arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks", "keepcost",
+    )]  # fmt: skip
+
+
+def allocated_bytes() -> int:
+    """What the process has allocated; 0 where its C library cannot tell (glibc before 2.33)."""
+    try:
+        mallinfo = ctypes.CDLL(None).mallinfo2
+    except AttributeError:
+        return 0
+    mallinfo.restype = _MallInfo
+    found = mallinfo()
+    return int(found.uordblks + found.hblkhd)
+
+
 def persist(dll: Any, consumer: int) -> None:
     """Tell the brokers what is acknowledged; the library does so every 5 s."""
     _method(dll, "21persistConsumerOffsetEv")(consumer)

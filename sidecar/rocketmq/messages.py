@@ -39,6 +39,7 @@ _HEADS = {
     for bits in (0, SysFlag.BORN_HOST_V6, SysFlag.STORE_HOST_V6, _HOST_BITS)
 }
 _USUAL = _HEADS[0]
+_ZSTD_STEP_BYTES = 256
 
 
 class StoredMessage(NamedTuple):
@@ -68,6 +69,10 @@ class StoredMessage(NamedTuple):
         return (self.store_host + self.position.to_bytes(8)).hex().upper()
 
 
+class TooLargeError(ValueError):
+    """A body unpacks to more than was allowed."""
+
+
 def decode(data: bytes) -> list[StoredMessage]:
     """All messages of a pull's body.
 
@@ -77,13 +82,28 @@ def decode(data: bytes) -> list[StoredMessage]:
     return decode_some(data, 0, math.inf)[0]
 
 
-def decode_some(data: bytes, wanted: int, bytes_max: float) -> tuple[list[StoredMessage], int | None]:
-    """Messages of a pull's body until they have unpacked to so many bytes, or more by the last one.
+def as_stored(data: bytes) -> list[StoredMessage]:
+    """All messages of a pull's body as they are stored: what is packed stays so, and a batch is one message.
+
+    Raises:
+        ProtocolError: It is not made of stored messages.
+    """
+    try:
+        return [message for message, _ in _messages(data)]
+    except (struct.error, IndexError) as error:
+        raise _unreadable(error) from error
+
+
+def decode_some(
+    data: bytes, wanted: int, bytes_max: float, *, one: bool = True
+) -> tuple[list[StoredMessage], int | None]:
+    """Messages of a pull's body as far as they unpack to no more than so many bytes.
 
     Args:
         data: The body.
-        wanted: The offset that was asked for. What is left begins behind it, so whoever asks on comes further.
+        wanted: The offset that was asked for.
         bytes_max: Of what was packed.
+        one: Whether the message at `wanted` is unpacked however large it is, so that whoever asks on comes further.
 
     Returns:
         The messages, and the offset of the first one that is left, if any is.
@@ -92,20 +112,26 @@ def decode_some(data: bytes, wanted: int, bytes_max: float) -> tuple[list[Stored
         ProtocolError: It is not made of stored messages.
     """
     found: list[StoredMessage] = []
-    unpacked = 0
+    left_bytes = bytes_max
     try:
         for message, sys_flag in _messages(data):
             if not sys_flag & (SysFlag.COMPRESSED | SysFlag.INNER_BATCH):
                 found.append(message)
                 continue
-            if unpacked >= bytes_max and message.offset > wanted:
+            must = one and message.offset <= wanted
+            try:
+                opened = list(_opened(message, sys_flag, BODY_BYTES_MAX if must else min(BODY_BYTES_MAX, left_bytes)))
+            except TooLargeError:
                 return found, message.offset
-            opened = list(_opened(message, sys_flag))
-            unpacked += sum(len(one.body) for one in opened)
+            left_bytes -= sum(len(each.body) for each in opened)
             found += opened
     except (struct.error, IndexError) as error:
-        raise ProtocolError(f"stored messages that cannot be read: {error}") from error
+        raise _unreadable(error) from error
     return found, None
+
+
+def _unreadable(error: Exception) -> ProtocolError:
+    return ProtocolError(f"stored messages that cannot be read: {error}")
 
 
 def _messages(data: bytes) -> Iterator[tuple[StoredMessage, int]]:
@@ -137,10 +163,17 @@ def _messages(data: bytes) -> Iterator[tuple[StoredMessage, int]]:
         yield message, sys_flag
 
 
-def _opened(message: StoredMessage, sys_flag: int) -> Iterator[StoredMessage]:
+def _opened(message: StoredMessage, sys_flag: int, bytes_max: float) -> Iterator[StoredMessage]:
     if sys_flag & SysFlag.COMPRESSED:
+        if bytes_max <= 0:
+            raise TooLargeError
         try:
-            message = message._replace(body=unpack(message.body, sys_flag))
+            message = message._replace(body=unpack(message.body, sys_flag, int(bytes_max)))
+        except TooLargeError:
+            if bytes_max < BODY_BYTES_MAX:
+                raise
+            yield message._replace(packed=True)
+            return
         except ValueError:
             yield message._replace(packed=True)
             return
@@ -158,38 +191,42 @@ def packed_by(body: bytes) -> int | None:
     return next((kind for begin, kind in _BEGINS.items() if body.startswith(begin)), None)
 
 
-def unpack(body: bytes, sys_flag: int) -> bytes:
+def unpack(body: bytes, sys_flag: int, bytes_max: int | None = None) -> bytes:
     """A compressed body as its producer had it.
 
     Raises:
-        ValueError: It is damaged, or has a second one behind it (gzip), or is larger than 256 MiB.
+        TooLargeError: It is larger than so many bytes, or than 256 MiB.
+        ValueError: It is damaged, or has a second one behind it (gzip).
     """
-    kind = sys_flag & SysFlag.COMPRESSION_TYPE
+    kind, bytes_max = sys_flag & SysFlag.COMPRESSION_TYPE, BODY_BYTES_MAX if bytes_max is None else bytes_max
+    found: bytes | bytearray
     try:
         if kind == SysFlag.LZ4:
             lz4_frame = lz4.frame.LZ4FrameDecompressor()
-            found, whole = lz4_frame.decompress(body, BODY_BYTES_MAX), lz4_frame.eof
+            found, whole = lz4_frame.decompress(body, bytes_max + 1), lz4_frame.eof
         elif kind == SysFlag.ZSTD:
-            found, whole = _unpack_zstd(body)
+            found, whole = _unpack_zstd(body, bytes_max)
         else:  # zlib has a number of its own since 5.0, and was the only one before; gzip comes over gRPC
             stream = zlib.decompressobj(zlib.MAX_WBITS | 32)
-            found = stream.decompress(body, BODY_BYTES_MAX)
+            found = stream.decompress(body, bytes_max + 1)
             whole = stream.eof and not (stream.unused_data and body.startswith(_GZIP))
     except (RuntimeError, zstandard.ZstdError, zlib.error) as error:
         raise ValueError(f"a damaged body: {error}") from error
+    if len(found) > bytes_max:
+        raise TooLargeError(f"a body of more than {bytes_max} bytes")
     if not whole:
-        raise ValueError("a body that is cut off, or larger than is taken")
+        raise ValueError("a body that is cut off")
     return bytes(found)
 
 
-def _unpack_zstd(body: bytes) -> tuple[bytes, bool]:
-    """In small steps: no call of the library has a bound, and a step of 4 KiB can become 128 MiB."""
+def _unpack_zstd(body: bytes, bytes_max: int) -> tuple[bytearray, bool]:
+    """In small steps: no call of the library has a bound, and a step of 256 bytes can become 8 MiB."""
     stream, found = zstandard.ZstdDecompressor().decompressobj(), bytearray()
-    for at in range(0, len(body), 4096):
-        found += stream.decompress(body[at : at + 4096])
-        if stream.eof or len(found) > BODY_BYTES_MAX:
+    for at in range(0, len(body), _ZSTD_STEP_BYTES):
+        found += stream.decompress(body[at : at + _ZSTD_STEP_BYTES])
+        if stream.eof or len(found) > bytes_max:
             break
-    return bytes(found), stream.eof and len(found) <= BODY_BYTES_MAX
+    return found, stream.eof
 
 
 def _inner(batch: StoredMessage) -> Iterator[StoredMessage]:

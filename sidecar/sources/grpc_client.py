@@ -37,6 +37,7 @@ CALLS = 16
 SIZE_FIRST = 64 << 10
 """What a message is taken to have before one was seen: then the largest of late."""
 SIZE_FADES = 0.99
+KEEP_EVERY_S = 2.0
 RETRY_S = 0.3
 RETURN_S = 1.0
 """So long a proxy that came back is asked nothing of topics: it would remember for 20 s that it knows none."""
@@ -69,7 +70,8 @@ class GrpcClient:
         self._queue_bytes = queue_bytes
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="grpc", daemon=True)
-        self._arrived: deque[Handed] = deque()
+        self._arrived: deque[tuple[int, Any]] = deque()
+        """Numbers and messages that were not taken yet; packed, as what they unpack to is held by who takes them."""
         self._arrived_bytes = 0
         self._has_arrived = threading.Condition()
         self._size: float = SIZE_FIRST
@@ -77,7 +79,7 @@ class GrpcClient:
         self._session: Session | None = None
         self._opened = threading.Event()
         self._refused: RefusedError | None = None
-        self._closed = False
+        self._is_full = self._closed = False
 
     # The verbs, on the owner's thread
 
@@ -101,16 +103,27 @@ class GrpcClient:
                 raise self._unavailable(refused)
 
     def receive(self, timeout_s: float) -> Sequence[Handed]:
-        """What has come; at once when something is there, else after the time."""
-        with self._has_arrived:
-            if not self._arrived and timeout_s:
-                self._has_arrived.wait(timeout_s)
-            found, self._arrived = self._arrived, deque()
-            was_full = self._arrived_bytes >= self._queue_bytes
-            self._arrived_bytes = 0
-        if was_full:
-            self._loop.call_soon_threadsafe(self._room.set)
+        """What has come; at once when something is there, else after the time; nothing while full."""
+        found: list[Handed] = []
+        size_bytes = 0
+        if not self._arrived or self._is_full:
+            with self._has_arrived:
+                self._has_arrived.wait_for(lambda: self._arrived and not self._is_full, timeout_s)
+        while self._arrived and not self._is_full and size_bytes < self._queue_bytes:
+            found.append(self._unpacked(*self._arrived[0]))
+            size_bytes += len(found[-1].body) + OVERHEAD_BYTES
+            with self._has_arrived:
+                _, message = self._arrived.popleft()
+                was_full = self._arrived_bytes >= self._queue_bytes
+                self._arrived_bytes -= len(message.body) + OVERHEAD_BYTES
+            if was_full:
+                self._loop.call_soon_threadsafe(self._room.set)
         return found
+
+    def _unpacked(self, token: int, message: Any) -> Handed:
+        handed = self._requests.handed(token, message)
+        self._size = max(len(handed.body) + OVERHEAD_BYTES, self._size * SIZE_FADES)
+        return handed
 
     def ack(self, handles: Collection[Hashable]) -> None:
         """Begin to acknowledge."""
@@ -126,6 +139,7 @@ class GrpcClient:
 
     def pause(self, full: bool) -> None:
         """Take nothing more in while `full`, or go on."""
+        self._is_full = full
         self._loop.call_soon_threadsafe(self._may_go_on.clear if full else self._may_go_on.set)
 
     def problems(self) -> Mapping[str, str]:
@@ -162,7 +176,7 @@ class GrpcClient:
         self._may_go_on, self._room = asyncio.Event(), asyncio.Event()
         self._may_go_on.set()
         self._leases = Leases(self._requests, self._call)
-        self._keeper = asyncio.ensure_future(self._keep_open())
+        self._keepers = [asyncio.ensure_future(self._keep_open()), asyncio.ensure_future(self._keep())]
 
     async def _end(self) -> None:
         self._may_go_on.clear()
@@ -170,8 +184,9 @@ class GrpcClient:
         if self._session is not None:
             with contextlib.suppress(ConnectionError):  # it finds out by itself
                 await self._call("NotifyClientTermination", self._requests.leave())
-        self._keeper.cancel()
-        await asyncio.gather(self._keeper, return_exceptions=True)
+        for keeper in self._keepers:
+            keeper.cancel()
+        await asyncio.gather(*self._keepers, return_exceptions=True)
         if rest := asyncio.all_tasks() - {asyncio.current_task()}:  # the library's own, which end after their calls
             await asyncio.wait(rest, timeout=0.5)
 
@@ -279,13 +294,16 @@ class GrpcClient:
             self._room.clear()
             if self._arrived_bytes >= self._queue_bytes:
                 await self._room.wait()
-        handed = self._requests.handed(token, message)  # not before: unpacked it may be large
-        size = len(handed.body) + OVERHEAD_BYTES
-        self._size = max(size, self._size * SIZE_FADES)
         with self._has_arrived:
-            self._arrived.append(handed)
-            self._arrived_bytes += size
+            self._arrived.append((token, message))
+            self._arrived_bytes += len(message.body) + OVERHEAD_BYTES
             self._has_arrived.notify()
+
+    async def _keep(self) -> None:
+        """What waits to be taken is not to be handed over again meanwhile."""
+        while True:
+            await asyncio.sleep(KEEP_EVERY_S)
+            self._leases.extend([token for token, _ in list(self._arrived)])
 
 
 def _no_credentials(refused: RefusedError) -> CredentialsError:

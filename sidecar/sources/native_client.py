@@ -6,6 +6,7 @@ import platform
 import secrets
 import sys
 import time
+from collections import deque
 from collections.abc import Collection, Hashable, Mapping, Sequence
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from sidecar.rocketmq.codes import SysFlag
 from sidecar.rocketmq.messages import properties, unpack
 from sidecar.rocketmq.requests import RETRY
 from sidecar.sources.acked_client import Handed
+from sidecar.sources.acked_columns import OVERHEAD_BYTES
 from sidecar.sources.base import Tell
 from sidecar.sources.native_cluster import Cluster
 from sidecar.sources.native_process import ChildProcess
@@ -68,6 +70,8 @@ class NativeClient:
         self._again_s = AGAIN_MIN_S
         self._problem = ""
         self._early: list[Handed] = []
+        self._waiting: deque[Message] = deque()
+        """What the child has handed over and nobody has taken: packed, within the child's bound."""
 
     def open(self) -> None:
         """Connect and subscribe; returns when messages can be received.
@@ -102,15 +106,24 @@ class NativeClient:
         if self._child is None:
             time.sleep(0 if found else timeout_s)
             return found
-        for kind, payload in self._child.read(0 if found else timeout_s):
+        for kind, payload in self._child.read(0 if found or (self._waiting and not self._is_paused) else timeout_s):
             if kind is Kind.MESSAGE:
-                found.append(self._handed(unpack_message(payload)))
+                self._waiting.append(unpack_message(payload))
             elif kind is Kind.READY:
                 self._is_ready, self._problem = True, ""
             elif kind in (Kind.FAILED, Kind.UNUSABLE):
                 self._failed(payload.decode("utf-8", "replace"), is_final=kind is Kind.UNUSABLE)
         if self._child is not None and self._child.problem:
             self._failed(self._child.problem)
+        return found + self._taken()
+
+    def _taken(self) -> list[Handed]:
+        """Of what waits as much as one call may hand over, by what it unpacks to; nothing while full."""
+        found: list[Handed] = []
+        size_bytes = 0
+        while self._waiting and not self._is_paused and size_bytes < self._held_bytes_max:
+            found.append(self._handed(self._waiting.popleft()))
+            size_bytes += len(found[-1].body) + OVERHEAD_BYTES
         return found
 
     def _look_for_brokers(self) -> None:
@@ -122,8 +135,8 @@ class NativeClient:
     def _look_for_replaced(self) -> None:
         """Its child would go on in the middle of a new queue; what it has of that one is handed over again."""
         if self._child is not None and self._cluster.marks.replaced:
-            self._child.kill()
-            self._child, self._again_at_s = None, time.monotonic() + AGAIN_MIN_S
+            self._end_child()
+            self._again_at_s = time.monotonic() + AGAIN_MIN_S
             self._problem = "a topic was made again: librocketmq's process is started again"
 
     def _rewind(self) -> None:
@@ -168,12 +181,16 @@ class NativeClient:
             self._rewind()
             self._start()
 
+    def _end_child(self) -> None:
+        if self._child is not None:
+            self._child.kill()
+            self._child = None
+        self._waiting.clear()
+
     def _failed(self, why: str, *, is_final: bool = False) -> None:
         """What it held the broker hands over again."""
-        assert self._child is not None
-        self._child.kill()
-        self._child, was_ready = None, self._is_ready
-        now_s = time.monotonic()
+        self._end_child()
+        was_ready, now_s = self._is_ready, time.monotonic()
         if is_final and not was_ready:
             raise ConfigError(f"source.rocketmq.native_path: {why}", hint=_install(self._folder))
         if now_s - self._begun_s > STEADY_S:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from sidecar.core.records import TopicPartition
 from sidecar.rocketmq.codes import Code
 from sidecar.rocketmq.frames import Frame
-from sidecar.rocketmq.messages import decode_some
+from sidecar.rocketmq.messages import as_stored
 from sidecar.rocketmq.network import Ask, Link
 from sidecar.rocketmq.requests import Asks, Subscription
 from sidecar.sources.rocketmq_progress import Mark, with_newest
@@ -100,5 +100,5 @@ def mark_at(offset: int, frame: Frame) -> Mark | None:
     """The message that an answer has at this offset."""
     if frame.code != Code.SUCCESS:
         return None
-    found = [one for one in decode_some(frame.body, offset, 0)[0] if one.offset <= offset]
+    found = [one for one in as_stored(frame.body) if one.offset <= offset]
     return Mark(offset, found[-1].position, found[-1].stored_ms) if found else None

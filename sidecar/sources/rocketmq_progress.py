@@ -13,7 +13,7 @@ from typing import NamedTuple, Self
 
 from sidecar.rocketmq.codes import Code
 from sidecar.rocketmq.frames import Frame
-from sidecar.rocketmq.messages import StoredMessage, decode_some
+from sidecar.rocketmq.messages import StoredMessage, as_stored
 from sidecar.rocketmq.requests import read_offset
 from sidecar.state.offset_map import Decoded, Identity, decode
 
@@ -38,7 +38,7 @@ class Mark(NamedTuple):
     def stands(self, answer: Frame) -> bool | None:
         """Whether an answer from the mark's offset on has it, or it is gone with its time; None if that is not told."""
         if answer.code == Code.SUCCESS:
-            return self.stands_in(decode_some(answer.body, self.offset, 0)[0])
+            return self.stands_in(as_stored(answer.body))
         if answer.code not in (Code.PULL_OFFSET_MOVED, Code.PULL_NOT_FOUND, Code.PULL_RETRY_IMMEDIATELY):
             return None
         if self.offset < read_offset(answer, "minOffset"):

@@ -118,7 +118,7 @@ class Pulls:
         self._queues: dict[TopicPartition, _Pulling] = {}
         self._turn: deque[TopicPartition] = deque()
         self._held_bytes = 0
-        self._asked_bytes = 0
+        self._asked_bytes = self._idle_bytes = 0
         self._is_awaited = False
         """Whether a queue waits for room: then no other goes on before it."""
         self.moved: dict[TopicPartition, int | None] = {}
@@ -194,15 +194,20 @@ class Pulls:
             if place is None or not place.link.is_up:
                 self._turn.rotate(-1)
                 continue
-            taken = self._held_bytes + self._asked_bytes
-            if taken and taken + one.reserved_bytes > self._bytes_max:
+            if not self._has_room(one):
                 self._is_awaited = True
                 return
             self._turn.rotate(-1)
             self._pull(one, place, now_s)
 
+    def _has_room(self, one: _Pulling) -> bool:
+        """Nothing is kept back by answers that wait for a first message: that may take long."""
+        taken = self._held_bytes + self._asked_bytes
+        return taken <= self._idle_bytes or taken + one.reserved_bytes <= self._bytes_max
+
     def _pull(self, one: _Pulling, place: Place, now_s: float) -> None:
         offset, epoch, reserved = one.next, one.epoch, one.reserved_bytes
+        idle = IDLE_BYTES if one.is_at_end else 0
         link = (
             one.last
             if one.may_link and one.last and one.last.offset == offset - 1 and offset < (one.high or 0)
@@ -210,10 +215,12 @@ class Pulls:
         )
         one.asked = True
         self._asked_bytes += reserved
+        self._idle_bytes += idle
 
         def answered(frame: Frame | None) -> None:
             one.asked = False
             self._asked_bytes -= reserved
+            self._idle_bytes -= idle
             if frame is None:
                 one.not_before_s, one.suggested = now_s + EMPTY_DELAY_S, MASTER
             elif one.epoch == epoch and self._queues.get(one.tp) is one:
@@ -247,7 +254,8 @@ class Pulls:
             one.may_link = False  # it expired
         elif frame.code in (Code.SUCCESS, Code.PULL_RETRY_IMMEDIATELY):
             self.refused.pop(one.tp, None)
-            messages, left = decode_some(frame.body, offset, self._bytes_max - self._held_bytes - self._asked_bytes)
+            room = self._bytes_max - self._held_bytes - self._asked_bytes
+            messages, left = decode_some(frame.body, offset, room, one=not self._held_bytes)
             is_linked = link is not None and link.stands_in(messages)
             # A batch that is kept as one message comes whole, also when its first messages were read before.
             if messages and messages[0].offset < offset:
@@ -255,6 +263,8 @@ class Pulls:
             one.may_link = link is None or bool(messages)
             if messages:
                 self._hold(one, messages, len(frame.body))
+            elif left is not None:  # read again with more room, in the end with all of it
+                one.answer_bytes = min(self._bytes_max, 2 * max(room, one.answer_bytes))
             one.next = read_offset(frame, "nextBeginOffset") if left is None else left
             one.high = read_offset(frame, "maxOffset")
             if one.proven == offset and (is_linked or one.mark is None or not messages):
@@ -319,7 +329,7 @@ class Pulls:
     def _ask_again(self, one: _Pulling) -> None:
         """At once: the broker gets the next answer ready while this one is looked at."""
         place = None if self._is_awaited else one.find(one.suggested)
-        if place is not None and self._held_bytes + self._asked_bytes + one.reserved_bytes <= self._bytes_max:
+        if place is not None and self._has_room(one):
             self._pull(one, place, time.monotonic())
 
     def _proven(self, one: _Pulling) -> list[StoredMessage]:

@@ -14,7 +14,7 @@ from sidecar.core.carried import Carried
 from sidecar.core.records import TopicPartition
 from sidecar.rocketmq.codes import Code
 from sidecar.rocketmq.frames import Frame, ProtocolError
-from sidecar.rocketmq.messages import decode
+from sidecar.rocketmq.messages import as_stored
 from sidecar.rocketmq.network import Ask, Link, Network, RefusedError
 from sidecar.rocketmq.requests import Asks, Subscription, read_offset
 from sidecar.sources.base import Assignment, Tell
@@ -249,7 +249,7 @@ class Starts:
         for mark, frame in zip(marks, answers, strict=True):
             if frame is None:
                 raise _UnknownError("no answer came")
-            if frame.code == Code.SUCCESS and mark.stands_in(decode(frame.body)):
+            if frame.code == Code.SUCCESS and mark.stands_in(as_stored(frame.body)):
                 return mark
         return None
 
@@ -285,7 +285,7 @@ def _read(answers: Iterable[Frame | None], mark: Mark | None) -> _Facts:
     is_same = True
     if mark is not None and mark.offset >= at_low:
         if message.code == Code.SUCCESS:
-            is_same = mark.stands_in(decode(message.body))
+            is_same = mark.stands_in(as_stored(message.body))
         elif mark.offset >= at_high:
             is_same = False
         else:

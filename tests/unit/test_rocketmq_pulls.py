@@ -32,6 +32,7 @@ class Asked:
         self.questions: list[int] = []
         self.offsets: list[int] = []
         self.suspends: list[int] = []
+        self.answers: list[int] = []
         self._answered: Callable[[Frame], None]
 
     def ask(self, ask: Any, answered: Callable[[Frame], None], timeout_s: float) -> None:
@@ -48,6 +49,7 @@ class Asked:
     def answer(self, code: int, remark: str = "", body: bytes = b"", suggested: str = "0", **fields: int) -> None:
         """Answer what was asked last."""
         numbers = {"nextBeginOffset": 32, "maxOffset": 0, "minOffset": 0, **fields}
+        self.answers.append(code)
         told = {name: str(number) for name, number in numbers.items()} | {"suggestWhichBrokerId": suggested}
         self._answered(Frame(code, 1, 1, remark, told, body))
 
@@ -121,7 +123,7 @@ def test_what_has_no_room_is_left_to_the_next_pull() -> None:
     pulls = pulling(link, link)
     sizes = {0: 3 << 20, 1: 3 << 20, 4: 1 << 20, 6: 1 << 20}
     read: list[tuple[int, int]] = []
-    for _ in range(2):
+    for _ in range(3):
         start = link.offsets[-1]
         body = b"".join(packed(offset, size) for offset, size in sizes.items() if offset >= start)
         link.answer(FOUND, body=body, nextBeginOffset=9)
@@ -130,7 +132,40 @@ def test_what_has_no_room_is_left_to_the_next_pull() -> None:
                 read += [(message.offset, len(message.body)) for message in found.messages]
         pulls.ask()
     assert read == list(sizes.items())
-    assert link.offsets == [0, 4, 9]
+    assert link.offsets == [0, 1, 6, 9]
+
+
+def test_of_all_outstanding_answers_one_alone_is_unpacked_beyond_the_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each queue has one on its way when they unpack to much: the others are asked for again, one after the other."""
+    monkeypatch.setattr("sidecar.sources.rocketmq_pulls.EMPTY_DELAY_S", 0.0)
+    links = [Asked() for _ in range(4)]
+    pulls = pulling(links[0], links[0])
+    for number, link in enumerate(links[1:], 1):
+        pulls.add(TP._replace(partition=number), 0, Subscription("orders"), lambda _, link=link: Place(link))
+    pulls.ask()
+    for _ in range(4):
+        for link in links:
+            if link.offsets.count(0) > len(link.answers):
+                link.answer(FOUND, body=packed(0, 5 << 20), nextBeginOffset=1, maxOffset=1)
+        assert pulls._held_bytes < 6 << 20
+        list(pulls.take())
+        pulls.ask()
+    assert all(link.offsets[-1] == 1 for link in links)
+
+
+def test_an_answer_that_needs_all_the_room_waits_for_no_idle_queue() -> None:
+    """What is kept free for the first message of a queue at its end may be kept for long."""
+    idle, link = Asked(), Asked()
+    pulls = pulling(idle, idle)
+    idle.answer(19, maxOffset=0)
+    pulls._queues[TP].not_before_s = 0
+    pulls.ask()
+    assert idle.suspends == [0, 5_000]
+    other = TP._replace(partition=1)
+    pulls.add(other, 0, Subscription("orders"), lambda _: Place(link))
+    pulls._queues[other].answer_bytes = 1 << 30
+    pulls.ask()
+    assert link.offsets == [0]
 
 
 def test_the_next_answer_is_expected_to_unpack_as_the_last_did() -> None:
