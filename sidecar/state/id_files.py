@@ -114,7 +114,7 @@ class IdFiles:
         place = self._place(tp)
         files.make_folder(place)
         if not (self._folder / _OWNER).exists():
-            files.put(self._folder / _OWNER, json.dumps(self._owner).encode())
+            files.put_shared(self._folder / _OWNER, json.dumps(self._owner).encode())  # threads of all partitions
         return place
 
     def totals(self, tp: TopicPartition) -> dict[str, int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 from array import array
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -53,6 +54,16 @@ def test_a_file_is_the_run_that_was_written(tmp_path: Path) -> None:
     assert not run.contains(mixed(range(60_000, 70_000))).any()
     assert not run.keys.flags.owndata
     assert run.nbytes < 11 * 60_000
+
+
+def test_partitions_may_get_their_first_files_at_once(tmp_path: Path) -> None:
+    """Several threads begin the folder together, each for a partition of its own, and all of their files stand."""
+    for folder in (tmp_path / str(number) for number in range(20)):
+        kept = IdFiles(folder, print)
+        with ThreadPoolExecutor(8) as pool:
+            tps = [TopicPartition("orders", number) for number in range(8)]
+            list(pool.map(lambda tp: kept.add(tp, 1, keys_of(1, 2, 3)), tps))  # noqa: B023  # done within the turn
+        assert len(id_files(folder)) == 8
 
 
 @pytest.mark.parametrize("at", [0, 9, 40, 5_000, 30_000, -1])
