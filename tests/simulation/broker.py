@@ -59,6 +59,10 @@ class Life:
     """Of the newest commit of all, forgotten ones too."""
     rewound: bool = False
     """Whether commits were ever forgotten: who does not remember them may send again what they settled."""
+    refilled: Life | None = None
+    """What it was before its log lost its end, and kept its name as nothing of that end was relied on."""
+    same_below: int = 0
+    """Up to here it has the messages of that one."""
     _text: str | None = None
     _intents: set[tuple[int | None, int, int]] = field(default_factory=set)
     _checked: int = 0
@@ -76,6 +80,13 @@ class Life:
         del self.history[to:]
         self._text = None
         self.rewound = True
+
+    def shares(self, earlier: Life, last: int) -> bool:
+        """Whether all messages up to `last` are those of this one, or of what its log was before."""
+        life = self
+        while life is not earlier and life.refilled is not None and last < life.same_below:
+            life = life.refilled
+        return life is earlier
 
     def found(self) -> Committed:
         """What is committed."""
@@ -186,7 +197,8 @@ class Broker:
 
     def refill(self, life: Life, log: Log, at: int) -> None:
         """The log has lost its end and got other messages there; the broker knows nothing of that."""
-        self._succeed(life, log, life.identity, at, life.history)
+        refilled = self._succeed(life, log, life.identity, at, life.history)
+        refilled.refilled, refilled.same_below = life, at
 
     def renew(self, life: Life, carried: Carried) -> Life:
         """A member noticed that, and draws another incarnation."""

@@ -94,14 +94,15 @@ class Receiver:
 
     def _check_name(self, group: str, name: str, life: Life, offsets: tuple[int, ...]) -> None:
         owner, before = self._names.setdefault((group, name), (life, offsets))
-        if before != offsets or owner is not life:
+        is_other = not life.shares(owner, max((*before, *offsets), default=-1))
+        if before != offsets or is_other:
             differ = (set(before) ^ set(offsets)) - life.gone
             if self._plan.ids or life.rewound:
                 differ = {offset for offset in differ if not life.settled(offset)}
                 life.doubtful.update(before, offsets)
             if self._plan.claim_ms:
                 differ = {offset for offset in differ if not self.overtaken(life, offset)}
-            if differ or owner is not life:
+            if differ or is_other:
                 raise BrokenPromiseError("names", f"{group} {name} stands for {before} and for {offsets}")
 
     def _store(self, part: Sent, failed: dict[int, bool]) -> None:
