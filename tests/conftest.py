@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Generator, Iterator, Mapping
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import hypothesis
@@ -11,7 +12,9 @@ import pytest
 
 from tests.support.kafka import Broker, KafkaBroker, unique
 from tests.support.postgresql import Database, PostgresqlServer
+from tests.support.receiver import Receiver
 from tests.support.rocketmq import Node, RocketMqNode
+from tests.support.scene import Scene
 
 MakeTopic: TypeAlias = Callable[..., str]
 
@@ -90,6 +93,13 @@ def topic(make_topic: MakeTopic) -> str:
 def group() -> str:
     """The name of a consumer group that no other test uses."""
     return unique("group")
+
+
+@pytest.fixture
+def scene(kafka: Broker, topic: str, group: str, tmp_path: Path) -> Iterator[Scene]:
+    """A topic of one partition and a receiver that remembers names; some files have a scene of their own."""
+    with Receiver() as receiver:
+        yield Scene(kafka, tmp_path, receiver, topic, group)
 
 
 @pytest.fixture(scope="session")

@@ -6,33 +6,22 @@ import json
 import re
 import resource
 import subprocess
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from ruamel.yaml import YAML
 
-from tests.conftest import MakeTopic
 from tests.support.jars import ROOT
-from tests.support.kafka import Broker, unique
 from tests.support.process import Daemon, wait_until
 from tests.support.promtool import promtool
-from tests.support.receiver import Receiver
 from tests.support.scene import Scene
 
 RULES = ROOT / "config" / "alerts.yml"
 Series = Mapping[str, float]
 CALM, TROUBLE = 20, 100
 """Scrapes before the trouble and in it; one every 15 s."""
-
-
-@pytest.fixture
-def scene(kafka: Broker, make_topic: MakeTopic, tmp_path: Path) -> Iterator[Scene]:
-    """A topic of one partition and a receiver."""
-    with Receiver() as receiver:
-        yield Scene(kafka, tmp_path, receiver, make_topic(), unique("group"))
 
 
 def scrape(daemon: Daemon) -> dict[str, float]:

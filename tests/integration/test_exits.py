@@ -10,25 +10,15 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
-
-import pytest
 
 from tests.conftest import MakeTopic
 from tests.support.jars import ROOT
 from tests.support.kafka import Broker, unique
 from tests.support.process import free_ports, last_words, missing, wait_until
-from tests.support.receiver import Receiver
 from tests.support.scene import Scene
-
-
-@pytest.fixture
-def scene(kafka: Broker, topic: str, group: str, tmp_path: Path) -> Iterator[Scene]:
-    """A topic of one partition and a receiver that remembers names."""
-    with Receiver() as receiver:
-        yield Scene(kafka, tmp_path, receiver, topic, group)
 
 
 def kafka_settings(**change: Any) -> Mapping[str, Any]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -15,19 +14,7 @@ from tests.conftest import MakeTopic
 from tests.support.kafka import Broker, Outgoing, produce, produce_transaction, unique
 from tests.support.process import Daemon, wait_until
 from tests.support.receiver import Receiver, Row, value_hash
-from tests.support.scene import Scene, await_rest
-
-
-@pytest.fixture
-def scene(kafka: Broker, topic: str, group: str, tmp_path: Path) -> Iterator[Scene]:
-    """A topic of one partition and a receiver that remembers names."""
-    with Receiver() as receiver:
-        yield Scene(kafka, tmp_path, receiver, topic, group)
-
-
-def values(word: str, count: int) -> list[bytes]:
-    """Different values."""
-    return [f"{word} {i}".encode() for i in range(count)]
+from tests.support.scene import Scene, await_rest, values
 
 
 def settled(scene: Scene, daemon: Daemon) -> None:

@@ -149,13 +149,6 @@ def opened(settings: KafkaSettings) -> Iterator[Opened]:
     opened.source.close()
 
 
-@pytest.fixture
-def scene(kafka: Broker, topic: str, group: str, tmp_path: Path) -> Iterator[Scene]:
-    """A topic of one partition and a receiver that remembers names."""
-    with Receiver() as receiver:
-        yield Scene(kafka, tmp_path, receiver, topic, group)
-
-
 # The source alone
 
 

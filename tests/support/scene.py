@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tests.support.kafka import Broker, Outgoing, produce
+from tests.support.audit import Tally, tally_counts
+from tests.support.kafka import Broker, Outgoing, produce, unique
 from tests.support.process import Daemon, wait_until
 from tests.support.receiver import Receiver, Row, value_hash
 
@@ -20,6 +22,11 @@ def merged(base: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str, Any]
     """`base` with what `change` says otherwise, mapping by mapping."""
     both = {key: merged(base[key], change[key]) for key in base.keys() & change.keys() if isinstance(base[key], dict)}
     return {**base, **change, **both}
+
+
+def values(word: str, count: int) -> list[bytes]:
+    """Different values."""
+    return [f"{word} {i}".encode() for i in range(count)]
 
 
 def rss_bytes(pid: int, field: str = "VmHWM") -> int:
@@ -82,6 +89,10 @@ class Scene:
         self.expected += rows
         return rows
 
+    def tally(self) -> Tally:
+        """What arrived, against what must arrive."""
+        return tally_counts(Counter(self.receiver.rows()), Counter(self.expected))
+
     def await_all(self, daemon: Daemon, timeout_s: float = 45.0) -> dict[str, Any]:
         """Wait until the daemon is ready, and all that is expected arrived and is committed.
 
@@ -106,6 +117,14 @@ class Scene:
         twice_or_odd = Counter(self.receiver.rows()) - wanted
         assert not twice_or_odd, f"{len(twice_or_odd)} rows too many, the first: {sorted(twice_or_odd)[:3]}"
         return status
+
+
+@contextmanager
+def new_scene(broker: Broker, folder: Path, partitions: int = 1) -> Iterator[Scene]:
+    """A new topic and group, and a receiver that remembers names."""
+    topic = broker.create_topic(unique("topic"), partitions)
+    with Receiver() as receiver:
+        yield Scene(broker, folder, receiver, topic, unique("group"))
 
 
 def await_rest(
