@@ -15,7 +15,7 @@ CREATE INDEX IF NOT EXISTS parts_by_age ON parts (stored_at);
 CREATE TABLE IF NOT EXISTS rows ("group" TEXT, topic TEXT, "partition" INTEGER, "offset" INTEGER, row BLOB);"""
 
 
-def store(group, parts, rows):
+def store(group: str, parts: list[tuple[str, str, str]], rows: list[bytes]) -> None:
     """Store the rows of the parts that are not known yet, and their names: all of it or nothing."""
     with contextlib.closing(sqlite3.connect(options.db, 30, isolation_level="IMMEDIATE")) as db, db:
         db.execute("DELETE FROM parts WHERE stored_at < ?", [time.time() - 24 * 3600])
@@ -25,7 +25,7 @@ def store(group, parts, rows):
                 db.executemany("INSERT INTO rows VALUES (?, ?, ?, ?, ?)", [(group, *origin(row), row) for row in part])
 
 
-def origin(row):
+def origin(row: bytes) -> tuple[str | None, int | None, int | None]:
     """Topic, partition and offset of a row in the format `envelope`; in `ndjson` a row is the value alone."""
     with contextlib.suppress(ValueError, LookupError, TypeError):
         envelope = json.loads(row)
@@ -36,7 +36,7 @@ def origin(row):
 class Handler(BaseHTTPRequestHandler):  # noqa: D101
     protocol_version = "HTTP/1.1"  # keeps connections open
 
-    def do_POST(self):  # noqa: D102
+    def do_POST(self) -> None:  # noqa: D102
         body = self.rfile.read(int(self.headers["Content-Length"]))
         if self.headers["Content-Encoding"] == "gzip":
             body = zlib.decompressobj(wbits=31).decompress(body, BODY_MAX_BYTES + 1)
