@@ -13,13 +13,14 @@ from typing import NamedTuple
 from sidecar.core.records import TopicPartition
 from sidecar.state.database import checksum
 from sidecar.state.interface import Damage, IdSegment
+from sidecar.state.schema import Row
 
 SEGMENTS_MAX = 64
 """Segments of one tier before they are put together."""
 MERGED_BYTES_MIN = 256 << 10
 """A segment this large is left alone: it is one row, and copying it again gains nothing."""
-PAGE_MAX = 128
-"""Segments read at once: all small ones of a generation, or 32 MiB of large ones."""
+PAGE_MAX, PAGE_BYTES_MAX = 128, 8 << 20
+"""Segments read at once, and their bytes unless one alone has more: earlier versions made some of 10 MiB."""
 _FINAL = 99
 
 
@@ -62,15 +63,22 @@ class Page(NamedTuple):
 
 def page(connection: sqlite3.Connection, tp: TopicPartition, on_damage: Callable[[Damage], None]) -> Page | None:
     """The first segments of a partition's lowest generation; None when there are none."""
-    rows = connection.execute(
+    rows: list[Row] = []
+    size = 0
+    cursor = connection.execute(
         "SELECT seq, generation, level, data, crc FROM ids WHERE topic = ? AND partition = ? AND broker = ? "
         "ORDER BY generation, level, seq LIMIT ?",
         (*tp, PAGE_MAX),
-    ).fetchall()
+    )
+    for row in cursor:
+        size += len(row[3])
+        if rows and (row[1] != rows[0][1] or size > PAGE_BYTES_MAX):
+            break
+        rows.append(row)
+    cursor.close()
     if not rows:
         return None
     generation = rows[0][1]
-    rows = [row for row in rows if row[1] == generation]
     ids = [_sound(tp, generation, level, data, crc, on_damage) for _, _, level, data, crc in rows]
     return Page(generation, [(row[0],) for row in rows], ids)
 

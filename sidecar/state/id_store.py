@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from sidecar.core.idruns import Keys, SortedRun, mixed, unmixed
+from sidecar.core.idruns import Keys, SortedRun, rising, unmixed
 from sidecar.core.records import TopicPartition
 from sidecar.errors import StateError
 from sidecar.state import id_segments
@@ -173,7 +173,7 @@ class IdStore:
 
 
 def _keys_of(ids: Sequence[bytes]) -> Keys:
-    return np.unique(mixed(np.frombuffer(b"".join(ids), np.int64)))
+    return rising(np.frombuffer(b"".join(ids), np.int64))
 
 
 def _begun_name(tp: TopicPartition, generation: int | None = None) -> str:

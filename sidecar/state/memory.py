@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from sidecar.core.idruns import SortedRun, mixed
+from sidecar.core.idruns import SortedRun, rising
 from sidecar.core.records import TopicPartition
 from sidecar.errors import StateError
 from sidecar.state.interface import (
@@ -129,7 +129,7 @@ class MemoryState:
         """See `State.sort_ids`."""
         self._check_writable()
         runs = {
-            generation: [SortedRun.of(np.unique(mixed(np.frombuffer(bytes(ids), np.int64))))]
+            generation: [SortedRun.of(rising(np.frombuffer(bytes(ids), np.int64)))]
             for generation, ids in self._ids.get(tp, {}).items()
         }
         return StoredIds(runs, {generation: self._begun_at_ms[tp, generation] for generation in runs})

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-import numpy as np
-
 from sidecar.core.batching import held_by, held_bytes
 from sidecar.core.carried import Tries
 from sidecar.core.claims import Mark, Want
 from sidecar.core.cutting import LANE_BYTES, UNIT_BYTES
 from sidecar.core.dedup import RotatingSet
 from sidecar.core.effects import Claim, Commit, CommitItem, Effect, Flow, Reload, Report, Send, Store
-from sidecar.core.idruns import SortedRun, mixed
+from sidecar.core.idruns import SortedRun, rising
 from sidecar.core.pipeline import Pipeline
 from sidecar.core.progress import Partition
 from sidecar.core.records import Answer, Attempt, DeadLetter, Part, Run, TopicPartition
@@ -433,7 +431,7 @@ class Process:
 
 def _sorted(kept: dict[int, list[int]]) -> dict[int, list[SortedRun]]:
     """Ids as the shell keeps them."""
-    return {generation: [SortedRun.of(np.unique(mixed(ids)))] for generation, ids in kept.items() if ids}
+    return {generation: [SortedRun.of(rising(ids))] for generation, ids in kept.items() if ids}
 
 
 def _mine(pipeline: Pipeline, part: Part) -> bool:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from sidecar.core import idruns
-from sidecar.core.idruns import Keys, SortedRun, add_run, mixed, unmixed
+from sidecar.core.idruns import Keys, SortedRun, add_run, mixed, rising, unmixed
 
 
 def keys_of(count: int, seed: int = 1) -> Keys:
@@ -74,3 +74,11 @@ def test_a_run_never_outgrows_its_index(monkeypatch: pytest.MonkeyPatch) -> None
     for number in range(3):
         add_run(runs, SortedRun.of(np.sort(mixed(range(number * 10, number * 10 + 10)))))
     assert [len(run) for run in runs] == [10, 10, 10]
+
+
+def test_keys_rise_and_none_comes_twice() -> None:
+    """However often a number is there, its key is there once."""
+    keys = rising([5, -7, 5, 1 << 62, -7, 5])
+    assert sorted(unmixed(keys).tolist()) == [-7, 5, 1 << 62]
+    assert (keys[1:] > keys[:-1]).all()
+    assert len(rising([])) == 0

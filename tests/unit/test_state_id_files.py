@@ -234,3 +234,15 @@ def test_names_of_partitions_are_told_apart(tmp_path: Path) -> None:
     again = IdFiles(tmp_path, lambda damage: None)
     assert [unmixed(again.runs(tp)[1][0].keys).tolist() for tp in places] == [[0], [1], [2], [3]]
     assert len([path for path in (tmp_path / "ids").iterdir() if path.is_dir()]) == 4
+
+
+def test_a_large_table_of_an_earlier_version_is_taken_over_in_pieces(tmp_path: Path) -> None:
+    """Its segments may have 10 MiB each: no more than a page of them is held at once, and each id is known after it."""
+    store = Store(tmp_path)
+    for at in range(0, 2_400_000, 600_000):
+        store.append_ids([segment(at, at + 600_000)])
+    before = len(id_files(tmp_path))
+    store.sort_ids(ORDERS, merge=False)
+    assert (before, len(id_files(tmp_path))) == (0, 4)
+    assert len(known(store)) == 2_400_000
+    store.close()
