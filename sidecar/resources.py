@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import resource
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,7 +19,6 @@ _TEXTS = {
     "Cannot allocate memory": "memory",
     "out of memory": "memory",
 }
-_ERRNOS = {errno.EMFILE: "files", errno.ENFILE: "files", errno.ENOMEM: "memory"}
 
 
 def shortage(error: BaseException) -> ResourceError | None:
@@ -44,8 +42,6 @@ def _behind(error: BaseException | None) -> Iterator[BaseException]:
 def _what(error: BaseException) -> str:
     if isinstance(error, MemoryError):
         return "memory"
-    if isinstance(error, OSError) and error.errno in _ERRNOS:
-        return _ERRNOS[error.errno]
     if "unable to open database file" in str(error):
         return "files" if 0 < resource.getrlimit(resource.RLIMIT_NOFILE)[0] < FILES_MIN else ""
     return next((what for text, what in _TEXTS.items() if text in str(error)), "")

@@ -190,6 +190,7 @@ def test_the_health_gets_worse_at_once() -> None:
             [*starting, *[Problem("group", "a fails")] * (now_s >= 2), *[Problem("ids", "full")] * (now_s == 3)], now_s
         )
 
+    assert told(look, 3 + OVER_S)[-1]["state"] == "stopped"
     changes = [(line["state"], line.get("reason")) for line in told(look, 20)]
     assert changes == [
         ("starting", "waits"),

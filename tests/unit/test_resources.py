@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import resource
+import sqlite3
 import subprocess
 import sys
 from pathlib import Path
@@ -39,7 +40,13 @@ def test_a_shortage_is_told_by_its_limit(error: Exception, says: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "error", [OSError(errno.ENOENT, "No such file"), BlockingIOError(errno.EAGAIN, "again"), KeyError()]
+    "error",
+    [
+        OSError(errno.ENOENT, "No such file"),
+        BlockingIOError(errno.EAGAIN, "again"),
+        KeyError(),
+        sqlite3.OperationalError("unable to open database file"),
+    ],
 )
 def test_other_errors_are_no_shortage(error: Exception) -> None:
     """A file that is missing, a lock that is held and a mistake of ours are told as they are."""
