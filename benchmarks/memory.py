@@ -2,7 +2,7 @@
 
 For each point (tags, bytes of a value, partitions, format, ids, compression) the topic is filled, the daemon reads
 until memory stops it, and its anonymous memory is taken: at its peak, and once it has come to rest, both less that of a
-daemon that is ready on an empty topic of as many partitions. A point whose memory is beyond the bounds is marked.
+daemon that holds one message of as many partitions. A point whose memory is beyond the bounds is marked.
 """
 
 from __future__ import annotations
@@ -19,10 +19,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from sidecar.core.batching import ID_BYTES, OFFSET_BYTES
+from sidecar.daemon.ids import MEMORY_BYTES as IDS_BYTES
 from tests.support.kafka import KafkaBroker, Outgoing, produce
 from tests.support.process import Daemon, wait_until
 
 MIB = 1 << 20
+ENVELOPE_BYTES = 150
 GROWTH_MAX, BUDGET_MAX, REST_MIB = 1.25, 1.3, 60
 """Growth is at most 1.25 of what is held; all anonymous memory at most 1.3 of the budget and 60 MiB."""
 SETTLED_S = 3.0
@@ -38,6 +41,13 @@ class Point(NamedTuple):
     ids: bool = False
     compression: str = "none"
     by: str = "partition"
+    packed: str = "none"
+    """Compression of the topic's batches."""
+
+    def enough(self, budget: int) -> int:
+        """More messages than fit, whatever else a message takes."""
+        row = self.value_bytes + (ENVELOPE_BYTES if self.format == "envelope" else 1)
+        return int(0.7 * budget // (row + OFFSET_BYTES + (ID_BYTES if self.ids else 0)))
 
     def __str__(self) -> str:
         more = [
@@ -46,6 +56,7 @@ class Point(NamedTuple):
             *([self.compression] if self.compression != "none" else []),
         ]
         more += ["by group"] if self.by == "group" else []
+        more += [f"topic {self.packed}"] if self.packed != "none" else []
         return f"{self.tags:5} tags {self.value_bytes:6} B {self.partitions:4} partitions {' '.join(more):24}"
 
 
@@ -57,6 +68,8 @@ class Found(NamedTuple):
     peak: int
     rest: int
     held: int
+    ids: int
+    """Of message ids in memory."""
     rows: int
 
     @property
@@ -67,12 +80,14 @@ class Found(NamedTuple):
     @property
     def keeps_bounds(self) -> bool:
         """Whether both bounds hold."""
-        return self.growth <= GROWTH_MAX * self.held and self.peak <= BUDGET_MAX * self.budget + REST_MIB * MIB
+        whole = BUDGET_MAX * self.budget + REST_MIB * MIB + (IDS_BYTES if self.ids else 0)
+        return self.growth <= GROWTH_MAX * (self.held + self.ids) and self.peak <= whole
 
     def __str__(self) -> str:
-        told = f"{self.rows:9,} rows, held {self.held / MIB:5.1f} MiB, grown {self.growth / MIB:6.1f} MiB"
+        told = f"{self.rows:9,} rows, held {self.held / MIB:5.1f} MiB, ids {self.ids / MIB:5.1f} MiB, "
+        told += f"grown {self.growth / MIB:6.1f} MiB"
         told += (
-            f" = {self.growth / max(1, self.held):5.2f} x; from {self.base / MIB:.1f}, peak {self.peak / MIB:6.1f} MiB"
+            f" = {self.growth / max(1, self.held + self.ids):5.2f} x; from {self.base / MIB:.1f}, peak {self.peak / MIB:6.1f} MiB"
         )
         return f"{told} {'' if self.keeps_bounds else '  BEYOND'}"
 
@@ -159,13 +174,16 @@ def measure(
     topic = f"memory-{time.monotonic_ns()}"
     broker.create_topic(topic, point.partitions)
     config = settings(broker, topic, port, point, budget)
+    produce(broker.bootstrap, topic, stream(point, 1))
     with Daemon(folder, config, name=f"{topic}-empty") as sidecar:
         sidecar.wait_ready()
+        wait_until(lambda: sidecar.status()["in_flight"] == 1, 30, "the first message")
         time.sleep(1.0)
         base = anonymous_bytes(sidecar.pid)
         sidecar.terminate()
         sidecar.wait(0)
-    produce(broker.bootstrap, topic, stream(point, count or int(1.5 * budget // (point.value_bytes + 9))))
+    messages = stream(point, count or point.enough(budget))
+    produce(broker.bootstrap, topic, messages, **{"compression.type": point.packed, "batch.size": 1 << 20})
     with Daemon(folder, config, name=topic) as sidecar:
         sidecar.wait_ready(60)
         found = _watch(sidecar, budget, base)
@@ -188,7 +206,7 @@ def _watch(sidecar: Daemon, budget: int, base: int) -> Found:
         return last > 0 and time.monotonic() - since_s > SETTLED_S
 
     wait_until(rests, 300, "nothing more is read")
-    return Found(budget, base, peak, anonymous_bytes(sidecar.pid), told["held_bytes"], told["in_flight"])
+    return Found(budget, base, peak, anonymous_bytes(sidecar.pid), told["held_bytes"], told["ids"]["memory_bytes"], told["in_flight"])
 
 
 WORST = [

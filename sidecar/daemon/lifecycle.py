@@ -19,6 +19,7 @@ from sidecar.daemon.build import HELD_SHARE, build, groups_of, plan_memory, push
 from sidecar.daemon.dispatcher import Senders, Writer
 from sidecar.daemon.gravedigger import Gravedigger
 from sidecar.daemon.graveyards import open_graveyard
+from sidecar.daemon.heap import Heap
 from sidecar.daemon.ledgers import LedgerDesk, open_desk
 from sidecar.daemon.notify import Notifier
 from sidecar.daemon.record import Record
@@ -128,12 +129,14 @@ class Daemon:
 
     def _serve(self, supervisor: Supervisor, keeper: StatusKeeper) -> None:
         refresh_at_s = feed_at_s = tell_at_s = 0.0
+        heap = Heap()
         self._stop_asked()
         while supervisor.turn():
             now_s = time.monotonic()
             if now_s >= refresh_at_s:
                 keeper.refresh()
                 refresh_at_s = now_s + STATUS_EVERY_S
+                heap.tend(now_s, keeper.latest().totals.consumed)
             if self._notifier.watchdog_seconds and now_s >= feed_at_s:
                 self._notifier.watchdog()
                 feed_at_s = now_s + self._notifier.watchdog_seconds

@@ -12,6 +12,12 @@ from sidecar.config.source import KafkaSource as KafkaSettings
 
 SESSION_TIMEOUT_MS = 9_000
 HEARTBEAT_MS = 500
+MESSAGE_BYTES = 400
+"""What the client takes for each message in its queue, beside the value; measured."""
+FETCH_SHARE = 4
+"""A fetch is a quarter of the queue: unpacked, a fetch of one-byte values takes 20 times as much."""
+FETCH_MAX_BYTES = 1_000_000
+"""The client's least for `fetch.max.bytes`, unless `message.max.bytes` is less."""
 
 
 def place_id(state_dir: Path, machine_id: Path = Path("/etc/machine-id")) -> str:
@@ -59,6 +65,7 @@ def consumer_config(settings: KafkaSettings, queue_bytes: int, client_id: str = 
         queue_bytes: What the client may hold before it is consumed.
         client_id: See `client_config`.
     """
+    fetch_bytes = queue_bytes // FETCH_SHARE
     return {
         "fetch.wait.max.ms": 100,
         **client_config(settings, client_id),
@@ -73,7 +80,8 @@ def consumer_config(settings: KafkaSettings, queue_bytes: int, client_id: str = 
         "allow.auto.create.topics": False,
         "fetch.queue.backoff.ms": 10,  # 1000 by default: 142-204k messages a second instead of 374-455k
         "queued.max.messages.kbytes": max(1, queue_bytes >> 10),
-        "queued.min.messages": 100_000,
-        "fetch.max.bytes": max(queue_bytes, 1 << 20),
+        "queued.min.messages": max(1, queue_bytes // MESSAGE_BYTES),
+        "fetch.max.bytes": fetch_bytes,
+        "message.max.bytes": min(FETCH_MAX_BYTES, fetch_bytes),  # of producers; but no fetch may be smaller
         "topic.metadata.refresh.interval.ms": 5_000,  # new and recreated topics
     }

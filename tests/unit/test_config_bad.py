@@ -214,10 +214,10 @@ CASES = [
                 "/dev/null is not a file",
             ),
             (
-                "message.max.bytes",
-                "message.max.bytes: 900000000",
+                "receive.message.max.bytes",
+                "receive.message.max.bytes: 1000",
                 "6:18",
-                "Sidecar decides that fetch.max.bytes is 4194304",
+                "Sidecar decides that fetch.max.bytes is 1048576",
             ),
             ("max.poll.interval.ms", "max.poll.interval.ms: 1000", "6:18", "decides that session.timeout.ms is 9000"),
             ("ssl.key.pem", f"security.protocol: ssl, ssl.key.pem: {SECRET}", "6:42", "not in PEM format"),
