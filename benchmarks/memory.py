@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 from sidecar.core.batching import ID_BYTES, OFFSET_BYTES
 from sidecar.daemon.ids import MEMORY_BYTES as IDS_BYTES
-from tests.support.kafka import KafkaBroker, Outgoing, produce
+from tests.support.kafka import Broker, KafkaBroker, Outgoing, produce
 from tests.support.process import Daemon, wait_until
 
 MIB = 1 << 20
@@ -84,11 +84,10 @@ class Found(NamedTuple):
         return self.growth <= GROWTH_MAX * (self.held + self.ids) and self.peak <= whole
 
     def __str__(self) -> str:
-        told = f"{self.rows:9,} rows, held {self.held / MIB:5.1f} MiB, ids {self.ids / MIB:5.1f} MiB, "
-        told += f"grown {self.growth / MIB:6.1f} MiB"
-        told += (
-            f" = {self.growth / max(1, self.held + self.ids):5.2f} x; from {self.base / MIB:.1f}, peak {self.peak / MIB:6.1f} MiB"
-        )
+        held = self.held + self.ids
+        told = f"{self.rows:9,} rows, held {held / MIB:5.1f} MiB, {self.ids / MIB:.1f} of it ids, grown "
+        told += f"{self.growth / MIB:6.1f} MiB = {self.growth / max(1, held):5.2f} x; "
+        told += f"from {self.base / MIB:.1f}, peak {self.peak / MIB:6.1f} MiB"
         return f"{told} {'' if self.keeps_bounds else '  BEYOND'}"
 
 
@@ -139,7 +138,7 @@ def silence() -> Iterator[int]:
             connection.close()
 
 
-def settings(broker: KafkaBroker, topic: str, port: int, point: Point, budget: int) -> dict[str, Any]:
+def settings(broker: Broker, topic: str, port: int, point: Point, budget: int) -> dict[str, Any]:
     """The configuration of a point."""
     kafka = {"bootstrap_servers": broker.bootstrap, "group_id": f"memory-{time.monotonic_ns()}", "topics": [topic]}
     return {
@@ -158,9 +157,7 @@ def settings(broker: KafkaBroker, topic: str, port: int, point: Point, budget: i
     }
 
 
-def measure(
-    broker: KafkaBroker, port: int, folder: Path, point: Point, budget: int, *, count: int | None = None
-) -> Found:
+def measure(broker: Broker, port: int, folder: Path, point: Point, budget: int, *, count: int | None = None) -> Found:
     """Run one point.
 
     Args:
@@ -206,7 +203,15 @@ def _watch(sidecar: Daemon, budget: int, base: int) -> Found:
         return last > 0 and time.monotonic() - since_s > SETTLED_S
 
     wait_until(rests, 300, "nothing more is read")
-    return Found(budget, base, peak, anonymous_bytes(sidecar.pid), told["held_bytes"], told["ids"]["memory_bytes"], told["in_flight"])
+    return Found(
+        budget,
+        base,
+        peak,
+        anonymous_bytes(sidecar.pid),
+        told["held_bytes"],
+        told["ids"]["memory_bytes"],
+        told["in_flight"],
+    )
 
 
 WORST = [

@@ -12,6 +12,8 @@ from sidecar.config import InvalidConfigError, Settings, load
 from sidecar.config.explain import dotted
 from sidecar.errors import EXIT_CONFIG, ConfigError
 
+MIB = 1 << 20
+
 STORED_BYTES = 11
 """What a message id takes in a file, at most."""
 
@@ -71,7 +73,7 @@ def _problems(error: ConfigError) -> list[dict[str, Any]]:
 
 
 def summary(settings: Settings) -> list[str]:
-    """What these settings do, in five lines, secrets left out."""
+    """What these settings do, in six lines, secrets left out."""
     shown = settings.public()
     letters, ledger = _letters(shown), "".join(f", by a ledger in {name}" for name in shown["dedup"].get("ledger", ()))
     ids = _ids(settings)
@@ -81,7 +83,23 @@ def summary(settings: Settings) -> list[str]:
         f"sends   {_target(shown['sink'])}{_limits(shown['batch'])}",
         f"stores  its state in {shown['state']['dir']}, dead letters {letters}; retries: {_retries(shown['retry'])}",
         f"holds   at most {shown['memory']['budget']} of messages{ids}; status and metrics: {shown['admin']['listen']}",
+        f"takes   up to {memory_mib(settings)} MiB of memory; limit its unit or container to {limit_mib(settings)} MiB",
     ]
+
+
+def memory_mib(settings: Settings) -> int:
+    """The anonymous memory to expect at most, measured by `benchmarks/memory.py`."""
+    return round(1.3 * settings.memory.budget_bytes / MIB) + _ids_mib(settings) + 60
+
+
+def limit_mib(settings: Settings) -> int:
+    """For a unit or a container: libraries and page cache count there too, and large or packed messages come on top."""
+    return 2 * settings.memory.budget_bytes // MIB + _ids_mib(settings) + 256
+
+
+def _ids_mib(settings: Settings) -> int:
+    dedup = settings.dedup
+    return 0 if dedup.field is None or dedup.ledger is not None else dedup.memory_bytes // MIB
 
 
 def _ids(settings: Settings) -> str:

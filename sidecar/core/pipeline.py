@@ -70,6 +70,8 @@ class Pipeline:
         self.draining = False
         self.state_lost = ""
         """Why what is stored would be lost, while that is so: nothing is read."""
+        self.unwritten_bytes = 0
+        """Of message ids that are settled and wait for the disk."""
         self.leaving: frozenset[TopicPartition] = frozenset()
         """Partitions whose next owner will know the watermark alone: read no more, and cut at once."""
         self._fenced = self.delivery.fenced
@@ -304,8 +306,8 @@ class Pipeline:
 
     @property
     def held_bytes(self) -> int:
-        """Bytes of memory of what was read and is not settled, dead letters on their way among it."""
-        return self.delivery.held_bytes + self.delivery.burials.held_bytes
+        """Bytes of memory of what was read and is not settled or not written, dead letters on their way among it."""
+        return self.delivery.held_bytes + self.delivery.burials.held_bytes + self.unwritten_bytes
 
     @property
     def stops(self) -> dict[str, str]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import queue
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from math import inf
@@ -29,6 +29,8 @@ from sidecar.sources.base import Assignment, ReadPast
 from sidecar.state.interface import IdSegment, PartitionSnapshot, State, StoredIds
 
 EVERY_GENERATION = 1 << 62
+SEGMENT_BYTES = 200
+"""Of ids that wait for the writer, beside themselves."""
 MEMORY_BYTES = 64 << 20
 SORTED_BYTES = 12
 """What a sorted id takes in memory, at most."""
@@ -106,6 +108,8 @@ class IdKeeper:
         """Of the taking of each partition that is ours."""
         self._number = 0
         self._unjournalled: list[IdSegment] = []
+        self._given_bytes = self._written_bytes = 0
+        """What came into the list and, the writer's, what left it: held while the disk is full."""
         self._unsorted: dict[TopicPartition, int] = {}
         """Ids given to the journal since the partition was sorted last."""
         self._sorting: set[TopicPartition] = set()
@@ -148,7 +152,10 @@ class IdKeeper:
         self._writer.do(write)
 
     def _forget_stored(self, tp: TopicPartition) -> None:
-        self._unjournalled[:] = [segment for segment in self._unjournalled if segment.tp != tp]
+        forgotten = [segment for segment in self._unjournalled if segment.tp == tp]
+        for segment in forgotten:  # one by one: the other thread may append meanwhile
+            self._unjournalled.remove(segment)
+        self._written_bytes += _bytes_of(forgotten)
         self._state.drop_ids_before(tp, EVERY_GENERATION)
 
     def _sort(self, tp: TopicPartition, number: int, *, merge: bool) -> None:
@@ -224,7 +231,8 @@ class IdKeeper:
             self._unfiled.discard(tp)
 
     def tend(self, now_s: float) -> None:
-        """Try again what failed."""
+        """Try again what failed, and count what is not written yet."""
+        self._pipeline.unwritten_bytes = self._given_bytes - self._written_bytes
         for taken in self.loading.values():
             if taken.retry_at_s is not None and now_s >= taken.retry_at_s:
                 self._restore(taken)
@@ -261,7 +269,9 @@ class IdKeeper:
         """Ids that these commits settle; whether any wait for `journal`."""
         for item in items:
             if item.ids is not None:
-                self._unjournalled.append(IdSegment(item.tp, item.generation, item.ids.tobytes()))
+                segment = IdSegment(item.tp, item.generation, item.ids.tobytes())
+                self._unjournalled.append(segment)
+                self._given_bytes += _bytes_of([segment])
                 count = self._unsorted[item.tp] = self._unsorted.get(item.tp, 0) + len(item.ids)
                 if count >= self._filed_at_once and item.tp not in self._sorting and item.tp in self._numbers:
                     self._sorting.add(item.tp)
@@ -286,6 +296,7 @@ class IdKeeper:
         except SidecarError as error:
             return str(error)
         del self._unjournalled[: len(segments)]  # only this thread takes out, only the other one appends
+        self._written_bytes += _bytes_of(segments)
         return ""
 
     # The rest
@@ -308,3 +319,7 @@ class IdKeeper:
         self._state.stop_sorting()
         if self._sorter is not None:
             self._sorter.abandon(CLOSE_S)
+
+
+def _bytes_of(segments: Iterable[IdSegment]) -> int:
+    return sum(SEGMENT_BYTES + len(segment.ids) for segment in segments)

@@ -45,7 +45,7 @@ def demo(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 def test_validate_says_what_it_would_do() -> None:
-    """A good file gives OK and five lines."""
+    """A good file gives OK and six lines."""
     result = run("validate", "-c", str(MINIMAL))
     assert result.exit_code == 0
     assert result.stdout.splitlines() == [
@@ -55,6 +55,7 @@ def test_validate_says_what_it_would_do() -> None:
         "  sends   envelope to http://localhost:8080/ingest, 4 at a time, in batches of 5000 messages or 4MiB or 200ms",
         "  stores  its state in /var/lib/sidecar/orders, dead letters there too; retries: without end",
         "  holds   at most 64MiB of messages; status and metrics: 127.0.0.1:9464",
+        "  takes   up to 143 MiB of memory; limit its unit or container to 384 MiB",
     ]
 
 

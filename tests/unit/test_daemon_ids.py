@@ -304,3 +304,15 @@ def test_old_generations_are_dropped_once() -> None:
             )
             assert life.supervisor.ids.journal() == ""
         assert life.state.load_ids(ORDERS) == [(1, ids(1)), (2, ids(2))]
+
+
+def test_ids_that_cannot_be_written_are_held() -> None:
+    """Settled ids that wait for a full disk count in what is held, and no more once they are written."""
+    with living() as life:
+        before = life.supervisor.pipeline.held_bytes
+        life.supervisor.ids.remember([CommitItem(ORDERS, "scope", Carried(5, 5), 0, array("q", range(1000)))])
+        life.supervisor.ids.tend(0.0)
+        assert life.supervisor.pipeline.held_bytes - before >= 8000
+        assert life.supervisor.ids.journal() == ""
+        life.supervisor.ids.tend(0.0)
+        assert life.supervisor.pipeline.held_bytes == before
