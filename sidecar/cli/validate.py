@@ -1,4 +1,4 @@
-"""`sidecar validate`: checks a configuration file and says in five lines what it would do. Connects to nothing."""
+"""`sidecar validate`: checks a configuration file and says in six lines what it would do. Connects to nothing."""
 
 from __future__ import annotations
 
