@@ -210,6 +210,7 @@ def _acked_source(
 ) -> Source:
     rocketmq, http, dedup = settings.source.rocketmq, settings.sink.http, settings.dedup
     assert rocketmq is not None
+    ordered = bool(http and http.ordering == "partition")
     return AckedSource(
         client,
         rocketmq.topics,
@@ -218,6 +219,7 @@ def _acked_source(
         rules,
         HELD_SHARE * queue_bytes,
         groups_of(settings, AckedSource.columns),
-        in_order=bool(http and http.ordering == "partition") or (dedup.field is not None and dedup.ledger is None),
+        in_order=ordered or (dedup.field is not None and dedup.ledger is None),
+        keep_rows=ordered and rocketmq.client == "grpc",
         exchange=Exchange(ledger, rocketmq.group) if ledger and dedup.ledger and dedup.ledger.postgresql else None,
     )

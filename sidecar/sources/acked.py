@@ -9,15 +9,16 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from functools import partial
 
-from sidecar.core.carried import lane_key
 from sidecar.core.effects import CommitItem
 from sidecar.core.records import Columns, Message, Run, TopicPartition
 from sidecar.core.room import METADATA_CHARACTERS
 from sidecar.errors import StateError
 from sidecar.sources.acked_client import AckedClient, Handed
-from sidecar.sources.acked_columns import AckedColumns, Taken, details_of, identity_of, key_of
+from sidecar.sources.acked_columns import AckedColumns, Keys, Taken, details_of, identity_of, key_of
 from sidecar.sources.acked_exchange import Exchange
+from sidecar.sources.acked_kept import adopt, keep
 from sidecar.sources.acked_settled import Settled
 from sidecar.sources.acked_slot import Slot
 from sidecar.sources.acked_start import start
@@ -51,6 +52,8 @@ class AckedSource:
         groups_of: The groups of messages.
         in_order: Whether what an earlier life left is done with before anything that came later: for order, and for
             message ids.
+        keep_rows: Whether the state file keeps the messages of parts that are sent, so that they are whole without the
+            broker: one that hands over the rest of a queue only after its first are acknowledged would stall.
         exchange: Where other members give what they got of what an earlier life left.
         disk: Writes; a thread of its own by default.
         clock: Monotonic seconds.
@@ -71,6 +74,7 @@ class AckedSource:
         groups_of: GroupsOf,
         *,
         in_order: bool = False,
+        keep_rows: bool = False,
         exchange: Exchange | None = None,
         disk: Executor | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -84,6 +88,7 @@ class AckedSource:
         self._held_max_bytes = held_max_bytes
         self._groups_of = groups_of
         self._in_order = in_order
+        self._keep = partial(keep, client) if keep_rows else None
         self._exchange = exchange
         self._disk = disk or ThreadPoolExecutor(1, thread_name_prefix="progress")
         self._topics: dict[str, Topic] = {}
@@ -100,13 +105,15 @@ class AckedSource:
         """More handles of what is settled, or of what is leaving."""
         self._commit: Commit | None = None
         self._paused: frozenset[TopicPartition] = frozenset()
-        self._is_full = self._closed = self._assigned = False
+        self._is_full = self._is_held = self._closed = self._assigned = False
         self._extend_at_s = self._turned_s = self._clock()
         self._missed_s = 0.0
         self._uncopied: set[TopicPartition] = set()
         """Numberings whose ids could not be taken over yet."""
         self._troubles = Troubles(lambda *told: self._listener.event(*told), "rocketmq.failed", "rocketmq.recovered")
-        self._tags: dict[str, int] = {}
+        self._keys = Keys()
+        self._adopted: list[Handed] = []
+        """Of an earlier life, from the state file."""
 
     def open(self, listener: Listener) -> None:
         """Connect and subscribe.
@@ -116,12 +123,15 @@ class AckedSource:
             CredentialsError: The credentials are refused.
         """
         self._listener = listener
+        if self._keep is not None:
+            self._is_held = True
+            self._client.pause(full=True)
         self._client.open()
         self._state.bind("", self._group)
         rows = self._state.load_progress()
         self._settled = Settled(rows, self._clock())
         for name in self._names:
-            found = start(name, rows, self._group, self._rules, time.time_ns() // 1_000)
+            found = start(name, rows, self._group, self._rules, time.time_ns() // 1_000, self._keep)
             waits = self._in_order and bool(found.earlier)
             self._topics[name] = Topic(found.current, found.earlier, found.inherits, not waits)
             self._slots |= {slot.tp: slot for slot in (found.current, *found.earlier)}
@@ -131,6 +141,7 @@ class AckedSource:
                     self._state.drop_ids_before(tp, _EVERY_GENERATION)
             if not waits:
                 self._inherit_ids(self._topics[name])
+            self._adopted += adopt(self._client, found.kept, found.earlier)
             if found.other_rules:
                 self._listener.event("partition.reset", "warning", {"topic": name, "reason": _OTHER_RULES})
 
@@ -168,7 +179,8 @@ class AckedSource:
         self._go_on()
         self._hold_back()
         self._extend()
-        self._sort(self._client.receive(timeout_s))
+        adopted, self._adopted = self._adopted, []
+        self._sort(adopted or self._client.receive(timeout_s))
         if self._exchange is not None:
             earlier = [slot for topic in self._topics.values() for slot in topic.earlier]
             self._sort(self._exchange.turn(earlier, self._known, self._settled))
@@ -199,15 +211,7 @@ class AckedSource:
                 new.setdefault(one.topic, []).append(message)
         for name, messages in new.items():
             for message, group in zip(messages, self._groups_of(TopicPartition(name, 0), messages), strict=True):
-                message.key = None if group is None else self._key(group)
-
-    def _key(self, group: str) -> int:
-        found = self._tags.get(group)
-        if found is None:
-            if len(self._tags) > _TAGS_MAX:
-                self._tags.clear()
-            found = self._tags[group] = lane_key(group)
-        return found
+                message.key = None if group is None else self._keys.of(group)
 
     def _hold(self, message: Taken) -> None:
         self._known[message.identity] = message
@@ -270,10 +274,15 @@ class AckedSource:
         idle = not awaited and all(topic.current.tp in self._paused for topic in self._topics.values())
         count_max = max(HELD_MAX - self._again.count - awaited, HELD_MAX // LEAST_SHARE)
         bytes_max = max(self._held_max_bytes - self._again.nbytes, self._held_max_bytes // LEAST_SHARE)
-        is_full = idle or self._new.count >= count_max or self._new.nbytes >= bytes_max
-        if is_full != self._is_full:
-            self._is_full = is_full
-            self._client.pause(is_full)
+        self._is_full = idle or self._new.count >= count_max or self._new.nbytes >= bytes_max
+        # What is whole without the broker comes first: it gives nothing more of these queues before.
+        replays = self._keep is not None and (bool(self._adopted) or not awaited) and self._has_earlier()
+        if (self._is_full or replays) != self._is_held:
+            self._is_held = self._is_full or replays
+            self._client.pause(self._is_held)
+
+    def _has_earlier(self) -> bool:
+        return any(not slot.is_done for topic in self._topics.values() for slot in topic.earlier)
 
     def _extend(self) -> None:
         if self._clock() >= self._extend_at_s:
@@ -388,5 +397,4 @@ class AckedSource:
 
 
 _OTHER_RULES = "tags, ids or format were changed: what was in flight is new"
-_TAGS_MAX = 10_000
 _EVERY_GENERATION = 1 << 62

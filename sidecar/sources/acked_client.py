@@ -69,6 +69,14 @@ class AckedClient(Protocol):
         """Give these back, to be handed over again soon."""
         ...
 
+    def receipt(self, handle: Hashable) -> str:
+        """What another process needs to acknowledge it; empty where none can."""
+        ...
+
+    def adopt(self, topic: str, message_id: str, receipt: str) -> Hashable:
+        """The handle of a message that another process was given."""
+        ...
+
     def pause(self, full: bool) -> None:
         """Take nothing more in while `full`, or go on; what is on its way already may still be received."""
         ...

@@ -8,6 +8,7 @@ from operator import attrgetter
 
 from xxhash import xxh3_128_digest
 
+from sidecar.core.carried import lane_key
 from sidecar.core.fields import Raw
 from sidecar.core.records import Details, Header, Place, TopicPartition
 from sidecar.rocketmq.ids import offset_id
@@ -15,6 +16,7 @@ from sidecar.sources.acked_client import Handed
 
 OVERHEAD_BYTES = 1024
 """What a held message counts beyond its body."""
+_GROUPS_MAX = 10_000
 _LENGTHS = struct.Struct("<q4I")
 
 
@@ -46,6 +48,22 @@ class Taken:
     def held_bytes(self) -> int:
         """What it counts."""
         return len(self.handed.body) + OVERHEAD_BYTES
+
+
+class Keys:
+    """What stands for a group in what is carried; a bounded number of them is remembered."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, int] = {}
+
+    def of(self, group: str) -> int:
+        """The key of a group."""
+        found = self._known.get(group)
+        if found is None:
+            if len(self._known) > _GROUPS_MAX:
+                self._known.clear()
+            found = self._known[group] = lane_key(group)
+        return found
 
 
 def identity_of(one: Handed) -> bytes:

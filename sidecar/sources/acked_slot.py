@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import base64
 import binascii
+import json
 import struct
 from bisect import insort
-from collections.abc import Collection, Iterable, KeysView, Mapping
+from collections.abc import Callable, Collection, Iterable, KeysView, Mapping
 from operator import attrgetter
 from typing import NamedTuple
 
@@ -23,6 +24,7 @@ from sidecar.sources.rocketmq_progress import Progress
 from sidecar.state.offset_map import Identity, encode
 
 MEMBERS = "members "
+ROWS = "rows "
 _MEMBER = struct.Struct("<QQ16s")
 
 
@@ -44,6 +46,7 @@ class Slot:
         carried: Where it goes on.
         members: By row, those of its intents, from an earlier life.
         resumed: Whether it goes on from an earlier life.
+        kept: A message as the state file keeps it, so that its part is whole without the broker; None keeps none.
     """
 
     def __init__(
@@ -55,6 +58,7 @@ class Slot:
         members: Mapping[int, list[Member]],
         *,
         resumed: bool,
+        kept: Callable[[Taken], str] | None = None,
     ) -> None:
         self.tp = tp
         self.scope = identity.scope
@@ -62,6 +66,7 @@ class Slot:
         self._rules = rules
         self._carried = carried
         self._resumed = resumed
+        self._kept = kept
         self._next = carried.seen
         self._held: dict[int | None, list[Taken]] = {}
         """What was handed to the core and is unsettled, by group and number."""
@@ -170,7 +175,7 @@ class Slot:
                 self._rows[message.chunk] -= 1
         for chunk in [chunk for chunk, left in self._rows.items() if not left]:
             del self._rows[chunk]
-            rows[members_row(self.tp, chunk)] = ""
+            rows |= {members_row(self.tp, chunk): "", rows_row(self.tp, chunk): ""}
         return settled, rows
 
     def _row(self, carried: Carried) -> str:
@@ -195,7 +200,10 @@ class Slot:
                 message.chunk = chunk
                 self._rows[chunk] += 1
                 packed += _MEMBER.pack(message.number, message.key, message.identity)
-        return {members_row(self.tp, chunk): base64.b64encode(packed).decode()}
+        rows = {members_row(self.tp, chunk): base64.b64encode(packed).decode()}
+        if self._kept is not None:
+            rows[rows_row(self.tp, chunk)] = json.dumps([self._kept(message) for message in members])
+        return rows
 
 
 def members_row(tp: TopicPartition, chunk: int) -> TopicPartition:
@@ -203,9 +211,22 @@ def members_row(tp: TopicPartition, chunk: int) -> TopicPartition:
     return tp._replace(broker=f"{MEMBERS}{chunk}")
 
 
+def rows_row(tp: TopicPartition, chunk: int) -> TopicPartition:
+    """The place of a row with those members as they were handed over."""
+    return tp._replace(broker=f"{ROWS}{chunk}")
+
+
 def read_members(text: str) -> list[Member]:
     """The members of a row; none where it is damaged."""
     try:
         return [Member(*found) for found in _MEMBER.iter_unpack(base64.b64decode(text, validate=True))]
     except (binascii.Error, struct.error):
+        return []
+
+
+def read_rows(text: str | None) -> list[str]:
+    """The messages of a row; none where there is none, or it is damaged."""
+    try:
+        return [str(one) for one in json.loads(text)] if text else []
+    except (ValueError, TypeError):
         return []

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from sidecar.core.carried import Carried, CarriedLane
 from sidecar.core.records import TopicPartition
-from sidecar.sources.acked_slot import MEMBERS, Member, Slot, members_row, read_members
+from sidecar.sources.acked_columns import Taken
+from sidecar.sources.acked_slot import MEMBERS, ROWS, Member, Slot, members_row, read_members, read_rows, rows_row
 from sidecar.sources.acked_unsettled import promised
 from sidecar.sources.rocketmq_progress import Progress
 from sidecar.state.offset_map import Identity, Origin
@@ -23,6 +24,7 @@ class Start(NamedTuple):
         inherits: Whose message ids the current one knows too, where it is new.
         stale: Rows that nothing needs any more.
         other_rules: Whether something was left that does not apply under the rules of now.
+        kept: What is kept of the messages that those of earlier lives await.
     """
 
     current: Slot
@@ -30,6 +32,7 @@ class Start(NamedTuple):
     inherits: TopicPartition | None
     stale: list[TopicPartition]
     other_rules: bool
+    kept: list[str]
 
 
 class _Left(NamedTuple):
@@ -51,7 +54,14 @@ class _Left(NamedTuple):
         return Carried(first, last + 1, lanes, None, self.carried.joints)
 
 
-def start(topic: str, rows: Mapping[TopicPartition, str], group: str, rules: bytes, now_us: int) -> Start:
+def start(
+    topic: str,
+    rows: Mapping[TopicPartition, str],
+    group: str,
+    rules: bytes,
+    now_us: int,
+    keep: Callable[[Taken], str] | None = None,
+) -> Start:
     """How a topic goes on.
 
     Args:
@@ -60,31 +70,41 @@ def start(topic: str, rows: Mapping[TopicPartition, str], group: str, rules: byt
         group: The consumer group.
         rules: 4 bytes, a hash of what decides where a message goes.
         now_us: Wall time: numbers begin there, so that none is ever given twice, whatever was lost.
+        keep: See `Slot`.
     """
     left, other_rules = _left(topic, rows, group, rules)
     earlier = [one for one in left if one.pending.lanes or one.pending.joints]
     newest = left[-1] if left else None
     if newest and newest not in earlier:
         seen = newest.carried.seen
-        current = Slot(newest.tp, newest.identity, rules, Carried(seen, seen), {}, resumed=True)
+        current = Slot(newest.tp, newest.identity, rules, Carried(seen, seen), {}, resumed=True, kept=keep)
     else:
         number = next(n for n in range(len(earlier) + 1) if all(one.tp.partition != n for one in earlier))
         begin = max(now_us, newest.carried.seen if newest else 0)
         identity = Identity("", group, "", secrets.randbits(64))
         current = Slot(
-            TopicPartition(topic, number), identity, rules, Carried(begin, begin), {}, resumed=newest is not None
+            TopicPartition(topic, number),
+            identity,
+            rules,
+            Carried(begin, begin),
+            {},
+            resumed=newest is not None,
+            kept=keep,
         )
     slots, used = [], {current.tp}
+    kept: list[str] = []
     for one in earlier:
         members = _members(one, rows)
-        slots.append(Slot(one.tp, one.identity, rules, one.pending, members, resumed=True))
+        slots.append(Slot(one.tp, one.identity, rules, one.pending, members, resumed=True, kept=keep))
         used |= {one.tp, *(members_row(one.tp, chunk) for chunk in members)}
+        used |= {rows_row(one.tp, chunk) for chunk in members}
+        kept += [text for chunk in members for text in read_rows(rows.get(rows_row(one.tp, chunk)))]
     stale = [tp for tp in rows if tp.topic == topic and _is_ours(tp) and tp not in used]
-    return Start(current, slots, newest.tp if newest in earlier and newest else None, stale, other_rules)
+    return Start(current, slots, newest.tp if newest in earlier and newest else None, stale, other_rules, kept)
 
 
 def _is_ours(tp: TopicPartition) -> bool:
-    return not tp.broker or tp.broker.startswith(MEMBERS)
+    return not tp.broker or tp.broker.startswith((MEMBERS, ROWS))
 
 
 def _left(topic: str, rows: Mapping[TopicPartition, str], group: str, rules: bytes) -> tuple[list[_Left], bool]:

@@ -79,7 +79,7 @@ class GrpcClient:
         self._session: Session | None = None
         self._opened = threading.Event()
         self._refused: RefusedError | None = None
-        self._is_full = self._closed = False
+        self._is_full = self._has_adopted = self._closed = False
 
     # The verbs, on the owner's thread
 
@@ -137,10 +137,28 @@ class GrpcClient:
         """Give these back."""
         self._loop.call_soon_threadsafe(self._leases.release, list(handles))
 
+    def receipt(self, handle: Hashable) -> str:
+        """What another process needs to acknowledge it; empty when it is acknowledged already."""
+        return self._leases.receipt(handle)
+
+    def adopt(self, topic: str, message_id: str, receipt: str) -> Hashable:
+        """The handle of a message that another process was given."""
+        self._has_adopted = True
+
+        async def add() -> int:
+            return self._leases.adopt(topic, message_id, receipt)
+
+        return self._do(add())
+
     def pause(self, full: bool) -> None:
         """Take nothing more in while `full`, or go on."""
         self._is_full = full
-        self._loop.call_soon_threadsafe(self._may_go_on.clear if full else self._may_go_on.set)
+        if not self._opened.is_set():
+            return
+        if full:
+            self._loop.call_soon_threadsafe(self._may_go_on.clear)
+        else:
+            asyncio.run_coroutine_threadsafe(self._go_on(), self._loop)
 
     def problems(self) -> Mapping[str, str]:
         """What is wrong at present: a key, and a sentence for an operator."""
@@ -174,7 +192,8 @@ class GrpcClient:
 
     async def _begin(self) -> None:
         self._may_go_on, self._room = asyncio.Event(), asyncio.Event()
-        self._may_go_on.set()
+        if not self._is_full:
+            self._may_go_on.set()
         self._leases = Leases(self._requests, self._call)
         self._keepers = [asyncio.ensure_future(self._keep_open()), asyncio.ensure_future(self._keep())]
 
@@ -219,6 +238,14 @@ class GrpcClient:
         self._session, self._refused = session, None
         self._problems.clear()
         self._opened.set()
+
+    async def _go_on(self) -> None:
+        """What is asked for before the queue of what was adopted is free waits for the whole of `POLL_S`."""
+        if self._has_adopted:
+            self._has_adopted = False
+            await self._leases.acknowledged(REQUEST_S)
+        if not self._is_full:
+            self._may_go_on.set()
 
     async def _call(self, name: str, request: Any) -> Any:
         """Ask within the present session, or the next one if it comes soon."""

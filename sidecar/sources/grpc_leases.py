@@ -61,6 +61,17 @@ class Leases:
         self._leases[self._given] = _Lease(topic, message_id, receipt, time.monotonic() + INVISIBLE_S)
         return self._given
 
+    def adopt(self, topic: str, message_id: str, receipt: str) -> int:
+        """A message that another process received; its number. How long it is ours still is not known."""
+        number = self.add(topic, message_id, receipt)
+        self._leases[number].until_s = time.monotonic()
+        return number
+
+    def receipt(self, token: Hashable) -> str:
+        """The receipt handle at present, empty without one; from any thread."""
+        lease = self._leases.get(token)
+        return lease.receipt if lease is not None else ""
+
     def ack(self, tokens: Collection[Hashable]) -> None:
         """Begin to acknowledge."""
         for token in tokens:
@@ -85,12 +96,16 @@ class Leases:
             if lease is not None:
                 self._begin(self._change(lease, RELEASED_S))
 
-    async def close(self, timeout_s: float) -> None:
-        """Give all back that is left, and wait for what was begun."""
-        self.release(list(self._leases))
+    async def acknowledged(self, timeout_s: float) -> None:
+        """Wait for what was begun."""
         until_s = time.monotonic() + timeout_s
         while (self._acks or self._busy) and time.monotonic() < until_s:
             await asyncio.sleep(0.01)
+
+    async def close(self, timeout_s: float) -> None:
+        """Give all back that is left, and wait for what was begun."""
+        self.release(list(self._leases))
+        await self.acknowledged(timeout_s)
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()

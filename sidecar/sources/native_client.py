@@ -254,6 +254,14 @@ class NativeClient:
     def release(self, handles: Collection[Hashable]) -> None:
         """Nothing: what is not acknowledged when this process leaves is handed over again at once."""
 
+    def receipt(self, handle: Hashable) -> str:  # noqa: ARG002
+        """None: what is handed over belongs to the child."""
+        return ""
+
+    def adopt(self, topic: str, message_id: str, receipt: str) -> Hashable:
+        """Never asked for, as there are no receipts."""
+        raise AssertionError(topic, message_id, receipt)
+
     def pause(self, full: bool) -> None:
         """Take nothing more in while `full`, or go on."""
         self._is_paused = full

@@ -25,6 +25,7 @@ from tests.support.process import Daemon, wait_until
 from tests.support.receiver import Receiver, value_hash
 from tests.support.relay import Relay
 from tests.support.rocketmq import BROKER, Message, Node, RocketMqNode
+from tests.support.rocketmq_fifo import fifo_kills
 from tests.support.rocketmq_flow import PATIENCE_S, Bodies, await_all, configuration
 
 Waits: TypeAlias = dict[str, Future[Any]]
@@ -159,6 +160,11 @@ def test_what_a_producer_sent_twice_comes_once(waits: Waits) -> None:
 def test_of_what_is_sent_twice_one_is_delivered_whoever_gets_it(waits: Waits) -> None:
     """Two members with one ledger, both killed between claim and answer: of each key one copy arrives, and once."""
     assert waits["ledger"].result().exact
+
+
+def test_a_fifo_topic_goes_on_after_a_kill(node: RocketMqNode, source: dict[str, Any], tmp_path: Path) -> None:
+    """A part of several queues is whole without the broker, which hands over no more of a queue before: each once."""
+    assert fifo_kills(node, source, tmp_path, 4_000, 2).exact
 
 
 def test_messages_of_a_fifo_queue_stay_in_order(waits: Waits) -> None:

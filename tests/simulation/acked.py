@@ -79,10 +79,12 @@ class Process:
             lease_ms=CLAIM_MS // 3 if ledger else None, numbered=True,
         )  # fmt: skip
         self.pipeline = Pipeline(reading, batching, delivery, chance.random.random)
+        room = chance.random.choice([20_000, 1 << 20]) if not ledger else ROOM
+        ordered = chance.ordered if ledger else chance.random.random() < 0.2
         self.source = AckedSource(
-            self.client, [TOPIC], "g", state, b"rule", chance.random.choice([20_000, 1 << 20]) if not ledger else ROOM,
+            self.client, [TOPIC], "g", state, b"rule", room,
             self._groups,
-            in_order=chance.ordered if ledger else chance.random.random() < 0.2, disk=Inline(),
+            in_order=ordered, keep_rows=ordered, disk=Inline(),
             exchange=Exchange(self._desk, "g", self._clock) if self._desk else None, clock=self._clock,
         )  # fmt: skip
         state.failing = ""

@@ -177,6 +177,14 @@ class SimulatedClient:
         """Give back."""
         self._broker.expire([int(str(handle)) for handle in handles])
 
+    def receipt(self, handle: Hashable) -> str:
+        """As text."""
+        return str(handle)
+
+    def adopt(self, topic: str, message_id: str, receipt: str) -> Hashable:
+        """Good for an acknowledgement still."""
+        return int(receipt)
+
     def pause(self, full: bool) -> None:
         """Take nothing in."""
         self._full = full

@@ -20,6 +20,7 @@ from sidecar.sources.acked_client import Handed
 from sidecar.sources.acked_columns import Taken, identity_of
 from sidecar.sources.acked_exchange import Exchange
 from sidecar.sources.acked_settled import Settled
+from sidecar.sources.acked_slot import ROWS
 from sidecar.sources.acked_unsettled import divide, unsettled
 from sidecar.sources.base import Assignment
 from sidecar.state.interface import IdSegment
@@ -71,6 +72,14 @@ class Client:
         """Note them."""
         self.released += handles
 
+    def receipt(self, handle: Hashable) -> str:
+        """As text."""
+        return str(handle)
+
+    def adopt(self, topic: str, message_id: str, receipt: str) -> Hashable:
+        """Tells that it was another's."""
+        return f"adopted {receipt}"
+
     def pause(self, full: bool) -> None:
         """Note it."""
         self.full = full
@@ -92,11 +101,12 @@ class Scene:
         disk: Writes.
         rules: As of `AckedSource`.
         exchange: As of `AckedSource`.
+        keep_rows: As of `AckedSource`.
     """
 
     def __init__(
         self, state: MemoryState | None = None, *, held_max_bytes: int = 1 << 20, disk: Executor | None = None,
-        rules: bytes = b"rule", exchange: Exchange | None = None,
+        rules: bytes = b"rule", exchange: Exchange | None = None, keep_rows: bool = False,
     ) -> None:  # fmt: skip
         self.state = state or MemoryState()
         self.client = Client()
@@ -106,10 +116,10 @@ class Scene:
         self.source = AckedSource(
             self.client, ["t"], "g", self.state, rules, held_max_bytes,
             lambda tp, messages: ["b" if m.handed.body.startswith(b"b") else "a" for m in messages],
-            disk=disk or Inline(), exchange=exchange,
+            disk=disk or Inline(), exchange=exchange, keep_rows=keep_rows,
         )  # fmt: skip
         self.source.open(self)
-        self.poll()
+        self.first = self.poll()
 
     def poll(self, *coming: Handed) -> list[Any]:
         """What the core gets."""
@@ -243,6 +253,24 @@ def test_what_was_in_flight_waits_for_all_of_it() -> None:
     found = again.poll(handed(12, b"0", unique="0", times=1))
     assert runs(found) == [(begin, [b"0", b"1", b"2"])]
     assert (found[-1].tp, found[-1].position) == (tp, begin + 3)
+
+
+def test_with_its_rows_kept_a_part_is_whole_without_the_broker() -> None:
+    """With their receipts they are acknowledged once they are settled, and nothing is taken in before that."""
+    scene = Scene(keep_rows=True)
+    scene.poll(handed(7, b"0", unique="0"), handed(8, b"1", unique="1"))
+    begin = scene.found[0].carried.seen
+    scene.commit(Carried(begin, begin + 2, {A: CarriedLane(None, ((begin, begin + 1),))}))
+    again = Scene(scene.state, keep_rows=True)
+    assert runs(again.first) == [(begin, [b"0", b"1"])]
+    again.poll()
+    assert again.client.full
+    again.commit(Carried(begin + 2, begin + 2), [one.carried.seen for one in again.found].index(begin + 2))
+    again.poll()
+    again.poll()
+    assert again.client.acked == ["adopted 7", "adopted 8"]
+    assert not again.client.full
+    assert not [row for row in again.state.load_progress() if row.broker.startswith(ROWS)]
 
 
 def test_what_never_comes_again_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
