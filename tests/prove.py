@@ -25,9 +25,13 @@ from pathlib import Path
 from typing import Any
 
 from tests.integration import test_exactly_once as once
+from tests.integration import test_health as health
+from tests.integration import test_ids as ids
 from tests.integration import test_kills as kills
 from tests.integration import test_ledger as ledger
+from tests.integration import test_library as library
 from tests.integration import test_members as members
+from tests.integration import test_rewinds as rewinds
 from tests.integration import test_rocketmq_flows as rocketmq
 from tests.integration import test_tables as tables
 from tests.simulation import run as simulation
@@ -123,6 +127,10 @@ def daemon_checks(n: Sizes) -> dict[str, Check]:
         "members": come_and_go,
         "members-by-group": come_and_go_by_group,
         "outages": outages,
+        "rewinds": lambda broker, folder: rewinds.rewinds(broker, folder, n(10, 1)),
+        "ids": lambda broker, folder: [ids.restored(broker, folder, n(30_000_000, 1_000_000), n(200_000, 2_000))],
+        "health": lambda broker, folder: [health.outages(broker, folder, n(10))],
+        "library": lambda broker, folder: [library.kills(broker, folder, n(20, 2))],
         "tables": killed_tables,
         "ledger": twins,
         "receivers": partial(suite, "a receiver that misbehaves in every way", "integration/test_faults.py"),

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from sidecar.ops.health import KINDS
-from tests.support.kafka import KafkaBroker, unique
+from tests.support.audit import Finding
+from tests.support.kafka import KafkaBroker
 from tests.support.process import Daemon, free_ports, http_get, wait_until
-from tests.support.receiver import Receiver
-from tests.support.scene import Scene
+from tests.support.scene import Scene, new_scene, values
+
+FROZEN_S, FAILING_S, HEALED_S = 25.0, 10.0, 20.0
+"""Within these seconds a broker that stands still, a receiver that fails, and the end of either is told."""
 
 
 @pytest.fixture(scope="module")
@@ -24,13 +28,54 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaBroker]:
 @pytest.fixture
 def scene(broker: KafkaBroker, tmp_path: Path) -> Iterator[Scene]:
     """A topic and a receiver."""
-    with Receiver() as receiver:
-        yield Scene(broker, tmp_path, receiver, broker.create_topic(unique("health")), unique("group"))
+    with new_scene(broker, tmp_path) as scene:
+        yield scene
 
 
 def state(daemon: Daemon) -> str:
     """The word."""
     return str(daemon.status()["health"]["state"])
+
+
+def told_after(daemon: Daemon, word: str, within_s: float) -> float:
+    """Wait until health is this word; the seconds that it took."""
+    begun = time.monotonic()
+    wait_until(lambda: state(daemon) == word, within_s, f"it is {word}", detail=daemon.status)
+    return time.monotonic() - begun
+
+
+def outages(broker: KafkaBroker, folder: Path, times: int) -> Finding:
+    """The receiver fails, then the broker stands still, that many times: how soon each is told, and its end."""
+    begun = time.monotonic()
+    seconds: dict[str, list[float]] = {"degraded": [], "stopped": [], "healthy": []}
+    with new_scene(broker, folder) as scene, scene.daemon() as daemon:
+        scene.send(values("first", 10))
+        scene.await_all(daemon)
+        for number in range(times):
+            scene.receiver.fail("status", status=500)
+            scene.send(values(f"failing {number}", 100))
+            seconds["degraded"].append(told_after(daemon, "degraded", FAILING_S))
+            scene.receiver.faults.clear()
+            seconds["healthy"].append(told_after(daemon, "healthy", HEALED_S))
+            scene.await_all(daemon)
+            broker.freeze()
+            try:
+                seconds["stopped"].append(told_after(daemon, "stopped", FROZEN_S))
+            finally:
+                broker.thaw()
+            seconds["healthy"].append(told_after(daemon, "healthy", HEALED_S))
+            scene.send(values(f"later {number}", 100))
+            scene.await_all(daemon)
+        daemon.stop()
+        found, messages = scene.tally(), len(scene.expected)
+    notes = ", ".join(f"*{word}* after {max(waits):.1f} s at most" for word, waits in seconds.items())
+    point = "health: the receiver answers 500, then the broker is frozen"
+    return Finding(point, 2 * times, messages, found, time.monotonic() - begun, notes)
+
+
+def test_outages_are_told_in_their_seconds(broker: KafkaBroker, tmp_path: Path) -> None:
+    """A receiver that fails makes the daemon *degraded*, a frozen broker *stopped*; both heal, and nothing is lost."""
+    assert outages(broker, tmp_path, 1).exact
 
 
 def test_a_frozen_broker_is_told_in_all_places(scene: Scene, broker: KafkaBroker) -> None:
@@ -40,7 +85,7 @@ def test_a_frozen_broker_is_told_in_all_places(scene: Scene, broker: KafkaBroker
         scene.await_all(daemon)
         broker.freeze()
         try:
-            wait_until(lambda: state(daemon) == "stopped", 25, "it is told", detail=daemon.status)
+            wait_until(lambda: state(daemon) == "stopped", FROZEN_S, "it is told", detail=daemon.status)
             health = daemon.status()["health"]
             assert health["next_step"] == KINDS[health["kind"]].next_step
             shown = f"stopped: {health['reason']}. Next: {health['next_step']}"
@@ -52,7 +97,7 @@ def test_a_frozen_broker_is_told_in_all_places(scene: Scene, broker: KafkaBroker
             assert {name: told[name] for name in ("state", "reason", "next_step")}.items() <= health.items()
         finally:
             broker.thaw()
-        wait_until(lambda: state(daemon) == "healthy", 20, "it heals", detail=daemon.status)
+        wait_until(lambda: state(daemon) == "healthy", HEALED_S, "it heals", detail=daemon.status)
         scene.send([b"later"])
         scene.await_all(daemon)
 
