@@ -75,6 +75,12 @@ class Claiming:
         return sum(part.count for asking in askings if asking.batch is None for part in asking.parts)
 
     @property
+    def held_alone(self) -> bool:
+        """Whether parts wait for their twins, and no batch for the ledger."""
+        askings = [*self._asked.values(), *(asking for _, _, asking in self._later)]
+        return bool(askings) and all(asking.batch is None for asking in askings)
+
+    @property
     def busy(self) -> bool:
         """Whether enough is asked for at present."""
         return len(self._asked) >= ASKED_MAX

@@ -396,6 +396,12 @@ class Delivery:
         """Whether no batch is outstanding and no dead letter on its way."""
         return not self.groups and not self.burials and not self.claims
 
+    @property
+    def awaits_twins(self) -> bool:
+        """Whether all that is outstanding waits for what twins have claimed, or behind what does."""
+        others = self._sending or self._waiting or self._sealing or self.burials
+        return self.claims is not None and self.claims.held_alone and not others
+
     def held_up(self) -> Iterator[tuple[str, Batch]]:
         """Each batch that waits for something other than its group's next try, and what that is."""
         queues = {"a commit": self._sealing, "a free sender": self._ready, "an answer": self._sending.values()}

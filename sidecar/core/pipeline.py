@@ -340,8 +340,12 @@ class Pipeline:
         return bool(self.delivery.halted or self.delivery.guard.tripped or self.state_lost)
 
     def _read_all_the_same(self) -> list[TopicPartition]:
-        """What an earlier life left is whole only once it was read again: not to read it could be a wait for ever."""
-        if self._halted or (self._memory_full and not self.delivery.idle):
+        """What an earlier life left is whole only once it was read again: not to read it could be a wait for ever.
+
+        So it is with a twin that was claimed in that life: what waits for it makes no room.
+        """
+        is_stuck = self.delivery.idle or self.delivery.awaits_twins
+        if self._halted or (self._memory_full and not is_stuck):
             return []
         waiting = self._waiting_for_origins()
         replaying = [tp for tp, partition in self.partitions.items() if partition.replaying and tp not in waiting]

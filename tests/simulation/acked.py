@@ -72,7 +72,7 @@ class Process:
         )  # fmt: skip
         batching = BatchRules(
             by_group=chance.random.random() < 0.3, limits=Limits(chance.random.choice([1, 5, 20]), 10_000),
-            linger_ms=50, span_max=10_000, held_max_bytes=chance.random.choice([30_000, 1 << 20]),
+            linger_ms=50, span_max=10_000, held_max_bytes=chance.random.choice([4_000 if ledger else 30_000, 1 << 20]),
         )  # fmt: skip
         delivery = DeliveryRules(
             backoff=Backoff(10, 100), concurrency=2, ordered=ledger is None or chance.ordered, separator=b"\n",

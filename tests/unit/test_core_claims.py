@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from sidecar.core.carried import Carried, CarriedLane, lane_key
 from sidecar.core.claims import DUPLICATE, HELD, Mark, State, Want, place_of
 from sidecar.core.fields import Field
 from sidecar.core.ids import key_reader
@@ -140,6 +141,19 @@ def test_a_twin_that_is_claimed_elsewhere_is_waited_for(state: State, sent: list
     assert shell.offsets() == sent
     assert len({name for name, _, _ in shell.sent}) == len(sent)
     assert shell.pipeline.idle
+
+
+def test_memory_that_waits_for_twins_never_stops_what_alone_can_free_it() -> None:
+    """Where rows that wait for twins fill the budget, what an earlier life left is read: the twins may be there."""
+    shell, rows = Twins(held=400), with_ids(*range(10))
+    other = TopicPartition("t", 1)
+    shell.pipeline.assign(other, "5c0pe000", Carried(0, 5, {lane_key("g0"): CarriedLane(None, ((0, 4),))}))
+    for row in rows:
+        shell.twin(row)
+    shell.read(*rows)
+    shell.run(20)
+    assert shell.pipeline.stops.keys() == {"memory"}
+    assert shell.pipeline.paused == {TP}
 
 
 def test_twins_in_one_batch_wait_for_each_other() -> None:
