@@ -50,8 +50,8 @@ class _Left(NamedTuple):
         ranges += [(one.first, one.last) for one in self.carried.joints]
         if not ranges:
             return Carried(self.carried.seen, self.carried.seen)
-        first, last = min(one[0] for one in ranges), max(one[1] for one in ranges)
-        return Carried(first, last + 1, lanes, None, self.carried.joints)
+        first = min(one[0] for one in ranges)  # but numbers behind the last were given too, and are never given again
+        return Carried(first, self.carried.seen, lanes, None, self.carried.joints)
 
 
 def start(

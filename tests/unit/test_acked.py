@@ -252,7 +252,22 @@ def test_what_was_in_flight_waits_for_all_of_it() -> None:
     assert runs(found) == [(again.found[0].carried.seen, [b"body"])]
     found = again.poll(handed(12, b"0", unique="0", times=1))
     assert runs(found) == [(begin, [b"0", b"1", b"2"])]
-    assert (found[-1].tp, found[-1].position) == (tp, begin + 3)
+    assert (found[-1].tp, found[-1].position) == (tp, begin + 4)
+
+
+def test_a_number_is_given_once() -> None:
+    """A numbering that ends in a later life, and is gone on with after it, gives no number that an earlier one gave."""
+    scene = Scene()
+    ((begin, _),) = runs(scene.poll(handed(1, b"a1"), handed(2, b"a2"), handed(3, b"a3")))
+    scene.commit(Carried(begin, begin + 3, {A: CarriedLane(None, ((begin, begin),))}))
+    second = Scene(scene.state)
+    second.poll(handed(4, b"a1", times=1))
+    (at,) = (at for at, one in enumerate(second.found) if one.scope == scene.found[0].scope)
+    assert second.found[at].carried.seen == begin + 3
+    seen = second.found[at].carried.seen
+    second.commit(Carried(seen, seen), at)
+    ((again, _),) = runs(Scene(second.state).poll(handed(5, b"a5")))
+    assert again >= begin + 3
 
 
 def test_with_its_rows_kept_a_part_is_whole_without_the_broker() -> None:
