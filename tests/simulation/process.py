@@ -69,6 +69,8 @@ class Process:
         """What it believes to own, and the next offset to fetch."""
         self.lives: dict[int, Life] = {}
         """The incarnation it took last."""
+        self.taken: dict[tuple[int, str], Life] = {}
+        """Every one it took: a log may be refilled later under the same name, which this process does not know."""
         self.paused: frozenset[TopicPartition] = frozenset()
         self.commit: list[CommitItem] | None = None
         self.journalled = False
@@ -113,7 +115,8 @@ class Process:
         kept.setdefault(item.generation, []).extend(ids)
 
     def _life(self, item: CommitItem | DeadLetter) -> Life:
-        return self._broker.life(item.tp.partition, item.scope)
+        key = item.tp.partition, item.scope
+        return self.taken.get(key) or self._broker.life(*key)
 
     # Ownership
 
@@ -127,7 +130,7 @@ class Process:
         if before.rewound:
             self.folder.doubt(before, life, recalled)
             life.inherited.update(range(recalled.carried.watermark, recalled.carried.seen))
-        self.lives[number] = life
+        self.lives[number] = self.taken[number, life.scope] = life
         if self._plan.ids:
             self.pipeline.intake.ids.forget(TPS[number])
             kept = _sorted(self.journal.get(life, {}))

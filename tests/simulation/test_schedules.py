@@ -21,9 +21,10 @@ REGRESSIONS = {
     2972: "ids that the journal kept with the next generation made that one rotate before its time",
     8969: "what a state rested on had no fingerprint, as the folder knew one further on",
     20633: "a log was refilled beyond all that was relied on: its names go on, and the model took them for others",
+    126201: "a dead letter of a zombie was taken for one of the log as it was refilled since, by the model",
     12853: "a part spanned what the window knew, and went out with it after a crash",
 }
-NEWER = {76540, 2972, 8969, 12853, 20633}
+NEWER = {76540, 2972, 8969, 12853, 20633, 126201}
 LEDGER_REGRESSIONS = {
     42155: "a twin took what was refused among others, whose name was sent again after a crash",
     107307: "the receiver knew under a name what a twin had taken since",
