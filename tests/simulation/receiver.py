@@ -95,6 +95,8 @@ class Receiver:
     def _check_name(self, group: str, name: str, life: Life, offsets: tuple[int, ...]) -> None:
         owner, before = self._names.setdefault((group, name), (life, offsets))
         is_other = not life.shares(owner, max((*before, *offsets), default=-1))
+        if not is_other:  # it may have arrived when the log had been refilled behind it
+            life.stored.update(owner.stored.intersection(before))
         if before != offsets or is_other:
             differ = (set(before) ^ set(offsets)) - life.gone
             if self._plan.ids or life.rewound:

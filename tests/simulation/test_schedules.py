@@ -22,9 +22,10 @@ REGRESSIONS = {
     8969: "what a state rested on had no fingerprint, as the folder knew one further on",
     20633: "a log was refilled beyond all that was relied on: its names go on, and the model took them for others",
     126201: "a dead letter of a zombie was taken for one of the log as it was refilled since, by the model",
+    75865: "a request arrived when the log had been refilled behind it, and the model forgot what it stored",
     12853: "a part spanned what the window knew, and went out with it after a crash",
 }
-NEWER = {76540, 2972, 8969, 12853, 20633, 126201}
+NEWER = {76540, 2972, 8969, 12853, 20633, 126201, 75865}
 LEDGER_REGRESSIONS = {
     42155: "a twin took what was refused among others, whose name was sent again after a crash",
     107307: "the receiver knew under a name what a twin had taken since",
