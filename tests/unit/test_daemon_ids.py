@@ -25,6 +25,7 @@ from sidecar.errors import StateError
 from sidecar.sources.base import Assignment, Source
 from sidecar.state.interface import IdSegment, StoredIds
 from sidecar.state.memory import MemoryState
+from tests.support.process import wait_until
 
 ORDERS, OTHER = TopicPartition("orders", 0), TopicPartition("orders", 1)
 SETTINGS: dict[str, Any] = {
@@ -122,7 +123,7 @@ class Life:
     def __init__(self) -> None:
         pipeline, sink = build(Settings.model_validate(SETTINGS), cast(Any, Columns()))
         self.broker, self.state, self.writer = Broker(), SlowState(), Writer()
-        inbox = queue.SimpleQueue[object]()
+        inbox = self.inbox = queue.SimpleQueue[object]()
         self.senders = Senders(sink, 1, inbox)
         self.supervisor = Supervisor(
             pipeline,
@@ -219,6 +220,7 @@ def test_nothing_waits_for_ids(how: str) -> None:
             while life.supervisor.turn():
                 pass
             life.supervisor.close()
+            life.supervisor.ids.close()
         else:
             getattr(life.supervisor, how)([ORDERS])
         assert time.monotonic() - begun_s < 1
@@ -231,10 +233,15 @@ def test_nothing_waits_for_ids(how: str) -> None:
 def test_a_partition_that_comes_back_is_restored_anew() -> None:
     """What was sorted for an earlier ownership is not taken for the later one's."""
     with living() as life:
+        life.state.go_on.set()
         life.assign(ORDERS)
+        wait_until(lambda: not life.inbox.empty(), 10, "it was sorted")
         life.supervisor.lost([ORDERS])
         life.state.append_ids([IdSegment(ORDERS, 3, ids(7))])
+        life.state.go_on.clear()
         life.assign(ORDERS)
+        life.supervisor.turn()
+        assert ORDERS not in life.supervisor.pipeline.partitions
         life.state.go_on.set()
         life.until(lambda: ORDERS in life.supervisor.pipeline.partitions)
         life.hand_over(ORDERS, 0, 7)

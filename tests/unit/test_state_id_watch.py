@@ -153,6 +153,9 @@ def test_what_was_merged_or_dropped_is_not_missed(tmp_path: Path) -> None:
     """Files that went in order are no damage, also when the process died before it could list the new ones."""
     store = filled(tmp_path)
     store.drop_ids_before(ORDERS, 2)
+    store.close()
+    store = opened(tmp_path)
+    assert known(store) == IDS[4_000:]
     part = first_of(tmp_path)
     store.append_ids([IdSegment(ORDERS, 2, array("q", range(3_000)).tobytes())])
     store._ids._list = lambda tp: None  # type: ignore[method-assign]

@@ -110,6 +110,9 @@ def test_a_file_that_took_its_place_is_left_alone(store: Store, tmp_path: Path) 
         (tmp_path / "moved" / "state.db").write_bytes(b"no database at all\n" * 4000)
         with pytest.raises(StateError):
             store.load_partitions()
+        (tmp_path / "moved" / "state.db-wal").write_bytes(b"no log at all\n" * 20_000)
+        with pytest.raises(StateError):
+            store.dead_letters(10)
         store.close()
         other.put_dead_letters([letter(8)])
         assert [one.offset for one in other.dead_letters(10)] == [7, 8]
