@@ -76,6 +76,8 @@ class KafkaSource:
         self._assigned: set[TopicPartition] = set()
         self._given: list[TopicPartition] | None = None
         """What the group gave us in the present `consume()`."""
+        self._lost: set[str] = set()
+        """Topics of the partitions that were lost last."""
         self._waiting: dict[TopicPartition, KafkaError] = {}
         """Ours, but where to go on could not be told, and why."""
         self._retry_at_s = 0.0
@@ -235,7 +237,11 @@ class KafkaSource:
 
     def problems(self) -> Mapping[str, str]:
         """What is wrong with the broker at present: a key, and a sentence for an operator."""
-        return self._troubles.now
+        now = self._troubles.now
+        if SESSION not in now or not self._lost or self._lost - now.keys():
+            return now
+        gone = f"the topic {min(self._lost)} does not exist any more: make it again"  # with it everything was lost
+        return {**now, SESSION: f"{gone} (it is read from its start), or take it out of source.kafka.topics"}
 
     def pause(self, tps: Collection[TopicPartition]) -> None:
         """Read from all assigned partitions but these."""
@@ -336,6 +342,7 @@ class KafkaSource:
 
     def _on_lost(self, _: ck.Consumer, partitions: Sequence[ck.TopicPartition]) -> None:
         tps = {TopicPartition(tp.topic, tp.partition) for tp in partitions}
+        self._lost = {tp.topic for tp in tps}
         self._troubles.put(SESSION, "the session with the group ended, and no partition was given to us since")
         self._listener.lost(tps & self._assigned)
         self._drop(tps)

@@ -240,6 +240,17 @@ def test_a_topic_of_a_pattern_may_go(kafka: Broker, group: str, tmp_path: Path) 
             assert daemon.status()["health"]["state"] == "healthy"
 
 
+def test_a_topic_that_is_deleted_is_named(scene: Scene) -> None:
+    """When all that a daemon reads is gone it is stopped, and says that the topic is missing, not Kafka."""
+    with scene.daemon() as daemon:
+        scene.send(values("a", 5))
+        scene.await_all(daemon, 20)
+        scene.broker.delete_topic(scene.topic)
+        said = f"Kafka: the topic {scene.topic} does not exist any more: make it again"
+        wait_until(lambda: said in daemon.status()["health"]["reason"], 20, "it is told", detail=daemon.status)
+        assert daemon.status()["health"]["state"] == "stopped"
+
+
 # Gaps
 
 
