@@ -281,7 +281,8 @@ def _read(answers: Iterable[Frame | None], mark: Mark | None) -> _Facts:
     if committed.code not in (Code.SUCCESS, Code.QUERY_NOT_FOUND):
         raise _UnknownError(str(RefusedError(committed, "the broker")))
     offset = read_offset(committed) if committed.code == Code.SUCCESS else None
-    at_low, at_high = read_offset(low), read_offset(high)
+    # A queue of a topic that is just being made again may be at -1.
+    at_low, at_high = max(0, read_offset(low)), max(0, read_offset(high))
     is_same = True
     if mark is not None and mark.offset >= at_low:
         if message.code == Code.SUCCESS:

@@ -76,3 +76,11 @@ def test_a_new_group_begins_when_all_brokers_have_told() -> None:
 def test_a_group_that_one_broker_knows_is_not_new(other: MadeUpLink) -> None:
     """Nobody else is waited for: `latest` is for new groups."""
     assert starts_of(MadeUpLink(answers=OLD), other).begin([HERE, THERE], {}) == set()
+
+
+def test_a_queue_that_is_just_being_made_begins_at_its_first_message() -> None:
+    """Some brokers put the ends of a queue without a file at -1, where no message can be."""
+    empty = frame(Code.SUCCESS, offset="-1")
+    answers = {14: frame(Code.QUERY_NOT_FOUND), 30: empty, 31: empty, 11: frame(Code.PULL_NOT_FOUND)}
+    found = starts_of(MadeUpLink(answers=answers), MadeUpLink()).find([HERE], {}, {})
+    assert [(one.carried.watermark, one.read_from) for one in found.starts] == [(0, 0)]
