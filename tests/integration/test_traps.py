@@ -157,7 +157,8 @@ def test_the_clients_pace_is_set(settings: KafkaSettings) -> None:
     config = consumer_config(settings, QUEUE_BYTES)
     assert config["fetch.queue.backoff.ms"] == 10
     assert config["queued.max.messages.kbytes"] == QUEUE_BYTES >> 10
-    assert config["fetch.max.bytes"] == QUEUE_BYTES
+    assert config["fetch.max.bytes"] == QUEUE_BYTES // 4
+    assert config["message.max.bytes"] <= config["fetch.max.bytes"]  # else the client raises the latter to the former
     assert (config["session.timeout.ms"], config["heartbeat.interval.ms"]) == (9_000, 500)
 
 
