@@ -247,7 +247,8 @@ class TopicGraveyard:
             return call(*args, **kwargs)
         except (ck.KafkaException, SystemError) as error:  # how the client tells that it is broken for good
             self._broken = True
-            raise self._unavailable(f"its client gave up and will be made anew: {error}") from error
+            reason = error.__cause__ or error  # a SystemError says nothing but that there was another
+            raise self._unavailable(f"its client gave up and will be made anew: {reason}") from error
 
     def _unavailable(self, reason: str) -> UnavailableError:
         return UnavailableError(f"dead letters could not be produced to {self._topic}: {reason}")

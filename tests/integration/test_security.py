@@ -217,6 +217,7 @@ def test_a_right_to_write_dead_letters_given_later_heals(scene: Scene, secure: K
             broken = lambda: daemon.log_path.read_text().count("|FATAL|")  # noqa: E731  # the client's own words
             wait_until(lambda: told() and broken() > 1, 30, "it is tried in vain, again", detail=daemon.log_tail)
             assert letters in told()[-1]["reason"]
+            assert not any("exception set" in problem for problem in daemon.status()["problems"])
             while rules:
                 lift_rule(secure, rules.pop())
             wait_until(lambda: daemon.status()["dead_lettered"] == 1, 15, "it is stored", detail=daemon.log_tail)
