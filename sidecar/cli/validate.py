@@ -13,7 +13,6 @@ from sidecar.config.explain import dotted
 from sidecar.errors import EXIT_CONFIG, ConfigError
 
 MIB = 1 << 20
-
 STORED_BYTES = 11
 """What a message id takes in a file, at most."""
 
@@ -98,17 +97,20 @@ def limit_mib(settings: Settings) -> int:
 
 
 def _ids_mib(settings: Settings) -> int:
-    dedup = settings.dedup
-    return 0 if dedup.field is None or dedup.ledger is not None else dedup.memory_bytes // MIB
+    return settings.dedup.memory_bytes // MIB if _remembers_ids(settings) else 0
+
+
+def _remembers_ids(settings: Settings) -> bool:
+    return settings.dedup.field is not None and settings.dedup.ledger is None
 
 
 def _ids(settings: Settings) -> str:
-    dedup = settings.dedup
-    if dedup.field is None or dedup.ledger is not None:
+    if not _remembers_ids(settings):
         return ""
-    disk_mb = max(1, dedup.capacity * STORED_BYTES // 1_000_000)
+    capacity = settings.dedup.capacity
+    disk_mb = max(1, capacity * STORED_BYTES // 1_000_000)
     memory = settings.public()["dedup"]["memory"]
-    return f" and {memory} of ids; up to {dedup.capacity:,} ids take {disk_mb:,} MB of disk a partition"
+    return f" and {memory} of ids; up to {capacity:,} ids take {disk_mb:,} MB of disk a partition"
 
 
 def _letters(shown: dict[str, Any]) -> str:

@@ -9,7 +9,8 @@ import signal
 import sqlite3
 import time
 from collections import Counter
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -120,12 +121,13 @@ def mapped(daemon: Daemon) -> bool:
     return code == 200 and bool(json.loads(body)["ids"]["file_bytes"])
 
 
-def test_files_of_ids_that_go_are_made_again(kafka: Broker, tmp_path: Path) -> None:
-    """Removed under the daemon, each id is known still, now and after a crash; the daemon says so and is degraded."""
+@contextmanager
+def filed(kafka: Broker, folder: Path) -> Iterator[tuple[Daemon, Receiver, str]]:
+    """A daemon that has 3,000 ids in a file, its receiver and its topic."""
     topic = unique("ids")
     kafka.create_topic(topic, 1)
     with Receiver() as receiver:
-        daemon = Scene(kafka, tmp_path, receiver, topic, unique("group")).daemon(dedup={"by": {"header": "id"}})
+        daemon = Scene(kafka, folder, receiver, topic, unique("group")).daemon(dedup={"by": {"header": "id"}})
         with daemon:
             produce(kafka.bootstrap, topic, outgoing(0, 0, 3_000))
             daemon.wait_ready()
@@ -133,50 +135,46 @@ def test_files_of_ids_that_go_are_made_again(kafka: Broker, tmp_path: Path) -> N
             daemon.stop()
             daemon.start()  # which moves them into a file
             wait_until(lambda: mapped(daemon), 20, "they are in a file", detail=daemon.log_tail)
-            folder = daemon.state_dir / "ids"
-            shutil.rmtree(folder)
-            wait_until(lambda: list(folder.rglob("*.ids")), 10, "it is made again", detail=daemon.log_tail)
-            wait_until(lambda: daemon.status()["health"]["kind"] == "state_damaged", 10, "it is told")
-            (damage,) = daemon.events("state.damaged")
-            assert (damage["reason"], damage["outcome"]) == ("removed", "made again from memory")
-            daemon.kill9()
-            daemon.start()
-            daemon.wait_ready()
-            produce(kafka.bootstrap, topic, outgoing(0, 0, 3_000))
-            wait_until(lambda: settled(daemon, 0, 3_000), 30, "each is known", detail=daemon.log_tail)
-            assert len(daemon.events("state.damaged")) == 1
-            daemon.stop()
+            yield daemon, receiver, topic
+
+
+def test_files_of_ids_that_go_are_made_again(kafka: Broker, tmp_path: Path) -> None:
+    """Removed under the daemon, each id is known still, now and after a crash; the daemon says so and is degraded."""
+    with filed(kafka, tmp_path) as (daemon, _, topic):
+        folder = daemon.state_dir / "ids"
+        shutil.rmtree(folder)
+        wait_until(lambda: list(folder.rglob("*.ids")), 10, "it is made again", detail=daemon.log_tail)
+        wait_until(lambda: daemon.status()["health"]["kind"] == "state_damaged", 10, "it is told")
+        (damage,) = daemon.events("state.damaged")
+        assert (damage["reason"], damage["outcome"]) == ("removed", "made again from memory")
+        daemon.kill9()
+        daemon.start()
+        daemon.wait_ready()
+        produce(kafka.bootstrap, topic, outgoing(0, 0, 3_000))
+        wait_until(lambda: settled(daemon, 0, 3_000), 30, "each is known", detail=daemon.log_tail)
+        assert len(daemon.events("state.damaged")) == 1
+        daemon.stop()
 
 
 def test_a_file_of_ids_that_is_cut_short_ends_one_life_at_most(kafka: Broker, tmp_path: Path) -> None:
     """The kernel may end the daemon, which leaves a traceback; the next one says what is forgotten, and goes on."""
-    topic = unique("ids")
-    kafka.create_topic(topic, 1)
-    with Receiver() as receiver:
-        daemon = Scene(kafka, tmp_path, receiver, topic, unique("group")).daemon(dedup={"by": {"header": "id"}})
-        with daemon:
-            produce(kafka.bootstrap, topic, outgoing(0, 0, 3_000))
-            daemon.wait_ready()
-            wait_until(lambda: settled(daemon, 3_000, 0), 30, "all is delivered", detail=daemon.log_tail)
-            daemon.stop()
+    with filed(kafka, tmp_path) as (daemon, receiver, topic):
+        (file,) = daemon.state_dir.rglob("*.ids")
+        os.truncate(file, 100)
+        produce(kafka.bootstrap, topic, outgoing(0, 0, 3_000))
+
+        def is_over() -> bool:
+            return not daemon.running or bool(daemon.events("state.damaged"))
+
+        wait_until(is_over, 20, "it is found", detail=daemon.log_tail)
+        if not daemon.running:
+            assert daemon.process.returncode == -signal.SIGBUS
+            assert "Bus error" in daemon.log_path.read_text()
             daemon.start()
-            wait_until(lambda: mapped(daemon), 20, "they are in a file", detail=daemon.log_tail)
-            (file,) = daemon.state_dir.rglob("*.ids")
-            os.truncate(file, 100)
-            produce(kafka.bootstrap, topic, outgoing(0, 0, 3_000))
-
-            def is_over() -> bool:
-                return not daemon.running or bool(daemon.events("state.damaged"))
-
-            wait_until(is_over, 20, "it is found", detail=daemon.log_tail)
-            if not daemon.running:
-                assert daemon.process.returncode == -signal.SIGBUS
-                assert "Bus error" in daemon.log_path.read_text()
-                daemon.start()
-                daemon.wait_ready()
-            wait_until(lambda: daemon.status()["lag"] == 0, 30, "it goes on", detail=daemon.log_tail)
-            wait_until(lambda: daemon.status()["health"]["kind"] == "state_damaged", 10, "it is told")
-            damages = daemon.events("state.damaged")
-            assert [one["reason"] for one in damages] in (["not as long as it was"], ["no file of message ids"])
-            assert len(receiver.rows()) >= 3_000
-            daemon.stop()
+            daemon.wait_ready()
+        wait_until(lambda: daemon.status()["lag"] == 0, 30, "it goes on", detail=daemon.log_tail)
+        wait_until(lambda: daemon.status()["health"]["kind"] == "state_damaged", 10, "it is told")
+        damages = daemon.events("state.damaged")
+        assert [one["reason"] for one in damages] in (["not as long as it was"], ["no file of message ids"])
+        assert len(receiver.rows()) >= 3_000
+        daemon.stop()
