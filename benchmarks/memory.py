@@ -44,6 +44,10 @@ class Point(NamedTuple):
     packed: str = "none"
     """Compression of the topic's batches."""
 
+    def messages(self) -> Point:
+        """What two points that are read from the same topic have in common."""
+        return self._replace(format="ndjson", compression="none", by="partition")
+
     def enough(self, budget: int) -> int:
         """More messages than fit, whatever else a message takes."""
         row = self.value_bytes + (ENVELOPE_BYTES if self.format == "envelope" else 1)
@@ -157,7 +161,16 @@ def settings(broker: Broker, topic: str, port: int, point: Point, budget: int) -
     }
 
 
-def measure(broker: Broker, port: int, folder: Path, point: Point, budget: int, *, count: int | None = None) -> Found:
+def fill(broker: Broker, point: Point, budget: int) -> str:
+    """A topic with more messages of a point than fit into the budget."""
+    topic = f"memory-{time.monotonic_ns()}"
+    broker.create_topic(topic, point.partitions)
+    messages = stream(point, point.enough(budget))
+    produce(broker.bootstrap, topic, messages, **{"compression.type": point.packed, "batch.size": 1 << 20})
+    return topic
+
+
+def measure(broker: Broker, port: int, folder: Path, point: Point, budget: int, topic: str) -> Found:
     """Run one point.
 
     Args:
@@ -166,26 +179,22 @@ def measure(broker: Broker, port: int, folder: Path, point: Point, budget: int, 
         folder: For configuration, state and log.
         point: What is measured.
         budget: `memory.budget` in bytes.
-        count: Messages in the topic; so many that they do not fit, unless told.
+        topic: What `fill` made.
     """
-    topic = f"memory-{time.monotonic_ns()}"
-    broker.create_topic(topic, point.partitions)
-    config = settings(broker, topic, port, point, budget)
-    produce(broker.bootstrap, topic, stream(point, 1))
-    with Daemon(folder, config, name=f"{topic}-empty") as sidecar:
+    first = f"memory-{time.monotonic_ns()}"
+    broker.create_topic(first, point.partitions)
+    produce(broker.bootstrap, first, stream(point, 1))
+    with Daemon(folder, settings(broker, first, port, point, budget), name=first) as sidecar:
         sidecar.wait_ready()
         wait_until(lambda: sidecar.status()["in_flight"] == 1, 30, "the first message")
         time.sleep(1.0)
         base = anonymous_bytes(sidecar.pid)
-        sidecar.terminate()
-        sidecar.wait(0)
-    messages = stream(point, count or point.enough(budget))
-    produce(broker.bootstrap, topic, messages, **{"compression.type": point.packed, "batch.size": 1 << 20})
-    with Daemon(folder, config, name=topic) as sidecar:
+        sidecar.kill9()
+    broker.delete_topic(first)
+    with Daemon(folder, settings(broker, topic, port, point, budget), name=f"{first}-full") as sidecar:
         sidecar.wait_ready(60)
         found = _watch(sidecar, budget, base)
         sidecar.kill9()
-    broker.delete_topic(topic)
     return found
 
 
@@ -228,9 +237,9 @@ WORST = [
 def every() -> list[Point]:
     """All points of the table."""
     table = itertools.product(
-        (8, 3000), (1, 30, 200, 10_000), (1, 8, 500), ("ndjson", "envelope", "json_array"), (False, True)
+        (8, 3000), (1, 30, 200, 10_000), (1, 8, 500), (False, True), ("ndjson", "envelope", "json_array")
     )
-    return [Point(*one) for one in table]
+    return [Point(tags, size, many, form, ids) for tags, size, many, ids, form in table]
 
 
 def main() -> None:
@@ -240,12 +249,16 @@ def main() -> None:
     parser.add_argument("--all", action="store_true", help="the whole table, not the worst points alone")
     parser.add_argument("--points", help="JSON list of lists: the fields of each point")
     wanted = parser.parse_args()
+    budget = wanted.budget_mib * MIB
     points = every() if wanted.all else WORST
     if wanted.points:
         points = [Point(*one) for one in json.loads(wanted.points)]
     with tempfile.TemporaryDirectory() as name, KafkaBroker(Path(name) / "kafka") as broker, silence() as port:
-        for point in points:
-            print(point, measure(broker, port, Path(name), point, wanted.budget_mib * MIB), flush=True)
+        for messages, same in itertools.groupby(points, Point.messages):
+            topic = fill(broker, messages, budget)
+            for point in same:
+                print(point, measure(broker, port, Path(name), point, budget, topic), flush=True)
+            broker.delete_topic(topic)
 
 
 if __name__ == "__main__":
