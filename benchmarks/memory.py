@@ -161,13 +161,14 @@ def settings(broker: Broker, topic: str, port: int, point: Point, budget: int) -
     }
 
 
-def fill(broker: Broker, point: Point, budget: int) -> str:
-    """A topic with more messages of a point than fit into the budget."""
+@contextmanager
+def filled(broker: Broker, point: Point, count: int) -> Iterator[str]:
+    """The name of a topic with so many messages of a point."""
     topic = f"memory-{time.monotonic_ns()}"
     broker.create_topic(topic, point.partitions)
-    messages = stream(point, point.enough(budget))
-    produce(broker.bootstrap, topic, messages, **{"compression.type": point.packed, "batch.size": 1 << 20})
-    return topic
+    produce(broker.bootstrap, topic, stream(point, count), **{"compression.type": point.packed, "batch.size": 1 << 20})
+    yield topic
+    broker.delete_topic(topic)
 
 
 def measure(broker: Broker, port: int, folder: Path, point: Point, budget: int, topic: str) -> Found:
@@ -179,18 +180,17 @@ def measure(broker: Broker, port: int, folder: Path, point: Point, budget: int, 
         folder: For configuration, state and log.
         point: What is measured.
         budget: `memory.budget` in bytes.
-        topic: What `fill` made.
+        topic: With more of its messages than fit.
     """
-    first = f"memory-{time.monotonic_ns()}"
-    broker.create_topic(first, point.partitions)
-    produce(broker.bootstrap, first, stream(point, 1))
-    with Daemon(folder, settings(broker, first, port, point, budget), name=first) as sidecar:
+    with (
+        filled(broker, point, 1) as first,
+        Daemon(folder, settings(broker, first, port, point, budget), name=first) as sidecar,
+    ):
         sidecar.wait_ready()
         wait_until(lambda: sidecar.status()["in_flight"] == 1, 30, "the first message")
         time.sleep(1.0)
         base = anonymous_bytes(sidecar.pid)
         sidecar.kill9()
-    broker.delete_topic(first)
     with Daemon(folder, settings(broker, topic, port, point, budget), name=f"{first}-full") as sidecar:
         sidecar.wait_ready(60)
         found = _watch(sidecar, budget, base)
@@ -255,10 +255,9 @@ def main() -> None:
         points = [Point(*one) for one in json.loads(wanted.points)]
     with tempfile.TemporaryDirectory() as name, KafkaBroker(Path(name) / "kafka") as broker, silence() as port:
         for messages, same in itertools.groupby(points, Point.messages):
-            topic = fill(broker, messages, budget)
-            for point in same:
-                print(point, measure(broker, port, Path(name), point, budget, topic), flush=True)
-            broker.delete_topic(topic)
+            with filled(broker, messages, messages.enough(budget)) as topic:
+                for point in same:
+                    print(point, measure(broker, port, Path(name), point, budget, topic), flush=True)
 
 
 if __name__ == "__main__":
