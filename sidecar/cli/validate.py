@@ -97,15 +97,11 @@ def limit_mib(settings: Settings) -> int:
 
 
 def _ids_mib(settings: Settings) -> int:
-    return settings.dedup.memory_bytes // MIB if _remembers_ids(settings) else 0
-
-
-def _remembers_ids(settings: Settings) -> bool:
-    return settings.dedup.field is not None and settings.dedup.ledger is None
+    return settings.dedup.memory_bytes // MIB if settings.dedup.remembers_ids else 0
 
 
 def _ids(settings: Settings) -> str:
-    if not _remembers_ids(settings):
+    if not settings.dedup.remembers_ids:
         return ""
     capacity = settings.dedup.capacity
     disk_mb = max(1, capacity * STORED_BYTES // 1_000_000)

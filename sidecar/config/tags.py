@@ -162,6 +162,11 @@ class Dedup(Model):
             return self.by.field()
         return None if self.by == "position" else fields.Field(self.by)
 
+    @property
+    def remembers_ids(self) -> bool:
+        """Whether message ids are remembered here, and not in a ledger."""
+        return self.field is not None and self.ledger is None
+
     @field_validator("ledger")
     @classmethod
     def _needs_key(cls, value: Ledger | None, info: ValidationInfo) -> Ledger | None:

@@ -219,7 +219,7 @@ def _acked_source(
         rules,
         HELD_SHARE * queue_bytes,
         groups_of(settings, AckedSource.columns),
-        in_order=ordered or (dedup.field is not None and dedup.ledger is None),
+        in_order=ordered or dedup.remembers_ids,
         keep_rows=ordered and rocketmq.client == "grpc",
         exchange=Exchange(ledger, rocketmq.group) if ledger and dedup.ledger and dedup.ledger.postgresql else None,
     )
