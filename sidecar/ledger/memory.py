@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from sidecar.core.claims import Entry, Exchanged, Mark, State, Want, decide, keys_in
@@ -37,6 +39,7 @@ class MemoryLedger:
 
     def __init__(self, now_ms: Callable[[], float]) -> None:
         self._now_ms = now_ms
+        self._lock = threading.Lock()
         self._rows: dict[bytes, _Row] = {}
         self._missed: dict[tuple[str, bytes], _Missed] = {}
         self.failing = ""
@@ -49,74 +52,78 @@ class MemoryLedger:
 
     def claim(self, wants: Sequence[Want], timeout_ms: int) -> list[list[int]]:
         """See `Ledger.claim`."""
-        self._check()
-        now_ms = self._now_ms()
-        keys = [key for want in wants for key in keys_in(want.keys)]
-        rows = {key: row for key in keys if (row := self._rows.get(key)) is not None}
-        found = {key: row.entry._replace(expired=row.until_ms <= now_ms) for key, row in rows.items()}
-        verdicts, writes = decide(wants, found)
-        for key, place, offset, token in writes:
-            before = rows.get(key)
-            state, since_ms = State.PROCESSING, now_ms
-            if before is not None:
-                since_ms = before.since_ms
-                if before.entry.state == State.SUCCESS:
-                    state = State.SUCCESS
-                elif (before.entry.place, before.entry.offset) != (place, offset):
-                    self.overtaken.setdefault(key, set()).add(before.entry.state)
-            self._rows[key] = _Row(Entry(place, offset, token, state), since_ms, now_ms + timeout_ms)
-        return verdicts
+        with self._alone():
+            now_ms = self._now_ms()
+            keys = [key for want in wants for key in keys_in(want.keys)]
+            rows = {key: row for key in keys if (row := self._rows.get(key)) is not None}
+            found = {key: row.entry._replace(expired=row.until_ms <= now_ms) for key, row in rows.items()}
+            verdicts, writes = decide(wants, found)
+            for key, place, offset, token in writes:
+                before = rows.get(key)
+                state, since_ms = State.PROCESSING, now_ms
+                if before is not None:
+                    since_ms = before.since_ms
+                    if before.entry.state == State.SUCCESS:
+                        state = State.SUCCESS
+                    elif (before.entry.place, before.entry.offset) != (place, offset):
+                        self.overtaken.setdefault(key, set()).add(before.entry.state)
+                self._rows[key] = _Row(Entry(place, offset, token, state), since_ms, now_ms + timeout_ms)
+            return verdicts
 
     def settle(self, marks: Sequence[Mark]) -> None:
         """See `Ledger.settle`."""
-        self._check()
-        for mark in marks:
-            for key, offset in zip(keys_in(mark.keys), mark.offsets, strict=True):
-                row = self._rows.get(key)
-                if row is None or (row.entry.place, row.entry.offset) != (mark.place, offset):
-                    continue
-                if row.entry.state != State.SUCCESS:
-                    row.entry = row.entry._replace(state=mark.state)
+        with self._alone():
+            for mark in marks:
+                for key, offset in zip(keys_in(mark.keys), mark.offsets, strict=True):
+                    row = self._rows.get(key)
+                    if row is None or (row.entry.place, row.entry.offset) != (mark.place, offset):
+                        continue
+                    if row.entry.state != State.SUCCESS:
+                        row.entry = row.entry._replace(state=mark.state)
 
     def exchange(self, group: str, missed: Sequence[bytes], given: Mapping[bytes, bytes]) -> Exchanged:
         """See `Ledger.exchange`."""
-        self._check()
-        now_ms, rows = self._now_ms(), self._missed
-        found: dict[bytes, bytes] = {}
-        for one in missed:
-            row = rows.setdefault((group, one), _Missed(now_ms))
-            row.asked_ms = now_ms
-            if row.message is not None:
-                found[one] = row.message
-                del rows[group, one]
-        for one, message in given.items():
-            if (group, one) in rows:
-                rows[group, one].message = message
-        for place in [place for place, row in rows.items() if row.asked_ms <= now_ms - GIVEN_FOR_MS]:
-            del rows[place]
-        since_ms, mine = now_ms - MISSED_FOR_MS, set(missed)
-        sought = [one for (whose, one), row in rows.items() if whose == group and row.asked_ms > since_ms]
-        others = [one for one in sought if one not in mine and rows[group, one].message is None]
-        return Exchanged(found, others[:MISSED_MAX])
+        with self._alone():
+            now_ms, rows = self._now_ms(), self._missed
+            found: dict[bytes, bytes] = {}
+            for one in missed:
+                row = rows.setdefault((group, one), _Missed(now_ms))
+                row.asked_ms = now_ms
+                if row.message is not None:
+                    found[one] = row.message
+                    del rows[group, one]
+            for one, message in given.items():
+                if (group, one) in rows:
+                    rows[group, one].message = message
+            for place in [place for place, row in rows.items() if row.asked_ms <= now_ms - GIVEN_FOR_MS]:
+                del rows[place]
+            since_ms, mine = now_ms - MISSED_FOR_MS, set(missed)
+            sought = [one for (whose, one), row in rows.items() if whose == group and row.asked_ms > since_ms]
+            others = [one for one in sought if one not in mine and rows[group, one].message is None]
+            return Exchanged(found, others[:MISSED_MAX])
 
     def prune(self, keep_ms: int, keys_max: int, step: int) -> int:
         """See `Ledger.prune`."""
-        self._check()
-        now_ms = self._now_ms()
-        oldest = sorted(self._rows.items(), key=lambda item: item[1].since_ms)
-        over = max(0, len(oldest) - keys_max)
-        gone = [key for i, (key, row) in enumerate(oldest) if i < over or row.since_ms <= now_ms - keep_ms]
-        idle = [key for key in gone if not self._runs(self._rows[key], now_ms)][:step]
-        for key in idle:
-            del self._rows[key]
-        return len(idle)
+        with self._alone():
+            now_ms = self._now_ms()
+            oldest = sorted(self._rows.items(), key=lambda item: item[1].since_ms)
+            over = max(0, len(oldest) - keys_max)
+            gone = [key for i, (key, row) in enumerate(oldest) if i < over or row.since_ms <= now_ms - keep_ms]
+            idle = [key for key in gone if not self._runs(self._rows[key], now_ms)][:step]
+            for key in idle:
+                del self._rows[key]
+            return len(idle)
 
     def _runs(self, row: _Row, now_ms: float) -> bool:
         return row.entry.state == State.PROCESSING and row.until_ms > now_ms
 
-    def _check(self) -> None:
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Calls of several threads follow each other: a key goes to one of them."""
         if self.failing:
             raise LedgerError(self.failing)
+        with self._lock:
+            yield
 
     def close(self) -> None:
         """Keep the rows: another may use them."""
