@@ -27,6 +27,7 @@ from sidecar.sources.grpc_session import (
     RefusedError,
     Session,
 )
+from sidecar.sources.grpc_skipped import Skipped
 from sidecar.sources.grpc_stubs import Stubs, load
 from sidecar.sources.rocketmq_config import tls_of
 
@@ -67,6 +68,7 @@ class GrpcClient:
         self._stubs: Stubs = load()
         self._credentials = _credentials(self._stubs, settings)
         self._requests = Requests(self._stubs, settings, f"sidecar@{secrets.token_hex(8)}", expression, tell)
+        self._skipped = Skipped(tell)
         self._queue_bytes = queue_bytes
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="grpc", daemon=True)
@@ -118,11 +120,13 @@ class GrpcClient:
                 self._arrived_bytes -= len(message.body) + OVERHEAD_BYTES
             if was_full:
                 self._loop.call_soon_threadsafe(self._room.set)
+        self._skipped.turn(time.monotonic())
         return found
 
     def _unpacked(self, token: int, message: Any) -> Handed:
         handed = self._requests.handed(token, message)
         self._size = max(len(handed.body) + OVERHEAD_BYTES, self._size * SIZE_FADES)
+        self._skipped.look(handed, time.monotonic())
         return handed
 
     def ack(self, handles: Collection[Hashable]) -> None:
