@@ -26,7 +26,7 @@ from sidecar.sources.kafka_config import client_config, consumer_config
 from sidecar.sources.kafka_ends import Ends
 from sidecar.sources.kafka_errors import forbidden, is_credentials, is_forbidden, text_of
 from sidecar.sources.kafka_fetch import Fetcher
-from sidecar.sources.kafka_group import evict_predecessors, members_called
+from sidecar.sources.kafka_group import evict_predecessors, leave_behind_nothing, members_called
 from sidecar.sources.kafka_memory import Memories
 from sidecar.sources.kafka_offsets import Offsets
 from sidecar.sources.kafka_reach import await_topics
@@ -211,9 +211,8 @@ class KafkaSource:
             if error is None:
                 good.append(message)
                 continue
-            if good:
-                found += runs_of(good)
-                good = []
+            found += runs_of(good) if good else ()
+            good = []
             tp = TopicPartition(message.topic() or "", message.partition() or 0)
             if error.code() == KafkaError._PARTITION_EOF:
                 found.append(ReadPast(tp, message.offset() or 0))
@@ -308,8 +307,7 @@ class KafkaSource:
         self._retry_at_s = time.monotonic() + max(RETRY_S, RETRY_SHARE * (time.monotonic() - begun_s))
         self._tell_waiting()
         for one in found:
-            group = self._settings.group_id
-            self._identities[one.tp] = Identity(self.cluster_id, group, one.topic_id, one.incarnation)
+            self._identities[one.tp] = Identity(self.cluster_id, self._settings.group_id, one.topic_id, one.incarnation)
         here = [one.tp for one in found]
         self._assigned.update(here)
         self._paused -= set(here)
@@ -393,7 +391,9 @@ class KafkaSource:
     def close(self) -> None:
         """Leave the group and disconnect; what is assigned is revoked first."""
         with contextlib.suppress(RuntimeError):
+            member = "" if is_mock(self.cluster_id) else self._consumer.memberid() or ""
             self._consumer.close()
+            leave_behind_nothing(self._settings, self._admin, member, self._listener.event)
         self._memories.close()
         self._fetcher.close()
         if self._failure is not None:

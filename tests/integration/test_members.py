@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from confluent_kafka import Consumer
 
+from tests.integration.test_exactly_once import PARTITIONS as PARTITIONS_OF_TOPIC
 from tests.integration.test_exactly_once import await_settled, configuration, new_topics
 from tests.integration.test_kills import together
 from tests.support.audit import Finding, longest_gap_ms, tally
@@ -125,6 +126,25 @@ def test_a_member_killed_while_it_joins_does_not_hold_the_group_up(kafka: Broker
             Workload(topics, 4, 100, odd=False).produce(kafka.bootstrap)
             wait_until(lambda: receiver.stats["rows"] > 0, 20, "the successor delivers", detail=daemon.log_tail)
             assert [event["member"] for event in daemon.events("member.evicted")] != []
+
+
+def test_a_member_stopped_while_it_joins_does_not_hold_the_group_up(kafka: Broker, tmp_path: Path) -> None:
+    """A member that is stopped while its join is pending leaves the group: the other has all long before a session."""
+    topics = new_topics(kafka, 1)
+    config = configuration(kafka, topics, "http://localhost:9/")
+    group = config["source"]["kafka"]["group_id"]
+    other = _other_member(kafka, group, topics)
+    with Daemon(tmp_path, config) as daemon:
+        wait_until(lambda: len(kafka.members(group)) == 2, 20, "the daemon asks to join", detail=daemon.log_tail)
+        daemon.wait_ready()
+        daemon.stop()
+
+    def alone() -> bool:
+        other.poll(0.1)
+        return len(kafka.members(group)) == 1 and len(other.assignment()) == PARTITIONS_OF_TOPIC
+
+    wait_until(alone, 0.7 * SESSION_MS / 1000, "the other is alone, and has all", detail=daemon.log_tail)
+    other.close()
 
 
 @pytest.mark.parametrize("client_id", ["shared", ""], ids=["set by the user", "ours"])
