@@ -10,7 +10,7 @@ import orjson
 
 from sidecar.core.records import TopicPartition
 from sidecar.core.tags import string_hash_code
-from sidecar.rocketmq.codes import Request
+from sidecar.rocketmq.codes import Code, Request
 from sidecar.rocketmq.frames import Frame, ProtocolError, loads
 from sidecar.rocketmq.network import Ask
 
@@ -171,6 +171,10 @@ class Asks:
             },
         )  # fmt: skip
 
+    def runtime(self) -> Ask:
+        """What the broker tells of itself; see `read_boot`."""
+        return Ask(Request.GET_BROKER_RUNTIME_INFO, {})
+
     def low(self, tp: TopicPartition) -> Ask:
         """The first offset that can be read."""
         return Ask(Request.GET_MIN_OFFSET, self._of(tp))
@@ -259,6 +263,16 @@ def commit_waves(tps: Iterable[TopicPartition]) -> list[list[TopicPartition]]:
     tps = list(tps)
     ahead = set({(tp.topic, tp.broker): tp for tp in tps}.values())
     return [wave for wave in ([*ahead], [tp for tp in tps if tp not in ahead]) if wave]
+
+
+def read_boot(answer: Frame) -> int:
+    """What stands for this run of the broker's process: its start in milliseconds; 0 where that is not told."""
+    if answer.code != Code.SUCCESS:
+        return 0
+    try:
+        return int(loads(answer.body)["table"]["bootTimestamp"])
+    except (KeyError, TypeError, ValueError):  # of no broker that is known
+        return 0
 
 
 def read_offset(answer: Frame, name: str = "offset") -> int:

@@ -266,6 +266,7 @@ class RocketMqSource:
         for tp in moved:
             self.reload(tp)
         saved = self._commits.saved()
+        self._commits.meet(self._starts.boots({tp.broker for tp in returned}))
         self._commits.start_at({tp: saved[tp] for tp in returned - moved})
 
     def _take(
@@ -281,6 +282,7 @@ class RocketMqSource:
                 known[tp] = known[tp].with_mark(mark)
         found, failed = self._starts.find(tps, known, resets) if tps else ([], {})
         self._members.hold(tps)
+        self._commits.meet(self._starts.boots({one.tp.broker for one in found}))
         self._failed = {tp: text for tp, text in self._failed.items() if tp not in tps} | failed
         self._retry_at_s = time.monotonic() + RETRY_S
         for one in found:

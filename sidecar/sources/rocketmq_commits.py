@@ -19,12 +19,15 @@ from sidecar.rocketmq.frames import Frame
 from sidecar.rocketmq.network import Link, Network
 from sidecar.rocketmq.requests import Asks, commit_waves
 from sidecar.sources.base import Assignment, Listener
-from sidecar.sources.rocketmq_progress import Mark, Progress, with_newest
+from sidecar.sources.rocketmq_progress import Mark, Progress, Told, with_newest
+from sidecar.sources.rocketmq_start import Boot
 from sidecar.state.interface import State
 from sidecar.state.offset_map import Identity, encode
 
 FLUSHED_AFTER_S = 15.0
 """A broker writes committed offsets to its disk every 5 s: one of that age outlives it."""
+IDLE_S = 1.0
+"""A queue without a commit for so long rests."""
 NOW_TIMEOUT_S = 3.0
 
 
@@ -42,6 +45,11 @@ class _Owned:
     next_floor: int
     floor_at_s: float
     marks: tuple[Mark, ...] = ()
+    told: Told = field(default_factory=Told)
+    """What the broker has taken last."""
+    row: Progress | None = None
+    """What the state file has, or is to get."""
+    row_at_s: float = 0.0
     newest: Mark | None = None
     """What was read last, to be put among the marks."""
 
@@ -89,13 +97,20 @@ class Commits:
         self._place = place
         self._may_wait = may_wait
         self._owned: dict[TopicPartition, _Owned] = {}
+        self._boots: dict[str, Boot] = {}
         self._pending: _Pending | None = None
+        self._note_at_s = 0.0
         self._disk = ThreadPoolExecutor(1, thread_name_prefix="progress")
 
     def own(self, one: Assignment, identity: Identity, known: Progress | None) -> None:
         """This queue is committed from here on; `start_at` must follow."""
-        marks = known.marks if known and one.incarnation == known.incarnation else ()
-        self._owned[one.tp] = _Owned(identity, -1, -1, 0, 0, time.monotonic(), marks)
+        row = known if known and one.incarnation == known.incarnation else None
+        marks, now_s = row.marks if row else (), time.monotonic()
+        self._owned[one.tp] = _Owned(identity, -1, -1, 0, 0, now_s, marks, row=row, row_at_s=now_s)
+
+    def meet(self, boots: Mapping[str, Boot]) -> None:
+        """What stands for the present run of each broker."""
+        self._boots = dict(boots)
 
     def disown(self, tp: TopicPartition) -> None:
         """This queue is never named again."""
@@ -127,6 +142,8 @@ class Commits:
     def go_on(self) -> None:
         """Do the next step of what was begun, if it can be done."""
         pending = self._pending
+        if pending is None and time.monotonic() >= self._note_at_s:
+            self._note(IDLE_S)
         if pending is None or (pending.saved is not None and not pending.saved.done()):
             return
         if not pending.asked:
@@ -158,19 +175,24 @@ class Commits:
                 pending.results[tp] = True
                 continue
             pending.left += 1
-            link.ask(self._asks.commit(tp, offset), self._answered(pending, tp, offset))
+            answered = self._answered(pending, tp, self._told(tp, link, offset))
+            link.ask(self._asks.commit(tp, offset), answered)
 
-    def _answered(self, pending: _Pending, tp: TopicPartition, offset: int) -> Callable[[Frame | None], None]:
+    def _told(self, tp: TopicPartition, link: Link, offset: int) -> Told:
+        boot = self._boots.get(tp.broker)
+        return Told(boot.stamp if boot and boot.connection == link.connection else 0, offset)
+
+    def _answered(self, pending: _Pending, tp: TopicPartition, told: Told) -> Callable[[Frame | None], None]:
         def take(frame: Frame | None) -> None:
             pending.left -= 1
-            pending.results[tp] = self._took(tp, offset, frame)
+            pending.results[tp] = self._took(tp, told, frame)
 
         return take
 
-    def _took(self, tp: TopicPartition, offset: int, frame: Frame | None) -> bool:
+    def _took(self, tp: TopicPartition, told: Told, frame: Frame | None) -> bool:
         good = frame is not None and frame.code == Code.SUCCESS
         if good and tp in self._owned:
-            self._owned[tp].committed = offset
+            self._owned[tp].committed, self._owned[tp].told = told.offset, told
         elif frame is not None and not good:
             reason = frame.remark or f"code {frame.code}"
             self._listener.event("commit.failed", "warning", {**tp.fields(), "reason": reason})
@@ -184,7 +206,27 @@ class Commits:
         if not self._is_saved(self._disk.submit(self._state.save_progress, rows)):
             return results
         waiting = {tp: self._may_wait(tp) for tp in offsets if self._place(tp) is None}
-        return results | waiting | self._ask_all(offsets)
+        results |= waiting | self._ask_all(offsets)
+        self._note(0.0)
+        return results
+
+    def _note(self, after_s: float) -> None:
+        """Keep what brokers have taken by now of queues that rest: of others the next commit keeps it."""
+        rows, now_s = {}, time.monotonic()
+        self._note_at_s = now_s + IDLE_S
+        for tp, one in self._owned.items():
+            if one.row is None or one.told.offset < 0 or now_s - one.row_at_s < after_s or self._place(tp) is None:
+                continue
+            self._raise_floor(one, now_s)
+            row = one.row._replace(floor=max(one.row.floor, min(one.floor, one.row.watermark)), told=one.told)
+            if row != one.row:
+                one.row, rows[tp] = row, row.dump()
+        if rows:
+            self._disk.submit(self._state.save_progress, rows)  # what fails is kept with the next commit
+
+    def _raise_floor(self, one: _Owned, now_s: float) -> None:
+        if now_s - one.floor_at_s >= FLUSHED_AFTER_S:
+            one.floor, one.next_floor, one.floor_at_s = one.next_floor, one.committed, now_s
 
     def start_at(self, offsets: Mapping[TopicPartition, int]) -> None:
         """Tell the brokers where queues begin, so that whoever takes them next begins there too."""
@@ -194,9 +236,10 @@ class Commits:
         results: dict[TopicPartition, bool] = {}
         links = {tp: link for tp in offsets if (link := self._place(tp))}
         for tps in commit_waves(links):
+            told = {tp: self._told(tp, links[tp], offsets[tp]) for tp in tps}
             asks = [(links[tp], self._asks.commit(tp, offsets[tp])) for tp in tps]
             answers = zip(tps, self._network.ask_all(asks, NOW_TIMEOUT_S), strict=True)
-            results |= {tp: self._took(tp, offsets[tp], answer) for tp, answer in answers}
+            results |= {tp: self._took(tp, told[tp], answer) for tp, answer in answers}
         return results
 
     def _rows(self, items: Sequence[CommitItem]) -> tuple[dict[TopicPartition, str], dict[TopicPartition, int]]:
@@ -209,13 +252,14 @@ class Commits:
                 continue
             if self._place(item.tp) is None and not self._may_wait(item.tp):
                 continue
-            if now_s - one.floor_at_s >= FLUSHED_AFTER_S:
-                one.floor, one.next_floor, one.floor_at_s = one.next_floor, one.committed, now_s
+            self._raise_floor(one, now_s)
             if one.newest is not None:
                 one.marks, one.newest = with_newest(one.marks, one.newest), None
             at = item.carried.watermark
             text = encode(one.identity, self._rules, item.carried)
-            rows[item.tp] = Progress(text, one.identity.incarnation, at, min(one.floor, at), one.marks).dump()
+            floor, incarnation = min(one.floor, at), one.identity.incarnation
+            one.row, one.row_at_s = Progress(text, incarnation, at, floor, one.marks, one.told), now_s
+            rows[item.tp] = one.row.dump()
             offsets[item.tp] = at
         return rows, offsets
 

@@ -57,6 +57,14 @@ def with_newest(marks: Sequence[Mark], newest: Mark) -> tuple[Mark, ...]:
     return tuple(kept[:MARKS_MAX])
 
 
+class Told(NamedTuple):
+    """A commit that a broker has taken: for as long as its process runs it has no older one but by somebody's hand."""
+
+    boot: int = 0
+    """0 where it is not known."""
+    offset: int = -1
+
+
 class Progress(NamedTuple):
     """What is kept of a queue.
 
@@ -66,6 +74,7 @@ class Progress(NamedTuple):
         watermark: Of that state.
         floor: What the broker certainly has on its disk: it writes committed offsets every 5 s.
         marks: Messages that were read, the newest first; see `with_newest`.
+        told: The newest offset that the broker has taken, and what stands for that run of its process.
     """
 
     text: str
@@ -73,6 +82,7 @@ class Progress(NamedTuple):
     watermark: int
     floor: int
     marks: tuple[Mark, ...] = ()
+    told: Told = Told()
 
     def dump(self) -> str:
         """As text."""
@@ -82,11 +92,12 @@ class Progress(NamedTuple):
     def load(cls, text: str) -> Self | None:
         """From text; None where it is no such text."""
         try:
-            state, incarnation, watermark, floor, marks = json.loads(text)
+            state, incarnation, watermark, floor, marks, *rest = json.loads(text)
             if marks and isinstance(marks[0], int):  # one alone, as it was kept at first
                 marks = [marks]
             kept = tuple(Mark(*map(int, mark)) for mark in marks or ())
-            return cls(str(state), int(incarnation), int(watermark), int(floor), kept)
+            told = Told(*map(int, rest[0])) if rest else Told()
+            return cls(str(state), int(incarnation), int(watermark), int(floor), kept, told)
         except (ValueError, TypeError):
             return None
 
@@ -98,6 +109,11 @@ class Progress(NamedTuple):
     def with_mark(self, newest: Mark) -> Self:
         """With one more message that was read."""
         return self._replace(marks=with_newest(self.marks, newest))
+
+    def was_set_back(self, committed: int, boot: int) -> bool:
+        """Whether a committed offset is older than what this run of the broker has, or has kept in any case."""
+        is_same = bool(boot) and boot == self.told.boot
+        return committed < (self.told.offset if is_same else self.floor)
 
     def decoded(self, known: Identity, rules: bytes) -> Decoded:
         """The core's state, if it is of this group and these rules."""

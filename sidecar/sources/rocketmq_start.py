@@ -16,7 +16,7 @@ from sidecar.rocketmq.codes import Code
 from sidecar.rocketmq.frames import Frame, ProtocolError
 from sidecar.rocketmq.messages import as_stored
 from sidecar.rocketmq.network import Ask, Link, Network, RefusedError
-from sidecar.rocketmq.requests import Asks, Subscription, read_offset
+from sidecar.rocketmq.requests import Asks, Subscription, read_boot, read_offset
 from sidecar.sources.base import Assignment, Tell
 from sidecar.sources.rocketmq_progress import Mark, Progress
 from sidecar.state.offset_map import Decoded, Identity, Origin
@@ -34,10 +34,21 @@ class Found(NamedTuple):
     failed: dict[TopicPartition, str]
 
 
+class Boot(NamedTuple):
+    """A run of a broker's process."""
+
+    connection: int
+    """On which it was told: a connection outlives no process."""
+    stamp: int
+    """See `read_boot`."""
+
+
 class _Facts(NamedTuple):
     """What the broker tells of a queue."""
 
     committed: int | None
+    boot: int
+    """See `read_boot`."""
     low: int
     high: int
     is_same: bool
@@ -79,6 +90,7 @@ class Starts:
         self._rules = rules
         self._tell = tell
         self._beginnings: dict[TopicPartition, int] = {}
+        self._boots: dict[str, Boot] = {}
 
     def begin(self, tps: Sequence[TopicPartition], known: Mapping[TopicPartition, Progress]) -> set[str]:
         """Decide at the very start where a new group begins: these are the queues there are by now.
@@ -143,6 +155,17 @@ class Starts:
             if frame is None or (frame.code == Code.SUCCESS and read_offset(frame) > ours.get(tp, -1))
         }
 
+    def boots(self, brokers: Iterable[str]) -> dict[str, Boot]:
+        """What stands for the present run of each of these brokers, as far as they tell it."""
+        for name in brokers:
+            link = self._link_of(name)
+            known = self._boots.get(name)
+            if link is not None and not (known and link.is_up and known.connection == link.connection):
+                (frame,) = self._network.ask_all([(link, self._asks.runtime())], PATIENCE_S)
+                if frame is not None:
+                    self._boots[name] = Boot(link.connection, read_boot(frame))
+        return self._boots
+
     def _ask(self, asks: Sequence[tuple[TopicPartition, Ask]]) -> list[Frame | None]:
         places = [(link, ask) for tp, ask in asks if (link := self._link_of(tp.broker)) is not None]
         if len(places) < len(asks):
@@ -165,11 +188,12 @@ class Starts:
                 )
             ]
         )
+        boots = self.boots({tp.broker for tp in tps})
         found: dict[TopicPartition, _Facts | str] = {}
         for i, tp in enumerate(tps):
             mine = answers[4 * i : 4 * i + 4]
             try:
-                found[tp] = _read(mine, marks.get(tp))
+                found[tp] = _read(mine, marks.get(tp), boots.get(tp.broker))
             except (_UnknownError, ProtocolError) as error:
                 found[tp] = f"{tp.broker}: {error}"
         return found
@@ -178,7 +202,7 @@ class Starts:
         return self._asks.pull(tp, mark.offset if mark else 0, Subscription(tp.topic), messages_max=1)
 
     def _one(self, tp: TopicPartition, facts: _Facts, progress: Progress | None, reset: int | None) -> Assignment:
-        committed, low, high, is_same = facts
+        committed, _, low, high, is_same = facts
         fields = {**tp.fields(), "committed": committed, "log_start": low, "log_end": high}
         told = progress.decoded(self._identity(0), self._rules) if progress else Decoded(Origin.NONE)
         carried = told.carried if told.origin is Origin.OURS else None
@@ -215,14 +239,14 @@ class Starts:
         progress: Progress,
         told: Decoded,
     ) -> Assignment:
-        committed, low, high, _ = facts
+        committed, boot, low, high, _ = facts
         if committed is None:
             known = {**tp.fields(), "offset": progress.watermark}
             self._tell("commit.expired", "warning", known | {"action": _FROM_STATE})
         elif committed > progress.watermark:
             self._tell("partition.moved_on", "info", {**fields, "known": progress.watermark})
             return self._fresh(tp, self._within(committed, low, high, fields), resumed=True)
-        elif committed < progress.floor:
+        elif progress.was_set_back(committed, boot):
             self._tell("partition.reset", "warning", {**fields, "reason": _SET, "action": "new window"})
             return self._fresh(tp, self._within(committed, low, high, fields))
         elif committed < progress.watermark:
@@ -271,9 +295,9 @@ _FROM_STATE = "going on from the state folder"
 _RULES = "tags, groups, ids or format were changed in the configuration"
 
 
-def _read(answers: Iterable[Frame | None], mark: Mark | None) -> _Facts:
+def _read(answers: Iterable[Frame | None], mark: Mark | None, boot: Boot | None) -> _Facts:
     committed, low, high, message = answers
-    if committed is None or low is None or high is None or message is None:
+    if committed is None or low is None or high is None or message is None or boot is None:
         raise _UnknownError("no answer came")
     for frame in (low, high):
         if frame.code != Code.SUCCESS:
@@ -291,4 +315,4 @@ def _read(answers: Iterable[Frame | None], mark: Mark | None) -> _Facts:
             is_same = False
         else:
             raise _UnknownError(str(RefusedError(message, "the broker")))
-    return _Facts(offset, at_low, at_high, is_same)
+    return _Facts(offset, boot.stamp, at_low, at_high, is_same)

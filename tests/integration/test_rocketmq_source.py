@@ -16,6 +16,7 @@ from sidecar.core.records import TopicPartition
 from sidecar.errors import ConfigError, UnavailableError
 from sidecar.rocketmq.messages import properties
 from sidecar.sinks.formats import EnvelopeFramer
+from sidecar.sources.rocketmq_progress import Progress
 from sidecar.sources.rocketmq_pulls import Pulls
 from tests.support.kafka import unique
 from tests.support.process import wait_until
@@ -254,6 +255,30 @@ def test_an_operator_s_reset_while_it_is_down_replays(
     with Reader(rocketmq, group, [topic], state=first.state) as again:
         assert again.read(2) == [b"b", b"c"]
         assert again.told("partition.reset")
+
+
+@pytest.mark.parametrize("is_killed", [True, False], ids=["killed", "stopped"])
+def test_a_reset_just_after_the_end_replays(rocketmq: Node, queues: MakeQueues, group: str, is_killed: bool) -> None:
+    """As long as the broker runs, an offset that is older than it has taken was set by somebody."""
+    topic = queues(1)
+    rocketmq.send_batch(topic, [b"a", b"b", b"c"])
+    with Reader(rocketmq, group, [topic]) as first:
+        first.read(3)
+        if is_killed:
+            first.commit()
+            first.until(lambda: any(one.told.offset == 3 for one in known(first)), "what the broker took is kept")
+            first.die()
+        else:
+            first.commit_now()
+    rocketmq.commit(group, topic, 0, 0)
+    with Reader(rocketmq, group, [topic], state=first.state) as again:
+        assert again.read(3) == [b"a", b"b", b"c"]
+        assert again.told("partition.reset")
+
+
+def known(reader: Reader) -> list[Progress]:
+    """What its state file has."""
+    return [found for text in reader.state.load_progress().values() if (found := Progress.load(text))]
 
 
 def test_an_operator_s_reset_while_it_runs_replays(rocketmq: Node, queues: MakeQueues, group: str) -> None:

@@ -156,11 +156,17 @@ class Reader:
 
     def commit(self) -> Mapping[TopicPartition, bool]:
         """Settle all that was read, begin to commit it, and go round until it is told how that ended."""
-        items = [
+        self.commits.clear()
+        self.source.commit(self._settled())
+        self.until(lambda: self.commits, "the commit ends")
+        return self.commits[0]
+
+    def commit_now(self) -> Mapping[TopicPartition, bool]:
+        """Settle and commit all that was read, as a planned stop does."""
+        return self.source.commit_now(self._settled())
+
+    def _settled(self) -> list[CommitItem]:
+        return [
             CommitItem(tp, one.scope, Carried(self._positions[tp], self._positions[tp]))
             for tp, one in self.assignments.items()
         ]
-        self.commits.clear()
-        self.source.commit(items)
-        self.until(lambda: self.commits, "the commit ends")
-        return self.commits[0]

@@ -7,12 +7,15 @@ from typing import Any
 
 import pytest
 
+from sidecar.core.carried import Carried
 from sidecar.core.records import TopicPartition
 from sidecar.rocketmq.codes import Code
 from sidecar.rocketmq.frames import Frame
 from sidecar.rocketmq.network import Ask, Network
 from sidecar.rocketmq.requests import Asks
+from sidecar.sources.rocketmq_progress import Progress, Told
 from sidecar.sources.rocketmq_start import Starts
+from sidecar.state.offset_map import Identity, encode
 
 HERE, THERE = TopicPartition("orders", 0, "a"), TopicPartition("orders", 0, "b")
 
@@ -23,6 +26,7 @@ class MadeUpLink:
     def __init__(self, problem: str = "", answers: Mapping[int, Frame] | None = None) -> None:
         self.problem = problem
         self.is_up = not problem
+        self.connection = 1
         self._answers = answers or {}
         self._asked: list[tuple[int, Any]] = []
 
@@ -40,6 +44,11 @@ class MadeUpLink:
 def frame(code: int, **fields: str) -> Frame:
     """An answer."""
     return Frame(code, 0, 1, "", fields, b"")
+
+
+def booted(stamp: int) -> Frame:
+    """What a broker tells of itself that runs since then."""
+    return Frame(Code.SUCCESS, 0, 1, "", {}, b'{"table":{"bootTimestamp":"%d"}}' % stamp)
 
 
 NEW = {14: frame(Code.QUERY_NOT_FOUND), 30: frame(Code.SUCCESS, offset="1000")}
@@ -81,6 +90,22 @@ def test_a_group_that_one_broker_knows_is_not_new(other: MadeUpLink) -> None:
 def test_a_queue_that_is_just_being_made_begins_at_its_first_message() -> None:
     """Some brokers put the ends of a queue without a file at -1, where no message can be."""
     empty = frame(Code.SUCCESS, offset="-1")
-    answers = {14: frame(Code.QUERY_NOT_FOUND), 30: empty, 31: empty, 11: frame(Code.PULL_NOT_FOUND)}
+    answers = {14: frame(Code.QUERY_NOT_FOUND), 30: empty, 31: empty, 11: frame(Code.PULL_NOT_FOUND), 28: booted(1)}
     found = starts_of(MadeUpLink(answers=answers), MadeUpLink()).find([HERE], {}, {})
     assert [(one.carried.watermark, one.read_from) for one in found.starts] == [(0, 0)]
+
+
+@pytest.mark.parametrize(
+    ("boot", "committed", "at"),
+    [(7, 19, 19), (7, 20, 30), (8, 19, 30), (8, 9, 9), (0, 19, 30)],
+    ids=["set back", "killed before it was told", "forgotten in a crash", "older than it can forget", "not told"],
+)
+def test_an_older_commit_of_the_same_run_of_a_broker_was_set(boot: int, committed: int, at: int) -> None:
+    """A broker whose process still runs forgets nothing; another run has what was told 15 s before."""
+    asks = Asks("me", "g")
+    identity = Identity("cluster", asks.wire("g"), "", 5)
+    known = Progress(encode(identity, b"rule", Carried(30, 30)), 5, 30, 10, (), Told(7, 20))
+    answers = {14: frame(Code.SUCCESS, offset=str(committed)), 30: frame(Code.SUCCESS, offset="30")}
+    answers |= {31: frame(Code.SUCCESS, offset="0"), 11: frame(Code.PULL_NOT_FOUND), 28: booted(boot)}
+    found = starts_of(MadeUpLink(answers=answers), MadeUpLink()).find([HERE], {HERE: known}, {})
+    assert [one.read_from for one in found.starts] == [at]
