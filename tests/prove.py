@@ -213,6 +213,7 @@ def rocketmq_checks(n: Sizes) -> dict[str, Check]:
         "rocketmq-remoting-outages": outages,
         "rocketmq-remoting-retried": lambda node, folder: [rocketmq.retried(node, folder, n(2_000, 100))],
         "rocketmq-remoting-members": lambda node, folder: [rocketmq.members(node, folder, n(300, 20))],
+        "rocketmq-remoting-ledger": lambda node, folder: twins(node, folder, remoting(node)),
         "rocketmq-senders": lambda node, folder: [flows.flow(node, remoting(node), folder, n(20_000, 2_000), share)],
         "rocketmq-grpc": lambda node, folder: [flows.flow(node, grpc(node), folder, messages, share)],
         "rocketmq-grpc-kills": lambda node, folder: [flows.kills(node, grpc(node), folder, messages, ends)],

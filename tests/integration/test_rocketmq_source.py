@@ -240,6 +240,18 @@ def test_what_another_member_went_on_with_is_not_read_again(rocketmq: Node, queu
         assert again.read(1) == [b"e"]
 
 
+def test_what_is_rolled_back_does_not_come(rocketmq: Node, queues: MakeQueues, group: str) -> None:
+    """Of messages sent in transactions the committed ones are read, each once, and no other."""
+    topic = queues(4, kind="TRANSACTION")
+    sent = {b"%d" % number: number % 3 > 0 for number in range(60)}
+    with Reader(rocketmq, group, [topic]) as reader:
+        reader.own(4, topic)
+        rocketmq.send_in_transactions(topic, sent)
+        rocketmq.send(topic, [b"last"] * 4)
+        expected = sorted([body for body, commits in sent.items() if commits] + [b"last"] * 4)
+        assert reader.read(len(expected)) == expected
+
+
 def test_an_operator_s_reset_while_it_is_down_replays(
     rocketmq: Node, queues: MakeQueues, group: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -275,6 +275,20 @@ class Node:
         }  # fmt: skip
         self.ask_broker(320, fields, bytes(packed), broker=broker)
 
+    def send_in_transactions(self, topic: str, messages: Mapping[bytes, bool], *, queues: int = 4) -> None:
+        """Send each body as a half message, and then commit it, or roll it back (37, END_TRANSACTION)."""
+        prepared, committed, rolled_back = 4, 8, 12
+        for number, (body, commits) in enumerate(messages.items()):
+            message = Message(body, properties={"TRAN_MSG": "true", "PGROUP": "tests"})
+            code, fields, packed = self._request(topic, message, number, queues)
+            found, _ = self.ask_broker(code, fields | {"sysFlag": prepared}, packed)
+            end = {
+                "producerGroup": "tests", "tranStateTableOffset": found["queueOffset"], "msgId": found["msgId"],
+                "commitLogOffset": int(found["msgId"][-16:], 16), "transactionId": found.get("transactionId", ""),
+                "commitOrRollback": committed if commits else rolled_back, "fromTransactionCheck": "false",
+            }  # fmt: skip
+            self.ask_broker(37, end)
+
     def committed(self, group: str, topic: str, queues: int = 4, *, broker: str = BROKER) -> dict[int, int]:
         """By queue, what a group has committed (14); queues without a commit are left out."""
         found = {}
