@@ -10,6 +10,7 @@ import heapq
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from math import inf
 from typing import TYPE_CHECKING
 
 from sidecar.core.backoff import Backoff
@@ -129,7 +130,8 @@ class Claiming:
         token = self._token() if part.hold.first and part.attempts else part.hold.token
         offsets = [offset for fragment in part.fragments for offset in fragment.offsets]
         keys = b"".join([fragment.keys for fragment in part.fragments])
-        return Want(self.place(part), offsets, keys, token, part.hold.was, self._ordered)
+        renewed = part.hold.at_ms > -inf
+        return Want(self.place(part), offsets, keys, token, part.hold.was, self._ordered, renewed)
 
     def _token(self) -> int:
         return 1 + int(self._chance() * (1 << 53))

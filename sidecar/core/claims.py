@@ -50,6 +50,9 @@ class Want(NamedTuple):
     """Rows that are ours under this token get `token`; all others keep theirs. None: all keep theirs."""
     ordered: bool = False
     """Nothing is claimed behind a row that is held."""
+    renewed: bool = False
+    """All of it was ours. What a twin took since is held, even when the twin's claim is over: the owner that replaced
+    this one may have sent the others under the token's name."""
 
 
 class Entry(NamedTuple):
@@ -176,16 +179,20 @@ def _take(
     taken: set[bytes],
     writes: list[Claimed],
 ) -> None:
-    place, token, blocked = want.place, want.token, False
+    blocked = False
     for i, (key, offset) in enumerate(zip(keys, want.offsets, strict=True)):
         if verdict[i] >= 0:
             continue
         entry = found.get(key)
         if entry is not None and entry.state == State.SUCCESS:
             verdict[i] = DUPLICATE
-        elif blocked or key in taken or (entry and entry.state == State.PROCESSING and not entry.expired):
+        elif blocked or key in taken or (entry and (want.renewed or _runs(entry))):
             blocked = want.ordered
         else:
-            verdict[i] = token
+            verdict[i] = want.token
             taken.add(key)
-            writes.append(Claimed(key, place, offset, token))
+            writes.append(Claimed(key, want.place, offset, want.token))
+
+
+def _runs(entry: Entry) -> bool:
+    return entry.state == State.PROCESSING and not entry.expired

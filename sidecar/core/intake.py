@@ -177,14 +177,21 @@ class Intake:
         """The window of what is settled, for `load`; what is in flight is new again after a crash."""
         return self._window(partition.tp).dump(self._settled.get(partition.tp), partition.unsettled())
 
-    def load(self, partition: Partition, dumped: tuple[bytes, bytes], below: int) -> None:
-        """Earlier ownerships settled what `dump` gave, as far as it stands below an offset."""
+    def load(self, partition: Partition, dumped: tuple[bytes, bytes], below: int) -> bool:
+        """Earlier ownerships settled what `dump` gave, as far as it stands below an offset.
+
+        Returns:
+            Whether some of it does not: then dump anew before anything is committed, or a later life, which finds that
+            commit, would trust it for what stands there by then.
+        """
         window = self._window(partition.tp)
         window.load(dumped)
         settled = window.pop_from(partition.position)
+        known = len(settled)
         settled.remove_range(below, 1 << 63)
         if settled:
             self._settled[partition.tp] = settled
+        return len(settled) < known
 
     def _wanted(
         self, partition: Partition, messages: list[Message], result: Sorted, now_ms: float
@@ -259,7 +266,7 @@ class Intake:
         for group, place, chosen in placed:
             if place is None:
                 result.duplicate += len(chosen)
-                (partition.passed[group],) = self._r.columns.offsets(chosen[-1:])
+                partition.pass_over(group, list(self._r.columns.offsets(chosen)))
                 continue
             fragment = self._fragment(tp, chosen, now_ms)
             if isinstance(place, Lane):

@@ -153,12 +153,13 @@ def recall(found: Committed | None, memory: Remembered | None, log: Log) -> Reca
     if memory is None or (whose is Basis.BROKER and not cut and memory.known_below <= carried.seen):
         return Recalled(carried, whose, 0 if cut else carried.seen, cut)
     agreed = _agreed(memory, log)
-    proof = memory.newest_below(carried.seen if whose is Basis.BROKER else memory.carried.seen)
     if found is None:
         agreed = -1 if agreed is None and memory.fingerprints else agreed
-    elif agreed is None or (proof < 0 and whose is not Basis.BROKER):
+    elif agreed is None or (whose is not Basis.BROKER and memory.newest_below(memory.carried.seen) < 0):
         return Recalled(carried, whose, 0, cut, compared=True)
-    if agreed is not None and (cut or agreed < proof):
+    # Where the log differs, it does so anywhere behind what agrees; and what a state made by another member has read
+    # may lie between two fingerprints.
+    if agreed is not None and (cut or agreed < min(seen - 1, memory.fingerprints[-1].offset)):
         start = min(max(carried.watermark, memory.carried.watermark), agreed + 1)
         return Recalled(Carried(start, start), whose, agreed + 1, fresh=True, agreed=agreed, compared=True)
     if whose is Basis.FOLDER:

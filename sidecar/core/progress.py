@@ -15,6 +15,8 @@ from bisect import bisect_left, bisect_right, insort
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
+from pyroaring import BitMap64
+
 from sidecar.core.batching import Limits, body_bytes
 from sidecar.core.carried import NO_TRIES, Carried, CarriedJoint, CarriedLane, Tries, derived_scope, lane_key
 from sidecar.core.claims import Mark
@@ -74,6 +76,8 @@ class Partition:
         self.room = room
         self.passed: dict[str, int] = {}
         """By group, the message read last, where that was settled earlier: see `Fragment.after`."""
+        self._passed = BitMap64()
+        """What of all groups was settled earlier, from the last joint cut on."""
         self.newest: Fingerprint | None = None
         """Of the last message that was read."""
         self._commits = 0
@@ -212,6 +216,11 @@ class Partition:
             part.attempts = max(1, intent.tries.attempts)
         return parts
 
+    def pass_over(self, group: str, offsets: list[int]) -> None:
+        """These of a group were read again, and settled earlier."""
+        self.passed[group] = offsets[-1]
+        self._passed.update(offsets)
+
     # Cutting
 
     @property
@@ -270,9 +279,9 @@ class Partition:
         fits = [(lane.buffer.last_within(limits), lane.buffer.fragments[-1].last) for lane in lanes]
         short = [within for within, end in fits if within < end]
         first = min(lane.buffer.fragments[0].first for lane in lanes)
-        # What was settled earlier must not stand in the range: `Fragment.after`.
-        short += [f.after - 1 for lane in lanes for f in lane.buffer.fragments if f.after > first]
-        short += [max(end for _, end in fits)] if self.passed else []
+        # What was settled earlier must not stand in the range: it covers every group, and a successor would send it.
+        self._passed.remove_range(0, first)
+        short += [self._passed.min() - 1] if self._passed else []
         last = min(short, default=self.position - 1)
         lanes = [lane for lane in lanes if lane.buffer.fragments[0].first <= last]
         intent = Intent(None, min(lane.buffer.fragments[0].first for lane in lanes), last)

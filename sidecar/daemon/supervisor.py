@@ -164,7 +164,7 @@ class Supervisor:
             elif isinstance(told, IdsChanged):
                 self.ids.changed(told)
             elif isinstance(told, IdsSorted) and (taken := self.ids.sorted(told)) is not None:
-                self._begin(taken.one, taken.known)
+                self._begin([(taken.one, taken.known)])
                 self._pause()
                 for found in taken.come:
                     self._read(found)
@@ -237,30 +237,38 @@ class Supervisor:
             self.record.rebalances["assigned"] += 1
         self._reloading -= here
         known = self._writer.wait(self._state.load_partitions) if found else {}
-        for one in found:
-            if self.ids.take(one, known.get(one.tp)):
-                self._begin(one, known.get(one.tp))
+        self._begin([(one, known.get(one.tp)) for one in found if self.ids.take(one, known.get(one.tp))])
         if self.ids.loading:
             self._pause()
         names = [f"{one.tp}@{one.carried.watermark}" for one in found]
         log.info("partitions.assigned", partitions=names[:50], count=len(names))
 
-    def _begin(self, one: Assignment, known: PartitionSnapshot | None) -> None:
-        self._assignments[one.tp] = one
-        self.pipeline.assign(one.tp, one.scope, one.carried, one.lineage)
-        self._load_positions(one, known)
-        if one.settled is not None and one.settled.incarnation != one.incarnation:
-            rows = self._rows()  # what the old incarnation's window tells stands nowhere else from now on
+    def _begin(self, found: Iterable[tuple[Assignment, PartitionSnapshot | None]]) -> None:
+        is_stale = False
+        for one, known in found:
+            self._assignments[one.tp] = one
+            self.pipeline.assign(one.tp, one.scope, one.carried, one.lineage)
+            is_stale |= self._load_positions(one, known)
+        if is_stale:
+            rows = self._rows()
             self.record.snapped(self._writer.wait(lambda: self._save(rows)))
 
-    def _load_positions(self, one: Assignment, known: PartitionSnapshot | None) -> None:
-        """What was settled in an earlier life is seen already; above the watermark a ledger tells it."""
+    def _load_positions(self, one: Assignment, known: PartitionSnapshot | None) -> bool:
+        """What was settled in an earlier life is seen already; above the watermark a ledger tells it.
+
+        Returns:
+            Whether the folder's window must be written anew before anything is committed: it is of an incarnation that
+            ends here, or some of it is not to be trusted.
+        """
         settled = Settled(one.incarnation, one.carried.watermark)
         if one.settled is not None and self.ledger is None:
             settled = one.settled
         same = known is not None and (known.topic_id, known.incarnation) == (one.topic_id, settled.incarnation)
+        is_distrusted = False
         if known is not None and same and one.resumed:
-            self.pipeline.intake.load(self.pipeline.partitions[one.tp], known.bitmaps, settled.below)
+            partition = self.pipeline.partitions[one.tp]
+            is_distrusted = self.pipeline.intake.load(partition, known.bitmaps, settled.below)
+        return is_distrusted or settled.incarnation != one.incarnation
 
     def handing_over(self, tps: Collection[TopicPartition]) -> bool:
         """These partitions, all of them, will be revoked soon: read no more of them, and settle what was read."""

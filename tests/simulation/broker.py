@@ -57,6 +57,8 @@ class Life:
     """The most that was ever committed of an intent."""
     newest: Stamp | None = None
     """Of the newest commit of all, forgotten ones too."""
+    parents: dict[Stamp, Stamp | None] = field(default_factory=dict)
+    """Of each ownership's commits, forgotten ones too, the commit that it went on from."""
     rewound: bool = False
     """Whether commits were ever forgotten: who does not remember them may send again what they settled."""
     refilled: Life | None = None
@@ -88,6 +90,12 @@ class Life:
             life = life.refilled
         return life is earlier
 
+    def descends(self, later: Stamp | None, earlier: Stamp) -> bool:
+        """Whether the one commit was made from the other, or from what was."""
+        while later is not None and later.token != earlier.token:
+            later = self.parents.get(Stamp(later.token, 1))
+        return later is not None and later.number >= earlier.number
+
     def found(self) -> Committed:
         """What is committed."""
         return self.history[-1]
@@ -104,12 +112,14 @@ class Life:
 
     def commit(self, item: CommitItem, *, codec: bool) -> None:
         """A member's commit arrives."""
+        assert item.stamp is not None
         assert item.lineage is not None
         carried = item.carried
         if codec:
             self._text = encode(self.identity, RULES, carried, item.stamp, item.lineage.parent)
         self.history.append(Committed(carried, item.stamp, item.lineage.parent))
         self.newest = item.stamp
+        self.parents[Stamp(item.stamp.token, 1)] = item.lineage.parent
         self.tries = Tries(*map(max, zip(self.tries, *carried.tries.values(), strict=True)))
         for key, lane in carried.lanes.items():
             self._intents.update([(key, first, last) for first, last in lane.intents])

@@ -43,6 +43,8 @@ class Folder:
     def __init__(self) -> None:
         self._memories: dict[Key, list[Remembered]] = {}
         self._windows: dict[Key, tuple[bytes, bytes]] = {}
+        self._powerless = False
+        """Whether the power failed once: which commits the state came after is known with gaps then."""
 
     def keep(self, life: Life, item: CommitItem) -> None:
         """This commit was acknowledged."""
@@ -57,6 +59,7 @@ class Folder:
 
     def lose(self, many: int) -> None:
         """The power failed: the newest of what was not synced is gone."""
+        self._powerless = True
         for memories in self._memories.values():
             del memories[max(1, len(memories) - many) :]
 
@@ -78,11 +81,10 @@ class Folder:
             durable=recalled.whose is Basis.BROKER,
         )
 
-    def load(self, life: Life, pipeline: Pipeline, below: int) -> None:
-        """Load the window of this incarnation."""
+    def load(self, life: Life, pipeline: Pipeline, below: int) -> bool:
+        """Load the window of this incarnation; whether it is to be written anew."""
         found = self._windows.get((life.number, life.scope))
-        if found is not None:
-            pipeline.intake.load(pipeline.partitions[TPS[life.number]], found, below)
+        return found is not None and pipeline.intake.load(pipeline.partitions[TPS[life.number]], found, below)
 
     def facts(self, life: Life, recalled: Recalled) -> set[int]:
         """What this process knows to be settled, whatever the broker says."""
@@ -103,11 +105,18 @@ class Folder:
         memory = self.memory(before)
         unproven = recalled.compared and recalled.agreed is None
         exact = memory is not None and memory.stamp == before.newest and not (recalled.fresh or unproven)
-        if not exact:
+        has_gap = self._has_gap(before, recalled)
+        if has_gap or not exact:
             again = range(recalled.carried.watermark, len(life.log.messages))
-            life.doubtful.update(set(again) - self.facts(before, recalled))
+            life.doubtful.update(again if has_gap else set(again) - self.facts(before, recalled))
         if not exact or recalled.whose is Basis.BOTH:
             life.doubtful.update(promised(recalled.carried))
+
+    def _has_gap(self, before: Life, recalled: Recalled) -> bool:
+        """The known limit: the state came after the broker's commit, and a loss of power took what said so."""
+        memory, found = self.memory(before), before.found().stamp
+        taken_for_fork = self._powerless and recalled.whose is Basis.BOTH
+        return taken_for_fork and memory is not None and found is not None and before.descends(memory.stamp, found)
 
 
 def promised(carried: Carried) -> set[int]:

@@ -136,11 +136,10 @@ class Process:
             kept = _sorted(self.journal.get(life, {}))
             self._window(number).restore(kept, {}, 0.0, recalled.carried.seen - 1)
         self.pipeline.assign(TPS[number], life.scope, recalled.carried, lineage)
-        if self._ledger is None:
-            self.folder.load(before, self.pipeline, recalled.settled_below)
+        is_stale = self._ledger is None and self.folder.load(before, self.pipeline, recalled.settled_below)
         self.positions[number] = recalled.carried.watermark
         self.paused -= {TPS[number]}
-        if recalled.fresh:
+        if is_stale or recalled.fresh:
             self.snapshot()
 
     def snapshot(self) -> None:
@@ -256,6 +255,7 @@ class Process:
         elif isinstance(effect, Claim):
             self.claims[effect.number] = effect.wants
         elif isinstance(effect, Store):
+            self._check_letters(effect)
             self.stores[effect.token] = effect
         elif isinstance(effect, Flow):
             self.paused = effect.paused
@@ -390,14 +390,24 @@ class Process:
             self._bury(store)
         self.pipeline.stored(token, ok=ok, now_ms=self.now_ms)
 
+    def _check_letters(self, store: Store) -> None:
+        for letter in store.letters:
+            life = self._life(letter)
+            if _is_given_up(letter, life) and not self._may_give_up(letter.attempts, self._tries(letter, life)):
+                raise BrokenPromiseError("letters", f"{letter} is neither refused nor given up")
+
     def _bury(self, store: Store) -> None:
         for letter in store.letters:
             life = self._life(letter)
-            if letter.offset not in life.log.poison and letter.offset not in life.log.odd:
-                if not self._may_give_up(letter.attempts, life.tries):
-                    raise BrokenPromiseError("letters", f"{letter} is neither refused nor given up")
+            if _is_given_up(letter, life):
                 life.given_up.add(letter.offset)
             life.letters.add(letter.offset)
+
+    def _tries(self, letter: DeadLetter, life: Life) -> Tries:
+        """What failed before these attempts: in earlier lives, and of the same intent, whose pieces fail together."""
+        intents = self.pipeline.partitions[letter.tp].intents
+        known = [intent.tries for intent in intents if intent.first <= letter.offset <= intent.last]
+        return Tries(*map(max, zip(life.tries, *known, strict=True)))
 
     def _may_give_up(self, attempts: Sequence[Attempt], before: Tries) -> bool:
         """Whether so many failures are enough with those of earlier lives; a halted sink never is enough."""
@@ -430,6 +440,10 @@ class Process:
         held += UNIT_BYTES * len(units) + LANE_BYTES * sum(len(unit.lanes) for unit in units)
         if pipeline.delivery.held_bytes != held:
             raise BrokenPromiseError("memory", f"{pipeline.delivery.held_bytes} accounted, {held} held")
+
+
+def _is_given_up(letter: DeadLetter, life: Life) -> bool:
+    return letter.offset not in life.log.poison | life.log.odd
 
 
 def _sorted(kept: dict[int, list[int]]) -> dict[int, list[SortedRun]]:

@@ -94,7 +94,8 @@ class Receiver:
 
     def _check_name(self, group: str, name: str, life: Life, offsets: tuple[int, ...]) -> None:
         owner, before = self._names.setdefault((group, name), (life, offsets))
-        is_other = not life.shares(owner, max((*before, *offsets), default=-1))
+        last = max((*before, *offsets), default=-1)
+        is_other = not (life.shares(owner, last) or owner.shares(life, last))
         if not is_other:  # it may have arrived when the log had been refilled behind it
             life.stored.update(owner.stored.intersection(before))
         if before != offsets or is_other:
@@ -102,6 +103,10 @@ class Receiver:
             if self._plan.ids or life.rewound:
                 differ = {offset for offset in differ if not life.settled(offset)}
                 life.doubtful.update(before, offsets)
+            elif (group, name) not in self._known and len(offsets) < len(before):
+                # The known limit: more was refused, and split perhaps; less of it, sent by a member that does not know
+                # that it was replaced and that read it when some was compacted away, is taken.
+                life.doubtful.update(offsets)
             if self._plan.claim_ms:
                 differ = {offset for offset in differ if not self.overtaken(life, offset)}
             if differ or is_other:

@@ -23,11 +23,19 @@ REGRESSIONS = {
     20633: "a log was refilled beyond all that was relied on: its names go on, and the model took them for others",
     126201: "a dead letter of a zombie was taken for one of the log as it was refilled since, by the model",
     75865: "a request arrived when the log had been refilled behind it, and the model forgot what it stored",
+    381165: "a window that was not trusted was trusted by the next life, which found newer commits",
+    546829: "what another member had read lay between two fingerprints, and the later one differed",
+    662681: "a joint part spanned what the window knew of another group, and went out with it after a crash",
+    983649: "a request of the log as it was arrived behind one of the log as it was refilled, by the model",
+    512447: "a zombie sent less of a part than was refused, since some was compacted away: the model's limit",
+    445417: "a loss of power took what said that a commit was an ancestor: the model's limit",
     12853: "a part spanned what the window knew, and went out with it after a crash",
 }
-NEWER = {76540, 2972, 8969, 12853, 20633, 126201, 75865}
+OLDER = {116, 489, 4512, 6957, 7268, 25877}
 LEDGER_REGRESSIONS = {
     42155: "a twin took what was refused among others, whose name was sent again after a crash",
+    9835: "a zombie claimed again what a twin had taken, under a name that its successor had sent without it",
+    3004: "a piece was given up since the rest of its part had failed for so long, which the model did not know",
     107307: "the receiver knew under a name what a twin had taken since",
 }
 
@@ -35,7 +43,7 @@ LEDGER_REGRESSIONS = {
 @pytest.mark.parametrize("seed", REGRESSIONS, ids=str)
 def test_seed_that_failed_once(seed: int) -> None:
     """A schedule that found a mistake once passes."""
-    assert run_schedule(seed, STEPS, newer=seed in NEWER) >= STEPS
+    assert run_schedule(seed, STEPS, newer=seed not in OLDER) >= STEPS
 
 
 @pytest.mark.parametrize("seed", LEDGER_REGRESSIONS, ids=str)

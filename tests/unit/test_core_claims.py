@@ -245,6 +245,19 @@ def test_another_owner_of_the_partition_is_believed() -> None:
     assert [reload.tp for reload in shell.reloads] == [TP]
 
 
+def test_what_a_twin_took_is_told_apart_even_when_the_twin_let_it_go() -> None:
+    """The owner that replaced this one may have sent the rest under the old name: what was lost never joins it again."""
+    shell, rows = Twins(), with_ids(1, 2)
+    shell.answers = [RETRY]
+    shell.read(*rows)
+    shell.run_until_sent()
+    shell.now_ms += 4 * LEASE_MS
+    assert shell.twin(rows[0], timeout_ms=1) == [7]
+    shell.run(100)
+    assert shell.offsets() == [[0, 1], [1], [0]]
+    assert len({name for name, _, _ in shell.sent}) == 2
+
+
 def test_halves_are_sent_only_by_who_can_still_commit() -> None:
     """Halves of a refused batch are told apart in the ledger, and sent when a commit after that succeeded."""
     shell, rows = Twins(), with_ids(1, 2)

@@ -165,6 +165,13 @@ def test_what_the_window_knows_beyond_is_compared_too() -> None:
     assert (found.carried, found.fresh, found.settled_below) == (Carried(10, 20), False, 41)
 
 
+def test_what_was_read_between_two_fingerprints_is_not_trusted_when_the_later_differs() -> None:
+    """Another member read up to 40, which no fingerprint here tells: the log may differ from 21 on."""
+    memory = Remembered(Carried(10, 40), Stamp(2, 3), {1: 6}, marks(20, 59))
+    found = recall(OLD, memory, Log(other={59: 0}))
+    assert (found.carried, found.fresh, found.settled_below) == (Carried(10, 10), True, 21)
+
+
 def test_ancestors_are_bounded_and_newest_last() -> None:
     """The oldest ownerships are forgotten first."""
     many = Remembered(Carried(0, 0), Stamp(1_000, 1), dict.fromkeys(range(1, 200), 1))

@@ -701,6 +701,19 @@ def test_what_the_window_knows_is_not_delivered_again() -> None:
     assert shell.pipeline.books[TP].duplicate == 3
 
 
+def test_a_joint_part_spans_nothing_of_any_group_that_the_window_knows() -> None:
+    """An intent for all groups would bring back, after a crash, what another group has settled in its range."""
+    window = RotatingBitmap()
+    window.update([2])
+    shell = Shell(start=Carried(0, 0, joint_from=0), max_messages=100)
+    shell.pipeline.intake.load(shell.pipeline.partitions[TP], window.dump(), 100)
+    shell.read(*[(offset, offset % 2, None, b"a") for offset in range(4)])
+    shell.run()
+    states = [state for state in shell.commits if state.joints]
+    assert all(not joint.first <= 2 <= joint.last for state in states for joint in state.joints)
+    assert sorted(offset for _, offsets, _ in shell.sent for offset in offsets) == [0, 1, 3]
+
+
 def test_a_part_that_the_window_knows_wholly_is_not_sent_again() -> None:
     """All or none: a part of an earlier life goes out whole if one of its messages may be unsettled."""
     carried = Carried(0, 6, {lane_key("g0"): CarriedLane(None, ((0, 2), (3, 5)))})
