@@ -157,8 +157,7 @@ def recall(found: Committed | None, memory: Remembered | None, log: Log) -> Reca
         agreed = -1 if agreed is None and memory.fingerprints else agreed
     elif agreed is None or (whose is not Basis.BROKER and memory.newest_below(memory.carried.seen) < 0):
         return Recalled(carried, whose, 0, cut, compared=True)
-    # Where the log differs, it does so anywhere behind what agrees; and what a state made by another member has read
-    # may lie between two fingerprints.
+    # It differs somewhere between what agrees and the next fingerprint: nothing that was read there is trusted.
     if agreed is not None and (cut or agreed < min(seen - 1, memory.fingerprints[-1].offset)):
         start = min(max(carried.watermark, memory.carried.watermark), agreed + 1)
         return Recalled(Carried(start, start), whose, agreed + 1, fresh=True, agreed=agreed, compared=True)

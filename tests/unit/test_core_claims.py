@@ -246,7 +246,7 @@ def test_another_owner_of_the_partition_is_believed() -> None:
 
 
 def test_what_a_twin_took_is_told_apart_even_when_the_twin_let_it_go() -> None:
-    """The owner that replaced this one may have sent the rest under the old name: what was lost never joins it again."""
+    """The owner that replaced this one may have sent the rest under the name: what was lost never joins it again."""
     shell, rows = Twins(), with_ids(1, 2)
     shell.answers = [RETRY]
     shell.read(*rows)
