@@ -181,16 +181,18 @@ def outage(
     work = Workload(topics, PARTITIONS, messages, odd=False)
     with (
         Receiver(out=folder / unique("rows")) as receiver,
-        Stream(broker.bootstrap, work, messages // (times * LIFE_S)) as stream,
+        Stream(broker.bootstrap, work, messages // (times * LIFE_S), upto=0) as stream,
     ):
         receiver.fail("slow", delay_ms=15)
         config = configuration(broker, [*topics, fresh], receiver.url, batch=dict(SMALL_BATCHES))
         with Daemon(folder, config, name=kind) as daemon:
             for number in range(times):
+                stream.go_on(messages // times)  # not all at once: a slow machine would have none left at the last kill
                 _await_rows(daemon, receiver, receiver.stats["rows"] + messages // times // 8)
                 _break_and_mend(broker, kind)
                 slowest = max(slowest, _await_fresh(broker, fresh, receiver, slack * HEAL_S))
                 work.expected.wanted[fresh, 0, number] = value_hash(b"fresh")
+            stream.go_on()
             stream.wait()
             finish(broker, daemon, 60)
         found = tally(receiver.rows(), work.expected.wanted)

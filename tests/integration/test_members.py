@@ -26,11 +26,13 @@ RATE = 1_000
 """Messages a second."""
 EVERY_S = 5.0
 SESSION_MS = 9_000
+GAP_MAX_MS = SESSION_MS + 1_000
+"""A member killed while it joins is waited for until its session ends, and one rebalance follows."""
 
 
 def members(
     broker: Broker, folder: Path, count: int, seconds: float, *, by: str = "partition", seed: int = 1,
-    gap_max_ms: int = SESSION_MS,
+    gap_max_ms: int = GAP_MAX_MS,
 ) -> Finding:  # fmt: skip
     """Every 5 s a member joins, leaves or is killed; each has its own folder.
 

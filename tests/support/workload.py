@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import random
+import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -182,12 +183,14 @@ class Stream:
         bootstrap: `host:port` of the broker.
         workload: What to produce.
         rate: Messages a second.
+        upto: So many at first; `go_on` lets it produce more.
     """
 
-    def __init__(self, bootstrap: str, workload: Workload, rate: int) -> None:
+    def __init__(self, bootstrap: str, workload: Workload, rate: int, *, upto: int = sys.maxsize) -> None:
         self._bootstrap = bootstrap
         self._workload = workload
         self._each = max(1, rate // TICKS)
+        self._upto = upto
         self._stop = threading.Event()
         self._refused: list[Any] = []
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -198,6 +201,10 @@ class Stream:
 
     def __exit__(self, *_: object) -> None:
         self.stop()
+
+    def go_on(self, count: int = sys.maxsize) -> None:
+        """Produce so many more."""
+        self._upto += count
 
     def stop(self) -> None:
         """Produce nothing more, and return when the broker has all."""
@@ -214,8 +221,9 @@ class Stream:
             self._bootstrap, self._refused, message_timeout_ms=120_000, reconnect_backoff_max_ms=500
         )
         while not self._stop.wait(1 / TICKS):
-            some = self._workload.some(self._each)
-            if not some:
+            room = self._upto - self._workload.expected.count
+            some = self._workload.some(min(self._each, room))
+            if not some and room:
                 break
             for topic, (partition, value, key, headers, at_ms) in some:
                 producer.produce(topic, value, key, partition, timestamp=at_ms, headers=list(headers or ()))
