@@ -288,6 +288,20 @@ def test_a_reset_just_after_the_end_replays(rocketmq: Node, queues: MakeQueues, 
         assert again.told("partition.reset")
 
 
+def test_the_floor_follows_a_queue_that_rests(
+    rocketmq: Node, queues: MakeQueues, group: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the broker has on its disk by now is kept without another commit: below it an offset was set by somebody."""
+    monkeypatch.setattr("sidecar.sources.rocketmq_commits.FLUSHED_AFTER_S", 0.1)
+    monkeypatch.setattr("sidecar.sources.rocketmq_commits.IDLE_S", 0.1)
+    topic = queues(1)
+    rocketmq.send_batch(topic, [b"a", b"b", b"c"])
+    with Reader(rocketmq, group, [topic]) as reader:
+        reader.read(3)
+        reader.commit()
+        reader.until(lambda: any(one.floor == 3 for one in known(reader)), "the floor is where the commit is")
+
+
 def known(reader: Reader) -> list[Progress]:
     """What its state file has."""
     return [found for text in reader.state.load_progress().values() if (found := Progress.load(text))]
