@@ -10,7 +10,7 @@ from typing import Any
 
 from sidecar.core.records import KEY_BYTES, Fragment, Part
 
-JOINED_BYTES = 8 << 10
+JOINED_BYTES = 16 << 10
 """An open fragment takes in what is read later until it has so much: an object a row would cost 300 to 430 bytes."""
 OFFSET_BYTES = ID_BYTES = 8
 PART_BYTES = 1_600
@@ -150,8 +150,7 @@ def _joined(fragment: Fragment, more: Fragment, separator: bytes) -> Fragment:
         ids: Any = own.ids
         ids.extend(more.ids)
     if more.unframeable:
-        odd: Any = own.unframeable
-        odd.extend(more.unframeable)
+        own.unframeable = array("q", [*own.unframeable, *more.unframeable])
     own.keys += more.keys
     return own
 
@@ -160,8 +159,8 @@ def _growing(fragment: Fragment) -> Fragment:
     """A copy whose sequences can be extended, until it is taken."""
     data: Any = bytearray(fragment.data)
     ids = None if fragment.ids is None else array("q", fragment.ids)
-    odd = array("q", fragment.unframeable)
-    return Fragment(array("q", fragment.offsets), data, ids, odd, fragment.at_ms, fragment.keys, fragment.after)
+    odd, at = fragment.unframeable, fragment.at_ms
+    return Fragment(array("q", fragment.offsets), data, ids, odd, at, fragment.keys, fragment.after)
 
 
 def split(fragment: Fragment, border: int, separator: bytes) -> tuple[Fragment, Fragment]:

@@ -15,6 +15,8 @@ from sidecar.core.records import PARTS_HEADER_MAX_BYTES, PARTS_MAX, Fragment, Pa
 
 LANE_BYTES, UNIT_BYTES = 750, 450
 """Of a lane that has something open, beside its rows, and of what is cut together, beside its lanes; measured."""
+LANE_IDS_BYTES = 120
+"""Of the array of a lane's message ids, beside them; measured."""
 PART_HEADER_BYTES = 64
 """A part's entry in the header beyond the names of its topic and queue."""
 
@@ -59,6 +61,7 @@ class Cutter:
         delivery: Takes the batches.
         separator: The rows' separator.
         touched: Called with a partition whose state has changed.
+        ids: Whether messages have ids that are kept with their rows.
     """
 
     def __init__(
@@ -68,12 +71,15 @@ class Cutter:
         delivery: Delivery,
         separator: bytes,
         touched: Callable[[TopicPartition, float], None],
+        *,
+        ids: bool = False,
     ) -> None:
         self._rules = rules
         self._ahead_max = 2 * concurrency
         self._delivery = delivery
         self._separator = separator
         self._touched = touched
+        self.lane_bytes = LANE_BYTES + (LANE_IDS_BYTES if ids else 0)
         self.cuts: Counter[str] = Counter()
         self._units: dict[UnitKey, _Unit] = {}
         self._due: dict[UnitKey, str] = {}
@@ -116,7 +122,7 @@ class Cutter:
         place = partition.tp, group
         if place not in unit.lanes:
             unit.lanes[place] = partition, lane
-            self._delivery.held_bytes += LANE_BYTES
+            self._delivery.held_bytes += self.lane_bytes
         unit.count += count
         unit.nbytes += nbytes
         if key not in self._due:
@@ -144,7 +150,7 @@ class Cutter:
         """Count the unit anew after something was taken from it."""
         before = len(unit.lanes)
         unit.lanes = {place: both for place, both in unit.lanes.items() if both[1].buffer.fragments}
-        self._delivery.held_bytes -= LANE_BYTES * (before - len(unit.lanes))
+        self._delivery.held_bytes -= self.lane_bytes * (before - len(unit.lanes))
         self._due.pop(key, None)
         if not unit.lanes:
             del self._units[key]
@@ -163,7 +169,7 @@ class Cutter:
             mine = [place for place in unit.lanes if place[0] == tp]
             for place in mine:
                 del unit.lanes[place]
-            self._delivery.held_bytes -= LANE_BYTES * len(mine)
+            self._delivery.held_bytes -= self.lane_bytes * len(mine)
             if mine:
                 self._refresh(key, unit)
 

@@ -64,7 +64,9 @@ class Pipeline:
         self.delivery = Delivery(rules, self._owner, self._settled, jitter, self._give_up)
         self.partitions: dict[TopicPartition, Partition] = {}
         self.books: dict[TopicPartition, Books] = {}
-        self._cutter = Cutter(batching, rules.concurrency, self.delivery, self._separator, self._touch)
+        self._cutter = Cutter(
+            batching, rules.concurrency, self.delivery, self._separator, self._touch, ids=reading.ids is not None
+        )
         self.cuts = self._cutter.cuts
         """Batches cut, by reason."""
         self.draining = False

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from sidecar.core.batching import held_by, held_bytes
 from sidecar.core.carried import Tries
 from sidecar.core.claims import Mark, Want
-from sidecar.core.cutting import LANE_BYTES, UNIT_BYTES
+from sidecar.core.cutting import UNIT_BYTES
 from sidecar.core.dedup import RotatingSet
 from sidecar.core.effects import Claim, Commit, CommitItem, Effect, Flow, Reload, Report, Send, Store
 from sidecar.core.idruns import SortedRun, rising
@@ -436,8 +436,9 @@ class Process:
                 raise BrokenPromiseError("books", f"{tp}: {books}, {count} held")
         for request in self.sends.values():
             held += sum(held_by(part) for part in request.batch.parts if not _mine(pipeline, part))
-        units = pipeline._cutter._units.values()
-        held += UNIT_BYTES * len(units) + LANE_BYTES * sum(len(unit.lanes) for unit in units)
+        cutter = pipeline._cutter
+        units = cutter._units.values()
+        held += UNIT_BYTES * len(units) + cutter.lane_bytes * sum(len(unit.lanes) for unit in units)
         if pipeline.delivery.held_bytes != held:
             raise BrokenPromiseError("memory", f"{pipeline.delivery.held_bytes} accounted, {held} held")
 
