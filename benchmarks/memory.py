@@ -82,15 +82,20 @@ class Found(NamedTuple):
         return self.rest - self.base
 
     @property
+    def ratio(self) -> float:
+        """Growth for each byte held."""
+        return self.growth / max(1, self.held + self.ids)
+
+    @property
     def keeps_bounds(self) -> bool:
         """Whether both bounds hold."""
         whole = BUDGET_MAX * self.budget + REST_MIB * MIB + (IDS_BYTES if self.ids else 0)
-        return self.growth <= GROWTH_MAX * (self.held + self.ids) and self.peak <= whole
+        return self.ratio <= GROWTH_MAX and self.peak <= whole
 
     def __str__(self) -> str:
         held = self.held + self.ids
         told = f"{self.rows:9,} rows, held {held / MIB:5.1f} MiB, {self.ids / MIB:.1f} of it ids, grown "
-        told += f"{self.growth / MIB:6.1f} MiB = {self.growth / max(1, held):5.2f} x; "
+        told += f"{self.growth / MIB:6.1f} MiB = {self.ratio:5.2f} x; "
         told += f"from {self.base / MIB:.1f}, peak {self.peak / MIB:6.1f} MiB"
         return f"{told} {'' if self.keeps_bounds else '  BEYOND'}"
 
@@ -242,6 +247,15 @@ def every() -> list[Point]:
     return [Point(tags, size, many, form, ids) for tags, size, many, ids, form in table]
 
 
+def measured(broker: Broker, folder: Path, points: list[Point], budget: int) -> Iterator[tuple[Point, Found]]:
+    """Run points one after the other; those in a row that read the same messages share a topic."""
+    with silence() as port:
+        for messages, same in itertools.groupby(points, Point.messages):
+            with filled(broker, messages, messages.enough(budget)) as topic:
+                for point in same:
+                    yield point, measure(broker, port, folder, point, budget, topic)
+
+
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -253,11 +267,9 @@ def main() -> None:
     points = every() if wanted.all else WORST
     if wanted.points:
         points = [Point(*one) for one in json.loads(wanted.points)]
-    with tempfile.TemporaryDirectory() as name, KafkaBroker(Path(name) / "kafka") as broker, silence() as port:
-        for messages, same in itertools.groupby(points, Point.messages):
-            with filled(broker, messages, messages.enough(budget)) as topic:
-                for point in same:
-                    print(point, measure(broker, port, Path(name), point, budget, topic), flush=True)
+    with tempfile.TemporaryDirectory() as name, KafkaBroker(Path(name) / "kafka") as broker:
+        for point, found in measured(broker, Path(name), points, budget):
+            print(point, found, flush=True)
 
 
 if __name__ == "__main__":

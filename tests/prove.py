@@ -24,6 +24,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from benchmarks import memory
 from tests.integration import test_exactly_once as once
 from tests.integration import test_health as health
 from tests.integration import test_ids as ids
@@ -131,6 +132,7 @@ def daemon_checks(n: Sizes) -> dict[str, Check]:
         "ids": lambda broker, folder: [ids.restored(broker, folder, n(30_000_000, 1_000_000), n(200_000, 2_000))],
         "health": lambda broker, folder: [health.outages(broker, folder, n(5))],
         "library": lambda broker, folder: [library.kills(broker, folder, n(20, 2))],
+        "memory": partial(held, n(64, 32) * memory.MIB),
         "tables": killed_tables,
         "ledger": twins,
         "receivers": partial(suite, "a receiver that misbehaves in every way", "integration/test_faults.py"),
@@ -248,6 +250,20 @@ def suite(point: str, tests: str, broker: KafkaBroker, _: Path, *, mark: str = "
     found = re.search(r"(\d+) passed", done.stdout)
     assert done.returncode == 0 and found, f"{tests}: {done.stdout[-300:]}"
     return [Finding(point, int(found[1]), 0, None, time.monotonic() - begun, f"{found[1]} tests")]
+
+
+def held(budget: int, broker: KafkaBroker, folder: Path) -> list[Finding]:
+    """Memory while the receiver never answers, at the points that cost the most beside what is counted."""
+    begun = time.monotonic()
+    found = dict(memory.measured(broker, folder, memory.WORST, budget))
+    beyond = [f"{point}: {one}" for point, one in found.items() if not one.keeps_bounds]
+    assert not beyond, "; ".join(beyond)
+    notes = (
+        f"memory grows by {max(one.ratio for one in found.values()):.2f} times what is held at most,"
+        f" {max(one.peak for one in found.values()) / memory.MIB:.0f} MiB at its peak"
+    )
+    point = f"a silent receiver, `memory.budget: {budget // memory.MIB}MiB`: 1 to 10,000 bytes, 8 to 3,000 tags"
+    return [Finding(point, len(found), 0, None, time.monotonic() - begun, notes)]
 
 
 def simulated(schedules: int, _: KafkaBroker, __: Path, *, ledger: bool = False) -> list[Finding]:
