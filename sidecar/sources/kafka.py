@@ -33,7 +33,7 @@ from sidecar.sources.kafka_reach import await_topics
 from sidecar.sources.kafka_recall import Recall
 from sidecar.sources.kafka_room import metadata_characters
 from sidecar.sources.kafka_start import Found, Starts
-from sidecar.sources.kafka_topics import TopicIds, is_mock
+from sidecar.sources.kafka_topics import MadeAgain, TopicIds, is_mock
 from sidecar.sources.troubles import Troubles
 from sidecar.state.interface import State
 from sidecar.state.offset_map import Identity
@@ -90,6 +90,7 @@ class KafkaSource:
         self._busy = False
         self._one_topic = len(settings.topics) == 1 and not settings.topics[0].startswith("^")
         self._fetcher = Fetcher(client_config(settings))
+        self._made_again = MadeAgain(aloud="debug" in settings.properties)
         self.cluster_id = ""
 
     # Joining
@@ -104,7 +105,12 @@ class KafkaSource:
         self._listener = listener
         # A callback that raises makes consume() lose what it fetched: every one is wrapped.
         self._consumer = ck.Consumer(
-            self._config | {"error_cb": self._safely(self._on_error), "on_commit": self._safely(self._on_commit)}
+            self._config
+            | {
+                "logger": self._made_again,
+                "error_cb": self._safely(self._on_error),
+                "on_commit": self._safely(self._on_commit),
+            }
         )
         try:
             self.cluster_id = await_topics(
@@ -114,7 +120,7 @@ class KafkaSource:
             self._consumer.close()
             raise
         self._admin = AdminClient(client_config(self._settings))
-        self._topic_ids = TopicIds(self._admin, self.cluster_id)
+        self._topic_ids = TopicIds(self._admin, self.cluster_id, self._made_again)
         if not is_mock(self.cluster_id):  # which never answers
             self.metadata_characters = metadata_characters(self._admin, listener.event)
         self._ends = Ends(self._admin, str(self._config["isolation.level"]))
@@ -185,6 +191,9 @@ class KafkaSource:
             time.sleep(timeout_s)
         messages = self._consumer.consume(self._chunk, min(timeout_s, BUSY_WAIT_S) if self._busy else 0)
         self._busy = len(messages) == self._chunk
+        if news := self._made_again.take():
+            anew = [tp for topic, topic_id in news.items() for tp in self._reload_topic(topic, topic_id)]
+            messages = [one for one in messages if TopicPartition(one.topic() or "", one.partition() or 0) not in anew]
         if self._failure is None and self._given is not None:
             given, self._given = self._given, None
             self._take(given)
@@ -365,11 +374,20 @@ class KafkaSource:
 
     def reload(self, tp: TopicPartition) -> None:
         """Give the partition up and take it again from what is committed."""
-        if tp not in self._assigned:
-            return
-        self._listener.reloading(tp)
-        self._drop([tp])
-        self._take([tp])
+        self._reload(self._assigned & {tp})
+
+    def _reload(self, tps: Collection[TopicPartition]) -> None:
+        for tp in tps:
+            self._listener.reloading(tp)
+        if tps:
+            self._drop(tps)
+            self._take(sorted(tps))
+
+    def _reload_topic(self, topic: str, topic_id: str) -> Collection[TopicPartition]:
+        """Take its partitions anew that were read under another id; returns them."""
+        tps = {tp for tp in self._assigned if tp.topic == topic and self._identities[tp].topic_id != topic_id}
+        self._reload(tps)
+        return tps
 
     def _watch_ends(self) -> None:
         self._ends.watch(self._assigned)
@@ -385,8 +403,7 @@ class KafkaSource:
                 self._troubles.put(topic, f"the topic {topic} does not exist any more" if self._is_named(topic) else "")
                 continue
             self._troubles.clear(topic, "client")
-            for tp in [tp for tp in self._assigned if tp.topic == topic and self._identities[tp].topic_id != topic_id]:
-                self.reload(tp)
+            self._reload_topic(topic, topic_id)
 
     def close(self) -> None:
         """Leave the group and disconnect; what is assigned is revoked first."""

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import logging
+import re
+import sys
 import time
 from collections.abc import Collection, Iterator
 from concurrent.futures import Future
@@ -22,16 +25,54 @@ def is_mock(cluster_id: str) -> bool:
     return cluster_id.startswith("mockCluster")
 
 
+class MadeAgain:
+    """Topics that the consumer's client found made again: it reads on in the new one, at the offset of the old.
+
+    It tells this in a debug line alone, which comes out of `consume()` before the first message of the new id. This is
+    the client's `logger`.
+
+    Args:
+        aloud: Whether the client's lines go to stderr, else only the gravest.
+    """
+
+    LINE = re.compile(r"Topic (\S+) changed id from (\S+) to (\S+)")
+
+    def __init__(self, *, aloud: bool = False) -> None:
+        self._aloud = aloud
+        self._news: dict[str, str] = {}
+        self._gone: dict[str, str] = {}
+
+    def log(self, level: int, template: str, *args: str) -> None:
+        """A line of the client."""
+        text = template % args
+        if self._aloud or level >= logging.CRITICAL:
+            print(text, file=sys.stderr)
+        if line := self.LINE.search(text):
+            topic, before, self._news[topic] = line.groups()
+            self._gone[topic] = before
+
+    def take(self) -> dict[str, str]:
+        """The ids under which topics are fetched since the last call, by topic."""
+        news, self._news = self._news, {}
+        return news
+
+    def is_gone(self, topic: str, topic_id: str) -> bool:
+        """Whether this id was replaced: a broker that tells it is behind."""
+        return self._gone.get(topic) == topic_id
+
+
 class TopicIds:
     """Asks for topic ids, at once or now and then.
 
     Args:
         admin: The client that asks.
         cluster_id: librdkafka's mock cluster never answers, so it is not asked.
+        made_again: Knows ids that hold no more.
     """
 
-    def __init__(self, admin: AdminClient, cluster_id: str) -> None:
+    def __init__(self, admin: AdminClient, cluster_id: str, made_again: MadeAgain) -> None:
         self._admin = admin
+        self._made_again = made_again
         self._known = not is_mock(cluster_id)
         self._asked: dict[str, Future[Any]] = {}
         self._ask_at_s = 0.0
@@ -43,6 +84,8 @@ class TopicIds:
         for topic, future in self._ask(topics, timeout_s).items():
             try:
                 found[topic] = str(future.result(max(0.0, deadline_s - time.monotonic())).topic_id)
+                if self._made_again.is_gone(topic, str(found[topic])):
+                    found[topic] = KafkaError(KafkaError.UNKNOWN_TOPIC_ID, "a broker tells the id of before")
             except TimeoutError:
                 found[topic] = KafkaError(KafkaError._TIMED_OUT, "no answer about topic ids")
             except KafkaException as error:
@@ -60,7 +103,9 @@ class TopicIds:
             for topic, future in asked.items():
                 error = future.exception()
                 if error is None:
-                    yield topic, str(future.result().topic_id)
+                    topic_id = str(future.result().topic_id)
+                    if not self._made_again.is_gone(topic, topic_id):
+                        yield topic, topic_id
                 elif isinstance(error, KafkaException) and error.args[0].code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
                     yield topic, None
         if now >= self._ask_at_s and topics and not self._asked:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import time
 from collections import Counter
 from datetime import UTC, datetime
@@ -48,6 +49,21 @@ def test_a_topic_made_again_is_read_from_its_start(scene: Scene, count: int, *, 
         scene.await_all(daemon, 20)
         assert len(scene.receiver.rows()) == 50 + count
         daemon.stop()
+
+
+def test_a_topic_made_again_at_once_is_not_read_on_at_the_old_offset(scene: Scene) -> None:
+    """What the client fetches of the new topic behind the old offset, before anybody asked for its id, is dropped."""
+    with scene.daemon() as daemon:
+        daemon.wait_ready()
+        scene.send(values("old", 50))
+        scene.await_all(daemon)
+        daemon.process.send_signal(signal.SIGSTOP)
+        scene.broker.delete_topic(scene.topic)
+        scene.broker.create_topic(scene.topic)
+        scene.send(values("new", 80))
+        daemon.process.send_signal(signal.SIGCONT)
+        scene.await_all(daemon, 20)
+        assert len(daemon.events("topic.recreated")) == 1
 
 
 # Offsets set by an operator

@@ -10,7 +10,7 @@ from confluent_kafka.admin import AdminClient
 from sidecar.config.source import KafkaSource
 from sidecar.errors import StateError, UnavailableError
 from sidecar.sources.kafka_config import client_config
-from sidecar.sources.kafka_topics import TIMEOUT_S, TopicIds
+from sidecar.sources.kafka_topics import TIMEOUT_S, MadeAgain, TopicIds
 from sidecar.spark.run.folder import RunFolder
 
 KNOWN_FOR_S = 5.0
@@ -31,7 +31,9 @@ def topic_id(kafka: KafkaSource, cluster_id: str, topic: str) -> str:
         return known
     client = _clients.get(kafka.bootstrap_servers)
     if client is None:
-        client = _clients[kafka.bootstrap_servers] = TopicIds(AdminClient(client_config(kafka)), cluster_id)
+        client = _clients[kafka.bootstrap_servers] = TopicIds(
+            AdminClient(client_config(kafka)), cluster_id, MadeAgain()
+        )
     found = client.find([topic], TIMEOUT_S).get(topic, "")
     if isinstance(found, KafkaError):
         raise UnavailableError(f"the broker does not tell the id of {topic}: {found.str()}")
