@@ -18,7 +18,7 @@ from sidecar.errors import StateError
 from sidecar.sources.acked_client import AckedClient, Handed
 from sidecar.sources.acked_columns import AckedColumns, Keys, Taken, details_of, identity_of, key_of
 from sidecar.sources.acked_exchange import Exchange
-from sidecar.sources.acked_kept import adopt, keep
+from sidecar.sources.acked_kept import Place, adopt, keep, keep_place, places
 from sidecar.sources.acked_settled import Settled
 from sidecar.sources.acked_slot import Slot
 from sidecar.sources.acked_start import start
@@ -88,7 +88,10 @@ class AckedSource:
         self._held_max_bytes = held_max_bytes
         self._groups_of = groups_of
         self._in_order = in_order
-        self._keep = partial(keep, client) if keep_rows else None
+        self._keeps_rows = keep_rows
+        self._keep = partial(keep, client) if keep_rows else keep_place if client.moves else None
+        self._places: dict[bytes, Place] = {}
+        """Where messages stood that are to come again, by identity."""
         self._exchange = exchange
         self._disk = disk or ThreadPoolExecutor(1, thread_name_prefix="progress")
         self._topics: dict[str, Topic] = {}
@@ -123,7 +126,7 @@ class AckedSource:
             CredentialsError: The credentials are refused.
         """
         self._listener = listener
-        if self._keep is not None:
+        if self._keeps_rows:
             self._is_held = True
             self._client.pause(full=True)
         self._client.open()
@@ -142,6 +145,7 @@ class AckedSource:
             if not waits:
                 self._inherit_ids(self._topics[name])
             self._adopted += adopt(self._client, found.kept, found.earlier)
+            self._places |= places(found.kept, found.earlier)
             if found.other_rules:
                 self._listener.event("partition.reset", "warning", {"topic": name, "reason": _OTHER_RULES})
 
@@ -196,6 +200,8 @@ class AckedSource:
                 continue
             message = Taken(one, identity_of(one))
             if any(slot.collect(message) for slot in topic.earlier):
+                if place := self._places.pop(message.identity, None):
+                    message.handed = place.of(one)
                 self._missed_s = 0.0
                 self._hold(message)
                 new.setdefault(one.topic, []).append(message)
@@ -276,7 +282,7 @@ class AckedSource:
         bytes_max = max(self._held_max_bytes - self._again.nbytes, self._held_max_bytes // LEAST_SHARE)
         self._is_full = idle or self._new.count >= count_max or self._new.nbytes >= bytes_max
         # What is whole without the broker comes first: it gives nothing more of these queues before.
-        replays = self._keep is not None and (bool(self._adopted) or not awaited) and self._has_earlier()
+        replays = self._keeps_rows and (bool(self._adopted) or not awaited) and self._has_earlier()
         if (self._is_full or replays) != self._is_held:
             self._is_held = self._is_full or replays
             self._client.pause(self._is_held)

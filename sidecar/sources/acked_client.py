@@ -44,6 +44,9 @@ class Handed(NamedTuple):
 class AckedClient(Protocol):
     """A member of the group, driven by one thread: no method may be called by another."""
 
+    moves: bool
+    """Whether a message that is handed over again stands elsewhere then."""
+
     def open(self) -> None:
         """Connect and subscribe; returns when messages can be received.
 

@@ -46,7 +46,7 @@ class Slot:
         carried: Where it goes on.
         members: By row, those of its intents, from an earlier life.
         resumed: Whether it goes on from an earlier life.
-        kept: A message as the state file keeps it, so that its part is whole without the broker; None keeps none.
+        kept: What the state file keeps of a message, so that its part is the same again; None keeps nothing.
     """
 
     def __init__(
@@ -212,7 +212,7 @@ def members_row(tp: TopicPartition, chunk: int) -> TopicPartition:
 
 
 def rows_row(tp: TopicPartition, chunk: int) -> TopicPartition:
-    """The place of a row with those members as they were handed over."""
+    """The place of a row with what is kept of those members."""
     return tp._replace(broker=f"{ROWS}{chunk}")
 
 

@@ -24,7 +24,7 @@ class Start(NamedTuple):
         inherits: Whose message ids the current one knows too, where it is new.
         stale: Rows that nothing needs any more.
         other_rules: Whether something was left that does not apply under the rules of now.
-        kept: What is kept of the messages that those of earlier lives await.
+        kept: What is kept of messages, among them those that earlier lives await.
     """
 
     current: Slot

@@ -63,6 +63,8 @@ class GrpcClient:
         ConfigError: The package with the stubs cannot be used, or a certificate.
     """
 
+    moves = True
+
     def __init__(self, settings: RocketMqSettings, expression: str, queue_bytes: int, tell: Tell) -> None:
         self._settings = settings
         self._stubs: Stubs = load()

@@ -48,6 +48,8 @@ class NativeClient:
         ConfigError: The library is not there.
     """
 
+    moves = False
+
     def __init__(
         self, settings: RocketMqSettings, expression: str, held_bytes_max: int, home: Path, tell: Tell
     ) -> None:

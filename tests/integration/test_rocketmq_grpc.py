@@ -162,6 +162,21 @@ def test_of_what_is_sent_twice_one_is_delivered_whoever_gets_it(waits: Waits) ->
     assert waits["ledger"].result().exact
 
 
+def test_a_part_that_is_sent_again_is_the_same(node: RocketMqNode, source: dict[str, Any], tmp_path: Path) -> None:
+    """Its messages were handed over again, and stand in the retry topic by then: the request's bytes do not show it."""
+    bodies = Bodies(node)
+    with Receiver() as receiver:
+        receiver.fail("status", status=503)
+        with Daemon(tmp_path, configuration(source, bodies, receiver.url)) as daemon:
+            bodies.send(100)
+            wait_until(lambda: receiver.bodies, PATIENCE_S, "it sends")
+            daemon.kill9()
+            sent = set(receiver.bodies)
+            receiver.bodies.clear()
+            daemon.start()
+            wait_until(lambda: not sent - set(receiver.bodies), 60, "all is sent again", detail=daemon.log_tail)
+
+
 def test_a_fifo_topic_goes_on_after_a_kill(node: RocketMqNode, source: dict[str, Any], tmp_path: Path) -> None:
     """A part of several queues is whole without the broker, which hands over no more of a queue before: each once."""
     assert fifo_kills(node, source, tmp_path, 4_000, 2).exact

@@ -149,6 +149,8 @@ class SimulatedBroker:
 class SimulatedClient:
     """An `AckedClient` of the simulated broker."""
 
+    moves = True
+
     def __init__(self, broker: SimulatedBroker, chance: Chance) -> None:
         self._broker = broker
         self._chance = chance

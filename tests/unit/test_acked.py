@@ -17,7 +17,7 @@ from sidecar.errors import StateError
 from sidecar.sources import acked_settled
 from sidecar.sources.acked import AckedSource
 from sidecar.sources.acked_client import Handed
-from sidecar.sources.acked_columns import Taken, identity_of
+from sidecar.sources.acked_columns import Taken, details_of, identity_of
 from sidecar.sources.acked_exchange import Exchange
 from sidecar.sources.acked_settled import Settled
 from sidecar.sources.acked_slot import ROWS
@@ -44,6 +44,8 @@ def taken(number: int) -> Taken:
 
 class Client:
     """Hands over what a test puts into `coming`, and notes what it is told."""
+
+    moves = True
 
     def __init__(self) -> None:
         self.coming: list[Handed] = []
@@ -286,6 +288,24 @@ def test_with_its_rows_kept_a_part_is_whole_without_the_broker() -> None:
     assert again.client.acked == ["adopted 7", "adopted 8"]
     assert not again.client.full
     assert not [row for row in again.state.load_progress() if row.broker.startswith(ROWS)]
+
+
+def test_a_message_that_comes_again_is_told_as_it_was() -> None:
+    """It stands in the retry topic then, with another id and count: what makes its row is as it was sent before."""
+    state: MemoryState | None = None
+    told = []
+    for times, offset in enumerate((7, 90, 91)):
+        scene = Scene(state)
+        state = scene.state
+        properties = [("x", b"y"), *([("RETRY_TOPIC", b"t")] if times else ())]
+        moved = {"broker": f"b-{times}", "queue": times, "offset_message_id": f"0{times}", "properties": properties}
+        (run,) = (
+            one for one in scene.poll(handed(offset, b"a", times=times)._replace(**moved)) if isinstance(one, Run)
+        )
+        told.append((details_of(run.messages[0]), list(run.messages[0].handed.properties)))
+        at = [one.carried.seen for one in scene.found].index(run.first + bool(times))
+        scene.commit(Carried(run.first, run.first + 1, {A: CarriedLane(None, ((run.first, run.first),))}), at)
+    assert told[1:] == told[:1] * 2
 
 
 def test_what_never_comes_again_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
