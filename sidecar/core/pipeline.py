@@ -64,6 +64,8 @@ class Pipeline:
         self.delivery = Delivery(rules, self._owner, self._settled, jitter, self._give_up)
         self.partitions: dict[TopicPartition, Partition] = {}
         self.books: dict[TopicPartition, Books] = {}
+        self.closed_books = Books()
+        """Of partitions whose own are closed."""
         self._cutter = Cutter(
             batching, rules.concurrency, self.delivery, self._separator, self._touch, ids=reading.ids is not None
         )
@@ -129,6 +131,11 @@ class Pipeline:
             books.in_flight = 0
             self.intake.forget(tp)
             self._dirty.pop(tp, None)
+
+    def close_books(self, tps: Iterable[TopicPartition]) -> None:
+        """Of these partitions, which are not ours any more, only the sum is kept."""
+        for tp in tps:
+            self.closed_books += self.books.pop(tp)
 
     def _owner(self, part: Part) -> Partition | None:
         partition = self.partitions.get(part.tp)

@@ -36,6 +36,8 @@ _NO_TRANSACTIONS = dict.fromkeys(product(LEDGER_KINDS, COMMIT_RESULTS), 0)
 HOLDERS_MAX = 20
 WIDE_SPAN = 10_000
 """Offsets between watermark and position from which on a partition names the group that holds it."""
+GONE_AFTER_S = 4.0
+"""So long a partition that went away is told of still: it may be read again at once, and its last counts are seen."""
 
 
 class StatusKeeper:
@@ -61,6 +63,8 @@ class StatusKeeper:
         self._problems = Problems(supervisor, self._chronicle)
         self._started = datetime.now(UTC)
         self._dead_letters = 0
+        self._went_s: dict[TopicPartition, float] = {}
+        """When it was first seen that partitions are not ours any more."""
         self._latest = self._build()
 
     def latest(self) -> StatusSnapshot:
@@ -83,9 +87,10 @@ class StatusKeeper:
 
     def _build(self) -> StatusSnapshot:
         pipeline = self._supervisor.pipeline
+        self._close_books(pipeline, time.monotonic())
         partitions = tuple(self._partition(pipeline, tp) for tp in sorted(pipeline.books))
         totals = Books()
-        for books in pipeline.books.values():
+        for books in (pipeline.closed_books, *pipeline.books.values()):
             totals += books
         retrying = self._retrying(pipeline)
         problems = self._problems.find(partitions, totals, retrying, time.monotonic())
@@ -110,6 +115,11 @@ class StatusKeeper:
             dead_letters=self._count_dead_letters(),
             activity=self._activity(pipeline),
         )
+
+    def _close_books(self, pipeline: Pipeline, now_s: float) -> None:
+        gone = pipeline.books.keys() - pipeline.partitions.keys()
+        self._went_s = {tp: self._went_s.get(tp, now_s) for tp in gone}
+        pipeline.close_books([tp for tp, went_s in self._went_s.items() if now_s >= went_s + GONE_AFTER_S])
 
     def _count_dead_letters(self) -> int:
         """As many as last time while the file cannot be read: no status is worth the end of the daemon."""

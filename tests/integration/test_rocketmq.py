@@ -237,6 +237,26 @@ def owned(member: Daemon) -> set[int]:
     return {one["partition"] for one in partitions if one["lag"] is not None and not one["topic"].startswith("%")}
 
 
+def test_queues_that_are_removed_leave_the_status(rocketmq: Node, topic: str, group: str, tmp_path: Path) -> None:
+    """The totals go on counting their messages."""
+    flow = Flow(rocketmq, topic)
+    with (
+        Receiver() as receiver,
+        Daemon(tmp_path, configuration(rocketmq, topic, group, receiver.url)) as daemon,
+    ):
+        flow.send(1_000)
+        await_all(daemon, flow, receiver)
+        rocketmq.create_topic(topic, 2)
+        wait_until(lambda: queues(daemon, topic) == {0, 1}, PATIENCE_S, "they leave", detail=daemon.status)
+        assert daemon.status()["delivered"] == flow.wanted.total()
+        daemon.stop()
+
+
+def queues(daemon: Daemon, topic: str) -> set[int]:
+    """The queues of a topic that are in the status."""
+    return {one["partition"] for one in daemon.status()["partitions"] if one["topic"] == topic}
+
+
 def test_a_wrong_configuration_is_told(rocketmq: Node, group: str, tmp_path: Path) -> None:
     """A topic that is not there ends the start with 69 and a sentence, and so do name servers that are away."""
     for servers, topic, words in (

@@ -421,6 +421,16 @@ def test_a_halt_does_not_outlive_what_was_halted() -> None:
     assert shell.pipeline.books[TP].delivered == 4
 
 
+def test_of_what_is_not_ours_any_more_the_sum_is_kept() -> None:
+    """Closed books are no partition's, and all that was counted is in their sum."""
+    shell = Shell()
+    shell.read(*rows(0, 9))
+    shell.run()
+    shell.pipeline.forget([TP])
+    shell.pipeline.close_books([TP])
+    assert (shell.pipeline.closed_books.delivered, list(shell.pipeline.books)) == (10, [])
+
+
 def test_failed_dead_letters_are_tried_again() -> None:
     """Nothing is settled before its dead letter is durable; what is not ours any more is not tried again."""
     shell = Shell()
