@@ -181,16 +181,20 @@ def make_source(settings: Settings, state: State, ledger: LedgerDesk | None = No
     if rocketmq.client == "remoting":
         return RocketMqSource(rocketmq, state, rules, queue_bytes, place, expression)
     if rocketmq.client == "grpc":
-        client = _grpc_client(rocketmq, queue_bytes, expression)
+        client = _grpc_client(rocketmq, queue_bytes, expression, place if _in_order(settings) else "")
     else:
         client = _native_client(settings, queue_bytes, expression)
     return _acked_source(client, settings, state, rules, queue_bytes, ledger)
 
 
-def _grpc_client(settings: RocketMqSettings, queue_bytes: int, expression: str) -> AckedClient:
+def _in_order(settings: Settings) -> bool:
+    return bool(settings.sink.http and settings.sink.http.ordering == "partition")
+
+
+def _grpc_client(settings: RocketMqSettings, queue_bytes: int, expression: str, in_order_at: str) -> AckedClient:
     from sidecar.sources.grpc_client import GrpcClient  # its loop costs 15 ms at the start, which others do without
 
-    return GrpcClient(settings, expression, queue_bytes, _tell)
+    return GrpcClient(settings, expression, queue_bytes, _tell, in_order_at)
 
 
 def _native_client(settings: Settings, queue_bytes: int, expression: str) -> AckedClient:
@@ -208,9 +212,8 @@ def _tell(name: str, level: str, fields: Mapping[str, object]) -> None:
 def _acked_source(
     client: AckedClient, settings: Settings, state: State, rules: bytes, queue_bytes: int, ledger: LedgerDesk | None
 ) -> Source:
-    rocketmq, http, dedup = settings.source.rocketmq, settings.sink.http, settings.dedup
+    rocketmq, dedup, ordered = settings.source.rocketmq, settings.dedup, _in_order(settings)
     assert rocketmq is not None
-    ordered = bool(http and http.ordering == "partition")
     return AckedSource(
         client,
         rocketmq.topics,

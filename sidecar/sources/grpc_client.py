@@ -17,6 +17,7 @@ from sidecar.errors import CredentialsError, SidecarError, UnavailableError
 from sidecar.sources.acked_client import Handed
 from sidecar.sources.acked_columns import OVERHEAD_BYTES
 from sidecar.sources.base import Tell
+from sidecar.sources.grpc_attempts import Attempts, Use
 from sidecar.sources.grpc_leases import INVISIBLE_S, OK, Leases
 from sidecar.sources.grpc_requests import BATCH_MAX, REQUEST_S, Requests
 from sidecar.sources.grpc_session import (
@@ -58,6 +59,7 @@ class GrpcClient:
         expression: The tags that brokers filter by, `a || b`, or `*`.
         queue_bytes: What may be received ahead.
         tell: Writes a log event; from a thread of its own.
+        in_order_at: Stands for this place, over crashes too, where messages come in order; else empty.
 
     Raises:
         ConfigError: The package with the stubs cannot be used, or a certificate.
@@ -65,12 +67,15 @@ class GrpcClient:
 
     moves = True
 
-    def __init__(self, settings: RocketMqSettings, expression: str, queue_bytes: int, tell: Tell) -> None:
+    def __init__(
+        self, settings: RocketMqSettings, expression: str, queue_bytes: int, tell: Tell, in_order_at: str = ""
+    ) -> None:
         self._settings = settings
         self._stubs: Stubs = load()
         self._credentials = _credentials(self._stubs, settings)
         self._requests = Requests(self._stubs, settings, f"sidecar@{secrets.token_hex(8)}", expression, tell)
         self._skipped = Skipped(tell)
+        self._attempts = Attempts(in_order_at)
         self._queue_bytes = queue_bytes
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="grpc", daemon=True)
@@ -200,7 +205,7 @@ class GrpcClient:
         self._may_go_on, self._room = asyncio.Event(), asyncio.Event()
         if not self._is_full:
             self._may_go_on.set()
-        self._leases = Leases(self._requests, self._call)
+        self._leases = Leases(self._requests, self._call, self._attempts)
         self._keepers = [asyncio.ensure_future(self._keep_open()), asyncio.ensure_future(self._keep())]
 
     async def _end(self) -> None:
@@ -281,19 +286,23 @@ class GrpcClient:
 
         A request that waits when its process dies takes a message all the same, which then comes again, and again for
         the next such request; after 16 times a broker gives it to the dead letters.
+
+        In order there is one at a time, of all queues. But the first are as many as may have had messages when this
+        place was killed, since each gets those of its own name alone.
         """
+        wanted = CALLS if self._attempts.in_order else 1
         open_: set[asyncio.Task[bool]] = set()
         done: set[asyncio.Task[bool]] = set()
-        wanted = 1
         try:
             while True:
                 await self._may_go_on.wait()
                 calls, count = self._share(len(session.queues))
                 while len(open_) < min(wanted, calls):
                     open_.add(asyncio.create_task(self._receive_once(session, queue, count)))
+                most = 1 if self._attempts.in_order else CALLS
                 done, open_ = await asyncio.wait(open_, return_when=asyncio.FIRST_COMPLETED)
                 for one in done:
-                    wanted = min(2 * wanted, CALLS) if one.result() else max(1, wanted - 1)
+                    wanted = min(2 * wanted, most) if one.result() else max(1, wanted - 1)
         finally:
             for one in open_:
                 one.cancel()
@@ -303,13 +312,18 @@ class GrpcClient:
         """Whether as many came as were asked for."""
         status = None
         came = 0
-        async for part in session.stream(self._requests.receive(queue, count, INVISIBLE_S)):
-            kind = part.WhichOneof("content")
-            if kind == "message":
-                came += 1
-                await self._put(part.message)
-            elif kind == "status":
-                status = part.status
+        use = self._attempts.begin(f"{queue.topic.name} on {queue.broker.name}")
+        try:
+            request = self._requests.receive(queue, count, INVISIBLE_S, self._attempts.name(use))
+            async for part in session.stream(request):
+                kind = part.WhichOneof("content")
+                if kind == "message":
+                    came += 1
+                    await self._put(part.message, use)
+                elif kind == "status":
+                    status = part.status
+        finally:
+            self._attempts.end(use)
         name = f"{queue.topic.name} on {queue.broker.name}"
         if status is None or status.code in (OK, NO_MESSAGE):
             self._problems.pop(name, None)
@@ -320,9 +334,9 @@ class GrpcClient:
         await asyncio.sleep(RETRY_S)
         return False
 
-    async def _put(self, message: Any) -> None:
+    async def _put(self, message: Any, use: Use) -> None:
         system = message.system_properties
-        token = self._leases.add(message.topic.name, system.message_id, system.receipt_handle)
+        token = self._leases.add(message.topic.name, system.message_id, system.receipt_handle, use)
         while self._arrived_bytes >= self._queue_bytes:
             self._room.clear()
             if self._arrived_bytes >= self._queue_bytes:

@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Collection, Coroutine, Hashable
 from dataclasses import dataclass
 from typing import Any
 
+from sidecar.sources.grpc_attempts import Attempts, Use
 from sidecar.sources.grpc_requests import Requests
 
 INVISIBLE_S = 15.0
@@ -32,6 +33,7 @@ class _Lease:
     message_id: str
     receipt: str
     until_s: float
+    use: Use | None = None
     is_asked: bool = False
     """Whether more time is being asked for, or was refused for good."""
 
@@ -42,11 +44,13 @@ class Leases:
     Args:
         requests: Makes the requests.
         call: Sends them.
+        attempts: Is told when a message is not ours any more.
     """
 
-    def __init__(self, requests: Requests, call: Call) -> None:
+    def __init__(self, requests: Requests, call: Call, attempts: Attempts) -> None:
         self._requests = requests
         self._call = call
+        self._attempts = attempts
         self._leases: dict[Hashable, _Lease] = {}
         self._given = 0
         self._acks: dict[str, list[_Lease]] = {}
@@ -55,10 +59,12 @@ class Leases:
         self._changes = asyncio.Semaphore(CHANGE_CALLS)
         self._tasks = {asyncio.ensure_future(self._acknowledge()) for _ in range(ACK_CALLS)}
 
-    def add(self, topic: str, message_id: str, receipt: str) -> int:
-        """A message that was just received; its number."""
+    def add(self, topic: str, message_id: str, receipt: str, use: Use | None = None) -> int:
+        """A message that was just received, by the request of this use; its number."""
         self._given += 1
-        self._leases[self._given] = _Lease(topic, message_id, receipt, time.monotonic() + INVISIBLE_S)
+        self._leases[self._given] = _Lease(topic, message_id, receipt, time.monotonic() + INVISIBLE_S, use)
+        if use is not None:
+            self._attempts.hold(use)
         return self._given
 
     def adopt(self, topic: str, message_id: str, receipt: str) -> int:
@@ -94,7 +100,7 @@ class Leases:
         for token in tokens:
             lease = self._leases.pop(token, None)
             if lease is not None:
-                self._begin(self._change(lease, RELEASED_S))
+                self._begin(self._release(lease))
 
     async def acknowledged(self, timeout_s: float) -> None:
         """Wait for what was begun."""
@@ -149,12 +155,22 @@ class Leases:
                 again = {one.receipt_handle for one in answer.entries if not _is_final(one.status.code)}
                 left = [lease for lease in leases if lease.receipt in again]
         left = [lease for lease in left if lease.until_s > time.monotonic()]  # others come again by themselves
+        for lease in set(leases).difference(left):
+            self._end_use(lease)
         if left:
             await asyncio.sleep(RETRY_S)
             self._acks.setdefault(topic, []).extend(left)
             self._wanted.set()
 
+    def _end_use(self, lease: _Lease) -> None:
+        if lease.use is not None:
+            self._attempts.end(lease.use)
+
     # Changing the time
+
+    async def _release(self, lease: _Lease) -> None:
+        await self._change(lease, RELEASED_S)
+        self._end_use(lease)
 
     async def _extend(self, lease: _Lease) -> None:
         code = await self._change(lease, EXTENDED_S)
