@@ -132,14 +132,14 @@ class Pipeline:
             self.intake.forget(tp)
             self._dirty.pop(tp, None)
 
+    def _owner(self, part: Part) -> Partition | None:
+        partition = self.partitions.get(part.tp)
+        return partition if partition is not None and partition.epoch == part.epoch else None
+
     def close_books(self, tps: Iterable[TopicPartition]) -> None:
         """Of these partitions, which are not ours any more, only the sum is kept."""
         for tp in tps:
             self.closed_books += self.books.pop(tp)
-
-    def _owner(self, part: Part) -> Partition | None:
-        partition = self.partitions.get(part.tp)
-        return partition if partition is not None and partition.epoch == part.epoch else None
 
     # Reading
 

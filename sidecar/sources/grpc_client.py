@@ -299,10 +299,11 @@ class GrpcClient:
                 calls, count = self._share(len(session.queues))
                 while len(open_) < min(wanted, calls):
                     open_.add(asyncio.create_task(self._receive_once(session, queue, count)))
-                most = 1 if self._attempts.in_order else CALLS
                 done, open_ = await asyncio.wait(open_, return_when=asyncio.FIRST_COMPLETED)
                 for one in done:
-                    wanted = min(2 * wanted, most) if one.result() else max(1, wanted - 1)
+                    wanted = min(2 * wanted, CALLS) if one.result() else max(1, wanted - 1)
+                if self._attempts.in_order:
+                    wanted = 1
         finally:
             for one in open_:
                 one.cancel()
