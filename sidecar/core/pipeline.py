@@ -136,11 +136,6 @@ class Pipeline:
         partition = self.partitions.get(part.tp)
         return partition if partition is not None and partition.epoch == part.epoch else None
 
-    def close_books(self, tps: Iterable[TopicPartition]) -> None:
-        """Of these partitions, which are not ours any more, only the sum is kept."""
-        for tp in tps:
-            self.closed_books += self.books.pop(tp)
-
     # Reading
 
     def read(self, run: Run, now_ms: float) -> None:
@@ -200,6 +195,11 @@ class Pipeline:
     def _settled(self, part: Part, outcome: str, count: int) -> None:
         self.books[part.tp].settle(outcome, count)
         self._touch(part.tp, self._now_ms + SETTLE_DELAY_MS)
+
+    def close_books(self, tps: Iterable[TopicPartition]) -> None:
+        """Of these partitions, which are not ours any more, only the sum is kept."""
+        for tp in tps:
+            self.closed_books += self.books.pop(tp)
 
     def _touch(self, tp: TopicPartition, due_ms: float) -> None:
         """The partition's state changed and is to be committed at `due_ms`."""
