@@ -17,7 +17,7 @@ from sidecar.errors import CredentialsError, SidecarError, UnavailableError
 from sidecar.sources.acked_client import Handed
 from sidecar.sources.acked_columns import OVERHEAD_BYTES
 from sidecar.sources.base import Tell
-from sidecar.sources.grpc_attempts import Attempts, Use
+from sidecar.sources.grpc_attempts import DOUBTED, Attempts, Use
 from sidecar.sources.grpc_leases import INVISIBLE_S, OK, Leases
 from sidecar.sources.grpc_requests import BATCH_MAX, REQUEST_S, Requests
 from sidecar.sources.grpc_session import (
@@ -290,7 +290,7 @@ class GrpcClient:
         In order there is one at a time, of all queues. But the first are as many as may have had messages when this
         place was killed, since each gets those of its own name alone.
         """
-        wanted = CALLS if self._attempts.in_order else 1
+        wanted = DOUBTED if self._attempts.in_order else 1
         open_: set[asyncio.Task[bool]] = set()
         done: set[asyncio.Task[bool]] = set()
         try:
@@ -324,7 +324,8 @@ class GrpcClient:
                 elif kind == "status":
                     status = part.status
         finally:
-            self._attempts.end(use)
+            wholly = came < count and status is not None and status.code in (OK, NO_MESSAGE)
+            self._attempts.answered(use, came, wholly=wholly)
         name = f"{queue.topic.name} on {queue.broker.name}"
         if status is None or status.code in (OK, NO_MESSAGE):
             self._problems.pop(name, None)
