@@ -65,7 +65,7 @@ class Pipeline:
         self.partitions: dict[TopicPartition, Partition] = {}
         self.books: dict[TopicPartition, Books] = {}
         self.closed_books = Books()
-        """Of partitions whose own are closed."""
+        """The sum of the books of partitions that were revoked and closed."""
         self._cutter = Cutter(
             batching, rules.concurrency, self.delivery, self._separator, self._touch, ids=reading.ids is not None
         )
@@ -197,7 +197,7 @@ class Pipeline:
         self._touch(part.tp, self._now_ms + SETTLE_DELAY_MS)
 
     def close_books(self, tps: Iterable[TopicPartition]) -> None:
-        """Of these partitions, which are not ours any more, only the sum is kept."""
+        """Keep only the sum of the books of these partitions, which are not assigned any more."""
         for tp in tps:
             self.closed_books += self.books.pop(tp)
 

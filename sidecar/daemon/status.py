@@ -36,8 +36,8 @@ _NO_TRANSACTIONS = dict.fromkeys(product(LEDGER_KINDS, COMMIT_RESULTS), 0)
 HOLDERS_MAX = 20
 WIDE_SPAN = 10_000
 """Offsets between watermark and position from which on a partition names the group that holds it."""
-GONE_AFTER_S = 4.0
-"""So long a partition that went away is told of still: it may be read again at once, and its last counts are seen."""
+CLOSE_AFTER_S = 4.0
+"""How long a revoked partition stays listed: a reload leaves no gap, and its last counts can be read."""
 
 
 class StatusKeeper:
@@ -64,7 +64,7 @@ class StatusKeeper:
         self._started = datetime.now(UTC)
         self._dead_letters = 0
         self._went_s: dict[TopicPartition, float] = {}
-        """When it was first seen that partitions are not ours any more."""
+        """When each listed partition was first seen revoked, in monotonic seconds."""
         self._latest = self._build()
 
     def latest(self) -> StatusSnapshot:
@@ -86,14 +86,14 @@ class StatusKeeper:
         self._chronicle.outage(self._supervisor.pipeline.delivery, now_s)
 
     def _build(self) -> StatusSnapshot:
-        pipeline = self._supervisor.pipeline
-        self._close_books(pipeline, time.monotonic())
+        pipeline, now_s = self._supervisor.pipeline, time.monotonic()
+        self._close_books(pipeline, now_s)
         partitions = tuple(self._partition(pipeline, tp) for tp in sorted(pipeline.books))
         totals = Books()
         for books in (pipeline.closed_books, *pipeline.books.values()):
             totals += books
         retrying = self._retrying(pipeline)
-        problems = self._problems.find(partitions, totals, retrying, time.monotonic())
+        problems = self._problems.find(partitions, totals, retrying, now_s)
         lags = [one.lag for one in partitions if one.lag is not None]
         delivery = pipeline.delivery
         return StatusSnapshot(
@@ -108,7 +108,7 @@ class StatusKeeper:
             problems=in_order(problems),
             held_bytes=pipeline.held_bytes,
             budget_bytes=self._budget_bytes,
-            ids=self._supervisor.ids.status(time.monotonic()),
+            ids=self._supervisor.ids.status(now_s),
             retries_waiting=delivery.waiting,
             retrying=tuple(retrying),
             blocking=tuple(_blocking(pipeline)),
@@ -119,7 +119,7 @@ class StatusKeeper:
     def _close_books(self, pipeline: Pipeline, now_s: float) -> None:
         gone = pipeline.books.keys() - pipeline.partitions.keys()
         self._went_s = {tp: self._went_s.get(tp, now_s) for tp in gone}
-        pipeline.close_books([tp for tp, went_s in self._went_s.items() if now_s >= went_s + GONE_AFTER_S])
+        pipeline.close_books([tp for tp, went_s in self._went_s.items() if now_s >= went_s + CLOSE_AFTER_S])
 
     def _count_dead_letters(self) -> int:
         """As many as last time while the file cannot be read: no status is worth the end of the daemon."""

@@ -18,7 +18,7 @@ from sidecar.errors import StateError
 from sidecar.sources.acked_client import AckedClient, Handed
 from sidecar.sources.acked_columns import AckedColumns, Keys, Taken, details_of, identity_of, key_of
 from sidecar.sources.acked_exchange import Exchange
-from sidecar.sources.acked_kept import Place, adopt, keep, keep_place, places
+from sidecar.sources.acked_kept import Placement, keep, keep_placement, recover
 from sidecar.sources.acked_settled import Settled
 from sidecar.sources.acked_slot import Slot
 from sidecar.sources.acked_start import start
@@ -89,9 +89,9 @@ class AckedSource:
         self._groups_of = groups_of
         self._in_order = in_order
         self._keeps_rows = keep_rows
-        self._keep = partial(keep, client) if keep_rows else keep_place if client.moves else None
-        self._places: dict[bytes, Place] = {}
-        """Where messages stood that are to come again, by identity."""
+        self._keep = partial(keep, client) if keep_rows else keep_placement if client.moves else None
+        self._placements: dict[bytes, Placement] = {}
+        """Of awaited messages, by identity, as they were first sent."""
         self._exchange = exchange
         self._disk = disk or ThreadPoolExecutor(1, thread_name_prefix="progress")
         self._topics: dict[str, Topic] = {}
@@ -144,8 +144,9 @@ class AckedSource:
                     self._state.drop_ids_before(tp, _EVERY_GENERATION)
             if not waits:
                 self._inherit_ids(self._topics[name])
-            self._adopted += adopt(self._client, found.kept, found.earlier)
-            self._places |= places(found.kept, found.earlier)
+            whole, placements = recover(self._client, found.kept, found.earlier)
+            self._adopted += whole
+            self._placements |= placements
             if found.other_rules:
                 self._listener.event("partition.reset", "warning", {"topic": name, "reason": _OTHER_RULES})
 
@@ -200,8 +201,8 @@ class AckedSource:
                 continue
             message = Taken(one, identity_of(one))
             if any(slot.collect(message) for slot in topic.earlier):
-                if place := self._places.pop(message.identity, None):
-                    message.handed = place.of(one)
+                if placement := self._placements.pop(message.identity, None):
+                    message.handed = placement.restore(one)
                 self._missed_s = 0.0
                 self._hold(message)
                 new.setdefault(one.topic, []).append(message)

@@ -45,7 +45,7 @@ class AckedClient(Protocol):
     """A member of the group, driven by one thread: no method may be called by another."""
 
     moves: bool
-    """Whether a message that is handed over again stands elsewhere then."""
+    """Whether a message that is handed over again has another topic, queue or offset."""
 
     def open(self) -> None:
         """Connect and subscribe; returns when messages can be received.

@@ -1,8 +1,8 @@
-"""Messages of parts that may have been sent, as the state file keeps them: what a part needs to be the same again.
+"""What the state file keeps of messages of parts that may have been sent, so that each part is the same again.
 
-Whole, where a broker hands over the rest of a queue only after its first messages are acknowledged, as the part would
-never be whole again; with the receipts that were had they are acknowledged by whoever goes on. Elsewhere their place:
-handed over again a message stands elsewhere, and its row would be another.
+Either the whole message with its receipt: a broker that gives the rest of a queue only after its first messages are
+acknowledged would never complete the part, and with the receipts the next process acknowledges them. Or its placement:
+a message that is handed over again has another one, and its row would differ.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from base64 import b64decode, b64encode
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 from sidecar.sources.acked_client import AckedClient, Handed
 from sidecar.sources.acked_columns import Taken, identity_of
@@ -18,8 +18,8 @@ from sidecar.sources.acked_exchange import packed, unpacked
 from sidecar.sources.acked_slot import Slot
 
 
-class Place(NamedTuple):
-    """What of a message is another when it is handed over again; fields as of `Handed`."""
+class Placement(NamedTuple):
+    """The fields of `Handed` that change when a message is handed over again."""
 
     broker: str
     queue: int
@@ -28,34 +28,22 @@ class Place(NamedTuple):
     reconsume_times: int
     retry_topic: str
 
-    def of(self, one: Handed) -> Handed:
-        """The message as it was."""
+    @classmethod
+    def of(cls, one: Handed) -> Self:
+        """Those of a message."""
+        return cls(*(getattr(one, name) for name in cls._fields))
+
+    def restore(self, one: Handed) -> Handed:
+        """The message as it was when these were its fields."""
         properties = [both for both in one.properties if both[0] != "RETRY_TOPIC"]
         if self.retry_topic:
             properties.append(("RETRY_TOPIC", one.topic.encode()))
         return one._replace(properties=properties, **self._asdict())
 
 
-def keep_place(message: Taken) -> str:
-    """Its identity and place."""
-    one = message.handed
-    place = one.broker, one.queue, one.offset, one.offset_message_id, one.reconsume_times, one.retry_topic
-    return json.dumps([b64encode(message.identity).decode(), *place])
-
-
-def places(kept: Sequence[str], earlier: Sequence[Slot]) -> dict[bytes, Place]:
-    """Of those that are awaited, by identity; what is damaged is left out."""
-    missed = _missed(earlier)
-    found = {}
-    for text in kept:
-        try:
-            name, *fields = json.loads(text)
-            identity, place = b64decode(name), Place(*fields)
-        except (ValueError, TypeError):
-            continue
-        if identity in missed:
-            found[identity] = place
-    return found
+def keep_placement(message: Taken) -> str:
+    """A message's identity and placement."""
+    return json.dumps([b64encode(message.identity).decode(), *Placement.of(message.handed)])
 
 
 def keep(client: AckedClient, message: Taken) -> str:
@@ -64,21 +52,28 @@ def keep(client: AckedClient, message: Taken) -> str:
     return json.dumps([*receipts, packed(message.handed).decode()])
 
 
-def adopt(client: AckedClient, kept: Sequence[str], earlier: Sequence[Slot]) -> list[Handed]:
-    """Those that are awaited, with handles of this process; what is damaged is left out, and comes from the broker."""
-    missed = _missed(earlier)
-    found = []
+def recover(
+    client: AckedClient, kept: Sequence[str], earlier: Sequence[Slot]
+) -> tuple[list[Handed], dict[bytes, Placement]]:
+    """What is kept of the awaited messages: whole, with handles of this process, or their placement, by identity.
+
+    A damaged one is left out: its message comes from the broker.
+    """
+    missed = set().union(*(slot.missed for slot in earlier))
+    whole, placements = [], {}
     for text in kept:
         try:
-            *receipts, message = json.loads(text)
+            fields = json.loads(text)
+            if len(fields) == 1 + len(Placement._fields):
+                identity = b64decode(fields[0])
+                if identity in missed:
+                    placements[identity] = Placement(*fields[1:])
+                continue
+            *receipts, message = fields
             one = unpacked(message.encode())
         except (ValueError, TypeError, AttributeError):
             continue
         if identity_of(one) in missed:
             handle = client.adopt(one.topic, one.message_id, receipts[0]) if receipts and receipts[0] else None
-            found.append(one._replace(handle=handle))
-    return found
-
-
-def _missed(earlier: Sequence[Slot]) -> set[bytes]:
-    return set().union(*(slot.missed for slot in earlier))
+            whole.append(one._replace(handle=handle))
+    return whole, placements

@@ -1,9 +1,9 @@
-"""Names of requests for messages in order, so that a place that was killed gets at once what it had. No connection.
+"""Attempt ids of receive requests: a restarted process gets its unacknowledged messages at once. No connection.
 
-A FIFO broker hands over nothing more of a queue while a message of it is out, but to a request of the same name as the
-one that took it. So each request has a name of this place that none of its own unsettled messages came under. After a
-crash the first names are used again, and the broker hands over again what was taken under them: all of it once a
-request of that name brought less than it asked for, while no other was open that could hold a queue's lock.
+While a message of a FIFO queue is unacknowledged, the broker gives nothing more of that queue, except to a request with
+the attempt id that received it. So a request takes an id of this place under which nothing is unacknowledged. After a
+crash the same ids are used again, and the broker hands over again what was received under them. A request that brings
+fewer messages than it asked for has brought all of these, unless another open request held the lock of a queue.
 """
 
 from __future__ import annotations
@@ -13,36 +13,37 @@ from itertools import chain, count
 from typing import TypeAlias
 
 Use: TypeAlias = tuple[str, int]
-"""Topic and broker, and a number."""
+"""Topic and broker, and the number of the attempt id."""
 DOUBTED = 16
-"""So many names may have been in use when this place was killed: as many as there were queues with messages out."""
+"""Ids that an earlier process may have used: one for each queue with unacknowledged messages."""
 
 
 class Attempts:
-    """Which names are in use at a topic and broker.
+    """Which attempt ids are in use, by topic and broker.
 
     Args:
-        place: Stands for this place, over crashes too; empty: no request has a name.
+        place: What all ids begin with, the same after a crash; empty where order does not matter: no request has an id.
     """
 
     def __init__(self, place: str) -> None:
         self._place = place
         self._uses: Counter[Use] = Counter()
+        """Open requests and unacknowledged messages."""
         self._doubted: dict[str, set[int]] = {}
-        """By topic and broker, names under which more may be out that is not known here."""
+        """By topic and broker, ids under which messages unknown to this process may be unacknowledged."""
         self._open: Counter[str] = Counter()
         self._crowded: set[Use] = set()
-        """Requests beside which others were open."""
+        """Requests that began while another was open."""
 
     @property
     def in_order(self) -> bool:
-        """Whether requests have names."""
+        """Whether requests have ids."""
         return bool(self._place)
 
-    def begin(self, where: str) -> Use:
-        """What a request of a topic and broker is to be called; held until `answered`."""
+    def begin(self, where: str) -> Use | None:
+        """Take an id for a request to a topic and broker, until `answered`; a doubted one if any is free."""
         if not self._place:
-            return where, 0
+            return None
         doubted = sorted(self._doubted.setdefault(where, set(range(DOUBTED))))
         found = next(use for number in chain(doubted, count()) if not self._uses[use := (where, number)])
         self._uses[found] = 1
@@ -51,27 +52,34 @@ class Attempts:
             self._crowded.add(found)
         return found
 
-    def name(self, use: Use) -> str:
-        """The name that the broker sees."""
-        return f"{self._place}-{use[1]}" if self._place else ""
+    def attempt_id(self, use: Use | None) -> str:
+        """The id as the broker sees it, empty for none."""
+        return f"{self._place}-{use[1]}" if use is not None else ""
 
     def hold(self, use: Use) -> None:
-        """A message came under it."""
+        """Count an unacknowledged message."""
         self._uses[use] += 1
 
-    def answered(self, use: Use, came: int, *, wholly: bool) -> None:
-        """The request is over; whether it brought less than it asked for."""
-        if self._place:
-            where, number = use
-            crowded = self._open[where] > 1 or use in self._crowded
-            self._open[where] -= 1
-            self._crowded.discard(use)
-            if wholly and not (crowded and came):
-                self._doubted[where].discard(number)
-            else:
-                self._doubted[where].add(number)
+    def answered(self, use: Use | None, came: int, *, wholly: bool) -> None:
+        """End a request.
+
+        Args:
+            use: Its id.
+            came: How many messages it brought.
+            wholly: Whether these were fewer than it asked for, and nothing failed.
+        """
+        if use is None:
+            return
+        where, number = use
+        crowded = self._open[where] > 1 or use in self._crowded
+        self._open[where] -= 1
+        self._crowded.discard(use)
+        if wholly and not (crowded and came):
+            self._doubted[where].discard(number)
+        else:
+            self._doubted[where].add(number)
         self.end(use)
 
     def end(self, use: Use) -> None:
-        """A message that came under it is not ours any more."""
+        """Stop counting a message: it is acknowledged, or not ours any more."""
         self._uses[use] -= 1

@@ -59,7 +59,7 @@ class GrpcClient:
         expression: The tags that brokers filter by, `a || b`, or `*`.
         queue_bytes: What may be received ahead.
         tell: Writes a log event; from a thread of its own.
-        in_order_at: Stands for this place, over crashes too, where messages come in order; else empty.
+        in_order_at: Names this place, the same after a crash, where messages come in order; else empty.
 
     Raises:
         ConfigError: The package with the stubs cannot be used, or a certificate.
@@ -287,8 +287,8 @@ class GrpcClient:
         A request that waits when its process dies takes a message all the same, which then comes again, and again for
         the next such request; after 16 times a broker gives it to the dead letters.
 
-        In order there is one at a time, of all queues. But the first are as many as may have had messages when this
-        place was killed, since each gets those of its own name alone.
+        In order, one request at a time covers all queues. Only the first ones are many: messages of an earlier process
+        come under the attempt ids that it used.
         """
         wanted = DOUBTED if self._attempts.in_order else 1
         open_: set[asyncio.Task[bool]] = set()
@@ -313,9 +313,10 @@ class GrpcClient:
         """Whether as many came as were asked for."""
         status = None
         came = 0
-        use = self._attempts.begin(f"{queue.topic.name} on {queue.broker.name}")
+        name = f"{queue.topic.name} on {queue.broker.name}"
+        use = self._attempts.begin(name)
         try:
-            request = self._requests.receive(queue, count, INVISIBLE_S, self._attempts.name(use))
+            request = self._requests.receive(queue, count, INVISIBLE_S, self._attempts.attempt_id(use))
             async for part in session.stream(request):
                 kind = part.WhichOneof("content")
                 if kind == "message":
@@ -326,7 +327,6 @@ class GrpcClient:
         finally:
             wholly = came < count and status is not None and status.code in (OK, NO_MESSAGE)
             self._attempts.answered(use, came, wholly=wholly)
-        name = f"{queue.topic.name} on {queue.broker.name}"
         if status is None or status.code in (OK, NO_MESSAGE):
             self._problems.pop(name, None)
             return came >= count
@@ -336,7 +336,7 @@ class GrpcClient:
         await asyncio.sleep(RETRY_S)
         return False
 
-    async def _put(self, message: Any, use: Use) -> None:
+    async def _put(self, message: Any, use: Use | None) -> None:
         system = message.system_properties
         token = self._leases.add(message.topic.name, system.message_id, system.receipt_handle, use)
         while self._arrived_bytes >= self._queue_bytes:

@@ -44,7 +44,7 @@ class Leases:
     Args:
         requests: Makes the requests.
         call: Sends them.
-        attempts: Is told when a message is not ours any more.
+        attempts: Counts unacknowledged messages by attempt id.
     """
 
     def __init__(self, requests: Requests, call: Call, attempts: Attempts) -> None:
@@ -60,7 +60,7 @@ class Leases:
         self._tasks = {asyncio.ensure_future(self._acknowledge()) for _ in range(ACK_CALLS)}
 
     def add(self, topic: str, message_id: str, receipt: str, use: Use | None = None) -> int:
-        """A message that was just received, by the request of this use; its number."""
+        """A message that was just received, under this attempt id; its number."""
         self._given += 1
         self._leases[self._given] = _Lease(topic, message_id, receipt, time.monotonic() + INVISIBLE_S, use)
         if use is not None:

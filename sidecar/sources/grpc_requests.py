@@ -128,13 +128,13 @@ class Requests:
         """That it does not come again."""
         return self._requests.NotifyClientTerminationRequest(group=self._group)
 
-    def receive(self, queue: Any, count: int, invisible_s: float, name: str = "") -> Any:
-        """Some messages of a topic's share on one broker; by name, if any, see `grpc_attempts`."""
+    def receive(self, queue: Any, count: int, invisible_s: float, attempt_id: str = "") -> Any:
+        """Some messages of a topic's share on one broker."""
         request = self._requests.ReceiveMessageRequest(
             group=self._group, message_queue=queue, filter_expression=self._filter, batch_size=count
         )
-        if name:
-            request.attempt_id = name
+        if attempt_id:
+            request.attempt_id = attempt_id
         request.invisible_duration.FromMilliseconds(round(invisible_s * 1000))
         request.long_polling_timeout.FromMilliseconds(round(POLL_S * 1000))
         return request

@@ -191,9 +191,8 @@ class KafkaSource:
             time.sleep(timeout_s)
         messages = self._consumer.consume(self._chunk, min(timeout_s, BUSY_WAIT_S) if self._busy else 0)
         self._busy = len(messages) == self._chunk
-        if news := self._made_again.take():
-            anew = [tp for topic, topic_id in news.items() for tp in self._reload_topic(topic, topic_id)]
-            messages = [one for one in messages if TopicPartition(one.topic() or "", one.partition() or 0) not in anew]
+        if anew := {tp for told in self._made_again.take().items() for tp in self._reload_topic(*told)}:
+            messages = [message for message in messages if _tp_of(message) not in anew]
         if self._failure is None and self._given is not None:
             given, self._given = self._given, None
             self._take(given)
@@ -222,7 +221,7 @@ class KafkaSource:
                 continue
             found += runs_of(good) if good else ()
             good = []
-            tp = TopicPartition(message.topic() or "", message.partition() or 0)
+            tp = _tp_of(message)
             if error.code() == KafkaError._PARTITION_EOF:
                 found.append(ReadPast(tp, message.offset() or 0))
             elif self._on_partition_error(tp, error):
@@ -384,7 +383,7 @@ class KafkaSource:
             self._take(sorted(tps))
 
     def _reload_topic(self, topic: str, topic_id: str) -> Collection[TopicPartition]:
-        """Take its partitions anew that were read under another id; returns them."""
+        """Reload the topic's partitions that were assigned under another id; returns them."""
         tps = {tp for tp in self._assigned if tp.topic == topic and self._identities[tp].topic_id != topic_id}
         self._reload(tps)
         return tps
@@ -415,3 +414,7 @@ class KafkaSource:
         self._fetcher.close()
         if self._failure is not None:
             raise self._failure
+
+
+def _tp_of(message: Message) -> TopicPartition:
+    return TopicPartition(message.topic() or "", message.partition() or 0)

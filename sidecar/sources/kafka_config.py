@@ -84,5 +84,5 @@ def consumer_config(settings: KafkaSettings, queue_bytes: int, client_id: str = 
         "fetch.max.bytes": fetch_bytes,
         "message.max.bytes": min(FETCH_MAX_BYTES, fetch_bytes),  # of producers; but no fetch may be smaller
         "topic.metadata.refresh.interval.ms": 5_000,  # new and recreated topics
-        "debug": ",".join(("metadata", *filter(None, (settings.properties.get("debug"),)))),  # see `MadeAgain`
+        "debug": f"metadata,{settings.properties.get('debug', '')}".rstrip(","),  # see `MadeAgain`
     }

@@ -16,6 +16,7 @@ from confluent_kafka.admin import AdminClient
 
 ASK_EVERY_S = 5.0
 TIMEOUT_S = 3.0
+_CHANGED = re.compile(r"Topic (\S+) changed id from (\S+) to (\S+)")
 PATIENCE_S = 0.5
 """The client tells its own time-out; so long is waited beyond for one that does not."""
 
@@ -26,16 +27,14 @@ def is_mock(cluster_id: str) -> bool:
 
 
 class MadeAgain:
-    """Topics that the consumer's client found made again: it reads on in the new one, at the offset of the old.
+    """Recreated topics, from the log of the consumer's client, which reads on in the new topic at the old offset.
 
-    It tells this in a debug line alone, which comes out of `consume()` before the first message of the new id. This is
-    the client's `logger`.
+    The client reports the change only in a debug line, which `consume()` serves before the first message fetched under
+    the new id. An instance is the client's `logger`.
 
     Args:
-        aloud: Whether the client's lines go to stderr, else only the gravest.
+        aloud: Whether all lines go to stderr, not only critical ones.
     """
-
-    LINE = re.compile(r"Topic (\S+) changed id from (\S+) to (\S+)")
 
     def __init__(self, *, aloud: bool = False) -> None:
         self._aloud = aloud
@@ -43,21 +42,21 @@ class MadeAgain:
         self._gone: dict[str, str] = {}
 
     def log(self, level: int, template: str, *args: str) -> None:
-        """A line of the client."""
+        """Take a log line of the client."""
         text = template % args
         if self._aloud or level >= logging.CRITICAL:
             print(text, file=sys.stderr)
-        if line := self.LINE.search(text):
+        if line := _CHANGED.search(text):
             topic, before, self._news[topic] = line.groups()
             self._gone[topic] = before
 
     def take(self) -> dict[str, str]:
-        """The ids under which topics are fetched since the last call, by topic."""
+        """Return the new id of each topic that was recreated or first seen since the last call."""
         news, self._news = self._news, {}
         return news
 
     def is_gone(self, topic: str, topic_id: str) -> bool:
-        """Whether this id was replaced: a broker that tells it is behind."""
+        """Whether this id was replaced; a broker that still reports it has stale metadata."""
         return self._gone.get(topic) == topic_id
 
 
@@ -67,7 +66,7 @@ class TopicIds:
     Args:
         admin: The client that asks.
         cluster_id: librdkafka's mock cluster never answers, so it is not asked.
-        made_again: Knows ids that hold no more.
+        made_again: Knows which ids were replaced.
     """
 
     def __init__(self, admin: AdminClient, cluster_id: str, made_again: MadeAgain) -> None:
@@ -85,7 +84,7 @@ class TopicIds:
             try:
                 found[topic] = str(future.result(max(0.0, deadline_s - time.monotonic())).topic_id)
                 if self._made_again.is_gone(topic, str(found[topic])):
-                    found[topic] = KafkaError(KafkaError.UNKNOWN_TOPIC_ID, "a broker tells the id of before")
+                    found[topic] = KafkaError(KafkaError.UNKNOWN_TOPIC_ID, "a broker still has the id of before")
             except TimeoutError:
                 found[topic] = KafkaError(KafkaError._TIMED_OUT, "no answer about topic ids")
             except KafkaException as error:

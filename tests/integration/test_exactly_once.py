@@ -71,9 +71,11 @@ def await_settled(broker: Broker, members: Sequence[Daemon], timeout_s: float) -
     seen: dict[str, Any] = {}
 
     def settled() -> bool:
-        told = [member.status() for member in members if member.running]
-        for status in told:
-            check_books(status)
+        running = [member for member in members if member.running]
+        told = [member.status() for member in running]
+        for member, status in zip(running, told, strict=True):
+            left = member.events("partitions.revoked") or member.events("partitions.lost")
+            check_books(status, left=bool(left))
         owned = [p for status in told for p in status["partitions"] if p["lag"] is not None]
         watermarks = {(p["topic"], p["partition"]): p["watermark"] for p in owned}
         seen.update(missing={p: (watermarks.get(p), end) for p, end in goal.items() if watermarks.get(p) != end})
