@@ -165,12 +165,10 @@ class TlsFiles(Model):
     section: ClassVar[str]
     """Where it stands in the file."""
 
-    ca: FilePath | None = Field(
-        default=None, description="Certificates to trust, PEM; the system's when it is not set."
-    )
-    cert: FilePath | None = Field(default=None, description="Sidecar's own certificate, PEM.")
+    ca: FilePath | None = Field(default=None, description="Trusted certificates, PEM. Defaults to the system's.")
+    cert: FilePath | None = Field(default=None, description="Client certificate, PEM.")
     key: FilePath | None = Field(
-        default=None, description="The private key of `cert`, PEM, when `cert` does not hold it."
+        default=None, description="Private key of `cert`, PEM; required if `cert` does not contain it."
     )
 
     @field_validator("key")

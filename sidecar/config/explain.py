@@ -17,7 +17,7 @@ from sidecar.config.sinks import hide_query
 VALUE_SHOWN_MAX = 80
 _TEXTS = {
     "missing": "is missing",
-    "extra_forbidden": "is no key that exists here",
+    "extra_forbidden": "unknown key",
     "model_type": "needs a section of keys and values",
     "dict_type": "needs a section of keys and values",
     "list_type": "needs a list, such as [a, b]",

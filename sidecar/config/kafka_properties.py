@@ -5,34 +5,34 @@ from __future__ import annotations
 from fnmatch import fnmatchcase
 
 _COMMITS = "an offset is committed only when every message below it is settled"
-_BUDGET = "derived from memory.budget, which bounds all that is held"
-_GROUP = "membership is Sidecar's: dynamic members and the classic protocol, so that a restart goes on at once"
-_SESSION = "the pace of takeovers is promised: 9 s for a session, 500 ms for a heartbeat"
-_SCRIPT = "it names a Python function, which a file cannot"
+_BUDGET = "it is derived from memory.budget, which limits all held messages"
+_GROUP = "Sidecar manages membership: dynamic members and the classic protocol, so that a restart resumes at once"
+_SESSION = "the time of a takeover is promised: the session is 9 s, the heartbeat 500 ms"
+_SCRIPT = "its value is a Python function, which a file cannot hold"
 
 REFUSED = {
-    "auto.offset.reset": "where to start is decided from the committed state; see source.kafka.start",
+    "auto.offset.reset": "the start position comes from the committed state; see source.kafka.start",
     "enable.auto.commit": _COMMITS,
     "auto.commit.enable": _COMMITS,
     "enable.auto.offset.store": _COMMITS,
     "auto.commit.interval.ms": _COMMITS,
     "offset.store.*": _COMMITS,
-    "group.id": "it has a key of its own: source.kafka.group_id",
-    "bootstrap.servers": "it has a key of its own: source.kafka.bootstrap_servers",
-    "metadata.broker.list": "it has a key of its own: source.kafka.bootstrap_servers",
+    "group.id": "use source.kafka.group_id",
+    "bootstrap.servers": "use source.kafka.bootstrap_servers",
+    "metadata.broker.list": "use source.kafka.bootstrap_servers",
     "group.*": _GROUP,
-    "partition.assignment.strategy": "it is cooperative-sticky, so that a rebalance leaves the other members running",
+    "partition.assignment.strategy": "it is cooperative-sticky, so that other members keep running during a rebalance",
     "session.timeout.ms": _SESSION,
     "heartbeat.interval.ms": _SESSION,
-    "enable.partition.eof": "the end of a partition is no message and would be counted as an error",
+    "enable.partition.eof": "the end of a partition is not a message and would be counted as an error",
     "queued.max.messages.kbytes": _BUDGET,
     "queued.min.messages": _BUDGET,
     "fetch.max.bytes": _BUDGET,
-    "allow.auto.create.topics": "a topic whose name is misspelled would be made, and nothing would ever come",
+    "allow.auto.create.topics": "a misspelled topic would be created and stay empty",
     "topic.metadata.refresh.interval.ms": "it is 5 s, so that new partitions and recreated topics are noticed",
-    "fetch.queue.backoff.ms": "it is 10 ms: with the client's default the rate falls to a half",
+    "fetch.queue.backoff.ms": "it is 10 ms: the client's default halves the rate",
     "plugin.library.paths": "it loads code into the daemon",
-    "statistics.*": "nobody would read them; see /metrics",
+    "statistics.*": "nothing reads them; see /metrics",
     "default.topic.config": "it could hide a refused property",
     "on_commit": _SCRIPT,
     "on_delivery": _SCRIPT,

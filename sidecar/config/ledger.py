@@ -35,11 +35,11 @@ class Remembering(Model):
     claim_timeout_ms: Annotated[int, CLAIM_TIMEOUT] = Field(
         default=600_000,
         alias="claim_timeout",
-        description="After it a twin may go out when nothing is known of the message that was claimed; at least three "
-        "times `sink.http.timeout`.",
+        description="How long a message with the same id waits while the outcome of the claimed message is "
+        "unknown; at least three times `sink.http.timeout`.",
     )
     keep_ms: Annotated[int, Duration("1m", "3650d")] = Field(
-        default=604_800_000, alias="keep", description="How long a key is remembered from its first claim on."
+        default=604_800_000, alias="keep", description="How long a key is remembered after its first claim."
     )
 
 
@@ -51,20 +51,20 @@ class PostgresqlLedger(Remembering):
     """A table that all sidecars of a group share, on whatever host; other groups have tables of their own."""
 
     url: Annotated[Text, AfterValidator(_url)] = Field(
-        description="The database, `postgresql://USER@HOST:PORT/DATABASE`, with libpq's parameters behind a `?`."
+        description="Database URL, `postgresql://USER@HOST:PORT/DATABASE`; libpq parameters may follow a `?`."
     )
-    password: Secret | None = Field(default=None, description="The user's password; `file:PATH` reads it from a file.")
+    password: Secret | None = Field(default=None, description="Password of the user; `file:PATH` reads it from a file.")
 
 
 class Ledger(OneOf):
     """Where business keys are remembered."""
 
     sqlite: SqliteLedger | None = Field(
-        default=None, description="A file in `state.dir`, for this process alone; `{}` is enough."
+        default=None, description="A file in `state.dir`, for this process only; `{}` is enough."
     )
     postgresql: PostgresqlLedger | None = Field(
         default=None,
-        description="A table for each consumer group, which its sidecars on several hosts share; needs the extra "
+        description="A table per consumer group, shared by its sidecars on several hosts; needs the extra "
         "`postgresql`.",
     )
 

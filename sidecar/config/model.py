@@ -33,10 +33,10 @@ _AGE = Duration("1s", "365d")
 
 
 class Memory(Model):
-    """How much may be held."""
+    """Memory limits."""
 
     budget_bytes: Annotated[int, _BUDGET] = Field(
-        default=64 << 20, alias="budget", description="All messages that are held, the client's queue included."
+        default=64 << 20, alias="budget", description="Memory for all held messages, including the client's queue."
     )
 
 
@@ -44,20 +44,22 @@ class BatchSettings(Model):
     """When a batch is cut; every limit is an upper bound."""
 
     by: Literal["partition", "group"] = Field(
-        default="partition", description="`group` puts parts of several partitions into one request."
+        default="partition", description="`group` combines parts of several partitions into one request."
     )
-    max_messages: Int = Field(default=5_000, ge=1, le=1_000_000, description="Messages in a batch.")
+    max_messages: Int = Field(default=5_000, ge=1, le=1_000_000, description="Maximum messages in a batch.")
     max_bytes: Annotated[int, Size("1KiB", "1GiB")] = Field(
-        default=4 << 20, description="Body before compression; a larger message travels alone. Below `memory.budget`."
+        default=4 << 20,
+        description="Maximum body size before compression; a larger message is sent alone. Less than `memory.budget`.",
     )
     linger_ms: Annotated[int, Duration("0ms", "10m")] = Field(
-        default=200, alias="linger", description="How long the first message of a batch waits for others."
+        default=200, alias="linger", description="How long the first message of a batch waits for more."
     )
     span_max: Int = Field(
         default=1_000_000,
         ge=1_000,
         le=100_000_000,
-        description="Offsets between the oldest unsettled message and the newest; beyond it the partition pauses.",
+        description="Maximum offsets between a partition's oldest unsettled message and its newest; beyond that "
+        "the partition pauses.",
     )
 
 
@@ -85,17 +87,17 @@ def _give_up_text(limit: GiveUp) -> str | int:
 
 
 class Retry(Model):
-    """How often a batch is sent again after a failure that is not its own fault."""
+    """How a batch is retried after a failure that its messages did not cause."""
 
     backoff_ms: Annotated[int, _WAIT] = Field(
         default=200,
         alias="backoff",
-        description="The wait before the second attempt, doubled each time, with full jitter.",
+        description="Wait before the second attempt, doubled each time, with full jitter.",
     )
     backoff_max_ms: Annotated[int, _WAIT] = Field(
         default=5_000,
         alias="backoff_max",
-        description="The longest wait; at least `retry.backoff`.",
+        description="Longest wait; at least `retry.backoff`.",
     )
     give_up_after: Annotated[
         GiveUp,
@@ -106,7 +108,7 @@ class Retry(Model):
         ),
     ] = Field(
         default=GiveUp(),
-        description="`never`, a number of attempts, or a duration; after it the batch is dead-lettered.",
+        description="`never`, a number of attempts, or a duration, after which the batch is dead-lettered.",
     )
 
     @model_validator(mode="after")
@@ -133,15 +135,15 @@ class DeadLetterTopic(Model):
     """A topic for dead letters."""
 
     topic: Annotated[Text, AfterValidator(matching(TOPIC, "is no topic name"))] = Field(
-        description="The topic, in the source's cluster."
+        description="Topic name, in the source's cluster."
     )
 
 
 class HandBack(Model):
-    """Messages that are handed back to RocketMQ come again."""
+    """Messages handed back to RocketMQ, which delivers them again."""
 
     delay_level: Int = Field(
-        ge=1, le=18, description="After which of the broker's delays: `messageDelayLevel`, from 1 s to 2 h by default."
+        ge=1, le=18, description="Level of the broker's `messageDelayLevel`: by default from 1 s to 2 h."
     )
 
 
@@ -153,13 +155,13 @@ RocketMqPlace: TypeAlias = Annotated[
 
 
 class DeadLetters(OneOf):
-    """A place at the broker for dead letters, in place of the state."""
+    """Where the broker stores dead letters, instead of the state folder."""
 
-    kafka_: DeadLetterTopic | None = Field(
-        default=None, alias="kafka", description="The topic that dead letters are produced to."
-    )
+    kafka_: DeadLetterTopic | None = Field(default=None, alias="kafka", description="Produces dead letters to a topic.")
     rocketmq: RocketMqPlace | None = Field(
-        default=None, description="`dlq`: the group's dead letters, `%DLQ%GROUP`; or when the message comes again."
+        default=None,
+        description="`dlq` sends dead letters to the group's `%DLQ%GROUP`; `{delay_level: N}` lets the broker "
+        "deliver them again later.",
     )
 
     @property
@@ -175,9 +177,9 @@ class DeadLetters(OneOf):
 
 
 class State(Model):
-    """What outlives the process."""
+    """Data that outlives the process."""
 
-    dir: FilePath = Field(description="A folder of this process alone.")
+    dir: FilePath = Field(description="State folder, for this process only.")
 
 
 class Listen(NamedTuple):
@@ -211,18 +213,19 @@ class Admin(Model):
         PlainSerializer(_listen_text),
         WithJsonSchema({"type": "string", "pattern": r"^(off|.+:\d{1,5})$"}),
     ] = Field(
-        default=Listen("127.0.0.1", 9464), description="`HOST:PORT`, or `off`. There is no login: keep it on loopback."
+        default=Listen("127.0.0.1", 9464),
+        description="`HOST:PORT`, or `off`. There is no authentication: keep it on loopback.",
     )
 
 
 class Log(Model):
-    """What is logged, and how."""
+    """Log output."""
 
     format: Literal["auto", "console", "json"] = Field(
         default="auto", description="`auto` is `console` on a terminal and `json` elsewhere."
     )
     level: Literal["debug", "info", "warning", "error"] = Field(
-        default="info", description="The least level that is logged."
+        default="info", description="Lowest level that is logged."
     )
 
 
@@ -236,29 +239,28 @@ DeadLetterPlace: TypeAlias = Annotated[
 class Settings(Model):
     """A whole configuration."""
 
-    source: Source = Field(description="Where messages come from: exactly one of `kafka` and `rocketmq`.")
+    source: Source = Field(description="The message source: exactly one of `kafka` and `rocketmq`.")
     tags: Tags = Field(
         default=Tags(),
         validate_default=True,  # RocketMQ's default is another one
-        description="Which messages are wanted, and in which group they travel.",
+        description="Which messages are wanted, and how they are grouped.",
     )
-    dedup: Dedup = Field(default=Dedup(), description="What makes two messages the same.")
-    memory: Memory = Field(default=Memory(), description="How much may be held.")
+    dedup: Dedup = Field(default=Dedup(), description="How duplicates are recognized.")
+    memory: Memory = Field(default=Memory(), description="Memory limits.")
     batch: BatchSettings = Field(default=BatchSettings(), description="When a batch is cut.")
     sink: Sink = Field(description="Where batches go: exactly one of `http`, `spark`, `delta`, `console`, `file`.")
-    spark: Spark | None = Field(
-        default=None, description="What the jobs on Spark need; the daemon reads nothing of it."
-    )
-    retry: Retry = Field(default=Retry(), description="How often a batch is sent again.")
+    spark: Spark | None = Field(default=None, description="Settings of the Spark jobs; the daemon ignores them.")
+    retry: Retry = Field(default=Retry(), description="How a batch is retried.")
     dead_letters: DeadLetterPlace = Field(
         default="state",
-        description="Where rejected messages go: `state`, `{kafka: {topic: NAME}}` or `{rocketmq: dlq}`.",
+        description="Where rejected messages go: `state`, `{kafka: {topic: NAME}}`, `{rocketmq: dlq}` or "
+        "`{rocketmq: {delay_level: N}}`.",
     )
-    state: State = Field(description="What outlives the process.")
+    state: State = Field(description="Data that outlives the process.")
     admin: Admin = Field(default=Admin(), description="Health, status and metrics.")
-    log: Log = Field(default=Log(), description="What is logged, and how.")
+    log: Log = Field(default=Log(), description="Log output.")
     drain_timeout_ms: Annotated[int, Duration("0ms", "1h")] = Field(
-        default=20_000, alias="drain_timeout", description="How long a stop waits for what is in flight."
+        default=20_000, alias="drain_timeout", description="How long a stop waits for messages in flight."
     )
 
     @field_validator("batch")

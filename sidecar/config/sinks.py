@@ -13,8 +13,8 @@ from sidecar.config.units import Duration, Size
 
 Format: TypeAlias = Literal["envelope", "ndjson", "json_array"]
 DELTA_CONCURRENCY = 32
-"""Batches that may wait for one commit."""
-FORMAT = "A row: `envelope` (JSON with origin, key, tag, headers), or the value alone as `ndjson` or `json_array`."
+"""Batches that may wait for the same commit."""
+FORMAT = "Row format: `envelope` (JSON with origin, key, tag, headers), or the bare value as `ndjson` or `json_array`."
 OWN_HEADERS = frozenset(
     {
         "accept-encoding",
@@ -31,7 +31,7 @@ OWN_HEADERS = frozenset(
         "upgrade",
     }
 )
-"""What a request's framing and contract need; all that begin with ``sidecar-`` belong to them too."""
+"""Headers that HTTP framing and the contract use; so are all that start with ``sidecar-``."""
 
 
 def is_own_header(name: str) -> bool:
@@ -94,24 +94,24 @@ class BasicAuth(Model):
     """A user name and a password."""
 
     username: Annotated[Text, AfterValidator(matching(r"[^:\x00-\x1f]+", "must not have a colon"))] = Field(
-        description="The user name."
+        description="User name."
     )
-    password: Secret = Field(description="The password; `file:PATH` reads it from a file.")
+    password: Secret = Field(description="Password; `file:PATH` reads it from a file.")
 
 
 class HeaderAuth(Model):
-    """A secret in a header of its own."""
+    """A secret in a custom header."""
 
-    name: HeaderName = Field(description="The header that carries the secret.")
-    value: Secret = Field(description="The secret; `file:PATH` reads it from a file.")
+    name: HeaderName = Field(description="Name of the header.")
+    value: Secret = Field(description="Secret; `file:PATH` reads it from a file.")
 
 
 class Auth(OneOf):
-    """How Sidecar shows who it is."""
+    """Authentication to the receiver."""
 
-    basic: BasicAuth | None = Field(default=None, description="A user name and a password.")
-    bearer: Secret | None = Field(default=None, description="A bearer token; `file:PATH` reads it from a file.")
-    header: HeaderAuth | None = Field(default=None, description="A secret in a header of its own.")
+    basic: BasicAuth | None = Field(default=None, description="User name and password.")
+    bearer: Secret | None = Field(default=None, description="Bearer token; `file:PATH` reads it from a file.")
+    header: HeaderAuth | None = Field(default=None, description="A secret in a custom header.")
 
     @field_validator("bearer")
     @classmethod
@@ -122,38 +122,40 @@ class Auth(OneOf):
 
 
 class Tls(TlsFiles):
-    """Whom an https receiver must be signed by, and as whom Sidecar appears."""
+    """TLS settings; only with https."""
 
     section = "sink.http.tls"
 
-    verify: Bool = Field(default=True, description="Whether the receiver's certificate is checked.")
+    verify: Bool = Field(default=True, description="Whether to verify the receiver's certificate.")
 
 
 class HttpSink(Model):
-    """Batches are posted to a URL."""
+    """Posts batches to a URL."""
 
     url: Annotated[Text, AfterValidator(_url), PlainSerializer(hide_query)] = Field(
-        description="The receiver; `http` or `https`, without credentials."
+        description="URL of the receiver; `http` or `https`, without credentials."
     )
     format: Format = Field(default="envelope", description=FORMAT)
-    compression: Literal["none", "gzip", "zstd"] = Field(default="none", description="How the body is compressed.")
-    concurrency: Int = Field(default=4, ge=1, le=64, description="Requests at the same time.")
+    compression: Literal["none", "gzip", "zstd"] = Field(default="none", description="Compression of the request body.")
+    concurrency: Int = Field(default=4, ge=1, le=64, description="Maximum concurrent requests.")
     ordering: Literal["none", "partition"] = Field(
         default="none",
-        description="`partition`: messages of one partition and group arrive in offset order, retries included.",
+        description="`partition` delivers messages of one partition and group in offset order, including retries.",
     )
     timeout_ms: Annotated[int, Duration("10ms", "1h")] = Field(
-        default=10_000, alias="timeout", description="How long a request may take, from connecting to the whole answer."
+        default=10_000,
+        alias="timeout",
+        description="Time limit of a request, from connecting to the end of the answer.",
     )
     headers: Annotated[
         dict[Annotated[Text, AfterValidator(_extra_header_name)], HeaderValue],
         AfterValidator(_distinct),
         PlainSerializer(lambda headers: dict.fromkeys(headers, HIDDEN)),
     ] = Field(
-        default={}, repr=False, description="Further headers of each request, as `{NAME: VALUE}`; shown to nobody."
+        default={}, repr=False, description="Extra request headers, `{NAME: VALUE}`; their values are never shown."
     )
-    auth: Auth | None = Field(default=None, description="How Sidecar shows who it is.")
-    tls: Tls = Field(default=Tls(), description="For `https` alone.")
+    auth: Auth | None = Field(default=None, description="Authentication to the receiver.")
+    tls: Tls = Field(default=Tls(), description="TLS settings; only with `https`.")
 
     @field_validator("auth")
     @classmethod
@@ -172,56 +174,58 @@ class HttpSink(Model):
 
 
 class ConsoleSink(Model):
-    """Rows are printed, for trying things out."""
+    """Prints rows; for trying things out."""
 
     format: Format = Field(default="envelope", description=FORMAT)
 
 
 class FileSink(Model):
-    """Rows are appended to a file, for trying things out."""
+    """Appends rows to a file; for trying things out."""
 
-    path: FilePath = Field(description="The file; it is made when it is missing.")
+    path: FilePath = Field(description="Path of the file; created if missing.")
     format: Format = Field(default="envelope", description=FORMAT)
 
 
 class Retention(Model):
-    """What stays in a landing zone; what a consumer has not read stays in any case."""
+    """What a landing zone keeps after all consumers have read it; unread data is always kept."""
 
     age_ms: Annotated[int, Duration("1m", "365d")] = Field(
         default=86_400_000,
         alias="age",
-        description="How long what all consumers have read stays, and how long a batch that comes again is known.",
+        description="How long data is kept after all consumers have read it, and how long a repeated batch is "
+        "recognized.",
     )
     max_bytes: Annotated[int, Size("1MiB", "1024GiB")] = Field(
         default=100 << 30,
-        description="Data of this process. Above it what was read goes at once, or intake stops until more is read.",
+        description="Maximum data of this process. Above it, data that was read is deleted at once, or intake "
+        "stops until more is read.",
     )
 
 
 class SparkSink(Model):
-    """Batches become files that Spark reads."""
+    """Writes batches as files for Spark."""
 
-    landing: FilePath = Field(description="The folder of the landing zone, which several processes may share.")
+    landing: FilePath = Field(description="Folder of the landing zone; several processes may share it.")
     format: Literal["arrow", "parquet"] = Field(
-        default="arrow", description="What the data files are; `parquet` is smaller, and other tools read it too."
+        default="arrow", description="Format of the data files; `parquet` is smaller, and other tools can read it."
     )
-    retention: Retention = Field(default=Retention(), description="What stays after all consumers have read it.")
+    retention: Retention = Field(default=Retention(), description="What is kept after all consumers have read it.")
 
 
 class DeltaSink(Model):
-    """Batches are appended to a Delta table, without Spark."""
+    """Appends batches to a Delta table, without Spark."""
 
-    path: Location = Field(description="The table's folder, a path or a URL; it is made when it is missing.")
+    path: Location = Field(description="Path or URL of the table; created if missing.")
 
 
 class Sink(OneOf):
     """Where batches go."""
 
-    http: HttpSink | None = Field(default=None, description="Batches are posted to a URL.")
-    spark: SparkSink | None = Field(default=None, description="Batches become files that Spark reads.")
-    delta: DeltaSink | None = Field(default=None, description="Batches are appended to a Delta table, without Spark.")
-    console: ConsoleSink | None = Field(default=None, description="Rows are printed, for trying things out.")
-    file: FileSink | None = Field(default=None, description="Rows are appended to a file, for trying things out.")
+    http: HttpSink | None = Field(default=None, description="Posts batches to a URL.")
+    spark: SparkSink | None = Field(default=None, description="Writes batches as files for Spark.")
+    delta: DeltaSink | None = Field(default=None, description="Appends batches to a Delta table, without Spark.")
+    console: ConsoleSink | None = Field(default=None, description="Prints rows; for trying things out.")
+    file: FileSink | None = Field(default=None, description="Appends rows to a file; for trying things out.")
 
     @property
     def format(self) -> Format | Literal["row"]:

@@ -145,37 +145,38 @@ class KafkaSource(Model):
     """Which topics are read from which cluster, and as which consumer group."""
 
     bootstrap_servers: Annotated[str, BeforeValidator(_servers), _SERVERS_SCHEMA] = Field(
-        description="The brokers to ask first: `HOST:PORT`, several as a list or separated by commas."
+        description="Initial brokers as `HOST:PORT`, in a list or separated by commas."
     )
     group_id: Annotated[Text, AfterValidator(matching(r"[^\x00-\x1f\x7f]{1,255}", _GROUP_COMPLAINT))] = Field(
-        description="The consumer group; processes with the same one share the partitions."
+        description="Consumer group. Processes in the same group share the partitions."
     )
     topics: Annotated[list[Annotated[Text, AfterValidator(_topic)]], AfterValidator(_topics)] = Field(
-        min_length=1, description="Topics by name; an entry that starts with `^` is a regular expression."
+        min_length=1, description="Topic names; an entry that starts with `^` is a regular expression."
     )
     start: Start = Field(
         default="earliest",
-        description="Where a new group starts: `earliest`, `latest` or a timestamp with a zone.",
+        description="Start position of a new group: `earliest`, `latest` or a timestamp with a time zone.",
     )
     start_timeout_ms: Annotated[int, Duration("100ms", "1d")] = Field(
         default=30_000,
         alias="start_timeout",
-        description="Broker unreachable or topic unknown for so long at the start: exit 69; later it heals.",
+        description="How long startup waits for an unreachable broker or a missing topic before it exits with 69. "
+        "Later outages are waited out.",
     )
     properties: Annotated[dict[PropertyName, PropertyValue], PlainSerializer(hide_secrets)] = Field(
         default={},
         repr=False,
-        description="Passed to the client (librdkafka), TLS and SASL for example; those that would break a promise are "
-        "refused.",
+        description="Passed to librdkafka, for example TLS and SASL settings. Properties that would break a "
+        "promise are refused.",
     )
 
 
 class RocketMqTls(TlsFiles):
-    """Whom the servers must be signed by, and as whom Sidecar appears; the section alone turns encryption on."""
+    """TLS settings of the connections; the section alone turns encryption on."""
 
     section = "source.rocketmq.tls"
 
-    verify: Bool = Field(default=True, description="Whether the servers' certificates and names are checked.")
+    verify: Bool = Field(default=True, description="Whether to verify the servers' certificates and names.")
 
 
 class RocketMqSource(Model):
@@ -183,59 +184,62 @@ class RocketMqSource(Model):
 
     client: Annotated[Literal["remoting", "grpc", "native"], BeforeValidator(_client)] = Field(
         default="remoting",
-        description="How brokers are talked to: `remoting`, for 4.x and 5.x; `grpc`, for 5.x behind a proxy; `native`, "
-        "by librocketmq.",
+        description="Protocol to the brokers: `remoting` for 4.x and 5.x, `grpc` for 5.x behind a proxy, `native` "
+        "through librocketmq.",
     )
     native_path: Text | None = Field(
         default=None,
         validate_default=True,
-        description="With `native`, the folder that `sidecar native FOLDER` filled.",
+        description="With `native`: the folder that `sidecar native FOLDER` filled.",
     )
     name_servers: Annotated[str, BeforeValidator(_name_servers), _SERVERS_SCHEMA] | None = Field(
         default=None,
         validate_default=True,
-        description="The name servers: `HOST:PORT`, several as a list or separated by commas; not with `grpc`.",
+        description="Name servers as `HOST:PORT`, in a list or separated by commas. Not with `grpc`.",
     )
     endpoints: Annotated[str, BeforeValidator(_name_servers), _SERVERS_SCHEMA] | None = Field(
         default=None,
         validate_default=True,
-        description="With `grpc`, the proxies: `HOST:PORT`, several as a list or separated by commas.",
+        description="With `grpc`: proxies as `HOST:PORT`, in a list or separated by commas.",
     )
     group: Annotated[Text, AfterValidator(_group)] = Field(
-        description="The consumer group; processes with the same one share the queues."
+        description="Consumer group. Processes in the same group share the queues."
     )
     topics: Annotated[list[Annotated[Text, AfterValidator(_rocketmq_topic)]], AfterValidator(_topics)] = Field(
-        min_length=1, description="Topics by name; the group's retry topic is read along with them."
+        min_length=1, description="Topic names. The group's retry topic is always read too."
     )
     sql: Text | None = Field(
         default=None,
-        description="An SQL92 expression over properties, by which brokers filter in place of `tags.subscribe`.",
+        description="SQL92 expression over properties. Brokers filter by it instead of by `tags.subscribe`.",
     )
     start: Start = Field(
         default="earliest",
-        description="Where a new group starts: `earliest`, `latest` or a timestamp with a zone.",
+        description="Start position of a new group: `earliest`, `latest` or a timestamp with a time zone.",
     )
     start_timeout_ms: Annotated[int, Duration("100ms", "1d")] = Field(
         default=30_000,
         alias="start_timeout",
-        description="Servers unreachable or topic unknown for so long at the start: exit 69; later it heals.",
+        description="How long startup waits for unreachable servers or a missing topic before it exits with 69. "
+        "Later outages are waited out.",
     )
     share: Literal["average", "consistent_hash"] = Field(
-        default="average", description="How the members of the group share the queues; the same for all of them."
+        default="average", description="How the members of the group share the queues. All members need the same value."
     )
     namespace: Annotated[Text, AfterValidator(matching(_NAME, _NAME_COMPLAINT))] | None = Field(
-        default=None, description="Stands before the names of topics and group, as `NAMESPACE%NAME`."
+        default=None, description="Prefix of topic and group names, as `NAMESPACE%NAME`."
     )
-    access_key: Text | None = Field(default=None, description="The user that requests are signed as (ACL 1.0 and 2.0).")
+    access_key: Text | None = Field(default=None, description="User that signs the requests (ACL 1.0 and 2.0).")
     secret_key: Secret | None = Field(
         default=None,
         validate_default=True,
-        description="The key they are signed with; `file:PATH` reads it from a file.",
+        description="Key that signs the requests; `file:PATH` reads it from a file.",
     )
     security_token: Secret | None = Field(
-        default=None, description="Sent along, where keys are temporary; `file:PATH` reads it from a file."
+        default=None, description="Token that belongs to temporary keys; `file:PATH` reads it from a file."
     )
-    tls: RocketMqTls | None = Field(default=None, description="Encrypts all connections; `{}` with the system's trust.")
+    tls: RocketMqTls | None = Field(
+        default=None, description="Encrypts all connections; `{}` trusts the system's certificates."
+    )
 
     @field_validator("name_servers", "endpoints")
     @classmethod

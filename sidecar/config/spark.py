@@ -13,18 +13,18 @@ from sidecar.config.units import Duration
 class Table(Model):
     """The table that `sidecar spark ingest` fills."""
 
-    path: Location = Field(description="Its folder: a path, or a URL that Spark can write to.")
-    format: Literal["parquet", "delta"] = Field(default="parquet", description="What the table is made of.")
+    path: Location = Field(description="Folder of the table: a path, or a URL that Spark can write to.")
+    format: Literal["parquet", "delta"] = Field(default="parquet", description="Table format.")
     schema_: Text | None = Field(
         default=None,
         alias="schema",
-        description="What JSON values have, as `id bigint, amount double` or a file with that; rows that do not fit go "
-        "to `PATH-rejects`.",
+        description="Columns of JSON values, such as `id bigint, amount double`, or a file with them. Rows that do "
+        "not fit go to `PATH-rejects`.",
     )
     every_ms: Annotated[int, Duration("0ms", "1d")] = Field(
         default=10_000,
         alias="every",
-        description="How often rows are added, at most: the longer, the fewer and the larger the files.",
+        description="Shortest interval between additions of rows; a longer one makes fewer and larger files.",
     )
 
 
@@ -32,12 +32,12 @@ class Spark(Model):
     """What `sidecar spark ingest` and `sidecar spark run` need."""
 
     master: Text | None = Field(
-        default=None, description="Where Spark runs, such as `local[*]`; left out under `spark-submit`."
+        default=None, description="Spark master, such as `local[*]`; omit it under `spark-submit`."
     )
-    checkpoint: Location = Field(description="Where Spark keeps how far it came: a path or a URL, of one job alone.")
+    checkpoint: Location = Field(description="Checkpoint location: a path or URL, for one job only.")
     reader: Literal["connector", "client"] = Field(
         default="connector",
-        description="Who reads Kafka for `sidecar spark run`: Spark's connector, or each task for itself by the "
-        "daemon's client, which costs less.",
+        description="How `sidecar spark run` reads Kafka: through Spark's `connector`, or with the daemon's "
+        "`client` in each task, which costs less.",
     )
     table: Table | None = Field(default=None, description="The table that `sidecar spark ingest` fills.")

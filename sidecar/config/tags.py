@@ -16,9 +16,9 @@ from sidecar.core.tags import TagError, TagFilter, parse_expression
 class Place(OneOf):
     """Where in a message a tag or an id stands."""
 
-    header: Text | None = Field(default=None, description="The name of a header, of RocketMQ's messages of a property.")
+    header: Text | None = Field(default=None, description="Name of a header; for RocketMQ, of a property.")
     json_: Annotated[Text, AfterValidator(lambda text: fields.parse_json_path(text) and text)] | None = Field(
-        default=None, alias="json", description="A path into a JSON value, such as $.order.id."
+        default=None, alias="json", description="Path into a JSON value, such as $.order.id."
     )
 
     def field(self) -> fields.Field:
@@ -64,18 +64,20 @@ class Tags(Model):
     from_: TagPlace | None = Field(
         default=None,
         alias="from",
-        description="Where the tag stands: `{header: NAME}`, `key`, `topic`, `{json: $.a.b}`, or (RocketMQ) `TAGS`.",
+        description="Where to read the tag: `{header: NAME}`, `key`, `topic` or `{json: $.a.b}`. Defaults to "
+        "`TAGS` for RocketMQ.",
     )
     split: Annotated[Text, Field(max_length=16)] | None = Field(
-        default=None, description="Separates several tags in one value; without it the value is one tag."
+        default=None, description="Separator of several tags in one value. Without it, the whole value is one tag."
     )
     subscribe: Expression = Field(
-        default="*", description="The wanted tags, `a || b`; `*` takes all, also messages without a tag."
+        default="*", description="Wanted tags, `a || b`; `*` accepts all messages, including those without a tag."
     )
     exclude: Expression | None = Field(default=None, description="Tags that are never wanted, `a || b`.")
     groups: dict[Text, Expression] = Field(
         default={},
-        description="Group name to expression, `*` for what no other names; a tag in no group has a group of its own.",
+        description="Group names and their expressions; `*` matches tags that no other group names. A tag in no "
+        "group forms its own.",
     )
 
     @property
@@ -124,34 +126,34 @@ class Dedup(Model):
 
     by: IdPlace = Field(
         default="position",
-        description="`position` (partition and offset), or an id: `{header: NAME}`, `key`, `{json: $.a.b}`, or "
-        "(RocketMQ) `offset_msg_id`.",
+        description="Message identity: `position` (partition and offset), or an id from `{header: NAME}`, `key`, "
+        "`{json: $.a.b}` or (RocketMQ) `offset_msg_id`.",
     )
     as_: Literal["text", "int"] = Field(
         default="text",
         alias="as",
-        description="How an id is compared: as `text` (any bytes) or as `int` (a 64-bit number).",
+        description="How ids are compared: as `text` (any bytes) or as `int` (a 64-bit number).",
     )
     capacity: Int = Field(
         default=100_000_000,
         ge=1_000,
         le=10_000_000_000,
-        description="How many messages are remembered before the oldest go; in a partition, or in the ledger.",
+        description="Messages to remember before the oldest are forgotten, in each partition or in the ledger.",
     )
     keep_ms: Annotated[int, Duration("1m", "3650d")] | None = Field(
         default=None,
         alias="keep",
-        description="How long an id is remembered at least, and at most twice as long, where `capacity` does not end "
-        "it before. Without it `capacity` alone does.",
+        description="How long an id is remembered at least, unless `capacity` ends it earlier; at most twice as "
+        "long. If unset, only `capacity` applies.",
     )
     memory_bytes: Annotated[int, Size("1MiB", "1024GiB")] = Field(
         default=64 << 20,
         alias="memory",
-        description="Memory for ids, of all partitions; what does not fit lies in files of `state.dir`.",
+        description="Memory for the ids of all partitions. Ids that do not fit are in files in `state.dir`.",
     )
     ledger: Ledger | None = Field(
         default=None,
-        description="Remembers ids over all partitions, in a database: `sqlite` or `postgresql`. Without it they "
+        description="Compares ids across all partitions, in a database: `sqlite` or `postgresql`. Without it, ids "
         "are compared within a partition.",
     )
 

@@ -111,7 +111,7 @@ def test_keys_are_read_from_files_and_variables_and_never_shown(tmp_path: Path) 
         ),
         (LAST, LAST + "    client: java\n", "6:13: source.rocketmq.client: must be 'remoting'"),
         (LAST, LAST + "  kafka: {}\n", "6:3: source.kafka: stands beside rocketmq: keep one of them"),
-        ("rocketmq:", "rocket_mq:", "2:3: source.rocket_mq: is no key that exists here; did you mean 'rocketmq'?"),
+        ("rocketmq:", "rocket_mq:", "2:3: source.rocket_mq: unknown key; did you mean 'rocketmq'?"),
         ("localhost:9876", "localhost", "3:19: source.rocketmq.name_servers: needs HOST:PORT"),
         ("localhost:9876", "http://localhost:9876", "3:19: source.rocketmq.name_servers: needs HOST:PORT"),
         ("localhost:9876", "localhost:99999", "3:19: source.rocketmq.name_servers: has a port"),
