@@ -74,7 +74,7 @@ class OneOf(Model):
         names = [field.alias or name for name, field in cls.model_fields.items()]
         given = [key for key in data if key in names]
         if len(given) > 1:
-            return problem(f"stands beside {given[0]}: keep one of them", data, given[1])
+            return problem(f"conflicts with {given[0]}: keep one of them", data, given[1])
         if not data:
             return problem(f"needs one of {', '.join(names)}", data)
         return None
@@ -140,7 +140,7 @@ def _path(value: Any) -> Any:
     if not isinstance(value, str) or not value.strip() or "\0" in value:
         raise ValueError("needs a path")
     if value.startswith("~"):
-        raise ValueError("~ is not expanded: write ${HOME} or the whole path")
+        raise ValueError("~ is not expanded: write ${HOME} or the full path")
     return Path(value)
 
 
@@ -175,5 +175,5 @@ class TlsFiles(Model):
     @classmethod
     def _key_has_cert(cls, key: Any, info: ValidationInfo) -> Any:
         if info.data.get("cert", "") is None:
-            raise ValueError(f"is of no use without {cls.section}.cert")
+            raise ValueError(f"needs {cls.section}.cert")
         return key

@@ -135,9 +135,9 @@ class _Reader:
             if not _is_text(here[-1]):
                 self._report(key, here, "is not valid Unicode")
             elif not isinstance(key, ScalarNode) or key.tag == f"{_TAG}merge":
-                self._report(key, here, "is no key; merge keys (<<) are not read, an alias for a whole value is")
+                self._report(key, here, "is not a key; merge keys (<<) are not supported, aliases of whole values are")
             elif key.value in found:
-                self._report(key, here, f"stands twice, first in line {self._document.keys[here].line}")
+                self._report(key, here, f"is repeated, first in line {self._document.keys[here].line}")
             else:
                 self._document.keys[here] = _place(key)
                 found[key.value] = self.read(value, here)
@@ -147,11 +147,11 @@ class _Reader:
         kind = str(node.tag).removeprefix(_TAG)
         if kind == "null":
             place = self._document.keys[path]
-            text = "has no value: give it one, or remove the key; a section with all defaults is written {}"
+            text = "has no value: add one, or remove the key; {} is a section with all defaults"
             self._document.problems.append(Problem(place, path, text))
             return _UNREADABLE
         if kind.startswith("!"):
-            self._report(node, path, f"has the YAML tag {kind}, which means nothing here")
+            self._report(node, path, f"has the YAML tag {kind}, which is not supported")
             return _UNREADABLE
         if kind in ("bool", "int", "float"):
             return _number(kind, node.value)
@@ -211,7 +211,7 @@ def _syntax_cure(line: str, column: int) -> str:
     if "\t" in line[:column]:
         return "indent with spaces, not tabs"
     if re.search(r"[\[{][^#]*\$\{", line):
-        return 'inside { } or [ ] a variable is quoted: "${VAR}"'
+        return 'quote a variable inside { } or [ ]: "${VAR}"'
     if re.search(r":\s+[*%@`&!|>]", line) or re.match(r"\s*-\s+[*%@`&!]", line):
-        return 'a value that starts with * or another special character is quoted: "*"'
+        return 'quote a value that starts with * or another special character: "*"'
     return ""

@@ -27,11 +27,13 @@ def expand(text: str, environ: Mapping[str, str]) -> str:
         if found[0] == "$${":
             return "${"
         if name is None:
-            raise ValueError("has a ${ that is no ${VAR} or ${VAR:-default}; a plain ${ is written $${")
+            raise ValueError("has a ${ that is not ${VAR} or ${VAR:-default}; write $${ for a plain ${")
         if default is not None:
             return environ.get(name) or default
         if name not in environ:
-            raise ValueError(f"needs the environment variable {name}, which is not set; ${{{name}:-default}} has one")
+            raise ValueError(
+                f"needs the environment variable {name}, which is not set; ${{{name}:-default}} sets a default"
+            )
         return environ[name]
 
     return _REFERENCE.sub(replace, text)
@@ -53,15 +55,15 @@ def read_secret(reference: str, folder: Path) -> str:
             raw = file.read(SECRET_FILE_MAX_BYTES + 1)
         text = raw.decode()
     except UnicodeDecodeError:
-        raise ValueError(f"is to be read from {path}, which is not UTF-8") from None
+        raise ValueError(f"cannot be read from {path}: it is not UTF-8") from None
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error)
-        raise ValueError(f"is to be read from {path}: {reason}") from None
+        raise ValueError(f"cannot be read from {path}: {reason}") from None
     if len(raw) > SECRET_FILE_MAX_BYTES:
-        raise ValueError(f"is to be read from {path}, which is longer than {SECRET_FILE_MAX_BYTES} bytes")
+        raise ValueError(f"cannot be read from {path}: it is longer than {SECRET_FILE_MAX_BYTES} bytes")
     text = text.removesuffix("\n").removesuffix("\r")
     if not text:
-        raise ValueError(f"is to be read from {path}, which is empty")
+        raise ValueError(f"cannot be read from {path}: it is empty")
     return text
 
 
@@ -70,5 +72,5 @@ def _without_waiting(path: str, flags: int) -> int:
     fd = os.open(path, flags | os.O_NONBLOCK)
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         os.close(fd)
-        raise ValueError("that is not a file")
+        raise ValueError("it is not a file")
     return fd

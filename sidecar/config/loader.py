@@ -110,7 +110,7 @@ def _text(file: Path) -> str:
         with file.open("rb") as opened:
             raw = opened.read(FILE_MAX_BYTES + 1)
     except FileNotFoundError:
-        raise ConfigError(f"{file}: there is no such file", hint="sidecar validate -c FILE with another path") from None
+        raise ConfigError(f"{file}: no such file", hint="check the path after -c") from None
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise ConfigError(f"{file} cannot be read: {reason}") from None

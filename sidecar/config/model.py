@@ -134,7 +134,7 @@ class Retry(Model):
 class DeadLetterTopic(Model):
     """A topic for dead letters."""
 
-    topic: Annotated[Text, AfterValidator(matching(TOPIC, "is no topic name"))] = Field(
+    topic: Annotated[Text, AfterValidator(matching(TOPIC, "is not a valid topic name"))] = Field(
         description="Topic name, in the source's cluster."
     )
 
@@ -280,7 +280,7 @@ class Settings(Model):
             return tags
         if info.data["source"].rocketmq:
             return tags.model_copy(update={"from_": ROCKETMQ_TAG})
-        text = "is of no use without tags.from, which says where the tag stands"
+        text = "needs tags.from, which says where to read the tag"
         given = {name: getattr(tags, name) for name in ("subscribe", "split", "exclude", "groups")}
         errors = [problem(text, value, name) for name, value in given.items() if value and value != "*"]
         if errors:
@@ -295,11 +295,11 @@ class Settings(Model):
         rocketmq = info.data["source"].rocketmq
         text = ""
         if rocketmq is None:
-            text = "needs source.rocketmq: with source.kafka write position"
+            text = "needs source.rocketmq; with source.kafka use position"
         elif rocketmq.client == "grpc":
             text = (
-                "is not told by proxies of the origin of a message that comes again: "
-                "use client: remoting or native, or an id of the producer's"
+                "cannot be used with client: grpc: proxies do not report where a redelivered message was first stored; "
+                "use client: remoting or native, or an id that the producer sets"
             )
         if text:
             raise ValidationError.from_exception_data("dedup", [problem(text, dedup.by, "by")])
@@ -317,18 +317,23 @@ class Settings(Model):
                 raise ValidationError.from_exception_data("dead_letters", [error])
             dedup = info.data.get("dedup")
             if isinstance(place.rocketmq, HandBack) and dedup is not None and dedup.by == OFFSET_MSG_ID:
-                text = "is of no use with dedup.by: offset_msg_id: what is handed back would be a duplicate of itself"
+                text = (
+                    "cannot be used with dedup.by: offset_msg_id: a redelivered message would be a duplicate of itself"
+                )
                 error = problem(text, place.delay_level, "rocketmq", "delay_level")
                 raise ValidationError.from_exception_data("dead_letters", [error])
             return place
         if source.rocketmq:
-            error = problem("needs source.kafka: with source.rocketmq write {rocketmq: dlq}", None, "kafka")
+            error = problem("needs source.kafka; with source.rocketmq use {rocketmq: dlq}", None, "kafka")
             raise ValidationError.from_exception_data("dead_letters", [error])
         topic = place.kafka.topic
         for name in info.data["source"].kafka.topics:
             if name == topic or (name.startswith("^") and re.match(name, topic)):
                 error = problem(
-                    f"is read by source.kafka.topics ({name}): a dead letter would come again", topic, "kafka", "topic"
+                    f"is read by source.kafka.topics ({name}): a dead letter would be read again",
+                    topic,
+                    "kafka",
+                    "topic",
                 )
                 raise ValidationError.from_exception_data("dead_letters", [error])
         return place
@@ -353,7 +358,7 @@ class Settings(Model):
             return self
         for tag in canonical(self.tags.subscribe):
             if tag != "*" and not re.fullmatch(r"[\w.%/:@+-]+", tag):
-                text = f"has the tag {tag!r}, which librocketmq would not find: use client: remoting"
+                text = f"has the tag {tag!r}, which librocketmq never matches: use client: remoting"
                 error = problem(text, self.tags.subscribe, "tags", "subscribe")
                 raise ValidationError.from_exception_data("settings", [error])
         return self

@@ -41,7 +41,7 @@ def is_own_header(name: str) -> bool:
 
 def _header_name(name: str) -> str:
     if not re.fullmatch(r"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,128}", name):
-        raise ValueError("is no header name")
+        raise ValueError("is not a valid header name")
     if is_own_header(name):
         raise ValueError("is a header that Sidecar sets")
     return name
@@ -57,7 +57,7 @@ def _distinct(headers: dict[str, str]) -> dict[str, str]:
     names = [name.lower() for name in headers]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
-        raise ValueError(f"has {', '.join(twice)} twice: upper and lower case are the same header")
+        raise ValueError(f"has {', '.join(twice)} twice: header names ignore case")
     return headers
 
 
@@ -162,14 +162,14 @@ class HttpSink(Model):
     def _not_twice(cls, auth: Auth | None, info: ValidationInfo) -> Auth | None:
         names = {name.lower() for name in info.data.get("headers", ())}
         if auth and auth.header and auth.header.name.lower() in names:
-            raise ValueError("sets a header that stands under sink.http.headers too")
+            raise ValueError("sets a header that is also in sink.http.headers")
         return auth
 
     @field_validator("tls")
     @classmethod
     def _needs_https(cls, tls: Tls, info: ValidationInfo) -> Tls:
         if tls != Tls() and info.data.get("url", "https").startswith("http:"):
-            raise ValueError("is of no use with a url that starts with http:")
+            raise ValueError("cannot be used with a url that starts with http:")
         return tls
 
 

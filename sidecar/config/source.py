@@ -52,7 +52,7 @@ def _topic(name: str) -> str:
         except re.error as error:
             raise ValueError(f"is not a regular expression: {error}") from error
     elif not re.fullmatch(TOPIC, name):
-        raise ValueError("is no topic name (letters, digits, . _ -, at most 249); a pattern starts with ^")
+        raise ValueError("is not a valid topic name (letters, digits, . _ -, at most 249); a pattern starts with ^")
     return name
 
 
@@ -71,7 +71,7 @@ def _start(value: Any) -> Any:
     except (TypeError, ValueError):
         raise ValueError("needs earliest, latest or a timestamp such as 2026-01-31T12:00:00Z") from None
     if when.tzinfo is None:
-        raise ValueError("needs a zone at the end of the timestamp, such as Z or +02:00")
+        raise ValueError("needs a time zone at the end of the timestamp, such as Z or +02:00")
     if when.timestamp() < 0:
         raise ValueError("must not be before 1970")
     return round(when.timestamp() * 1000)
@@ -82,7 +82,7 @@ def _start_text(start: str | int) -> str:
 
 
 _NAME = r"[%A-Za-z0-9_|-]{1,255}"
-_NAME_COMPLAINT = "is no name that RocketMQ takes (letters, digits, % _ - |, at most 255)"
+_NAME_COMPLAINT = "is not a valid RocketMQ name (letters, digits, % _ - |, at most 255)"
 
 
 def _name_servers(value: Any) -> Any:
@@ -96,21 +96,21 @@ def _name_servers(value: Any) -> Any:
 def _group(name: str) -> str:
     matching(_NAME, _NAME_COMPLAINT)(name)
     if name.startswith(("%", "CID_RMQ_SYS_")):
-        raise ValueError("is a name of RocketMQ's own")
+        raise ValueError("is reserved by RocketMQ")
     return name
 
 
 def _rocketmq_topic(name: str) -> str:
     if not re.fullmatch(r"[%A-Za-z0-9_|-]{1,127}", name):
-        raise ValueError("is no topic name (letters, digits, % _ - |, at most 127); patterns are not known to RocketMQ")
+        raise ValueError("is not a valid topic name (letters, digits, % _ - |, at most 127); RocketMQ has no patterns")
     if name.startswith("%RETRY%"):
-        raise ValueError("is read by itself: name the topics that its messages come from")
+        raise ValueError("is always read: name the topics that its messages come from")
     return name
 
 
 def _client(value: Any) -> Any:
     if value == "native" and (sys.platform, platform.machine()) != ("linux", "x86_64"):
-        raise ValueError("cannot be native here: librocketmq is there for Linux on x86_64 alone")
+        raise ValueError("cannot be native here: librocketmq runs on Linux on x86_64 only")
     return value
 
 
@@ -251,7 +251,7 @@ class RocketMqSource(Model):
         if info.field_name == ours and servers is None:
             raise ValueError(f"needs {ours} with client: {client}")
         if info.field_name == other and servers is not None:
-            raise ValueError(f"is of no use with client: {client}, which needs {ours}")
+            raise ValueError(f"cannot be used with client: {client}, which needs {ours}")
         return servers
 
     @field_validator("native_path")
@@ -261,21 +261,21 @@ class RocketMqSource(Model):
         if client == "native" and path is None:
             raise ValueError("needs native_path with client: native: a folder that `sidecar native FOLDER` fills")
         if client not in ("native", None) and path is not None:
-            raise ValueError(f"is of no use with client: {client}")
+            raise ValueError(f"cannot be used with client: {client}")
         return path
 
     @field_validator("sql", "share", "security_token", "tls")
     @classmethod
     def _not_with_native(cls, value: Any, info: ValidationInfo) -> Any:
         if info.data.get("client") == "native" and value is not None:
-            raise ValueError("is unknown to librocketmq: leave it out, or use client: remoting")
+            raise ValueError("is not supported by librocketmq: remove it, or use client: remoting")
         return value
 
     @field_validator("start", "share")
     @classmethod
     def _not_with_grpc(cls, value: Any, info: ValidationInfo) -> Any:
         if info.data.get("client") == "grpc":
-            raise ValueError("is decided by the broker with client: grpc: leave it out")
+            raise ValueError("is set by the broker with client: grpc: remove it")
         return value
 
     @field_validator("tls")
@@ -298,7 +298,7 @@ class RocketMqSource(Model):
     @classmethod
     def _token_has_keys(cls, token: Any, info: ValidationInfo) -> Any:
         if token is not None and info.data.get("access_key", "") is None:
-            raise ValueError("is of no use without access_key and secret_key")
+            raise ValueError("needs access_key and secret_key")
         return token
 
 

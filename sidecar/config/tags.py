@@ -106,7 +106,7 @@ class Tags(Model):
         TagFilter(subscribe, exclude)
         wanted, unwanted = parse_expression(subscribe), parse_expression(exclude)
         if wanted is not None and unwanted is not None and wanted <= unwanted:
-            raise ValueError("leaves nothing of tags.subscribe")
+            raise ValueError("excludes all tags of tags.subscribe")
         return exclude
 
     @field_validator("groups")
@@ -173,21 +173,21 @@ class Dedup(Model):
     @classmethod
     def _needs_key(cls, value: Ledger | None, info: ValidationInfo) -> Ledger | None:
         if value is not None and info.data.get("by") == "position":
-            raise ValueError("is of no use with dedup.by: position: say what makes two messages the same")
+            raise ValueError("cannot be used with dedup.by: position: set dedup.by to an id")
         if value is not None and info.data.get("keep_ms") is not None:
-            raise ValueError("has a `keep` of its own: move dedup.keep there")
+            raise ValueError("has its own `keep`: move dedup.keep there")
         return value
 
     @field_validator("keep_ms")
     @classmethod
     def _needs_window(cls, value: int | None, info: ValidationInfo) -> int | None:
         if value is not None and info.data.get("by") == "position":
-            raise ValueError("is of no use with dedup.by: position: positions are remembered by dedup.capacity alone")
+            raise ValueError("cannot be used with dedup.by: position, which dedup.capacity alone limits")
         return value
 
     @field_validator("as_")
     @classmethod
     def _needs_id(cls, value: str, info: ValidationInfo) -> str:
         if value == "int" and (by := info.data.get("by")) in ("position", OFFSET_MSG_ID):
-            raise ValueError(f"is of no use with dedup.by: {by}")
+            raise ValueError(f"cannot be used with dedup.by: {by}")
         return value
