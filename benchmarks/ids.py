@@ -20,10 +20,10 @@ import confluent_kafka as ck
 import numpy as np
 
 from sidecar.config.model import Settings
-from sidecar.core.carried import Carried
 from sidecar.core.dedup import Moment, RotatingSet
 from sidecar.core.effects import Commit, Send
 from sidecar.core.idruns import Keys, SortedRun
+from sidecar.core.partition.state import PartitionState
 from sidecar.core.pipeline import Pipeline
 from sidecar.core.records import Answer, Run, TopicPartition, Verdict
 from sidecar.daemon.build import build
@@ -118,7 +118,7 @@ class Core:
         settings = Settings.model_validate(SETTINGS | {"dedup": {"by": {"header": "id"}, "capacity": capacity}})
         self.pipeline: Pipeline = build(settings, KafkaColumns())[0]
         cast(RotatingSet, self.pipeline.intake.ids.window(TP)).restore(runs, {}, 0.0, -1)
-        self.pipeline.assign(TP, "scope", Carried(0, 0))
+        self.pipeline.assign(TP, "scope", PartitionState(0, 0))
         self._offset = 0
         self._now_ms = 0.0
 

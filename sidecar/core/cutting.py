@@ -44,7 +44,7 @@ class BatchRules:
 
 @dataclass(slots=True)
 class _Unit:
-    """What is cut together: a lane, a group's lanes, or a joint partition."""
+    """What is cut together: a lane, a group's lanes, or a partition that shares its intents."""
 
     since_ms: float
     count: int = 0
@@ -94,16 +94,16 @@ class Cutter:
     # Opening
 
     def open(self, partition: Partition, found: Sequence[tuple[str, Fragment]], now_ms: float) -> bool:
-        """Take messages of a partition; True when it went joint for want of room for so many groups."""
+        """Take messages of a partition; True when its groups share intents now, for want of room for so many."""
         crowded = not partition.admits({group for group, _ in found})
         if crowded:
-            self._go_joint(partition, now_ms)
+            self._share_intents(partition, now_ms)
         for group, fragment in found:
             self._open(partition, group, fragment, now_ms)
         return crowded
 
-    def _go_joint(self, partition: Partition, now_ms: float) -> None:
-        for part in partition.go_joint(self._rules.limits):
+    def _share_intents(self, partition: Partition, now_ms: float) -> None:
+        for part in partition.share_intents(self._rules.limits):
             self._delivery.cut([part])
             self.cuts["groups"] += 1
         self.forget(partition.tp)
@@ -129,7 +129,7 @@ class Cutter:
             self._check_full(key, unit, lane)
 
     def _key(self, partition: Partition, group: str) -> UnitKey:
-        if partition.joint_from is not None:
+        if partition.shared_from is not None:
             return partition.tp, None
         return (None if self._rules.by_group else partition.tp), group
 
@@ -139,8 +139,8 @@ class Cutter:
 
     def _check_full(self, key: UnitKey, unit: _Unit, lane: Lane) -> None:
         limits = self._rules.limits
-        joint = key[1] is None
-        count, nbytes = (lane.buffer.count, lane.buffer.nbytes) if joint else (unit.count, unit.nbytes)
+        shared = key[1] is None
+        count, nbytes = (lane.buffer.count, lane.buffer.nbytes) if shared else (unit.count, unit.nbytes)
         if count >= limits.max_messages:
             self._due[key] = "count"
         elif nbytes >= limits.max_bytes:

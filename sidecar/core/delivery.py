@@ -12,11 +12,11 @@ from sidecar.core.backoff import Backoff, RefusalGuard
 from sidecar.core.batching import ATTEMPT_BYTES, PART_BYTES, held_by, held_bytes, rows_of
 from sidecar.core.books import Tally
 from sidecar.core.burial import Burials
-from sidecar.core.carried import ATTEMPTS_MAX, SECONDS_MAX, Tries
 from sidecar.core.claiming import Claiming
 from sidecar.core.claims import ENDS, State, mark_of
 from sidecar.core.effects import Effect, Report, Send
 from sidecar.core.groups import Groups
+from sidecar.core.partition.state import ATTEMPTS_MAX, SECONDS_MAX, Tries
 from sidecar.core.progress import Partition
 from sidecar.core.records import (
     Answer,

@@ -6,9 +6,9 @@ from array import array
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from sidecar.core.carried import Carried
 from sidecar.core.claims import Mark, Want
 from sidecar.core.lineage import Lineage, Stamp
+from sidecar.core.partition.state import PartitionState
 from sidecar.core.records import Batch, DeadLetter, TopicPartition
 
 
@@ -18,7 +18,7 @@ class CommitItem:
 
     tp: TopicPartition
     scope: str
-    carried: Carried
+    state: PartitionState
     generation: int = 0
     """Generation of the id window that `ids` belong to."""
     ids: array[int] | None = None

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from sidecar.core.batching import Buffer
-from sidecar.core.carried import NO_TRIES, Tries, lane_key
 from sidecar.core.claims import Mark
+from sidecar.core.partition.state import NO_TRIES, Tries, lane_key
 from sidecar.core.records import Part
 
 

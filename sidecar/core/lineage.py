@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import NamedTuple, Protocol
 
-from sidecar.core.carried import Carried, CarriedLane
+from sidecar.core.partition.state import LaneState, PartitionState
 
 TOKEN_BITS = 48
 ANCESTORS_MAX = 64
@@ -60,7 +60,7 @@ class Lineage:
 class Committed:
     """A state as the broker has it; earlier versions wrote no stamps."""
 
-    carried: Carried
+    state: PartitionState
     stamp: Stamp | None = None
     parent: Stamp | None = None
 
@@ -69,7 +69,7 @@ class Committed:
 class Remembered:
     """A state as the folder has it: of the newest commit of this host that was acknowledged."""
 
-    carried: Carried
+    state: PartitionState
     stamp: Stamp
     ancestors: Mapping[int, int] = field(default_factory=dict)
     fingerprints: tuple[Fingerprint, ...] = ()
@@ -77,7 +77,7 @@ class Remembered:
     @property
     def known_below(self) -> int:
         """Up to here the window may tell what is settled: beyond what was read, where that was read before a rewind."""
-        return max(self.carried.seen, self.fingerprints[-1].offset + 1 if self.fingerprints else 0)
+        return max(self.state.seen, self.fingerprints[-1].offset + 1 if self.fingerprints else 0)
 
     def newest_below(self, offset: int) -> int:
         """The highest fingerprinted offset below this one, -1 where there is none."""
@@ -119,7 +119,7 @@ class Recalled(NamedTuple):
     """What to go on from, and why.
 
     Args:
-        carried: The state.
+        state: The state.
         whose: Whose it is.
         settled_below: Up to here the folder's window says what is settled; beyond it nothing of the window counts.
         fresh: Whether names of before must not be used again, as other messages stand at their offsets.
@@ -128,7 +128,7 @@ class Recalled(NamedTuple):
         compared: Whether that was tried: the folder has something beyond the broker's commit.
     """
 
-    carried: Carried
+    state: PartitionState
     whose: Basis
     settled_below: int
     fresh: bool
@@ -144,36 +144,36 @@ def recall(found: Committed | None, memory: Remembered | None, log: Log) -> Reca
         memory: What the folder has, of the same incarnation.
         log: The log.
     """
-    carried = found.carried if found is not None else Carried(log.low, log.low)
+    state = found.state if found is not None else PartitionState(log.low, log.low)
     whose = basis(found, memory)
-    seen = carried.seen if memory is None or whose is Basis.BROKER else max(carried.seen, memory.carried.seen)
+    seen = state.seen if memory is None or whose is Basis.BROKER else max(state.seen, memory.state.seen)
     cut = seen > log.high
     if cut:
         log.confirm_end(seen)
-    if memory is None or (whose is Basis.BROKER and not cut and memory.known_below <= carried.seen):
-        return Recalled(carried, whose, 0 if cut else carried.seen, cut)
+    if memory is None or (whose is Basis.BROKER and not cut and memory.known_below <= state.seen):
+        return Recalled(state, whose, 0 if cut else state.seen, cut)
     agreed = _agreed(memory, log)
     if found is None:
         agreed = -1 if agreed is None and memory.fingerprints else agreed
-    elif agreed is None or (whose is not Basis.BROKER and memory.newest_below(memory.carried.seen) < 0):
-        return Recalled(carried, whose, 0, cut, compared=True)
+    elif agreed is None or (whose is not Basis.BROKER and memory.newest_below(memory.state.seen) < 0):
+        return Recalled(state, whose, 0, cut, compared=True)
     # It differs somewhere between what agrees and the next fingerprint: nothing that was read there is trusted.
     if agreed is not None and (cut or agreed < min(seen - 1, memory.fingerprints[-1].offset)):
-        start = min(max(carried.watermark, memory.carried.watermark), agreed + 1)
-        return Recalled(Carried(start, start), whose, agreed + 1, fresh=True, agreed=agreed, compared=True)
+        start = min(max(state.watermark, memory.state.watermark), agreed + 1)
+        return Recalled(PartitionState(start, start), whose, agreed + 1, fresh=True, agreed=agreed, compared=True)
     if whose is Basis.FOLDER:
-        carried = memory.carried
+        state = memory.state
     elif whose is Basis.BOTH:
-        carried = _settled_to(carried, memory.carried.watermark)
+        state = _settled_to(state, memory.state.watermark)
     below = memory.known_below if agreed in (None, memory.newest_below(memory.known_below)) else agreed + 1
-    return Recalled(carried, whose, below, fresh=False, agreed=agreed, compared=True)
+    return Recalled(state, whose, below, fresh=False, agreed=agreed, compared=True)
 
 
 def basis(found: Committed | None, memory: Remembered | None) -> Basis:
     """Whose state is newer."""
     if found is None:
         return Basis.FOLDER
-    if memory is None or memory.carried.seen <= found.carried.watermark:
+    if memory is None or memory.state.seen <= found.state.watermark:
         return Basis.BROKER
     stamp, own = found.stamp, memory.stamp
     if stamp is not None:
@@ -182,7 +182,7 @@ def basis(found: Committed | None, memory: Remembered | None) -> Basis:
             return Basis.BROKER
         if stamp.token == own.token or stamp.number <= memory.ancestors.get(stamp.token, 0):
             return Basis.FOLDER
-    return Basis.FOLDER if memory.carried.watermark >= found.carried.seen else Basis.BOTH
+    return Basis.FOLDER if memory.state.watermark >= found.state.seen else Basis.BOTH
 
 
 def _agreed(memory: Remembered, log: Log) -> int | None:
@@ -198,19 +198,19 @@ def _agreed(memory: Remembered, log: Log) -> int | None:
     return -1 if compared else None
 
 
-def _settled_to(found: Carried, watermark: int) -> Carried:
+def _settled_to(found: PartitionState, watermark: int) -> PartitionState:
     """The same state, when all below `watermark` is known to be settled but what a part needs to be whole."""
-    joints = [joint for joint in found.joints if joint.last >= watermark]
+    shared = [one for one in found.shared if one.last >= watermark]
     lanes = {}
     for key, lane in found.lanes.items():
         opened = None if lane.open_from is None else max(lane.open_from, watermark)
         intents = tuple(intent for intent in lane.intents if intent[1] >= watermark)
         if opened is not None or intents:
-            lanes[key] = CarriedLane(opened, intents)
-    firsts = [joint.first for joint in joints] + [first for lane in lanes.values() for first, _ in lane.intents]
+            lanes[key] = LaneState(opened, intents)
+    firsts = [one.first for one in shared] + [first for lane in lanes.values() for first, _ in lane.intents]
     low = max(found.watermark, min([watermark, *firsts]))
-    joint_from = None if found.joint_from is None else max(found.joint_from, low)
-    return Carried(low, max(found.seen, low), lanes, joint_from, tuple(joints), found.tries)
+    shared_from = None if found.shared_from is None else max(found.shared_from, low)
+    return PartitionState(low, max(found.seen, low), lanes, shared_from, tuple(shared), found.tries)
 
 
 def inherited(found: Committed | None, memory: Remembered | None) -> dict[int, int]:

@@ -13,13 +13,13 @@ from math import inf
 
 from sidecar.core.batching import PART_BYTES
 from sidecar.core.books import Books
-from sidecar.core.carried import Carried
 from sidecar.core.cutting import BatchRules, Cutter
 from sidecar.core.delivery import Delivery, DeliveryRules
 from sidecar.core.effects import Commit, CommitItem, Effect, Flow, Reload, Report
 from sidecar.core.intake import HoleError, Intake, Reading
 from sidecar.core.intents import Intent, Seal
 from sidecar.core.lineage import Fingerprint, Lineage
+from sidecar.core.partition.state import PartitionState
 from sidecar.core.progress import Partition
 from sidecar.core.records import Answer, Part, Run, TopicPartition
 from sidecar.core.room import Room
@@ -35,7 +35,7 @@ class _Sent:
     """What an outstanding commit makes durable."""
 
     epoch: int
-    carried: Carried
+    state: PartitionState
     intents: list[Intent | Seal]
     errors: int
     """How many of the partition's `errors` the ledger is to be told then."""
@@ -57,7 +57,7 @@ class Pipeline:
         self._rules = batching
         self._digest = reading.digest
         self.room = Room()
-        """What may be carried of partitions that are assigned from now on."""
+        """What the state may take of partitions that are assigned from now on."""
         self._separator = reading.framer.separator
         self.intake = Intake(reading)
         self._has_copies = reading.copies is not None
@@ -91,20 +91,20 @@ class Pipeline:
 
     # Ownership
 
-    def assign(self, tp: TopicPartition, scope: str, carried: Carried, lineage: Lineage = Lineage()) -> None:  # noqa: B008
+    def assign(self, tp: TopicPartition, scope: str, state: PartitionState, lineage: Lineage = Lineage()) -> None:  # noqa: B008
         """The partition is ours, from the predecessor's state on."""
         self.forget([tp])
         self._epoch += 1
-        partition = Partition(tp, scope, self._epoch, carried, self._separator, lineage, self.room)
+        partition = Partition(tp, scope, self._epoch, state, self._separator, lineage, self.room)
         self.partitions[tp] = partition
         self._flow -= {tp}
         self.books.setdefault(tp, Books())
         self._touch(tp, 0.0)  # where a new group starts is settled now: `latest` must not move while nothing comes
-        if carried.lanes or carried.joints or carried.seen > carried.watermark:
-            pending = sum(len(lane.intents) for lane in carried.lanes.values()) + len(carried.joints)
+        if state.lanes or state.shared or state.seen > state.watermark:
+            pending = sum(len(lane.intents) for lane in state.lanes.values()) + len(state.shared)
             self._report(
-                "partition.resumed", **tp.fields(), watermark=carried.watermark,
-                seen=carried.seen, intents=pending,
+                "partition.resumed", **tp.fields(), watermark=state.watermark,
+                seen=state.seen, intents=pending,
             )  # fmt: skip
 
     def fence(self, tps: Collection[TopicPartition]) -> None:
@@ -233,38 +233,38 @@ class Pipeline:
             partition = self.partitions.get(tp)
             if partition is None:
                 continue
-            carried = partition.carried()
-            if carried == partition.durable and not partition.marks and not partition.seals:
+            state = partition.state()
+            if state == partition.durable and not partition.marks and not partition.seals:
                 continue
             waiting: list[Intent | Seal] = [*partition.intents, *partition.seals]
-            self._outstanding[tp] = _Sent(partition.epoch, carried, waiting, len(partition.errors))
+            self._outstanding[tp] = _Sent(partition.epoch, state, waiting, len(partition.errors))
             ids = array("q", partition.settled_ids)
             partition.settled_ids.clear()
             marks, partition.marks = tuple(partition.marks), []
             generation = self.intake.ids.window(tp).generation if ids else 0
             stamp, lineage = partition.stamp()
-            items.append(CommitItem(tp, partition.scope, carried, generation, ids or None, marks, stamp, lineage))
+            items.append(CommitItem(tp, partition.scope, state, generation, ids or None, marks, stamp, lineage))
         return items
 
     def committed(self, results: Mapping[TopicPartition, bool], now_ms: float) -> None:
         """The outstanding commit ended; what is missing in `results` failed and is tried again."""
         self._now_ms = now_ms
         sent, self._outstanding = self._outstanding, {}
-        for tp, state in sent.items():
+        for tp, begun in sent.items():
             partition = self.partitions.get(tp)
-            if partition is None or partition.epoch != state.epoch:
+            if partition is None or partition.epoch != begun.epoch:
                 continue
             if not results.get(tp):
                 self._touch(tp, now_ms + COMMIT_RETRY_MS)
                 continue
-            partition.durable = state.carried
-            partition.committed = state.carried.watermark
-            for intent in state.intents:
+            partition.durable = begun.state
+            partition.committed = begun.state.watermark
+            for intent in begun.intents:
                 intent.durable = True
             partition.seals = [seal for seal in partition.seals if not seal.durable]
-            if state.errors:
-                partition.marks += partition.errors[: state.errors]
-                del partition.errors[: state.errors]
+            if begun.errors:
+                partition.marks += partition.errors[: begun.errors]
+                del partition.errors[: begun.errors]
                 self._touch(tp, now_ms)
         self.delivery.unseal()
 

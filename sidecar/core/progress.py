@@ -2,10 +2,10 @@
 
 Below the watermark all is settled. Between it and `seen`, the next offset never read, a group's messages are unsettled
 when an intent covers them, or when they stand at or above the offset from which the group is unbatched; everything else
-there is settled. `carried()` is that state and nothing more: a successor on another host goes on from it exactly.
+there is settled. `state()` is that state and nothing more: a successor on another host goes on from it exactly.
 
 Up to 64 groups at a time (`Room.lanes`) have intents of their own. When more are open at once, one cut serves all
-groups of the partition (a joint intent), so that the state does not grow with groups.
+groups of the partition (a shared intent), so that the state does not grow with groups.
 """
 
 from __future__ import annotations
@@ -18,15 +18,23 @@ from dataclasses import replace
 from pyroaring import BitMap64
 
 from sidecar.core.batching import Limits, body_bytes
-from sidecar.core.carried import NO_TRIES, Carried, CarriedJoint, CarriedLane, Tries, derived_scope, lane_key
 from sidecar.core.claims import Mark
 from sidecar.core.intents import Intent, Lane, Seal
 from sidecar.core.lineage import Fingerprint, Lineage, Stamp, Trail
+from sidecar.core.partition.state import (
+    NO_TRIES,
+    LaneState,
+    PartitionState,
+    SharedIntent,
+    Tries,
+    derived_scope,
+    lane_key,
+)
 from sidecar.core.records import NO_ID, Fragment, Part, TopicPartition
 from sidecar.core.room import Room
 
 INTENT_BYTES = 10
-JOINT_BYTES = 14
+SHARED_BYTES = 14
 EXCLUDED_BYTES = 6
 
 
@@ -37,10 +45,10 @@ class Partition:
         tp: The partition.
         scope: Hash of cluster, consumer group, topic id and incarnation.
         epoch: Counts ownerships.
-        carried: Where the predecessor was; of a fresh one `watermark == seen`.
+        state: Where the predecessor was; of a fresh one `watermark == seen`.
         separator: The rows' separator.
         lineage: From which commits it goes on.
-        room: How much may be carried.
+        room: How much the state may take.
     """
 
     def __init__(
@@ -48,7 +56,7 @@ class Partition:
         tp: TopicPartition,
         scope: str,
         epoch: int,
-        carried: Carried,
+        state: PartitionState,
         separator: bytes,
         lineage: Lineage = Lineage(),  # noqa: B008  # frozen
         room: Room = Room(),  # noqa: B008  # frozen
@@ -56,14 +64,14 @@ class Partition:
         self.tp = tp
         self.scope = scope
         self.epoch = epoch
-        self.position = carried.watermark
+        self.position = state.watermark
         """The next offset to read."""
-        self.seen = carried.seen
-        self.committed = carried.watermark
+        self.seen = state.seen
+        self.committed = state.watermark
         """The durable watermark."""
         self.lanes: dict[str, Lane] = {}
         self.intents: list[Intent] = []
-        self.durable: Carried | None = None
+        self.durable: PartitionState | None = None
         """What was committed last in this ownership."""
         self.settled_ids: list[int] = []
         """Message ids of finished intents, for the journal."""
@@ -77,25 +85,25 @@ class Partition:
         self.passed: dict[str, int] = {}
         """By group, the message read last, where that was settled earlier: see `Fragment.after`."""
         self._passed = BitMap64()
-        """What of all groups was settled earlier, from the last joint cut on."""
+        """What of all groups was settled earlier, from the last shared cut on."""
         self.newest: Fingerprint | None = None
         """Of the last message that was read."""
         self._commits = 0
         """Begun in this ownership."""
         self._trail = Trail(lineage.fingerprints)
-        self.joint_from = carried.joint_from
+        self.shared_from = state.shared_from
         self._separator = separator
-        self._unread = {key: lane.open_from for key, lane in carried.lanes.items() if lane.open_from is not None}
-        for key, lane in carried.lanes.items():
+        self._unread = {key: lane.open_from for key, lane in state.lanes.items() if lane.open_from is not None}
+        for key, lane in state.lanes.items():
             self.intents += [
                 Intent(key, first, last, durable=lineage.durable, old=True, collected={})
                 for first, last in lane.intents
             ]
         for intent in self.intents:
-            intent.tries = carried.tries.get((intent.key or 0, intent.first, intent.last), NO_TRIES)
-        for joint in carried.joints:
-            intent = Intent(None, joint.first, joint.last, durable=lineage.durable, old=True, collected={})
-            intent.excluded.update(joint.excluded)
+            intent.tries = state.tries.get((intent.key or 0, intent.first, intent.last), NO_TRIES)
+        for one in state.shared:
+            intent = Intent(None, one.first, one.last, durable=lineage.durable, old=True, collected={})
+            intent.excluded.update(one.excluded)
             self.intents.append(intent)
 
     @property
@@ -117,23 +125,23 @@ class Partition:
         """Offsets between what is durably settled and what was read."""
         return self.position - self.committed
 
-    def carried(self) -> Carried:
+    def state(self) -> PartitionState:
         """The state as it travels."""
         intents: dict[int, list[tuple[int, int]]] = {}
-        joints: list[CarriedJoint] = []
+        shared: list[SharedIntent] = []
         for intent in self.intents:
             if intent.key is None:
-                joints.append(CarriedJoint(intent.first, intent.last, frozenset(intent.excluded)))
+                shared.append(SharedIntent(intent.first, intent.last, frozenset(intent.excluded)))
             else:
                 intents.setdefault(intent.key, []).append((intent.first, intent.last))
         opens = {key: max(start, self.position) for key, start in self._unread.items()}
-        if self.joint_from is None:
+        if self.shared_from is None:
             opens |= {lane.key: lane.buffer.fragments[0].first for lane in self._open_lanes()}
-        lanes = {key: CarriedLane(opens.pop(key, None), tuple(sorted(own))) for key, own in intents.items()}
-        lanes |= {key: CarriedLane(start, ()) for key, start in opens.items()}
+        lanes = {key: LaneState(opens.pop(key, None), tuple(sorted(own))) for key, own in intents.items()}
+        lanes |= {key: LaneState(start, ()) for key, start in opens.items()}
         watermark = self.watermark
-        joint_from = None if self.joint_from is None else max(self.joint_from, watermark)
-        return Carried(watermark, self.seen, lanes, joint_from, tuple(joints), self._tries())
+        shared_from = None if self.shared_from is None else max(self.shared_from, watermark)
+        return PartitionState(watermark, self.seen, lanes, shared_from, tuple(shared), self._tries())
 
     def _tries(self) -> dict[tuple[int, int, int], Tries]:
         failed = [i for i in self.intents if i.key is not None and i.tries.attempts]
@@ -184,7 +192,7 @@ class Partition:
         key = lane_key(group)
         own = [intent for intent in self.intents if intent.key == key]
         every = own + [intent for intent in self.intents if intent.key is None]
-        opens = [start for start in (self._unread.get(key), self.joint_from) if start is not None]
+        opens = [start for start in (self._unread.get(key), self.shared_from) if start is not None]
         open_from = min(opens, default=self.seen)
         borders = sorted({open_from, *(b for i in every for b in (i.first, i.last + 1))})
         start = 0
@@ -225,24 +233,24 @@ class Partition:
 
     @property
     def extra_bytes(self) -> int:
-        """What intents beyond each group's first, joint intents and exclusions take of the room."""
+        """What intents beyond each group's first, shared intents and exclusions take of the room."""
         own = [intent.key for intent in self.intents if intent.key is not None]
-        joints = [len(intent.excluded) for intent in self.intents if intent.key is None]
-        return INTENT_BYTES * (len(own) - len(set(own))) + JOINT_BYTES * len(joints) + EXCLUDED_BYTES * sum(joints)
+        shared = [len(intent.excluded) for intent in self.intents if intent.key is None]
+        return INTENT_BYTES * (len(own) - len(set(own))) + SHARED_BYTES * len(shared) + EXCLUDED_BYTES * sum(shared)
 
     def _own_keys(self) -> set[int]:
         keys = {intent.key for intent in self.intents if intent.key is not None} | self._unread.keys()
-        if self.joint_from is None:
+        if self.shared_from is None:
             keys |= {lane.key for lane in self._open_lanes()}
         return keys
 
     def admits(self, groups: Collection[str]) -> bool:
-        """Whether all of `groups` may have lanes of their own; if not, the partition must go joint first."""
-        if self.joint_from is not None or len(self.lanes) + len(self.intents) + len(groups) <= self.room.lanes:
+        """Whether all of `groups` may have lanes of their own; if not, the partition must share intents first."""
+        if self.shared_from is not None or len(self.lanes) + len(self.intents) + len(groups) <= self.room.lanes:
             return True
         return len(self._own_keys().union(map(lane_key, groups))) <= self.room.lanes
 
-    def go_joint(self, limits: Limits) -> list[Part]:
+    def share_intents(self, limits: Limits) -> list[Part]:
         """Cut all open lanes wholly; from here on one cut serves all groups.
 
         Where the room for intents is used up, the last part of a lane takes all that is left, beyond the limits.
@@ -252,19 +260,19 @@ class Partition:
             while lane.buffer.fragments:
                 whole = Limits(lane.buffer.count, lane.buffer.nbytes)
                 parts.append(self._cut(lane, limits if self.may_cut(lane) else whole))
-        self.joint_from = self.position
+        self.shared_from = self.position
         return parts
 
     def may_cut(self, lane: Lane) -> bool:
-        """Whether one more intent of this lane still fits in what is carried."""
-        if self.joint_from is not None:
-            return self.extra_bytes + JOINT_BYTES <= self.room.extra_cuts_bytes + INTENT_BYTES * self.room.lanes
+        """Whether one more intent of this lane still fits in the state."""
+        if self.shared_from is not None:
+            return self.extra_bytes + SHARED_BYTES <= self.room.extra_cuts_bytes + INTENT_BYTES * self.room.lanes
         first = not any(intent.key == lane.key for intent in self.intents)
         return first or self.extra_bytes + INTENT_BYTES <= self.room.extra_cuts_bytes
 
     def cut(self, lane: Lane, limits: Limits) -> list[Part]:
-        """Make the first of the lane's open messages a part; one of each lane where the partition is joint."""
-        return [self._cut(lane, limits)] if self.joint_from is None else self._cut_joint(limits)
+        """Make the first of the lane's open messages a part; one of each lane where they share intents."""
+        return [self._cut(lane, limits)] if self.shared_from is None else self._cut_shared(limits)
 
     def _cut(self, lane: Lane, limits: Limits) -> Part:
         fragments = lane.buffer.take(limits)
@@ -274,7 +282,7 @@ class Partition:
             self._unread[lane.key] = max(self._unread[lane.key], intent.last + 1)
         return self._part(lane.group, intent, fragments)
 
-    def _cut_joint(self, limits: Limits) -> list[Part]:
+    def _cut_shared(self, limits: Limits) -> list[Part]:
         lanes = self._open_lanes()
         fits = [(lane.buffer.last_within(limits), lane.buffer.fragments[-1].last) for lane in lanes]
         short = [within for within, end in fits if within < end]
@@ -288,7 +296,7 @@ class Partition:
         self.intents.append(intent)
         parts = [self._part(lane.group, intent, lane.buffer.take_through(last)) for lane in lanes]
         few = len(parts) + len(self._own_keys()) <= self.room.lanes // 2
-        self.joint_from = None if few and not short and not self.replaying else last + 1
+        self.shared_from = None if few and not short and not self.replaying else last + 1
         return parts
 
     def _part(self, group: str, intent: Intent, fragments: list[Fragment]) -> Part:
@@ -319,7 +327,7 @@ class Partition:
         return lane is not None and any(other.intent is part.intent for other in lane.live)
 
     def _exclude(self, intent: Intent, key: int) -> None:
-        """Where there is room, what is settled of a joint intent is not sent again after a crash."""
+        """Where there is room, what is settled of a shared intent is not sent again after a crash."""
         if self.extra_bytes + EXCLUDED_BYTES <= self.room.extra_cuts_bytes:
             intent.excluded.add(key)
 

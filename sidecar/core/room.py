@@ -16,12 +16,12 @@ FIXED_BYTES = 75
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """Bounds of what is carried.
+    """Bounds of a partition's state.
 
     Args:
         lanes: Groups with a state of their own: 22 bytes each with one intent, and 10 for a second one.
         extra_cuts_bytes: What further intents may take by cuts; the rest up to `extra_bytes` is for splits.
-        extra_bytes: What further intents, joint ones and exclusions may take.
+        extra_bytes: What further intents, shared ones and exclusions may take.
         tries: Intents of which it is told how often they failed: those that failed longest.
     """
 
@@ -32,7 +32,7 @@ class Room:
 
     @classmethod
     def within(cls, characters: int) -> Room:
-        """The room in so many characters of base64; in fewer, less is open at once, and joint cuts begin sooner.
+        """The room in so many characters of base64; in fewer, less is open at once, and shared cuts begin sooner.
 
         Args:
             characters: At least `METADATA_CHARACTERS_MIN`; more than the default change nothing.

@@ -45,7 +45,7 @@ def plan_memory(budget_bytes: int) -> MemoryPlan:
 
 
 def rules_hash(settings: Settings) -> bytes:
-    """4 bytes that change when a message may go elsewhere than before: then carried intents do not apply.
+    """4 bytes that change when a message may go elsewhere than before: then intents of before do not apply.
 
     Limits, sink address and the like are left out: they change how parts are cut and sent, not whose part a message is.
     """

@@ -212,7 +212,7 @@ class IdKeeper:
         ids = self._pipeline.intake.ids
         ids.room.size = self._memory_bytes // 4 // UNSORTED_BYTES
         ids.forget(tp)
-        self._window(tp).restore(stored.runs, begun, now_ms, taken.one.carried.seen - 1)
+        self._window(tp).restore(stored.runs, begun, now_ms, taken.one.state.seen - 1)
         seconds = round(time.monotonic() - taken.since_s, 3)
         log.info("ids.loaded", **tp.fields(), count=len(self._window(tp)), seconds=seconds)
 

@@ -240,14 +240,14 @@ class Supervisor:
         self._begin([(one, known.get(one.tp)) for one in found if self.ids.take(one, known.get(one.tp))])
         if self.ids.loading:
             self._pause()
-        names = [f"{one.tp}@{one.carried.watermark}" for one in found]
+        names = [f"{one.tp}@{one.state.watermark}" for one in found]
         log.info("partitions.assigned", partitions=names[:50], count=len(names))
 
     def _begin(self, found: Iterable[tuple[Assignment, PartitionSnapshot | None]]) -> None:
         is_stale = False
         for one, known in found:
             self._assignments[one.tp] = one
-            self.pipeline.assign(one.tp, one.scope, one.carried, one.lineage)
+            self.pipeline.assign(one.tp, one.scope, one.state, one.lineage)
             is_stale |= self._load_positions(one, known)
         if is_stale:
             rows = self._rows()
@@ -260,7 +260,7 @@ class Supervisor:
             Whether the folder's window must be written anew before anything is committed: it is of an incarnation that
             ends here, or some of it is not to be trusted.
         """
-        settled = Settled(one.incarnation, one.carried.watermark)
+        settled = Settled(one.incarnation, one.state.watermark)
         if one.settled is not None and self.ledger is None:
             settled = one.settled
         same = known is not None and (known.topic_id, known.incarnation) == (one.topic_id, settled.incarnation)
@@ -354,7 +354,7 @@ class Supervisor:
         for tp, one in self._assignments.items():
             partition = self.pipeline.partitions[tp]
             bitmaps = self.pipeline.intake.dump(partition)
-            mark, floor = partition.committed, one.carried.watermark
+            mark, floor = partition.committed, one.state.watermark
             rows.append(PartitionSnapshot(tp, one.topic_id, one.incarnation, mark, floor, bitmaps))
         return rows
 

@@ -340,7 +340,7 @@ class AckedSource:
             slot = self._slots.get(item.tp)
             results[item.tp] = slot is not None and slot.scope == item.scope
             if slot is not None and results[item.tp]:
-                done, rows = slot.commit(item.carried)
+                done, rows = slot.commit(item.state)
                 settled += done
                 self._unsaved |= rows
         for message in settled:

@@ -8,8 +8,8 @@ from operator import attrgetter
 
 from xxhash import xxh3_128_digest
 
-from sidecar.core.carried import lane_key
 from sidecar.core.fields import Raw
+from sidecar.core.partition.state import lane_key
 from sidecar.core.records import Details, Header, Place, TopicPartition
 from sidecar.rocketmq.ids import offset_id
 from sidecar.sources.acked_client import Handed
@@ -36,7 +36,7 @@ class Taken:
         self.identity = identity
         self.number = number
         self.key: int | None = None
-        """Stands for its group in what is carried; None while nobody wants it."""
+        """Stands for its group in a partition's state; None while nobody wants it."""
         self.chunk: int | None = None
         """The row of the state file that names it as a member of an intent."""
         self.place: tuple[TopicPartition, int] = TopicPartition("", -1), -1
@@ -51,7 +51,7 @@ class Taken:
 
 
 class Keys:
-    """What stands for a group in what is carried; a bounded number of them is remembered."""
+    """What stands for a group in a partition's state; a bounded number of them is remembered."""
 
     def __init__(self) -> None:
         self._known: dict[str, int] = {}

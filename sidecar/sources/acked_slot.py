@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Iterable, KeysView, Mapping
 from operator import attrgetter
 from typing import NamedTuple
 
-from sidecar.core.carried import Carried
+from sidecar.core.partition.state import PartitionState
 from sidecar.core.records import Run, TopicPartition
 from sidecar.sources.acked_columns import Taken
 from sidecar.sources.acked_unsettled import divide, promised, unsettled, within
@@ -43,7 +43,7 @@ class Slot:
         tp: The topic, and the slot's number for a partition.
         identity: To what it belongs.
         rules: 4 bytes, a hash of what decides where a message goes.
-        carried: Where it goes on.
+        state: Where it goes on.
         members: By row, those of its intents, from an earlier life.
         resumed: Whether it goes on from an earlier life.
         kept: What the state file keeps of a message, so that its part is the same again; None keeps nothing.
@@ -54,7 +54,7 @@ class Slot:
         tp: TopicPartition,
         identity: Identity,
         rules: bytes,
-        carried: Carried,
+        state: PartitionState,
         members: Mapping[int, list[Member]],
         *,
         resumed: bool,
@@ -64,10 +64,10 @@ class Slot:
         self.scope = identity.scope
         self._identity = identity
         self._rules = rules
-        self._carried = carried
+        self._start = state
         self._resumed = resumed
         self._kept = kept
-        self._next = carried.seen
+        self._next = state.seen
         self._held: dict[int | None, list[Taken]] = {}
         """What was handed to the core and is unsettled, by group and number."""
         self._rows = {chunk: len(found) for chunk, found in members.items()}
@@ -87,10 +87,8 @@ class Slot:
 
     def assignment(self) -> Assignment:
         """What the core is to go on from."""
-        carried = self._carried
-        return Assignment(
-            self.tp, self.scope, carried, "", self._identity.incarnation, self._resumed, carried.watermark
-        )
+        state = self._start
+        return Assignment(self.tp, self.scope, state, "", self._identity.incarnation, self._resumed, state.watermark)
 
     # What comes for the first time
 
@@ -156,16 +154,16 @@ class Slot:
             yield Run(self.tp, messages, messages[0].number, messages[-1].number)
         if self._at == len(order):
             self._is_complete = True
-            yield ReadPast(self.tp, self._carried.seen)
+            yield ReadPast(self.tp, self._start.seen)
 
     # Settling
 
-    def commit(self, carried: Carried) -> tuple[list[Taken], dict[TopicPartition, str]]:
+    def commit(self, state: PartitionState) -> tuple[list[Taken], dict[TopicPartition, str]]:
         """What is settled by a state, and the rows that make it durable."""
-        rows = {self.tp: self._row(carried)} | self._record(carried)
+        rows = {self.tp: self._row(state)} | self._record(state)
         settled: list[Taken] = []
         for key, messages in list(self._held.items()):
-            kept, done = divide(messages, unsettled(carried, key))
+            kept, done = divide(messages, unsettled(state, key))
             settled += done
             self._held[key] = kept
             if not kept:
@@ -178,13 +176,13 @@ class Slot:
             rows |= {members_row(self.tp, chunk): "", rows_row(self.tp, chunk): ""}
         return settled, rows
 
-    def _row(self, carried: Carried) -> str:
-        text = encode(self._identity, self._rules, carried)
-        return Progress(text, self._identity.incarnation, carried.watermark, 0).dump()
+    def _row(self, state: PartitionState) -> str:
+        text = encode(self._identity, self._rules, state)
+        return Progress(text, self._identity.incarnation, state.watermark, 0).dump()
 
-    def _record(self, carried: Carried) -> dict[TopicPartition, str]:
+    def _record(self, state: PartitionState) -> dict[TopicPartition, str]:
         """The members of intents that are new."""
-        now = {(key, *one) for key in self._held for one in promised(carried, key)}
+        now = {(key, *one) for key in self._held for one in promised(state, key)}
         members: list[Taken] = []
         for key, first, last in now - self._promised:
             start, stop = within(self._held[key], (first, last))

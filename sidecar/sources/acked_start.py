@@ -6,7 +6,7 @@ import secrets
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from sidecar.core.carried import Carried, CarriedLane
+from sidecar.core.partition.state import LaneState, PartitionState
 from sidecar.core.records import TopicPartition
 from sidecar.sources.acked_columns import Taken
 from sidecar.sources.acked_slot import MEMBERS, ROWS, Member, Slot, members_row, read_members, read_rows, rows_row
@@ -40,18 +40,18 @@ class _Left(NamedTuple):
 
     tp: TopicPartition
     identity: Identity
-    carried: Carried
+    state: PartitionState
 
     @property
-    def pending(self) -> Carried:
+    def pending(self) -> PartitionState:
         """Its intents alone: what was open is handed over again, and is new then."""
-        lanes = {key: CarriedLane(None, lane.intents) for key, lane in self.carried.lanes.items() if lane.intents}
+        lanes = {key: LaneState(None, lane.intents) for key, lane in self.state.lanes.items() if lane.intents}
         ranges = [one for lane in lanes.values() for one in lane.intents]
-        ranges += [(one.first, one.last) for one in self.carried.joints]
+        ranges += [(one.first, one.last) for one in self.state.shared]
         if not ranges:
-            return Carried(self.carried.seen, self.carried.seen)
+            return PartitionState(self.state.seen, self.state.seen)
         first = min(one[0] for one in ranges)  # but numbers behind the last were given too, and are never given again
-        return Carried(first, self.carried.seen, lanes, None, self.carried.joints)
+        return PartitionState(first, self.state.seen, lanes, None, self.state.shared)
 
 
 def start(
@@ -73,20 +73,20 @@ def start(
         keep: See `Slot`.
     """
     left, other_rules = _left(topic, rows, group, rules)
-    earlier = [one for one in left if one.pending.lanes or one.pending.joints]
+    earlier = [one for one in left if one.pending.lanes or one.pending.shared]
     newest = left[-1] if left else None
     if newest and newest not in earlier:
-        seen = newest.carried.seen
-        current = Slot(newest.tp, newest.identity, rules, Carried(seen, seen), {}, resumed=True, kept=keep)
+        seen = newest.state.seen
+        current = Slot(newest.tp, newest.identity, rules, PartitionState(seen, seen), {}, resumed=True, kept=keep)
     else:
         number = next(n for n in range(len(earlier) + 1) if all(one.tp.partition != n for one in earlier))
-        begin = max(now_us, newest.carried.seen if newest else 0)
+        begin = max(now_us, newest.state.seen if newest else 0)
         identity = Identity("", group, "", secrets.randbits(64))
         current = Slot(
             TopicPartition(topic, number),
             identity,
             rules,
-            Carried(begin, begin),
+            PartitionState(begin, begin),
             {},
             resumed=newest is not None,
             kept=keep,
@@ -117,9 +117,9 @@ def _left(topic: str, rows: Mapping[TopicPartition, str], group: str, rules: byt
         identity = Identity("", group, "", progress.incarnation)
         decoded = progress.decoded(identity, rules)
         other_rules |= decoded.origin is Origin.OTHER_RULES
-        if decoded.origin is Origin.OURS and decoded.carried is not None:
-            found.append(_Left(tp, identity, decoded.carried))
-    return sorted(found, key=lambda one: one.carried.seen), other_rules
+        if decoded.origin is Origin.OURS and decoded.state is not None:
+            found.append(_Left(tp, identity, decoded.state))
+    return sorted(found, key=lambda one: one.state.seen), other_rules
 
 
 def _members(one: _Left, rows: Mapping[TopicPartition, str]) -> dict[int, list[Member]]:
@@ -128,11 +128,11 @@ def _members(one: _Left, rows: Mapping[TopicPartition, str]) -> dict[int, list[M
     for tp, text in rows.items():
         if tp[:2] != one.tp[:2] or not tp.broker.startswith(MEMBERS):
             continue
-        members = [member for member in read_members(text) if _is_promised(one.carried, member)]
+        members = [member for member in read_members(text) if _is_promised(one.state, member)]
         if members:
             found[int(tp.broker.removeprefix(MEMBERS))] = members
     return found
 
 
-def _is_promised(carried: Carried, member: Member) -> bool:
-    return any(first <= member.number <= last for first, last in promised(carried, member.key))
+def _is_promised(state: PartitionState, member: Member) -> bool:
+    return any(first <= member.number <= last for first, last in promised(state, member.key))

@@ -1,4 +1,4 @@
-"""What of a numbering is unsettled by a carried state. Pure: reads `Carried` as `core.progress` writes it."""
+"""What of a numbering is unsettled by a partition's state. Pure: reads `PartitionState` as the core writes it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from operator import attrgetter
 
-from sidecar.core.carried import Carried
+from sidecar.core.partition.state import PartitionState
 from sidecar.sources.acked_columns import Taken
 
 END = 1 << 62
@@ -15,24 +15,24 @@ Range = tuple[int, int]
 _NUMBER = attrgetter("number")
 
 
-def promised(carried: Carried, key: int | None) -> list[Range]:
+def promised(state: PartitionState, key: int | None) -> list[Range]:
     """The intents that have messages of a group."""
     if key is None:
         return []
-    lane = carried.lanes.get(key)
-    joints = [(one.first, one.last) for one in carried.joints if key not in one.excluded]
-    return [*lane.intents, *joints] if lane else joints
+    lane = state.lanes.get(key)
+    shared = [(one.first, one.last) for one in state.shared if key not in one.excluded]
+    return [*lane.intents, *shared] if lane else shared
 
 
-def unsettled(carried: Carried, key: int | None) -> list[Range]:
+def unsettled(state: PartitionState, key: int | None) -> list[Range]:
     """Where a group's messages are unsettled, by first number: promised, open, or not read yet."""
-    lane = carried.lanes.get(key) if key is not None else None
-    starts = [carried.seen]
-    if key is not None and carried.joint_from is not None:
-        starts.append(carried.joint_from)
+    lane = state.lanes.get(key) if key is not None else None
+    starts = [state.seen]
+    if key is not None and state.shared_from is not None:
+        starts.append(state.shared_from)
     if lane is not None and lane.open_from is not None:
         starts.append(lane.open_from)
-    return sorted([*promised(carried, key), (min(starts), END)])
+    return sorted([*promised(state, key), (min(starts), END)])
 
 
 def within(messages: Sequence[Taken], one: Range, at: int = 0) -> tuple[int, int]:

@@ -6,9 +6,9 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
-from sidecar.core.carried import Carried
 from sidecar.core.effects import CommitItem
 from sidecar.core.lineage import Lineage
+from sidecar.core.partition.state import PartitionState
 from sidecar.core.records import Columns, Details, Header, Run, TopicPartition
 
 Tell = Callable[[str, str, Mapping[str, object]], None]
@@ -39,7 +39,7 @@ class Assignment:
     Args:
         tp: The partition.
         scope: Stands for its identity in the names of parts.
-        carried: The state to go on from.
+        state: The state to go on from.
         topic_id: Tells a recreated topic, empty where the broker has none.
         incarnation: Drawn when nothing of ours was committed.
         resumed: Whether it goes on from a predecessor's state, so that message ids known of it still tell duplicates.
@@ -50,7 +50,7 @@ class Assignment:
 
     tp: TopicPartition
     scope: str
-    carried: Carried
+    state: PartitionState
     topic_id: str
     incarnation: int
     resumed: bool

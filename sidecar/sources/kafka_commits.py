@@ -107,7 +107,7 @@ class Commits:
     def _memory(self, item: CommitItem) -> Memory:
         identity = self._identities[item.tp]
         parent = item.lineage.parent if item.lineage is not None else None
-        text = encode(identity, self._rules, item.carried, item.stamp, parent)
+        text = encode(identity, self._rules, item.state, item.stamp, parent)
         return Memory.of(item, text, identity.topic_id)
 
     def _is_current(self, item: CommitItem) -> bool:

@@ -42,7 +42,7 @@ class Memory(NamedTuple):
         """What is kept of a commit."""
         lineage = item.lineage or Lineage()
         ancestors, fingerprints = list(lineage.ancestors.items()), list(lineage.fingerprints)
-        return cls(item.carried.watermark, text, topic_id, ancestors, fingerprints)
+        return cls(item.state.watermark, text, topic_id, ancestors, fingerprints)
 
     @classmethod
     def load(cls, text: str) -> Self | None:
@@ -86,9 +86,9 @@ class Memories:
         if memory is None or memory.topic_id != known.topic_id:
             return None
         told = decode(memory.text, memory.watermark, known, rules)
-        if told.carried is None or told.stamp is None:
+        if told.state is None or told.stamp is None:
             return None
-        state = Remembered(told.carried, told.stamp, dict(memory.ancestors), tuple(memory.fingerprints))
+        state = Remembered(told.state, told.stamp, dict(memory.ancestors), tuple(memory.fingerprints))
         return Found(told.incarnation, state)
 
     def keep(self, rows: Mapping[TopicPartition, Memory]) -> None:

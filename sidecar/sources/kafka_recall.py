@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 from confluent_kafka import KafkaError, KafkaException
 
-from sidecar.core.carried import Carried
 from sidecar.core.lineage import Basis, Committed, Fingerprint, Recalled, recall
+from sidecar.core.partition.state import PartitionState
 from sidecar.core.records import TopicPartition
 from sidecar.errors import UnavailableError
 from sidecar.sources.base import Tell
@@ -84,15 +84,15 @@ class Recall:
         memory = self.remembers(tp, known)
         if memory is not None and memory.incarnation != known.incarnation:
             memory = None
-        state = memory.state if memory is not None else None
+        remembered = memory.state if memory is not None else None
         try:
-            recalled = recall(found, state, _Log(tp, *bounds, self._digest_at, self._confirm_end))
+            recalled = recall(found, remembered, _Log(tp, *bounds, self._digest_at, self._confirm_end))
         except UnavailableError as error:
             raise KafkaException(KafkaError(KafkaError._TIMED_OUT, str(error))) from error
         if recalled.fresh:
             self._tell_truncated(tp, recalled, bounds)
-        elif state is not None and recalled.compared and recalled.whose is not Basis.BROKER:
-            self._tell_behind(tp, found, state.carried, recalled)
+        elif remembered is not None and recalled.compared and recalled.whose is not Basis.BROKER:
+            self._tell_behind(tp, found, remembered.state, recalled)
         return recalled, memory
 
     def _confirm_end(self, tp: TopicPartition, seen: int, high: int) -> None:
@@ -102,12 +102,14 @@ class Recall:
             text = f"the log ends at {high}, {seen} was read before"
             raise KafkaException(KafkaError(KafkaError.OFFSET_NOT_AVAILABLE, text))
 
-    def _tell_behind(self, tp: TopicPartition, found: Committed | None, memory: Carried, recalled: Recalled) -> None:
+    def _tell_behind(
+        self, tp: TopicPartition, found: Committed | None, memory: PartitionState, recalled: Recalled
+    ) -> None:
         if found is None:
             action = {"action": "going on from the state folder"}
             self._tell("commit.expired", "warning", tp.fields() | {"offset": memory.watermark} | action)
             return
-        fields = tp.fields() | {"committed": found.carried.watermark, "remembered": memory.watermark}
+        fields = tp.fields() | {"committed": found.state.watermark, "remembered": memory.watermark}
         if recalled.agreed is not None:
             action = {"action": "the broker's commit is older than the state folder: going on from the folder"}
             self._tell("commit.behind", "warning", fields | action)
@@ -119,7 +121,7 @@ class Recall:
         self._tell("commit.behind", "error", fields | action)
 
     def _tell_truncated(self, tp: TopicPartition, recalled: Recalled, bounds: Bounds) -> None:
-        start = min(max(recalled.carried.watermark, bounds.low), bounds.high)
+        start = min(max(recalled.state.watermark, bounds.low), bounds.high)
         fields = tp.fields() | {"log_start": bounds.low, "log_end": bounds.high, "offset": start}
         action = (
             "the log has lost messages that were read, and others may stand at their offsets: delivering from offset"

@@ -10,8 +10,8 @@ from typing import NamedTuple
 from confluent_kafka import KafkaError, KafkaException
 
 from sidecar.config.source import KafkaSource as KafkaSettings
-from sidecar.core.carried import Carried
 from sidecar.core.lineage import TOKEN_BITS, Basis, Committed, Lineage, Recalled, inherited
+from sidecar.core.partition.state import PartitionState
 from sidecar.core.records import TopicPartition
 from sidecar.sources.base import Assignment, Settled, Tell
 from sidecar.sources.kafka_memory import Found as Memory
@@ -129,17 +129,17 @@ class Starts:
         if told.origin is Origin.OTHER_TOPIC or (recreated and told.origin is not Origin.OURS):
             self._tell("topic.recreated", "warning", fields | {"action": "reading the new topic from its start"})
             return self._fresh(tp, low, topic_id)
-        if told.origin is not Origin.OURS or told.carried is None:
+        if told.origin is not Origin.OURS or told.state is None:
             self._tell("partition.reset", "warning", fields | {"reason": _REASONS[told.origin], "action": "new window"})
             return self._fresh(tp, self._within(tp, offset, low, high), topic_id)
-        found = Committed(told.carried, told.stamp, told.parent)
+        found = Committed(told.state, told.stamp, told.parent)
         known = replace(known, incarnation=told.incarnation)
         return self._resumed(tp, known, found, *self._recall.recall(tp, found, known, bounds), bounds)
 
     def _fresh(self, tp: TopicPartition, offset: int, topic_id: str, *, resumed: bool = False) -> Assignment:
         incarnation, lineage = secrets.randbits(64), Lineage(secrets.randbits(TOKEN_BITS))
         scope = Identity(self._cluster_id, self._settings.group_id, topic_id, incarnation).scope
-        return Assignment(tp, scope, Carried(offset, offset), topic_id, incarnation, resumed, offset, lineage)
+        return Assignment(tp, scope, PartitionState(offset, offset), topic_id, incarnation, resumed, offset, lineage)
 
     def _resumed(
         self,
@@ -150,24 +150,24 @@ class Starts:
         memory: Memory | None,
         bounds: Bounds,
     ) -> Assignment:
-        carried, below = recalled.carried, recalled.settled_below
+        state, below = recalled.state, recalled.settled_below
         mine = before
         if recalled.fresh:
-            start = min(max(carried.watermark, bounds.low), bounds.high)
-            carried, mine = Carried(start, start), replace(before, incarnation=secrets.randbits(64))
-        elif bounds.low > carried.watermark:
-            self._tell_expired(tp, carried.watermark, bounds)
-        state = memory.state if memory is not None else None
+            start = min(max(state.watermark, bounds.low), bounds.high)
+            state, mine = PartitionState(start, start), replace(before, incarnation=secrets.randbits(64))
+        elif bounds.low > state.watermark:
+            self._tell_expired(tp, state.watermark, bounds)
+        remembered = memory.state if memory is not None else None
         lineage = Lineage(
             secrets.randbits(TOKEN_BITS),
             found.stamp if found is not None else None,
-            inherited(found, state),
-            tuple(mark for mark in state.fingerprints if mark.offset < below) if state is not None else (),
+            inherited(found, remembered),
+            tuple(mark for mark in remembered.fingerprints if mark.offset < below) if remembered is not None else (),
             durable=recalled.whose is Basis.BROKER,
         )
-        read_from, settled = max(carried.watermark, bounds.low), Settled(before.incarnation, below)
+        read_from, settled = max(state.watermark, bounds.low), Settled(before.incarnation, below)
         return Assignment(
-            tp, mine.scope, carried, mine.topic_id, mine.incarnation, True, read_from, lineage, settled  # noqa: FBT003
+            tp, mine.scope, state, mine.topic_id, mine.incarnation, True, read_from, lineage, settled  # noqa: FBT003
         )  # fmt: skip
 
     def _tell_expired(self, tp: TopicPartition, offset: int, bounds: Bounds) -> None:

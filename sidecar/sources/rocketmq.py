@@ -290,7 +290,7 @@ class RocketMqSource:
             subscription = self._subscriptions[one.tp.topic]
             find = partial(self._place, one.tp)
             self._pulls.add(one.tp, one.read_from, subscription, find, self._commits.mark(one.tp))
-        self._commits.start_at({one.tp: one.carried.watermark for one in found})
+        self._commits.start_at({one.tp: one.state.watermark for one in found})
         self._assigned.update(one.tp for one in found)
         self._assigned_once = True
         self._listener.assigned(found)

@@ -255,8 +255,8 @@ class Commits:
             self._raise_floor(one, now_s)
             if one.newest is not None:
                 one.marks, one.newest = with_newest(one.marks, one.newest), None
-            at = item.carried.watermark
-            text = encode(one.identity, self._rules, item.carried)
+            at = item.state.watermark
+            text = encode(one.identity, self._rules, item.state)
             floor, incarnation = min(one.floor, at), one.identity.incarnation
             one.row, one.row_at_s = Progress(text, incarnation, at, floor, one.marks, one.told), now_s
             rows[item.tp] = one.row.dump()

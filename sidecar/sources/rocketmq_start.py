@@ -10,7 +10,7 @@ import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from sidecar.core.carried import Carried
+from sidecar.core.partition.state import PartitionState
 from sidecar.core.records import TopicPartition
 from sidecar.rocketmq.codes import Code
 from sidecar.rocketmq.frames import Frame, ProtocolError
@@ -205,8 +205,8 @@ class Starts:
         committed, _, low, high, is_same = facts
         fields = {**tp.fields(), "committed": committed, "log_start": low, "log_end": high}
         told = progress.decoded(self._identity(0), self._rules) if progress else Decoded(Origin.NONE)
-        carried = told.carried if told.origin is Origin.OURS else None
-        if not is_same or (carried is not None and carried.seen > high):
+        state = told.state if told.origin is Origin.OURS else None
+        if not is_same or (state is not None and state.seen > high):
             marks = [mark for mark in progress.marks if low <= mark.offset < high] if progress else []
             last = self._newest_standing(tp, marks)
             if last is None:
@@ -222,7 +222,7 @@ class Starts:
         if reset is not None:
             self._tell("partition.reset", "warning", fields | {"reason": _SET, "action": f"going on at {reset}"})
             return self._fresh(tp, self._within(reset, low, high, fields))
-        if carried is not None and progress is not None:
+        if state is not None and progress is not None:
             return self._with_progress(tp, facts, fields, progress, told)
         if told.origin is Origin.OTHER_RULES and progress is not None and committed in (None, progress.watermark):
             self._tell("partition.reset", "warning", fields | {"reason": _RULES, "action": "new window"})
@@ -251,14 +251,14 @@ class Starts:
             return self._fresh(tp, self._within(committed, low, high, fields))
         elif committed < progress.watermark:
             self._tell("commit.behind", "info", {**fields, "offset": progress.watermark, "action": _FROM_STATE})
-        assert told.carried is not None
+        assert told.state is not None
         if low > progress.watermark:
             expired = low - progress.watermark
             action = "going on at the log's start"
             self._tell("offset.expired", "error", {**fields, "expired": expired, "action": action})
         scope = self._identity(told.incarnation).scope
-        read_from = max(told.carried.watermark, low)
-        return Assignment(tp, scope, told.carried, "", told.incarnation, resumed=True, read_from=read_from)
+        read_from = max(told.state.watermark, low)
+        return Assignment(tp, scope, told.state, "", told.incarnation, resumed=True, read_from=read_from)
 
     def _within(self, offset: int, low: int, high: int, fields: Mapping[str, object]) -> int:
         """Beyond the end nothing tells what of the queue is new: all of it is read rather than any of it lost."""
@@ -283,7 +283,7 @@ class Starts:
     def _fresh(self, tp: TopicPartition, offset: int, *, resumed: bool = False) -> Assignment:
         incarnation = secrets.randbits(64)
         scope = self._identity(incarnation).scope
-        return Assignment(tp, scope, Carried(offset, offset), "", incarnation, resumed, read_from=offset)
+        return Assignment(tp, scope, PartitionState(offset, offset), "", incarnation, resumed, read_from=offset)
 
     def identity(self, one: Assignment) -> Identity:
         """To what a queue's offsets belong."""

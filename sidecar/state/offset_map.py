@@ -1,4 +1,4 @@
-"""The commit metadata: a partition's carried state as text of at most 4096 characters. Bytes in and out, no broker.
+"""The commit metadata: a partition's state as text of at most 4096 characters. Bytes in and out, no broker.
 
 Wire form, base64: magic, version, CRC-32 of the rest, incarnation (8 bytes), hashes of group, topic id and rules
 (4 bytes each), then varints. Behind them, where versions that know less stop reading: the commit's stamp and its
@@ -18,8 +18,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from sidecar.core.carried import Carried, CarriedJoint, CarriedLane, Tries
 from sidecar.core.lineage import TOKEN_BITS, Stamp
+from sidecar.core.partition.state import LaneState, PartitionState, SharedIntent, Tries
 from sidecar.core.room import METADATA_CHARACTERS
 
 MAGIC, VERSION = 0xB5, 1
@@ -76,24 +76,24 @@ class Origin(enum.Enum):
 
 
 class Decoded(NamedTuple):
-    """What a commit's metadata tells; `carried` and `incarnation` only where it is ours."""
+    """What a commit's metadata tells; `state` and `incarnation` only where it is ours."""
 
     origin: Origin
     incarnation: int = 0
-    carried: Carried | None = None
+    state: PartitionState | None = None
     stamp: Stamp | None = None
     parent: Stamp | None = None
 
 
 def encode(
-    identity: Identity, rules: bytes, carried: Carried, stamp: Stamp | None = None, parent: Stamp | None = None
+    identity: Identity, rules: bytes, state: PartitionState, stamp: Stamp | None = None, parent: Stamp | None = None
 ) -> str:
-    """The metadata for a commit of `carried.watermark`.
+    """The metadata for a commit of `state.watermark`.
 
     Args:
         identity: To what it belongs.
         rules: 4 bytes, a hash of what decides where a message goes.
-        carried: The state.
+        state: The state.
         stamp: The commit's own.
         parent: Of the commit that its ownership began from.
 
@@ -101,14 +101,14 @@ def encode(
         ValueError: It does not fit; the core's bounds rule that out.
     """
     out = bytearray(identity.pack(rules))
-    base = carried.watermark
-    _put(out, base, carried.seen - base, 0 if carried.joint_from is None else carried.joint_from - base + 1)
-    _put(out, len(carried.joints), len(carried.lanes))
-    for joint in carried.joints:
-        _put(out, joint.first - base, joint.last - joint.first, len(joint.excluded))
-        for key in sorted(joint.excluded):
+    base = state.watermark
+    _put(out, base, state.seen - base, 0 if state.shared_from is None else state.shared_from - base + 1)
+    _put(out, len(state.shared), len(state.lanes))
+    for intent in state.shared:
+        _put(out, intent.first - base, intent.last - intent.first, len(intent.excluded))
+        for key in sorted(intent.excluded):
             out += key.to_bytes(6, "big")
-    for key, lane in sorted(carried.lanes.items()):
+    for key, lane in sorted(state.lanes.items()):
         out += key.to_bytes(6, "big")
         _put(out, 0 if lane.open_from is None else lane.open_from - base + 1, len(lane.intents))
         at = base
@@ -118,8 +118,8 @@ def encode(
     for one in (stamp or _NO_STAMP, parent or _NO_STAMP):
         out += one.token.to_bytes(TOKEN_BITS // 8, "big")
         _put(out, one.number)
-    places = {place: number for number, place in enumerate(_places(carried.lanes))}
-    tries = sorted((places[place], tried) for place, tried in carried.tries.items() if place in places)
+    places = {place: number for number, place in enumerate(_places(state.lanes))}
+    tries = sorted((places[place], tried) for place, tried in state.tries.items() if place in places)
     _put(out, len(tries))
     at = 0
     for number, tried in tries:
@@ -150,21 +150,21 @@ def decode(text: str | None, offset: int, known: Identity, rules: bytes) -> Deco
             return Decoded(Origin.FOREIGN)
         incarnation, group, topic, their_rules = _IDENTITY.unpack_from(body)
         reader = _Reader(body[_IDENTITY.size :])
-        carried = _read(reader)
+        state = _read(reader)
         stamp, parent = reader.stamp(), reader.stamp()
-        carried.tries.update(reader.tries(list(_places(carried.lanes))))
+        state.tries.update(reader.tries(list(_places(state.lanes))))
     except (binascii.Error, ValueError, struct.error, IndexError):
         return Decoded(Origin.FOREIGN)
-    if group != _hash(known.cluster_id, known.group_id) or carried.watermark != offset:
+    if group != _hash(known.cluster_id, known.group_id) or state.watermark != offset:
         return Decoded(Origin.FOREIGN)
     if topic != _hash(known.topic_id):
         return Decoded(Origin.OTHER_TOPIC)
     if their_rules != rules:
         return Decoded(Origin.OTHER_RULES)
-    return Decoded(Origin.OURS, incarnation, carried, stamp, parent)
+    return Decoded(Origin.OURS, incarnation, state, stamp, parent)
 
 
-def _places(lanes: Mapping[int, CarriedLane]) -> Iterator[Place]:
+def _places(lanes: Mapping[int, LaneState]) -> Iterator[Place]:
     """The intents of all lanes, in the order in which they are written."""
     return ((key, first, last) for key, lane in sorted(lanes.items()) for first, last in lane.intents)
 
@@ -215,12 +215,12 @@ class _Reader:
             self._at += 6
 
 
-def _read(reader: _Reader) -> Carried:
-    base, ahead, joint, joints, lanes = (reader.number() for _ in range(5))
-    found_joints = []
-    for _ in range(joints):
+def _read(reader: _Reader) -> PartitionState:
+    base, ahead, shared_from, shared, lanes = (reader.number() for _ in range(5))
+    found_shared = []
+    for _ in range(shared):
         first, length, excluded = (reader.number() for _ in range(3))
-        found_joints.append(CarriedJoint(base + first, base + first + length, frozenset(reader.keys(excluded))))
+        found_shared.append(SharedIntent(base + first, base + first + length, frozenset(reader.keys(excluded))))
     found_lanes = {}
     for _ in range(lanes):
         (key,) = reader.keys(1)
@@ -230,5 +230,7 @@ def _read(reader: _Reader) -> Carried:
             first = at + reader.number()
             at = first + reader.number()
             intents.append((first, at))
-        found_lanes[key] = CarriedLane(base + opened - 1 if opened else None, tuple(intents))
-    return Carried(base, base + ahead, found_lanes, base + joint - 1 if joint else None, tuple(found_joints))
+        found_lanes[key] = LaneState(base + opened - 1 if opened else None, tuple(intents))
+    return PartitionState(
+        base, base + ahead, found_lanes, base + shared_from - 1 if shared_from else None, tuple(found_shared)
+    )

@@ -14,8 +14,8 @@ import pytest
 from kafka import KafkaProducer
 
 from sidecar.config.source import KafkaSource as KafkaSettings
-from sidecar.core.carried import Carried, CarriedLane
 from sidecar.core.effects import CommitItem
+from sidecar.core.partition.state import LaneState, PartitionState
 from sidecar.core.records import Run, TopicPartition
 from sidecar.sources.base import Assignment, ReadPast
 from sidecar.sources.kafka import KafkaSource
@@ -173,7 +173,7 @@ def test_a_callback_that_raises_is_heard(settings: KafkaSettings, kafka: Broker,
     opened.source.open(opened.listener)
     opened.until(lambda: opened.listener.found, "the partition is assigned")
     (found,) = opened.listener.found
-    opened.source.commit([CommitItem(found.tp, found.scope, Carried(0, 0))])
+    opened.source.commit([CommitItem(found.tp, found.scope, PartitionState(0, 0))])
     with pytest.raises(ZeroDivisionError, match="in a callback"):
         opened.until(lambda: False, "the callback is called")
     with pytest.raises(ZeroDivisionError):
@@ -185,7 +185,7 @@ def test_a_commit_may_end_while_partitions_are_taken(opened: Opened, kafka: Brok
 
     def commit() -> None:
         (found,) = opened.listener.found
-        opened.source.commit([CommitItem(found.tp, found.scope, Carried(0, 0))])
+        opened.source.commit([CommitItem(found.tp, found.scope, PartitionState(0, 0))])
         wait_until(lambda: (topic, 0) in kafka.committed(group), 15, "the broker has it")
 
     opened.listener.on_assigned = commit
@@ -198,9 +198,9 @@ def test_a_change_of_metadata_alone_is_committed(opened: Opened, kafka: Broker, 
     opened.until(lambda: opened.listener.found, "the partition is assigned")
     (found,) = opened.listener.found
     seen = []
-    for carried in (Carried(0, 0), Carried(0, 7, {42: CarriedLane(3, ((0, 2),))})):
+    for state in (PartitionState(0, 0), PartitionState(0, 7, {42: LaneState(3, ((0, 2),))})):
         told = len(opened.listener.results)
-        opened.source.commit([CommitItem(found.tp, found.scope, carried)])
+        opened.source.commit([CommitItem(found.tp, found.scope, state)])
         opened.until(lambda told=told: len(opened.listener.results) > told, "the commit ended")  # type: ignore[misc]
         assert opened.listener.results[-1] == {found.tp: True}
         seen.append(kafka.committed(group)[topic, 0])
@@ -243,9 +243,9 @@ def test_a_late_commit_names_no_partition_that_moved(opened: Opened, kafka: Brok
     opened.source.reload(old.tp)
     (_, new) = opened.listener.found
     assert old.scope != new.scope
-    assert opened.source.commit_now([CommitItem(old.tp, old.scope, Carried(5, 5))]) == {}
+    assert opened.source.commit_now([CommitItem(old.tp, old.scope, PartitionState(5, 5))]) == {}
     assert kafka.committed(group) == {}
-    assert opened.source.commit_now([CommitItem(new.tp, new.scope, Carried(3, 3))]) == {new.tp: True}
+    assert opened.source.commit_now([CommitItem(new.tp, new.scope, PartitionState(3, 3))]) == {new.tp: True}
     assert kafka.committed(group)[new.tp.topic, new.tp.partition][0] == 3
 
 

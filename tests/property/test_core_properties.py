@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sidecar.core.batching import JOINED_BYTES, Buffer, Limits, body_bytes, halves, held_bytes, pick, rows_of, split
-from sidecar.core.carried import Carried, CarriedJoint, CarriedLane
 from sidecar.core.dedup import RotatingBitmap, RotatingSet
+from sidecar.core.partition.state import LaneState, PartitionState, SharedIntent
 from sidecar.core.records import Fragment
 from sidecar.core.room import METADATA_CHARACTERS
 from sidecar.state.offset_map import Identity, Origin, decode, encode
@@ -139,7 +139,7 @@ def test_windows_never_forget_the_young_half(numbers: list[int], capacity: int) 
 
 
 @st.composite
-def states(draw: st.DrawFn) -> Carried:
+def states(draw: st.DrawFn) -> PartitionState:
     """A state as it travels."""
     watermark = draw(st.integers(0, 1 << 50))
     at = watermark
@@ -151,30 +151,30 @@ def states(draw: st.DrawFn) -> Carried:
             at = first + draw(st.integers(0, 1000))
             intents.append((first, at))
             at += 1
-        lanes[key] = CarriedLane(draw(st.none() | st.integers(watermark, watermark + 5000)), tuple(intents))
-    joints = tuple(
-        CarriedJoint(watermark + 3 * i, watermark + 3 * i + 2, frozenset(draw(st.sets(st.integers(0, 99), max_size=3))))
+        lanes[key] = LaneState(draw(st.none() | st.integers(watermark, watermark + 5000)), tuple(intents))
+    shared = tuple(
+        SharedIntent(watermark + 3 * i, watermark + 3 * i + 2, frozenset(draw(st.sets(st.integers(0, 99), max_size=3))))
         for i in range(draw(st.integers(0, 3)))
     )
-    joint_from = draw(st.none() | st.integers(watermark, watermark + 5000))
-    return Carried(watermark, watermark + draw(st.integers(0, 10_000)), lanes, joint_from, joints)
+    shared_from = draw(st.none() | st.integers(watermark, watermark + 5000))
+    return PartitionState(watermark, watermark + draw(st.integers(0, 10_000)), lanes, shared_from, shared)
 
 
 @given(states())
-def test_states_travel_unchanged(carried: Carried) -> None:
+def test_states_travel_unchanged(state: PartitionState) -> None:
     """What is encoded is decoded, within the room that a broker gives."""
-    text = encode(IDENTITY, RULES, carried)
+    text = encode(IDENTITY, RULES, state)
     assert len(text) <= METADATA_CHARACTERS
-    assert decode(text, carried.watermark, IDENTITY, RULES)[:3] == (Origin.OURS, 42, carried)
+    assert decode(text, state.watermark, IDENTITY, RULES)[:3] == (Origin.OURS, 42, state)
 
 
 @settings(max_examples=200)
 @given(states(), st.integers(0), st.integers(1, 255))
-def test_damaged_states_are_never_taken(carried: Carried, place: int, flip: int) -> None:
+def test_damaged_states_are_never_taken(state: PartitionState, place: int, flip: int) -> None:
     """A changed character, or any other text, is not ours, and never an error, unless it stands for the same bytes."""
-    text = encode(IDENTITY, RULES, carried)
+    text = encode(IDENTITY, RULES, state)
     place %= len(text)
     changed = text[:place] + chr(ord(text[place]) ^ flip) + text[place + 1 :]
-    origin = decode(changed, carried.watermark, IDENTITY, RULES).origin
+    origin = decode(changed, state.watermark, IDENTITY, RULES).origin
     assert origin in (Origin.FOREIGN, Origin.NONE) or b64decode(changed) == b64decode(text)
-    assert decode(text[:place], carried.watermark, IDENTITY, RULES).carried is None
+    assert decode(text[:place], state.watermark, IDENTITY, RULES).state is None

@@ -168,7 +168,7 @@ class Process:
     def assigned(self, found: Sequence[Assignment]) -> None:
         """Go on."""
         for one in found:
-            self.pipeline.assign(one.tp, one.scope, one.carried)
+            self.pipeline.assign(one.tp, one.scope, one.state)
 
     def revoking(self, tps: Collection[TopicPartition]) -> None:
         """Commit once more."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from sidecar.core.carried import NO_TRIES, Carried, Tries
 from sidecar.core.claims import State, place_of
 from sidecar.core.effects import CommitItem
 from sidecar.core.lineage import Committed, Stamp
+from sidecar.core.partition.state import NO_TRIES, PartitionState, Tries
 from sidecar.ledger.memory import MemoryLedger
 from sidecar.state.offset_map import Identity, decode, encode
 from tests.simulation.plan import TPS, Log, Plan, Row, key_of
@@ -70,12 +70,12 @@ class Life:
     _checked: int = 0
 
     def __post_init__(self) -> None:
-        self.history = self.history or [Committed(Carried(self.start, self.start))]
+        self.history = self.history or [Committed(PartitionState(self.start, self.start))]
 
     @property
-    def committed(self) -> Carried:
+    def committed(self) -> PartitionState:
         """The committed state."""
-        return self.history[-1].carried
+        return self.history[-1].state
 
     def rewind(self, to: int) -> None:
         """Forget all commits but the first `to`."""
@@ -103,10 +103,10 @@ class Life:
     def check_codec(self) -> None:
         """What a new owner gets is what was committed."""
         found = self.found()
-        self.inherited.update(range(found.carried.watermark, found.carried.seen))
+        self.inherited.update(range(found.state.watermark, found.state.seen))
         if self._text is not None:
-            told = decode(self._text, found.carried.watermark, self.identity, RULES)
-            same = (told.carried, told.stamp, told.parent) == (found.carried, found.stamp, found.parent)
+            told = decode(self._text, found.state.watermark, self.identity, RULES)
+            same = (told.state, told.stamp, told.parent) == (found.state, found.stamp, found.parent)
             if not same or told.incarnation != self.identity.incarnation:
                 raise BrokenPromiseError("codec", f"{found} came back as {told}")
 
@@ -114,24 +114,24 @@ class Life:
         """A member's commit arrives."""
         assert item.stamp is not None
         assert item.lineage is not None
-        carried = item.carried
+        state = item.state
         if codec:
-            self._text = encode(self.identity, RULES, carried, item.stamp, item.lineage.parent)
-        self.history.append(Committed(carried, item.stamp, item.lineage.parent))
+            self._text = encode(self.identity, RULES, state, item.stamp, item.lineage.parent)
+        self.history.append(Committed(state, item.stamp, item.lineage.parent))
         self.newest = item.stamp
         self.parents[Stamp(item.stamp.token, 1)] = item.lineage.parent
-        self.tries = Tries(*map(max, zip(self.tries, *carried.tries.values(), strict=True)))
-        for key, lane in carried.lanes.items():
+        self.tries = Tries(*map(max, zip(self.tries, *state.tries.values(), strict=True)))
+        for key, lane in state.lanes.items():
             self._intents.update([(key, first, last) for first, last in lane.intents])
-        for joint in carried.joints:
-            self._intents.add((None, joint.first, joint.last))
-        for offset in range(self._checked, carried.watermark):
+        for one in state.shared:
+            self._intents.add((None, one.first, one.last))
+        for offset in range(self._checked, state.watermark):
             if not self.settled(offset):
-                text = f"{self.number}:{offset} is below the committed {carried.watermark}, unsettled"
+                text = f"{self.number}:{offset} is below the committed {state.watermark}, unsettled"
                 raise BrokenPromiseError("lost", text)
             if self.ledger is not None and offset in self.stored - self.letters - self.gone:
                 self._check_claim(self.ledger, offset)
-        self._checked = max(self._checked, carried.watermark)
+        self._checked = max(self._checked, state.watermark)
 
     def key(self, offset: int) -> bytes:
         """The key of a message in the ledger."""
@@ -210,11 +210,11 @@ class Broker:
         refilled = self._succeed(life, log, life.identity, at, life.history)
         refilled.refilled, refilled.same_below = life, at
 
-    def renew(self, life: Life, carried: Carried) -> Life:
+    def renew(self, life: Life, state: PartitionState) -> Life:
         """A member noticed that, and draws another incarnation."""
         identity = replace(life.identity, incarnation=life.identity.incarnation + 1)
-        fresh = self._succeed(life, life.log, identity, len(life.log.messages), [Committed(carried)])
-        fresh.start = min(life.start, carried.watermark)  # where no message is as remembered, all are delivered
+        fresh = self._succeed(life, life.log, identity, len(life.log.messages), [Committed(state)])
+        fresh.start = min(life.start, state.watermark)  # where no message is as remembered, all are delivered
         return fresh
 
     def _succeed(self, old: Life, log: Log, identity: Identity, at: int, history: list[Committed]) -> Life:

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from pyroaring import BitMap64
 
-from sidecar.core.carried import Carried
 from sidecar.core.effects import CommitItem
 from sidecar.core.lineage import Basis, Fingerprint, Lineage, Recalled, Remembered, inherited, recall
+from sidecar.core.partition.state import PartitionState
 from sidecar.core.pipeline import Pipeline
 from tests.simulation.broker import Life
 from tests.simulation.plan import TPS, digest_of
@@ -50,7 +50,7 @@ class Folder:
         """This commit was acknowledged."""
         assert item.stamp is not None
         assert item.lineage is not None
-        memory = Remembered(item.carried, item.stamp, item.lineage.ancestors, item.lineage.fingerprints)
+        memory = Remembered(item.state, item.stamp, item.lineage.ancestors, item.lineage.fingerprints)
         self._memories.setdefault((life.number, life.scope), []).append(memory)
 
     def snapshot(self, life: Life, window: tuple[bytes, bytes]) -> None:
@@ -93,7 +93,7 @@ class Folder:
             known.update(offset for offset in BitMap64.deserialize(blob) if offset < recalled.settled_below)
         memory = self.memory(life)
         if memory is not None and recalled.settled_below:
-            known.update(range(min(memory.carried.watermark, recalled.settled_below)))
+            known.update(range(min(memory.state.watermark, recalled.settled_below)))
         return known
 
     def doubt(self, before: Life, life: Life, recalled: Recalled) -> None:
@@ -107,10 +107,10 @@ class Folder:
         exact = memory is not None and memory.stamp == before.newest and not (recalled.fresh or unproven)
         has_gap = self._has_gap(before, recalled)
         if has_gap or not exact:
-            again = range(recalled.carried.watermark, len(life.log.messages))
+            again = range(recalled.state.watermark, len(life.log.messages))
             life.doubtful.update(again if has_gap else set(again) - self.facts(before, recalled))
         if not exact or recalled.whose is Basis.BOTH:
-            life.doubtful.update(promised(recalled.carried))
+            life.doubtful.update(promised(recalled.state))
 
     def _has_gap(self, before: Life, recalled: Recalled) -> bool:
         """The known limit: the state came after the broker's commit, and a loss of power took what said so."""
@@ -119,8 +119,8 @@ class Folder:
         return taken_for_fork and memory is not None and found is not None and before.descends(memory.stamp, found)
 
 
-def promised(carried: Carried) -> set[int]:
+def promised(state: PartitionState) -> set[int]:
     """The offsets of intents."""
-    bounds = [(joint.first, joint.last) for joint in carried.joints]
-    bounds += [intent for lane in carried.lanes.values() for intent in lane.intents]
+    bounds = [(one.first, one.last) for one in state.shared]
+    bounds += [intent for lane in state.lanes.values() for intent in lane.intents]
     return {offset for first, last in bounds for offset in range(first, last + 1)}

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from sidecar.core.batching import held_by, held_bytes
-from sidecar.core.carried import Tries
 from sidecar.core.claims import Mark, Want
 from sidecar.core.cutting import UNIT_BYTES
 from sidecar.core.dedup import RotatingSet
 from sidecar.core.effects import Claim, Commit, CommitItem, Effect, Flow, Reload, Report, Send, Store
 from sidecar.core.idruns import SortedRun, rising
+from sidecar.core.partition.state import Tries
 from sidecar.core.pipeline import Pipeline
 from sidecar.core.progress import Partition
 from sidecar.core.records import Answer, Attempt, DeadLetter, Part, Run, TopicPartition
@@ -126,18 +126,18 @@ class Process:
         life.check_codec()
         recalled, lineage = self.folder.recall(life, self._plan.length)
         if recalled.fresh:
-            life = self._broker.renew(life, recalled.carried)
+            life = self._broker.renew(life, recalled.state)
         if before.rewound:
             self.folder.doubt(before, life, recalled)
-            life.inherited.update(range(recalled.carried.watermark, recalled.carried.seen))
+            life.inherited.update(range(recalled.state.watermark, recalled.state.seen))
         self.lives[number] = self.taken[number, life.scope] = life
         if self._plan.ids:
             self.pipeline.intake.ids.forget(TPS[number])
             kept = _sorted(self.journal.get(life, {}))
-            self._window(number).restore(kept, {}, 0.0, recalled.carried.seen - 1)
-        self.pipeline.assign(TPS[number], life.scope, recalled.carried, lineage)
+            self._window(number).restore(kept, {}, 0.0, recalled.state.seen - 1)
+        self.pipeline.assign(TPS[number], life.scope, recalled.state, lineage)
         is_stale = self._ledger is None and self.folder.load(before, self.pipeline, recalled.settled_below)
-        self.positions[number] = recalled.carried.watermark
+        self.positions[number] = recalled.state.watermark
         self.paused -= {TPS[number]}
         if is_stale or recalled.fresh:
             self.snapshot()

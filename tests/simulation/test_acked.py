@@ -57,7 +57,7 @@ def acknowledge_early(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def forget_members(monkeypatch: pytest.MonkeyPatch) -> None:
     """Keep an intent without its members."""
-    monkeypatch.setattr(Slot, "_record", lambda self, carried: {})
+    monkeypatch.setattr(Slot, "_record", lambda self, state: {})
 
 
 def forget_what_is_settled(monkeypatch: pytest.MonkeyPatch) -> None:

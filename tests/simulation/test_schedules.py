@@ -25,7 +25,7 @@ REGRESSIONS = {
     75865: "a request arrived when the log had been refilled behind it, and the model forgot what it stored",
     381165: "a window that was not trusted was trusted by the next life, which found newer commits",
     546829: "what another member had read lay between two fingerprints, and the later one differed",
-    662681: "a joint part spanned what the window knew of another group, and went out with it after a crash",
+    662681: "a part of a shared intent spanned what the window knew of another group, which a crash sent with it",
     983649: "a request of the log as it was arrived behind one of the log as it was refilled, by the model",
     512447: "a zombie sent less of a part than was refused, since some was compacted away: the model's limit",
     445417: "a loss of power took what said that a commit was an ancestor: the model's limit",

@@ -230,9 +230,9 @@ class World:
         """A planned stop has settled everything: nothing stands above the watermark."""
         numbers = list(process.positions)
         for number in numbers:
-            carried, position = process.lives[number].committed, process.pipeline.partitions[TPS[number]].position
-            if carried.watermark != position and position > process.lives[number].start:
-                raise BrokenPromiseError("drain", f"{carried} after a planned stop at {position}")
+            state, position = process.lives[number].committed, process.pipeline.partitions[TPS[number]].position
+            if state.watermark != position and position > process.lives[number].start:
+                raise BrokenPromiseError("drain", f"{state} after a planned stop at {position}")
         process.die()
         self._assign(numbers)
 
@@ -292,7 +292,7 @@ class World:
             found.append(
                 f"process {i}: positions {process.positions}, paused {sorted(process.paused)}, sends "
                 f"{len(process.sends)}, groups {dict(p.delivery.groups)}, stops {p.stops}, idle {p.idle}, "
-                f"states {[partition.carried() for partition in p.partitions.values()]}"
+                f"states {[partition.state() for partition in p.partitions.values()]}"
             )
         return "\n".join(found)
 
@@ -304,9 +304,9 @@ class World:
             if any(at_rest):
                 raise BrokenPromiseError("rest", f"{at_rest} held, healthy, groups, waiting at rest")
         for number, life in enumerate(self.broker.lives):
-            carried, log, stored = life.committed, life.log, life.stored
-            if (carried.watermark, carried.seen) != (self.plan.length,) * 2 or carried.lanes or carried.joints:
-                raise BrokenPromiseError("stuck", f"{number}: {carried} at the end")
+            state, log, stored = life.committed, life.log, life.stored
+            if (state.watermark, state.seen) != (self.plan.length,) * 2 or state.lanes or state.shared:
+                raise BrokenPromiseError("stuck", f"{number}: {state} at the end")
             lost = [offset for offset in log.wanted if not life.settled(offset)]
             if lost:
                 raise BrokenPromiseError("lost", f"{number}: {sorted(lost)}")

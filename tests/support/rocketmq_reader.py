@@ -6,8 +6,8 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from sidecar.config.source import RocketMqSource as Settings
-from sidecar.core.carried import Carried
 from sidecar.core.effects import CommitItem
+from sidecar.core.partition.state import PartitionState
 from sidecar.core.records import Run, TopicPartition
 from sidecar.rocketmq.messages import StoredMessage
 from sidecar.sources.base import Assignment
@@ -82,7 +82,7 @@ class Reader:
         for one in found:
             self.assignments[one.tp] = one
             self.messages[one.tp] = []
-            self._positions[one.tp] = one.carried.watermark
+            self._positions[one.tp] = one.state.watermark
 
     def handing_over(self, tps: Collection[TopicPartition]) -> bool:
         """Nothing is held."""
@@ -167,6 +167,6 @@ class Reader:
 
     def _settled(self) -> list[CommitItem]:
         return [
-            CommitItem(tp, one.scope, Carried(self._positions[tp], self._positions[tp]))
+            CommitItem(tp, one.scope, PartitionState(self._positions[tp], self._positions[tp]))
             for tp, one in self.assignments.items()
         ]

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from xxhash import xxh3_128_digest
 
-from sidecar.core.carried import Carried, CarriedJoint, CarriedLane, lane_key
 from sidecar.core.effects import CommitItem
+from sidecar.core.partition.state import LaneState, PartitionState, SharedIntent, lane_key
 from sidecar.core.records import Place, Run, TopicPartition
 from sidecar.errors import StateError
 from sidecar.sources import acked_settled
@@ -128,14 +128,14 @@ class Scene:
         self.client.coming += coming
         return list(self.source.poll(0.0))
 
-    def commit(self, carried: Carried, at: int = 0) -> None:
+    def commit(self, state: PartitionState, at: int = 0) -> None:
         """The core's state is to be durable."""
-        self.source.commit([CommitItem(self.found[at].tp, self.found[at].scope, carried)])
+        self.source.commit([CommitItem(self.found[at].tp, self.found[at].scope, state)])
 
     def settle(self, count: int) -> None:
         """So many messages are done with."""
-        begin = self.found[0].carried.seen
-        self.commit(Carried(begin + count, begin + count))
+        begin = self.found[0].state.seen
+        self.commit(PartitionState(begin + count, begin + count))
         self.poll()
 
     # The listener
@@ -178,13 +178,13 @@ def test_a_message_is_known_again_by_what_it_is() -> None:
 
 
 def test_what_a_state_says_of_each_group() -> None:
-    """Intents, joint intents but for the excluded, what is open, and what is not read yet are unsettled."""
-    lanes = {A: CarriedLane(30, ((10, 12),))}
-    carried = Carried(10, 40, lanes, 35, (CarriedJoint(15, 20, frozenset([A])),))
-    assert unsettled(carried, A) == [(10, 12), (30, 1 << 62)]
-    assert unsettled(carried, B) == [(15, 20), (35, 1 << 62)]
-    assert unsettled(carried, None) == [(40, 1 << 62)]
-    inside, outside = divide([taken(n) for n in range(8, 40, 4)], unsettled(carried, A))
+    """Intents, shared intents but for the excluded, what is open, and what is not read yet are unsettled."""
+    lanes = {A: LaneState(30, ((10, 12),))}
+    state = PartitionState(10, 40, lanes, 35, (SharedIntent(15, 20, frozenset([A])),))
+    assert unsettled(state, A) == [(10, 12), (30, 1 << 62)]
+    assert unsettled(state, B) == [(15, 20), (35, 1 << 62)]
+    assert unsettled(state, None) == [(40, 1 << 62)]
+    inside, outside = divide([taken(n) for n in range(8, 40, 4)], unsettled(state, A))
     assert [m.number for m in inside] == [12, 32, 36]
     assert [m.number for m in outside] == [8, 16, 20, 24, 28]
 
@@ -202,8 +202,8 @@ def test_nothing_is_acknowledged_before_the_disk_has_it() -> None:
     disk = Slow()
     scene = Scene(disk=disk)
     ((first, bodies),) = runs(scene.poll(handed(1)))
-    assert (first, bodies) == (scene.found[0].carried.seen, [b"body"])
-    scene.commit(Carried(first + 1, first + 1))
+    assert (first, bodies) == (scene.found[0].state.seen, [b"body"])
+    scene.commit(PartitionState(first + 1, first + 1))
     scene.poll(handed(2, times=1))
     assert scene.client.acked == []
     done, write, rows = disk.waiting[0]
@@ -230,8 +230,8 @@ def test_repeats_are_counted_and_acknowledged() -> None:
     """One that is held, and one that was settled, go to the core as duplicates, below all numbers it was given."""
     scene = Scene()
     scene.poll(handed(1, b"held"), handed(2, b"done", unique="2"))
-    begin = scene.found[0].carried.seen
-    scene.commit(Carried(begin, begin + 2, {A: CarriedLane(begin, ())}))
+    begin = scene.found[0].state.seen
+    scene.commit(PartitionState(begin, begin + 2, {A: LaneState(begin, ())}))
     scene.poll()
     scene.settle(2)
     found = scene.poll(handed(3, b"held", times=1), handed(4, b"done", unique="2", times=1))
@@ -243,15 +243,15 @@ def test_what_was_in_flight_waits_for_all_of_it() -> None:
     """After a crash an intent's members go out in their old order under their old numbers; new ones do not wait."""
     scene = Scene()
     scene.poll(*(handed(n, b"%d" % n, unique=str(n)) for n in range(3)), handed(3, b"b", unique="3"))
-    tp, begin = scene.found[0].tp, scene.found[0].carried.seen
-    scene.commit(Carried(begin, begin + 4, {A: CarriedLane(None, ((begin, begin + 2),))}))
+    tp, begin = scene.found[0].tp, scene.found[0].state.seen
+    scene.commit(PartitionState(begin, begin + 4, {A: LaneState(None, ((begin, begin + 2),))}))
     scene.poll()
     assert scene.client.acked == [3]
     again = Scene(scene.state)
     assert [one.tp.partition for one in again.found] == [1, 0]
     assert again.found[1].scope == scene.found[0].scope
     found = again.poll(handed(9, b"2", unique="2", times=1), handed(10, b"1", unique="1"), handed(11, unique="new"))
-    assert runs(found) == [(again.found[0].carried.seen, [b"body"])]
+    assert runs(found) == [(again.found[0].state.seen, [b"body"])]
     found = again.poll(handed(12, b"0", unique="0", times=1))
     assert runs(found) == [(begin, [b"0", b"1", b"2"])]
     assert (found[-1].tp, found[-1].position) == (tp, begin + 4)
@@ -261,13 +261,13 @@ def test_a_number_is_given_once() -> None:
     """A numbering that ends in a later life, and is gone on with after it, gives no number that an earlier one gave."""
     scene = Scene()
     ((begin, _),) = runs(scene.poll(handed(1, b"a1"), handed(2, b"a2"), handed(3, b"a3")))
-    scene.commit(Carried(begin, begin + 3, {A: CarriedLane(None, ((begin, begin),))}))
+    scene.commit(PartitionState(begin, begin + 3, {A: LaneState(None, ((begin, begin),))}))
     second = Scene(scene.state)
     second.poll(handed(4, b"a1", times=1))
     (at,) = (at for at, one in enumerate(second.found) if one.scope == scene.found[0].scope)
-    assert second.found[at].carried.seen == begin + 3
-    seen = second.found[at].carried.seen
-    second.commit(Carried(seen, seen), at)
+    assert second.found[at].state.seen == begin + 3
+    seen = second.found[at].state.seen
+    second.commit(PartitionState(seen, seen), at)
     ((again, _),) = runs(Scene(second.state).poll(handed(5, b"a5")))
     assert again >= begin + 3
 
@@ -276,13 +276,13 @@ def test_with_its_rows_kept_a_part_is_whole_without_the_broker() -> None:
     """With their receipts they are acknowledged once they are settled, and nothing is taken in before that."""
     scene = Scene(keep_rows=True)
     scene.poll(handed(7, b"0", unique="0"), handed(8, b"1", unique="1"))
-    begin = scene.found[0].carried.seen
-    scene.commit(Carried(begin, begin + 2, {A: CarriedLane(None, ((begin, begin + 1),))}))
+    begin = scene.found[0].state.seen
+    scene.commit(PartitionState(begin, begin + 2, {A: LaneState(None, ((begin, begin + 1),))}))
     again = Scene(scene.state, keep_rows=True)
     assert runs(again.first) == [(begin, [b"0", b"1"])]
     again.poll()
     assert again.client.full
-    again.commit(Carried(begin + 2, begin + 2), [one.carried.seen for one in again.found].index(begin + 2))
+    again.commit(PartitionState(begin + 2, begin + 2), [one.state.seen for one in again.found].index(begin + 2))
     again.poll()
     again.poll()
     assert again.client.acked == ["adopted 7", "adopted 8"]
@@ -303,8 +303,8 @@ def test_a_message_that_comes_again_is_told_as_it_was() -> None:
             one for one in scene.poll(handed(offset, b"a", times=times)._replace(**moved)) if isinstance(one, Run)
         )
         told.append((details_of(run.messages[0]), list(run.messages[0].handed.properties)))
-        at = [one.carried.seen for one in scene.found].index(run.first + bool(times))
-        scene.commit(Carried(run.first, run.first + 1, {A: CarriedLane(None, ((run.first, run.first),))}), at)
+        at = [one.state.seen for one in scene.found].index(run.first + bool(times))
+        scene.commit(PartitionState(run.first, run.first + 1, {A: LaneState(None, ((run.first, run.first),))}), at)
     assert told[1:] == told[:1] * 2
 
 
@@ -312,8 +312,8 @@ def test_what_never_comes_again_is_given_up(monkeypatch: pytest.MonkeyPatch) -> 
     """After a while what is left of an intent goes out without it, and the log tells."""
     scene = Scene()
     scene.poll(handed(1, b"1", unique="1"), handed(2, b"2", unique="2"))
-    begin = scene.found[0].carried.seen
-    scene.commit(Carried(begin, begin + 2, {A: CarriedLane(None, ((begin, begin + 1),))}))
+    begin = scene.found[0].state.seen
+    scene.commit(PartitionState(begin, begin + 2, {A: LaneState(None, ((begin, begin + 1),))}))
     again = Scene(scene.state)
     assert again.poll(handed(3, b"2", unique="2")) == []
     monkeypatch.setattr("sidecar.sources.acked.GONE_AFTER_S", 0.0)
@@ -325,11 +325,11 @@ def test_other_rules_end_what_was_in_flight() -> None:
     """Under other tags an intent's members are unknown: they are new when they come, and the log tells."""
     scene = Scene()
     scene.poll(handed(1, b"1"))
-    begin = scene.found[0].carried.seen
-    scene.commit(Carried(begin, begin + 1, {A: CarriedLane(None, ((begin, begin),))}))
+    begin = scene.found[0].state.seen
+    scene.commit(PartitionState(begin, begin + 1, {A: LaneState(None, ((begin, begin),))}))
     again = Scene(scene.state, rules=b"else")
     assert again.events == ["partition.reset"]
-    assert runs(again.poll(handed(2, b"1"))) == [(again.found[0].carried.seen, [b"1"])]
+    assert runs(again.poll(handed(2, b"1"))) == [(again.found[0].state.seen, [b"1"])]
 
 
 def test_a_new_numbering_knows_the_ids_of_the_one_before() -> None:
@@ -337,15 +337,15 @@ def test_a_new_numbering_knows_the_ids_of_the_one_before() -> None:
     scene = Scene()
     scene.state.append_ids([IdSegment(scene.found[0].tp, 3, array("q", [7]).tobytes())])
     scene.poll(handed(1, b"1"))
-    begin = scene.found[0].carried.seen
-    scene.commit(Carried(begin, begin + 1, {A: CarriedLane(None, ((begin, begin),))}))
+    begin = scene.found[0].state.seen
+    scene.commit(PartitionState(begin, begin + 1, {A: LaneState(None, ((begin, begin),))}))
     again = Scene(scene.state)
     old, new = scene.found[0].tp, again.found[0].tp
     assert again.found[0].resumed and old != new
     assert again.state.load_ids(new) == again.state.load_ids(old) == [(3, array("q", [7]).tobytes())]
     again.settle(0)
     again.poll(handed(2, b"1", times=1))
-    again.commit(Carried(begin + 1, begin + 1), at=1)
+    again.commit(PartitionState(begin + 1, begin + 1), at=1)
     last = Scene(again.state)
     assert [one.tp for one in last.found] == [new]
     assert last.state.load_ids(old) == []
@@ -361,7 +361,7 @@ def test_a_planned_stop_gives_back_what_is_not_settled() -> None:
     assert (scene.client.acked, scene.client.released) == ([1], [2])
     again = Scene(scene.state)
     assert (again.found[0].tp, again.found[0].scope) == (scene.found[0].tp, scene.found[0].scope)
-    assert again.found[0].carried.seen == scene.found[0].carried.seen + 1
+    assert again.found[0].state.seen == scene.found[0].state.seen + 1
 
 
 def test_what_is_held_is_bounded_and_kept_invisible(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -383,14 +383,14 @@ def test_a_paused_numbering_is_given_nothing_and_loses_nothing() -> None:
     assert scene.poll(handed(1)) == []
     assert scene.client.full
     scene.source.pause([])
-    assert runs(scene.poll()) == [(scene.found[0].carried.seen, [b"body"])]
+    assert runs(scene.poll()) == [(scene.found[0].state.seen, [b"body"])]
 
 
 def test_a_held_message_can_be_fetched() -> None:
     """A dead letter is whole: key, body, ids and its place at the broker; what is settled is gone."""
     scene = Scene()
     scene.poll(handed(8, times=1))
-    tp, begin = scene.found[0].tp, scene.found[0].carried.seen
+    tp, begin = scene.found[0].tp, scene.found[0].state.seen
     found = scene.source.fetch(tp, begin)
     assert found and found.details
     assert (found.key, found.value, found.timestamp_ms, found.details.offset_message_id) == (b"k", b"body", 1, "0A")

@@ -8,8 +8,8 @@ from itertools import count
 
 import pytest
 
-from sidecar.core.carried import Carried, CarriedLane
 from sidecar.core.claims import Exchanged
+from sidecar.core.partition.state import LaneState, PartitionState
 from sidecar.ledger.memory import MemoryLedger
 from sidecar.sources.acked_columns import identity_of
 from sidecar.sources.acked_exchange import Exchange, packed, unpacked
@@ -45,8 +45,8 @@ class Pair:
         self.ledger = MemoryLedger(lambda: 0.0)
         first = Scene()
         first.poll(handed(1, b"1", unique="1"), handed(2, b"2", unique="2"))
-        self.begin = first.found[0].carried.seen
-        first.commit(Carried(self.begin, self.begin + 2, {A: CarriedLane(None, ((self.begin, self.begin + 1),))}))
+        self.begin = first.found[0].state.seen
+        first.commit(PartitionState(self.begin, self.begin + 2, {A: LaneState(None, ((self.begin, self.begin + 1),))}))
         self.place = Place(self.ledger)
         self._state = first.state
         self.other = Scene(exchange=Exchange(Place(self.ledger), "g", count().__next__))
@@ -84,7 +84,7 @@ def test_what_another_member_got_is_found() -> None:
     pair.come_back()
     pair.other.poll(handed(4, b"1", unique="1", times=1))
     assert pair.turns() == [(pair.begin, [b"1", b"2"])]
-    pair.back.commit(Carried(pair.begin + 2, pair.begin + 2), at=1)
+    pair.back.commit(PartitionState(pair.begin + 2, pair.begin + 2), at=1)
     pair.back.poll()
     assert (pair.back.client.acked, pair.other.client.acked) == ([3], [])
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from sidecar.core.carried import Carried, CarriedLane, lane_key
 from sidecar.core.claims import DUPLICATE, HELD, Mark, State, Want, place_of
 from sidecar.core.fields import Field
 from sidecar.core.ids import key_reader
+from sidecar.core.partition.state import LaneState, PartitionState, lane_key
 from sidecar.core.records import KEY_BYTES, Answer, Batch, Details, FailedRow, TopicPartition, Verdict
 from sidecar.ledger.memory import MemoryLedger
 from tests.simulation.plan import Row, key_of
@@ -147,7 +147,7 @@ def test_memory_that_waits_for_twins_never_stops_what_alone_can_free_it() -> Non
     """Where rows that wait for twins fill the budget, what an earlier life left is read: the twins may be there."""
     shell, rows = Twins(held=400), with_ids(*range(10))
     other = TopicPartition("t", 1)
-    shell.pipeline.assign(other, "5c0pe000", Carried(0, 5, {lane_key("g0"): CarriedLane(None, ((0, 4),))}))
+    shell.pipeline.assign(other, "5c0pe000", PartitionState(0, 5, {lane_key("g0"): LaneState(None, ((0, 4),))}))
     for row in rows:
         shell.twin(row)
     shell.read(*rows)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from sidecar.core.carried import Carried, CarriedLane, lane_key
 from sidecar.core.fields import Field, Raw
+from sidecar.core.partition.state import LaneState, PartitionState, lane_key
 from sidecar.core.records import Run, TopicPartition
 from tests.simulation.plan import Columns, Row
 from tests.unit.test_core_pipeline import TP, Shell
@@ -12,7 +12,7 @@ COPIES = TopicPartition("copies", 0)
 OTHER = TopicPartition("t", 0, "another broker")
 
 
-def shell_of(start: Carried, copies: Carried, held: int = 1 << 20) -> Shell:
+def shell_of(start: PartitionState, copies: PartitionState, held: int = 1 << 20) -> Shell:
     """With ids that a partition of copies shares with the others of its broker."""
     shell = Shell(ids=True, start=start, copies=lambda tp: tp.topic == COPIES.topic, held=held)
     shell.pipeline.assign(COPIES, "5c0pe001", copies)
@@ -31,8 +31,8 @@ def one(offset: int, number: int | None) -> Row:
 
 def test_a_copy_is_a_duplicate_of_its_origin() -> None:
     """In flight or settled, of its broker alone; what has no id or an unknown one goes out, and once."""
-    shell = shell_of(Carried(0, 0), Carried(0, 0))
-    shell.pipeline.assign(OTHER, "5c0pe002", Carried(0, 0))
+    shell = shell_of(PartitionState(0, 0), PartitionState(0, 0))
+    shell.pipeline.assign(OTHER, "5c0pe002", PartitionState(0, 0))
     read(shell, OTHER, one(0, 9))
     read(shell, TP, one(0, 1), one(1, 2))
     read(shell, COPIES, one(0, 1), one(1, None), one(2, 9), one(3, 9))
@@ -43,7 +43,7 @@ def test_a_copy_is_a_duplicate_of_its_origin() -> None:
 
 def test_an_origin_is_no_duplicate_of_its_copy() -> None:
     """What an earlier life sent of it must go out as it was, whatever was read of copies meanwhile."""
-    shell = shell_of(Carried(0, 0), Carried(0, 0))
+    shell = shell_of(PartitionState(0, 0), PartitionState(0, 0))
     read(shell, COPIES, one(0, 1))
     read(shell, TP, one(0, 1))
     shell.run()
@@ -52,8 +52,8 @@ def test_an_origin_is_no_duplicate_of_its_copy() -> None:
 
 def test_copies_wait_while_their_origins_are_read_again() -> None:
     """Not read meanwhile, however full memory is; what had come by then is read again later."""
-    carried = Carried(0, 2, {lane_key("g0"): CarriedLane(None, ((0, 1),))})
-    shell = shell_of(carried, carried, held=1)
+    state = PartitionState(0, 2, {lane_key("g0"): LaneState(None, ((0, 1),))})
+    shell = shell_of(state, state, held=1)
     assert shell.pipeline.copies_of([TP]) == {COPIES}
     assert shell.pipeline.copies_of([OTHER]) == shell.pipeline.copies_of([]) == set()
     shell.run(1)
@@ -61,7 +61,7 @@ def test_copies_wait_while_their_origins_are_read_again() -> None:
     read(shell, COPIES, one(0, 1))
     shell.run(1)
     assert [reload.tp for reload in shell.reloads] == [COPIES]
-    shell.pipeline.assign(COPIES, "5c0pe001", carried)
+    shell.pipeline.assign(COPIES, "5c0pe001", state)
     read(shell, TP, one(0, 1))
     shell.run(1)
     assert COPIES in shell.pipeline.paused

@@ -7,7 +7,6 @@ from itertools import pairwise
 
 import pytest
 
-from sidecar.core.carried import Carried, CarriedJoint, CarriedLane
 from sidecar.core.lineage import (
     ANCESTORS_MAX,
     FINGERPRINTS_MAX,
@@ -21,6 +20,7 @@ from sidecar.core.lineage import (
     inherited,
     recall,
 )
+from sidecar.core.partition.state import LaneState, PartitionState, SharedIntent
 
 
 @dataclass
@@ -47,8 +47,8 @@ def marks(*offsets: int) -> tuple[Fingerprint, ...]:
     return tuple(Fingerprint(offset, offset) for offset in offsets)
 
 
-OLD = Committed(Carried(10, 20), Stamp(1, 5), Stamp(7, 7))
-NEW = Remembered(Carried(50, 60), Stamp(2, 3), {1: 6}, marks(20, 59))
+OLD = Committed(PartitionState(10, 20), Stamp(1, 5), Stamp(7, 7))
+NEW = Remembered(PartitionState(50, 60), Stamp(2, 3), {1: 6}, marks(20, 59))
 
 
 @pytest.mark.parametrize(
@@ -66,13 +66,13 @@ NEW = Remembered(Carried(50, 60), Stamp(2, 3), {1: 6}, marks(20, 59))
 )
 def test_stamps_tell_which_came_after_which(stamp: Stamp | None, parent: Stamp | None, whose: Basis) -> None:
     """An ancestor is older, a descendant newer; where neither is known, both may have gone on from another one."""
-    assert basis(Committed(Carried(40, 55), stamp, parent), NEW) is whose
+    assert basis(Committed(PartitionState(40, 55), stamp, parent), NEW) is whose
 
 
 def test_what_is_wholly_passed_needs_no_stamp() -> None:
     """A state that had read no further than the other's watermark has nothing to add to it."""
-    assert basis(Committed(Carried(10, 50)), NEW) is Basis.FOLDER
-    assert basis(Committed(Carried(60, 70)), NEW) is Basis.BROKER
+    assert basis(Committed(PartitionState(10, 50)), NEW) is Basis.FOLDER
+    assert basis(Committed(PartitionState(60, 70)), NEW) is Basis.BROKER
     assert basis(None, NEW) is Basis.FOLDER
     assert basis(OLD, None) is Basis.BROKER
 
@@ -81,15 +81,15 @@ def test_an_older_commit_is_replaced_by_the_folder() -> None:
     """The folder's whole state is gone on from, once the log has proved to be the same."""
     log = Log()
     found = recall(OLD, NEW, log)
-    assert (found.carried, found.fresh, found.settled_below, log.asked) == (NEW.carried, False, 60, [59])
+    assert (found.state, found.fresh, found.settled_below, log.asked) == (NEW.state, False, 60, [59])
 
 
 def test_the_usual_start_reads_nothing_again() -> None:
     """Where the broker has the newest commit, its state holds and the log is not looked at."""
     log = Log()
-    newest = Committed(Carried(50, 60), Stamp(2, 3))
-    assert recall(newest, NEW, log).carried == newest.carried
-    assert recall(OLD, None, log).carried == OLD.carried
+    newest = Committed(PartitionState(50, 60), Stamp(2, 3))
+    assert recall(newest, NEW, log).state == newest.state
+    assert recall(OLD, None, log).state == OLD.state
     assert log.asked == []
 
 
@@ -107,7 +107,7 @@ def test_the_usual_start_reads_nothing_again() -> None:
 def test_a_log_that_is_another_one_is_delivered(other: dict[int, int | None], start: int, fresh: bool) -> None:
     """Delivery goes on behind the last message that is the same, under new names; else, where none is left, as told."""
     found = recall(OLD, NEW, Log(other=other))
-    assert (found.carried.watermark, found.fresh) == (start, fresh)
+    assert (found.state.watermark, found.fresh) == (start, fresh)
     assert found.settled_below <= max(found.agreed or 0, 59) + 1
 
 
@@ -121,61 +121,61 @@ def test_what_retention_took_is_not_compared() -> None:
 def test_a_log_that_ends_early_is_another_one() -> None:
     """Fingerprints beyond the log's end differ, even from what the broker's own commit rests on."""
     found = recall(OLD, NEW, Log(high=40))
-    assert (found.carried, found.fresh, found.agreed) == (Carried(21, 21), True, 20)
-    newest = Committed(Carried(50, 60), Stamp(2, 3))
+    assert (found.state, found.fresh, found.agreed) == (PartitionState(21, 21), True, 20)
+    newest = Committed(PartitionState(50, 60), Stamp(2, 3))
     found = recall(newest, NEW, Log(high=40))
-    assert (found.carried, found.fresh, found.settled_below) == (Carried(21, 21), True, 21)
+    assert (found.state, found.fresh, found.settled_below) == (PartitionState(21, 21), True, 21)
     assert recall(newest, None, Log(high=40)).fresh
 
 
 def test_without_a_commit_the_folder_goes_on() -> None:
     """Its state holds if the log is the same; if nothing proves that, the whole log is delivered."""
-    assert recall(None, NEW, Log()).carried == NEW.carried
-    assert recall(None, NEW, Log(other={20: None, 59: None})).carried == Carried(0, 0)
-    unread = Remembered(Carried(50, 50), Stamp(2, 3))
-    assert recall(None, unread, Log()).carried == unread.carried
+    assert recall(None, NEW, Log()).state == NEW.state
+    assert recall(None, NEW, Log(other={20: None, 59: None})).state == PartitionState(0, 0)
+    unread = Remembered(PartitionState(50, 50), Stamp(2, 3))
+    assert recall(None, unread, Log()).state == unread.state
 
 
 def test_after_a_fork_the_brokers_intents_hold() -> None:
     """What lies below the folder's watermark is settled; an intent that reaches beyond it stays whole."""
-    fork = Carried(
+    fork = PartitionState(
         10,
         100,
         {
-            1: CarriedLane(15, ((10, 20), (45, 55))),
-            2: CarriedLane(None, ((30, 49),)),
-            3: CarriedLane(70, ()),
+            1: LaneState(15, ((10, 20), (45, 55))),
+            2: LaneState(None, ((30, 49),)),
+            3: LaneState(70, ()),
         },
         80,
-        (CarriedJoint(25, 40), CarriedJoint(48, 60)),
+        (SharedIntent(25, 40), SharedIntent(48, 60)),
     )
     found = recall(Committed(fork, Stamp(9, 1)), NEW, Log())
     assert found.whose is Basis.BOTH
-    assert found.carried == Carried(
-        45, 100, {1: CarriedLane(50, ((45, 55),)), 3: CarriedLane(70, ())}, 80, (CarriedJoint(48, 60),)
+    assert found.state == PartitionState(
+        45, 100, {1: LaneState(50, ((45, 55),)), 3: LaneState(70, ())}, 80, (SharedIntent(48, 60),)
     )
 
 
 def test_what_the_window_knows_beyond_is_compared_too() -> None:
     """After a rewind the folder knows messages beyond the state that it wrote since: they count up to what agrees."""
-    since = Remembered(Carried(10, 20), Stamp(3, 1), {2: 3}, marks(19, 40, 59))
-    found = recall(Committed(Carried(10, 20), Stamp(3, 1)), since, Log())
-    assert (found.whose, found.carried, found.settled_below) == (Basis.BROKER, Carried(10, 20), 60)
-    found = recall(Committed(Carried(10, 20), Stamp(3, 1)), since, Log(other={59: 0}))
-    assert (found.carried, found.fresh, found.settled_below) == (Carried(10, 20), False, 41)
+    since = Remembered(PartitionState(10, 20), Stamp(3, 1), {2: 3}, marks(19, 40, 59))
+    found = recall(Committed(PartitionState(10, 20), Stamp(3, 1)), since, Log())
+    assert (found.whose, found.state, found.settled_below) == (Basis.BROKER, PartitionState(10, 20), 60)
+    found = recall(Committed(PartitionState(10, 20), Stamp(3, 1)), since, Log(other={59: 0}))
+    assert (found.state, found.fresh, found.settled_below) == (PartitionState(10, 20), False, 41)
 
 
 def test_what_was_read_between_two_fingerprints_is_not_trusted_when_the_later_differs() -> None:
     """Another member read up to 40, which no fingerprint here tells: the log may differ from 21 on."""
-    memory = Remembered(Carried(10, 40), Stamp(2, 3), {1: 6}, marks(20, 59))
+    memory = Remembered(PartitionState(10, 40), Stamp(2, 3), {1: 6}, marks(20, 59))
     found = recall(OLD, memory, Log(other={59: 0}))
-    assert (found.carried, found.fresh, found.settled_below) == (Carried(10, 10), True, 21)
+    assert (found.state, found.fresh, found.settled_below) == (PartitionState(10, 10), True, 21)
 
 
 def test_ancestors_are_bounded_and_newest_last() -> None:
     """The oldest ownerships are forgotten first."""
-    many = Remembered(Carried(0, 0), Stamp(1_000, 1), dict.fromkeys(range(1, 200), 1))
-    table = inherited(Committed(Carried(0, 0), Stamp(5, 9), None), many)
+    many = Remembered(PartitionState(0, 0), Stamp(1_000, 1), dict.fromkeys(range(1, 200), 1))
+    table = inherited(Committed(PartitionState(0, 0), Stamp(5, 9), None), many)
     assert len(table) == ANCESTORS_MAX
     assert list(table)[-2:] == [1_000, 5]
     assert table[5] == 9

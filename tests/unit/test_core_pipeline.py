@@ -15,13 +15,21 @@ import pytest
 from sidecar.core import batching
 from sidecar.core.backoff import Backoff
 from sidecar.core.batching import Limits
-from sidecar.core.carried import ATTEMPTS_MAX, SECONDS_MAX, Carried, CarriedJoint, CarriedLane, Tries, lane_key
 from sidecar.core.cutting import BatchRules
 from sidecar.core.dedup import RotatingBitmap
 from sidecar.core.delivery import DeliveryRules
 from sidecar.core.effects import Claim, Commit, Effect, Flow, Reload, Report, Send, Store
 from sidecar.core.intake import Reading
 from sidecar.core.lineage import Stamp
+from sidecar.core.partition.state import (
+    ATTEMPTS_MAX,
+    SECONDS_MAX,
+    LaneState,
+    PartitionState,
+    SharedIntent,
+    Tries,
+    lane_key,
+)
 from sidecar.core.pipeline import Pipeline
 from sidecar.core.records import Answer, Batch, DeadLetter, FailedRow, Fragment, Run, TopicPartition, Verdict
 from sidecar.core.room import METADATA_CHARACTERS, Room
@@ -30,7 +38,7 @@ from sidecar.state.offset_map import Identity, decode, encode
 from tests.simulation.plan import Columns, LineFramer, Row, read_ids, read_keys, read_tags
 
 TP = TopicPartition("t", 0)
-FRESH = Carried(0, 0)
+FRESH = PartitionState(0, 0)
 ACK = Answer(Verdict.ACK)
 REJECT = Answer(Verdict.REJECT, "bad", 400)
 RETRY = Answer(Verdict.RETRY, "unavailable", 503)
@@ -53,7 +61,7 @@ class Shell:
         *,
         ids: bool = False,
         ledger: Ledger | None = None,
-        start: Carried = FRESH,
+        start: PartitionState = FRESH,
         room: Room = Room(),  # noqa: B008  # frozen
         copies: Callable[[TopicPartition], bool] | None = None,
         **rules: object,
@@ -92,7 +100,7 @@ class Shell:
         self.pipeline.room = room
         self.pipeline.assign(TP, "5c0pe000", start)
         self.now_ms = 0.0
-        self.commits: list[Carried] = []
+        self.commits: list[PartitionState] = []
         self.sent: list[tuple[str, list[int], int]] = []
         self.homes: set[str] = set()
         self.letters: list[DeadLetter] = []
@@ -118,7 +126,7 @@ class Shell:
         elif isinstance(effect, Commit):
             if self.ledger is not None:
                 self.ledger.settle([mark for item in effect.items for mark in item.marks])
-            self.commits += [item.carried for item in effect.items]
+            self.commits += [item.state for item in effect.items]
             self.pipeline.committed({item.tp: self.commit_ok for item in effect.items}, self.now_ms)
         elif isinstance(effect, Store):
             self.letters += effect.letters if self.store_ok else []
@@ -268,7 +276,7 @@ def test_whole_part_refused_by_row() -> None:
 
 def test_an_earlier_lifes_part_whose_rows_all_fail_for_ever() -> None:
     """A receiver that knows the part names what failed for ever: after ten sends it goes out as a piece."""
-    shell = Shell(start=Carried(0, 10, {lane_key("g0"): CarriedLane(None, ((0, 9),))}))
+    shell = Shell(start=PartitionState(0, 10, {lane_key("g0"): LaneState(None, ((0, 9),))}))
 
     def answer(batch: Batch, offsets: list[int]) -> Answer:
         if batch.parts[0].primary:
@@ -288,7 +296,7 @@ def test_an_earlier_lifes_part_whose_rows_all_fail_for_ever() -> None:
 
 def test_an_outage_makes_no_part_known_to_the_receiver() -> None:
     """A part of an earlier life keeps its name when all its rows fail once, however long the receiver was away."""
-    shell = Shell(start=Carried(0, 10, {lane_key("g0"): CarriedLane(None, ((0, 9),))}))
+    shell = Shell(start=PartitionState(0, 10, {lane_key("g0"): LaneState(None, ((0, 9),))}))
     all_failed = Answer(Verdict.PARTIAL, status=207, failed=(FailedRow(0, retry=True, reason="later"),))
     answers = iter([Answer(Verdict.RETRY, "unavailable", 503)] * 15 + [all_failed, ACK])
     shell.answer = lambda batch, offsets: next(answers)  # type: ignore[method-assign]
@@ -310,7 +318,7 @@ def test_halves_wait_for_room() -> None:
     shell.run(4_000, by_ms=25)
     assert shell.pipeline.idle
     assert shell.pipeline.books[TP].delivered == 3_600
-    assert max(len(encode(identity, b"rule", carried)) for carried in shell.commits) <= METADATA_CHARACTERS
+    assert max(len(encode(identity, b"rule", state)) for state in shell.commits) <= METADATA_CHARACTERS
 
 
 def test_no_room_for_halves_and_then_not_ours() -> None:
@@ -491,7 +499,7 @@ def test_a_lost_state_stops_the_intake() -> None:
 
 def test_memory_never_stops_what_alone_can_free_it() -> None:
     """Where an earlier life's part has filled the budget and is not whole yet, reading goes on to make it whole."""
-    shell = Shell(start=Carried(0, 200, {lane_key("g0"): CarriedLane(None, ((0, 199),))}), held=800)
+    shell = Shell(start=PartitionState(0, 200, {lane_key("g0"): LaneState(None, ((0, 199),))}), held=800)
     shell.read(*rows(0, 99))
     shell.run(3)
     assert shell.pipeline.delivery.held_bytes > 800
@@ -527,7 +535,7 @@ def test_draining_settles_and_commits_all() -> None:
     shell.pipeline.draining = True
     shell.run(10)
     assert shell.pipeline.idle
-    assert shell.commits[-1] == Carried(10, 10)
+    assert shell.commits[-1] == PartitionState(10, 10)
     assert shell.flows == [frozenset({TP})]
     assert shell.pipeline.cuts["shutdown"] == 1
 
@@ -554,7 +562,7 @@ def test_what_is_to_be_handed_over_is_settled_and_read_no_more() -> None:
 
 def test_an_earlier_lifes_part_is_made_whole_before_it_is_handed_over() -> None:
     """A partition that leaves is read on until what may have been sent was sent again under its name."""
-    shell = Shell(start=Carried(0, 20, {lane_key("g0"): CarriedLane(None, ((0, 19),))}))
+    shell = Shell(start=PartitionState(0, 20, {lane_key("g0"): LaneState(None, ((0, 19),))}))
     shell.pipeline.leaving = frozenset({TP})
     shell.read(*rows(0, 9))
     shell.run(2)
@@ -618,10 +626,10 @@ def test_ids_are_journalled_with_the_commit_that_settles_them() -> None:
     assert (books.delivered, books.duplicate, books.filtered) == (2, 1, 1)
 
 
-def test_joint_intents_of_an_earlier_life() -> None:
-    """A joint intent gives every group its part under the names of the first life; excluded groups are settled."""
-    joint = CarriedJoint(0, 5, frozenset({lane_key("g1")}))
-    shell = Shell(start=Carried(0, 8, {}, 6, (joint,)))
+def test_shared_intents_of_an_earlier_life() -> None:
+    """A shared intent gives every group its part under the names of the first life; excluded groups are settled."""
+    shared = SharedIntent(0, 5, frozenset({lane_key("g1")}))
+    shell = Shell(start=PartitionState(0, 8, {}, 6, (shared,)))
     shell.read(*[(offset, offset % 3, None, b"%d" % offset) for offset in range(8)])
     shell.run()
     assert sorted(offsets for _, offsets, _ in shell.sent) == [[0, 3], [2, 5], [6], [7]]
@@ -648,12 +656,12 @@ def test_worst_state_fits_in_the_metadata(groups: int, characters: int) -> None:
             shell.read(*found)
             shell.run(2)
         most = Stamp((1 << 48) - 1, 1 << 34)
-        for carried in shell.commits:
-            long = dict.fromkeys(carried.tries, Tries(ATTEMPTS_MAX, SECONDS_MAX))
-            text = encode(identity, b"rule", replace(carried, tries=long), most, most)
+        for state in shell.commits:
+            long = dict.fromkeys(state.tries, Tries(ATTEMPTS_MAX, SECONDS_MAX))
+            text = encode(identity, b"rule", replace(state, tries=long), most, most)
             assert len(text) <= characters
-        text = encode(identity, b"rule", carried, most, most)
-        assert decode(text, carried.watermark, identity, b"rule").carried == carried
+        text = encode(identity, b"rule", state, most, most)
+        assert decode(text, state.watermark, identity, b"rule").state == state
 
 
 def test_halving_needs_two_rows() -> None:
@@ -698,10 +706,10 @@ def test_the_time_of_failing_survives_a_restart_and_downtime_is_not_in_it() -> N
 
 
 def test_what_the_window_knows_is_not_delivered_again() -> None:
-    """Without the predecessor's carried state the window tells what was settled; no part spans it."""
+    """Without the predecessor's state the window tells what was settled; no part spans it."""
     window = RotatingBitmap()
     window.update([1, 2, 5])
-    shell = Shell(start=Carried(0, 0), max_messages=100)
+    shell = Shell(start=PartitionState(0, 0), max_messages=100)
     shell.pipeline.intake.load(shell.pipeline.partitions[TP], window.dump(), 100)
     shell.read(*[(offset, 0, None, b"a") for offset in range(4)])
     shell.read(*[(offset, 0, None, b"a") for offset in range(4, 8)])
@@ -711,25 +719,25 @@ def test_what_the_window_knows_is_not_delivered_again() -> None:
     assert shell.pipeline.books[TP].duplicate == 3
 
 
-def test_a_joint_part_spans_nothing_of_any_group_that_the_window_knows() -> None:
+def test_a_part_of_a_shared_intent_spans_nothing_of_any_group_that_the_window_knows() -> None:
     """An intent for all groups would bring back, after a crash, what another group has settled in its range."""
     window = RotatingBitmap()
     window.update([2])
-    shell = Shell(start=Carried(0, 0, joint_from=0), max_messages=100)
+    shell = Shell(start=PartitionState(0, 0, shared_from=0), max_messages=100)
     shell.pipeline.intake.load(shell.pipeline.partitions[TP], window.dump(), 100)
     shell.read(*[(offset, offset % 2, None, b"a") for offset in range(4)])
     shell.run()
-    states = [state for state in shell.commits if state.joints]
-    assert all(not joint.first <= 2 <= joint.last for state in states for joint in state.joints)
+    states = [state for state in shell.commits if state.shared]
+    assert all(not one.first <= 2 <= one.last for state in states for one in state.shared)
     assert sorted(offset for _, offsets, _ in shell.sent for offset in offsets) == [0, 1, 3]
 
 
 def test_a_part_that_the_window_knows_wholly_is_not_sent_again() -> None:
     """All or none: a part of an earlier life goes out whole if one of its messages may be unsettled."""
-    carried = Carried(0, 6, {lane_key("g0"): CarriedLane(None, ((0, 2), (3, 5)))})
+    state = PartitionState(0, 6, {lane_key("g0"): LaneState(None, ((0, 2), (3, 5)))})
     window = RotatingBitmap()
     window.update([0, 1, 2, 4])
-    shell = Shell(start=carried)
+    shell = Shell(start=state)
     shell.pipeline.intake.load(shell.pipeline.partitions[TP], window.dump(), 100)
     shell.read(*[(offset, 0, None, b"a") for offset in range(6)])
     shell.run()

@@ -13,8 +13,8 @@ from typing import Any, cast
 import pytest
 
 from sidecar.config.model import Settings
-from sidecar.core.carried import Carried
 from sidecar.core.effects import CommitItem
+from sidecar.core.partition.state import PartitionState
 from sidecar.core.records import Run, TopicPartition
 from sidecar.daemon import ids as daemon_ids
 from sidecar.daemon.build import build
@@ -137,7 +137,7 @@ class Life:
         )
 
     def assign(self, *tps: TopicPartition, seen: int = 0, resumed: bool = True) -> None:
-        self.supervisor.assigned([Assignment(tp, "scope", Carried(0, seen), "", 1, resumed, 0) for tp in tps])
+        self.supervisor.assigned([Assignment(tp, "scope", PartitionState(0, seen), "", 1, resumed, 0) for tp in tps])
 
     def hand_over(self, tp: TopicPartition, first: int, *numbers: int) -> None:
         messages = [Message(first + i, number) for i, number in enumerate(numbers)]
@@ -267,7 +267,7 @@ def test_an_operators_reset_knows_no_id() -> None:
     with living() as life:
         life.state.go_on.set()
         life.state.append_ids([IdSegment(ORDERS, 3, ids(7))])
-        life.supervisor.ids.remember([CommitItem(ORDERS, "scope", Carried(5, 5), 3, array("q", [8]))])
+        life.supervisor.ids.remember([CommitItem(ORDERS, "scope", PartitionState(5, 5), 3, array("q", [8]))])
         life.state.failing = "full"
         life.assign(ORDERS, resumed=False)
         life.supervisor.turn()
@@ -290,7 +290,7 @@ def test_settled_ids_are_sorted_now_and_then(monkeypatch: pytest.MonkeyPatch) ->
         life.hand_over(ORDERS, 0, *range(150))
         window = cast(Any, life.supervisor.pipeline.intake.ids.window(ORDERS))
         life.until(lambda: life.books(ORDERS) == (150, 0))
-        items = [CommitItem(ORDERS, "scope", Carried(5, 5), 0, array("q", range(120)))]
+        items = [CommitItem(ORDERS, "scope", PartitionState(5, 5), 0, array("q", range(120)))]
         life.supervisor.ids.remember([])
         assert life.supervisor.ids.journal() == ""
         life.state.append_ids([IdSegment(ORDERS, 0, ids(*range(120)))])
@@ -307,7 +307,7 @@ def test_old_generations_are_dropped_once() -> None:
     with living() as life:
         for generation in (0, 1, 2):
             life.supervisor.ids.remember(
-                [CommitItem(ORDERS, "scope", Carried(5, 5), generation, array("q", [generation]))]
+                [CommitItem(ORDERS, "scope", PartitionState(5, 5), generation, array("q", [generation]))]
             )
             assert life.supervisor.ids.journal() == ""
         assert life.state.load_ids(ORDERS) == [(1, ids(1)), (2, ids(2))]
@@ -317,7 +317,7 @@ def test_ids_that_cannot_be_written_are_held() -> None:
     """Settled ids that wait for a full disk count in what is held, and no more once they are written."""
     with living() as life:
         before = life.supervisor.pipeline.held_bytes
-        life.supervisor.ids.remember([CommitItem(ORDERS, "scope", Carried(5, 5), 0, array("q", range(1000)))])
+        life.supervisor.ids.remember([CommitItem(ORDERS, "scope", PartitionState(5, 5), 0, array("q", range(1000)))])
         life.supervisor.ids.tend(0.0)
         assert life.supervisor.pipeline.held_bytes - before >= 8000
         assert life.supervisor.ids.journal() == ""

@@ -9,9 +9,9 @@ import pytest
 from pyroaring import BitMap64
 
 from sidecar.config.model import Settings
-from sidecar.core.carried import Carried
 from sidecar.core.dedup import RotatingBitmap
 from sidecar.core.lineage import Lineage
+from sidecar.core.partition.state import PartitionState
 from sidecar.core.pipeline import Pipeline
 from sidecar.core.records import TopicPartition
 from sidecar.daemon.build import build
@@ -48,7 +48,7 @@ def test_positions_are_rebuilt_for_the_same_incarnation_alone(incarnation: int, 
     written.add_range(100, 199)
     state = MemoryState()
     state.save_partitions([PartitionSnapshot(TP, "topic-id", 7, 200, 0, written.dump())])
-    found = Assignment(TP, "scope", Carried(200, 200), "topic-id", incarnation, resumed=resumed, read_from=200)
+    found = Assignment(TP, "scope", PartitionState(200, 200), "topic-id", incarnation, resumed=resumed, read_from=200)
     assert assigned(state, found).intake.positions.duplicated(TP, 150) is known
 
 
@@ -61,7 +61,7 @@ def test_what_is_not_trusted_of_a_window_is_not_found_by_a_later_start(trusted_b
     state.save_partitions([PartitionSnapshot(TP, "topic-id", 7, 100, 0, written.dump())])
     for below in (trusted_below, 200):
         settled = Settled(7, below)
-        found = Assignment(TP, "scope", Carried(100, 100), "topic-id", 7, True, 100, Lineage(), settled)  # noqa: FBT003
+        found = Assignment(TP, "scope", PartitionState(100, 100), "topic-id", 7, True, 100, Lineage(), settled)  # noqa: FBT003
         pipeline = assigned(state, found)
     young, _ = pipeline.intake.dump(pipeline.partitions[TP])
     assert (145 in BitMap64.deserialize(young)) is known

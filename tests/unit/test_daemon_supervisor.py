@@ -8,8 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, cast
 
 from sidecar.config.model import Settings
-from sidecar.core.carried import Carried
 from sidecar.core.effects import Commit, CommitItem, Effect
+from sidecar.core.partition.state import PartitionState
 from sidecar.core.pipeline import Pipeline
 from sidecar.core.records import TopicPartition
 from sidecar.daemon.build import build
@@ -34,7 +34,7 @@ class Core:
     """A pipeline that has one commit to make, and another partition to give up."""
 
     def __init__(self) -> None:
-        self.effects: list[Effect] = [Commit([CommitItem(KEPT, "scope", Carried(5, 5), 0, array("q", [7]))])]
+        self.effects: list[Effect] = [Commit([CommitItem(KEPT, "scope", PartitionState(5, 5), 0, array("q", [7]))])]
         self.delivery = self
         self.groups = self.committing = self.idle = False
         self.partitions = self.books = dict[TopicPartition, Any]()
@@ -119,7 +119,7 @@ def test_nothing_is_committed_while_the_state_is_lost() -> None:
     """What a commit settles may stand in a file that nobody will find: it waits until the state is back."""
     broker, state = Broker(), LostState()
     supervisor, writer = supervised(broker, state)
-    begin = [Assignment(tp, "scope", Carried(5, 5), "", 1, resumed=True, read_from=5) for tp in (KEPT, GONE)]
+    begin = [Assignment(tp, "scope", PartitionState(5, 5), "", 1, resumed=True, read_from=5) for tp in (KEPT, GONE)]
     supervisor.assigned(begin)
     supervisor.turn()
     supervisor.revoking([GONE])
@@ -135,7 +135,7 @@ def test_nothing_is_committed_while_the_state_is_lost() -> None:
 def test_a_stop_does_not_wait_for_a_state_that_is_lost() -> None:
     """Nothing can be settled then, so a stop is complete at once."""
     supervisor, writer = supervised(state=LostState())
-    supervisor.assigned([Assignment(KEPT, "scope", Carried(5, 5), "", 1, resumed=True, read_from=5)])
+    supervisor.assigned([Assignment(KEPT, "scope", PartitionState(5, 5), "", 1, resumed=True, read_from=5)])
     assert supervisor.turn()
     supervisor.stop()
     assert not supervisor.turn()
@@ -147,9 +147,9 @@ def test_a_reload_is_no_rebalance() -> None:
     supervisor, writer = supervised()
     supervisor.assigned([])
     supervisor.reloading(KEPT)
-    supervisor.assigned([Assignment(KEPT, "scope", Carried(5, 5), "", 1, resumed=True, read_from=5)])
+    supervisor.assigned([Assignment(KEPT, "scope", PartitionState(5, 5), "", 1, resumed=True, read_from=5)])
     supervisor.lost([KEPT])
-    supervisor.assigned([Assignment(KEPT, "scope", Carried(5, 5), "", 1, resumed=True, read_from=5)])
+    supervisor.assigned([Assignment(KEPT, "scope", PartitionState(5, 5), "", 1, resumed=True, read_from=5)])
     writer.close()
     assert supervisor.record.rebalances == {"assigned": 2, "reloaded": 1, "lost": 1}
 

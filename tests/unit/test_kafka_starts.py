@@ -12,7 +12,7 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException
 
 from sidecar.config.source import KafkaSource as KafkaSettings
-from sidecar.core.carried import Carried
+from sidecar.core.partition.state import PartitionState
 from sidecar.core.records import TopicPartition
 from sidecar.sources import kafka_recall
 from sidecar.sources.kafka_memory import Memories
@@ -114,7 +114,7 @@ def test_a_log_counts_as_truncated_when_it_stays_short(monkeypatch: pytest.Monke
     brokers, told = Brokers(), list[str]()
     starts = starts_of(brokers, told)
     identity = Identity(CLUSTER, GROUP, TOPIC_ID, 7)
-    brokers.commits[HERE] = (90, encode(identity, RULES, Carried(90, 120)))
+    brokers.commits[HERE] = (90, encode(identity, RULES, PartitionState(90, 120)))
     found = starts.find([HERE, THERE], 1)
     assert ([one.tp for one in found.starts], list(found.failed)) == ([THERE], [HERE])
     assert "120 was read before" in found.failed[HERE].str()

@@ -5,17 +5,17 @@ from __future__ import annotations
 import base64
 from dataclasses import replace
 
-from sidecar.core.carried import Carried, CarriedJoint, CarriedLane, Tries
 from sidecar.core.lineage import Stamp
+from sidecar.core.partition.state import LaneState, PartitionState, SharedIntent, Tries
 from sidecar.state.offset_map import Identity, Origin, decode, encode
 
 IDENTITY, RULES = Identity("cluster", "group", "topic", 42), b"rule"
-STATE = Carried(
+STATE = PartitionState(
     100,
     250,
-    {5: CarriedLane(120, ((100, 110), (112, 119))), 9: CarriedLane(None, ((130, 140),))},
+    {5: LaneState(120, ((100, 110), (112, 119))), 9: LaneState(None, ((130, 140),))},
     200,
-    (CarriedJoint(150, 160, frozenset({5})),),
+    (SharedIntent(150, 160, frozenset({5})),),
 )
 BEFORE = "tQGrzQxjAAAAAAAAACpdTwgNQF/UZ3J1bGVklgFlAQIyCgEAAAAAAAUAAAAAAAUVAgAKAgcAAAAAAAkAAR4K"
 """The same as the first version wrote it, without stamps and tries."""
@@ -31,8 +31,8 @@ def test_what_an_older_version_wrote_is_read() -> None:
 
 def test_an_older_version_reads_what_this_one_writes() -> None:
     """What it knows stands where it stood, behind the same version; it stops reading before the rest."""
-    tried = Carried(
-        STATE.watermark, STATE.seen, STATE.lanes, STATE.joint_from, STATE.joints, {(9, 130, 140): Tries(3, 7)}
+    tried = PartitionState(
+        STATE.watermark, STATE.seen, STATE.lanes, STATE.shared_from, STATE.shared, {(9, 130, 140): Tries(3, 7)}
     )
     old, new = (base64.b64decode(text) for text in (BEFORE, encode(IDENTITY, RULES, tried, Stamp(7, 8), Stamp(9, 10))))
     assert new[:2] == old[:2]

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from sidecar.core.carried import Carried
+from sidecar.core.partition.state import PartitionState
 from sidecar.core.records import TopicPartition
 from sidecar.rocketmq.codes import Code
 from sidecar.rocketmq.frames import Frame
@@ -92,7 +92,7 @@ def test_a_queue_that_is_just_being_made_begins_at_its_first_message() -> None:
     empty = frame(Code.SUCCESS, offset="-1")
     answers = {14: frame(Code.QUERY_NOT_FOUND), 30: empty, 31: empty, 11: frame(Code.PULL_NOT_FOUND), 28: booted(1)}
     found = starts_of(MadeUpLink(answers=answers), MadeUpLink()).find([HERE], {}, {})
-    assert [(one.carried.watermark, one.read_from) for one in found.starts] == [(0, 0)]
+    assert [(one.state.watermark, one.read_from) for one in found.starts] == [(0, 0)]
 
 
 @pytest.mark.parametrize(
@@ -104,7 +104,7 @@ def test_an_older_commit_of_the_same_run_of_a_broker_was_set(boot: int, committe
     """A broker whose process still runs forgets nothing; another run has what was told 15 s before."""
     asks = Asks("me", "g")
     identity = Identity("cluster", asks.wire("g"), "", 5)
-    known = Progress(encode(identity, b"rule", Carried(30, 30)), 5, 30, 10, (), Told(7, 20))
+    known = Progress(encode(identity, b"rule", PartitionState(30, 30)), 5, 30, 10, (), Told(7, 20))
     answers = {14: frame(Code.SUCCESS, offset=str(committed)), 30: frame(Code.SUCCESS, offset="30")}
     answers |= {31: frame(Code.SUCCESS, offset="0"), 11: frame(Code.PULL_NOT_FOUND), 28: booted(boot)}
     found = starts_of(MadeUpLink(answers=answers), MadeUpLink()).find([HERE], {HERE: known}, {})

@@ -12,17 +12,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sidecar.config.model import Settings
-from sidecar.core.carried import (
+from sidecar.core.lineage import TOKEN_BITS, Stamp
+from sidecar.core.partition.state import (
     ATTEMPTS_MAX,
     SECONDS_MAX,
-    Carried,
-    CarriedJoint,
-    CarriedLane,
+    LaneState,
+    PartitionState,
+    SharedIntent,
     Tries,
     derived_scope,
     lane_key,
 )
-from sidecar.core.lineage import TOKEN_BITS, Stamp
 from sidecar.daemon.build import rules_hash
 from sidecar.state.offset_map import Identity, Origin, decode, encode
 from tests.support.first_version import First, digest, read_first
@@ -36,7 +36,7 @@ STAMPS = st.none() | st.builds(Stamp, st.integers(1, (1 << TOKEN_BITS) - 1), st.
 
 
 @st.composite
-def states(draw: st.DrawFn) -> Carried:
+def states(draw: st.DrawFn) -> PartitionState:
     """What a commit may say, with tries of some intents."""
     base = draw(st.integers(0, 1 << 40))
 
@@ -49,22 +49,24 @@ def states(draw: st.DrawFn) -> Carried:
         bounds = draw(st.lists(st.integers(0, 1 << 20), max_size=6, unique=True))
         rising = sorted(base + at for at in bounds[: len(bounds) // 2 * 2])
         intents = tuple(zip(rising[::2], rising[1::2], strict=True))
-        lanes[key] = CarriedLane(draw(st.none() | st.just(span()[0])), intents)
+        lanes[key] = LaneState(draw(st.none() | st.just(span()[0])), intents)
         for first, last in intents:
             if draw(st.booleans()):
                 tries[key, first, last] = Tries(draw(st.integers(1, ATTEMPTS_MAX)), draw(st.integers(0, SECONDS_MAX)))
-    joints = tuple(CarriedJoint(*span(), draw(st.frozensets(KEYS, max_size=3))) for _ in range(draw(st.integers(0, 2))))
-    return Carried(base, span()[1], lanes, draw(st.none() | st.just(span()[0])), joints, tries)
+    shared = tuple(SharedIntent(*span(), draw(st.frozensets(KEYS, max_size=3))) for _ in range(draw(st.integers(0, 2))))
+    return PartitionState(base, span()[1], lanes, draw(st.none() | st.just(span()[0])), shared, tries)
 
 
 @given(states(), STAMPS, STAMPS)
-def test_version_1_reads_what_is_written_today(state: Carried, stamp: Stamp | None, parent: Stamp | None) -> None:
+def test_version_1_reads_what_is_written_today(
+    state: PartitionState, stamp: Stamp | None, parent: Stamp | None
+) -> None:
     """All that it knows, whatever stands behind: a field in front, or of another size, would be lost or misread."""
     found = read_first(encode(IDENTITY, RULES, state, stamp, parent))
     lanes = {key: (lane.open_from, lane.intents) for key, lane in state.lanes.items()}
-    joints = tuple((one.first, one.last, one.excluded) for one in state.joints)
+    shared = tuple((one.first, one.last, one.excluded) for one in state.shared)
     belongs = IDENTITY.incarnation, digest("cluster", "group"), digest("topic"), RULES
-    assert found == First(*belongs, state.watermark, state.seen, lanes, state.joint_from, joints)
+    assert found == First(*belongs, state.watermark, state.seen, lanes, state.shared_from, shared)
 
 
 @pytest.mark.parametrize("number", range(len(RECORDED["commits"])))
@@ -78,13 +80,13 @@ def test_what_version_1_wrote_is_read_today(number: int) -> None:
     assert replace(known, incarnation=found.incarnation).scope == commit["scope"]
 
 
-def _state(watermark: int, seen: int, lanes: list[Any], joint_from: int | None, joints: list[Any]) -> Carried:
-    return Carried(
+def _state(watermark: int, seen: int, lanes: list[Any], joint_from: int | None, joints: list[Any]) -> PartitionState:
+    return PartitionState(
         watermark,
         seen,
-        {key: CarriedLane(opened, tuple(map(tuple, intents))) for key, opened, intents in lanes},
+        {key: LaneState(opened, tuple(map(tuple, intents))) for key, opened, intents in lanes},
         joint_from,
-        tuple(CarriedJoint(first, last, frozenset(excluded)) for first, last, excluded in joints),
+        tuple(SharedIntent(first, last, frozenset(excluded)) for first, last, excluded in joints),
     )
 
 
@@ -97,5 +99,5 @@ def test_the_hash_of_rules_is_that_of_version_1(number: int) -> None:
 
 @pytest.mark.parametrize("group", RECORDED["groups"])
 def test_groups_are_hashed_as_by_version_1(group: str) -> None:
-    """Else the lanes of its commits would be nobody's, and a joint part would get another name."""
+    """Else the lanes of its commits would be nobody's, and a part of a shared intent would get another name."""
     assert [lane_key(group), derived_scope("9f3ac2d1", group, 5, 90)] == RECORDED["groups"][group]

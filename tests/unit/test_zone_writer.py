@@ -215,7 +215,7 @@ def test_only_the_parts_that_are_missing_are_landed(tmp_path: Path) -> None:
 
 
 def test_the_same_name_in_another_group_is_another_part(tmp_path: Path) -> None:
-    """A part is known by group and name: the two of a joint cut are both landed."""
+    """A part is known by group and name: the two of a shared intent are both landed."""
     zone = writer(tmp_path)
     assert zone.land(batch(0)) is not None
     assert zone.land(batch(0, group="refunded")) is not None

@@ -15,11 +15,11 @@ from dataclasses import dataclass, replace
 
 from sidecar.core.batching import Limits, halves, held_bytes
 from sidecar.core.books import Books
-from sidecar.core.carried import Carried
 from sidecar.core.delivery import Delivery, DeliveryRules
 from sidecar.core.effects import Effect
 from sidecar.core.intake import Intake, Reading
 from sidecar.core.intents import Lane
+from sidecar.core.partition.state import PartitionState
 from sidecar.core.progress import Partition
 from sidecar.core.records import Answer, Fragment, Part, Run, TopicPartition
 
@@ -51,7 +51,7 @@ class Range(Partition):
     """
 
     def __init__(self, tp: TopicPartition, scope: str, separator: bytes) -> None:
-        super().__init__(tp, scope, epoch=1, carried=Carried(0, 0), separator=separator)
+        super().__init__(tp, scope, epoch=1, state=PartitionState(0, 0), separator=separator)
         self.split_parts: list[Halved] = []
 
     def may_split(self, part: Part) -> bool:  # noqa: ARG002

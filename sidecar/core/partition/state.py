@@ -12,7 +12,7 @@ ATTEMPTS_MAX, SECONDS_MAX = (1 << 14) - 1, (1 << 21) - 1
 
 
 def lane_key(group: str) -> int:
-    """48 bits that stand for a group in what is carried."""
+    """48 bits that stand for a group in the state."""
     return xxhash.xxh3_64_intdigest(group.encode("utf-8", "surrogateescape")) & (1 << 48) - 1
 
 
@@ -23,14 +23,14 @@ def derived_scope(scope: str, *why: object) -> str:
     ).hexdigest()
 
 
-class CarriedLane(NamedTuple):
+class LaneState(NamedTuple):
     """A group's state as it travels: unbatched from `open_from` (None: nothing), and its intents' (first, last)."""
 
     open_from: int | None
     intents: tuple[tuple[int, int], ...]
 
 
-class CarriedJoint(NamedTuple):
+class SharedIntent(NamedTuple):
     """An intent for all groups but the excluded ones, which are settled or have a state of their own."""
 
     first: int
@@ -49,13 +49,13 @@ NO_TRIES = Tries(0, 0)
 
 
 @dataclass(frozen=True, slots=True)
-class Carried:
+class PartitionState:
     """All that a successor needs to go on exactly."""
 
     watermark: int
     seen: int
-    lanes: dict[int, CarriedLane] = field(default_factory=dict)
-    joint_from: int | None = None
-    joints: tuple[CarriedJoint, ...] = ()
+    lanes: dict[int, LaneState] = field(default_factory=dict)
+    shared_from: int | None = None
+    shared: tuple[SharedIntent, ...] = ()
     tries: dict[tuple[int, int, int], Tries] = field(default_factory=dict)
     """By lane, first and last offset, those of the intents that failed; of lanes alone, and at most `Room.tries`."""
