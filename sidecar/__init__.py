@@ -1,4 +1,4 @@
-"""Take messages from Kafka once each, in batches per tag, and hand them on."""
+"""Deliver each message of Kafka or RocketMQ once, in batches per tag, over HTTP or to Spark."""
 
 from __future__ import annotations
 

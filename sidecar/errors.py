@@ -1,4 +1,4 @@
-"""The one error tree: what failed, why, what to do, and the sysexits code it ends the process with."""
+"""The error tree: each error says what failed, why and what to do, and has the sysexits code of the process."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ EXIT_CONFIG = 78
 
 
 class SidecarError(Exception):
-    """Something a person must act on; ``str()`` is the whole message, ``hint`` what to try."""
+    """An error that needs a person; ``str()`` is the whole message, ``hint`` a remedy."""
 
     exit_code = EXIT_INTERNAL
 
@@ -32,7 +32,7 @@ class ConfigError(SidecarError):
 
 
 class UnavailableError(SidecarError):
-    """A broker, topic or running daemon that is needed is not there."""
+    """A required broker, topic or running daemon is not available."""
 
     exit_code = EXIT_UNAVAILABLE
 
@@ -50,7 +50,7 @@ class ResourceError(SidecarError):
 
 
 class ZoneError(SidecarError):
-    """A landing zone has lost something that was landed, and rows would be missing if it were passed over."""
+    """A landing zone has lost landed data; skipping it would lose rows."""
 
     exit_code = EXIT_UNAVAILABLE
 
@@ -63,15 +63,15 @@ class CredentialsError(SidecarError):
 
 @contextlib.contextmanager
 def extra(name: str, needing: str, *packages: str) -> Iterator[None]:
-    """For imports of packages that come with an extra of ours, and are not needed otherwise.
+    """Guard imports from an optional extra.
 
     Args:
         name: The extra.
-        needing: What does not work without it.
-        packages: That it installs.
+        needing: The feature that needs it.
+        packages: Packages it installs.
 
     Raises:
-        ConfigError: One of them is not there.
+        ConfigError: One of them is not installed.
     """
     try:
         yield

@@ -1,4 +1,4 @@
-"""The commands, one a file, loaded when they are called; here is only what they share: `-c`, errors, exit codes."""
+"""What all commands share: `-c`, errors, exit codes. Each command has its own module, loaded when it is called."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from sidecar.resources import shortage
 from sidecar.version import version
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-"""Nothing here multiplies matrices; each thread costs address space, and where there is none numpy ends the process."""
+"""Sidecar multiplies no matrices; each thread costs address space, and without it numpy ends the process."""
 
 EXIT_INTERRUPTED = 130
 COMMANDS = {
-    "run": "Take messages from the source and hand them to the sink.",
-    "validate": "Check a configuration file and say what it would do.",
-    "status": "Show what a running sidecar has done.",
-    "msgid": "Say what a RocketMQ message id tells.",
-    "native": "Install librocketmq into a folder of its own.",
+    "run": "Run the daemon: consume messages and deliver them in batches.",
+    "validate": "Check a configuration file and summarize what it does.",
+    "status": "Show the state of a running daemon.",
+    "msgid": "Decode a RocketMQ message id.",
+    "native": "Install librocketmq into a folder.",
     "schema": "Print the JSON Schema of the configuration file.",
-    "spark": "Run on Spark: the pipeline itself, or what fills a table.",
-    "demo": "Show the whole thing at work, no broker needed.",
+    "spark": "Run the pipeline on Spark, or fill a table with Spark.",
+    "demo": "Show the daemon at work on generated messages; no broker is needed.",
 }
 
-config_option = click.option("-c", "--config", "path", required=True, metavar="FILE", help="The configuration file.")
+config_option = click.option("-c", "--config", "path", required=True, metavar="FILE", help="Configuration file.")
 
 
 class Commands(click.Group):
-    """A group whose commands stand in `sidecar.cli.<name>`, each under its own name.
+    """A group whose commands are in `sidecar.cli.<name>`, each under its own name.
 
     A command that raises a `SidecarError` ends with its exit code; an integer that it returns is the exit code.
     """
@@ -72,7 +72,7 @@ class Commands(click.Group):
         return result if isinstance(result, int) else EXIT_OK
 
     def main(self, *args: Any, **extra: Any) -> Any:
-        """The process's entry: ends it with an exit code, unless ``standalone_mode=False``."""
+        """Entry point of the process: exits with a code, unless ``standalone_mode=False``."""
         standalone = extra.pop("standalone_mode", True)
         try:
             code = super().main(*args, **{**extra, "standalone_mode": False})
@@ -102,7 +102,7 @@ def _bug(error: Exception, *, debug: bool) -> int:
 
 
 def _stop_printing() -> int:
-    """Whoever read the output has enough; what is still buffered must not raise again at exit."""
+    """The reader has closed the pipe; buffered output must not raise again at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return EXIT_OK
 
@@ -117,6 +117,6 @@ def _version(ctx: click.Context, param: click.Parameter, wanted: bool) -> None: 
 @click.option(
     "--version", is_flag=True, is_eager=True, expose_value=False, callback=_version, help="Print the version."
 )
-@click.option("--debug", is_flag=True, help="Show where in the program an internal error came up.")
+@click.option("--debug", is_flag=True, help="Print the traceback of an internal error.")
 def main(debug: bool) -> None:
-    """Take messages from Kafka once each, in batches per tag, and hand them on."""
+    """Deliver each message of Kafka or RocketMQ once, in batches per tag, over HTTP or to Spark."""

@@ -1,4 +1,4 @@
-"""``sidecar demo``: the whole daemon at work on made-up messages, killed once, and the books at the end."""
+"""``sidecar demo``: the daemon at work on generated messages, killed once, with the books at the end."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ Source = Literal["kafka", "rocketmq"]
 
 @click.command()
 @click.option(
-    "--messages", type=click.IntRange(1_000, 200_000), default=100_000, show_default=True, help="How many are sent."
+    "--messages", type=click.IntRange(1_000, 200_000), default=100_000, show_default=True, help="Messages to produce."
 )
-@click.option("--sink", type=click.Choice(["http", "spark"]), help="Show this one alone; else both.")
+@click.option("--sink", type=click.Choice(["http", "spark"]), help="Show only this sink; by default both.")
 @click.option(
     "--source",
     type=click.Choice(["kafka", "rocketmq"]),
     default="kafka",
     show_default=True,
-    help="A mock of Kafka, or a real RocketMQ, which needs Java and Maven.",
+    help="A mock of Kafka, or a real RocketMQ node, which needs Java and Maven.",
 )
-@click.option("--keep", is_flag=True, help="Keep the folder with configuration, logs, state and what was received.")
+@click.option("--keep", is_flag=True, help="Keep the folder with configuration, logs, state and received rows.")
 def demo(messages: int, sink: Sink | None, source: Source, keep: bool) -> int | None:
-    """Show the whole thing at work, no broker needed."""
+    """Show the daemon at work on generated messages; no broker is needed."""
     from rich.console import Console
 
     from sidecar.demo.needs import lacking

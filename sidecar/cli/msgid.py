@@ -1,4 +1,4 @@
-"""``sidecar msgid``: says what a RocketMQ message id tells; with a broker named, also what message it is."""
+"""``sidecar msgid``: decodes a RocketMQ message id and, with a broker, fetches the message."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ class _Id(click.ParamType[MessageId]):
 
 @click.command()
 @click.argument("message_id", type=_Id(), metavar="ID")
-@click.option("--broker", metavar="HOST:PORT", help="Fetch the message of a broker's id from there.")
+@click.option("--broker", metavar="HOST:PORT", help="Fetch the message from this broker; for a broker's id.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def msgid(message_id: MessageId, broker: str | None, as_json: bool) -> None:
-    """Say what a RocketMQ message id tells: which broker stored the message where, or which producer sent it when."""
+    """Decode a RocketMQ message id: which broker stored the message and where, or which producer sent it and when."""
     found = dict(_facts(message_id))
     if broker is not None:
         found |= _message(message_id, broker)
@@ -50,7 +50,7 @@ def _facts(message_id: MessageId) -> Mapping[str, Any]:
 
 def _message(message_id: MessageId, broker: str) -> Mapping[str, Any]:
     if not isinstance(message_id, OffsetMessageId):
-        raise click.UsageError("--broker needs a broker's id: a producer's does not tell where the message is stored")
+        raise click.UsageError("--broker needs a broker's id: a producer's id does not say where the message is stored")
     if not _ADDRESS.fullmatch(broker) or not 0 < int(broker.rpartition(":")[2]) <= PORT_MAX:
         raise click.UsageError(f"--broker needs HOST:PORT, such as localhost:10911, with a port from 1 to {PORT_MAX}")
     network = Network(None, None, lambda frame: None)
@@ -85,7 +85,7 @@ def _time(at_ms: int) -> str:
 
 PORT_MAX = 65_535
 _ADDRESS = re.compile(r"(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):\d{1,5}")
-_HINT = "check --broker, and that the message is not expired; without --broker nothing is asked"
+_HINT = "check --broker, and whether the message has expired; without --broker, the id is decoded offline"
 _KINDS = {
     "offset": "a broker's id (offsetMsgId): where the message is stored",
     "client": "a producer's id (UNIQ_KEY), of 4.x, or of 5.x over remoting",

@@ -1,4 +1,4 @@
-"""``sidecar native``: installs librocketmq and its Python package where they overwrite nothing."""
+"""``sidecar native``: installs librocketmq and its Python package into a folder where they overwrite nothing."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import click
 from sidecar.errors import ConfigError, UnavailableError
 
 PACKAGES = {"client": "rocketmq-client-python==2.0.0", "library": "rocketmq==0.4.4"}
-"""By folder. Both, and the gRPC client's package, are imported as `rocketmq`: in one place one would break another."""
+"""By folder. Both, and the gRPC client, are imported as `rocketmq`: in one folder they would break each other."""
 
 
 @click.command()

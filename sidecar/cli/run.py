@@ -12,18 +12,18 @@ from sidecar.cli import config_option
 @click.command()
 @config_option
 def run(path: str) -> None:
-    """Take messages from the source and hand them to the sink, until SIGTERM."""
+    """Run the daemon in the foreground until SIGTERM."""
     from sidecar.daemon.signals import Signals
 
     signals = Signals()
-    signals.install()  # the imports that follow take the longest of a start: a stop during them is one in order, too
+    signals.install()  # before the imports, the longest part of startup: a stop during them must be orderly too
 
     from sidecar.config.loader import load
     from sidecar.daemon.lifecycle import Daemon
     from sidecar.daemon.usable import unusable
     from sidecar.ops.log import configure
 
-    faulthandler.enable()  # a mapped file that was cut short, or cannot be read, ends us without another word
+    faulthandler.enable()  # a mapped file that is truncated or unreadable ends the process with no other message
     settings = load(path, refusals=unusable)
     configure(settings.log.format, settings.log.level)
     Daemon(settings, signals.stop_asked).run()

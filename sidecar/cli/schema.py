@@ -7,7 +7,7 @@ import orjson
 
 
 @click.command()
-@click.option("-c", "--config", metavar="FILE", help="Taken as by the other commands, and not read.")
+@click.option("-c", "--config", metavar="FILE", help="Accepted as by other commands, and ignored.")
 def schema(config: str | None) -> None:  # noqa: ARG001
     """Print the JSON Schema of the configuration file."""
     from sidecar.config import schema as found

@@ -15,19 +15,19 @@ if TYPE_CHECKING:
     from sidecar.spark.ingest.job import SparkIngest
     from sidecar.spark.run.job import SparkRun
 
-once_option = click.option("--once", is_flag=True, help="Take what is there, then end.")
+once_option = click.option("--once", is_flag=True, help="Process what is available, then exit.")
 
 
 @click.group()
 def spark() -> None:
-    """Run on Spark: the pipeline itself, or what fills a table from a landing zone."""
+    """Run the pipeline on Spark, or fill a table from a landing zone."""
 
 
 @spark.command()
 @config_option
 @once_option
 def run(path: str, once: bool) -> None:
-    """Take messages from the source and hand them to the sink, on Spark."""
+    """Run the pipeline on Spark: consume messages and deliver them in batches."""
     signals = _signals()
     from sidecar.spark.run.job import SparkRun
     from sidecar.spark.run.support import load_for_run
@@ -39,7 +39,7 @@ def run(path: str, once: bool) -> None:
 @config_option
 @once_option
 def ingest(path: str, once: bool) -> None:
-    """Fill a table from the landing zone of the same file."""
+    """Fill the table from the landing zone that the same file configures."""
     signals = _signals()
     with extra("spark", "sidecar spark", "pyarrow"):
         from sidecar.spark.ingest.job import SparkIngest
@@ -49,7 +49,7 @@ def ingest(path: str, once: bool) -> None:
 
 
 def _signals() -> Signals:
-    """Taken over before the imports, which take the longest of a start: a stop during them is one in order, too."""
+    """Handlers installed before the imports, the longest part of startup: a stop during them must be orderly too."""
     from sidecar.daemon.signals import Signals
 
     signals = Signals()

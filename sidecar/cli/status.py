@@ -1,4 +1,4 @@
-"""``sidecar status``: asks the running daemon for its books and shows them; it never opens the state or the broker."""
+"""``sidecar status``: shows what the running daemon reports. Never opens the state folder or the broker."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ _EXPECTED = {*BOOKS, "group_id", "health", "ready", "started_at", "partitions", 
 @click.command()
 @config_option
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-@click.option("--check", is_flag=True, help="Print its health alone; end with 69 unless it is healthy or degraded.")
+@click.option("--check", is_flag=True, help="Print only its health; exit with 69 unless it is healthy or degraded.")
 def status(path: str, as_json: bool, check: bool) -> None:
-    """Show what the running daemon has consumed, delivered and holds."""
+    """Show what the running daemon has consumed, delivered and still holds."""
     found = ask(load(path))
     if check:
         health = Health(**found["health"])
@@ -51,7 +51,7 @@ def ask(settings: Settings) -> dict[str, Any]:
     """The status object of the daemon that runs with these settings.
 
     Raises:
-        UnavailableError: None runs, or something else answers at its address.
+        UnavailableError: No daemon runs, or something else answers at its address.
     """
     folder = Path(settings.state.dir)
     written = read_address(folder)
@@ -59,7 +59,7 @@ def ask(settings: Settings) -> dict[str, Any]:
     if written:
         tried.append(written.url)
         found = _get(written.url)
-        # After kill -9 the file stays, and another daemon may have taken the port.
+        # After kill -9 the file remains, and another daemon may have taken the port.
         if found is not None and found.get("pid") == written.pid:
             return found
     if settings.admin.listen and settings.admin.listen.port:
@@ -68,10 +68,10 @@ def ask(settings: Settings) -> dict[str, Any]:
         found = _get(url)
         if found is not None and found.get("group_id") == settings.source.group_id:
             return found
-    where = f"nothing answers for it at {' or '.join(dict.fromkeys(tried))}" if tried else "admin.listen is off"
+    where = f"no answer from it at {' or '.join(dict.fromkeys(tried))}" if tried else "admin.listen is off"
     raise UnavailableError(
         f"no running sidecar found for state folder {folder}: {where}",
-        hint="start it with `sidecar run -c FILE`; with admin.listen: off a running one cannot be asked",
+        hint="start it with `sidecar run -c FILE`; a daemon with admin.listen: off has no status",
     )
 
 

@@ -1,4 +1,4 @@
-"""`sidecar validate`: checks a configuration file and says in six lines what it would do. Connects to nothing."""
+"""`sidecar validate`: checks a configuration file and summarizes it in six lines. Makes no connections."""
 
 from __future__ import annotations
 
@@ -14,17 +14,20 @@ from sidecar.errors import EXIT_CONFIG, ConfigError
 
 MIB = 1 << 20
 STORED_BYTES = 11
-"""What a message id takes in a file, at most."""
+"""Maximum bytes of a message id in a file."""
 
 
 @click.command()
 @config_option
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 @click.option(
-    "--engine", type=click.Choice(["daemon", "spark"]), default="daemon", help="What is to run it; `daemon` by default."
+    "--engine",
+    type=click.Choice(["daemon", "spark"]),
+    default="daemon",
+    help="Engine that will run it; `daemon` by default.",
 )
 def validate(path: str, as_json: bool, engine: str) -> int | None:
-    """Check a configuration file and say what it would do."""
+    """Check a configuration file and summarize what it does."""
     try:
         settings = _load_for_spark(path) if engine == "spark" else _load_for_daemon(path)
     except ConfigError as error:
@@ -72,27 +75,27 @@ def _problems(error: ConfigError) -> list[dict[str, Any]]:
 
 
 def summary(settings: Settings) -> list[str]:
-    """What these settings do, in six lines, secrets left out."""
+    """A summary of the settings in six lines, without secrets."""
     shown = settings.public()
-    letters, ledger = _letters(shown), "".join(f", by a ledger in {name}" for name in shown["dedup"].get("ledger", ()))
+    letters, ledger = _letters(shown), "".join(f" (ledger in {name})" for name in shown["dedup"].get("ledger", ()))
     ids = _ids(settings)
     return [
         f"reads   {_origin(shown['source'])}",
-        f"keeps   {_wanted(shown['tags'])}; one {_place(shown['dedup']['by'])} twice is a duplicate{ledger}",
+        f"keeps   {_wanted(shown['tags'])}; duplicates have the same {_place(shown['dedup']['by'])}{ledger}",
         f"sends   {_target(shown['sink'])}{_limits(shown['batch'])}",
-        f"stores  its state in {shown['state']['dir']}, dead letters {letters}; retries: {_retries(shown['retry'])}",
+        f"stores  state in {shown['state']['dir']}, dead letters {letters}; retries: {_retries(shown['retry'])}",
         f"holds   at most {shown['memory']['budget']} of messages{ids}; status and metrics: {shown['admin']['listen']}",
-        f"takes   up to {memory_mib(settings)} MiB of memory; limit its unit or container to {limit_mib(settings)} MiB",
+        f"uses    up to {memory_mib(settings)} MiB of memory; limit its unit or container to {limit_mib(settings)} MiB",
     ]
 
 
 def memory_mib(settings: Settings) -> int:
-    """The anonymous memory to expect at most, measured by `benchmarks/memory.py`."""
+    """Maximum anonymous memory to expect, as measured by `benchmarks/memory.py`."""
     return round(1.3 * settings.memory.budget_bytes / MIB) + _ids_mib(settings) + 60
 
 
 def limit_mib(settings: Settings) -> int:
-    """For a unit or a container: libraries and page cache count there too, and large or packed messages come on top."""
+    """Limit for a unit or container, which also counts libraries, page cache and large or packed messages."""
     return 2 * settings.memory.budget_bytes // MIB + _ids_mib(settings) + 256
 
 
@@ -106,7 +109,7 @@ def _ids(settings: Settings) -> str:
     capacity = settings.dedup.capacity
     disk_mb = max(1, capacity * STORED_BYTES // 1_000_000)
     memory = settings.public()["dedup"]["memory"]
-    return f" and {memory} of ids; up to {capacity:,} ids take {disk_mb:,} MB of disk a partition"
+    return f" and {memory} of ids; up to {capacity:,} ids take {disk_mb:,} MB of disk per partition"
 
 
 def _letters(shown: dict[str, Any]) -> str:
@@ -117,7 +120,7 @@ def _letters(shown: dict[str, Any]) -> str:
         return f"in the topic {dead['kafka']['topic']}"
     if dead["rocketmq"] == "dlq":
         return f"in %DLQ%{shown['source']['rocketmq']['group']}"
-    return f"come again after delay level {dead['rocketmq']['delay_level']}"
+    return f"redelivered after delay level {dead['rocketmq']['delay_level']}"
 
 
 def _origin(source: dict[str, Any]) -> str:
@@ -131,7 +134,7 @@ def _wanted(tags: dict[str, Any]) -> str:
     if "from" not in tags:
         return "all messages, in one group"
     without = f" without {tags['exclude']}" if "exclude" in tags else ""
-    groups = f"groups {', '.join(tags['groups'])}" if tags["groups"] else "a group for each tag"
+    groups = f"groups {', '.join(tags['groups'])}" if tags["groups"] else "one group per tag"
     return f"{tags['subscribe']}{without} by {_place(tags['from'])}, {groups}"
 
 
@@ -156,4 +159,4 @@ def _limits(batch: dict[str, Any]) -> str:
 
 def _retries(retry: dict[str, Any]) -> str:
     limit = retry["give_up_after"]
-    return "without end" if limit == "never" else f"up to {limit}{' attempts' if isinstance(limit, int) else ''}"
+    return "unlimited" if limit == "never" else f"up to {limit}{' attempts' if isinstance(limit, int) else ''}"

@@ -61,7 +61,7 @@ def test_what_is_missing_is_told_with_its_line(tmp_path: Path) -> None:
     assert "sink.spark: is missing: sink.spark.landing" in str(caught.value)
     assert "spark: is missing: spark.checkpoint" in str(caught.value)
     no_table = whole | {"spark": {"checkpoint": "c"}}
-    with pytest.raises(ConfigError, match=r"c\.yaml:\d+:1: spark.table: is missing: it says what is filled"):
+    with pytest.raises(ConfigError, match=r"c\.yaml:\d+:1: spark.table: is missing: it is the table to fill"):
         load_for_ingest(write_config(tmp_path / "c.yaml", no_table))
 
 

@@ -51,11 +51,11 @@ def test_validate_says_what_it_would_do() -> None:
     assert result.stdout.splitlines() == [
         f"{MINIMAL}: OK",
         "  reads   orders from localhost:9092 as group orders-sidecar",
-        "  keeps   created || paid || refunded by header tag, a group for each tag; one position twice is a duplicate",
+        "  keeps   created || paid || refunded by header tag, one group per tag; duplicates have the same position",
         "  sends   envelope to http://localhost:8080/ingest, 4 at a time, in batches of 5000 messages or 4MiB or 200ms",
-        "  stores  its state in /var/lib/sidecar/orders, dead letters there too; retries: without end",
+        "  stores  state in /var/lib/sidecar/orders, dead letters there too; retries: unlimited",
         "  holds   at most 64MiB of messages; status and metrics: 127.0.0.1:9464",
-        "  takes   up to 143 MiB of memory; limit its unit or container to 384 MiB",
+        "  uses    up to 143 MiB of memory; limit its unit or container to 384 MiB",
     ]
 
 
@@ -67,10 +67,10 @@ def test_validate_says_what_it_would_do() -> None:
         ("sink: {console: {}}\nretry: {give_up_after: 3}\n", "retries: up to 3 attempts"),
         ("sink: {console: {}}\nretry: {give_up_after: 1h}\n", "retries: up to 1h"),
         ("sink: {console: {}}\ndead_letters: {kafka: {topic: dead}}\n", "dead letters in the topic dead"),
-        ("sink: {console: {}}\ndedup: {by: {json: $.id}}\n", "one json $.id twice is a duplicate"),
+        ("sink: {console: {}}\ndedup: {by: {json: $.id}}\n", "duplicates have the same json $.id"),
         (
             "sink: {console: {}}\ndedup: {by: key, ledger: {sqlite: {}}}\n",
-            "one key twice is a duplicate, by a ledger in sqlite",
+            "duplicates have the same key (ledger in sqlite)",
         ),
         (
             "sink: {console: {}}\ntags: {from: key, exclude: x, groups: {g: b || c, rest: '*'}}\n",

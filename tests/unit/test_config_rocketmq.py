@@ -191,4 +191,4 @@ def test_a_ledger_over_grpc(tmp_path: Path) -> None:
     )
     result = CliRunner().invoke(main, ["validate", "-c", str(tmp_path / "sidecar.yaml")])
     assert result.exit_code == 0
-    assert "one key twice is a duplicate, by a ledger in postgresql" in result.output
+    assert "duplicates have the same key (ledger in postgresql)" in result.output

@@ -79,9 +79,9 @@ def load_for_ingest(path: str | Path) -> Settings:
 
 def _missing(settings: Settings) -> Iterator[tuple[KeyPath, str]]:
     if settings.sink.spark is None:
-        yield ("sink", "spark"), "is missing: sink.spark.landing is the zone that the table is filled from"
+        yield ("sink", "spark"), "is missing: sink.spark.landing is the zone to fill the table from"
     if settings.spark is None:
-        text = "is missing: spark.checkpoint says where the query keeps how far it came, spark.table what it fills"
+        text = "is missing: spark.checkpoint is where the query keeps its progress, spark.table is the table to fill"
         yield ("spark",), text
     elif settings.spark.table is None:
-        yield ("spark", "table"), "is missing: it says what is filled"
+        yield ("spark", "table"), "is missing: it is the table to fill"

@@ -64,7 +64,7 @@ _JOINED = {
 
 
 def reason_against(name: str, properties: Mapping[str, str]) -> str | None:
-    """Why this property cannot hold on Spark; None when it can."""
+    """Why Spark does not support this property; None when it does."""
     value = properties[name]
     if name == "enable.ssl.certificate.verification" and value != "true":
         return "the Java client has no way to trust every certificate: name the authority in ssl.ca.location"
