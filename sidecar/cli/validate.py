@@ -82,7 +82,7 @@ def summary(settings: Settings) -> list[str]:
     return [
         f"reads   {_origin(shown['source'])}",
         f"keeps   {_wanted(shown['tags'])}; duplicates have the same {_place(shown['dedup']['by'])}{ledger}",
-        f"sends   {_target(shown['sink'])}{_limits(shown['batch'])}",
+        f"sends   {settings.sink.chosen.summary()}{_limits(shown['batch'])}",
         f"stores  state in {shown['state']['dir']}, dead letters {letters}; retries: {_retries(shown['retry'])}",
         f"holds   at most {shown['memory']['budget']} of messages{ids}; status and metrics: {shown['admin']['listen']}",
         f"uses    up to {memory_mib(settings)} MiB of memory; limit its unit or container to {limit_mib(settings)} MiB",
@@ -140,17 +140,6 @@ def _wanted(tags: dict[str, Any]) -> str:
 
 def _place(place: str | dict[str, Any]) -> str:
     return place if isinstance(place, str) else " ".join(f"{kind} {name}" for kind, name in place.items() if name)
-
-
-def _target(sink: dict[str, Any]) -> str:
-    kind, options = next(iter(sink.items()))
-    if kind == "http":
-        return f"{options['format']} to {options['url']}, {options['concurrency']} at a time"
-    if kind == "spark":
-        return f"{options['format']} files to {options['landing']}"
-    if kind == "delta":
-        return f"rows to the Delta table {options['path']}"
-    return f"{options['format']} to {options.get('path', 'the console')}"
 
 
 def _limits(batch: dict[str, Any]) -> str:

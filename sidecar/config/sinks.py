@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field, PlainSerializer, ValidationInfo, field_validator
@@ -12,8 +12,6 @@ from sidecar.config.base import HIDDEN, Bool, FilePath, Int, Location, Model, On
 from sidecar.config.units import Duration, Size
 
 Format: TypeAlias = Literal["envelope", "ndjson", "json_array"]
-DELTA_CONCURRENCY = 32
-"""Batches that may wait for the same commit."""
 FORMAT = "Row format: `envelope` (JSON with origin, key, tag, headers), or the bare value as `ndjson` or `json_array`."
 OWN_HEADERS = frozenset(
     {
@@ -129,7 +127,40 @@ class Tls(TlsFiles):
     verify: Bool = Field(default=True, description="Whether to verify the receiver's certificate.")
 
 
-class HttpSink(Model):
+class SinkSettings(Model):
+    """Settings of one sink, with what the program asks of every sink; `sidecar.sinks.KEY.build` makes the sink."""
+
+    extra: ClassVar[str] = ""
+    """Optional extra that the sink needs."""
+    packages: ClassVar[tuple[str, ...]] = ()
+    """Packages that the extra installs for it."""
+
+    @property
+    def row_format(self) -> Format | Literal["row"]:
+        """Format of a message; `row` is a row of a table."""
+        return "row"
+
+    @property
+    def batches_at_once(self) -> int:
+        """Maximum concurrent deliveries."""
+        return 1
+
+    @property
+    def one_by_one(self) -> bool:
+        """Whether a batch waits until the batch before it, of the same partition and group, is settled."""
+        return True
+
+    @property
+    def keeps_order(self) -> bool:
+        """Whether the file asks for delivery in offset order."""
+        return False
+
+    def summary(self) -> str:
+        """What is sent where, for `sidecar validate`; without secrets."""
+        raise NotImplementedError
+
+
+class HttpSink(SinkSettings):
     """Posts batches to a URL."""
 
     url: Annotated[Text, AfterValidator(_url), PlainSerializer(hide_query)] = Field(
@@ -157,6 +188,30 @@ class HttpSink(Model):
     auth: Auth | None = Field(default=None, description="Authentication to the receiver.")
     tls: Tls = Field(default=Tls(), description="TLS settings; only with `https`.")
 
+    @property
+    def row_format(self) -> Format:
+        """As it is set."""
+        return self.format
+
+    @property
+    def batches_at_once(self) -> int:
+        """As it is set."""
+        return self.concurrency
+
+    @property
+    def one_by_one(self) -> bool:
+        """Only if order is asked for."""
+        return self.keeps_order
+
+    @property
+    def keeps_order(self) -> bool:
+        """As it is set."""
+        return self.ordering == "partition"
+
+    def summary(self) -> str:
+        """Format, URL without its query, and concurrency."""
+        return f"{self.format} to {hide_query(self.url)}, {self.concurrency} at a time"
+
     @field_validator("auth")
     @classmethod
     def _not_twice(cls, auth: Auth | None, info: ValidationInfo) -> Auth | None:
@@ -173,17 +228,35 @@ class HttpSink(Model):
         return tls
 
 
-class ConsoleSink(Model):
+class ConsoleSink(SinkSettings):
     """Prints rows; for trying things out."""
 
     format: Format = Field(default="envelope", description=FORMAT)
 
+    @property
+    def row_format(self) -> Format:
+        """As it is set."""
+        return self.format
 
-class FileSink(Model):
+    def summary(self) -> str:
+        """Format."""
+        return f"{self.format} to the console"
+
+
+class FileSink(SinkSettings):
     """Appends rows to a file; for trying things out."""
 
     path: FilePath = Field(description="Path of the file; created if missing.")
     format: Format = Field(default="envelope", description=FORMAT)
+
+    @property
+    def row_format(self) -> Format:
+        """As it is set."""
+        return self.format
+
+    def summary(self) -> str:
+        """Format and file."""
+        return f"{self.format} to {self.path}"
 
 
 class Retention(Model):
@@ -202,8 +275,11 @@ class Retention(Model):
     )
 
 
-class SparkSink(Model):
+class SparkSink(SinkSettings):
     """Writes batches as files for Spark."""
+
+    extra = "spark"
+    packages = ("pyarrow",)
 
     landing: FilePath = Field(description="Folder of the landing zone; several processes may share it.")
     format: Literal["arrow", "parquet"] = Field(
@@ -211,11 +287,32 @@ class SparkSink(Model):
     )
     retention: Retention = Field(default=Retention(), description="What is kept after all consumers have read it.")
 
+    def summary(self) -> str:
+        """Format and zone."""
+        return f"{self.format} files to {self.landing}"
 
-class DeltaSink(Model):
+
+class DeltaSink(SinkSettings):
     """Appends batches to a Delta table, without Spark."""
 
+    extra = "delta"
+    packages = ("deltalake", "pyarrow")
+
     path: Location = Field(description="Path or URL of the table; created if missing.")
+
+    @property
+    def batches_at_once(self) -> int:
+        """Deliveries that may wait for the same commit."""
+        return 32
+
+    @property
+    def one_by_one(self) -> bool:
+        """False: a table has no order, and many batches of one group may wait for the same commit."""
+        return False
+
+    def summary(self) -> str:
+        """The table."""
+        return f"rows to the Delta table {self.path}"
 
 
 class Sink(OneOf):
@@ -228,17 +325,12 @@ class Sink(OneOf):
     file: FileSink | None = Field(default=None, description="Appends rows to a file; for trying things out.")
 
     @property
-    def format(self) -> Format | Literal["row"]:
-        """How the chosen sink writes a message."""
-        if self.spark or self.delta:
-            return "row"
-        chosen = self.http or self.file or self.console
-        assert chosen, "the settings name exactly one sink"
-        return chosen.format
+    def name(self) -> str:
+        """Key of the chosen sink."""
+        return next(name for name in type(self).model_fields if getattr(self, name) is not None)
 
     @property
-    def concurrency(self) -> int:
-        """Batches that the chosen sink takes at once."""
-        if self.delta:
-            return DELTA_CONCURRENCY
-        return self.http.concurrency if self.http else 1
+    def chosen(self) -> SinkSettings:
+        """Settings of the chosen sink."""
+        chosen: SinkSettings = getattr(self, self.name)
+        return chosen

@@ -58,7 +58,7 @@ def rules_hash(settings: Settings) -> bytes:
         {name: canonical(expression) for name, expression in tags.groups.items()},
         [_place(dedup.field), dedup.as_],
         settings.source.kafka.properties.get("isolation.level", "read_committed") if settings.source.kafka_ else "",
-        settings.sink.format,
+        settings.sink.chosen.row_format,
         *(["ledger"] if dedup.ledger else []),
     ]
     if settings.source.rocketmq and settings.source.rocketmq.sql:
@@ -155,13 +155,12 @@ def _batch_rules(settings: Settings) -> BatchRules:
 
 def delivery_rules(settings: Settings, sink: Sink) -> DeliveryRules:
     """How batches of these settings are delivered."""
-    retry, http, ledger = settings.retry, settings.sink.http, settings.dedup.ledger
+    retry, chosen, ledger = settings.retry, settings.sink.chosen, settings.dedup.ledger
     rocketmq = settings.source.rocketmq
     return DeliveryRules(
         backoff=Backoff(retry.backoff_ms, retry.backoff_max_ms),
-        concurrency=settings.sink.concurrency,
-        # A table has no order, and many batches of one group may wait for one commit.
-        ordered=http.ordering == "partition" if http else settings.sink.delta is None,
+        concurrency=chosen.batches_at_once,
+        ordered=chosen.one_by_one,
         separator=sink.framer.separator,
         give_up_attempts=retry.give_up_after_attempts,
         give_up_ms=retry.give_up_after_ms,

@@ -129,7 +129,7 @@ def open_graveyard(settings: Settings, keeper: Keeper, fetch: Fetch, send_back: 
         fetch: Reads one message again.
         send_back: Hands one message back; of RocketMQ alone.
     """
-    originals, place = Originals(settings.sink.format, fetch), settings.dead_letters
+    originals, place = Originals(settings.sink.chosen.row_format, fetch), settings.dead_letters
     if isinstance(place, DeadLetters) and place.rocketmq:
         assert send_back is not None
         return BrokerGraveyard(send_back, place.delay_level, StateGraveyard(keeper, originals))

@@ -28,7 +28,6 @@ from sidecar.daemon.status import StatusKeeper, status_line
 from sidecar.daemon.supervisor import Supervisor
 from sidecar.ops.admin import AdminServer
 from sidecar.ops.metrics import Metrics
-from sidecar.sinks.file import FileSink
 from sidecar.sources.acked import AckedSource
 from sidecar.sources.acked_client import AckedClient
 from sidecar.sources.acked_exchange import Exchange
@@ -95,9 +94,7 @@ class Daemon:
             stack.enter_context(closing(ledger))
         source = self._source(settings, state) if self._source else make_source(settings, state, ledger)
         pipeline, sink = build(settings, source.columns)
-        if isinstance(sink, FileSink) and sink.repaired:
-            log.warning("file.repaired", reason=sink.repaired)
-        senders = Senders(sink, settings.sink.concurrency, inbox)
+        senders = Senders(sink, settings.sink.chosen.batches_at_once, inbox)
         stack.callback(senders.close, SENDERS_PATIENCE_S)
         send_back = source.send_back if isinstance(source, RocketMqSource) else None
         gravedigger = Gravedigger(open_graveyard(settings, state, source.fetch, send_back), inbox)
@@ -181,14 +178,10 @@ def make_source(settings: Settings, state: State, ledger: LedgerDesk | None = No
     if rocketmq.client == "remoting":
         return RocketMqSource(rocketmq, state, rules, queue_bytes, place, expression)
     if rocketmq.client == "grpc":
-        client = _grpc_client(rocketmq, queue_bytes, expression, place if _in_order(settings) else "")
+        client = _grpc_client(rocketmq, queue_bytes, expression, place if settings.sink.chosen.keeps_order else "")
     else:
         client = _native_client(settings, queue_bytes, expression)
     return _acked_source(client, settings, state, rules, queue_bytes, ledger)
-
-
-def _in_order(settings: Settings) -> bool:
-    return bool(settings.sink.http and settings.sink.http.ordering == "partition")
 
 
 def _grpc_client(settings: RocketMqSettings, queue_bytes: int, expression: str, in_order_at: str) -> AckedClient:
@@ -212,7 +205,7 @@ def _tell(name: str, level: str, fields: Mapping[str, object]) -> None:
 def _acked_source(
     client: AckedClient, settings: Settings, state: State, rules: bytes, queue_bytes: int, ledger: LedgerDesk | None
 ) -> Source:
-    rocketmq, dedup, ordered = settings.source.rocketmq, settings.dedup, _in_order(settings)
+    rocketmq, dedup, ordered = settings.source.rocketmq, settings.dedup, settings.sink.chosen.keeps_order
     assert rocketmq is not None
     return AckedSource(
         client,

@@ -25,7 +25,7 @@ def unusable(settings: Settings) -> Iterator[tuple[KeyPath, str]]:
         tls = settings.source.rocketmq.tls
         yield from _of_tls(("source", "rocketmq", "tls"), tls, tls_of, settings.source.rocketmq)
     if settings.sink.http and (settings.sink.http.tls.ca or settings.sink.http.tls.cert):
-        from sidecar.sinks.build import endpoint_of
+        from sidecar.sinks.http import endpoint_of
 
         yield from _of_tls(("sink", "http", "tls"), settings.sink.http.tls, endpoint_of, settings.sink.http)
 

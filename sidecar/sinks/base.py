@@ -2,9 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from pathlib import Path
+from typing import NamedTuple, Protocol
 
-from sidecar.core.records import Answer, Batch, Framer
+from sidecar.core.records import Answer, Batch, Columns, Framer
+from sidecar.sinks.formats import TagsOf
+
+
+class Context(NamedTuple):
+    """What a sink is made with, beside its settings."""
+
+    columns: Columns
+    """Reads the source's messages."""
+    tags_of: TagsOf
+    """The tags of each message."""
+    state_dir: Path
 
 
 class Sink(Protocol):

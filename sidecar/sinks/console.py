@@ -6,8 +6,15 @@ import errno
 import os
 import threading
 
+from sidecar.config.sinks import ConsoleSink as ConsoleSettings
 from sidecar.core.records import Answer, Batch, Framer, Verdict
-from sidecar.sinks.formats import FormatName, body_chunks
+from sidecar.sinks.base import Context
+from sidecar.sinks.formats import FormatName, body_chunks, make_framer
+
+
+def build(settings: ConsoleSettings, context: Context) -> ConsoleSink:
+    """The sink of these settings."""
+    return ConsoleSink(make_framer(settings.format, context.columns, context.tags_of), settings.format)
 
 
 class ConsoleSink:

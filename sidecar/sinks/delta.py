@@ -35,8 +35,10 @@ from deltalake import CommitProperties, DeltaTable, Schema, write_deltalake
 from deltalake.exceptions import CommitFailedError, DeltaError, SchemaMismatchError, TableNotFoundError
 
 from sidecar import files
+from sidecar.config.sinks import DeltaSink as DeltaSettings
 from sidecar.core.records import Answer, Batch, Columns, Part, Verdict
 from sidecar.errors import ConfigError
+from sidecar.sinks.base import Context
 from sidecar.sinks.formats import TagsOf
 from sidecar.zone.columns import record_batches
 from sidecar.zone.entry import digest_of
@@ -64,6 +66,15 @@ REASON_CHARS_MAX: Final = 300
 _KEY: Final = "sidecar"
 _DIGEST_BYTES: Final = 16
 _TROUBLE: Final = (DeltaError, OSError, ValueError)  # deltalake raises all of these for what the disk or log says
+
+
+def build(settings: DeltaSettings, context: Context) -> DeltaSink:
+    """The sink of these settings.
+
+    Raises:
+        ConfigError: The table cannot be opened or made, or has other columns.
+    """
+    return DeltaSink(settings.path, context.columns, context.tags_of)
 
 
 class _Waiting(NamedTuple):

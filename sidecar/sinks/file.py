@@ -8,13 +8,33 @@ import stat
 import threading
 from pathlib import Path
 
+import structlog
+
 from sidecar import files
+from sidecar.config.sinks import FileSink as FileSettings
 from sidecar.core.records import Answer, Batch, Framer, Part, Verdict, group_label
 from sidecar.errors import ConfigError, StateError
-from sidecar.sinks.formats import FormatName, body_chunks
+from sidecar.sinks.base import Context
+from sidecar.sinks.formats import FormatName, body_chunks, make_framer
 
 NAMES_MAX = 100_000
 """Parts that are remembered."""
+
+log = structlog.get_logger()
+
+
+def build(settings: FileSettings, context: Context) -> FileSink:
+    """The sink of these settings; what was cut off is told in the log.
+
+    Raises:
+        ConfigError: The file cannot be opened, or is no file.
+        StateError: Another process writes to it.
+    """
+    framer = make_framer(settings.format, context.columns, context.tags_of)
+    sink = FileSink(settings.path, framer, settings.format)
+    if sink.repaired:
+        log.warning("file.repaired", reason=sink.repaired)
+    return sink
 
 
 class FileSink:

@@ -22,12 +22,16 @@ from urllib3.exceptions import (
 from urllib3.exceptions import SSLError as PooledSSLError
 from urllib3.response import HTTPResponse
 
+from sidecar.config.sinks import Auth
+from sidecar.config.sinks import HttpSink as HttpSettings
 from sidecar.core.records import Answer, Batch, Framer, Verdict, group_label
 from sidecar.sinks.answers import Reply, body_limit, judge
+from sidecar.sinks.base import Context
 from sidecar.sinks.deadlines import Deadlines, Exchange
-from sidecar.sinks.endpoint import Endpoint
-from sidecar.sinks.formats import FORMATS, FormatName, body_chunks, body_length
+from sidecar.sinks.endpoint import Endpoint, basic, bearer
+from sidecar.sinks.formats import FORMATS, FormatName, body_chunks, body_length, make_framer
 from sidecar.sinks.response import WholeResponse
+from sidecar.tls import Tls
 
 Compression: TypeAlias = Literal["none", "gzip", "zstd"]
 
@@ -35,6 +39,43 @@ _GZIP_WBITS = 31
 _GZIP_LEVEL = 1  # nearly twice as fast as the default of 6, for bodies a sixth larger
 _NOT_AN_ANSWER = (HTTPError, OSError, http.client.HTTPException)
 _ENDED_TLS = (ssl.SSLEOFError, ssl.SSLZeroReturnError, ssl.SSLSyscallError)
+
+
+def build(settings: HttpSettings, context: Context) -> HttpSink:
+    """The sink of these settings.
+
+    Raises:
+        ConfigError: Certificates cannot be used.
+    """
+    return HttpSink(
+        endpoint_of(settings),
+        make_framer(settings.format, context.columns, context.tags_of),
+        format=settings.format,
+        compression=settings.compression,
+        concurrency=settings.concurrency,
+        timeout_ms=settings.timeout_ms,
+    )
+
+
+def endpoint_of(settings: HttpSettings) -> Endpoint:
+    """Address, certificates and credentials.
+
+    Raises:
+        ConfigError: Certificates cannot be used.
+    """
+    tls = Tls(settings.tls.ca, settings.tls.cert, settings.tls.key, settings.tls.verify)
+    return Endpoint(settings.url, headers=settings.headers, credentials=_credentials(settings.auth), tls=tls)
+
+
+def _credentials(auth: Auth | None) -> tuple[str, str] | None:
+    if auth is None:
+        return None
+    if auth.basic:
+        return basic(auth.basic.username, auth.basic.password.get_secret_value())
+    if auth.bearer:
+        return bearer(auth.bearer.get_secret_value())
+    assert auth.header, "the settings name exactly one kind of credentials"
+    return auth.header.name, auth.header.value.get_secret_value()
 
 
 class HttpSink:

@@ -9,8 +9,10 @@ from pathlib import Path
 import structlog
 
 from sidecar import files
+from sidecar.config.sinks import SparkSink as SparkSettings
 from sidecar.core.records import Answer, Batch, Columns, Verdict
 from sidecar.errors import ConfigError, StateError, ZoneError
+from sidecar.sinks.base import Context
 from sidecar.sinks.formats import TagsOf
 from sidecar.zone.layout import data_folder, manifest_folder
 from sidecar.zone.retention import Retention
@@ -21,6 +23,21 @@ log = structlog.get_logger()
 
 WRITER_FILE = "zone-writer"
 """In the state folder."""
+
+
+def build(settings: SparkSettings, context: Context) -> SparkSink:
+    """The sink of these settings.
+
+    Raises:
+        ConfigError: The zone cannot be made or written.
+        StateError: Another process writes to the zone as this writer.
+        ZoneError: The zone is damaged.
+    """
+    retention = Retention(settings.retention.age_ms, settings.retention.max_bytes)
+    name = writer_name(context.state_dir, settings.landing)
+    return SparkSink(
+        settings.landing, name, context.columns, context.tags_of, format=settings.format, retention=retention
+    )
 
 
 class SparkSink:

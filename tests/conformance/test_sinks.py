@@ -14,6 +14,7 @@ from pathlib import Path
 import deltalake
 import pytest
 
+from sidecar.config.sinks import Sink as SinkSettings
 from sidecar.core.records import Answer, Batch, Fragment, Part, TopicPartition, Verdict
 from sidecar.sinks.base import Sink
 from sidecar.sinks.console import ConsoleSink
@@ -145,7 +146,10 @@ def delta(folder: Path, stack: contextlib.ExitStack) -> Bench:
     )
 
 
-@pytest.fixture(params=[simulated, http, console, file, spark, delta], ids=lambda make: make.__name__)
+BENCHES = [simulated, http, console, file, spark, delta]
+
+
+@pytest.fixture(params=BENCHES, ids=lambda make: make.__name__)
 def bench(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Bench]:
     """Each sink in turn."""
     with contextlib.ExitStack() as stack:
@@ -165,6 +169,11 @@ def batch(sink: Sink, *rows: bytes, first: int = 0, group: str = "g", parts: int
         fragment = Fragment(offsets, data)
         made.append(Part(TP, "scope", group, offsets[0], offsets[-1], [fragment], len(values), len(data) + 1, 0))
     return Batch(1, group, made)
+
+
+def test_every_sink_of_the_settings_is_here() -> None:
+    """Each sink that a file may name is in this suite."""
+    assert {make.__name__ for make in BENCHES} == {"simulated", *SinkSettings.model_fields}
 
 
 def test_rows_arrive_once_in_their_order(bench: Bench) -> None:

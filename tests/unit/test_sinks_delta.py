@@ -352,7 +352,7 @@ def configured(tmp_path: Path, path: str) -> Settings:
 def test_it_is_made_from_the_settings(tmp_path: Path) -> None:
     """`sink.delta` takes a path or a URL of one, and many batches at once; a part goes in wholly."""
     settings = configured(tmp_path, f"file://{tmp_path}/t")
-    assert settings.sink.concurrency > 1
+    assert settings.sink.chosen.batches_at_once > 1
     made = build_sink(settings, ListColumns(), tags_of)
     assert isinstance(made, DeltaSink)
     assert made.deliver(batch_of(numbered(0))).verdict is Verdict.ACK

@@ -188,7 +188,7 @@ def test_settings_make_the_sink(tmp_path: Path) -> None:
     made.close()
     (entry,) = entries(tmp_path / "zone")
     assert (entry.format, entry.writer) == ("parquet", writer_name(tmp_path, tmp_path / "zone"))
-    assert (config.sink.concurrency, config.sink.format) == (1, "row")
+    assert (config.sink.chosen.batches_at_once, config.sink.chosen.row_format) == (1, "row")
     _, again = build(config, ListColumns())
     with pytest.raises(StateError, match="another process writes"):
         build(config, ListColumns())

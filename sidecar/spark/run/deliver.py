@@ -83,7 +83,7 @@ class _Delivery:
         self._task = task
         reading, sink = build_reading(settings, columns)
         self._inbox: queue.SimpleQueue[object] = queue.SimpleQueue()
-        self._senders = Senders(sink, settings.sink.concurrency, self._inbox)
+        self._senders = Senders(sink, settings.sink.chosen.batches_at_once, self._inbox)
         stack.callback(self._senders.close, SENDERS_PATIENCE_S)
         batch = settings.batch
         self._pipeline = RangePipeline(

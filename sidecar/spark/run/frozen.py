@@ -76,7 +76,7 @@ def rules_of(settings: Settings) -> dict[str, Any]:
         "memory.budget": settings.memory.budget_bytes,
         "batch.max_messages": batch.max_messages,
         "batch.max_bytes": batch.max_bytes,
-        "sink.http.format": settings.sink.format,
+        "sink.http.format": settings.sink.chosen.row_format,
     }
 
 

@@ -220,7 +220,7 @@ def _await(condition: Callable[[], bool], deadline_s: float) -> None:
 def needed(settings: Settings) -> list[str]:
     """The columns that anything asks for, in the order of `columns.Row`."""
     kinds = {field.kind for field in (settings.tags.field, settings.dedup.field) if field is not None}
-    whole = settings.sink.format == "envelope"
+    whole = settings.sink.chosen.row_format == "envelope"
     wanted = {
         "timestamp_ms": whole,
         "key": whole or "key" in kinds,
