@@ -11,12 +11,13 @@ INSTALLED := $(VENV)/installed
 PURE := tests/unit tests/property tests/simulation
 
 .DEFAULT_GOAL := help
-.PHONY: help test lint format demo bench bench-spark bench-rocketmq prove prove-spark prove-rocketmq chaos jars clean
+.PHONY: help test lint format docs demo bench bench-spark bench-rocketmq prove prove-spark prove-rocketmq chaos jars clean
 
 help:
 	@echo "make demo    the whole daemon at work on made-up messages, and the books at the end; SINK=http skips Spark, SOURCE=rocketmq"
 	@echo "make test    lint and all tests, against a real Kafka broker and a real Spark"
 	@echo "make lint    ruff and mypy"
+	@echo "make docs    the tables of keys in docs/, written anew from sidecar/config"
 	@echo "make bench   what a message costs, beside a bare consumer loop; what the ledger takes of one"
 	@echo "make bench-spark   what a row of the zone and a message of the pipeline cost on Spark, beside Spark's own"
 	@echo "make bench-rocketmq   what a message of RocketMQ costs, beside a bare pull loop and other packages' consumers"
@@ -37,6 +38,9 @@ lint: $(INSTALLED)
 format: $(INSTALLED)
 	@$(BIN)/ruff check --quiet --fix .
 	@$(BIN)/ruff format --quiet .
+
+docs: $(INSTALLED)
+	@$(BIN)/python -m sidecar.config.reference
 
 demo: $(INSTALLED)
 	@$(BIN)/sidecar demo $(addprefix --sink ,$(SINK)) $(addprefix --source ,$(SOURCE))

@@ -24,6 +24,8 @@ from pydantic import (
 )
 from pydantic_core import InitErrorDetails
 
+from sidecar.config.marks import Kind
+
 HIDDEN = "***"
 _SECRET_NAME = re.compile(r"passw|passphrase|secret|token|credential|api[-_.]?key|key\.pem|oauthbearer\.config", re.I)
 
@@ -155,7 +157,9 @@ FilePath: TypeAlias = Annotated[
     WithJsonSchema({"type": "string", "minLength": 1}),
 ]
 Secret: TypeAlias = Annotated[SecretStr, Field(min_length=1), PlainSerializer(lambda _: HIDDEN, return_type=str)]
-Location: TypeAlias = Annotated[Text, AfterValidator(matching(r"[^~\s\0][^\0]*", "needs a path, or an address"))]
+Location: TypeAlias = Annotated[
+    Text, Kind("path or URL"), AfterValidator(matching(r"[^~\s\0][^\0]*", "needs a path, or an address"))
+]
 """A path or a URL of a remote file system: not a `Path`, which would take a slash out of ``s3a://``."""
 
 

@@ -21,6 +21,7 @@ from pydantic import (
 
 from sidecar.config.base import Expanded, FilePath, Int, Model, OneOf, Text, kind, matching, problem, words
 from sidecar.config.ledger import CLAIM_TIMEOUT
+from sidecar.config.marks import Kind, OnSpark
 from sidecar.config.sinks import Sink
 from sidecar.config.source import TOPIC, Source
 from sidecar.config.spark import Spark
@@ -35,7 +36,7 @@ _AGE = Duration("1s", "365d")
 class Memory(Model):
     """Memory limits."""
 
-    budget_bytes: Annotated[int, _BUDGET] = Field(
+    budget_bytes: Annotated[int, _BUDGET, OnSpark("holds for each task; frozen")] = Field(
         default=64 << 20, alias="budget", description="Memory for all held messages, including the client's queue."
     )
 
@@ -43,18 +44,31 @@ class Memory(Model):
 class BatchSettings(Model):
     """When a batch is cut; every limit is an upper bound."""
 
-    by: Literal["partition", "group"] = Field(
+    by: Annotated[Literal["partition", "group"], OnSpark("`group` is refused: a task has one partition")] = Field(
         default="partition", description="`group` combines parts of several partitions into one request."
     )
-    max_messages: Int = Field(default=5_000, ge=1, le=1_000_000, description="Maximum messages in a batch.")
-    max_bytes: Annotated[int, Size("1KiB", "1GiB")] = Field(
+    max_messages: Annotated[Int, OnSpark("holds; frozen")] = Field(
+        default=5_000, ge=1, le=1_000_000, description="Maximum messages in a batch."
+    )
+    max_bytes: Annotated[int, Size("1KiB", "1GiB"), OnSpark("holds; frozen")] = Field(
         default=4 << 20,
         description="Maximum body size before compression; a larger message is sent alone. Less than `memory.budget`.",
     )
-    linger_ms: Annotated[int, Duration("0ms", "10m")] = Field(
-        default=200, alias="linger", description="How long the first message of a batch waits for more."
-    )
-    span_max: Int = Field(
+    linger_ms: Annotated[
+        int,
+        Duration("0ms", "10m"),
+        OnSpark(
+            "mapped to `maxTriggerDelay` and, with `batch.max_messages`, to `minOffsetsPerTrigger`: how long a "
+            "micro-batch waits for messages; with `spark.reader: client`, how often a micro-batch begins"
+        ),
+    ] = Field(default=200, alias="linger", description="How long the first message of a batch waits for more.")
+    span_max: Annotated[
+        Int,
+        OnSpark(
+            "mapped to the maximum offsets of a micro-batch. A micro-batch costs about 0.4 s of CPU on top of its "
+            "messages, so a lower bound is dearer; a higher bound takes longer to stop and repeats more after a kill"
+        ),
+    ] = Field(
         default=1_000_000,
         ge=1_000,
         le=100_000_000,
@@ -101,11 +115,13 @@ class Retry(Model):
     )
     give_up_after: Annotated[
         GiveUp,
+        Kind("word, number or duration"),
         BeforeValidator(_give_up),
         PlainSerializer(_give_up_text),
         WithJsonSchema(
             {"type": ["string", "integer"], "minimum": 1, "pattern": r"^(never|[0-9]{1,15} ?(s|m|h|d|ms))$"}
         ),
+        OnSpark("holds; another attempt of a task counts anew"),
     ] = Field(
         default=GiveUp(),
         description="`never`, a number of attempts, or a duration, after which the batch is dead-lettered.",
@@ -158,10 +174,12 @@ class DeadLetters(OneOf):
     """Where the broker stores dead letters, instead of the state folder."""
 
     kafka_: DeadLetterTopic | None = Field(default=None, alias="kafka", description="Produces dead letters to a topic.")
-    rocketmq: RocketMqPlace | None = Field(
-        default=None,
-        description="`dlq` sends dead letters to the group's `%DLQ%GROUP`; `{delay_level: N}` lets the broker "
-        "deliver them again later.",
+    rocketmq: Annotated[RocketMqPlace | None, OnSpark("refused with `source.kafka`, on Spark as in the daemon")] = (
+        Field(
+            default=None,
+            description="`dlq` sends dead letters to the group's `%DLQ%GROUP`; `{delay_level: N}` lets the broker "
+            "deliver them again later.",
+        )
     )
 
     @property
@@ -179,7 +197,9 @@ class DeadLetters(OneOf):
 class State(Model):
     """Data that outlives the process."""
 
-    dir: FilePath = Field(description="State folder, for this process only.")
+    dir: Annotated[FilePath, OnSpark("holds, on the driver, for dead letters only")] = Field(
+        description="State folder, for this process only."
+    )
 
 
 class Listen(NamedTuple):
@@ -209,9 +229,11 @@ class Admin(Model):
 
     listen: Annotated[
         Listen | None,
+        Kind("address"),
         BeforeValidator(_listen),
         PlainSerializer(_listen_text),
         WithJsonSchema({"type": "string", "pattern": r"^(off|.+:\d{1,5})$"}),
+        OnSpark("holds, on the driver"),
     ] = Field(
         default=Listen("127.0.0.1", 9464),
         description="`HOST:PORT`, or `off`. There is no authentication: keep it on loopback.",
@@ -240,7 +262,13 @@ class Settings(Model):
     """A whole configuration."""
 
     source: Source = Field(description="The message source: exactly one of `kafka` and `rocketmq`.")
-    tags: Tags = Field(
+    tags: Annotated[
+        Tags,
+        OnSpark(
+            "holds; frozen. With the connector, the JVM drops what is certainly unwanted, and the daemon's own filter "
+            "decides on the rest"
+        ),
+    ] = Field(
         default=Tags(),
         validate_default=True,  # RocketMQ's default is another one
         description="Which messages are wanted, and how they are grouped.",
@@ -248,20 +276,25 @@ class Settings(Model):
     dedup: Dedup = Field(default=Dedup(), description="How duplicates are recognized.")
     memory: Memory = Field(default=Memory(), description="Memory limits.")
     batch: BatchSettings = Field(default=BatchSettings(), description="When a batch is cut.")
-    sink: Sink = Field(description="Where batches go: exactly one of `http`, `spark`, `delta`, `console`, `file`.")
+    sink: Sink = Field(
+        description=f"Where batches go: exactly one of {', '.join(f'`{n}`' for n in Sink.model_fields)}."
+    )
     spark: Spark | None = Field(default=None, description="Settings of the Spark jobs; the daemon ignores them.")
     retry: Retry = Field(default=Retry(), description="How a batch is retried.")
-    dead_letters: DeadLetterPlace = Field(
+    dead_letters: Annotated[
+        DeadLetterPlace,
+        OnSpark("holds; with `state`, the driver puts dead letters into `state.dir` when their micro-batch is done"),
+    ] = Field(
         default="state",
         description="Where rejected messages go: `state`, `{kafka: {topic: NAME}}`, `{rocketmq: dlq}` or "
         "`{rocketmq: {delay_level: N}}`.",
     )
     state: State = Field(description="Data that outlives the process.")
     admin: Admin = Field(default=Admin(), description="Health, status and metrics.")
-    log: Log = Field(default=Log(), description="Log output.")
-    drain_timeout_ms: Annotated[int, Duration("0ms", "1h")] = Field(
-        default=20_000, alias="drain_timeout", description="How long a stop waits for messages in flight."
-    )
+    log: Annotated[Log, OnSpark("holds, on driver and executors")] = Field(default=Log(), description="Log output.")
+    drain_timeout_ms: Annotated[
+        int, Duration("0ms", "1h"), OnSpark("holds: how long a stop waits for the micro-batch")
+    ] = Field(default=20_000, alias="drain_timeout", description="How long a stop waits for messages in flight.")
 
     @field_validator("batch")
     @classmethod

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, get_args
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin
 
 from pydantic import SecretStr
 from pydantic.fields import FieldInfo
 
 from sidecar.config.base import Model
+from sidecar.config.marks import Kind, NotOnSpark, OnSpark
 from sidecar.config.model import Settings
 from sidecar.config.tags import Place
+from sidecar.config.units import Quantity
 
+_KINDS = {bool: "true or false", str: "text", Path: "path", SecretStr: "secret"}
 REFERENCE = {"type": "string", "pattern": r"\$\{", "description": "A variable: ${VAR} or ${VAR:-default}."}
 
 
@@ -30,6 +35,12 @@ class Option:
     meaning: str
     section: bool
     """Whether it is nothing but a holder of further options."""
+    kind: str
+    """Its type, as the reference names it."""
+    on_spark: str
+    """Its meaning for `sidecar spark run`; empty if it holds, or if its section says it."""
+    not_on_spark: str
+    """Why `sidecar spark run` refuses it; empty if it does not."""
 
     @property
     def name(self) -> str:
@@ -50,7 +61,17 @@ def _walk(model: type[Model], path: tuple[str, ...]) -> Iterator[Option]:
         section = _section(info)
         default = None if isinstance(info.default, Model) else defaults.get(here[-1])
         pure = section not in (None, Place) and default is None
-        yield Option(here, default, info.is_required(), _is_secret(info), info.description or "", pure)
+        yield Option(
+            here,
+            default,
+            info.is_required(),
+            _is_secret(info),
+            info.description or "",
+            pure,
+            kind=_kind(info.annotation, info.metadata),
+            on_spark=next((mark.text for mark in info.metadata if isinstance(mark, OnSpark)), ""),
+            not_on_spark=next((mark.reason for mark in info.metadata if isinstance(mark, NotOnSpark)), ""),
+        )
         if section:
             yield from _walk(section, here)
 
@@ -64,6 +85,29 @@ def _section(info: FieldInfo) -> type[Model] | None:
 
 def _is_secret(info: FieldInfo) -> bool:
     return SecretStr.__name__ in str(info.annotation)
+
+
+def _kind(annotation: Any, metadata: Sequence[Any]) -> str:
+    """The type as the reference names it: what the metadata says, else that of the Python type."""
+    for mark in metadata:
+        if isinstance(mark, Kind):
+            return mark.text
+        if isinstance(mark, Quantity):
+            return f"{mark.noun}, {mark.minimum} to {mark.maximum}"
+    arguments = get_args(annotation)
+    if hasattr(annotation, "__metadata__"):
+        return _kind(arguments[0], arguments[1:])
+    origin = get_origin(annotation)
+    if origin in (Union, UnionType):
+        return " or ".join(_kind(one, ()) for one in arguments if one is not NoneType)
+    if origin in (list, dict):
+        return f"{'list' if origin is list else 'section'} of {_kind(arguments[-1], ())}"
+    if annotation is int:
+        least, most = (next(getattr(m, name) for m in metadata if hasattr(m, name)) for name in ("ge", "le"))
+        return f"number, {least:,} to {most:,}"
+    if isinstance(annotation, type) and issubclass(annotation, Model):
+        return "section"
+    return "word" if origin is Literal else _KINDS[annotation]
 
 
 def _defaults(model: type[Model]) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, Field, PlainSerializer, ValidationInfo, field_validator
 
 from sidecar.config.base import HIDDEN, Bool, FilePath, Int, Location, Model, OneOf, Secret, Text, TlsFiles, matching
+from sidecar.config.marks import Kind, NotOnSpark, OnSpark
 from sidecar.config.units import Duration, Size
 
 Format: TypeAlias = Literal["envelope", "ndjson", "json_array"]
@@ -163,12 +164,14 @@ class SinkSettings(Model):
 class HttpSink(SinkSettings):
     """Posts batches to a URL."""
 
-    url: Annotated[Text, AfterValidator(_url), PlainSerializer(hide_query)] = Field(
+    url: Annotated[Text, Kind("URL"), AfterValidator(_url), PlainSerializer(hide_query)] = Field(
         description="URL of the receiver; `http` or `https`, without credentials."
     )
-    format: Format = Field(default="envelope", description=FORMAT)
+    format: Annotated[Format, OnSpark("holds; frozen")] = Field(default="envelope", description=FORMAT)
     compression: Literal["none", "gzip", "zstd"] = Field(default="none", description="Compression of the request body.")
-    concurrency: Int = Field(default=4, ge=1, le=64, description="Maximum concurrent requests.")
+    concurrency: Annotated[Int, OnSpark("holds for each task")] = Field(
+        default=4, ge=1, le=64, description="Maximum concurrent requests."
+    )
     ordering: Literal["none", "partition"] = Field(
         default="none",
         description="`partition` delivers messages of one partition and group in offset order, including retries.",
@@ -185,8 +188,12 @@ class HttpSink(SinkSettings):
     ] = Field(
         default={}, repr=False, description="Extra request headers, `{NAME: VALUE}`; their values are never shown."
     )
-    auth: Auth | None = Field(default=None, description="Authentication to the receiver.")
-    tls: Tls = Field(default=Tls(), description="TLS settings; only with `https`.")
+    auth: Annotated[Auth | None, OnSpark("holds; the driver reads the secrets, and they travel with the query")] = (
+        Field(default=None, description="Authentication to the receiver.")
+    )
+    tls: Annotated[Tls, OnSpark("holds; the files must be on every executor")] = Field(
+        default=Tls(), description="TLS settings; only with `https`."
+    )
 
     @property
     def row_format(self) -> Format:
@@ -319,10 +326,19 @@ class Sink(OneOf):
     """Where batches go."""
 
     http: HttpSink | None = Field(default=None, description="Posts batches to a URL.")
-    spark: SparkSink | None = Field(default=None, description="Writes batches as files for Spark.")
-    delta: DeltaSink | None = Field(default=None, description="Appends batches to a Delta table, without Spark.")
-    console: ConsoleSink | None = Field(default=None, description="Prints rows; for trying things out.")
-    file: FileSink | None = Field(default=None, description="Appends rows to a file; for trying things out.")
+    spark: Annotated[
+        SparkSink | None,
+        NotOnSpark("the daemon fills a landing zone, and `sidecar spark ingest` reads it; use sink.http"),
+    ] = Field(default=None, description="Writes batches as files for Spark.")
+    delta: Annotated[
+        DeltaSink | None, NotOnSpark("the daemon or `sidecar spark ingest` fills a table; use sink.http")
+    ] = Field(default=None, description="Appends batches to a Delta table, without Spark.")
+    console: Annotated[ConsoleSink | None, NotOnSpark("it would print on the executors; use sink.http")] = Field(
+        default=None, description="Prints rows; for trying things out."
+    )
+    file: Annotated[FileSink | None, NotOnSpark("every executor would write its own file; use sink.http")] = Field(
+        default=None, description="Appends rows to a file; for trying things out."
+    )
 
     @property
     def name(self) -> str:

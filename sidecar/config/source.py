@@ -22,6 +22,7 @@ from pydantic import (
 
 from sidecar.config.base import Bool, Expanded, Model, OneOf, Secret, Text, TlsFiles, hide_secrets, matching, problem
 from sidecar.config.kafka_properties import refusal
+from sidecar.config.marks import Kind, NotOnSpark, OnSpark
 from sidecar.config.units import Duration
 
 SERVER = r"(?:[A-Za-z_]+://)?(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(?::\d{1,5})?"
@@ -131,6 +132,7 @@ _SERVERS_SCHEMA = WithJsonSchema(
 )
 Start: TypeAlias = Annotated[
     Literal["earliest", "latest"] | int,
+    Kind("text"),
     BeforeValidator(_start),
     PlainSerializer(_start_text, return_type=str),
     WithJsonSchema({"type": "string"}),
@@ -144,26 +146,37 @@ PropertyValue: TypeAlias = Annotated[
 class KafkaSource(Model):
     """Which topics are read from which cluster, and as which consumer group."""
 
-    bootstrap_servers: Annotated[str, BeforeValidator(_servers), _SERVERS_SCHEMA] = Field(
+    bootstrap_servers: Annotated[str, Kind("text or list"), BeforeValidator(_servers), _SERVERS_SCHEMA] = Field(
         description="Initial brokers as `HOST:PORT`, in a list or separated by commas."
     )
-    group_id: Annotated[Text, AfterValidator(matching(r"[^\x00-\x1f\x7f]{1,255}", _GROUP_COMPLAINT))] = Field(
-        description="Consumer group. Processes in the same group share the partitions."
-    )
-    topics: Annotated[list[Annotated[Text, AfterValidator(_topic)]], AfterValidator(_topics)] = Field(
-        min_length=1, description="Topic names; an entry that starts with `^` is a regular expression."
-    )
-    start: Start = Field(
+    group_id: Annotated[
+        Text,
+        AfterValidator(matching(r"[^\x00-\x1f\x7f]{1,255}", _GROUP_COMPLAINT)),
+        OnSpark("holds; it is in the names of parts and in the prefix of Spark's own groups; frozen"),
+    ] = Field(description="Consumer group. Processes in the same group share the partitions.")
+    topics: Annotated[
+        list[Annotated[Text, AfterValidator(_topic)]],
+        AfterValidator(_topics),
+        OnSpark("holds; with the connector, a pattern follows Java's rules"),
+    ] = Field(min_length=1, description="Topic names; an entry that starts with `^` is a regular expression.")
+    start: Annotated[Start, OnSpark("holds, for a new checkpoint whose consumer group never committed")] = Field(
         default="earliest",
         description="Start position of a new group: `earliest`, `latest` or a timestamp with a time zone.",
     )
-    start_timeout_ms: Annotated[int, Duration("100ms", "1d")] = Field(
+    start_timeout_ms: Annotated[int, Duration("100ms", "1d"), OnSpark("holds, on the driver")] = Field(
         default=30_000,
         alias="start_timeout",
         description="How long startup waits for an unreachable broker or a missing topic before it exits with 69. "
         "Later outages are waited out.",
     )
-    properties: Annotated[dict[PropertyName, PropertyValue], PlainSerializer(hide_secrets)] = Field(
+    properties: Annotated[
+        dict[PropertyName, PropertyValue],
+        PlainSerializer(hide_secrets),
+        OnSpark(
+            "holds with `spark.reader: client`; otherwise mapped to the names of the Java client, and refused if it "
+            "has no such property. `isolation.level` is frozen. Files must be on every executor"
+        ),
+    ] = Field(
         default={},
         repr=False,
         description="Passed to librdkafka, for example TLS and SASL settings. Properties that would break a "
@@ -192,12 +205,12 @@ class RocketMqSource(Model):
         validate_default=True,
         description="With `native`: the folder that `sidecar native FOLDER` filled.",
     )
-    name_servers: Annotated[str, BeforeValidator(_name_servers), _SERVERS_SCHEMA] | None = Field(
+    name_servers: Annotated[str, Kind("text or list"), BeforeValidator(_name_servers), _SERVERS_SCHEMA] | None = Field(
         default=None,
         validate_default=True,
         description="Name servers as `HOST:PORT`, in a list or separated by commas. Not with `grpc`.",
     )
-    endpoints: Annotated[str, BeforeValidator(_name_servers), _SERVERS_SCHEMA] | None = Field(
+    endpoints: Annotated[str, Kind("text or list"), BeforeValidator(_name_servers), _SERVERS_SCHEMA] | None = Field(
         default=None,
         validate_default=True,
         description="With `grpc`: proxies as `HOST:PORT`, in a list or separated by commas.",
@@ -306,7 +319,9 @@ class Source(OneOf):
     """Where messages come from."""
 
     kafka_: KafkaSource | None = Field(default=None, alias="kafka", description="A Kafka cluster.")
-    rocketmq: RocketMqSource | None = Field(default=None, description="A RocketMQ cluster, 4.x or 5.x.")
+    rocketmq: Annotated[RocketMqSource | None, NotOnSpark("Spark has no connector for it")] = Field(
+        default=None, description="A RocketMQ cluster, 4.x or 5.x."
+    )
 
     @property
     def kafka(self) -> KafkaSource:

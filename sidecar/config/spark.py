@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from sidecar.config.base import Location, Model, Text
+from sidecar.config.marks import OnSpark
 from sidecar.config.units import Duration
 
 
@@ -31,13 +32,17 @@ class Table(Model):
 class Spark(Model):
     """What `sidecar spark ingest` and `sidecar spark run` need."""
 
-    master: Text | None = Field(
+    master: Annotated[Text | None, OnSpark("the Spark master")] = Field(
         default=None, description="Spark master, such as `local[*]`; omit it under `spark-submit`."
     )
-    checkpoint: Location = Field(description="Checkpoint location: a path or URL, for one job only.")
-    reader: Literal["connector", "client"] = Field(
+    checkpoint: Annotated[Location, OnSpark("a path, relative to where the driver is started; a URL is refused")] = (
+        Field(description="Checkpoint location: a path or URL, for one job only.")
+    )
+    reader: Annotated[Literal["connector", "client"], OnSpark("how Kafka is read; frozen")] = Field(
         default="connector",
         description="How `sidecar spark run` reads Kafka: through Spark's `connector`, or with the daemon's "
         "`client` in each task, which costs less.",
     )
-    table: Table | None = Field(default=None, description="The table that `sidecar spark ingest` fills.")
+    table: Annotated[Table | None, OnSpark("ignored: it belongs to `sidecar spark ingest`")] = Field(
+        default=None, description="The table that `sidecar spark ingest` fills."
+    )

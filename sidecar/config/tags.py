@@ -8,6 +8,7 @@ from pydantic import AfterValidator, Discriminator, Field, Tag, ValidationError,
 
 from sidecar.config.base import Int, Model, OneOf, Text, kind, problem, words
 from sidecar.config.ledger import Ledger
+from sidecar.config.marks import Kind, NotOnSpark, OnSpark
 from sidecar.config.units import Duration, Size
 from sidecar.core import fields
 from sidecar.core.tags import TagError, TagFilter, parse_expression
@@ -17,9 +18,9 @@ class Place(OneOf):
     """Where in a message a tag or an id stands."""
 
     header: Text | None = Field(default=None, description="Name of a header; for RocketMQ, of a property.")
-    json_: Annotated[Text, AfterValidator(lambda text: fields.parse_json_path(text) and text)] | None = Field(
-        default=None, alias="json", description="Path into a JSON value, such as $.order.id."
-    )
+    json_: (
+        Annotated[Text, Kind("JSON path"), AfterValidator(lambda text: fields.parse_json_path(text) and text)] | None
+    ) = Field(default=None, alias="json", description="Path into a JSON value, such as $.order.id.")
 
     def field(self) -> fields.Field:
         """The core's description of the place."""
@@ -49,7 +50,7 @@ def _expression(text: str) -> str:
     return text
 
 
-Expression: TypeAlias = Annotated[Text, AfterValidator(_expression)]
+Expression: TypeAlias = Annotated[Text, Kind("expression"), AfterValidator(_expression)]
 
 
 def canonical(expression: str) -> list[str]:
@@ -67,14 +68,14 @@ class Tags(Model):
         description="Where to read the tag: `{header: NAME}`, `key`, `topic` or `{json: $.a.b}`. Defaults to "
         "`TAGS` for RocketMQ.",
     )
-    split: Annotated[Text, Field(max_length=16)] | None = Field(
+    split: Annotated[Annotated[Text, Field(max_length=16)] | None, Kind("text, at most 16 characters")] = Field(
         default=None, description="Separator of several tags in one value. Without it, the whole value is one tag."
     )
     subscribe: Expression = Field(
         default="*", description="Wanted tags, `a || b`; `*` accepts all messages, including those without a tag."
     )
     exclude: Expression | None = Field(default=None, description="Tags that are never wanted, `a || b`.")
-    groups: dict[Text, Expression] = Field(
+    groups: Annotated[dict[Text, Expression], Kind("section of expressions")] = Field(
         default={},
         description="Group names and their expressions; `*` matches tags that no other group names. A tag in no "
         "group forms its own.",
@@ -124,34 +125,41 @@ class Tags(Model):
 class Dedup(Model):
     """What makes two messages the same."""
 
-    by: IdPlace = Field(
+    by: Annotated[IdPlace, OnSpark("holds; frozen")] = Field(
         default="position",
         description="Message identity: `position` (partition and offset), or an id from `{header: NAME}`, `key`, "
         "`{json: $.a.b}` or (RocketMQ) `offset_msg_id`.",
     )
-    as_: Literal["text", "int"] = Field(
+    as_: Annotated[Literal["text", "int"], OnSpark("holds; frozen")] = Field(
         default="text",
         alias="as",
         description="How ids are compared: as `text` (any bytes) or as `int` (a 64-bit number).",
     )
-    capacity: Int = Field(
+    capacity: Annotated[Int, OnSpark("holds; frozen")] = Field(
         default=100_000_000,
         ge=1_000,
         le=10_000_000_000,
         description="Messages to remember before the oldest are forgotten, in each partition or in the ledger.",
     )
-    keep_ms: Annotated[int, Duration("1m", "3650d")] | None = Field(
+    keep_ms: Annotated[
+        Annotated[int, Duration("1m", "3650d")] | None,
+        NotOnSpark("a task that runs again must decide alike at any time"),
+    ] = Field(
         default=None,
         alias="keep",
         description="How long an id is remembered at least, unless `capacity` ends it earlier; at most twice as "
         "long. If unset, only `capacity` applies.",
     )
-    memory_bytes: Annotated[int, Size("1MiB", "1024GiB")] = Field(
+    memory_bytes: Annotated[
+        int, Size("1MiB", "1024GiB"), OnSpark("ignored: a task holds the ids of its partition in memory, 10 bytes each")
+    ] = Field(
         default=64 << 20,
         alias="memory",
         description="Memory for the ids of all partitions. Ids that do not fit are in files in `state.dir`.",
     )
-    ledger: Ledger | None = Field(
+    ledger: Annotated[
+        Ledger | None, NotOnSpark("ids are compared within a partition; run the daemon to use a ledger")
+    ] = Field(
         default=None,
         description="Compares ids across all partitions, in a database: `sqlite` or `postgresql`. Without it, ids "
         "are compared within a partition.",

@@ -11,6 +11,7 @@ from ruamel.yaml import YAML
 
 from sidecar.config import load, schema
 from sidecar.config.kafka_properties import REFUSED
+from sidecar.config.reference import BEGIN, DOCUMENTS, END, keys, keys_on_spark, renewed
 from sidecar.config.schema import Option, options
 from sidecar.spark.ingest.support import load_for_ingest
 from tests.support.json_schema import violations
@@ -43,17 +44,6 @@ def nested(option: Option) -> bool:
         len(outer.path) < len(option.path) and option.path[: len(outer.path)] == outer.path and not outer.section
         for outer in options()
     )
-
-
-def row(option: Option, kind: str) -> str:
-    """The option as the reference's table has it."""
-    default = "required" if option.required else "" if option.default is None else f"`{yaml_text(option.default)}`"
-    return f"| `{option.name}` | {kind} | {default} | {option.meaning.replace('|', chr(92) + '|')} |"
-
-
-def yaml_text(value: Any) -> str:
-    """A default as the file would have it."""
-    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 @pytest.fixture
@@ -131,14 +121,31 @@ def test_full_names_no_other_option() -> None:
     assert {path for path in paths(plain(text), ()) if path} <= known
 
 
-def test_reference_names_every_option_and_no_other() -> None:
-    """The reference has one row for each key with the model's default and meaning, in the model's order."""
-    section = REFERENCE.read_text().partition("## Every key")[2].partition("\n## ")[0]
-    rows = re.findall(r"^\| `([^`]+)` \| ([^|]+) \|.*$", section, flags=re.MULTILINE)
-    assert [name for name, _ in rows] == [option.name for option in options()]
-    lines = REFERENCE.read_text().splitlines()
-    for option, (_, kind) in zip(options(), rows, strict=True):
-        assert row(option, kind) in lines
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_tables_of_keys_are_those_of_the_model(document: str) -> None:
+    """A table between the marks is what `make docs` would write."""
+    text = (ROOT / document).read_text()
+    assert text.count(BEGIN) == text.count(END) == 1
+    assert renewed(text, DOCUMENTS[document]()) == text
+
+
+def test_a_key_has_a_row_with_all_that_the_model_knows() -> None:
+    """Types come from bounds, units and choices; on Spark the row of a section is for its keys."""
+    told, on_spark = keys().splitlines(), keys_on_spark().splitlines()
+    for row in (
+        "| `batch.max_messages` | number, 1 to 1,000,000 | `5000` | Maximum messages in a batch. |",
+        "| `log.level` | word | `info` | Lowest level that is logged. |",
+        "| `drain_timeout` | duration, 0ms to 1h | `20s` | How long a stop waits for messages in flight. |",
+        "| `tags.exclude` | expression |  | Tags that are never wanted, `a \\|\\| b`. |",
+    ):
+        assert row in told
+    assert len(told) == len(options()) + 2
+    names = {name for line in on_spark for name in re.findall(r"`([^`]+)`", line.split(" | ")[0])}
+    for option in options():
+        ways = [".".join(option.path[: length + 1]) for length in range(len(option.path))]
+        assert option.section or names & set(ways), option.name
+    assert {"sink.http.concurrency", "sink.http.tls"} <= names
+    assert "sink.http.tls.ca" not in names
 
 
 def test_reference_shows_the_minimal_file() -> None:

@@ -6,10 +6,12 @@ import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from sidecar.config.document import KeyPath
 from sidecar.config.loader import load
 from sidecar.config.model import Settings
+from sidecar.config.schema import options
 from sidecar.spark.run.kafka_options import reason_against
 
 
@@ -31,30 +33,20 @@ def refusals(settings: Settings) -> Iterator[tuple[KeyPath, str]]:
     if settings.batch.by == "group":
         text = "cannot be group on Spark: a task has one partition, and larger batches would depend on the tasks"
         yield ("batch", "by"), text
-    for name, cure in {
-        "console": "it would print on the executors",
-        "file": "every executor would write its own file",
-        "spark": "the daemon fills a landing zone, and `sidecar spark ingest` reads it",
-        "delta": "the daemon or `sidecar spark ingest` fills a table",
-    }.items():
-        if getattr(settings.sink, name, None) is not None:
-            yield ("sink", name), f"cannot be the sink of the pipeline on Spark: {cure}; use sink.http"
-    if settings.dedup.ledger:
-        yield (
-            ("dedup", "ledger"),
-            "is not supported on Spark: ids are compared within a partition; run the daemon to use a ledger",
-        )
-    if settings.dedup.keep_ms is not None:
-        yield ("dedup", "keep"), "is not supported on Spark: a task that runs again must decide alike at any time"
-    if settings.source.rocketmq:
-        yield ("source", "rocketmq"), "cannot be the source of the pipeline on Spark, which reads only Kafka"
-        return
-    if settings.spark is not None and settings.spark.reader == "client":
+    shown = settings.public()
+    for option in options():
+        if option.not_on_spark and _is_in(shown, option.path):
+            yield option.path, f"is not supported on Spark: {option.not_on_spark}"
+    if settings.source.rocketmq or (settings.spark is not None and settings.spark.reader == "client"):
         return
     properties = settings.source.kafka.properties
     for name in properties:
         if reason := reason_against(name, properties):
             yield ("source", "kafka", "properties", name), f"is not supported on Spark: {reason}"
+
+
+def _is_in(shown: Any, path: KeyPath) -> bool:
+    return not path or (isinstance(shown, dict) and path[0] in shown and _is_in(shown[path[0]], path[1:]))
 
 
 def load_for_run(path: str | Path) -> Settings:
