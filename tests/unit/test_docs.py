@@ -38,7 +38,7 @@ from tests.support.jars import ROOT
 README = ROOT / "README.md"
 LIBRARY = ROOT / "docs" / "library.md"
 OPERATION = ROOT / "docs" / "operation.md"
-DOCUMENTS = [README, ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
+DOCUMENTS = [README, ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 TELLERS = {
     "debug",
     "info",
@@ -314,9 +314,9 @@ def test_every_command_that_is_told_exists(path: Path) -> None:
 
 
 def test_every_document_is_found_from_the_readme() -> None:
-    """The README leads to each file of `docs/`, and to the examples."""
+    """The README leads to each other document, and to the examples."""
     text = README.read_text()
-    assert [path.name for path in DOCUMENTS[2:] if f"](docs/{path.name})" not in text] == []
+    assert [path for path in DOCUMENTS[1:] if f"]({path.relative_to(ROOT)})" not in text] == []
     assert all(f"(examples/{path.name})" in text for path in (ROOT / "examples").glob("*.py"))
 
 
