@@ -32,7 +32,7 @@ Source = Literal["kafka", "rocketmq"]
     type=click.Choice(["kafka", "rocketmq"]),
     default="kafka",
     show_default=True,
-    help="A mock of Kafka, or a real RocketMQ node, which needs Java and Maven.",
+    help="A mock of Kafka, or a real RocketMQ node, which needs a clone of the repository, Java and Maven.",
 )
 @click.option("--keep", is_flag=True, help="Keep the folder with configuration, logs, state and received rows.")
 def demo(messages: int, sink: Sink | None, source: Source, keep: bool) -> int | None:
@@ -40,14 +40,12 @@ def demo(messages: int, sink: Sink | None, source: Source, keep: bool) -> int | 
     from rich.console import Console
 
     from sidecar.demo.needs import lacking
-    from sidecar.demo.rocketmq_jars import rocketmq_jars
     from sidecar.demo.show import Show
     from sidecar.demo.stage import Stage
 
     lacks = None if sink == "http" else lacking()
     if lacks and sink == "spark":
         raise UnavailableError(f"the demo cannot start Spark: {lacks}")
-    jars = rocketmq_jars() if source == "rocketmq" else None
     console = Console(width=None if sys.stdout.isatty() else PIPE_COLUMNS)
     try:
         folder = Path(tempfile.mkdtemp(prefix="sidecar-demo-"))
@@ -56,7 +54,7 @@ def demo(messages: int, sink: Sink | None, source: Source, keep: bool) -> int | 
             f"no folder for the demo: {error}", hint="set TMPDIR to a folder that can be written"
         ) from error
     try:
-        with Show(console) as show, Stage(messages, folder, show, keep=keep, jars=jars) as stage:
+        with Show(console) as show, Stage(messages, folder, show, keep=keep, rocketmq=source == "rocketmq") as stage:
             balanced = sink == "spark" or _http(stage, show)
             if lacks:
                 show.head("Spark")

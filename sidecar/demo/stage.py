@@ -8,15 +8,20 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol
 
+import sidecar
 from sidecar.demo.children import Child
 from sidecar.demo.desk import ask_status
-from sidecar.demo.rocketmq_jars import VERSION
 from sidecar.demo.stream import TOPIC, WANTED_TAGS, poisonous
 from sidecar.errors import UnavailableError
 
 KILL_AT = 0.35
 READY_S = 30.0
 BROKER_START_S = 150.0
+FETCH_S = 1_200.0
+"""Maven may have to fetch 100 MB before RocketMQ starts."""
+CLONE = Path(sidecar.__file__).parents[1]
+NODE = "tests.support.rocketmq_demo"
+"""Starts RocketMQ; it is in a clone, and not in the distribution."""
 PRODUCE_MAX = 50_000
 """At once: half of what the broker's producer queues."""
 MOCK_WAIT = (
@@ -73,38 +78,47 @@ class Stage:
         folder: For configurations, states, logs and what arrives.
         audience: Who watches.
         keep: Whether the folder outlives a demo that is killed.
-        jars: Of RocketMQ, where it is the source; else it is the mock cluster.
+        rocketmq: Whether RocketMQ is the source, in place of the mock cluster.
+
+    Raises:
+        UnavailableError: RocketMQ is asked for outside of a clone.
     """
 
-    def __init__(self, total: int, folder: Path, audience: Audience, *, keep: bool, jars: Path | None = None) -> None:
+    def __init__(self, total: int, folder: Path, audience: Audience, *, keep: bool, rocketmq: bool = False) -> None:
+        if rocketmq and not (CLONE / f"{NODE.replace('.', '/')}.py").is_file():
+            raise UnavailableError(
+                "--source rocketmq works in a clone of the repository only: what starts RocketMQ is not installed",
+                hint="make demo SOURCE=rocketmq, in a clone",
+            )
         self.total = total
         self.folder = folder
         self.audience = audience
         self.produced = 0
         self.address = ""
-        self.source = "rocketmq" if jars else "kafka"
-        self._jars = jars
+        self.source = "rocketmq" if rocketmq else "kafka"
         self._janitor = "" if keep else str(folder)
 
     def __enter__(self) -> Stage:
         poison = poisonous(self.total)
         text = f"{self.total:,} messages: 5 % sent twice, some with unwanted tags, {poison} poison"
         self.audience.say("stream", text)
+        rocketmq = self.source == "rocketmq"
+        if rocketmq:
+            self.audience.say("broker", "starting RocketMQ; the first time Maven fetches its jars")
         self._broker = Child("broker", self._arguments(), self.folder, pipes=True)
         try:
-            self.address = self._broker.hear(BROKER_START_S)["address"]
+            self.address = self._broker.hear(BROKER_START_S + FETCH_S * rocketmq)["address"]
         except BaseException:
             self._broker.kill()
             raise
-        what = f"a RocketMQ {VERSION} by itself" if self._jars else "librdkafka's mock cluster"
+        what = "a real RocketMQ" if rocketmq else "librdkafka's mock cluster"
         self.audience.say("broker", f"{what} at {self.address}")
         return self
 
     def _arguments(self) -> list[str]:
-        if self._jars is None:
+        if self.source == "kafka":
             return ["-m", "sidecar.demo.broker", str(self.total), self._janitor]
-        node = str(self.folder / "node")
-        return ["-m", "sidecar.demo.rocketmq_broker", str(self._jars), node, str(self.total), self._janitor]
+        return ["-m", NODE, str(self.folder / "node"), str(self.total), self._janitor]
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

@@ -20,8 +20,6 @@ MESSAGES_MAX = 32
 """More than these no broker gives for one request."""
 READABLE = 4
 SUSPEND, SUBSCRIPTION = 2, 4
-TO_DEAD_LETTERS = -1
-"""In place of a delay level."""
 RECONSUME_TIMES_MAX = 16
 """Handed back so often, a message goes to the group's dead letters; Java's default."""
 

@@ -15,7 +15,7 @@ import deltalake
 import pytest
 
 from sidecar.config.sinks import Sink as SinkSettings
-from sidecar.core.records import Answer, Batch, Fragment, Part, TopicPartition, Verdict
+from sidecar.core.records import Batch, Fragment, Part, TopicPartition, Verdict
 from sidecar.sinks.base import Sink
 from sidecar.sinks.console import ConsoleSink
 from sidecar.sinks.delta import DeltaSink
@@ -23,7 +23,6 @@ from sidecar.sinks.endpoint import Endpoint
 from sidecar.sinks.file import FileSink
 from sidecar.sinks.formats import NdjsonFramer
 from sidecar.sinks.http import HttpSink
-from sidecar.sinks.simulated import SimulatedSink
 from sidecar.sinks.spark import SparkSink
 from tests.support.delta import rows_of
 from tests.support.landing import KEEP, Disk, arrived, disk
@@ -44,14 +43,6 @@ class Bench:
     mend: Callable[[], object]
     remembers: bool = True
     known_as: Callable[[bytes], object] = field(default=lambda row: row)
-
-
-def simulated(_: Path, stack: contextlib.ExitStack) -> Bench:
-    """Everything in memory."""
-    sink = SimulatedSink(NdjsonFramer(ListColumns()))
-    return Bench(
-        sink, lambda: [row.data for row in sink.rows], lambda: sink.script(Answer(Verdict.RETRY, "x")), lambda: None
-    )
 
 
 def http(_: Path, stack: contextlib.ExitStack) -> Bench:
@@ -146,7 +137,7 @@ def delta(folder: Path, stack: contextlib.ExitStack) -> Bench:
     )
 
 
-BENCHES = [simulated, http, console, file, spark, delta]
+BENCHES = [http, console, file, spark, delta]
 
 
 @pytest.fixture(params=BENCHES, ids=lambda make: make.__name__)
@@ -173,7 +164,7 @@ def batch(sink: Sink, *rows: bytes, first: int = 0, group: str = "g", parts: int
 
 def test_every_sink_of_the_settings_is_here() -> None:
     """Each sink that a file may name is in this suite."""
-    assert {make.__name__ for make in BENCHES} == {"simulated", *SinkSettings.model_fields}
+    assert {make.__name__ for make in BENCHES} == set(SinkSettings.model_fields)
 
 
 def test_rows_arrive_once_in_their_order(bench: Bench) -> None:

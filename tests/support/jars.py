@@ -33,7 +33,7 @@ def executable(name: str) -> str:
     """
     path = shutil.which(name)
     if path is None:
-        raise RuntimeError(f"the tests need a real broker, and {name!r} is missing; install it with: {INSTALL}")
+        raise RuntimeError(f"a real broker needs {name!r}, which is missing; install it with: {INSTALL}")
     return path
 
 

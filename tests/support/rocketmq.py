@@ -260,13 +260,13 @@ class Node:
     def send_batch(
         self, topic: str, messages: Iterable[Message | bytes], *, queue: int = 0, broker: str = BROKER
     ) -> None:
-        """Send bodies and tags as one batch (320, SEND_BATCH_MESSAGE), all into one queue."""
+        """Send bodies, tags and properties as one batch (320, SEND_BATCH_MESSAGE), all into one queue."""
         packed = bytearray()
         for one in messages:
             self._ids += 1
-            body, tag = (one.body, one.tag) if isinstance(one, Message) else (one, "")
-            properties = f"UNIQ_KEY\x01{self._ids:032X}\x02".encode()
-            properties += f"TAGS\x01{tag}\x02".encode() if tag else b""
+            message = one if isinstance(one, Message) else Message(one)
+            body, stored = message.body, {"UNIQ_KEY": f"{self._ids:032X}", "TAGS": message.tag, **message.properties}
+            properties = "".join(f"{name}\x01{value}\x02" for name, value in stored.items() if value).encode()
             rest = struct.pack(">iiii", 0, 0, 0, len(body)) + body + struct.pack(">h", len(properties)) + properties
             packed += struct.pack(">i", 4 + len(rest)) + rest
         fields = {
@@ -498,11 +498,6 @@ class RocketMqNode(Node):
     def kill_name_server(self) -> None:
         """SIGKILL to the name server."""
         self._end("namesrv", signal.SIGKILL)
-
-    def lose_offsets(self) -> None:
-        """Delete what groups have committed, while the broker is down."""
-        for file in (self._folder / "store" / "config").glob("consumerOffset.json*"):
-            file.unlink()
 
     def lose_store(self) -> None:
         """Delete all messages, while the broker is down; topics and committed offsets stay."""

@@ -1,4 +1,4 @@
-"""The file, console and simulated sinks where they differ from each other, and the sink that settings name."""
+"""The file and console sinks where they differ from each other, and the sink that settings name."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from sidecar.config.model import Settings
-from sidecar.core.records import Answer, Batch, FailedRow, Fragment, Part, TopicPartition, Verdict
+from sidecar.core.records import Batch, Fragment, Part, TopicPartition, Verdict
 from sidecar.daemon.build import build
 from sidecar.errors import ConfigError, StateError
 from sidecar.sinks.build import build_sink
@@ -17,7 +17,6 @@ from sidecar.sinks.console import ConsoleSink
 from sidecar.sinks.file import FileSink
 from sidecar.sinks.formats import FormatName, make_framer
 from sidecar.sinks.http import HttpSink
-from sidecar.sinks.simulated import SimulatedSink
 from tests.support.receiver import Receiver
 from tests.unit.test_formats import ListColumns, Msg, tags_of
 
@@ -215,47 +214,3 @@ def test_every_setting_of_http_reaches_the_request(auth: dict[str, object], name
         sent = receiver.headers[0]
     assert sent[name] == value
     assert (sent["x-a"], sent["content-encoding"]) == ("1", "gzip")
-
-
-def simulated(*, remembers: bool = True) -> SimulatedSink:
-    """A simulated sink for ndjson."""
-    return SimulatedSink(make_framer("ndjson", ListColumns(), tags_of), remembers=remembers)
-
-
-def test_the_simulated_sink_answers_as_told() -> None:
-    """Scripted answers come in order and store nothing unless lost; afterwards it acknowledges."""
-    sink = simulated()
-    sink.script(Answer(Verdict.REJECT, "bad"), Answer(Verdict.HALT, "no"))
-    sink.script(Answer(Verdict.RETRY, "lost"), lost=True)
-    verdicts = [sink.deliver(batch(b"a")).verdict for _ in range(4)]
-    assert verdicts == [Verdict.REJECT, Verdict.HALT, Verdict.RETRY, Verdict.ACK]
-    assert [(row.tp, row.offset, row.data) for row in sink.rows] == [(TP, 0, b"a")]
-    assert [request.parts for request in sink.requests] == [("orders@scope:0:0-0",)] * 4
-
-
-def test_the_simulated_sink_gives_a_known_part_the_same_answer() -> None:
-    """A partial answer is given again for the same part, also in another batch where its rows stand elsewhere."""
-    sink = simulated()
-    failed = FailedRow(1, retry=True, reason="later")
-    sink.script(Answer(Verdict.PARTIAL, failed=(failed,)), lost=True)
-    sink.deliver(batch(b"a", b"b", first=10))
-    again = sink.deliver(Batch(2, "g", [part(b"x", first=0), part(b"a", b"b", first=10)]))
-    assert again.failed == (FailedRow(2, retry=True, reason="later"),)
-    assert [row.data for row in sink.rows] == [b"a", b"x"]
-
-
-def test_the_simulated_sink_takes_no_name_when_all_rows_failed() -> None:
-    """A part that failed wholly comes again under its name and is stored then."""
-    sink = simulated()
-    sink.script(Answer(Verdict.PARTIAL, failed=(FailedRow(0, retry=True, reason="x"),)))
-    assert sink.deliver(batch(b"a")).verdict is Verdict.PARTIAL
-    assert sink.deliver(batch(b"a")).verdict is Verdict.ACK
-    assert len(sink.rows) == 1
-
-
-def test_the_simulated_sink_can_forget() -> None:
-    """Without memory of names every delivery is stored."""
-    sink = simulated(remembers=False)
-    for _ in range(2):
-        sink.deliver(batch(b"a"))
-    assert len(sink.rows) == 2
