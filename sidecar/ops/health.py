@@ -18,34 +18,36 @@ class Kind(NamedTuple):
     next_step: str
 
 
-_STATE_DISK = "make room on the disk of state.dir, or mend it; it goes on by itself"
-_BROKER = "look at the broker and the network; it goes on by itself"
+_STATE_DISK = "free space on the disk of state.dir, or repair it; the daemon resumes by itself"
+_BROKER = "check the broker and the network; the daemon resumes by itself"
 
 KINDS = {
-    "loop": Kind(STOPPED, "restart the daemon, and report it with its log"),
-    "ended": Kind(STOPPED, "look at the log, and start it again"),
-    "draining": Kind(STOPPED, "wait: drain_timeout bounds it"),
-    "starting": Kind(STARTING, "wait; where it names something that is missing, provide that"),
+    "loop": Kind(STOPPED, "restart the daemon, and report this with its log"),
+    "ended": Kind(STOPPED, "check the log, and start the query again"),
+    "draining": Kind(STOPPED, "wait: drain_timeout limits it"),
+    "starting": Kind(STARTING, "wait; if the reason names something that is missing, provide it"),
     "state_lost": Kind(
-        STOPPED, "put the folder back, and it goes on by itself; when it is gone for good, restart the daemon"
+        STOPPED, "put the folder back, and the daemon resumes by itself; if it is lost for good, restart the daemon"
     ),
     "membership": Kind(STOPPED, _BROKER),
-    "ledger": Kind(STOPPED, "look at the ledger's database; it goes on by itself"),
-    "halted": Kind(STOPPED, "correct the receiver, its address or its credentials; it goes on by itself"),
-    "refused": Kind(STOPPED, "correct the receiver; it goes on by itself"),
+    "ledger": Kind(STOPPED, "check the ledger's database; the daemon resumes by itself"),
+    "halted": Kind(STOPPED, "correct the receiver, its address or its credentials; the daemon resumes by itself"),
+    "refused": Kind(STOPPED, "correct the receiver; the daemon resumes by itself"),
     "ids": Kind(STOPPED, _STATE_DISK),
     "commit": Kind(STOPPED, f"{_BROKER}; until then nothing new is sent"),
-    "memory": Kind(DEGRADED, "look at the receiver: it takes less than the source gives; it goes on by itself"),
-    "dead_letters_store": Kind(DEGRADED, "give the dead letters room, in state.dir or in their topic"),
+    "memory": Kind(
+        DEGRADED, "check the receiver: it accepts less than the source delivers; the daemon resumes by itself"
+    ),
+    "dead_letters_store": Kind(DEGRADED, "make space for dead letters, in state.dir or in their topic"),
     "state": Kind(DEGRADED, _STATE_DISK),
-    "state_damaged": Kind(DEGRADED, "look at the disk of state.dir, and for state.damaged in the log"),
+    "state_damaged": Kind(DEGRADED, "check the disk of state.dir, and state.damaged in the log"),
     "broker": Kind(DEGRADED, _BROKER),
-    "group": Kind(DEGRADED, "look at the receiver with that reason in hand; it goes on by itself"),
-    "span": Kind(DEGRADED, "mend what the named group waits for, or let its retries end: retry.give_up_after"),
-    "ids_loading": Kind(DEGRADED, "wait; if the log has ids.not_loaded, do what that says"),
+    "group": Kind(DEGRADED, "check the receiver for that reason; the daemon resumes by itself"),
+    "span": Kind(DEGRADED, "fix what the named group waits for, or end its retries: retry.give_up_after"),
+    "ids_loading": Kind(DEGRADED, "wait; if the log has ids.not_loaded, do what it says"),
     "unread": Kind(DEGRADED, _BROKER),
-    "waiting": Kind(DEGRADED, "look at the receiver's speed; raise sink.http.concurrency, or add processes"),
-    "dead_letters": Kind(DEGRADED, "look at the dead letters and their reasons; correct the producer or the receiver"),
+    "waiting": Kind(DEGRADED, "check the receiver's speed; raise sink.http.concurrency, or add processes"),
+    "dead_letters": Kind(DEGRADED, "check the dead letters and their reasons; correct the producer or the receiver"),
 }
 """The worst first. The words are the label `reason` of the metric `sidecar_problem`."""
 _RANK = {kind: rank for rank, kind in enumerate(KINDS)}

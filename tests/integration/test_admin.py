@@ -104,7 +104,7 @@ def test_health_is_one_truth(daemon: Daemon, tmp_path: Path) -> None:
     """Page, status, `/readyz` and metric show the same word, reason and next step."""
     problem = Problem("refused", "the receiver <refuses>")
     daemon.now = replace(READY, problems=(problem, Problem("group", "group a fails")), intake_stopped=("refused",))
-    shown = "stopped: the receiver <refuses>. Next: correct the receiver; it goes on by itself"
+    shown = "stopped: the receiver <refuses>. Next: correct the receiver; the daemon resumes by itself"
     assert daemon.ask("/readyz")[1].splitlines()[0] == shown
     assert html.escape(shown) in daemon.ask("/")[1]
     assert shown in run_status("-c", config(tmp_path))
@@ -114,7 +114,10 @@ def test_health_is_one_truth(daemon: Daemon, tmp_path: Path) -> None:
     assert not found["ready"]
     metrics = daemon.ask("/metrics")[1]
     assert 'sidecar_health{state="stopped"} 1.0\n' in metrics
-    assert 'next_step="correct the receiver; it goes on by itself",reason="refused",state="stopped"} 1.0\n' in metrics
+    assert (
+        'next_step="correct the receiver; the daemon resumes by itself",reason="refused",state="stopped"} 1.0\n'
+        in metrics
+    )
 
 
 @pytest.mark.parametrize(("kind", "code"), [("", 0), ("group", 0), ("starting", 69), ("halted", 69)])
