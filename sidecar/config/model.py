@@ -36,7 +36,7 @@ _AGE = Duration("1s", "365d")
 class Memory(Model):
     """Memory limits."""
 
-    budget_bytes: Annotated[int, _BUDGET, OnSpark("holds for each task; frozen")] = Field(
+    budget_bytes: Annotated[int, _BUDGET, OnSpark("applies for each task; pinned")] = Field(
         default=64 << 20, alias="budget", description="Memory for all held messages, including the client's queue."
     )
 
@@ -47,10 +47,10 @@ class BatchSettings(Model):
     by: Annotated[Literal["partition", "group"], OnSpark("`group` is refused: a task has one partition")] = Field(
         default="partition", description="`group` combines parts of several partitions into one request."
     )
-    max_messages: Annotated[Int, OnSpark("holds; frozen")] = Field(
+    max_messages: Annotated[Int, OnSpark("applies; pinned")] = Field(
         default=5_000, ge=1, le=1_000_000, description="Maximum messages in a batch."
     )
-    max_bytes: Annotated[int, Size("1KiB", "1GiB"), OnSpark("holds; frozen")] = Field(
+    max_bytes: Annotated[int, Size("1KiB", "1GiB"), OnSpark("applies; pinned")] = Field(
         default=4 << 20,
         description="Maximum body size before compression; a larger message is sent alone. Less than `memory.budget`.",
     )
@@ -121,7 +121,7 @@ class Retry(Model):
         WithJsonSchema(
             {"type": ["string", "integer"], "minimum": 1, "pattern": r"^(never|[0-9]{1,15} ?(s|m|h|d|ms))$"}
         ),
-        OnSpark("holds; another attempt of a task counts anew"),
+        OnSpark("applies; another attempt of a task counts anew"),
     ] = Field(
         default=GiveUp(),
         description="`never`, a number of attempts, or a duration, after which the batch is dead-lettered.",
@@ -197,7 +197,7 @@ class DeadLetters(OneOf):
 class State(Model):
     """Data that outlives the process."""
 
-    dir: Annotated[FilePath, OnSpark("holds, on the driver, for dead letters only")] = Field(
+    dir: Annotated[FilePath, OnSpark("applies, on the driver, for dead letters only")] = Field(
         description="State folder, for this process only."
     )
 
@@ -233,7 +233,7 @@ class Admin(Model):
         BeforeValidator(_listen),
         PlainSerializer(_listen_text),
         WithJsonSchema({"type": "string", "pattern": r"^(off|.+:\d{1,5})$"}),
-        OnSpark("holds, on the driver"),
+        OnSpark("applies, on the driver"),
     ] = Field(
         default=Listen("127.0.0.1", 9464),
         description="`HOST:PORT`, or `off`. There is no authentication: keep it on loopback.",
@@ -265,7 +265,7 @@ class Settings(Model):
     tags: Annotated[
         Tags,
         OnSpark(
-            "holds; frozen. With the connector, the JVM drops what is certainly unwanted, and the daemon's own filter "
+            "applies; pinned. With the connector, the JVM drops what is certainly unwanted, and the daemon's own filter "
             "decides on the rest"
         ),
     ] = Field(
@@ -283,7 +283,7 @@ class Settings(Model):
     retry: Retry = Field(default=Retry(), description="How a batch is retried.")
     dead_letters: Annotated[
         DeadLetterPlace,
-        OnSpark("holds; with `state`, the driver puts dead letters into `state.dir` when their micro-batch is done"),
+        OnSpark("applies; with `state`, the driver puts dead letters into `state.dir` when their micro-batch is done"),
     ] = Field(
         default="state",
         description="Where rejected messages go: `state`, `{kafka: {topic: NAME}}`, `{rocketmq: dlq}` or "
@@ -291,9 +291,9 @@ class Settings(Model):
     )
     state: State = Field(description="Data that outlives the process.")
     admin: Admin = Field(default=Admin(), description="Health, status and metrics.")
-    log: Annotated[Log, OnSpark("holds, on driver and executors")] = Field(default=Log(), description="Log output.")
+    log: Annotated[Log, OnSpark("applies, on driver and executors")] = Field(default=Log(), description="Log output.")
     drain_timeout_ms: Annotated[
-        int, Duration("0ms", "1h"), OnSpark("holds: how long a stop waits for the micro-batch")
+        int, Duration("0ms", "1h"), OnSpark("applies: how long a stop waits for the micro-batch")
     ] = Field(default=20_000, alias="drain_timeout", description="How long a stop waits for messages in flight.")
 
     @field_validator("batch")

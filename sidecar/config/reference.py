@@ -35,7 +35,7 @@ def _on_spark() -> Iterator[tuple[str, str]]:
         inside = any(one.path[:length] in covered for length in range(len(one.path)))
         if text or not (one.section or inside):
             covered.add(one.path)
-            yield one.name, text or "holds"
+            yield one.name, text or "applies"
 
 
 def _default(option: Option) -> str:

@@ -38,7 +38,7 @@ class Option:
     kind: str
     """Its type, as the reference names it."""
     on_spark: str
-    """Its meaning for `sidecar spark run`; empty if it holds, or if its section says it."""
+    """Its meaning for `sidecar spark run`; empty if it applies unchanged, or if its section says it."""
     not_on_spark: str
     """Why `sidecar spark run` refuses it; empty if it does not."""
 

@@ -167,9 +167,9 @@ class HttpSink(SinkSettings):
     url: Annotated[Text, Kind("URL"), AfterValidator(_url), PlainSerializer(hide_query)] = Field(
         description="URL of the receiver; `http` or `https`, without credentials."
     )
-    format: Annotated[Format, OnSpark("holds; frozen")] = Field(default="envelope", description=FORMAT)
+    format: Annotated[Format, OnSpark("applies; pinned")] = Field(default="envelope", description=FORMAT)
     compression: Literal["none", "gzip", "zstd"] = Field(default="none", description="Compression of the request body.")
-    concurrency: Annotated[Int, OnSpark("holds for each task")] = Field(
+    concurrency: Annotated[Int, OnSpark("applies for each task")] = Field(
         default=4, ge=1, le=64, description="Maximum concurrent requests."
     )
     ordering: Literal["none", "partition"] = Field(
@@ -188,10 +188,10 @@ class HttpSink(SinkSettings):
     ] = Field(
         default={}, repr=False, description="Extra request headers, `{NAME: VALUE}`; their values are never shown."
     )
-    auth: Annotated[Auth | None, OnSpark("holds; the driver reads the secrets, and they travel with the query")] = (
+    auth: Annotated[Auth | None, OnSpark("applies; the driver reads the secrets, and they travel with the query")] = (
         Field(default=None, description="Authentication to the receiver.")
     )
-    tls: Annotated[Tls, OnSpark("holds; the files must be on every executor")] = Field(
+    tls: Annotated[Tls, OnSpark("applies; the files must be on every executor")] = Field(
         default=Tls(), description="TLS settings; only with `https`."
     )
 

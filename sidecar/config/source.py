@@ -152,18 +152,18 @@ class KafkaSource(Model):
     group_id: Annotated[
         Text,
         AfterValidator(matching(r"[^\x00-\x1f\x7f]{1,255}", _GROUP_COMPLAINT)),
-        OnSpark("holds; it is in the names of parts and in the prefix of Spark's own groups; frozen"),
+        OnSpark("applies; it is in the names of parts and in the prefix of Spark's own groups; pinned"),
     ] = Field(description="Consumer group. Processes in the same group share the partitions.")
     topics: Annotated[
         list[Annotated[Text, AfterValidator(_topic)]],
         AfterValidator(_topics),
-        OnSpark("holds; with the connector, a pattern follows Java's rules"),
+        OnSpark("applies; with the connector, a pattern follows Java's rules"),
     ] = Field(min_length=1, description="Topic names; an entry that starts with `^` is a regular expression.")
-    start: Annotated[Start, OnSpark("holds, for a new checkpoint whose consumer group never committed")] = Field(
+    start: Annotated[Start, OnSpark("applies, for a new checkpoint whose consumer group never committed")] = Field(
         default="earliest",
         description="Start position of a new group: `earliest`, `latest` or a timestamp with a time zone.",
     )
-    start_timeout_ms: Annotated[int, Duration("100ms", "1d"), OnSpark("holds, on the driver")] = Field(
+    start_timeout_ms: Annotated[int, Duration("100ms", "1d"), OnSpark("applies, on the driver")] = Field(
         default=30_000,
         alias="start_timeout",
         description="How long startup waits for an unreachable broker or a missing topic before it exits with 69. "
@@ -173,8 +173,8 @@ class KafkaSource(Model):
         dict[PropertyName, PropertyValue],
         PlainSerializer(hide_secrets),
         OnSpark(
-            "holds with `spark.reader: client`; otherwise mapped to the names of the Java client, and refused if it "
-            "has no such property. `isolation.level` is frozen. Files must be on every executor"
+            "applies with `spark.reader: client`; otherwise mapped to the names of the Java client, and refused if it "
+            "has no such property. `isolation.level` is pinned. Files must be on every executor"
         ),
     ] = Field(
         default={},

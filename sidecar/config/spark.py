@@ -38,7 +38,7 @@ class Spark(Model):
     checkpoint: Annotated[Location, OnSpark("a path, relative to where the driver is started; a URL is refused")] = (
         Field(description="Checkpoint location: a path or URL, for one job only.")
     )
-    reader: Annotated[Literal["connector", "client"], OnSpark("how Kafka is read; frozen")] = Field(
+    reader: Annotated[Literal["connector", "client"], OnSpark("how Kafka is read; pinned")] = Field(
         default="connector",
         description="How `sidecar spark run` reads Kafka: through Spark's `connector`, or with the daemon's "
         "`client` in each task, which costs less.",

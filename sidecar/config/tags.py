@@ -125,17 +125,17 @@ class Tags(Model):
 class Dedup(Model):
     """What makes two messages the same."""
 
-    by: Annotated[IdPlace, OnSpark("holds; frozen")] = Field(
+    by: Annotated[IdPlace, OnSpark("applies; pinned")] = Field(
         default="position",
         description="Message identity: `position` (partition and offset), or an id from `{header: NAME}`, `key`, "
         "`{json: $.a.b}` or (RocketMQ) `offset_msg_id`.",
     )
-    as_: Annotated[Literal["text", "int"], OnSpark("holds; frozen")] = Field(
+    as_: Annotated[Literal["text", "int"], OnSpark("applies; pinned")] = Field(
         default="text",
         alias="as",
         description="How ids are compared: as `text` (any bytes) or as `int` (a 64-bit number).",
     )
-    capacity: Annotated[Int, OnSpark("holds; frozen")] = Field(
+    capacity: Annotated[Int, OnSpark("applies; pinned")] = Field(
         default=100_000_000,
         ge=1_000,
         le=10_000_000_000,
