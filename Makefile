@@ -20,7 +20,7 @@ help:
 	@echo "make docs    the tables of keys in docs/, written anew from sidecar/config"
 	@echo "make bench   what a message costs, beside a bare consumer loop; what the ledger takes of one"
 	@echo "make bench-spark   what a row of the zone and a message of the pipeline cost on Spark, beside Spark's own"
-	@echo "make bench-rocketmq   what a message of RocketMQ costs, beside a bare pull loop and other packages' consumers"
+	@echo "make bench-rocketmq   what a message of RocketMQ costs, beside a bare pull loop and other packages' consumers; what idle queues do"
 	@echo "make prove   the tests at the larger numbers; writes docs/proof.md"
 	@echo "make prove-spark   the same for Spark: zone, jobs and executors killed, both engines beside each other"
 	@echo "make prove-rocketmq   the same for RocketMQ: kills, outages, retried messages, members"
@@ -55,6 +55,7 @@ bench-spark: $(INSTALLED) jars
 
 bench-rocketmq: $(INSTALLED) jars
 	@$(BIN)/python -m benchmarks.rocketmq
+	@$(BIN)/python -m benchmarks.rocketmq_idle
 
 prove: $(INSTALLED) jars
 	@$(BIN)/python -m tests.prove

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, fields
-from typing import Self
+from operator import attrgetter
+from typing import Self, TypeAlias
 
 from sidecar.core.records import group_label
 
 GROUPS_MAX = 200
 """Groups with counts of their own."""
 OTHER = "other"
+Counts: TypeAlias = tuple[int, int, int, int, int, int, int, int]
 
 
 @dataclass(slots=True)
@@ -42,9 +45,14 @@ class Books:
             setattr(self, name, getattr(self, name) + getattr(other, name))
         return self
 
+    def counts(self) -> Counts:
+        """The counters, in the order of `BOOKS`."""
+        return _COUNTS(self)
+
 
 BOOKS = tuple(field.name for field in fields(Books))
 """The eight counters, `consumed` first."""
+_COUNTS: Callable[[Books], Counts] = attrgetter(*BOOKS)
 
 
 class Tally:

@@ -81,6 +81,8 @@ class Pipeline:
         self._fenced = self.delivery.fenced
         self._memory_full = False
         self._flow: frozenset[TopicPartition] = frozenset()
+        self._replays: set[TopicPartition] = set()
+        """Partitions of which what an earlier life had seen was still to be read again when `idle` was asked last."""
         self._epoch = 0
         self._dirty: dict[TopicPartition, float] = {}
         self._reloads: dict[TopicPartition, str] = {}
@@ -97,6 +99,7 @@ class Pipeline:
         self._epoch += 1
         partition = Partition(tp, scope, self._epoch, state, self._separator, lineage, self.room)
         self.partitions[tp] = partition
+        self._replays.add(tp)
         self._flow -= {tp}
         self.books.setdefault(tp, Books())
         self._touch(tp, 0.0)  # where a new group starts is settled now: `latest` must not move while nothing comes
@@ -299,7 +302,7 @@ class Pipeline:
         self._watch_memory()
         pressure = "shutdown" if self.draining else "memory" if self._memory_full else ""
         half = self._rules.span_max // 2
-        wide = [partition for partition in self.partitions.values() if partition.span > half]
+        wide = [] if self.idle else [partition for partition in self.partitions.values() if partition.span > half]
         self._cutter.step(now_ms, pressure, wide, self.leaving)
         self._reload_due()
         self._commit_due(now_ms)
@@ -393,7 +396,12 @@ class Pipeline:
     def idle(self) -> bool:
         """Whether everything that was read, in this life or the one before, is settled and committed."""
         idle = self.delivery.idle and self._cutter.idle and not (self._dirty or self._outstanding or self._reloads)
-        return idle and not any(partition.replaying for partition in self.partitions.values())
+        return idle and not self._is_replaying()
+
+    def _is_replaying(self) -> bool:
+        """Asked at every turn, so a partition that has read all of it is not looked at again."""
+        self._replays = {tp for tp in self._replays if tp in self.partitions and self.partitions[tp].replaying}
+        return bool(self._replays)
 
     def _report(self, event: str, level: str = "info", **fields: object) -> None:
         self._effects.append(Report(event, level, fields))

@@ -39,7 +39,7 @@ from sidecar.state.interface import State
 from sidecar.state.store import Store
 from sidecar.version import version
 
-STATUS_EVERY_S = 0.25
+STATUS_EVERY_S, IDLE_STATUS_EVERY_S = 0.25, 1.0
 TELL_SYSTEMD_EVERY_S = 5.0
 SENDERS_PATIENCE_S = 1.0
 TELL_START_AFTER_S = 2.0
@@ -125,14 +125,15 @@ class Daemon:
         return supervisor, keeper
 
     def _serve(self, supervisor: Supervisor, keeper: StatusKeeper) -> None:
-        refresh_at_s = feed_at_s = tell_at_s = 0.0
+        refreshed_s = feed_at_s = tell_at_s = 0.0
         heap = Heap()
         self._stop_asked()
         while supervisor.turn():
             now_s = time.monotonic()
-            if now_s >= refresh_at_s:
+            old_s = now_s - refreshed_s
+            if old_s >= IDLE_STATUS_EVERY_S or (old_s >= STATUS_EVERY_S and not supervisor.pipeline.idle):
                 keeper.refresh()
-                refresh_at_s = now_s + STATUS_EVERY_S
+                refreshed_s = now_s
                 heap.tend(now_s, keeper.latest().totals.consumed)
             if self._notifier.watchdog_seconds and now_s >= feed_at_s:
                 self._notifier.watchdog()

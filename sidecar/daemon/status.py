@@ -9,7 +9,7 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from itertools import product
 
-from sidecar.core.books import BOOKS, Books
+from sidecar.core.books import Books
 from sidecar.core.pipeline import Pipeline
 from sidecar.core.progress import Partition
 from sidecar.core.records import TopicPartition, group_label
@@ -89,9 +89,8 @@ class StatusKeeper:
         pipeline, now_s = self._supervisor.pipeline, time.monotonic()
         self._close_books(pipeline, now_s)
         partitions = tuple(self._partition(pipeline, tp) for tp in sorted(pipeline.books))
-        totals = Books()
-        for books in (pipeline.closed_books, *pipeline.books.values()):
-            totals += books
+        books = (pipeline.closed_books, *pipeline.books.values())
+        totals = Books(*map(sum, zip(*(one.counts() for one in books), strict=True)))
         retrying = self._retrying(pipeline)
         problems = self._problems.find(partitions, totals, retrying, now_s)
         lags = [one.lag for one in partitions if one.lag is not None]
@@ -128,13 +127,12 @@ class StatusKeeper:
         return self._dead_letters
 
     def _partition(self, pipeline: Pipeline, tp: TopicPartition) -> PartitionStatus:
-        books, owned = pipeline.books[tp], pipeline.partitions.get(tp)
-        status = PartitionStatus(**{name: getattr(books, name) for name in BOOKS}, **tp.fields())
+        counts, owned = pipeline.books[tp].counts(), pipeline.partitions.get(tp)
         if owned is None:
-            return status
-        end = self._supervisor.source.end(tp)
-        lag = max(0, end - owned.watermark) if end is not None else None
-        return replace(status, watermark=owned.watermark, position=owned.position, lag=lag)
+            return PartitionStatus.of(tp, counts)
+        end, watermark = self._supervisor.source.end(tp), owned.watermark
+        lag = max(0, end - watermark) if end is not None else None
+        return PartitionStatus.of(tp, counts, watermark, owned.position, lag)
 
     def _retrying(self, pipeline: Pipeline) -> list[RetryingGroup]:
         now_ms, now = time.monotonic() * 1000, datetime.now(UTC)
@@ -175,9 +173,8 @@ def status_line(now: StatusSnapshot) -> str:
 def _blocking(pipeline: Pipeline) -> list[BlockingGroup]:
     """For each partition with a wide span, the groups that hold its watermark; those that fail come first."""
     found = []
-    for tp, partition in sorted(pipeline.partitions.items()):
-        holders = _holders(partition) if partition.span > WIDE_SPAN else set()
-        groups = sorted(holders, key=lambda group: (not pipeline.delivery.groups.failing(group), group))
+    for tp, partition in sorted((tp, one) for tp, one in pipeline.partitions.items() if one.span > WIDE_SPAN):
+        groups = sorted(_holders(partition), key=lambda group: (not pipeline.delivery.groups.failing(group), group))
         found += [BlockingGroup(**tp.fields(), group=group) for group in groups[:HOLDERS_MAX]]
     return found
 

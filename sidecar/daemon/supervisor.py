@@ -26,7 +26,7 @@ from sidecar.state.interface import PartitionSnapshot, State
 REVOKE_DRAIN_S = 3.0
 """How long a rebalance waits for answers of what is being sent; the session lasts 9 s."""
 SNAPSHOT_EVERY_S = 5.0
-BUSY_POLL_S, OPEN_POLL_S, IDLE_POLL_S = 0.005, 0.02, 0.05
+BUSY_POLL_S, OPEN_POLL_S = 0.005, 0.02
 
 log = structlog.get_logger()
 
@@ -138,7 +138,7 @@ class Supervisor:
     def _patience_s(self) -> float:
         if self.pipeline.delivery.groups or self.pipeline.committing:
             return BUSY_POLL_S
-        return IDLE_POLL_S if self.pipeline.idle else OPEN_POLL_S
+        return self.source.idle_poll_s if self.pipeline.idle else OPEN_POLL_S
 
     def _take_inbox(self, timeout_s: float = 0.0) -> None:
         now_ms = time.monotonic() * 1000

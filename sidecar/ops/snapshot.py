@@ -5,9 +5,9 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
-from sidecar.core.books import BOOKS, Books
+from sidecar.core.books import BOOKS, Books, Counts
 from sidecar.core.records import TopicPartition, Verdict, group_label
 from sidecar.ops.health import Health, Problem, judge
 
@@ -59,6 +59,13 @@ class PartitionStatus(Books):
     position: int = 0
     lag: int | None = None
     broker: str = ""
+
+    @classmethod
+    def of(
+        cls, tp: TopicPartition, counts: Counts, watermark: int = 0, position: int = 0, lag: int | None = None
+    ) -> Self:
+        """That of a partition with these counts."""
+        return cls(*counts, tp.topic, tp.partition, watermark, position, lag, tp.broker)
 
     def to_json(self) -> dict[str, Any]:
         """Place first, books after it."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import math
 import queue
 import selectors
 import socket
@@ -88,6 +89,8 @@ class Link:
         self._dialled: queue.SimpleQueue[socket.socket | OSError] = queue.SimpleQueue()
         self._dialling = False
         self._dial_at_s = 0.0
+        self._look_at_s = math.inf
+        """Not before then a request has waited for too long: of idle queues each has one that waits."""
         self._closed = False
 
     @property
@@ -103,6 +106,7 @@ class Link:
         self._count += 1
         now_s = time.monotonic()
         until_s = now_s + timeout_s
+        self._look_at_s = min(self._look_at_s, until_s)
         self._waiting[self._count] = _Waiting(answered, until_s, max(until_s, now_s + ANSWER_TIMEOUT_S))
         self._send(ask, self._count, 0)
 
@@ -160,18 +164,24 @@ class Link:
 
     def check(self, now_s: float) -> None:
         """Connect where there is no connection; drop one whose peer leaves a request unanswered."""
-        if any(one.dead_s < now_s for one in self._waiting.values()):
-            self.drop("no answer came in time")
-        for one in [one for one in self._waiting.values() if one.until_s < now_s]:
-            answered, one.answered = one.answered, None
-            if answered is not None:
-                answered(None)
+        if now_s > self._look_at_s:
+            self._look_at_waiting(now_s)
         if self._dialling:
             with contextlib.suppress(queue.Empty):
                 self._on_dialled(self._dialled.get_nowait())
         elif self._socket is None and now_s >= self._dial_at_s and not self._closed:
             self._dialling = True
             threading.Thread(target=self._dial, name=f"dial {self.address}", daemon=True).start()
+
+    def _look_at_waiting(self, now_s: float) -> None:
+        if any(one.dead_s < now_s for one in self._waiting.values()):
+            self.drop("no answer came in time")
+        for one in [one for one in self._waiting.values() if one.until_s < now_s]:
+            answered, one.answered = one.answered, None
+            if answered is not None:
+                answered(None)
+        dues = [one.until_s if one.answered else one.dead_s for one in self._waiting.values()]
+        self._look_at_s = min(dues, default=math.inf)
 
     def _dial(self) -> None:
         try:

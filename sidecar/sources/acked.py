@@ -23,7 +23,7 @@ from sidecar.sources.acked_settled import Settled
 from sidecar.sources.acked_slot import Slot
 from sidecar.sources.acked_start import start
 from sidecar.sources.acked_topic import Commit, Room, Topic
-from sidecar.sources.base import Listener, Original, ReadPast
+from sidecar.sources.base import WAKING_POLL_S, Listener, Original, ReadPast
 from sidecar.sources.troubles import Troubles
 from sidecar.state.interface import State
 
@@ -61,6 +61,7 @@ class AckedSource:
 
     name = "RocketMQ"
     metadata_characters = METADATA_CHARACTERS
+    idle_poll_s = WAKING_POLL_S
     columns: Columns = AckedColumns()
 
     def __init__(

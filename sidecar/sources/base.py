@@ -11,6 +11,9 @@ from sidecar.core.lineage import Lineage
 from sidecar.core.partition.state import PartitionState
 from sidecar.core.records import Columns, Details, Header, Run, TopicPartition
 
+WAKING_POLL_S = 0.1
+"""`Source.idle_poll_s` where `poll` returns as soon as a message comes: each turn of an idle daemon costs."""
+
 Tell = Callable[[str, str, Mapping[str, object]], None]
 """Writes a log event: its name, its level, its fields."""
 
@@ -118,6 +121,8 @@ class Source(Protocol):
     """The kind of broker, for an operator."""
     metadata_characters: int
     """What a partition's state may take, known once it is open."""
+    idle_poll_s: float
+    """How long `poll` may wait while nothing is in flight."""
 
     def open(self, listener: Listener) -> None:
         """Connect and join the group.

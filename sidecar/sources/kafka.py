@@ -62,6 +62,7 @@ class KafkaSource:
     columns: Columns = KafkaColumns()
     name = "Kafka"
     metadata_characters = METADATA_CHARACTERS
+    idle_poll_s = 0.05
 
     def __init__(
         self, settings: KafkaSettings, state: State, rules: bytes, queue_bytes: int, client_id: str = ""

@@ -16,7 +16,7 @@ from sidecar.rocketmq.frames import Frame
 from sidecar.rocketmq.network import Link, Network
 from sidecar.rocketmq.requests import MASTER, Asks, Subscription, read_reset
 from sidecar.rocketmq.sharing import SHARES
-from sidecar.sources.base import Listener, Original, ReadPast
+from sidecar.sources.base import WAKING_POLL_S, Listener, Original, ReadPast
 from sidecar.sources.rocketmq_columns import RocketMqColumns
 from sidecar.sources.rocketmq_commits import Commits
 from sidecar.sources.rocketmq_config import sign_of, tls_of
@@ -54,6 +54,7 @@ class RocketMqSource:
 
     name = "RocketMQ"
     metadata_characters = METADATA_CHARACTERS
+    idle_poll_s = WAKING_POLL_S
     columns: Columns = RocketMqColumns()
 
     def __init__(

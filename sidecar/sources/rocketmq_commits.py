@@ -99,6 +99,8 @@ class Commits:
         self._owned: dict[TopicPartition, _Owned] = {}
         self._boots: dict[str, Boot] = {}
         self._pending: _Pending | None = None
+        self._restless: set[TopicPartition] = set()
+        """Owned queues of which the state file does not have all that brokers have taken."""
         self._note_at_s = 0.0
         self._disk = ThreadPoolExecutor(1, thread_name_prefix="progress")
 
@@ -107,6 +109,7 @@ class Commits:
         row = known if known and one.incarnation == known.incarnation else None
         marks, now_s = row.marks if row else (), time.monotonic()
         self._owned[one.tp] = _Owned(identity, -1, -1, 0, 0, now_s, marks, row=row, row_at_s=now_s)
+        self._restless.add(one.tp)
 
     def meet(self, boots: Mapping[str, Boot]) -> None:
         """What stands for the present run of each broker."""
@@ -115,6 +118,7 @@ class Commits:
     def disown(self, tp: TopicPartition) -> None:
         """This queue is never named again."""
         self._owned.pop(tp, None)
+        self._restless.discard(tp)
 
     def committed(self) -> dict[TopicPartition, int]:
         """Our newest offsets that the broker has."""
@@ -193,6 +197,7 @@ class Commits:
         good = frame is not None and frame.code == Code.SUCCESS
         if good and tp in self._owned:
             self._owned[tp].committed, self._owned[tp].told = told.offset, told
+            self._restless.add(tp)
         elif frame is not None and not good:
             reason = frame.remark or f"code {frame.code}"
             self._listener.event("commit.failed", "warning", {**tp.fields(), "reason": reason})
@@ -214,13 +219,16 @@ class Commits:
         """Keep what brokers have taken by now of queues that rest: of others the next commit keeps it."""
         rows, now_s = {}, time.monotonic()
         self._note_at_s = now_s + IDLE_S
-        for tp, one in self._owned.items():
+        for tp in list(self._restless):
+            one = self._owned[tp]
             if one.row is None or one.told.offset < 0 or now_s - one.row_at_s < after_s or self._place(tp) is None:
                 continue
             self._raise_floor(one, now_s)
             row = one.row._replace(floor=max(one.row.floor, min(one.floor, one.row.watermark)), told=one.told)
             if row != one.row:
                 one.row, rows[tp] = row, row.dump()
+            if row.floor >= min(one.committed, row.watermark):  # it is not raised any further, and `told` is kept
+                self._restless.discard(tp)
         if rows:
             self._disk.submit(self._state.save_progress, rows)  # what fails is kept with the next commit
 

@@ -142,7 +142,7 @@ class Members:
         links = self._routes.brokers()
         for name in set(self._brokers) - set(links):
             del self._brokers[name]
-        missing = set(wanted) - self._held - self.locked
+        missing = set() if self._held.issuperset(wanted) else set(wanted) - self._held - self.locked
         for name, link in links.items():
             broker = self._broker(name)
             if not link.is_up:
@@ -157,13 +157,11 @@ class Members:
                 self._beat(broker, link)
             if broker.connection != link.connection:
                 continue
-            ours = {tp for tp in self._held if tp.broker == name}
-            if ours and now_s >= broker.renew_at_s:
+            if now_s >= broker.renew_at_s and (ours := {tp for tp in self._held if tp.broker == name}):
                 broker.renew_at_s = now_s + LOCK_RENEW_S
                 self._lock(broker, link, ours)
             settled = not broker.is_back or now_s - broker.known_since_s >= RETURN_S
-            new = {tp for tp in missing if tp.broker == name}
-            if new and settled and now_s >= broker.retry_at_s:
+            if settled and now_s >= broker.retry_at_s and (new := {tp for tp in missing if tp.broker == name}):
                 broker.retry_at_s = now_s + LOCK_RETRY_S
                 self._lock(broker, link, new)
 

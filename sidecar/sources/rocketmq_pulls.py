@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_left
-from collections import deque
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from operator import attrgetter
@@ -116,7 +115,11 @@ class Pulls:
         self._asks = asks
         self._bytes_max = bytes_max
         self._queues: dict[TopicPartition, _Pulling] = {}
-        self._turn: deque[TopicPartition] = deque()
+        self._turn: dict[TopicPartition, None] = {}
+        """Queues without a request, in the order in which they are asked for next."""
+        self._unproven: set[TopicPartition] = set()
+        """Queues of which it may have to be asked again what was read."""
+        self._paused: set[TopicPartition] = set()
         self._held_bytes = 0
         self._asked_bytes = self._idle_bytes = 0
         self._is_awaited = False
@@ -141,7 +144,7 @@ class Pulls:
             mark: A message that was read of it before.
         """
         self._queues[tp] = _Pulling(tp, subscription, find, offset, offset, mark, offset)
-        self._turn.append(tp)
+        self._turn[tp] = None
 
     def remove(self, tps: Collection[TopicPartition]) -> None:
         """Read these no more."""
@@ -152,7 +155,8 @@ class Pulls:
                 self.moved.pop(tp, None)
                 self.replaced.pop(tp, None)
                 self.refused.pop(tp, None)
-        self._turn = deque(tp for tp in self._turn if tp in self._queues)
+                self._turn.pop(tp, None)
+                self._paused.discard(tp)
 
     def pause(self, tps: Collection[TopicPartition]) -> None:
         """Read all but these; what was read ahead of them is thrown away, so that nothing is held for long."""
@@ -160,6 +164,7 @@ class Pulls:
             if tp in tps and not one.paused:
                 self._drop_held(one)
             one.paused = tp in tps
+        self._paused = set(tps) & self._queues.keys()
 
     def _drop_held(self, one: _Pulling) -> None:
         self._held_bytes -= one.held_bytes
@@ -181,24 +186,27 @@ class Pulls:
     def ask(self) -> None:
         """Ask for all queues that may be asked for now."""
         now_s = time.monotonic()
-        for one in self._queues.values():
-            if one.paused and one.end_at_s <= now_s:
-                self._ask_end(one, now_s)
+        for tp in self._paused:
+            if self._queues[tp].end_at_s <= now_s:
+                self._ask_end(self._queues[tp], now_s)
+        self._prove_again(now_s)
         self._is_awaited = False
-        for _ in range(len(self._turn)):
-            tp = self._turn[0]
+        for tp in list(self._turn):
             one = self._queues[tp]
-            if one.proven < one.next and not one.proving:
-                self._prove(one, now_s)
-            place = None if one.asked or one.paused or one.not_before_s > now_s else one.find(one.suggested)
+            place = None if one.paused or one.not_before_s > now_s else one.find(one.suggested)
             if place is None or not place.link.is_up:
-                self._turn.rotate(-1)
                 continue
             if not self._has_room(one):
                 self._is_awaited = True
                 return
-            self._turn.rotate(-1)
             self._pull(one, place, now_s)
+
+    def _prove_again(self, now_s: float) -> None:
+        unproven, self._unproven = self._unproven, set()
+        for tp in unproven:
+            one = self._queues.get(tp)
+            if one is not None and one.proven < one.next and not one.proving:
+                self._prove(one, now_s)
 
     def _has_room(self, one: _Pulling) -> bool:
         """Nothing is kept back by answers that wait for a first message: that may take long."""
@@ -214,6 +222,7 @@ class Pulls:
             else None
         )
         one.asked = True
+        self._turn.pop(one.tp, None)
         self._asked_bytes += reserved
         self._idle_bytes += idle
 
@@ -230,6 +239,8 @@ class Pulls:
                 if place.is_slave and one.tp in self.refused:
                     one.suggested, one.not_before_s = MASTER, now_s + EMPTY_DELAY_S
                     one.master_until_s = now_s + SHUNNED_S
+            if not one.asked and self._queues.get(one.tp) is one:
+                self._turn[one.tp] = None
 
         wanted = link.offset if link else offset
         # Only a queue that was read to its end may keep its answer waiting: it keeps no room from the others.
@@ -304,6 +315,7 @@ class Pulls:
         """Ask whether what was read before still stands: then all that came until now continues it."""
         place = one.find(MASTER)
         if one.mark is None or one.prove_at_s > now_s or place is None or not place.link.is_up:
+            self._unproven.add(one.tp)
             return
         one.proving = True
         epoch, upto, mark = one.epoch, one.next, one.mark
@@ -311,6 +323,7 @@ class Pulls:
 
         def answered(frame: Frame | None) -> None:
             one.proving = False
+            self._unproven.add(one.tp)
             if one.epoch != epoch or self._queues.get(one.tp) is not one:
                 return
             stands = None if frame is None else mark.stands(_of_slave(frame) if place.is_slave else frame)

@@ -78,6 +78,7 @@ class Broker:
     """A source that hands over what the test has ready, paused or not."""
 
     name = "test"
+    idle_poll_s = 0.05
 
     def __init__(self) -> None:
         self.ready: list[Run] = []

@@ -189,7 +189,7 @@ def test_a_queue_that_waits_for_room_gets_it() -> None:
     other = TP._replace(partition=1)
     pulls.add(other, 0, Subscription("orders"), lambda number: Place(busy))
     list(pulls.take())
-    pulls._turn.rotate(-1)
+    pulls._turn[TP] = pulls._turn.pop(TP)
     for offset in range(3):
         pulls.ask()
         if len(link.offsets) > 1:
