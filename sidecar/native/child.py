@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import itertools
 import json
 import os
 import queue
@@ -58,6 +57,8 @@ FLUSH_S = 0.3
 """After so long what the library tells the brokers has left the process: it writes on a thread of its own."""
 AHEAD_MIN, AHEAD_MAX = 32, 1000
 """Messages that the library may read ahead of each queue; it reads 32 at a time."""
+TOGETHER_BYTES = 64 << 10
+"""Of messages that are handed over in one frame; a single one may be larger."""
 HELD_TIMES = 3
 """What the library has allocated is at most so many times what it may read ahead: some of it is handed over."""
 PULL_TIMEOUT_MS = 8_000
@@ -80,20 +81,20 @@ class Parking:
 
     Args:
         reader: Reads messages.
-        store_size: Tells how much room a message takes.
         held_bytes_max: Of the messages that are handed over and not settled; a single one may be larger.
         first: The first message's number.
         batches_max: Of what the library hands over at once, up to 32 messages.
     """
 
-    def __init__(self, reader: Reader, store_size: Any, held_bytes_max: int, first: int, batches_max: int) -> None:
+    def __init__(self, reader: Reader, held_bytes_max: int, first: int, batches_max: int) -> None:
         self.out: queue.SimpleQueue[bytes] = queue.SimpleQueue()
         """Frames for the daemon."""
         self._reader = reader
-        self._store_size = store_size
         self._held_bytes_max = held_bytes_max
-        self._numbers = itertools.count(first)
-        self._room = threading.Condition()
+        self._next = first
+        lock = threading.Lock()
+        self._room, self._turns = threading.Condition(lock), threading.Condition(lock)
+        """Where messages wait to be handed over, and what was read at once for one of `batches_max`."""
         self._parked: dict[int, tuple[_Batch, int]] = {}
         self._held_bytes = self._returning = self._batches = 0
         self._batches_max = batches_max
@@ -109,12 +110,13 @@ class Parking:
     def take(self, handles: list[int]) -> None:
         """Hand messages over; returns when all are settled. Ends the process rather than raise: see above."""
         try:
-            batch = _Batch(len(handles))
+            batch, sizes = _Batch(len(handles)), [self._reader.size(handle) for handle in handles]
             self._begin()
-            for handle in handles:
-                number = self._enter(self._store_size(handle), batch)
-                message = Message(number, *self._reader.read(handle))
-                self.out.put(frame(Kind.MESSAGE, pack_message(message)))
+            while sizes:
+                first, count = self._enter(sizes, batch)
+                messages = (Message(i, *self._reader.read(handle)) for i, handle in enumerate(handles[:count], first))
+                self.out.put(frame(Kind.MESSAGES, b"".join(map(pack_message, messages))))
+                del handles[:count], sizes[:count]
             batch.settled.acquire()
             with self._room:
                 self._returning -= 1
@@ -124,28 +126,35 @@ class Parking:
 
     def _begin(self) -> None:
         """What an earlier life had in flight may lie in more batches by now, and must all come: so more in time."""
-        with self._room:
+        with self._turns:
             until_s = time.monotonic() + STUCK_S
             if not self.watched:
                 self.watched = True
                 os.write(self._wake, b"\0")
             while self._batches >= self._batches_max and time.monotonic() < until_s:
-                self._room.wait(STUCK_S)
+                self._turns.wait(STUCK_S)
             self._batches += 1
 
-    def _enter(self, size_bytes: int, batch: _Batch) -> int:
+    def _enter(self, sizes: list[int], batch: _Batch) -> tuple[int, int]:
+        """Wait until the first of these may be handed over; returns its number, and how many may be with it."""
         with self._room:
-            self.largest_bytes = max(self.largest_bytes, size_bytes)
-            while self._is_closed or (self._held_bytes and self._held_bytes + size_bytes > self._held_bytes_max):
+            self.largest_bytes = max(self.largest_bytes, *sizes)
+            while self._is_closed or (self._held_bytes and self._held_bytes + sizes[0] > self._held_bytes_max):
                 self._room.wait()
-            self._held_bytes += size_bytes
-            number = next(self._numbers)
-            self._parked[number] = batch, size_bytes
-            return number
+            first, left_bytes = self._next, min(TOGETHER_BYTES, self._held_bytes_max - self._held_bytes)
+            for size_bytes in sizes:
+                left_bytes -= size_bytes
+                if left_bytes < 0 and self._next > first:
+                    break
+                self._held_bytes += size_bytes
+                self._parked[self._next] = batch, size_bytes
+                self._next += 1
+            return first, self._next - first
 
     def settle(self, numbers: list[int]) -> None:
         """Let the callbacks return whose messages are all settled."""
         with self._room:
+            returning = self._returning
             for number in numbers:
                 if number in self._parked:
                     batch, size_bytes = self._parked.pop(number)
@@ -155,7 +164,10 @@ class Parking:
                         self._batches -= 1
                         self._returning += 1
                         batch.settled.release()
-            self._room.notify_all()
+            # With all of up to 512 waiting threads woken each time, a message took twice as much.
+            self._turns.notify(self._returning - returning)
+            if not self._is_closed:
+                self._room.notify_all()
 
     @property
     def is_empty(self) -> bool:
@@ -193,9 +205,7 @@ def subscribe(settings: dict[str, Any]) -> tuple[Parking, Any, Any]:
     reader = Reader(dll)
     reader.check()
     kept = keep_packed(dll)
-    parking = Parking(
-        reader, dll.GetMessageStoreSize, settings["held_bytes_max"], settings["first"], settings["threads"] // 4
-    )
+    parking = Parking(reader, settings["held_bytes_max"], settings["first"], settings["threads"] // 4)
 
     try:
         consumer = client.PushConsumer(settings["group"])

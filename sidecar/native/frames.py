@@ -30,7 +30,7 @@ class Kind(enum.IntEnum):
     """From the child, which ends then: why, in words."""
     UNUSABLE = 8
     """As FAILED, and another try would not help: the library is missing or another one."""
-    MESSAGE = 9
+    MESSAGES = 9
     BEAT = 10
     """From the child, once a second: it lives."""
     AWAY = 11
@@ -73,19 +73,24 @@ def unpack_numbers(payload: bytes) -> list[int]:
 
 
 def pack_message(message: Message) -> bytes:
-    """The payload of MESSAGE."""
+    """A message in the payload of MESSAGES."""
     texts = message[7:]
     return b"".join((_MESSAGE.pack(*message[:7], *map(len, texts)), *texts))
 
 
-def unpack_message(payload: bytes) -> Message:
-    """What `pack_message` packed."""
-    *facts, topic, place, properties, _ = _MESSAGE.unpack_from(payload)
-    at, texts = _MESSAGE.size, []
-    for length in (topic, place, properties):
-        texts.append(payload[at : at + length])
-        at += length
-    return Message._make([*facts, *texts, payload[at:]])
+def unpack_messages(payload: bytes) -> list[Message]:
+    """The messages that `pack_message` packed, one behind the other."""
+    found, at = [], 0
+    while at < len(payload):
+        *facts, topic, place, properties, body = _MESSAGE.unpack_from(payload, at)
+        topic_at = at + _MESSAGE.size
+        place_at = topic_at + topic
+        properties_at = place_at + place
+        body_at = properties_at + properties
+        at = body_at + body
+        texts = payload[topic_at:place_at], payload[place_at:properties_at], payload[properties_at:body_at]
+        found.append(Message._make([*facts, *texts, payload[body_at:at]]))
+    return found
 
 
 class Frames:

@@ -112,10 +112,20 @@ class Reader:
 
     def __init__(self, dll: Any) -> None:
         self._dll = dll
-        pointer = ctypes.c_void_p
+        pointer, number, long = ctypes.c_void_p, ctypes.c_int, ctypes.c_longlong
+        dll = ctypes.PyDLL(dll._name, handle=dll._handle)  # other threads gain nothing by going on meanwhile
         try:
+            self.size = _bound(dll, "GetMessageStoreSize", number, pointer)
+            """How much room a message takes."""
+            self._facts = [
+                _bound(dll, name, kind, pointer)
+                for name, kind in (
+                    ("GetMessageQueueId", number), ("GetMessageQueueOffset", long), ("GetMessageBornTimestamp", long),
+                    ("GetMessageStoreTimestamp", long), ("GetMessageReconsumeTimes", number),
+                    ("_ZNK8rocketmq9MQMessage10getSysFlagEv", number),
+                )
+            ]  # fmt: skip
             self._body = _bound(dll, "_ZNK8rocketmq9MQMessage7getBodyEv", pointer, pointer)
-            self._sys_flag = _bound(dll, "_ZNK8rocketmq9MQMessage10getSysFlagEv", ctypes.c_int, pointer)
             self._topic = _bound(dll, "_ZNK8rocketmq9MQMessage8getTopicEv", pointer, pointer)
             self._place = _bound(dll, "_ZNK8rocketmq12MQMessageExt14getOffsetMsgIdEv", pointer, pointer)
             self._map = _bound(dll, "_ZNK8rocketmq9MQMessage13getPropertiesEv", pointer, pointer, pointer)
@@ -128,19 +138,9 @@ class Reader:
 
     def read(self, handle: int) -> Native:
         """A message that was handed over."""
-        dll = self._dll
-        return Native(
-            dll.GetMessageQueueId(handle),
-            dll.GetMessageQueueOffset(handle),
-            dll.GetMessageBornTimestamp(handle),
-            dll.GetMessageStoreTimestamp(handle),
-            dll.GetMessageReconsumeTimes(handle),
-            self._sys_flag(handle),
-            _text(self._topic(handle)),
-            _text(self._place(handle)),
-            self.properties(handle),
-            self.body(handle),
-        )
+        facts = [fact(handle) for fact in self._facts]
+        texts = _text(self._topic(handle)), _text(self._place(handle)), self.properties(handle), self.body(handle)
+        return Native._make([*facts, *texts])
 
     def body(self, handle: int) -> bytes:
         """All of the body."""

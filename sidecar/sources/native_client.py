@@ -13,7 +13,7 @@ from pathlib import Path
 from sidecar.config.source import RocketMqSource as RocketMqSettings
 from sidecar.core.records import TopicPartition
 from sidecar.errors import ConfigError, UnavailableError
-from sidecar.native.frames import Kind, Message, unpack_message
+from sidecar.native.frames import Kind, Message, unpack_messages
 from sidecar.rocketmq.codes import SysFlag
 from sidecar.rocketmq.messages import properties, unpack
 from sidecar.rocketmq.requests import RETRY
@@ -109,8 +109,8 @@ class NativeClient:
             time.sleep(0 if found else timeout_s)
             return found
         for kind, payload in self._child.read(0 if found or (self._waiting and not self._is_paused) else timeout_s):
-            if kind is Kind.MESSAGE:
-                self._waiting.append(unpack_message(payload))
+            if kind is Kind.MESSAGES:
+                self._waiting += unpack_messages(payload)
             elif kind is Kind.READY:
                 self._is_ready, self._problem = True, ""
             elif kind in (Kind.FAILED, Kind.UNUSABLE):

@@ -240,6 +240,7 @@ class SimulatedSource:
     name = "Simulated"
     columns: Columns = SimulatedColumns()
     metadata_characters = METADATA_CHARACTERS
+    idle_poll_s = 0.05
 
     def __init__(self, broker: SimulatedBroker, group: str, topics: Sequence[str], rules: bytes = b"rule") -> None:
         self.group = group

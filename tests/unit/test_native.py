@@ -16,7 +16,7 @@ from sidecar.native.frames import (
     frame,
     pack_message,
     pack_numbers,
-    unpack_message,
+    unpack_messages,
     unpack_numbers,
 )
 from sidecar.sources.native_client import NativeClient, check_installed
@@ -30,12 +30,14 @@ MESSAGE = Message(
 
 def test_frames_are_found_however_they_were_cut() -> None:
     """Byte by byte or at once: kinds and payloads come out as they went in."""
-    data = frame(Kind.MESSAGE, pack_message(MESSAGE)) + frame(Kind.BEAT) + frame(Kind.ACK, pack_numbers([1, 1 << 40]))
+    data = (
+        frame(Kind.MESSAGES, 2 * pack_message(MESSAGE)) + frame(Kind.BEAT) + frame(Kind.ACK, pack_numbers([1, 1 << 40]))
+    )
     frames = Frames()
     slowly = [found for i in range(len(data)) for found in frames.feed(data[i : i + 1])]
     assert slowly == list(Frames().feed(data))
-    assert [kind for kind, _ in slowly] == [Kind.MESSAGE, Kind.BEAT, Kind.ACK]
-    assert unpack_message(slowly[0][1]) == MESSAGE
+    assert [kind for kind, _ in slowly] == [Kind.MESSAGES, Kind.BEAT, Kind.ACK]
+    assert unpack_messages(slowly[0][1]) == [MESSAGE, MESSAGE]
     assert unpack_numbers(slowly[2][1]) == [1, 1 << 40]
 
 
