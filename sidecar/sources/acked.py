@@ -201,7 +201,7 @@ class AckedSource:
             if topic is None:
                 continue
             message = Taken(one, identity_of(one))
-            if any(slot.collect(message) for slot in topic.earlier):
+            if topic.earlier and any(slot.collect(message) for slot in topic.earlier):
                 if placement := self._placements.pop(message.identity, None):
                     message.handed = placement.restore(one)
                 self._missed_s = 0.0

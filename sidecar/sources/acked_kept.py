@@ -10,7 +10,10 @@ from __future__ import annotations
 import json
 from base64 import b64decode, b64encode
 from collections.abc import Sequence
+from operator import attrgetter
 from typing import NamedTuple, Self
+
+import orjson
 
 from sidecar.sources.acked_client import AckedClient, Handed
 from sidecar.sources.acked_columns import Taken, identity_of
@@ -31,7 +34,7 @@ class Placement(NamedTuple):
     @classmethod
     def of(cls, one: Handed) -> Self:
         """Those of a message."""
-        return cls(*(getattr(one, name) for name in cls._fields))
+        return cls._make(_PLACEMENT(one))
 
     def restore(self, one: Handed) -> Handed:
         """The message as it was when these were its fields."""
@@ -41,9 +44,12 @@ class Placement(NamedTuple):
         return one._replace(properties=properties, **self._asdict())
 
 
+_PLACEMENT = attrgetter(*Placement._fields)
+
+
 def keep_placement(message: Taken) -> str:
     """A message's identity and placement."""
-    return json.dumps([b64encode(message.identity).decode(), *Placement.of(message.handed)])
+    return orjson.dumps([b64encode(message.identity).decode(), *_PLACEMENT(message.handed)]).decode()
 
 
 def keep(client: AckedClient, message: Taken) -> str:

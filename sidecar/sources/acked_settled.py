@@ -45,17 +45,16 @@ class Settled:
     def add(self, identities: Iterable[bytes], now_s: float) -> dict[TopicPartition, str]:
         """Remember these; the rows that change by it."""
         changed: dict[TopicPartition, str] = {}
-        for identity in identities:
+        left = list(identities)
+        self._younger.update(left)
+        while left:
             if len(self._chunk) == CHUNK_MAX or not self._rows:
                 self._chunk = []
                 self._rows.append(self._next)
                 self._next += 1
-            self._younger.add(identity)
-            self._chunk.append(identity)
-            changed[_row(self._rows[-1])] = ""
-            if len(self._chunk) == CHUNK_MAX:
-                changed[_row(self._rows[-1])] = _packed(self._chunk)
-        if changed:
+            room = CHUNK_MAX - len(self._chunk)
+            self._chunk += left[:room]
+            del left[:room]
             changed[_row(self._rows[-1])] = _packed(self._chunk)
         if len(self._younger) >= GENERATION_MAX or now_s - self._begun_s >= GENERATION_S:
             changed |= self._rotate(now_s)

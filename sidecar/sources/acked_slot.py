@@ -15,6 +15,8 @@ from collections.abc import Callable, Collection, Iterable, KeysView, Mapping
 from operator import attrgetter
 from typing import NamedTuple
 
+import orjson
+
 from sidecar.core.partition.state import PartitionState
 from sidecar.core.records import Run, TopicPartition
 from sidecar.sources.acked_columns import Taken
@@ -200,7 +202,7 @@ class Slot:
                 packed += _MEMBER.pack(message.number, message.key, message.identity)
         rows = {members_row(self.tp, chunk): base64.b64encode(packed).decode()}
         if self._kept is not None:
-            rows[rows_row(self.tp, chunk)] = json.dumps([self._kept(message) for message in members])
+            rows[rows_row(self.tp, chunk)] = orjson.dumps([self._kept(message) for message in members]).decode()
         return rows
 
 

@@ -8,6 +8,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Collection, Hashable, Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 
 from sidecar.config.source import RocketMqSource as RocketMqSettings
@@ -24,7 +25,7 @@ from sidecar.sources.native_cluster import Cluster
 from sidecar.sources.native_process import ChildProcess
 from sidecar.sources.rocketmq_progress import Mark
 
-_PLACE_BYTES = 16
+_PLACE_DIGITS, _HOST_DIGITS, _HOSTS_MAX = 32, 16, 1_000
 THREADS_MAX = 512
 """What the library read at once needs one until it is settled."""
 THREADS_PER_QUEUE = 32
@@ -222,22 +223,10 @@ class NativeClient:
         if not retry and place:
             self._cluster.marks.read(tp, Mark(message.offset, int(place[-16:], 16), message.stored_ms))
         return Handed(
-            handle=message.number,
-            topic=tp.topic,
-            broker=tp.broker,
-            queue=message.queue,
-            offset=message.offset,
-            body=body,
-            born_ms=message.born_ms,
-            stored_ms=message.stored_ms,
-            message_id=_text(named.get("UNIQ_KEY")),
-            offset_message_id=place,
-            tag=named.get("TAGS") or b"",
-            keys=(named.get("KEYS") or b"").split(),
-            properties=pairs,
-            reconsume_times=message.reconsume_times,
-            retry_topic=retry,
-        )
+            message.number, tp.topic, tp.broker, message.queue, message.offset, body, message.born_ms,
+            message.stored_ms, _text(named.get("UNIQ_KEY")), place, named.get("TAGS") or b"",
+            (named.get("KEYS") or b"").split(), pairs, message.reconsume_times, retry,
+        )  # fmt: skip
 
     def _plain(self, name: str) -> str:
         """A topic's name without the namespace."""
@@ -320,8 +309,15 @@ def _text(value: bytes | None) -> str:
 
 def _place(offset_message_id: bytes) -> tuple[str, str]:
     """Address and id; the library writes the address from its end."""
-    raw = bytes.fromhex(offset_message_id.decode())
-    if len(raw) != _PLACE_BYTES:  # IPv6, which the library does not know well
+    if len(offset_message_id) != _PLACE_DIGITS:  # IPv6, which the library does not know well
         return "", offset_message_id.decode()
-    host, rest = raw[:4][::-1], raw[4:]
-    return f"{'.'.join(map(str, host))}:{int.from_bytes(rest[:4])}", (host + rest).hex().upper()
+    address, host = _host(offset_message_id[:_HOST_DIGITS])
+    return address, host + offset_message_id[_HOST_DIGITS:].decode().upper()
+
+
+@lru_cache(_HOSTS_MAX)
+def _host(digits: bytes) -> tuple[str, str]:
+    """Address, and as it stands in ids of other clients."""
+    raw = bytes.fromhex(digits.decode())
+    host, port = raw[:4][::-1], raw[4:]
+    return f"{'.'.join(map(str, host))}:{int.from_bytes(port)}", (host + port).hex().upper()

@@ -50,6 +50,9 @@ class Cluster:
         self._ask_at_s = 0.0
         self._routes = Routes(self._network, self.asks, settings.name_servers.split(","), settings.topics)
         self.marks = Marks(self.asks, self._routes.link)
+        self._names: dict[str, str] = {}
+        """Of brokers, by their addresses in `_named_of`."""
+        self._named_of: Mapping[str, str] = {}
 
     def open(self) -> None:
         """Find the topics, and let a new group begin where it is to begin.
@@ -176,7 +179,10 @@ class Cluster:
 
     def broker_at(self, address: str) -> str:
         """The name of the broker at an address; the address itself where none is known there any more."""
-        return next((name for name, at in self._routes.addresses.items() if at == address), address)
+        if self._routes.addresses is not self._named_of:
+            self._named_of = self._routes.addresses
+            self._names = {at: name for name, at in self._named_of.items()}
+        return self._names.get(address, address)
 
     @property
     def is_away(self) -> bool:

@@ -50,7 +50,7 @@ class Marks:
 
     def read(self, tp: TopicPartition, mark: Mark) -> None:
         """A message was handed over."""
-        one = self._queues.setdefault(tp, _Queue())
+        one = self._queues.get(tp) or self._queues.setdefault(tp, _Queue())
         if not one.marks:
             one.marks = (mark,)
         if one.newest is None or mark.offset > one.newest.offset:
