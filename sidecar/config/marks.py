@@ -14,7 +14,7 @@ class Kind:
 
 @dataclass(frozen=True, slots=True)
 class OnSpark:
-    """Metadata of a key: its meaning for `sidecar spark run`. Without it a key applies unchanged; a section's covers its keys."""
+    """Metadata of a key: its meaning for `sidecar spark run`. Without it a key applies; a section's covers its keys."""
 
     text: str
 

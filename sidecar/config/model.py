@@ -265,7 +265,7 @@ class Settings(Model):
     tags: Annotated[
         Tags,
         OnSpark(
-            "applies; pinned. With the connector, the JVM drops what is certainly unwanted, and the daemon's own filter "
+            "applies; pinned. With the connector, the JVM drops what is certainly unwanted, and the daemon's filter "
             "decides on the rest"
         ),
     ] = Field(
