@@ -34,6 +34,7 @@ from tests.integration import test_library as library
 from tests.integration import test_members as members
 from tests.integration import test_rewinds as rewinds
 from tests.integration import test_rocketmq_flows as rocketmq
+from tests.integration import test_rocketmq_resets as resets
 from tests.integration import test_tables as tables
 from tests.simulation import run as simulation
 from tests.support import rocketmq_flow as flows
@@ -233,6 +234,7 @@ def rocketmq_checks(n: Sizes) -> dict[str, Check]:
             flows.kills(node, native(node), folder, n(50_000, 5_000), n(5, 2))
         ],
         "rocketmq-native-ledger": lambda node, folder: twins(node, folder, native(node)),
+        "rocketmq-resets": lambda node, folder: [resets.resets(node, folder, resets.every_case(n(5)))],
         "rocketmq-made-again": lambda node, folder: [
             made_again(node, source(node), folder, every_round(ends), n(2_000, 1_000))
             for source in (remoting, grpc, native)

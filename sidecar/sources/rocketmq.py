@@ -263,7 +263,7 @@ class RocketMqSource:
         self._members.returned.clear()
         if not returned:
             return
-        moved = self._starts.has_moved(sorted(returned), self._commits.committed())
+        moved = self._starts.has_moved(sorted(returned), self._commits.committed(), self._known())
         for tp in moved:
             self.reload(tp)
         saved = self._commits.saved()
@@ -325,11 +325,12 @@ class RocketMqSource:
     def _tell_problems(self) -> None:
         self._troubles.put("name servers", self._routes.problem)
         links = self._routes.brokers()
-        self._troubles.clear(*(self._troubles.now.keys() - {"name servers", "start", "group", *links}))
+        self._troubles.clear(*(self._troubles.now.keys() - {"name servers", "start", "offsets", "group", *links}))
         for name, link in links.items():
             refusals = [f"{tp}: {frame.remark}" for tp, frame in self._pulls.refused.items() if tp.broker == name]
             self._troubles.put(name, f"{link.address}: {link.problem}" if link.problem else min(refusals, default=""))
         self._troubles.put("group", str(self._members.refusal or (_TWIN if self._members.has_twin else "")))
+        self._troubles.put("offsets", self._starts.doubt())
         self._troubles.put(
             "start", min((f"{tp} cannot be read yet: {why}" for tp, why in self._failed.items()), default="")
         )

@@ -107,8 +107,8 @@ class Commits:
     def own(self, one: Assignment, identity: Identity, known: Progress | None) -> None:
         """This queue is committed from here on; `start_at` must follow."""
         row = known if known and one.incarnation == known.incarnation else None
-        marks, now_s = row.marks if row else (), time.monotonic()
-        self._owned[one.tp] = _Owned(identity, -1, -1, 0, 0, now_s, marks, row=row, row_at_s=now_s)
+        marks, floor, now_s = row.marks if row else (), row.floor if row else 0, time.monotonic()
+        self._owned[one.tp] = _Owned(identity, -1, -1, floor, floor, now_s, marks, row=row, row_at_s=now_s)
         self._restless.add(one.tp)
 
     def meet(self, boots: Mapping[str, Boot]) -> None:

@@ -7,6 +7,7 @@ its newest message that was read stands where it stood.
 from __future__ import annotations
 
 import secrets
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -23,6 +24,8 @@ from sidecar.state.offset_map import Decoded, Identity, Origin
 
 PATIENCE_S = 2.0
 """How long the loop may stand still to ask where queues go on."""
+DOUBT_S = 300.0
+"""An offset that an operator may have reset in vain is a problem for so long."""
 
 LinkOf = Callable[[str], Link | None]
 
@@ -91,6 +94,8 @@ class Starts:
         self._tell = tell
         self._beginnings: dict[TopicPartition, int] = {}
         self._boots: dict[str, Boot] = {}
+        self._doubts: dict[TopicPartition, tuple[float, int]] = {}
+        """Until when it is a problem, and the offset: a crash explains it, or an operator's reset in vain."""
 
     def begin(self, tps: Sequence[TopicPartition], known: Mapping[TopicPartition, Progress]) -> set[str]:
         """Decide at the very start where a new group begins: these are the queues there are by now.
@@ -146,13 +151,30 @@ class Starts:
                 found.failed[tp] = str(error)
         return found
 
-    def has_moved(self, tps: Sequence[TopicPartition], ours: Mapping[TopicPartition, int]) -> set[TopicPartition]:
-        """Those of these queues on which somebody committed beyond our own newest commit, or whose broker is silent."""
+    def has_moved(
+        self,
+        tps: Sequence[TopicPartition],
+        ours: Mapping[TopicPartition, int],
+        known: Mapping[TopicPartition, Progress],
+    ) -> set[TopicPartition]:
+        """Those of these queues whose offset somebody else has set, or whose broker is silent.
+
+        Args:
+            tps: The queues.
+            ours: Our own newest commits.
+            known: What the state file knows of queues.
+        """
         answers = self._ask([(tp, self._asks.committed(tp)) for tp in tps])
+        boots = self.boots({tp.broker for tp in tps})
+
+        def is_foreign(tp: TopicPartition, committed: int) -> bool:
+            boot = boots[tp.broker].stamp if tp.broker in boots else 0
+            return committed > ours.get(tp, -1) or (tp in known and known[tp].was_set_back(committed, boot))
+
         return {
             tp
             for tp, frame in zip(tps, answers, strict=True)
-            if frame is None or (frame.code == Code.SUCCESS and read_offset(frame) > ours.get(tp, -1))
+            if frame is None or (frame.code == Code.SUCCESS and is_foreign(tp, read_offset(frame)))
         }
 
     def boots(self, brokers: Iterable[str]) -> dict[str, Boot]:
@@ -202,6 +224,7 @@ class Starts:
         return self._asks.pull(tp, mark.offset if mark else 0, Subscription(tp.topic), messages_max=1)
 
     def _one(self, tp: TopicPartition, facts: _Facts, progress: Progress | None, reset: int | None) -> Assignment:
+        self._doubts.pop(tp, None)
         committed, _, low, high, is_same = facts
         fields = {**tp.fields(), "committed": committed, "log_start": low, "log_end": high}
         told = progress.decoded(self._identity(0), self._rules) if progress else Decoded(Origin.NONE)
@@ -250,7 +273,9 @@ class Starts:
             self._tell("partition.reset", "warning", {**fields, "reason": _SET, "action": "new window"})
             return self._fresh(tp, self._within(committed, low, high, fields))
         elif committed < progress.watermark:
-            self._tell("commit.behind", "info", {**fields, "offset": progress.watermark, "action": _FROM_STATE})
+            self._doubts[tp] = time.monotonic() + DOUBT_S, committed
+            action = f"{_FROM_STATE}; {_AGAIN}"
+            self._tell("commit.behind", "warning", {**fields, "offset": progress.watermark, "action": action})
         assert told.state is not None
         if low > progress.watermark:
             expired = low - progress.watermark
@@ -259,6 +284,16 @@ class Starts:
         scope = self._identity(told.incarnation).scope
         read_from = max(told.state.watermark, low)
         return Assignment(tp, scope, told.state, "", told.incarnation, resumed=True, read_from=read_from)
+
+    def doubt(self) -> str:
+        """A sentence on the offsets that an operator may have reset in vain; empty where there are none."""
+        now_s = time.monotonic()
+        self._doubts = {tp: doubt for tp, doubt in self._doubts.items() if doubt[0] > now_s}
+        if not self._doubts:
+            return ""
+        tp = min(self._doubts)
+        more = f" and {len(self._doubts) - 1} more" if len(self._doubts) > 1 else ""
+        return f"{tp}{more}: {_FROM_STATE} and not from the older offset {self._doubts[tp][1]}; {_AGAIN}"
 
     def _within(self, offset: int, low: int, high: int, fields: Mapping[str, object]) -> int:
         """Beyond the end nothing tells what of the queue is new: all of it is read rather than any of it lost."""
@@ -292,6 +327,7 @@ class Starts:
 
 _SET = "the offset was set by an operator or another program"
 _FROM_STATE = "going on from the state folder"
+_AGAIN = "a crash lost commits, or an operator reset the offset: then reset it again while the daemon runs"
 _RULES = "tags, groups, ids or format were changed in the configuration"
 
 

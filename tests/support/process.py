@@ -216,12 +216,12 @@ class Daemon:
         """The state folder of the configuration."""
         return Path(self.config["state"]["dir"])
 
-    def start(self) -> None:
-        """Start it, once more after it ended; the log is appended to."""
+    def start(self, env: Mapping[str, str] | None = None) -> None:
+        """Start it, once more after it ended; the log is appended to; this is added to its environment."""
         assert not self.running, "the daemon runs already"
         with self.log_path.open("ab") as log:
             command = [sys.executable, "-m", "sidecar", "run", "-c", str(self.config_path)]
-            self._process = spawn(command, log, env=self._env)
+            self._process = spawn(command, log, env={**self._env, **(env or {})})
 
     def wait_ready(self, timeout_s: float = 60.0) -> None:
         """Return when `/readyz` answers 200.

@@ -14,7 +14,7 @@ import time
 import zlib
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -208,14 +208,14 @@ class Node:
         with contextlib.suppress(RefusedError):
             self.link(self.name_server).ask(216, {"topic": name})
 
-    def create_group(self, name: str, *, orderly: bool = False) -> str:
+    def create_group(self, name: str, *, orderly: bool = False, broker: str = BROKER) -> str:
         """Create a consumer group (200), whose messages of a queue come one batch after the other if `orderly`."""
         group = {
             "consumeMessageOrderly": orderly,
             "groupName": name, "consumeEnable": True, "consumeFromMinEnable": True, "consumeBroadcastEnable": True,
             "retryQueueNums": 1, "retryMaxTimes": 16, "brokerId": 0, "whichBrokerWhenConsumeSlowly": 1,
         }  # fmt: skip
-        self.ask_broker(200, body=json.dumps(group).encode())
+        self.ask_broker(200, body=json.dumps(group).encode(), broker=broker)
         return name
 
     def configure(self, **properties: str) -> None:
@@ -275,19 +275,27 @@ class Node:
         }  # fmt: skip
         self.ask_broker(320, fields, bytes(packed), broker=broker)
 
-    def send_in_transactions(self, topic: str, messages: Mapping[bytes, bool], *, queues: int = 4) -> None:
-        """Send each body as a half message, and then commit it, or roll it back (37, END_TRANSACTION)."""
-        prepared, committed, rolled_back = 4, 8, 12
-        for number, (body, commits) in enumerate(messages.items()):
-            message = Message(body, properties={"TRAN_MSG": "true", "PGROUP": "tests"})
+    def send_in_transactions(
+        self, topic: str, messages: Iterable[tuple[Message | bytes, str]], *, queues: int = 4
+    ) -> None:
+        """Send each as a half message, and end it as its word says (37, END_TRANSACTION).
+
+        `committed`, `rolled back`, or anything else to leave it alone.
+        """
+        prepared, ends = 4, {"committed": 8, "rolled back": 12}
+        for number, (one, end) in enumerate(messages):
+            message = one if isinstance(one, Message) else Message(one)
+            message = replace(message, properties={**message.properties, "TRAN_MSG": "true", "PGROUP": "tests"})
             code, fields, packed = self._request(topic, message, number, queues)
             found, _ = self.ask_broker(code, fields | {"sysFlag": prepared}, packed)
-            end = {
+            if end not in ends:
+                continue
+            told = {
                 "producerGroup": "tests", "tranStateTableOffset": found["queueOffset"], "msgId": found["msgId"],
                 "commitLogOffset": int(found["msgId"][-16:], 16), "transactionId": found.get("transactionId", ""),
-                "commitOrRollback": committed if commits else rolled_back, "fromTransactionCheck": "false",
+                "commitOrRollback": ends[end], "fromTransactionCheck": "false",
             }  # fmt: skip
-            self.ask_broker(37, end)
+            self.ask_broker(37, told)
 
     def committed(self, group: str, topic: str, queues: int = 4, *, broker: str = BROKER) -> dict[int, int]:
         """By queue, what a group has committed (14); queues without a commit are left out."""
@@ -387,6 +395,7 @@ class RocketMqNode(Node):
         version: 5, or 4 for 4.9.
         tls: Whether both serve TLS beside plain connections; each makes a key for that, for a second or two.
         acl: Of 4.9: who may do what, the text of `plain_acl.yml`.
+        besides: Another name server, `host:port`, at which the broker is registered too.
     """
 
     def __init__(
@@ -403,6 +412,7 @@ class RocketMqNode(Node):
         version: int = 5,
         tls: bool = False,
         acl: str = "",
+        besides: str = "",
     ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._folder = folder
@@ -414,6 +424,7 @@ class RocketMqNode(Node):
         # Besides its port the broker listens two below it, and one above it.
         name_port, self.broker_port = _ports()
         super().__init__(joins.name_server if joins else f"127.0.0.1:{name_port}", sign)
+        self.name_servers = ";".join(filter(None, (self.name_server, besides)))
         self._java_options = java_options
         self._tls_mode = "permissive" if tls else "disabled"
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
@@ -422,7 +433,7 @@ class RocketMqNode(Node):
         properties = {
             "brokerClusterName": CLUSTER, "brokerName": name, "brokerId": self._number, "brokerIP1": "127.0.0.1",
             "brokerRole": "SLAVE" if number else "ASYNC_MASTER",
-            "listenPort": str(self.broker_port), "namesrvAddr": self.name_server, "storePathRootDir": str(store),
+            "listenPort": str(self.broker_port), "namesrvAddr": self.name_servers, "storePathRootDir": str(store),
             "storePathCommitLog": str(store / "commitlog"), **_SMALL, **(config or {}),
         }  # fmt: skip
         (folder / "broker.conf").write_text("".join(f"{name}={value}\n" for name, value in properties.items()))
@@ -430,7 +441,7 @@ class RocketMqNode(Node):
         if proxy is not None:
             self.grpc_port, remoting_port = free_ports(2)
             settings = {
-                "rocketMQClusterName": CLUSTER, "namesrvAddr": self.name_server, "grpcServerPort": self.grpc_port,
+                "rocketMQClusterName": CLUSTER, "namesrvAddr": self.name_servers, "grpcServerPort": self.grpc_port,
                 "remotingListenPort": remoting_port, "proxyMode": "LOCAL", "localServeAddr": "127.0.0.1",
                 "enableTopicMessageTypeCheck": False,
                 # 20 by default: so long it remembers that it knew no topic, before its broker was registered.
@@ -476,7 +487,7 @@ class RocketMqNode(Node):
     def _start_broker(self) -> None:
         conf = str(self._folder / "broker.conf")
         if self.grpc_port:
-            options = ["-pm", "local", "-bc", conf, "-pc", str(self._folder / "proxy.json"), "-n", self.name_server]
+            options = ["-pm", "local", "-bc", conf, "-pc", str(self._folder / "proxy.json"), "-n", self.name_servers]
             main = "org.apache.rocketmq.proxy.ProxyStartup"
         else:
             main, options = "org.apache.rocketmq.broker.BrokerStartup", ["-c", conf]
@@ -565,17 +576,8 @@ class RocketMqNode(Node):
         return not self.grpc_port
 
     def _spawn(self, name: str, heap: str, main: str, arguments: Sequence[str], options: Sequence[str] = ()) -> None:
-        home = self._folder / "home"
-        home.mkdir(exist_ok=True)
-        command = [
-            executable("java"), f"-Xms{heap}", f"-Xmx{heap}", "-XX:+UseSerialGC", "-XX:-UsePerfData",
-            "-XX:TieredStopAtLevel=1", f"-Dtls.server.mode={self._tls_mode}",
-            "-XX:MaxDirectMemorySize=256m", *_MODULES, f"-Duser.home={home}",
-            f"-Drmq.logback.configurationFile=rmq.{name}.logback.xml", *options,
-            "-cp", f"{rocketmq_jars(self._version)}/*", main, *arguments,
-        ]  # fmt: skip
-        with (self._folder / f"{name}.out").open("ab") as log:
-            self._processes[name] = spawn(command, log, env={"ROCKETMQ_HOME": str(home)})
+        options = [f"-Dtls.server.mode={self._tls_mode}", *options]
+        self._processes[name] = java(self._folder, name, heap, main, arguments, options, version=self._version)
 
     def _end(self, name: str, with_signal: signal.Signals) -> None:
         self.forget_links()
@@ -586,6 +588,29 @@ class RocketMqNode(Node):
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+
+
+def java(
+    folder: Path,
+    name: str,
+    heap: str,
+    main: str,
+    arguments: Sequence[str],
+    options: Sequence[str] = (),
+    *,
+    version: int = 5,
+) -> subprocess.Popen[bytes]:
+    """Start one of RocketMQ's servers (`namesrv`, `broker`, `proxy`), with its home, log and files in a folder."""
+    home = folder / "home"
+    home.mkdir(parents=True, exist_ok=True)
+    command = [
+        executable("java"), f"-Xms{heap}", f"-Xmx{heap}", "-XX:+UseSerialGC", "-XX:-UsePerfData",
+        "-XX:TieredStopAtLevel=1", "-XX:MaxDirectMemorySize=256m", *_MODULES, f"-Duser.home={home}",
+        f"-Drmq.logback.configurationFile=rmq.{name}.logback.xml", *options,
+        "-cp", f"{rocketmq_jars(version)}/*", main, *arguments,
+    ]  # fmt: skip
+    with (folder / f"{name}.out").open("ab") as log:
+        return spawn(command, log, env={"ROCKETMQ_HOME": str(home)})
 
 
 _MODULES = [

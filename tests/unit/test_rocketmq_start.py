@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
@@ -55,13 +55,13 @@ NEW = {14: frame(Code.QUERY_NOT_FOUND), 30: frame(Code.SUCCESS, offset="1000")}
 OLD = {14: frame(Code.SUCCESS, offset="7")}
 
 
-def starts_of(*links: MadeUpLink) -> Starts:
+def starts_of(*links: MadeUpLink, tell: Callable[..., None] = lambda *told: None) -> Starts:
     """With `start: latest`, on brokers a, b."""
     network = Network(None, None, lambda _: None)
     network.links.update({str(i): link for i, link in enumerate(links)})  # type: ignore[misc]
     found = dict(zip("ab", links, strict=True))
     return Starts(
-        network, Asks("me", "g"), found.get, "cluster", "latest", b"rule", lambda *_: None  # type: ignore[arg-type]
+        network, Asks("me", "g"), found.get, "cluster", "latest", b"rule", tell  # type: ignore[arg-type]
     )  # fmt: skip
 
 
@@ -95,6 +95,19 @@ def test_a_queue_that_is_just_being_made_begins_at_its_first_message() -> None:
     assert [(one.state.watermark, one.read_from) for one in found.starts] == [(0, 0)]
 
 
+def begun_at(boot: int, committed: int, tell: Callable[..., None] = lambda *told: None) -> tuple[Starts, int]:
+    """A queue known as read to 30, of which run 7 of the broker took 20 last, and 10 is on its disk in any case."""
+    asks = Asks("me", "g")
+    identity = Identity("cluster", asks.wire("g"), "", 5)
+    known = Progress(encode(identity, b"rule", PartitionState(30, 30)), 5, 30, 10, (), Told(7, 20))
+    answers = {14: frame(Code.SUCCESS, offset=str(committed)), 30: frame(Code.SUCCESS, offset="30")}
+    answers |= {31: frame(Code.SUCCESS, offset="0"), 11: frame(Code.PULL_NOT_FOUND), 28: booted(boot)}
+    starts = starts_of(MadeUpLink(answers=answers), MadeUpLink(), tell=tell)
+    (one,) = starts.find([HERE], {HERE: known}, {}).starts
+    assert one.read_from is not None
+    return starts, one.read_from
+
+
 @pytest.mark.parametrize(
     ("boot", "committed", "at"),
     [(7, 19, 19), (7, 20, 30), (8, 19, 30), (8, 9, 9), (0, 19, 30)],
@@ -102,10 +115,19 @@ def test_a_queue_that_is_just_being_made_begins_at_its_first_message() -> None:
 )
 def test_an_older_commit_of_the_same_run_of_a_broker_was_set(boot: int, committed: int, at: int) -> None:
     """A broker whose process still runs forgets nothing; another run has what was told 15 s before."""
-    asks = Asks("me", "g")
-    identity = Identity("cluster", asks.wire("g"), "", 5)
-    known = Progress(encode(identity, b"rule", PartitionState(30, 30)), 5, 30, 10, (), Told(7, 20))
-    answers = {14: frame(Code.SUCCESS, offset=str(committed)), 30: frame(Code.SUCCESS, offset="30")}
-    answers |= {31: frame(Code.SUCCESS, offset="0"), 11: frame(Code.PULL_NOT_FOUND), 28: booted(boot)}
-    found = starts_of(MadeUpLink(answers=answers), MadeUpLink()).find([HERE], {HERE: known}, {})
-    assert [one.read_from for one in found.starts] == [at]
+    assert begun_at(boot, committed)[1] == at
+
+
+@pytest.mark.parametrize(("boot", "committed"), [(7, 20), (7, 25), (8, 19), (0, 19)])
+def test_an_older_commit_that_may_have_been_set_is_a_problem_for_a_while(
+    boot: int, committed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is passed over is told by a warning, until its time is over or the offset is set again."""
+    told: list[tuple[str, str]] = []
+    starts, _ = begun_at(boot, committed, lambda event, level, fields: told.append((event, level)))
+    assert told == [("commit.behind", "warning")]
+    assert f"older offset {committed}" in starts.doubt()
+    starts.find([HERE], {}, {HERE: 5})
+    assert not starts.doubt(), "it was set again while the daemon ran"
+    monkeypatch.setattr("sidecar.sources.rocketmq_start.DOUBT_S", 0.0)
+    assert not begun_at(boot, committed)[0].doubt()
