@@ -1,5 +1,5 @@
-# The daemon and nothing else: no compiler, no root, no shell needed. Configuration: /etc/sidecar/sidecar.yaml,
-# state: a volume at /var/lib/sidecar.
+# Only the daemon: no compiler, no root, no shell needed. Configuration: /etc/sidecar/sidecar.yaml; state: a volume at
+# /var/lib/sidecar.
 
 FROM python:3.12-slim AS build
 WORKDIR /src
@@ -14,12 +14,12 @@ RUN PIP_CONSTRAINT=constraints.txt /opt/consumer-sidecar/bin/python -m pip insta
 
 FROM python:3.12-slim
 COPY --from=build /opt/consumer-sidecar /opt/consumer-sidecar
-# A named volume takes over the owner of the folder that it covers.
+# A named volume inherits the owner of the folder that it covers.
 RUN install --directory --mode=0700 --owner=65532 --group=65532 /var/lib/sidecar
 ENV PATH=/opt/consumer-sidecar/bin:$PATH PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
 USER 65532:65532
 STOPSIGNAL SIGTERM
-# At the default admin.listen; who changes that changes this too.
+# The default admin.listen; change both together.
 HEALTHCHECK --interval=5s --timeout=3s --start-period=40s --retries=3 \
     CMD ["python", "-c", "import urllib.request as r; r.urlopen('http://127.0.0.1:9464/livez', timeout=2)"]
 ENTRYPOINT ["sidecar"]

@@ -14,17 +14,18 @@ PURE := tests/unit tests/property tests/simulation
 .PHONY: help test lint format docs demo bench bench-spark bench-rocketmq prove prove-spark prove-rocketmq chaos jars clean
 
 help:
-	@echo "make demo    the whole daemon at work on made-up messages, and the books at the end; SINK=http skips Spark, SOURCE=rocketmq"
-	@echo "make test    lint and all tests, against a real Kafka broker and a real Spark"
+	@echo "make demo    show the daemon at work on generated messages, and the books at the end; SINK=http skips Spark; SOURCE=rocketmq"
+	@echo "make test    lint and all tests, against real brokers, Spark and PostgreSQL"
 	@echo "make lint    ruff and mypy"
-	@echo "make docs    the tables of keys in docs/, written anew from sidecar/config"
-	@echo "make bench   what a message costs, beside a bare consumer loop; what the ledger takes of one"
-	@echo "make bench-spark   what a row of the zone and a message of the pipeline cost on Spark, beside Spark's own"
-	@echo "make bench-rocketmq   what a message of RocketMQ costs, beside a bare pull loop and other packages' consumers; what idle queues do"
-	@echo "make prove   the tests at the larger numbers; writes docs/proof.md"
-	@echo "make prove-spark   the same for Spark: zone, jobs and executors killed, both engines beside each other"
+	@echo "make format  fix what ruff can fix, and format"
+	@echo "make docs    generate the tables of keys in docs/ from sidecar/config"
+	@echo "make bench   measure the cost of a message against a bare consumer loop, and the cost of the ledger"
+	@echo "make bench-spark   measure a row of the zone and a message of the pipeline on Spark, against Spark's own sources"
+	@echo "make bench-rocketmq   measure a message of RocketMQ against a bare pull loop and other consumers, and idle queues"
+	@echo "make prove   run the checks with larger numbers; writes docs/proof.md"
+	@echo "make prove-spark   the same for Spark: kills of zone writers, jobs and executors; both engines compared"
 	@echo "make prove-rocketmq   the same for RocketMQ: kills, outages, retried messages, members"
-	@echo "make chaos   kills and rebalances, at random and for longer"
+	@echo "make chaos   random kills, rebalances and outages"
 
 test: lint jars
 	@$(PYTEST) $(PURE) --cov=sidecar.core --cov-branch --cov-report=term-missing:skip-covered --cov-fail-under=100

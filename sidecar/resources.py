@@ -50,7 +50,7 @@ def _what(error: BaseException) -> str:
 def _files(text: str) -> ResourceError:
     limit = _limit(resource.RLIMIT_NOFILE)
     return ResourceError(
-        f"no more files can be opened, {limit or 'all of the system'} are open (ulimit -n): {text}",
+        f"no more files can be opened, the limit is {limit or 'that of the system'} (ulimit -n): {text}",
         hint="raise it: LimitNOFILE= in a systemd unit, --ulimit nofile= for a container",
     )
 
@@ -64,7 +64,7 @@ def _threads(text: str) -> ResourceError:
     named = ", ".join(f"{limit} ({name})" for name, limit in limits.items() if limit)
     return ResourceError(
         f"no more threads can be started, the limits are {named or 'those of the system'}: {text}",
-        hint="raise the one that is reached: LimitNPROC=, TasksMax=, LimitAS= in a unit, --pids-limit in Docker",
+        hint="raise the limit that is reached: LimitNPROC=, TasksMax=, LimitAS= in a unit, --pids-limit in Docker",
     )
 
 
@@ -76,8 +76,8 @@ def _memory(text: str) -> ResourceError:
     }
     named = ", ".join(f"{limit} ({name})" for name, limit in limits.items() if limit)
     return ResourceError(
-        f"no more memory is given, the limits are {named or 'those of the system'}: {text}",
-        hint="raise the one that is reached (LimitAS=, MemoryMax=, --memory), or lower memory.budget",
+        f"no more memory is available, the limits are {named or 'those of the system'}: {text}",
+        hint="raise the limit that is reached (LimitAS=, MemoryMax=, --memory), or lower memory.budget",
     )
 
 

@@ -135,7 +135,7 @@ class ThreadedBatcher(Generic[G, M]):
                 if self._is_own_thread() or (left_s is not None and left_s <= 0):
                     return False
                 self._rest.wait(left_s)
-            raise RuntimeError("this batcher is closed, or closes: it takes no message")
+            raise RuntimeError("this batcher is closed or closing: it accepts no message")
 
     def counts(self) -> BatcherCounts:
         """What is held and what became of the rest, now."""

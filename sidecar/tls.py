@@ -33,7 +33,7 @@ def client_context(tls: Tls, section: str) -> ssl.SSLContext:
     files = [path for path in (tls.ca, tls.cert, tls.key) if path]
     for path in files:
         if not path.is_file():
-            raise ConfigError(f"the certificate file {path} is not there", hint=f"See {section}")
+            raise ConfigError(f"the certificate file {path} does not exist", hint=f"Check {section}")
     try:
         context = ssl.create_default_context(cafile=tls.ca)
         if tls.cert:

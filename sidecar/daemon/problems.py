@@ -77,7 +77,7 @@ class Problems:
         for key, text in source.problems().items():
             found.append(Problem("membership" if key == SESSION else "broker", f"{source.name}: {text}"))
         if supervisor.ledger is not None and supervisor.ledger.problem:
-            found.append(Problem("ledger", f"nothing is sent: the ledger cannot be used: {supervisor.ledger.problem}"))
+            found.append(Problem("ledger", f"nothing is sent: the ledger is unavailable: {supervisor.ledger.problem}"))
         for group in list(retrying)[:GROUPS_SHOWN_MAX]:
             found.append(
                 Problem("group", f"group {group_label(group.group)} fails since {group.since}: {group.reason}")
@@ -103,7 +103,7 @@ class Problems:
             self._buried_at_s, self._buried_at = now_s, datetime.now(UTC).isoformat(timespec="seconds")
         self._buried = totals.dead_lettered
         if self._buried_at and now_s - self._buried_at_s < TOLD_S:
-            yield Problem("dead_letters", f"dead letters came in, the last at {self._buried_at}")
+            yield Problem("dead_letters", f"dead letters were added, the last at {self._buried_at}")
 
     def _look(self, partitions: Iterable[PartitionStatus], pipeline: Pipeline, now_s: float, *, stopped: bool) -> None:
         if now_s < self._look_at_s:
@@ -126,7 +126,7 @@ class Problems:
         if unread:
             tp = unread[0][0]
             more = f" and {len(unread) - 1} more" if len(unread) > 1 else ""
-            yield Problem("unread", f"{tp}{more}: nothing came for {OVERDUE_S:.0f} s, and the log goes on")
+            yield Problem("unread", f"{tp}{more}: no message arrived for {OVERDUE_S:.0f} s, and the log grows")
         waiting = self._waiting.longer_than(OVERDUE_S, now_s)
         if waiting:
             what, group, _ = waiting[0]

@@ -148,4 +148,4 @@ class Record:
         if self._snapshot_failed:
             yield Problem("state", f"the state file cannot be written: {self._snapshot_failed}")
         if self._damaged is not None and now_s - self._damaged[0] < TOLD_S:
-            yield Problem("state_damaged", f"something stored was damaged or lost: {self._damaged[1]}")
+            yield Problem("state_damaged", f"stored data was damaged or lost: {self._damaged[1]}")

@@ -119,16 +119,16 @@ def parse_failed(body: bytes, count: int, redact: Redact = bytes) -> tuple[Faile
             raise
         raise MalformedError('the body is not {"failed": [{"index": 0, "retry": false, "reason": "why"}]}') from error
     if len({row.index for row in rows}) < len(rows):
-        raise MalformedError("an index is named twice")
+        raise MalformedError("an index is repeated")
     return tuple(sorted(rows, key=lambda row: row.index))
 
 
 def _failed_row(item: dict[str, object], count: int, redact: Redact) -> FailedRow:
     index, retry, reason = item["index"], item["retry"], item.get("reason", "")
     if type(index) is not int or not 0 <= index < count:
-        raise MalformedError(f"index {excerpt(orjson.dumps(index))} is none of the {count} rows")
+        raise MalformedError(f"index {excerpt(orjson.dumps(index))} is not one of the {count} rows")
     if not isinstance(retry, bool):
-        raise MalformedError(f"retry of index {index} is neither true nor false")
+        raise MalformedError(f"retry of index {index} must be true or false")
     return FailedRow(index, retry, excerpt(redact(str(reason).encode())))
 
 

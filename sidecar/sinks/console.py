@@ -64,7 +64,7 @@ class ConsoleSink:
 
 def _failure(error: OSError) -> Answer:
     if error.errno in (errno.EPIPE, errno.EBADF):
-        return Answer(Verdict.HALT, "standard output is closed: nobody reads the rows")
+        return Answer(Verdict.HALT, "standard output is closed: there is no reader")
     return Answer(Verdict.RETRY, f"cannot write to standard output: {error.strerror}")
 
 

@@ -174,7 +174,7 @@ class _Table:
         except _TROUBLE as error:
             raise ConfigError(
                 f"cannot open the Delta table {path}: {_line(error)}",
-                hint="Set sink.delta.path to a folder that this user may write, or to a whole Delta table",
+                hint="Set sink.delta.path to a folder that this user may write, or to an undamaged Delta table",
             ) from error
 
     def append(self, batches: Sequence[Batch]) -> Answer:
@@ -301,8 +301,8 @@ def _check_newest(path: str, version: int) -> None:
             file = root / name
             if file.exists() and file.stat().st_size != size:  # one that is gone was compacted and vacuumed
                 raise ConfigError(
-                    f"the Delta table {path} was torn by a power cut: {name} is not whole, and version {at} names it",
-                    hint=f"Remove {_log(root, at).name} and all behind it from _delta_log: they were not acknowledged",
+                    f"the Delta table {path} was torn by a power loss: {name} is incomplete, and version {at} names it",
+                    hint=f"Remove {_log(root, at).name} and later files from _delta_log: they were not acknowledged",
                 )
 
 
@@ -342,7 +342,7 @@ def _check_columns(table: DeltaTable) -> None:
     raise ConfigError(
         f"the table {table.table_uri} has other columns: {odd} is {there.get(odd, 'not there')},"
         f" and would be {wanted.get(odd, 'not there')}",
-        hint="Set sink.delta.path to a folder of its own; the table is made there",
+        hint="Set sink.delta.path to a new folder; the table is created there",
     )
 
 

@@ -73,20 +73,20 @@ def _parse_url(text: str) -> Url:
     except LocationParseError as error:
         raise ConfigError("sink.http.url cannot be read", hint="Write it as http://host:port/path") from error
     if url.scheme not in ("http", "https") or not url.host:
-        raise ConfigError("sink.http.url is no http or https address", hint="Write it as http://host:port/path")
+        raise ConfigError("sink.http.url is not an http or https URL", hint="Write it as http://host:port/path")
     if url.auth:
-        raise ConfigError("sink.http.url has credentials in it", hint="Put them under sink.http.auth")
+        raise ConfigError("sink.http.url contains credentials", hint="Put them under sink.http.auth")
     return url
 
 
 def _checked(headers: Mapping[str, str]) -> dict[str, str]:
     for name, value in headers.items():
         if not re.fullmatch(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+", name):
-            raise ConfigError(f"{name!r} cannot be the name of an HTTP header")
+            raise ConfigError(f"{name!r} is not a valid HTTP header name")
         if is_own_header(name):
-            raise ConfigError(f"the header {name} is written by the sidecar itself", hint="Remove it from sink.http")
+            raise ConfigError(f"the header {name} is set by Sidecar itself", hint="Remove it from sink.http")
         if not re.fullmatch(r"[\t\x20-\x7e\x80-\xff]*", value):
-            raise ConfigError(f"the value of the header {name} has a character that no HTTP header can carry")
+            raise ConfigError(f"the value of the header {name} has a character that an HTTP header cannot carry")
     if any(name.lower() == "user-agent" for name in headers):
         return dict(headers)
     return {"User-Agent": f"consumer-sidecar/{version()}", **headers}

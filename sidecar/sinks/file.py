@@ -95,11 +95,11 @@ class FileSink:
 
     def _open(self, path: Path) -> None:
         if not stat.S_ISREG(os.fstat(self._fd).st_mode):
-            raise ConfigError(f"{path} is no regular file", hint="To print rows, use sink.console")
+            raise ConfigError(f"{path} is not a regular file", hint="To print rows, use sink.console")
         try:
             fcntl.flock(self._names_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            raise StateError(f"another process writes to {path}", hint="One file, one sidecar") from error
+            raise StateError(f"another process writes to {path}", hint="Give each sidecar its own file") from error
         self._end = os.fstat(self._fd).st_size
         if known := self._read_names():
             self._cut(known)

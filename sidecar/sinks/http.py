@@ -270,7 +270,7 @@ def _broken(error: Exception) -> Answer:
         return Answer(Verdict.HALT, f"the receiver's certificate cannot be trusted: {tls.verify_message}")
     if tls is not None and not isinstance(tls, _ENDED_TLS):
         return Answer(Verdict.HALT, f"TLS failed: {tls.reason or tls}")
-    return Answer(Verdict.RETRY, f"the connection broke before the answer was whole: {_cause(error)}")
+    return Answer(Verdict.RETRY, f"the connection broke before the answer was complete: {_cause(error)}")
 
 
 def _tls_error(error: BaseException | None) -> ssl.SSLError | None:

@@ -118,7 +118,7 @@ def writer_name(state_dir: Path, landing: Path) -> str:
     try:
         data = files.read_from(path)
         if data is not None and not re.fullmatch(rb"[0-9a-f]{12}", data):
-            raise StateError(f"state folder: {path} is damaged", hint="Remove it: a new writer begins in the zone then")
+            raise StateError(f"state folder: {path} is damaged", hint="Remove it: a new writer then begins in the zone")
         if data is None or not _knows(landing, data.decode()):
             data = os.urandom(6).hex().encode()
             files.put(path, data)

@@ -82,7 +82,9 @@ def serving(progress: Progress, stop_asked: Callable[[], bool]) -> Iterator[None
     except (Py4JError, OSError) as error:
         progress.ended("the JVM of the driver is gone")
         if not stop_asked():
-            raise QueryError("the JVM of the driver ended", hint="its log says why; start again") from error
+            raise QueryError(
+                "the JVM of the driver ended", hint="see its log for the reason, and start again"
+            ) from error
 
 
 def fail(progress: Progress, error: Exception) -> NoReturn:
@@ -93,7 +95,7 @@ def fail(progress: Progress, error: Exception) -> NoReturn:
     """
     text = cause_of(str(error))
     progress.ended(text)
-    raise QueryError(f"the query ended: {text}", hint="start it again: it goes on where it was")
+    raise QueryError(f"the query ended: {text}", hint="start it again: it resumes where it stopped")
 
 
 def cause_of(text: str) -> str:

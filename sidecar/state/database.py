@@ -67,7 +67,7 @@ class Database:
                 self._writer = self._connect_sound()
             except DamagedError as again:
                 raise StateError(
-                    f"state folder: a new {self.path} is damaged at once: {again}", hint="check the disk"
+                    f"state folder: a new {self.path} is damaged immediately: {again}", hint="check the disk"
                 ) from again
         except sqlite3.Error as error:
             raise self._state_error("open", error) from error
@@ -191,7 +191,9 @@ class Database:
         self._is_open = False
         self._set_aside(str(error))
         self._reopen()
-        return StateError(f"{self.path} was damaged: {error}", hint="it was set aside and a new one begun; try again")
+        return StateError(
+            f"{self.path} was damaged: {error}", hint="it was set aside and replaced by a new one; try again"
+        )
 
     def _reopen(self) -> None:
         if not self._is_open:

@@ -107,7 +107,7 @@ class IdStore:
                 self.files.tidy(tp)
             self._list(tp)
         except StoppedError as error:
-            raise StateError("message ids were not sorted: the daemon stops", hint="start it again") from error
+            raise StateError("message ids were not sorted, because the daemon stops", hint="start it again") from error
         except StateError as error:
             problem = str(error)
         runs: dict[int, list[SortedRun]] = self.files.runs(tp)

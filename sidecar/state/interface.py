@@ -224,8 +224,8 @@ def another_group(place: str, bound: str, wanted: str) -> StateError:
 def no_room_for_letters(place: str, size_bytes: int, size_bytes_max: int) -> StateError:
     """The error of dead letters that would pass the bound."""
     return StateError(
-        f"dead letters in {place} would take {size_bytes} bytes, {size_bytes_max} is the limit; none was dropped",
-        hint="read them, then delete them: sqlite3 state.db 'DELETE FROM dead_letters'; delivery goes on by itself",
+        f"dead letters in {place} would take {size_bytes} bytes, the limit is {size_bytes_max}; none was dropped",
+        hint="read them, then delete them: sqlite3 state.db 'DELETE FROM dead_letters'; delivery resumes by itself",
     )
 
 

@@ -51,5 +51,5 @@ def _identity(path: Path) -> tuple[int, int] | None:
 def _lost(what: str) -> StateError:
     return StateError(
         f"state folder: {what}: what is stored now would be lost",
-        hint="put it back, and it goes on by itself; when it is gone for good, restart the daemon",
+        hint="put it back, and the daemon resumes by itself; if it is lost for good, restart the daemon",
     )

@@ -67,7 +67,7 @@ def check(connection: sqlite3.Connection) -> int:
     if version > SCHEMA_VERSION:
         raise StateError(
             f"the state file was written by a newer version (schema {version}, this one knows {SCHEMA_VERSION})",
-            hint="run that newer version again, or give this one another state.dir",
+            hint="run the newer version again, or use another state.dir",
         )
     _check_pages(connection)
     return int(version)

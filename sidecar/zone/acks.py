@@ -35,7 +35,9 @@ def acknowledge(root: Path | str, consumer: str, read: Mapping[str, int]) -> Non
         OSError: It cannot be written.
     """
     if not is_name(consumer):
-        raise ValueError(f"{consumer!r} is no name of a consumer: use letters, digits, dots, underscores and dashes")
+        raise ValueError(
+            f"{consumer!r} is not a valid consumer name: use letters, digits, dots, underscores and dashes"
+        )
     path = ack_folder(Path(root)) / f"{consumer}.json"
     known = _read(path) or {}
     files.make_folder(path.parent)

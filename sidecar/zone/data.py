@@ -76,7 +76,7 @@ def read(
     except (pa.ArrowInvalid, OSError) as error:  # its line was made again from a file that was damaged by then
         raise ZoneError(f"landing zone: {entry.file} cannot be read: {error}", hint=_DAMAGED) from error
     if rows != entry.rows:
-        raise ZoneError(f"landing zone: {entry.file} has {rows} rows and should have {entry.rows}", hint=_DAMAGED)
+        raise ZoneError(f"landing zone: {entry.file} has {rows} rows instead of {entry.rows}", hint=_DAMAGED)
 
 
 _GONE = "It was removed by hand, or read without a registered consumer: retention removes what all consumers have read"
@@ -89,9 +89,11 @@ def _checked(path: Path, entry: Entry) -> bytes:
     except OSError as error:
         raise ZoneError(f"landing zone: {entry.file} cannot be read: {error}", hint=_DAMAGED) from error
     if data is None:
-        raise ZoneError(f"landing zone: {entry.file} is gone", hint=_GONE)
+        raise ZoneError(f"landing zone: {entry.file} is missing", hint=_GONE)
     if crc32(data) != entry.crc:
-        raise ZoneError(f"landing zone: {entry.file} is damaged: its sum is not that of its line", hint=_DAMAGED)
+        raise ZoneError(
+            f"landing zone: {entry.file} is damaged: its checksum differs from that of its line", hint=_DAMAGED
+        )
     return data
 
 

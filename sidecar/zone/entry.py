@@ -146,7 +146,7 @@ def parse(line: bytes) -> Entry:
     """
     body = line[9:]
     if line[:9] != b"%08x " % crc32(body):
-        raise DamagedLineError("has a wrong sum")
+        raise DamagedLineError("has a wrong checksum")
     try:
         found = orjson.loads(body)
         size, crc = found["bytes"], found["crc"]

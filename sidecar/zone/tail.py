@@ -179,7 +179,7 @@ class Tail:
                 return made, len(line_of(made)) + 1
             if seq > read_floor(self._root, writer).seq:
                 raise ZoneError(
-                    f"landing zone: {where} {error}, and number {seq} has no data file to make it again from",
+                    f"landing zone: {where} {error}, and number {seq} has no data file from which to restore it",
                     hint=_RESTORE,
                 ) from error
             self._report(f"{where} {error}; its data was read by all and is removed")

@@ -95,7 +95,7 @@ class ZoneWriter:
         if fd is None:
             raise StateError(
                 f"landing zone: another process writes to {self._root} as {self.writer}",
-                hint="Stop that process, or give each sidecar a state.dir of its own: it holds the writer's name",
+                hint="Stop that process, or give each sidecar its own state.dir, which has the writer's name",
             )
         return fd
 
@@ -166,7 +166,7 @@ class ZoneWriter:
             raise ZoneError(
                 f"landing zone: the manifest of writer {self.writer} in {self._root} was moved, removed or replaced "
                 "while it was written",
-                hint="Move it back, and intake goes on; when it is gone for good, start this process again",
+                hint="Move it back, and intake resumes; if it is lost for good, restart this process",
             )
 
     def _entry(self, batch: Batch) -> Entry:

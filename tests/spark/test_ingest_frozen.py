@@ -139,6 +139,6 @@ def test_a_filled_table_gets_no_schema(tmp_path: Path) -> None:
     """The rejects would begin with rows that the table has: refused, and what helps is said."""
     freeze_schema(LocalStorage(), str(tmp_path), "")
     begun(tmp_path / "table", 3, {"a": 3})
-    with pytest.raises(ConfigError, match="was added to a table that is filled without one") as caught:
+    with pytest.raises(ConfigError, match="was added to a table that was filled without one") as caught:
         freeze_schema(LocalStorage(), str(tmp_path), OLD)
     assert "another spark.checkpoint" in caught.value.hint

@@ -77,7 +77,7 @@ def test_a_bound_is_shared_by_what_can_be_read(planners: Planners) -> None:
 @pytest.mark.parametrize(
     ("logs", "topics", "told"),
     [
-        (ORDERS, ("orders",), "old was taken out of source.kafka.topics: put it back, or begin anew"),
+        (ORDERS, ("orders",), "old was removed from source.kafka.topics: add it again, or begin anew"),
         (ORDERS, ("orders", "^ol."), r"old\[0\] was read to 1200 and is not there any more: it was deleted"),
         (ORDERS | {("old", 0): (0, 7)}, ("^o",), r"old\[0\] ends at 7 and was read to 1200: it was made again"),
     ],

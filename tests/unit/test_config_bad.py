@@ -239,7 +239,7 @@ CASES = [
         "https://localhost/\n    tls: {ca: /nowhere/ca.pem}",
         "11:11",
         "sink.http.tls.ca",
-        "/nowhere/ca.pem is not there",
+        "/nowhere/ca.pem does not exist",
     ),
     Case(
         "a secret's device",

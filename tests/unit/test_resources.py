@@ -72,7 +72,7 @@ def test_a_daemon_with_too_few_files_says_so(limit: int, tmp_path: Path) -> None
     command = [sys.executable, "-m", "sidecar", "run", "-c", str(tmp_path / "c.yaml")]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, preexec_fn=few, timeout=60)
     assert done.returncode == 71, done.stderr
-    assert f"{limit} are open (ulimit -n)" in done.stderr
+    assert f"the limit is {limit} (ulimit -n)" in done.stderr
     assert "LimitNOFILE=" in done.stderr
 
 

@@ -309,7 +309,7 @@ def test_a_commit_without_its_rows_is_refused(tmp_path: Path) -> None:
     before = offsets_in(tmp_path)
     newest = max(tmp_path.rglob("*.parquet"), key=lambda path: path.stat().st_mtime_ns)
     newest.write_bytes(b"")
-    with pytest.raises(ConfigError, match="is not whole, and version 2 names it") as caught:
+    with pytest.raises(ConfigError, match="is incomplete, and version 2 names it") as caught:
         sink(tmp_path)
     name = caught.value.hint.split()[1]
     (tmp_path / "_delta_log" / name).unlink()

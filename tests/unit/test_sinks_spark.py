@@ -113,7 +113,7 @@ def test_a_zone_that_is_removed_stops_the_intake(tmp_path: Path) -> None:
         assert answer.verdict is Verdict.HALT
         assert f"the manifest of writer a in {root} was moved, removed or replaced" in answer.reason
         assert answer.reason.endswith(
-            "(Move it back, and intake goes on; when it is gone for good, start this process again)"
+            "(Move it back, and intake resumes; if it is lost for good, restart this process)"
         )
     made.close()
     assert not root.exists()

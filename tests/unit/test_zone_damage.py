@@ -169,7 +169,7 @@ def test_a_line_that_was_made_again_from_a_damaged_file(zone: Path) -> None:
     """Where line and data were both damaged the sum is of the damage: what can be told all the same is an error."""
     entry = entries(zone)[1]
     path = zone / entry.file
-    with pytest.raises(ZoneError, match="3 rows and should have 4"):
+    with pytest.raises(ZoneError, match="3 rows instead of 4"):
         list(read(zone, replace(entry, rows=4)))
     path.write_bytes(path.read_bytes()[:-20])
     with pytest.raises(ZoneError, match="cannot be read"):

@@ -45,11 +45,11 @@ def schema_of(text: str) -> StructType:
     except Exception as error:  # Spark raises a dozen kinds for what a user wrote
         said = " ".join(str(error).split())[:200]
         raise ConfigError(
-            f"spark.table.schema: is no schema: {said}",
+            f"spark.table.schema is not a schema: {said}",
             hint="Write columns and types, such as `id bigint, amount double`, or name a file that has them",
         ) from error
     if not isinstance(found, StructType):
-        raise ConfigError(f"spark.table.schema: {text} is one type, and should be columns with types")
+        raise ConfigError(f"spark.table.schema: {text} is a single type; it must be columns with types")
     return found
 
 

@@ -126,14 +126,14 @@ def freeze_schema(storage: Storage, checkpoint: str, schema: str) -> None:
 def _changed(kept: str, *, began_without: bool) -> ConfigError:
     if began_without:
         return ConfigError(
-            "spark.table.schema was added to a table that is filled without one: rows that it has would be among the "
+            "spark.table.schema was added to a table that was filled without one: rows that it has would be among the "
             "rejects too",
-            hint="Leave it out; or begin anew, with another spark.table.path and another spark.checkpoint",
+            hint="Remove it; or start anew with another spark.table.path and another spark.checkpoint",
         )
     return ConfigError(
-        "spark.table.schema changed, and the queries for the table and for its rejects have not read as far: rows "
+        "spark.table.schema changed, and the queries for the table and its rejects are at different places: rows "
         "between them would be in both tables, or in neither",
-        hint=f"Run it once with the schema before, which is in {kept} (sidecar spark ingest --once), then change it",
+        hint=f"Run it once with the previous schema, which is in {kept} (sidecar spark ingest --once), then change it",
     )
 
 

@@ -63,7 +63,7 @@ def by_deltalake(path: str, query_id: Future[str]) -> Callable[[DataFrame, int],
         from sidecar.sinks.delta import CONFIGURATION, sync_commit
     except ImportError as error:
         raise ConfigError(
-            "spark.table.format: delta needs Delta's jars in Spark, or deltalake, and neither is there",
+            "spark.table.format: delta needs Delta's jars in Spark, or deltalake, and neither is installed",
             hint="pip install consumer-sidecar[delta], or give Spark the package io.delta:delta-spark_4.2_2.13",
         ) from error
 

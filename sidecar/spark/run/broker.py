@@ -40,7 +40,7 @@ def outsider(kafka: KafkaSource, **more: Any) -> Iterator[ck.Consumer]:
     except ck.KafkaException as error:
         raise UnavailableError(
             f"Kafka at {kafka.bootstrap_servers} does not answer: {text_of(error.args[0])}",
-            hint="check that the broker runs and is reachable from here",
+            hint="check that the broker is running and reachable from here",
         ) from error
     finally:
         consumer.close()
@@ -141,5 +141,5 @@ def refuse_members(kafka: KafkaSource) -> None:
     if members:
         raise UnavailableError(
             f"the consumer group {kafka.group_id} has {len(members)} members: a daemon reads with it",
-            hint="stop it first; it hands over where it stands",
+            hint="stop the daemon first; the checkpoint starts at its committed offsets",
         )

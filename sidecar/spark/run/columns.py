@@ -62,7 +62,7 @@ def place_of(batch: pa.RecordBatch) -> TopicPartition:
     """
     topics, partitions = batch.column("topic").unique(), batch.column("partition").unique()
     if len(topics) != 1 or len(partitions) != 1:
-        raise ValueError("a task has rows of several partitions: nothing may shuffle between source and sink")
+        raise ValueError("a task has rows of several partitions: no shuffle is allowed between source and sink")
     return TopicPartition(topics[0].as_py(), partitions[0].as_py())
 
 
@@ -112,7 +112,9 @@ def _rows(batches: Iterable[pa.RecordBatch], tp: TopicPartition) -> Iterator[lis
         if not batch.num_rows:
             continue
         if place_of(batch) != tp:
-            raise ValueError(f"rows of {place_of(batch)} came among those of {tp}: nothing may shuffle before the sink")
+            raise ValueError(
+                f"rows of {place_of(batch)} are among those of {tp}: no shuffle is allowed before the sink"
+            )
         # 2,000 rows of 1 MB would be 2 GB
         step = max(1, min(SLICE_ROWS, RUN_BYTES * batch.num_rows // max(1, batch.nbytes)))
         for start in range(0, batch.num_rows, step):

@@ -45,7 +45,7 @@ def _messages(client: ck.Consumer, tp: TopicPartition, at: int, end: int) -> Ite
         found = client.consume(chunk, WAIT_S)
         if not found:
             if time.monotonic() - heard_s > SILENCE_S:
-                raise UnavailableError(f"the broker has given nothing of {tp}@{at} for {SILENCE_S:g} s")
+                raise UnavailableError(f"the broker has returned nothing of {tp}@{at} for {SILENCE_S:g} s")
             continue
         good = _without_errors(found, tp) if any(map(Message.error, found)) else found
         at = _offset(found[-1]) + (found[-1].error() is None)  # else it tells that the partition ends there

@@ -125,8 +125,8 @@ def freeze_reader(folder: Path, reader: str, pending: int) -> None:
     if before != reader and pending >= 0:
         raise ConfigError(
             f"micro-batch {pending} is pending and was read by the {before}, not by the {reader}: parts of it may have "
-            "been sent, cut otherwise",
-            hint=f"run it to its end once with spark.reader {before} (sidecar spark run --once)",
+            "been sent, cut differently",
+            hint=f"finish it once with spark.reader {before} (sidecar spark run --once)",
         )
     write(path, reader.encode())
 
@@ -136,8 +136,8 @@ def _incarnation(query: Path, folder: Path, cluster_id: str) -> int:
     if not path.exists():
         if latest_batch(query, "offsets") >= 0:
             raise StateError(
-                f"{query} was used before, and {folder} beside it is gone: what is pending cannot be named as before",
-                hint="bring the folder back from a copy, or begin anew with another spark.checkpoint",
+                f"{query} was used before, and {folder} beside it is missing: pending parts would get other names",
+                hint="restore the folder from a copy, or start anew with another spark.checkpoint",
             )
         write(path, orjson.dumps([secrets.randbits(63), cluster_id]), exclusive=True)
     incarnation, bound = orjson.loads(read(path))
@@ -164,6 +164,6 @@ def _changed(before: dict[str, Any], now: dict[str, Any], pending: int) -> Confi
     keys = sorted(key for key in before.keys() | now.keys() if before.get(key) != now.get(key))
     return ConfigError(
         f"{', '.join(keys)} changed while micro-batch {pending} is pending: parts of it may have been sent, cut by the "
-        "settings before",
-        hint="run it to its end once with the settings before (sidecar spark run --once), then change them",
+        "previous settings",
+        hint="finish it once with the previous settings (sidecar spark run --once), then change them",
     )

@@ -142,13 +142,13 @@ class RangePlanner(DataSourceStreamReader, SupportsTriggerAvailableNow):
         for topic, partition, at in _each(start):
             end = ends.get(topic, {}).get(partition)
             if not any(is_meant(one, topic) for one in self._r.kafka.topics):
-                raise StateError(f"{topic} was taken out of source.kafka.topics: put it back, or {anew}")
+                raise StateError(f"{topic} was removed from source.kafka.topics: add it again, or {anew}")
             if end is None:
                 text = f"{topic}[{partition}] was read to {at} and is not there any more: it was deleted"
-                raise StateError(f"{text}, or may not be read; {anew}, unless access can be given back")
+                raise StateError(f"{text}, or may not be read; {anew}, unless access can be restored")
             if end < at:
                 text = f"{topic}[{partition}] ends at {end} and was read to {at}"
-                raise StateError(f"{text}: it was made again, or lost messages; {anew}")
+                raise StateError(f"{text}: it was created again, or lost messages; {anew}")
 
     def _keep_added(self, start: Places, found: Mapping[TopicPartition, Bounds]) -> None:
         """Where partitions begin that are new to the checkpoint: durable before Spark's log has where they end."""

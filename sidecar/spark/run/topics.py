@@ -36,7 +36,7 @@ def topic_id(kafka: KafkaSource, cluster_id: str, topic: str) -> str:
         )
     found = client.find([topic], TIMEOUT_S).get(topic, "")
     if isinstance(found, KafkaError):
-        raise UnavailableError(f"the broker does not tell the id of {topic}: {found.str()}")
+        raise UnavailableError(f"the broker does not report the id of {topic}: {found.str()}")
     known = found
     _found[key] = time.monotonic(), known
     return known
@@ -53,7 +53,7 @@ def claim(kafka: KafkaSource, cluster_id: str, folder: RunFolder, topic: str) ->
     known = folder.claim_topic(topic, now)
     if known != now:
         raise StateError(
-            f"the topic {topic} was deleted and made again: the checkpoint's offsets are of the old one",
-            hint="begin anew with another spark.checkpoint; nothing was skipped in silence",
+            f"the topic {topic} was deleted and created again: the checkpoint's offsets belong to the old one",
+            hint="start anew with another spark.checkpoint; nothing was skipped silently",
         )
     return known

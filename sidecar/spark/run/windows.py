@@ -70,7 +70,7 @@ def _unpack(raw: bytes, path: Path) -> tuple[bytes, bytes]:
     if len(raw) < _HEAD.size + 8 or _HEAD.unpack_from(raw) != (_MAGIC, zlib.crc32(body), len(body)):
         raise StateError(
             f"the message ids in {path} are damaged",
-            hint="bring the file back from a copy; without it earlier twins of what comes now are not known",
+            hint="restore the file from a copy; without it, repeats of earlier ids are not recognized",
         )
     size = struct.unpack_from(">Q", body)[0]
     return body[8 : 8 + size], body[8 + size :]

@@ -75,11 +75,11 @@ def parse(given: Mapping[str, str], *, stream: bool) -> Options:
         if name.lower() not in known:
             near = difflib.get_close_matches(name.lower(), known, 1)
             hint = f"Did you mean {known[near[0]]}?" if near else f"There are {', '.join(NAMES)}"
-            raise ConfigError(f"sidecar source: there is no option {name}. {hint}")
+            raise ConfigError(f"sidecar source: unknown option {name}. {hint}")
     found = {known[name.lower()]: text for name, text in given.items()}
     for name in STREAM_ONLY:
         if name in found and not stream:
-            raise ConfigError(f"sidecar source: option {name} is for readStream; a batch read takes all there is")
+            raise ConfigError(f"sidecar source: option {name} is for readStream; a batch read reads everything")
     return Options(
         _path(found.get("path", "")),
         _columns(found),
@@ -172,4 +172,4 @@ def _until(text: str) -> dict[str, int]:
 
 
 def _wrong(option: str, text: str, wanted: str) -> ConfigError:
-    return ConfigError(f"sidecar source: option {option} is {text!r} and should be {wanted}")
+    return ConfigError(f"sidecar source: option {option} is {text!r} and must be {wanted}")

@@ -209,7 +209,7 @@ class Planner:
 def _shorter(writer: str, seq: int) -> ZoneError:
     return ZoneError(
         f"landing zone: the manifest of writer {writer} ends before number {seq}, which this query has planned. Was "
-        "the zone replaced, or restored from an older copy? Restore all of it, or begin anew with another checkpoint"
+        "the zone replaced, or restored from an older copy? Restore all of it, or start anew with another checkpoint"
     )
 
 
