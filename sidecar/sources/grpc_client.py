@@ -217,8 +217,6 @@ class GrpcClient:
         for keeper in self._keepers:
             keeper.cancel()
         await asyncio.gather(*self._keepers, return_exceptions=True)
-        if rest := asyncio.all_tasks() - {asyncio.current_task()}:  # the library's own, which end after their calls
-            await asyncio.wait(rest, timeout=0.5)
 
     async def _keep_open(self) -> None:
         """A session after the other, with each server in its turn."""

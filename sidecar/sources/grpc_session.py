@@ -3,19 +3,28 @@
 from __future__ import annotations
 
 import asyncio
+import queue
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from typing import Any
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any, TypeVar
 
 from sidecar.config.source import RocketMqSource as RocketMqSettings
 from sidecar.sources.grpc_leases import OK
 from sidecar.sources.grpc_requests import POLL_S, REQUEST_S, Requests
 from sidecar.sources.grpc_stubs import Stubs
 
+T = TypeVar("T")
+
 HEARTBEAT_S = 10.0
 ROUTE_S = 30.0
 STREAM_S = POLL_S + 30.0
 """While there is no room a stream is not read on."""
 MESSAGE_MAX_BYTES = 64 << 20
+TOGETHER_BYTES = 64 << 10
+"""Of messages that are handed on together."""
+THREADS_MAX = 10_000
+"""There are as many as calls that wait at once."""
 UNAUTHORIZED, FORBIDDEN, TOPIC_NOT_FOUND, GROUP_NOT_FOUND = 40_100, 40_300, 40_402, 40_403
 
 
@@ -47,12 +56,15 @@ class Session:
         self.server = server
         options = [
             ("grpc.max_receive_message_length", MESSAGE_MAX_BYTES), ("grpc.max_send_message_length", MESSAGE_MAX_BYTES),
-            ("grpc.enable_retries", 0),
+            ("grpc.enable_retries", 0), (self._grpc.experimental.ChannelOptions.SingleThreadedUnaryStream, 1),
         ]  # fmt: skip
         if credentials is None:
-            self._channel = self._grpc.aio.insecure_channel(server, options)
+            self._channel = self._grpc.insecure_channel(server, options)
         else:
-            self._channel = self._grpc.aio.secure_channel(server, credentials, options)
+            self._channel = self._grpc.secure_channel(server, credentials, options)
+        self._threads = ThreadPoolExecutor(THREADS_MAX, thread_name_prefix="grpc call")
+        self._commands: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        """What is said on the telemetry stream, None at its end."""
         self._stub = stubs.service(self._channel)
         self._values = stubs.values
         self.queues: list[Any] = []
@@ -73,7 +85,7 @@ class Session:
             ConnectionError: It is away.
         """
         try:
-            stream = self._stub.Telemetry(metadata=self._requests.metadata())
+            stream = self._stub.Telemetry(iter(self._commands.get, None), metadata=self._requests.metadata())
             await asyncio.wait_for(self._introduce(stream), REQUEST_S)
             await asyncio.sleep(wait_s)
             await self._find_queues()
@@ -90,8 +102,17 @@ class Session:
             raise self._broken(error) from error
 
     async def close(self) -> None:
-        """Disconnect."""
-        await self._channel.close()
+        """Disconnect; calls that wait end by it."""
+        self._commands.put(None)
+        self._channel.close()
+        self._threads.shutdown(wait=False)
+
+    async def _in_thread(self, function: Callable[..., T], *arguments: Any) -> T:
+        """Let a thread wait for an answer: on the loop each message of a stream would wake up several threads."""
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._threads, function, *arguments)
+        except (ValueError, RuntimeError) as error:  # the channel is closed, or the threads are
+            raise ConnectionError("the connection was closed") from error  # by us, while others waited for it
 
     async def call(self, name: str, request: Any, timeout_s: float = REQUEST_S) -> Any:
         """Ask, and have the answer.
@@ -100,24 +121,41 @@ class Session:
             ConnectionError: There is none.
         """
         try:
-            return await getattr(self._stub, name)(request, metadata=self._requests.metadata(), timeout=timeout_s)
+            call = partial(getattr(self._stub, name), metadata=self._requests.metadata(), timeout=timeout_s)
+            return await self._in_thread(call, request)
         except self._grpc.RpcError as error:
             raise self._broken(error) from error
-        except (asyncio.CancelledError, self._grpc.aio.UsageError) as error:
-            task = asyncio.current_task()
-            if task is not None and task.cancelling():
-                raise
-            raise ConnectionError("the connection was closed") from error  # by us, while others waited for it
 
     async def stream(self, request: Any) -> AsyncIterator[Any]:
         """Ask for messages; gives the parts of the answer as they come, or for as long as they may take."""
+        answer = self._stub.ReceiveMessage(request, metadata=self._requests.metadata(), timeout=STREAM_S)
         try:
-            metadata = self._requests.metadata()
-            async for part in self._stub.ReceiveMessage(request, metadata=metadata, timeout=STREAM_S):
-                yield part
+            is_over = False
+            while not is_over:
+                parts, is_over = await self._in_thread(self._some, answer)
+                for part in parts:
+                    yield part
         except self._grpc.RpcError as error:
             if error.code() is not self._grpc.StatusCode.DEADLINE_EXCEEDED:
                 raise
+        finally:
+            answer.cancel()
+
+    def _some(self, answer: Any) -> tuple[list[Any], bool]:
+        """The next parts of an answer, and whether these are the last; a proxy sends all of them at once."""
+        found: list[Any] = []
+        size_bytes = 0
+        try:
+            for part in answer:
+                found.append(part)
+                size_bytes += len(part.message.body)
+                if size_bytes >= TOGETHER_BYTES:
+                    return found, False
+        except self._grpc.RpcError:
+            if not found:
+                raise
+            return found, False  # and is raised the next time
+        return found, True
 
     def _broken(self, error: Any) -> Exception:
         """What a failure of the connection means."""
@@ -133,10 +171,10 @@ class Session:
     # At the begin
 
     async def _introduce(self, stream: Any) -> None:
-        await stream.write(self._requests.telemetry(self.server))
+        self._commands.put(self._requests.telemetry(self.server))
         while True:
-            command = await stream.read()
-            if command is self._grpc.aio.EOF:
+            command = await self._in_thread(next, stream, None)
+            if command is None:
                 raise ConnectionError("the telemetry stream ended at once")
             if command.HasField("status"):
                 self._check(command.status)
@@ -163,8 +201,8 @@ class Session:
     async def _listen(self, stream: Any) -> None:
         """Commands of the proxy need no answer; the end of the stream is the end of the session."""
         while True:
-            command = await stream.read()
-            if command is self._grpc.aio.EOF:
+            command = await self._in_thread(next, stream, None)
+            if command is None:
                 raise ConnectionError("the telemetry stream ended")
             if command.HasField("status"):
                 self._check(command.status)

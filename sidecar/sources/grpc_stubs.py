@@ -45,7 +45,7 @@ def load() -> Stubs:
     package.__path__ = [str(folder.parent)]
     sys.modules["rocketmq"] = package
     try:
-        grpc = importlib.import_module("grpc.aio") and importlib.import_module("grpc")
+        grpc = importlib.import_module("grpc.experimental") and importlib.import_module("grpc")
         values = importlib.import_module(f"{_MODULES}.definition_pb2")
         requests = importlib.import_module(f"{_MODULES}.service_pb2")
         service = importlib.import_module(f"{_MODULES}.service_pb2_grpc").MessagingServiceStub
