@@ -151,7 +151,9 @@ class Leases:
         with contextlib.suppress(ConnectionError):
             entries = [(lease.message_id, lease.receipt) for lease in leases]
             answer = await self._call("AckMessage", self._requests.ack(topic, entries))
-            if answer.status.code in (OK, MANY):
+            if answer.status.code == OK:
+                left = []
+            elif answer.status.code == MANY:
                 again = {one.receipt_handle for one in answer.entries if not _is_final(one.status.code)}
                 left = [lease for lease in leases if lease.receipt in again]
         left = [lease for lease in left if lease.until_s > time.monotonic()]  # others come again by themselves

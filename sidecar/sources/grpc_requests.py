@@ -9,6 +9,7 @@ import platform
 import uuid
 from collections.abc import Iterable
 from datetime import UTC, datetime
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from sidecar.config.source import RocketMqSource as RocketMqSettings
@@ -24,6 +25,7 @@ REQUEST_S = 3.0
 POLL_S = 5.0
 """How long a proxy waits for messages, the least it does: what comes for a process that died then comes again later."""
 
+_HOSTS_MAX = 1_000
 _Metadata = list[tuple[str, str]]
 
 
@@ -61,6 +63,7 @@ class Requests:
 
     def __init__(self, stubs: Stubs, settings: RocketMqSettings, client_id: str, expression: str, tell: Tell) -> None:
         self._values, self._requests = stubs.values, stubs.requests
+        self._gzip = self._values.GZIP
         self._settings = settings
         self._client_id = client_id
         self._tell = tell
@@ -160,37 +163,28 @@ class Requests:
         """A message as the source takes it."""
         system, topic = message.system_properties, message.topic.name
         place = place_of(system.receipt_handle) or Place("0", "", system.queue_id, system.queue_offset, -1)
-        tag, keys = system.tag.encode(), [key.encode() for key in system.keys]
-        retry = self._retry_topic(topic, place.retry)
+        kind, broker, queue, offset, position = place
+        message_id, tag, keys = system.message_id, system.tag.encode(), [key.encode() for key in system.keys]
+        retry = self._retry_topic(topic, kind) if kind != "0" else ""
         return Handed(
-            handle=token,
-            topic=topic,
-            broker=place.broker,
-            queue=place.queue,
-            offset=place.offset,
-            body=self._body(message, place),
-            born_ms=_milliseconds(system, "born_timestamp"),
-            stored_ms=_milliseconds(system, "store_timestamp"),
-            message_id=system.message_id,
-            offset_message_id=_offset_message_id(system.store_host, place.position),
-            tag=tag,
-            keys=keys,
-            properties=_properties(message, tag, keys, topic if retry else ""),
-            reconsume_times=max(system.delivery_attempt - 1, 0),
-            retry_topic=retry,
-        )
+            token, topic, broker, queue, offset, self._body(message, system, place),
+            _milliseconds(system, "born_timestamp"), _milliseconds(system, "store_timestamp"),
+            message_id, _offset_message_id(system.store_host, position), tag, keys,
+            _properties(message, system, message_id, tag, keys, topic if retry else ""),
+            max(system.delivery_attempt - 1, 0), retry,
+        )  # fmt: skip
 
     def _retry_topic(self, topic: str, kind: str) -> str:
         signs = {"1": "_", "2": "+"}
         return f"%RETRY%{self._settings.group}{signs[kind]}{topic}" if kind in signs else ""
 
-    def _body(self, message: Any, place: Place) -> bytes:
+    def _body(self, message: Any, system: Any, place: Place) -> bytes:
         """The look of a body tells how it is packed: producers pack in more ways than the protocol has names for.
 
         A proxy within a broker unpacks it, and says still that it is packed: what does not look so is as it should be.
         """
         body = bytes(message.body)
-        kind = packed_by(body) if message.system_properties.body_encoding == self._values.GZIP else None
+        kind = packed_by(body) if system.body_encoding == self._gzip else None
         if kind is None:
             return body
         try:
@@ -202,25 +196,37 @@ class Requests:
 
 
 def _milliseconds(system: Any, name: str) -> int | None:
-    return int(getattr(system, name).ToMilliseconds()) if system.HasField(name) else None
+    if not system.HasField(name):
+        return None
+    at = getattr(system, name)
+    return int(at.seconds * 1000 + at.nanos // 1_000_000)
 
 
 def _offset_message_id(host: str, position: int) -> str:
+    packed = _host(host)
+    return f"{packed}{position:016X}" if packed and 0 <= position < 1 << 64 else ""
+
+
+@lru_cache(_HOSTS_MAX)
+def _host(host: str) -> str:
+    """Address and port as they stand in a message id, empty where they are no such."""
     address, _, port = host.rpartition(":")
     try:
-        packed = ipaddress.ip_address(address.strip("[]")).packed + int(port).to_bytes(4) + position.to_bytes(8)
+        return (ipaddress.ip_address(address.strip("[]")).packed + int(port).to_bytes(4)).hex().upper()
     except (ValueError, OverflowError):
         return ""
-    return packed.hex().upper()
 
 
-def _properties(message: Any, tag: bytes, keys: list[bytes], retried: str) -> list[Header]:
-    system = message.system_properties
-    found: list[Header] = [(name, value.encode()) for name, value in sorted(message.user_properties.items())]
+def _properties(
+    message: Any, system: Any, message_id: str, tag: bytes, keys: list[bytes], retried: str
+) -> list[Header]:
+    found: list[Header] = []
+    if users := message.user_properties:
+        found += [(name, value.encode()) for name, value in sorted(users.items())]
     for name, value in (
         ("TAGS", tag),
         ("KEYS", b" ".join(keys)),
-        ("UNIQ_KEY", system.message_id.encode()),
+        ("UNIQ_KEY", message_id.encode()),
         ("__SHARDINGKEY", system.message_group.encode()),
         ("RETRY_TOPIC", retried.encode()),
     ):

@@ -62,8 +62,9 @@ class Skipped:
         """A message was handed over."""
         if handed.retry_topic or handed.offset < 0 or not handed.offset_message_id:
             return
-        topic = self._topics.setdefault((handed.topic, handed.broker), _Topic())
-        queue = topic.queues.setdefault(handed.queue, _Queue())
+        where = handed.topic, handed.broker
+        topic = self._topics.get(where) or self._topics.setdefault(where, _Topic())
+        queue = topic.queues.get(handed.queue) or topic.queues.setdefault(handed.queue, _Queue())
         place = int(handed.offset_message_id[-16:], 16), handed.offset
         if place[0] > queue.highest[0] and handed.offset <= queue.highest[1]:
             topic.queues[handed.queue] = queue = _Queue()
