@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
-from operator import attrgetter
+from operator import itemgetter
 from typing import NamedTuple, TypeAlias
 
 from sidecar.core.records import Run, TopicPartition
@@ -49,6 +49,8 @@ class Place(NamedTuple):
     link: Link
     is_slave: bool = False
 
+
+_OFFSET, _BODY, _PROPERTIES = map(itemgetter, range(3))
 
 Find: TypeAlias = Callable[[str], Place | None]
 """Where to ask, by the number of the broker that the last answer suggests; None while the queue may not be read."""
@@ -270,7 +272,7 @@ class Pulls:
             is_linked = link is not None and link.stands_in(messages)
             # A batch that is kept as one message comes whole, also when its first messages were read before.
             if messages and messages[0].offset < offset:
-                messages = [message for message in messages if message.offset >= offset]
+                messages = messages[bisect_left(messages, offset, key=_OFFSET) :]
             one.may_link = link is None or bool(messages)
             if messages:
                 self._hold(one, messages, len(frame.body))
@@ -347,7 +349,7 @@ class Pulls:
 
     def _proven(self, one: _Pulling) -> list[StoredMessage]:
         """Take out of what is held of a queue what may be handed on."""
-        at = len(one.held) if one.proven >= one.next else bisect_left(one.held, one.proven, key=attrgetter("offset"))
+        at = len(one.held) if one.proven >= one.next else bisect_left(one.held, one.proven, key=_OFFSET)
         messages, one.held = one.held[:at], one.held[at:]
         left_bytes = min(one.held_bytes, _size_bytes(one.held))
         self._held_bytes -= one.held_bytes - left_bytes
@@ -367,8 +369,8 @@ class Pulls:
                 yield ReadPast(one.tp, one.given)
 
 
-def _size_bytes(messages: Iterable[StoredMessage]) -> int:
-    return sum(len(message.body) + len(message.properties) for message in messages)
+def _size_bytes(messages: Sequence[StoredMessage]) -> int:
+    return sum(map(len, map(_BODY, messages))) + sum(map(len, map(_PROPERTIES, messages)))
 
 
 def _place(message: StoredMessage) -> tuple[int, int, int]:
