@@ -299,7 +299,7 @@ def test_while_the_ledger_is_away_nothing_is_sent(kafka: Broker, make_topic: Mak
             send(kafka, topic, orders.messages[half:])
             wait_until(lambda: daemon.events("ledger.failed"), 20, "it is noticed", detail=daemon.log_tail)
             wait_until(lambda: http_get(f"{daemon.admin_url}/readyz")[0] == 503, 10, "it is told")
-            assert any("the ledger cannot be used" in problem for problem in daemon.status()["problems"])
+            assert any("the ledger is unavailable" in problem for problem in daemon.status()["problems"])
             assert receiver.stats["rows"] == before
             database.start()
             await_settled(kafka, [daemon], 30)

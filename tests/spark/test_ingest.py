@@ -195,7 +195,7 @@ def test_what_does_not_fit_is_kept_aside(spark: SparkSession, tmp_path: Path, ki
 
 def test_a_bad_schema_is_told(spark: SparkSession, tmp_path: Path) -> None:
     """Columns that are none, and a file that is not there, are errors of the configuration."""
-    with pytest.raises(ConfigError, match="is no schema"):
+    with pytest.raises(ConfigError, match="is not a schema"):
         ingest(tmp_path, schema="id bigint, amount noodle")
     with pytest.raises(ConfigError, match=r"cannot read missing\.ddl: No such file"):
         ingest(tmp_path, schema="missing.ddl")
@@ -222,7 +222,7 @@ def test_the_schema_changes_where_both_tables_have_read_as_far(
     with monkeypatch.context() as patched:
         patched.setattr("sidecar.spark.ingest.job.targets", lambda *given: targets(*given)[1:])
         ingest(tmp_path, schema=old)
-    with pytest.raises(ConfigError, match="the table and for its rejects have not read as far"):
+    with pytest.raises(ConfigError, match="the table and its rejects are at different places"):
         ingest(tmp_path, schema=new)
     more = iter([(5, 6), (7, 8)])
     with monkeypatch.context() as patched:
@@ -242,6 +242,6 @@ def test_a_damaged_zone_ends_the_query_with_its_reason(spark: SparkSession, tmp_
     zone.close()
     assert entry is not None
     (tmp_path / "zone" / entry.file).unlink()
-    with pytest.raises(QueryError, match="is gone") as caught:
+    with pytest.raises(QueryError, match="is missing") as caught:
         ingest(tmp_path)
     assert caught.value.exit_code == 69

@@ -105,7 +105,7 @@ def test_another_schema_waits_until_both_have_read_as_far(
     if refused:
         with pytest.raises(ConfigError, match=r"spark\.table\.schema changed") as caught:
             freeze_schema(storage, str(tmp_path), NEW)
-        assert "Run it once with the schema before, which is in " in caught.value.hint
+        assert "Run it once with the previous schema, which is in " in caught.value.hint
     else:
         freeze_schema(storage, str(tmp_path), NEW)
     assert frozen(tmp_path) == [OLD.encode() if refused else NEW.encode()]

@@ -148,7 +148,7 @@ def test_a_checkpoint_stays_with_its_cluster_and_its_folder(tmp_path: Path) -> N
     with pytest.raises(ConfigError, match="another Kafka cluster"):
         open_checkpoint(query, folder, make_settings(URL), "two")
     begin(query, 3, "offsets", "commits")
-    with pytest.raises(StateError, match="is gone"):
+    with pytest.raises(StateError, match="is missing"):
         open_checkpoint(query, tmp_path / "elsewhere", make_settings(URL), "one")
 
 
@@ -158,7 +158,7 @@ def test_a_topic_made_again_is_refused(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr("sidecar.spark.run.topics.topic_id", lambda *_: next(ids))
     folder = RunFolder(tmp_path)
     assert claim(kafka, "c", folder, "orders") == claim(kafka, "c", folder, "orders") == "a"
-    with pytest.raises(StateError, match="orders was deleted and made again"):
+    with pytest.raises(StateError, match="orders was deleted and created again"):
         claim(kafka, "c", folder, "orders")
 
 
@@ -181,7 +181,7 @@ def test_rows_of_two_partitions_in_a_task_are_a_mistake() -> None:
         batch.set_column(1, "partition", pa.array([9] * batch.num_rows, pa.int32()))
         for batch in batches([(5, "t", b"x")])
     ]
-    with pytest.raises(ValueError, match="nothing may shuffle"):
+    with pytest.raises(ValueError, match="no shuffle is allowed"):
         list(runs([*batches([(4, "t", b"x")]), *other], TP))
 
 

@@ -79,7 +79,7 @@ def test_a_bound_is_shared_by_what_can_be_read(planners: Planners) -> None:
     [
         (ORDERS, ("orders",), "old was removed from source.kafka.topics: add it again, or begin anew"),
         (ORDERS, ("orders", "^ol."), r"old\[0\] was read to 1200 and is not there any more: it was deleted"),
-        (ORDERS | {("old", 0): (0, 7)}, ("^o",), r"old\[0\] ends at 7 and was read to 1200: it was made again"),
+        (ORDERS | {("old", 0): (0, 7)}, ("^o",), r"old\[0\] ends at 7 and was read to 1200: it was created again"),
     ],
 )
 def test_what_became_of_a_topic_is_told(

@@ -155,7 +155,7 @@ def test_damage_ends_the_query_by_file_and_line(spark: SparkSession, zone: Path,
     """A manifest line that is lost, and a data file that is, end the query with an error that names them."""
     (gone,) = (zone / "data/a").glob("*/000000000003-*")
     gone.unlink()
-    with pytest.raises(Exception, match=r"data/a/.*000000000003-paid-5.arrow is gone"):
+    with pytest.raises(Exception, match=r"data/a/.*000000000003-paid-5.arrow is missing"):
         Sink(tmp_path / "file").start(read_stream(spark, zone))
     path = layout.segment_path(zone, "a", 0)
     lines = path.read_bytes().splitlines(keepends=True)

@@ -49,7 +49,7 @@ def snapshot() -> StatusSnapshot:
         lag=17,
         partitions=(place, replace(place, topic="new", lag=None)),
         intake_stopped=("memory",),
-        problems=(Problem("group", "group paid fails"), Problem("dead_letters", "dead letters came in")),
+        problems=(Problem("group", "group paid fails"), Problem("dead_letters", "dead letters were added")),
         held_bytes=1000,
         budget_bytes=64 << 20,
         retries_waiting=2,

@@ -21,8 +21,8 @@ from tests.support.jars import ROOT
     [
         (OSError(errno.EMFILE, "Too many open files"), "ulimit -n"),
         (RuntimeError("can't start new thread"), "no more threads can be started"),
-        (MemoryError(), "no more memory is given"),
-        (OSError(errno.ENOMEM, "Cannot allocate memory"), "no more memory is given"),
+        (MemoryError(), "no more memory is available"),
+        (OSError(errno.ENOMEM, "Cannot allocate memory"), "no more memory is available"),
         (ValueError("Failed to create thread: Resource temporarily unavailable (11)"), "no more threads"),
     ],
     ids=["files", "threads", "memory", "memory of a call", "threads of a client"],

@@ -85,7 +85,7 @@ def test_other_text_is_refused_with_the_reason(text: str, says: str) -> None:
 @pytest.mark.parametrize(
     ("text", "broker", "code", "says"),
     [
-        (CLIENT, "localhost:1", 64, "a producer's does not tell where the message is stored"),
+        (CLIENT, "localhost:1", 64, "a producer's id does not say where the message is stored"),
         (OFFSET, "localhost", 64, "--broker needs HOST:PORT"),
         (OFFSET, "localhost:99999", 64, "with a port from 1 to 65535"),
         (OFFSET, "localhost:0", 64, "with a port from 1 to 65535"),

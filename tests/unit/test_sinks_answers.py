@@ -80,7 +80,7 @@ def test_a_207_may_leave_out_the_reason() -> None:
         ({"failed": [{"index": True, "retry": True}]}, "index true"),
         ({"failed": [{"index": 1.0, "retry": True}]}, "index 1.0"),
         ({"failed": [{"index": 1, "retry": "yes"}]}, "retry"),
-        ({"failed": [{"index": 1, "retry": True}, {"index": 1, "retry": True}]}, "twice"),
+        ({"failed": [{"index": 1, "retry": True}, {"index": 1, "retry": True}]}, "repeated"),
     ],
 )
 def test_a_malformed_207_is_sent_again(body: Any, word: str) -> None:

@@ -84,7 +84,7 @@ def test_close_wakes_who_is_filling() -> None:
         batches.add("g", b"x" * 200)
 
         def fill() -> None:
-            with pytest.raises(RuntimeError, match="closed, or closes") as error:
+            with pytest.raises(RuntimeError, match="closed or closing") as error:
                 batches.add("g", b"y" * 200)
             refused.append(str(error.value))
 
