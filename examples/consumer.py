@@ -1,9 +1,9 @@
-"""A Kafka consumer on Sidecar's library alone: each message once, in batches for each tag, posted over HTTP.
+"""A Kafka consumer built only on Sidecar's library: posts each message once over HTTP, in batches per tag.
 
     python consumer.py --bootstrap localhost:9092 --group orders --topic orders --url http://localhost:8080/ingest
 
-One thread, this one, owns the Kafka client, `Progress` and `Deduplicator`; the senders of the batcher hand back what
-has ended through a queue. After kill -9 nothing is lost, and what is sent again was not yet committed.
+The main thread owns the Kafka client, `Progress` and `Deduplicator`; the batcher's senders report finished rows in a
+queue. After kill -9 no message is lost, and only messages that were not yet committed are sent again.
 """
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ from sidecar import (
 Key = tuple[str, int]
 """Topic and partition."""
 Group = tuple[Key, str]
-"""Partition and tag group: so a batch is of one partition, and goes with it."""
+"""Partition and tag group, so that a batch has messages of one partition and moves with it."""
 REMEMBERED = 10_000
-"""A twin is found when it lies at most so many offsets behind the first message with its id."""
+"""Maximum distance, in offsets, between two messages with the same id at which the second is recognized."""
 COMMIT_S = 0.2
 FLUSH_S = 10.0
 
 
 class Row(NamedTuple):
-    """A message on its way."""
+    """A message in flight."""
 
     group: Group
     offset: int
@@ -57,20 +57,20 @@ class Row(NamedTuple):
 
 
 def size_bytes(row: Row) -> int:
-    """Bytes that a row takes: its value, and what Python puts around it."""
+    """Memory of a row in bytes: its value and Python's overhead."""
     return len(row.value or b"") + 150
 
 
 class Feed:
-    """Takes messages from a topic and posts them, until it is stopped."""
+    """Consumes a topic and posts its messages until it is stopped."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         self.url: str = options.url
         self.tags = TagFilter(options.subscribe)
         self.seen: Deduplicator[Key] = Deduplicator(2 * REMEMBERED, bitmap=False)
         self.progress: Progress[Key] = Progress()
-        self.begun: dict[Key, int] = {}  # our partitions, and what was committed when we got them
-        self.kept: deque[Row] = deque()  # read, and not in the batcher yet: it was full
+        self.begun: dict[Key, int] = {}  # assigned partitions, and their committed offsets at the assignment
+        self.kept: deque[Row] = deque()  # read, but not in the batcher yet because it was full
         self.paused = self.stopping = False
         self.settled: queue.SimpleQueue[Row] = queue.SimpleQueue()
         self.broken: list[BaseException] = []
@@ -106,7 +106,7 @@ class Feed:
             if time.monotonic() >= commit_at:
                 self.commit()
                 commit_at = time.monotonic() + COMMIT_S
-            if self.broken:  # a dead letter was not written: it is not settled, and comes again
+            if self.broken:  # a dead letter was not written: its message is unsettled and will be read again
                 raise self.broken[0]
         self.consumer.close()  # calls on_revoke
         self.batches.close(0)
@@ -114,7 +114,7 @@ class Feed:
     # Messages
 
     def take(self, message: Message) -> None:
-        """Read one message: position first, then tag, then id, so that no unwanted twin hides a wanted message."""
+        """Read one message: position, then tag, then id, so that an unwanted message never hides a wanted one."""
         if error := message.error():
             if error.fatal():
                 raise KafkaException(error)
@@ -129,14 +129,14 @@ class Feed:
         number = text_id(headers.get("id"))
         new = group is not None and (number is None or self.seen.add(key, number))
         if offset < committed:
-            return  # settled before this partition was ours: read for its id alone
+            return  # settled before this assignment: read only for its id
         if group is not None and new:
             self.kept.append(Row((key, group), offset, message.value()))
         else:
             self.progress.settled(key, offset)
 
     def offer(self) -> None:
-        """Give the batcher what it has room for; pause reading while something is left, and poll on."""
+        """Fill the batcher; pause reading while rows are left over, and keep polling."""
         while self.kept and self.batches.add(self.kept[0].group, self.kept[0], timeout_s=0):
             self.kept.popleft()
         if bool(self.kept) != self.paused:
@@ -164,7 +164,7 @@ class Feed:
             raise Retry(f"HTTP {answer.status}", after_ms=1_000 * int(after_s) if after_s.isdigit() else 0)
 
     def on_message(self, row: Row, batch: MessageBatch[Group, Row]) -> None:
-        """A row has its end. A dead letter is on disk before it counts as settled; what is released is not settled."""
+        """End a row. A dead letter is on disk before it counts as settled; a released row is not settled."""
         if batch.state is BatchState.DEAD_LETTERED:
             letter = {"key": row.group[0], "offset": row.offset, "reason": batch.reason}
             with self.dead_letters.open("a") as file:
@@ -177,13 +177,13 @@ class Feed:
     # Progress
 
     def settle(self) -> None:
-        """Note what has ended meanwhile."""
+        """Record the rows that have ended since the last call."""
         while not self.settled.empty():
             row = self.settled.get()
             self.progress.settled(row.group[0], row.offset)
 
     def commit(self) -> None:
-        """Commit what is settled, with what lies between messages; the answer comes to `on_commit`."""
+        """Commit settled offsets, including gaps between messages; the result goes to `on_commit`."""
         for tp in self.consumer.position([TopicPartition(*key) for key in self.begun]):
             if tp.offset >= 0:
                 self.progress.advance((tp.topic, tp.partition), tp.offset)
@@ -191,11 +191,11 @@ class Feed:
             self.consumer.commit(offsets=offsets, asynchronous=True)
 
     def to_commit(self, keys: Collection[Key]) -> list[TopicPartition]:
-        """What can be committed of these partitions."""
+        """Offsets of these partitions that may be committed."""
         return [TopicPartition(*key, offset) for key, offset in self.progress.to_commit().items() if key in keys]
 
     def on_commit(self, error: KafkaError | None, partitions: list[TopicPartition]) -> None:
-        """What failed is committed again with the next."""
+        """A failed commit is repeated with the next one."""
         for tp in partitions:
             if error is None and tp.error is None:
                 self.progress.committed((tp.topic, tp.partition), tp.offset)
@@ -203,7 +203,7 @@ class Feed:
     # Rebalances
 
     def on_assign(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
-        """Go on at the commit, but read some messages before it again for their ids."""
+        """Start at the commit, but read some messages before it again for their ids."""
         begins = []
         for tp in consumer.committed(partitions, timeout=30):
             if tp.error:
@@ -218,7 +218,7 @@ class Feed:
             consumer.pause(begins)
 
     def on_revoke(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
-        """Finish what was begun, for a while; commit before the next owner reads."""
+        """Finish messages in flight within a time limit; commit before the next owner reads."""
         self.batches.flush(FLUSH_S)
         self.settle()
         if offsets := self.to_commit({(tp.topic, tp.partition) for tp in partitions}):
@@ -229,7 +229,7 @@ class Feed:
         self.on_lost(consumer, partitions)
 
     def on_lost(self, _: Consumer, partitions: list[TopicPartition]) -> None:
-        """Forget the partitions, which others own: what was not sent yet is not sent, and nothing is committed."""
+        """Forget the partitions, which others own: unsent rows are not sent, and nothing is committed."""
         keys = {(tp.topic, tp.partition) for tp in partitions}
         self.batches.release(lambda group: group[0] in keys)
         self.kept = deque(row for row in self.kept if row.group[0] not in keys)
@@ -248,7 +248,12 @@ def main() -> None:
     parser.add_argument("--subscribe", default="*", help="tags, as a || b")
     parser.add_argument("--dead-letters", default="dead-letters.ndjson")
     parser.add_argument(
-        "-X", dest="properties", action="append", default=[], type=lambda text: text.split("=", 1), help="of librdkafka"
+        "-X",
+        dest="properties",
+        action="append",
+        default=[],
+        type=lambda text: text.split("=", 1),
+        help="NAME=VALUE for librdkafka",
     )
     feed = Feed(parser.parse_args())
 

@@ -1,4 +1,4 @@
-"""An exact receiver: names of parts and rows go to SQLite in one transaction. Standard library only: copy it."""
+"""An exact receiver: stores names of parts and rows in SQLite in one transaction. Standard library only: copy it."""
 
 import argparse
 import contextlib
@@ -16,7 +16,7 @@ CREATE TABLE IF NOT EXISTS rows ("group" TEXT, topic TEXT, "partition" INTEGER, 
 
 
 def store(group: str, parts: list[tuple[str, str, str]], rows: list[bytes]) -> None:
-    """Store the rows of the parts that are not known yet, and their names: all of it or nothing."""
+    """Store the rows and names of new parts in one transaction."""
     with contextlib.closing(sqlite3.connect(options.db, 30, isolation_level="IMMEDIATE")) as db, db:
         db.execute("DELETE FROM parts WHERE stored_at < ?", [time.time() - 24 * 3600])
         for name, _, count in parts:
@@ -26,7 +26,7 @@ def store(group: str, parts: list[tuple[str, str, str]], rows: list[bytes]) -> N
 
 
 def origin(row: bytes) -> tuple[str | None, int | None, int | None]:
-    """Topic, partition and offset of a row in the format `envelope`; in `ndjson` a row is the value alone."""
+    """Topic, partition and offset of a row in the format `envelope`; in `ndjson`, a row has only the value."""
     with contextlib.suppress(ValueError, LookupError, TypeError):
         envelope = json.loads(row)
         return envelope["topic"], envelope["partition"], envelope["offset"]
@@ -54,7 +54,7 @@ if __name__ == "__main__":
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=8080)
     parser.add_argument("--db", default="orders.db")
-    parser.add_argument("--refuse", help="answer 400 to a batch with this text in it, to see how poison is found")
+    parser.add_argument("--refuse", help="answer 400 to a batch that contains this text, to show how poison is found")
     options = parser.parse_args()
     sqlite3.connect(options.db).executescript(SCHEMA).connection.close()
     ThreadingHTTPServer((options.host, options.port), Handler).serve_forever()
