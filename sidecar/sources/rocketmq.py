@@ -24,9 +24,10 @@ from sidecar.sources.rocketmq_fetch import Fetcher
 from sidecar.sources.rocketmq_joining import ASK_TIMEOUT_S, Joining
 from sidecar.sources.rocketmq_members import Members
 from sidecar.sources.rocketmq_progress import Mark, Progress
-from sidecar.sources.rocketmq_pulls import Place, Pulls
+from sidecar.sources.rocketmq_pulling import Place
+from sidecar.sources.rocketmq_pulls import Pulls
 from sidecar.sources.rocketmq_routes import Routes
-from sidecar.sources.rocketmq_start import Starts
+from sidecar.sources.rocketmq_start import Found, Starts
 from sidecar.sources.troubles import Troubles
 from sidecar.state.interface import State
 
@@ -86,6 +87,8 @@ class RocketMqSource:
         self._paused: frozenset[TopicPartition] = frozenset()
         self._failed: dict[TopicPartition, str] = {}
         """Locked by us, but where to go on could not be told, and why."""
+        self._replaced: set[TopicPartition] = set()
+        """Queues to be taken anew since they are not what they were."""
         self._retry_at_s = 0.0
         self._leaving: set[TopicPartition] = set()
         """Assigned, and another member's turn."""
@@ -166,6 +169,9 @@ class RocketMqSource:
         self._commits.go_on()
         self._take_moved()
         self._tell_problems()
+        marks, self._pulls.found = self._pulls.found, {}
+        for tp, mark in marks.items():
+            self._commits.read(tp, mark)
         found = list(self._pulls.take())
         for one in found:
             if isinstance(one, Run):
@@ -224,7 +230,7 @@ class RocketMqSource:
         ready = self._members.locked | (set(self._failed) if time.monotonic() >= self._retry_at_s else set())
         ready &= wanted
         if ready or (targets is not None and not targets and not self._assigned_once):
-            self._take(sorted(ready), {})
+            self._take(sorted(ready))
 
     def _hand_over(self, tps: set[TopicPartition], targets: frozenset[TopicPartition]) -> None:
         self._unlock((self._members.locked | set(self._failed)) - targets)
@@ -241,6 +247,8 @@ class RocketMqSource:
     def _unlock(self, tps: Collection[TopicPartition]) -> None:
         for tp in tps:
             self._failed.pop(tp, None)
+            self._starts.resets.pop(tp, None)
+            self._replaced.discard(tp)
         for link, tp in self._members.release(tps):
             link.tell(self._asks.unlock([tp]))
 
@@ -270,51 +278,45 @@ class RocketMqSource:
         self._commits.meet(self._starts.boots({tp.broker for tp in returned}))
         self._commits.start_at({tp: saved[tp] for tp in returned - moved})
 
-    def _take(
-        self,
-        tps: Sequence[TopicPartition],
-        resets: Mapping[TopicPartition, int | None],
-        marks: Mapping[TopicPartition, Mark] | None = None,
-    ) -> None:
+    def _take(self, tps: Sequence[TopicPartition]) -> None:
         """Read on; queues whose start cannot be told soon are asked for again, and keep back no other."""
         known = self._known() if tps else {}
-        for tp, mark in (marks or {}).items():
-            if tp in known:
-                known[tp] = known[tp].with_mark(mark)
-        found, failed = self._starts.find(tps, known, resets) if tps else ([], {})
+        found = self._starts.find(tps, known, self._replaced) if tps else Found([], {}, {}, {})
         self._members.hold(tps)
-        self._commits.meet(self._starts.boots({one.tp.broker for one in found}))
-        self._failed = {tp: text for tp, text in self._failed.items() if tp not in tps} | failed
+        self._commits.meet(self._starts.boots({one.tp.broker for one in found.starts}))
+        self._failed = {tp: text for tp, text in self._failed.items() if tp not in tps} | found.failed
         self._retry_at_s = time.monotonic() + RETRY_S
-        for one in found:
-            self._commits.own(one, self._starts.identity(one), known.get(one.tp))
+        for one in found.starts:
+            self._replaced.discard(one.tp)
+            marks, committed = found.marks[one.tp], found.committed[one.tp]
+            self._commits.own(one, self._starts.identity(one), known.get(one.tp), marks, committed)
             subscription = self._subscriptions[one.tp.topic]
             find = partial(self._place, one.tp)
-            self._pulls.add(one.tp, one.read_from, subscription, find, self._commits.mark(one.tp))
-        self._commits.start_at({one.tp: one.state.watermark for one in found})
-        self._assigned.update(one.tp for one in found)
+            self._pulls.add(one.tp, one.read_from, subscription, find, self._commits.mark(one.tp), one.state.watermark)
+        self._commits.start_at({one.tp: one.state.watermark for one in found.starts})
+        self._assigned.update(one.tp for one in found.starts)
         self._assigned_once = True
-        self._listener.assigned(found)
+        self._listener.assigned(found.starts)
 
     def reload(self, tp: TopicPartition) -> None:
         """Give the queue up and take it again from what is committed."""
-        self._reload(tp, None)
-
-    def _reload(self, tp: TopicPartition, reset: int | None, mark: Mark | None = None) -> None:
         if tp in self._assigned:
             self._listener.reloading(tp)
             self._drop([tp])
-            self._take([tp], {tp: reset}, {tp: mark} if mark else {})
+            self._take([tp])
 
     def _take_moved(self) -> None:
         moved, self._pulls.moved = self._pulls.moved, {}
         for tp, reset in moved.items():
             if reset is None:
                 self._listener.event("offset.out_of_range", "warning", tp.fields())
-            self._reload(tp, reset)
-        replaced, self._pulls.replaced = self._pulls.replaced, {}
-        for tp, mark in replaced.items():
-            self._reload(tp, None, mark)
+            elif tp in self._assigned:
+                self._starts.resets[tp] = reset
+            self.reload(tp)
+        replaced, self._pulls.replaced = self._pulls.replaced, set()
+        for tp in replaced & self._assigned:
+            self._replaced.add(tp)
+            self.reload(tp)
 
     # Problems
 

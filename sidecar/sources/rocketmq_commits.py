@@ -36,10 +36,12 @@ class _Owned:
     """A queue that may be committed."""
 
     identity: Identity
+    found: int
+    """What the broker had before."""
     committed: int
     """Our newest offset that the broker has."""
     saved: int
-    """Our newest offset that the state file has; the broker is told it when it is back."""
+    """Our newest offset that the state file has, or where it began; the broker is told it when it is back."""
     floor: int
     """One that it had 15 s before `floor_at_s`."""
     next_floor: int
@@ -52,6 +54,11 @@ class _Owned:
     row_at_s: float = 0.0
     newest: Mark | None = None
     """What was read last, to be put among the marks."""
+
+    def put_mark(self) -> None:
+        """Keep it with the next row."""
+        if self.newest is not None:
+            self.marks, self.newest = with_newest(self.marks, self.newest), None
 
 
 @dataclass(slots=True)
@@ -104,11 +111,14 @@ class Commits:
         self._note_at_s = 0.0
         self._disk = ThreadPoolExecutor(1, thread_name_prefix="progress")
 
-    def own(self, one: Assignment, identity: Identity, known: Progress | None) -> None:
-        """This queue is committed from here on; `start_at` must follow."""
+    def own(
+        self, one: Assignment, identity: Identity, known: Progress | None, marks: tuple[Mark, ...], committed: int
+    ) -> None:
+        """This queue, of which the broker has this offset, is committed from here on; `start_at` must follow."""
         row = known if known and one.incarnation == known.incarnation else None
-        marks, floor, now_s = row.marks if row else (), row.floor if row else 0, time.monotonic()
-        self._owned[one.tp] = _Owned(identity, -1, -1, floor, floor, now_s, marks, row=row, row_at_s=now_s)
+        floor, now_s = row.floor if row else 0, time.monotonic()
+        at = one.state.watermark
+        self._owned[one.tp] = _Owned(identity, committed, -1, at, floor, floor, now_s, marks, row=row, row_at_s=now_s)
         self._restless.add(one.tp)
 
     def meet(self, boots: Mapping[str, Boot]) -> None:
@@ -121,8 +131,8 @@ class Commits:
         self._restless.discard(tp)
 
     def committed(self) -> dict[TopicPartition, int]:
-        """Our newest offsets that the broker has."""
-        return {tp: one.committed for tp, one in self._owned.items()}
+        """Our newest offsets that the broker has, or what it had before the first."""
+        return {tp: one.committed if one.committed >= 0 else one.found for tp, one in self._owned.items()}
 
     def saved(self) -> dict[TopicPartition, int]:
         """Our newest offsets, whether the broker has them or the state file alone."""
@@ -135,7 +145,10 @@ class Commits:
 
     def read(self, tp: TopicPartition, mark: Mark) -> None:
         """The newest message that was handed on."""
-        self._owned[tp].newest = mark
+        one = self._owned[tp]
+        one.newest = mark
+        if not one.marks:
+            self._restless.add(tp)
 
     def begin(self, items: Sequence[CommitItem]) -> None:
         """Begin to make these states durable; `Listener.committed` tells the end."""
@@ -224,7 +237,9 @@ class Commits:
             if one.row is None or one.told.offset < 0 or now_s - one.row_at_s < after_s or self._place(tp) is None:
                 continue
             self._raise_floor(one, now_s)
-            row = one.row._replace(floor=max(one.row.floor, min(one.floor, one.row.watermark)), told=one.told)
+            one.put_mark()
+            floor = max(one.row.floor, min(one.floor, one.row.watermark))
+            row = one.row._replace(floor=floor, marks=one.marks, told=one.told)
             if row != one.row:
                 one.row, rows[tp] = row, row.dump()
             if row.floor >= min(one.committed, row.watermark):  # it is not raised any further, and `told` is kept
@@ -261,8 +276,7 @@ class Commits:
             if self._place(item.tp) is None and not self._may_wait(item.tp):
                 continue
             self._raise_floor(one, now_s)
-            if one.newest is not None:
-                one.marks, one.newest = with_newest(one.marks, one.newest), None
+            one.put_mark()
             at = item.state.watermark
             text = encode(one.identity, self._rules, item.state)
             floor, incarnation = min(one.floor, at), one.identity.incarnation

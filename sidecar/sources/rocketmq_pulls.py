@@ -9,100 +9,43 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable
 from operator import itemgetter
-from typing import NamedTuple, TypeAlias
 
 from sidecar.core.records import Run, TopicPartition
 from sidecar.rocketmq.codes import Code
 from sidecar.rocketmq.frames import Frame
-from sidecar.rocketmq.messages import StoredMessage, decode_some
-from sidecar.rocketmq.network import Link
+from sidecar.rocketmq.messages import StoredMessage, as_stored, decode_some
 from sidecar.rocketmq.requests import MASTER, MESSAGES_MAX, Asks, Subscription, read_offset
 from sidecar.sources.base import ReadPast
 from sidecar.sources.rocketmq_progress import Mark
+from sidecar.sources.rocketmq_pulling import (
+    ANSWER_BYTES,
+    IDLE_BYTES,
+    Find,
+    Place,
+    Pulling,
+    of_slave,
+    place_of,
+    size_bytes,
+)
 
 SUSPEND_MS = 5_000
 """How long an answer waits for a first message; the broker looks at it at once when one comes."""
 MANY_QUEUES, SUSPEND_MANY_MS = 100, 10_000
 """Of more queues than these it waits for longer: each answer costs, though nothing came."""
-IDLE_BYTES = 4 << 10
-"""Kept free for the answer of a queue that was read to its end: it comes with the first message, and so is small.
-
-If it is not, reading of the connection stops at what may be held.
-"""
 PULL_TIMEOUT_S = 20.0
-ANSWER_BYTES = 256 << 10
-"""What a broker puts into one answer by default, but for a single message that is larger."""
 EMPTY_DELAY_S, REFUSED_DELAY_S = 0.05, 1.0
 LINK_BYTES_MAX = 4 << 10
 """Of a message that is read again for proof along with the next ones; for a larger one there is a question."""
+LOOK_EVERY_S = 60.0
+"""So often a queue that was read to its end is proven to be what it was."""
 END_EVERY_S, END_TIMEOUT_S = 5.0, 3.0
 SHUNNED_S = 60.0
 """So long a slave is not asked again that refused, whatever its master suggests."""
 
 
-class Place(NamedTuple):
-    """Where to ask for messages."""
-
-    link: Link
-    is_slave: bool = False
-
-
-_OFFSET, _BODY, _PROPERTIES = map(itemgetter, range(3))
-
-Find: TypeAlias = Callable[[str], Place | None]
-"""Where to ask, by the number of the broker that the last answer suggests; None while the queue may not be read."""
-
-
-@dataclass(slots=True)
-class _Pulling:
-    """A queue that is read."""
-
-    tp: TopicPartition
-    subscription: Subscription
-    find: Find
-    next: int
-    """The offset to ask for."""
-    given: int
-    """The offset after what was handed on."""
-    mark: Mark | None
-    """A message that was read and proven: while it stands where it stood, the queue is what it was."""
-    proven: int
-    """The offset up to which what was read may be handed on."""
-    last: Mark | None = None
-    """The newest message that was read, if it is small."""
-    may_link: bool = True
-    """Whether the next answer may begin with `last`."""
-    proving: bool = False
-    prove_at_s: float = 0.0
-    asked: bool = False
-    not_before_s: float = 0.0
-    answer_bytes: int = ANSWER_BYTES
-    paused: bool = False
-    suggested: str = MASTER
-    """Which of the broker's machines is to be asked: a slave, while the master has too much to do."""
-    master_until_s: float = 0.0
-    """Until when its slaves are not asked."""
-    epoch: int = 0
-    """Answers to what was asked in an earlier one are dropped."""
-    high: int | None = None
-    end_at_s: float = 0.0
-    """When its end is asked for next, while nothing is read of it."""
-    held: list[StoredMessage] = field(default_factory=list)
-    """What was read and not handed on."""
-    held_bytes: int = 0
-
-    @property
-    def is_at_end(self) -> bool:
-        """Whether the last answer told of nothing more."""
-        return self.high is not None and self.high <= self.next
-
-    @property
-    def reserved_bytes(self) -> int:
-        """Kept free for the next answer."""
-        return IDLE_BYTES if self.is_at_end else self.answer_bytes
+_OFFSET = itemgetter(0)
 
 
 class Pulls:
@@ -116,7 +59,7 @@ class Pulls:
     def __init__(self, asks: Asks, bytes_max: int) -> None:
         self._asks = asks
         self._bytes_max = bytes_max
-        self._queues: dict[TopicPartition, _Pulling] = {}
+        self._queues: dict[TopicPartition, Pulling] = {}
         self._turn: dict[TopicPartition, None] = {}
         """Queues without a request, in the order in which they are asked for next."""
         self._unproven: set[TopicPartition] = set()
@@ -128,13 +71,21 @@ class Pulls:
         """Whether a queue waits for room: then no other goes on before it."""
         self.moved: dict[TopicPartition, int | None] = {}
         """Queues whose offset cannot be read; where it can be, an operator set another one, which stands here."""
-        self.replaced: dict[TopicPartition, Mark] = {}
+        self.replaced: set[TopicPartition] = set()
         """Queues that are not what they were: the message that was read there does not stand any more."""
+        self.found: dict[TopicPartition, Mark] = {}
+        """Marks of queues of which nothing was read yet."""
         self.refused: dict[TopicPartition, Frame] = {}
         """Why a queue cannot be read at present."""
 
     def add(
-        self, tp: TopicPartition, offset: int, subscription: Subscription, find: Find, mark: Mark | None = None
+        self,
+        tp: TopicPartition,
+        offset: int,
+        subscription: Subscription,
+        find: Find,
+        mark: Mark | None = None,
+        given: int | None = None,
     ) -> None:
         """Read a queue from an offset on.
 
@@ -144,8 +95,9 @@ class Pulls:
             subscription: What of it.
             find: Where to ask.
             mark: A message that was read of it before.
+            given: The offset after what was handed on before; what is between the two is gone.
         """
-        self._queues[tp] = _Pulling(tp, subscription, find, offset, offset, mark, offset)
+        self._queues[tp] = Pulling(tp, subscription, find, offset, offset if given is None else given, mark, offset)
         self._turn[tp] = None
 
     def remove(self, tps: Collection[TopicPartition]) -> None:
@@ -155,7 +107,8 @@ class Pulls:
             if one is not None:
                 self._drop_held(one)
                 self.moved.pop(tp, None)
-                self.replaced.pop(tp, None)
+                self.replaced.discard(tp)
+                self.found.pop(tp, None)
                 self.refused.pop(tp, None)
                 self._turn.pop(tp, None)
                 self._paused.discard(tp)
@@ -168,7 +121,7 @@ class Pulls:
             one.paused = tp in tps
         self._paused = set(tps) & self._queues.keys()
 
-    def _drop_held(self, one: _Pulling) -> None:
+    def _drop_held(self, one: Pulling) -> None:
         self._held_bytes -= one.held_bytes
         one.held, one.held_bytes = [], 0
         one.next = one.proven = one.given
@@ -207,15 +160,19 @@ class Pulls:
         unproven, self._unproven = self._unproven, set()
         for tp in unproven:
             one = self._queues.get(tp)
-            if one is not None and one.proven < one.next and not one.proving:
+            if one is None or one.proving:
+                continue
+            if one.mark is None and one.next > 0:
+                self._find_mark(one, now_s)
+            elif one.proven < one.next:
                 self._prove(one, now_s)
 
-    def _has_room(self, one: _Pulling) -> bool:
+    def _has_room(self, one: Pulling) -> bool:
         """Nothing is kept back by answers that wait for a first message: that may take long."""
         taken = self._held_bytes + self._asked_bytes
         return taken <= self._idle_bytes or taken + one.reserved_bytes <= self._bytes_max
 
-    def _pull(self, one: _Pulling, place: Place, now_s: float) -> None:
+    def _pull(self, one: Pulling, place: Place, now_s: float) -> None:
         offset, epoch, reserved = one.next, one.epoch, one.reserved_bytes
         idle = IDLE_BYTES if one.is_at_end else 0
         link = (
@@ -234,10 +191,16 @@ class Pulls:
             self._idle_bytes -= idle
             if frame is None:
                 one.not_before_s, one.suggested = now_s + EMPTY_DELAY_S, MASTER
+            elif self._was_reset(one, wanted, place, frame):
+                one.not_before_s = now_s + REFUSED_DELAY_S
             elif one.epoch == epoch and self._queues.get(one.tp) is one:
                 may_leave = now_s >= one.master_until_s
                 one.suggested = frame.fields.get("suggestWhichBrokerId", MASTER) if may_leave else MASTER
-                self._take(one, offset, link, _of_slave(frame) if place.is_slave else frame, now_s)
+                if not place.is_slave:
+                    self._look_at_low(one, frame)
+                if one.mark is None:
+                    self._unproven.add(one.tp)
+                self._take(one, offset, link, of_slave(frame) if place.is_slave else frame, now_s)
                 if place.is_slave and one.tp in self.refused:
                     one.suggested, one.not_before_s = MASTER, now_s + EMPTY_DELAY_S
                     one.master_until_s = now_s + SHUNNED_S
@@ -250,7 +213,16 @@ class Pulls:
         ask = self._asks.pull(one.tp, wanted, one.subscription, suspend_ms=suspend_ms if one.is_at_end else 0)
         place.link.ask(ask, answered, PULL_TIMEOUT_S)
 
-    def _ask_end(self, one: _Pulling, now_s: float) -> None:
+    def _was_reset(self, one: Pulling, asked: int, place: Place, frame: Frame) -> bool:
+        """Whether an operator set another offset: a broker tells it once, whatever was asked for, and however late."""
+        if frame.code != Code.PULL_OFFSET_MOVED or place.is_slave or one.tp not in self._queues:
+            return False
+        if not read_offset(frame, "minOffset") <= asked <= read_offset(frame, "maxOffset"):
+            return False
+        self.moved[one.tp] = read_offset(frame, "nextBeginOffset")
+        return True
+
+    def _ask_end(self, one: Pulling, now_s: float) -> None:
         """A queue that is read tells its end with every answer."""
         one.end_at_s = now_s + END_EVERY_S
         place = one.find(MASTER)
@@ -262,8 +234,8 @@ class Pulls:
         if place is not None and place.link.is_up:
             place.link.ask(self._asks.high(one.tp), answered, END_TIMEOUT_S)
 
-    def _take(self, one: _Pulling, offset: int, link: Mark | None, frame: Frame, asked_s: float) -> None:
-        if link is not None and read_offset(frame, "minOffset") > link.offset:
+    def _take(self, one: Pulling, offset: int, link: Mark | None, frame: Frame, asked_s: float) -> None:
+        if link is not None and "minOffset" in frame.fields and read_offset(frame, "minOffset") > link.offset:
             one.may_link = False  # it expired
         elif frame.code in (Code.SUCCESS, Code.PULL_RETRY_IMMEDIATELY):
             self.refused.pop(one.tp, None)
@@ -280,9 +252,10 @@ class Pulls:
                 one.answer_bytes = min(self._bytes_max, 2 * max(room, one.answer_bytes))
             one.next = read_offset(frame, "nextBeginOffset") if left is None else left
             one.high = read_offset(frame, "maxOffset")
-            if one.proven == offset and (is_linked or one.mark is None or not messages):
+            continues = is_linked or one.mark is None or (not messages and one.next < one.high)
+            if one.proven == offset and continues:
                 one.proven = max(one.next, offset)
-                one.mark = Mark(*_place(messages[-1])) if messages else one.mark
+                one.mark = Mark(*place_of(messages[-1])) if messages else one.mark
             elif not one.proving:
                 self._prove(one, asked_s)
             if one.next > offset or not one.may_link:
@@ -293,27 +266,32 @@ class Pulls:
             self.refused.pop(one.tp, None)
             one.high = read_offset(frame, "maxOffset")
             one.not_before_s = asked_s + EMPTY_DELAY_S
+            if asked_s >= one.look_at_s and not one.proving:  # as many new messages as there were: none would tell
+                one.look_at_s = asked_s + LOOK_EVERY_S
+                self._prove(one, asked_s)
         elif frame.code == Code.PULL_OFFSET_MOVED:
-            could_be_read = read_offset(frame, "minOffset") <= offset <= read_offset(frame, "maxOffset")
-            self.moved[one.tp] = read_offset(frame, "nextBeginOffset") if could_be_read else None
+            if offset > read_offset(frame, "maxOffset"):
+                self.replaced.add(one.tp)
+            else:
+                self.moved[one.tp] = None
             one.not_before_s = asked_s + REFUSED_DELAY_S
         else:
             self.refused[one.tp] = frame
             one.not_before_s = asked_s + REFUSED_DELAY_S
 
-    def _hold(self, one: _Pulling, messages: list[StoredMessage], answer_bytes: int) -> None:
+    def _hold(self, one: Pulling, messages: list[StoredMessage], answer_bytes: int) -> None:
         """Count what is held as it is now, since it may have come packed; and tell by it what the next answer holds."""
         count = len(messages)
-        held_bytes = max(answer_bytes, _size_bytes(messages))
+        held_bytes = max(answer_bytes, size_bytes(messages))
         one.held += messages
         is_small = len(messages[-1].body) <= LINK_BYTES_MAX
-        one.last = Mark(*_place(messages[-1])) if is_small else None
+        one.last = Mark(*place_of(messages[-1])) if is_small else None
         one.held_bytes += held_bytes
         self._held_bytes += held_bytes
         likely = min(max(count, MESSAGES_MAX), max(1, ANSWER_BYTES * count // answer_bytes))
         one.answer_bytes = max(ANSWER_BYTES, likely * held_bytes // count)
 
-    def _prove(self, one: _Pulling, now_s: float) -> None:
+    def _prove(self, one: Pulling, now_s: float) -> None:
         """Ask whether what was read before still stands: then all that came until now continues it."""
         place = one.find(MASTER)
         if one.mark is None or one.prove_at_s > now_s or place is None or not place.link.is_up:
@@ -321,14 +299,16 @@ class Pulls:
             return
         one.proving = True
         epoch, upto, mark = one.epoch, one.next, one.mark
-        newest = Mark(*_place(one.held[-1])) if one.held else mark
+        newest = Mark(*place_of(one.held[-1])) if one.held else mark
 
         def answered(frame: Frame | None) -> None:
             one.proving = False
             self._unproven.add(one.tp)
+            if frame is not None and self._was_reset(one, mark.offset, place, frame):
+                return
             if one.epoch != epoch or self._queues.get(one.tp) is not one:
                 return
-            stands = None if frame is None else mark.stands(_of_slave(frame) if place.is_slave else frame)
+            stands = None if frame is None else mark.stands(of_slave(frame) if place.is_slave else frame)
             if stands is None:
                 one.prove_at_s = time.monotonic() + EMPTY_DELAY_S
             elif stands:
@@ -336,22 +316,50 @@ class Pulls:
                 if one.proven < one.next:
                     self._prove(one, time.monotonic())
             else:
-                self.replaced[one.tp] = mark
+                self.replaced.add(one.tp)
 
         ask = self._asks.pull(one.tp, mark.offset, Subscription(one.tp.topic), messages_max=1)
         place.link.ask(ask, answered, PULL_TIMEOUT_S)
 
-    def _ask_again(self, one: _Pulling) -> None:
+    def _find_mark(self, one: Pulling, now_s: float) -> None:
+        """Have a mark of a queue of which nothing was read yet, though it does not begin at its first message."""
+        place = one.find(MASTER)
+        if one.prove_at_s > now_s or place is None or not place.link.is_up:
+            self._unproven.add(one.tp)
+            return
+        one.proving, one.prove_at_s = True, now_s + REFUSED_DELAY_S
+        epoch, offset = one.epoch, max(one.low, one.next - 1)
+
+        def answered(frame: Frame | None) -> None:
+            one.proving = False
+            self._unproven.add(one.tp)
+            if frame is None or self._was_reset(one, offset, place, frame):
+                return
+            if frame.code == Code.SUCCESS and one.epoch == epoch and self._queues.get(one.tp) is one and not one.mark:
+                one.mark = self.found[one.tp] = Mark(*place_of(as_stored(frame.body)[0]))
+
+        ask = self._asks.pull(one.tp, offset, Subscription(one.tp.topic), messages_max=1)
+        place.link.ask(ask, answered, PULL_TIMEOUT_S)
+
+    def _look_at_low(self, one: Pulling, frame: Frame) -> None:
+        """The first offset of a queue never goes back: where there is no mark that tells it is another queue."""
+        if "minOffset" in frame.fields:
+            low = read_offset(frame, "minOffset")
+            if low < one.low and one.mark is None:
+                self.replaced.add(one.tp)
+            one.low = max(one.low, low)
+
+    def _ask_again(self, one: Pulling) -> None:
         """At once: the broker gets the next answer ready while this one is looked at."""
         place = None if self._is_awaited else one.find(one.suggested)
         if place is not None and self._has_room(one):
             self._pull(one, place, time.monotonic())
 
-    def _proven(self, one: _Pulling) -> list[StoredMessage]:
+    def _proven(self, one: Pulling) -> list[StoredMessage]:
         """Take out of what is held of a queue what may be handed on."""
         at = len(one.held) if one.proven >= one.next else bisect_left(one.held, one.proven, key=_OFFSET)
         messages, one.held = one.held[:at], one.held[at:]
-        left_bytes = min(one.held_bytes, _size_bytes(one.held))
+        left_bytes = min(one.held_bytes, size_bytes(one.held))
         self._held_bytes -= one.held_bytes - left_bytes
         one.held_bytes = left_bytes
         return messages
@@ -367,24 +375,3 @@ class Pulls:
                 yield Run(one.tp, messages, messages[0].offset, messages[-1].offset)
             if not messages or one.given > messages[-1].offset + 1:
                 yield ReadPast(one.tp, one.given)
-
-
-def _size_bytes(messages: Sequence[StoredMessage]) -> int:
-    return sum(map(len, map(_BODY, messages))) + sum(map(len, map(_PROPERTIES, messages)))
-
-
-def _place(message: StoredMessage) -> tuple[int, int, int]:
-    return message.offset, message.position, message.stored_ms
-
-
-def _of_slave(frame: Frame) -> Frame:
-    """What a slave's answer means.
-
-    It may lag behind, so that an offset that it does not have yet is no reason to begin anew. And one that must not be
-    read answers as if nothing matched, with messages left out that it found: they are to be asked of the master.
-    """
-    if frame.code == Code.PULL_OFFSET_MOVED:
-        return frame._replace(code=Code.PULL_NOT_FOUND)
-    if frame.code == Code.PULL_RETRY_IMMEDIATELY and frame.remark == "FOUND":
-        return frame._replace(code=Code.NO_PERMISSION, remark="its slave must not be read: slaveReadEnable is off")
-    return frame

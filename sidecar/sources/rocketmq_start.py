@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from sidecar.core.partition.state import PartitionState
@@ -35,6 +35,10 @@ class Found(NamedTuple):
 
     starts: list[Assignment]
     failed: dict[TopicPartition, str]
+    marks: dict[TopicPartition, tuple[Mark, ...]]
+    """What was read of each queue and stands there still."""
+    committed: dict[TopicPartition, int]
+    """What the brokers have committed."""
 
 
 class Boot(NamedTuple):
@@ -60,6 +64,14 @@ class _Facts(NamedTuple):
 
 class _UnknownError(Exception):
     """The broker does not tell."""
+
+
+class _ResetError(_UnknownError):
+    """It tells of a reset instead, which it does once."""
+
+    def __init__(self, offset: int) -> None:
+        super().__init__(f"the offset was set to {offset} at this moment")
+        self.offset = offset
 
 
 class Starts:
@@ -96,6 +108,8 @@ class Starts:
         self._boots: dict[str, Boot] = {}
         self._doubts: dict[TopicPartition, tuple[float, int]] = {}
         """Until when it is a problem, and the offset: a crash explains it, or an operator's reset in vain."""
+        self.resets: dict[TopicPartition, int] = {}
+        """Where an operator set the offset of queues that are to be taken, as the broker told."""
 
     def begin(self, tps: Sequence[TopicPartition], known: Mapping[TopicPartition, Progress]) -> set[str]:
         """Decide at the very start where a new group begins: these are the queues there are by now.
@@ -129,16 +143,16 @@ class Starts:
         self,
         tps: Sequence[TopicPartition],
         known: Mapping[TopicPartition, Progress],
-        resets: Mapping[TopicPartition, int | None],
+        replaced: Collection[TopicPartition] = (),
     ) -> Found:
         """Where each of these queues goes on, as far as its broker tells; never raises for it.
 
         Args:
             tps: The queues; their locks are ours.
             known: What the state file knows of queues.
-            resets: Where an operator set the offset meanwhile, as the broker told.
+            replaced: Queues that were found not to be what they were.
         """
-        found = Found([], {})
+        found = Found([], {}, {}, {})
         facts = self._facts(tps, known)
         for tp in tps:
             told = facts[tp]
@@ -146,7 +160,10 @@ class Starts:
                 found.failed[tp] = told
                 continue
             try:
-                found.starts.append(self._one(tp, told, known.get(tp), resets.get(tp)))
+                told = told._replace(is_same=told.is_same and tp not in replaced)
+                start, found.marks[tp] = self._one(tp, told, known.get(tp), self.resets.pop(tp, None))
+                found.starts.append(start)
+                found.committed[tp] = -1 if told.committed is None else told.committed
             except (_UnknownError, ProtocolError) as error:
                 found.failed[tp] = str(error)
         return found
@@ -216,6 +233,9 @@ class Starts:
             mine = answers[4 * i : 4 * i + 4]
             try:
                 found[tp] = _read(mine, marks.get(tp), boots.get(tp.broker))
+            except _ResetError as reset:
+                self.resets[tp] = reset.offset
+                found[tp] = f"{tp.broker}: {reset}"
             except (_UnknownError, ProtocolError) as error:
                 found[tp] = f"{tp.broker}: {error}"
         return found
@@ -223,36 +243,48 @@ class Starts:
     def _one_message(self, tp: TopicPartition, mark: Mark | None) -> Ask:
         return self._asks.pull(tp, mark.offset if mark else 0, Subscription(tp.topic), messages_max=1)
 
-    def _one(self, tp: TopicPartition, facts: _Facts, progress: Progress | None, reset: int | None) -> Assignment:
+    def _one(
+        self, tp: TopicPartition, facts: _Facts, progress: Progress | None, reset: int | None
+    ) -> tuple[Assignment, tuple[Mark, ...]]:
+        """Where a queue goes on, and which marks stand."""
         self._doubts.pop(tp, None)
-        committed, _, low, high, is_same = facts
-        fields = {**tp.fields(), "committed": committed, "log_start": low, "log_end": high}
+        _, _, low, high, is_same = facts
         told = progress.decoded(self._identity(0), self._rules) if progress else Decoded(Origin.NONE)
-        state = told.state if told.origin is Origin.OURS else None
-        if not is_same or (state is not None and state.seen > high):
-            marks = [mark for mark in progress.marks if low <= mark.offset < high] if progress else []
-            last = self._newest_standing(tp, marks)
-            if last is None:
-                self._tell("topic.recreated", "warning", fields | {"action": f"going on at {low}, the first message"})
-                return self._fresh(tp, low)
-            at = last.offset + 1
-            self._tell(
-                "partition.truncated",
-                "error",
-                fields | {"action": f"going on at {at}, after the last message that was read and is there still"},
-            )
-            return self._fresh(tp, at)
+        marks = progress.marks if progress else ()
+        if is_same and (told.origin is not Origin.OURS or told.state is None or told.state.seen <= high):
+            return self._same(tp, facts, progress, told, reset), marks
+        fields = {**tp.fields(), "committed": facts.committed, "log_start": low, "log_end": high}
+        last = self._newest_standing(tp, [mark for mark in marks if low <= mark.offset < high])
+        if progress is None or last is None:
+            self._beginnings.pop(tp, None)
+            self._tell("topic.recreated", "warning", fields | {"action": f"going on at {low}, the first message"})
+            return self._fresh(tp, low), ()
+        at = max(low, min(last.offset + 1, progress.watermark))
+        self._tell(
+            "partition.truncated",
+            "error",
+            fields | {"action": f"going on at {at}, with what is not settled of the messages that are there still"},
+        )
+        return self._fresh(tp, at), marks[marks.index(last) :]
+
+    def _same(
+        self, tp: TopicPartition, facts: _Facts, progress: Progress | None, told: Decoded, reset: int | None
+    ) -> Assignment:
+        """Where a queue goes on that is what it was."""
+        committed, _, low, high, _ = facts
+        fields = {**tp.fields(), "committed": committed, "log_start": low, "log_end": high}
         if reset is not None:
             self._tell("partition.reset", "warning", fields | {"reason": _SET, "action": f"going on at {reset}"})
             return self._fresh(tp, self._within(reset, low, high, fields))
-        if state is not None and progress is not None:
+        if told.origin is Origin.OURS and told.state is not None and progress is not None:
             return self._with_progress(tp, facts, fields, progress, told)
         if told.origin is Origin.OTHER_RULES and progress is not None and committed in (None, progress.watermark):
             self._tell("partition.reset", "warning", fields | {"reason": _RULES, "action": "new window"})
             return self._fresh(tp, self._within(progress.watermark, low, high, fields), resumed=True)
         if committed is not None:
             return self._fresh(tp, self._within(committed, low, high, fields), resumed=progress is not None)
-        return self._fresh(tp, max(low, self._beginnings.get(tp, low)))
+        begin = self._beginnings.get(tp, low)
+        return self._fresh(tp, begin if low <= begin <= high else low)
 
     def _with_progress(
         self,
@@ -266,7 +298,7 @@ class Starts:
         if committed is None:
             known = {**tp.fields(), "offset": progress.watermark}
             self._tell("commit.expired", "warning", known | {"action": _FROM_STATE})
-        elif committed > progress.watermark:
+        elif progress.watermark < committed <= high:
             self._tell("partition.moved_on", "info", {**fields, "known": progress.watermark})
             return self._fresh(tp, self._within(committed, low, high, fields), resumed=True)
         elif progress.was_set_back(committed, boot):
@@ -343,6 +375,8 @@ def _read(answers: Iterable[Frame | None], mark: Mark | None, boot: Boot | None)
     offset = read_offset(committed) if committed.code == Code.SUCCESS else None
     # A queue of a topic that is just being made again may be at -1.
     at_low, at_high = max(0, read_offset(low)), max(0, read_offset(high))
+    if message.code == Code.PULL_OFFSET_MOVED and at_low <= (mark.offset if mark else 0) <= at_high:
+        raise _ResetError(read_offset(message, "nextBeginOffset"))
     is_same = True
     if mark is not None and mark.offset >= at_low:
         if message.code == Code.SUCCESS:

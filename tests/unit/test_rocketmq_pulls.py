@@ -11,8 +11,11 @@ import pytest
 from sidecar.core.records import Run, TopicPartition
 from sidecar.rocketmq.codes import Request
 from sidecar.rocketmq.frames import Frame
+from sidecar.rocketmq.messages import decode
 from sidecar.rocketmq.requests import Asks, Subscription
-from sidecar.sources.rocketmq_pulls import Place, Pulls
+from sidecar.sources.rocketmq_progress import Mark
+from sidecar.sources.rocketmq_pulling import Place
+from sidecar.sources.rocketmq_pulls import Pulls
 from tests.support.rocketmq_bytes import Stored, stored
 
 TP = TopicPartition("orders", 0, "broker-a")
@@ -27,6 +30,8 @@ class Asked:
 
     is_up = True
     position = 4096
+    moved_to: int | None = None
+    """Where an operator set the offset."""
 
     def __init__(self) -> None:
         self.questions: list[int] = []
@@ -40,6 +45,10 @@ class Asked:
         if ask.fields["maxMsgNums"] == "1":
             self.questions.append(offset)
             body = stored(Stored(offset=offset, position=self.position))
+            if self.moved_to is not None:
+                ends = {"minOffset": "0", "maxOffset": "64", "nextBeginOffset": str(self.moved_to)}
+                answered(Frame(MOVED, 1, 1, "", ends, b""))
+                return
             answered(Frame(FOUND, 1, 1, "", {"minOffset": "0", "maxOffset": "64"}, body))
             return
         self.offsets.append(offset)
@@ -210,7 +219,7 @@ def test_nothing_is_handed_on_before_the_message_read_last_is_seen_to_stand() ->
     link.position = 5000
     link.answer(FOUND, body=stored(Stored(offset=1)), nextBeginOffset=2)
     assert (link.questions, list(pulls.take())) == ([0], [])
-    assert pulls.replaced[TP].offset == 0
+    assert pulls.replaced == {TP}
 
 
 def test_where_more_is_known_to_be_there_the_next_answer_proves_itself() -> None:
@@ -258,3 +267,84 @@ def test_the_end_of_a_queue_that_is_paused_is_asked_for(monkeypatch: pytest.Monk
     now_s += 5.0
     pulls.ask()
     assert [code for code, _ in asked[count:]] == [Request.GET_MAX_OFFSET]
+
+
+def test_a_topic_that_is_away_breaks_no_connection() -> None:
+    """Its broker refuses the pull and tells no offsets: it is asked again later."""
+    link = Asked()
+    pulls = pulling(link, link)
+    link.answer(FOUND, body=stored(Stored(offset=0)), nextBeginOffset=1, maxOffset=9)
+    pulls.ask()
+    link._answered(Frame(17, 1, 1, "no such topic", {}, b""))
+    assert pulls.refused[TP].code == 17
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["to a question for proof", "to a pull before a pause"])
+def test_a_reset_is_obeyed_whichever_answer_tells_it(late: bool) -> None:
+    """A broker tells it once, to whoever asks first."""
+    link = Asked()
+    pulls = pulling(link, link)
+    link.answer(FOUND, body=stored(Stored(offset=0)), nextBeginOffset=1)
+    assert [type(found) for found in pulls.take()] == [Run]
+    pulls.ask()
+    if late:
+        pulls.pause([TP])
+        link.answer(MOVED, nextBeginOffset=0, maxOffset=9)
+    else:
+        link.moved_to = 0
+        link.answer(FOUND, body=stored(Stored(offset=1, position=5000)), nextBeginOffset=2)
+    assert pulls.moved == {TP: 0}
+
+
+def test_what_waits_for_proof_is_asked_for_though_another_queue_has_no_room() -> None:
+    """It takes the room that the other one waits for."""
+    link = Asked()
+    pulls = Pulls(Asks("me", "group"), 4 << 20)
+    other = TP._replace(partition=1)
+    for tp in (other, TP):
+        pulls.add(tp, 0, Subscription("orders"), lambda _: Place(link), Mark(0, link.position, 0))
+    held = pulls._queues[TP]
+    held.next = 1
+    pulls._unproven.add(TP)
+    held.held, pulls._held_bytes = decode(stored(Stored(offset=0))), 5 << 20
+    pulls.ask()
+    assert link.questions == [0]
+    assert pulls._is_awaited
+
+
+@pytest.mark.parametrize("code", [RETRY, 19], ids=["nothing of it is wanted", "nothing new"])
+def test_a_queue_read_to_its_end_is_proven(code: int) -> None:
+    """A topic made again may end where the old one did: no message beyond would ever tell."""
+    link = Asked()
+    pulls = pulling(link, link)
+    link.answer(FOUND, body=stored(Stored(offset=0)), nextBeginOffset=1, maxOffset=1)
+    link.position = 5000
+    pulls.ask()
+    link.answer(code, nextBeginOffset=2, maxOffset=2)
+    assert (link.questions, pulls.replaced) == ([0], {TP})
+
+
+def test_a_queue_begun_in_its_middle_gets_a_mark() -> None:
+    """Else nothing would tell a topic that is made again before anything was read of it."""
+    link = Asked()
+    pulls = Pulls(Asks("me", "group"), 4 << 20)
+    pulls.add(TP, 7, Subscription("orders"), lambda _: Place(link))
+    pulls.ask()
+    link.answer(19, nextBeginOffset=7, maxOffset=7)
+    pulls.ask()
+    assert link.questions == [6]
+    assert pulls.found[TP].offset == 6
+
+
+def test_a_queue_without_a_mark_whose_first_offset_goes_back_is_another_one() -> None:
+    """Where all has expired there is no message to know it by."""
+    link = Asked()
+    pulls = Pulls(Asks("me", "group"), 4 << 20)
+    pulls.add(TP, 7, Subscription("orders"), lambda _: Place(link))
+    pulls.ask()
+    link.answer(19, nextBeginOffset=7, minOffset=7, maxOffset=7)
+    pulls._queues[TP].not_before_s = 0
+    pulls._queues[TP].prove_at_s = 1e12
+    pulls.ask()
+    link.answer(19, nextBeginOffset=7, minOffset=0, maxOffset=7)
+    assert pulls.replaced == {TP}

@@ -13,9 +13,10 @@ from sidecar.rocketmq.codes import Code
 from sidecar.rocketmq.frames import Frame
 from sidecar.rocketmq.network import Ask, Network
 from sidecar.rocketmq.requests import Asks
-from sidecar.sources.rocketmq_progress import Progress, Told
+from sidecar.sources.rocketmq_progress import Mark, Progress, Told
 from sidecar.sources.rocketmq_start import Starts
 from sidecar.state.offset_map import Identity, encode
+from tests.support.rocketmq_bytes import Stored, stored
 
 HERE, THERE = TopicPartition("orders", 0, "a"), TopicPartition("orders", 0, "b")
 
@@ -91,7 +92,7 @@ def test_a_queue_that_is_just_being_made_begins_at_its_first_message() -> None:
     """Some brokers put the ends of a queue without a file at -1, where no message can be."""
     empty = frame(Code.SUCCESS, offset="-1")
     answers = {14: frame(Code.QUERY_NOT_FOUND), 30: empty, 31: empty, 11: frame(Code.PULL_NOT_FOUND), 28: booted(1)}
-    found = starts_of(MadeUpLink(answers=answers), MadeUpLink()).find([HERE], {}, {})
+    found = starts_of(MadeUpLink(answers=answers), MadeUpLink()).find([HERE], {})
     assert [(one.state.watermark, one.read_from) for one in found.starts] == [(0, 0)]
 
 
@@ -103,7 +104,7 @@ def begun_at(boot: int, committed: int, tell: Callable[..., None] = lambda *told
     answers = {14: frame(Code.SUCCESS, offset=str(committed)), 30: frame(Code.SUCCESS, offset="30")}
     answers |= {31: frame(Code.SUCCESS, offset="0"), 11: frame(Code.PULL_NOT_FOUND), 28: booted(boot)}
     starts = starts_of(MadeUpLink(answers=answers), MadeUpLink(), tell=tell)
-    (one,) = starts.find([HERE], {HERE: known}, {}).starts
+    (one,) = starts.find([HERE], {HERE: known}).starts
     assert one.read_from is not None
     return starts, one.read_from
 
@@ -127,7 +128,54 @@ def test_an_older_commit_that_may_have_been_set_is_a_problem_for_a_while(
     starts, _ = begun_at(boot, committed, lambda event, level, fields: told.append((event, level)))
     assert told == [("commit.behind", "warning")]
     assert f"older offset {committed}" in starts.doubt()
-    starts.find([HERE], {}, {HERE: 5})
+    starts.resets[HERE] = 5
+    starts.find([HERE], {})
     assert not starts.doubt(), "it was set again while the daemon ran"
     monkeypatch.setattr("sidecar.sources.rocketmq_start.DOUBT_S", 0.0)
     assert not begun_at(boot, committed)[0].doubt()
+
+
+def message(offset: int, position: int) -> Frame:
+    """One message that stands there."""
+    ends = {"minOffset": "0", "maxOffset": "30", "nextBeginOffset": str(offset + 1)}
+    return Frame(Code.SUCCESS, 0, 1, "", ends, stored(Stored(offset=offset, position=position)))
+
+
+def known_with(*marks: Mark) -> Progress:
+    """Settled up to 20, in a run of the broker that is known."""
+    identity = Identity("cluster", Asks("me", "g").wire("g"), "", 5)
+    return Progress(encode(identity, b"rule", PartitionState(20, 20)), 5, 20, 10, marks, Told(7, 20))
+
+
+def answering(committed: int, high: int, message: Frame) -> dict[int, Frame]:
+    """What a broker tells of the queue."""
+    answers = {14: frame(Code.SUCCESS, offset=str(committed)), 30: frame(Code.SUCCESS, offset=str(high))}
+    return answers | {31: frame(Code.SUCCESS, offset="0"), 11: message, 28: booted(7)}
+
+
+def test_an_offset_beyond_the_end_is_of_no_other_member() -> None:
+    """A broker that was killed has it of a topic that is gone: the state file knows better."""
+    link = MadeUpLink(answers=answering(99, 30, message(19, 64)))
+    mark = Mark(19, 64, 1_700_000_000_001)
+    found = starts_of(link, MadeUpLink()).find([HERE], {HERE: known_with(mark)})
+    assert [one.read_from for one in found.starts] == [20]
+    assert found.marks == {HERE: (mark,)}
+
+
+def test_what_was_read_and_is_not_settled_is_read_again_where_a_queue_lost_its_end() -> None:
+    """The newest message of those that are there still was read; what was settled ends before it."""
+    link = MadeUpLink(answers=answering(20, 28, message(25, 64)))
+    marks = Mark(29, 80, 1), Mark(25, 64, 1_700_000_000_001)
+    found = starts_of(link, MadeUpLink()).find([HERE], {HERE: known_with(*marks)})
+    assert [one.read_from for one in found.starts] == [20]
+    assert found.marks == {HERE: marks[1:]}
+
+
+def test_a_reset_told_to_the_question_for_the_last_message_is_kept() -> None:
+    """It is told once, so the next time it is known."""
+    moved = frame(Code.PULL_OFFSET_MOVED, minOffset="0", maxOffset="30", nextBeginOffset="3")
+    link = MadeUpLink(answers=answering(20, 30, moved))
+    starts, known = starts_of(link, MadeUpLink()), {HERE: known_with(Mark(19, 64, 1_700_000_000_001))}
+    assert list(starts.find([HERE], known).failed) == [HERE]
+    link._answers[11] = message(19, 64)  # type: ignore[index]
+    assert [one.read_from for one in starts.find([HERE], known).starts] == [3]
