@@ -49,6 +49,16 @@ from tests.support.rocketmq_made_again import every_round, made_again
 PROOF = ROOT / "docs" / "proof.md"
 READERS = ("connector", "client")
 """Who reads Kafka on Spark."""
+SIMULATED = {
+    "acked": "messages handed over one by one (`client: grpc`, `native`)",
+    "acked-2": "the same with two members, where a message may come twice",
+    "acked-ledger": "the same with two members and a ledger",
+    "acked-remade": "the same with topics made again",
+    "fifo": "FIFO queues of `client: grpc`, in order",
+    "remoting": "ranges of offsets of `client: remoting`: resets, topics made again, killed brokers, clocks",
+}
+"""Kinds of `tests.simulation.run`, and what they are."""
+
 HEAD = ("point", "how often", "messages", "lost", "twice", "seconds", "what else", "command")
 
 HEADING = """\
@@ -141,6 +151,7 @@ def daemon_checks(n: Sizes) -> dict[str, Check]:
         "security": partial(suite, "TLS and SASL against a broker that demands them", "integration/test_security.py"),
         "simulator": partial(simulated, n(1_000_000, 1_000)),
         "simulator-ledger": partial(simulated, n(200_000, 1_000), ledger=True),
+        "simulator-acked": partial(simulated_sources, n(20_000, 50)),
     }
 
 
@@ -276,6 +287,19 @@ def simulated(schedules: int, _: KafkaBroker, __: Path, *, ledger: bool = False)
     notes = f"{outcome.steps:,} steps; in none was a message lost, stored twice or stuck"
     name = "schedules of the simulator" + (", with a ledger that all share" if ledger else "")
     return [Finding(name, outcome.schedules, 0, None, time.monotonic() - begun, notes)]
+
+
+def simulated_sources(schedules: int, _: KafkaBroker, __: Path) -> list[Finding]:
+    """RocketMQ's sources with simulated brokers: messages handed over one by one, FIFO queues, ranges of offsets."""
+    return [_simulated_source(kind, point, schedules) for kind, point in SIMULATED.items()]
+
+
+def _simulated_source(kind: str, point: str, schedules: int) -> Finding:
+    begun = time.monotonic()
+    outcome = simulation.run(schedules, jobs=os.cpu_count() or 1, kind=kind)
+    assert not outcome.failures, f"{kind}: {outcome.line()}; seed {outcome.failures[0]}"
+    notes = "in none was a promise broken"
+    return Finding(f"schedules of the simulator, {point}", schedules, 0, None, time.monotonic() - begun, notes)
 
 
 def row(finding: Finding, command: str) -> str:

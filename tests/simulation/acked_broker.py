@@ -8,6 +8,8 @@ from collections.abc import Collection, Hashable, Mapping, Sequence
 from concurrent.futures import Executor, Future
 from typing import Any
 
+import orjson
+
 from sidecar.core.claims import Exchanged, Mark, Want
 from sidecar.core.records import Batch, TopicPartition
 from sidecar.ledger.memory import MemoryLedger
@@ -15,6 +17,7 @@ from sidecar.sources.acked_client import Handed
 from sidecar.state.memory import MemoryState
 
 TOPIC = "orders"
+TAGS = [b"a", b"b", b"c", b"no"]
 
 
 class CrashError(Exception):
@@ -63,11 +66,13 @@ class FragileState(MemoryState):
     """A state whose process may end before a write and after it."""
 
     chance: Chance
+    is_sound = False
+    """Whether each write succeeds at present."""
 
     def save_progress(self, rows: Mapping[TopicPartition, str]) -> None:
         """See `State.save_progress`."""
         self.chance.crash()
-        self.failing = "full" if self.chance(0.02) else ""
+        self.failing = "full" if not self.is_sound and self.chance(0.02) else ""
         super().save_progress(rows)
         self.chance.crash()
 
@@ -85,9 +90,8 @@ class SimulatedBroker:
     def __init__(self, chance: Chance, count: int, copies: int = 0) -> None:
         self._chance = chance
         pick = chance.random.choice
-        tags = [b"a", b"b", b"c", b"no"]
         # Producers draw ids that are not unique.
-        self.messages = [(b"%d" % i, pick(tags), f"id{i // 2 if i % 10 == 0 else i}") for i in range(count)]
+        self.messages = [(b"%d" % i, pick(TAGS), f"id{i // 2 if i % 10 == 0 else i}") for i in range(count)]
         self._has_orders = bool(copies)
         for i in (pick([i for i in range(count) if i % 7]) for _ in range(copies)):
             at = chance.random.randrange(count)
@@ -98,6 +102,8 @@ class SimulatedBroker:
         self.acked: list[int] = []
         self._times: Counter[int] = Counter()
         self._handles = 0
+        self._first = 0
+        """Of the messages of the topic as it is."""
 
     def _tag_of(self, body: bytes) -> bytes:
         return next(tag for one, tag, _ in self.messages if one == body)
@@ -118,6 +124,7 @@ class SimulatedBroker:
         times = self._times[number] - 1
         at, retry, order = self._handles, f"%RETRY%{TOPIC}" if times else "", body.split()[0]
         properties = [("TAGS", tag), *([("order", order)] if self._has_orders and int(order) % 7 else [])]
+        properties += [("RETRY_TOPIC", TOPIC.encode())] if retry else []
         return Handed(at, TOPIC, "b", 0, at, body, 1, 1, drawn, f"{at}", tag, (), properties, times, retry)
 
     def ack(self, handle: int) -> None:
@@ -140,6 +147,23 @@ class SimulatedBroker:
         self.acked = [number for number in self.acked if number not in forgotten]
         self.ready = forgotten + self.ready
 
+    def remake(self) -> None:
+        """The topic is deleted and made again: other messages stand there, and some that are like old ones."""
+        self._first = len(self.messages)
+        old = self._chance.random.sample(self.messages, 3)
+        new = [(b"%d" % i, self._chance.random.choice(TAGS), f"id{i}") for i in range(self._first, self._first + 40)]
+        self.messages += [*new, *old]
+        self.leases, self.acked = {}, []
+        self.ready = list(range(self._first, len(self.messages)))
+
+    def current(self) -> list[tuple[bytes, bytes]]:
+        """Bodies and tags of the topic as it is."""
+        return [(body, tag) for body, tag, _ in self.messages[self._first :]]
+
+    def left(self) -> str:
+        """What is not acknowledged."""
+        return f"{len(self.ready)} ready, {len(self.leases)} out"
+
     @property
     def is_empty(self) -> bool:
         """Whether all is acknowledged."""
@@ -155,16 +179,13 @@ class SimulatedClient:
         self._broker = broker
         self._chance = chance
         self._full = False
-        self.given: list[int] = []
 
     def open(self) -> None:
         """Nothing to do."""
 
     def receive(self, timeout_s: float) -> Sequence[Handed]:
         """Some of what is there."""
-        found = [] if self._full else self._broker.hand(self._chance.random.randrange(8))
-        self.given += [int(str(one.handle)) for one in found]
-        return found
+        return [] if self._full else self._broker.hand(self._chance.random.randrange(8))
 
     def ack(self, handles: Collection[Hashable]) -> None:
         """Any of it may be lost, and the process may end in between."""
@@ -200,18 +221,39 @@ class SimulatedClient:
 
 
 class SimulatedReceiver:
-    """Stores parts, and remembers their names."""
+    """Stores parts, and remembers their names.
+
+    Attributes:
+        rows: What it stored.
+        keys: The same by the first word of each body.
+        differing: Names under which other bytes came again.
+    """
 
     def __init__(self) -> None:
         self.rows: Counter[bytes] = Counter()
+        self.keys: Counter[bytes] = Counter()
+        self.order: list[bytes] = []
+        self.differing: list[str] = []
         self._known: dict[tuple[str, str], list[bytes]] = {}
 
     def store(self, batch: Batch) -> None:
         """Parts whose name is known are not stored again."""
         for part in batch.parts:
             rows = [row for fragment in part.fragments for row in fragment.data.split(b"\n") if fragment.offsets]
-            if self._known.setdefault((part.group, part.name), rows) is rows:
+            known = self._known.setdefault((part.group, part.name), rows)
+            if known is rows:
                 self.rows.update(rows)
+                found = [key_of(row) for row in rows]
+                self.keys.update(found)
+                self.order += found
+            elif known != rows:
+                self.differing.append(part.name)
+
+
+def key_of(row: bytes) -> bytes:
+    """The message that a row has, by the first word of its body."""
+    body = str(orjson.loads(row)["value"]).encode() if row.startswith(b"{") else row
+    return body.split()[0]
 
 
 class SimulatedDesk:

@@ -1,6 +1,6 @@
 """Run schedules and count what broke: python -m tests.simulation.run --schedules N --seed S --steps K --jobs J.
 
-A seed that failed is run again by `--seed`, with `--schedules 1`.
+A seed that failed is run again by `--seed`, with `--schedules 1`. `--kind` is one of `KINDS`.
 """
 
 from __future__ import annotations
@@ -8,13 +8,28 @@ from __future__ import annotations
 import argparse
 import gc
 import multiprocessing
+import os
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
+from tests.simulation.acked import run_acked
 from tests.simulation.broker import BrokenPromiseError
+from tests.simulation.fifo import run_fifo
+from tests.simulation.remoting import run_remoting
 from tests.simulation.world import run_schedule
 
+KINDS: dict[str, Callable[[int], object]] = {
+    "acked": run_acked,
+    "acked-2": partial(run_acked, members=2),
+    "acked-ledger": partial(run_acked, members=2, copies=15),
+    "acked-remade": partial(run_acked, remade=True),
+    "fifo": run_fifo,
+    "remoting": run_remoting,
+}
+"""Sources of RocketMQ; without any it is the core, as Kafka's partitions drive it."""
 CHUNK = 25
 FAILURES_MAX = 10
 
@@ -46,13 +61,16 @@ class Outcome:
         return f"{self.schedules} schedules, {self.steps} steps: {counts}"
 
 
-def run_some(seeds: range, steps: int, *, ledger: bool = False) -> Outcome:
+def run_some(seeds: range, steps: int, *, ledger: bool = False, kind: str = "") -> Outcome:
     """Run these schedules one after the other."""
     outcome = Outcome()
     for seed in seeds:
         outcome.schedules += 1
         try:
-            outcome.steps += run_schedule(seed, steps, ledger=ledger)
+            if kind:
+                KINDS[kind](seed)
+            else:
+                outcome.steps += run_schedule(seed, steps, ledger=ledger)
         except BrokenPromiseError as broken:
             outcome.failures.append((seed, broken.kind, str(broken)))
         except Exception as error:  # noqa: BLE001  # a core that raises is broken too
@@ -60,9 +78,9 @@ def run_some(seeds: range, steps: int, *, ledger: bool = False) -> Outcome:
     return outcome
 
 
-def _chunk(args: tuple[int, int, int, bool]) -> Outcome:
-    first, last, steps, ledger = args
-    return run_some(range(first, last), steps, ledger=ledger)
+def _chunk(args: tuple[int, int, int, bool, str]) -> Outcome:
+    first, last, steps, ledger, kind = args
+    return run_some(range(first, last), steps, ledger=ledger, kind=kind)
 
 
 def run(
@@ -73,10 +91,11 @@ def run(
     failures_max: int = FAILURES_MAX,
     *,
     ledger: bool = False,
+    kind: str = "",
 ) -> Outcome:
     """Run `schedules` from `seed` on in `jobs` processes; stops early when much is broken."""
     end = seed + schedules
-    chunks = [(first, min(first + CHUNK, end), steps, ledger) for first in range(seed, end, CHUNK)]
+    chunks = [(first, min(first + CHUNK, end), steps, ledger, kind) for first in range(seed, end, CHUNK)]
     outcome = Outcome()
     if jobs == 1:
         for chunk in chunks:
@@ -101,9 +120,18 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--failures-max", type=int, default=FAILURES_MAX, help="stop after so many")
     parser.add_argument("--ledger", action="store_true", help="duplicates are told by a ledger that all share")
+    parser.add_argument("--kind", choices=KINDS, default="")
     args = parser.parse_args(argv)
+    if args.kind and not os.environ.get("PYTHONHASHSEED"):  # a seed decides all but the order of sets of names
+        os.execve(
+            sys.executable,
+            [sys.executable, "-m", "tests.simulation.run", *sys.argv[1:]],
+            {**os.environ, "PYTHONHASHSEED": "0"},
+        )
     began = time.monotonic()
-    outcome = run(args.schedules, args.seed, args.steps, args.jobs, args.failures_max, ledger=args.ledger)
+    outcome = run(
+        args.schedules, args.seed, args.steps, args.jobs, args.failures_max, ledger=args.ledger, kind=args.kind
+    )
     print(f"{outcome.line()} ({time.monotonic() - began:.1f} s)")
     for seed, _, text in sorted(outcome.failures)[: args.failures_max]:
         print(f"seed {seed}: {text.splitlines()[0][:400]}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import count
 from typing import Any
 
 import pytest
@@ -12,12 +13,17 @@ from sidecar.ledger.memory import MemoryLedger
 from sidecar.sources import acked
 from sidecar.sources.acked import AckedSource
 from sidecar.sources.acked_exchange import Exchange
+from sidecar.sources.acked_kept import Placement
 from sidecar.sources.acked_settled import Settled
 from sidecar.sources.acked_slot import Slot
+from sidecar.sources.grpc_attempts import Attempts
 from tests.simulation.acked import run_acked
+from tests.simulation.fifo import run_fifo
 
 SCHEDULES = 120
 LEDGER_SCHEDULES = 20
+REMADE_SCHEDULES = 20
+FIFO_SCHEDULES = 40
 SEARCHED = 150
 """Schedules within which a mistake must show."""
 
@@ -41,6 +47,18 @@ def test_with_a_ledger_each_key_comes_once(members: int) -> None:
     worlds = [run_acked(seed, members, copies=15) for seed in range(LEDGER_SCHEDULES)]
     assert sum(world.crashes for world in worlds) > LEDGER_SCHEDULES
     assert not any(one.gone for world in worlds for one in world.processes if one)
+
+
+def test_nothing_of_a_topic_made_again_is_lost_or_twice() -> None:
+    """What of the old topic is not settled may be given up; of the new one each message arrives, and once."""
+    worlds = [run_acked(seed, remade=True) for seed in range(REMADE_SCHEDULES)]
+    assert sum(world.remade for world in worlds) > REMADE_SCHEDULES
+
+
+def test_a_fifo_queue_keeps_its_order() -> None:
+    """Nothing more comes before the first are acknowledged: all arrives in order through crashes, and soon."""
+    worlds = [run_fifo(seed) for seed in range(FIFO_SCHEDULES)]
+    assert sum(world.crashes for world in worlds) > FIFO_SCHEDULES
 
 
 def acknowledge_early(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,3 +138,65 @@ def test_a_mistake_with_a_ledger_is_found(
     with pytest.raises((AssertionError, KeyError)):
         for seed in range(SEARCHED):
             run_acked(seed, 2, copies=15)
+
+
+def send_again_as_it_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a row tell the place that a message has now, under the name that told the place before."""
+    monkeypatch.setattr(Placement, "restore", lambda self, one: one)
+
+
+def test_other_bytes_under_a_name_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A receiver that stored a part under its name is shown the same bytes whenever it comes again."""
+    send_again_as_it_comes(monkeypatch)
+    with pytest.raises(AssertionError, match="other bytes"):
+        for seed in range(SEARCHED):
+            run_acked(seed)
+
+
+def wait_for_the_old_topic(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Never give up what does not come again."""
+    monkeypatch.setattr(acked, "GONE_AFTER_S", 1e9)
+
+
+def test_a_process_that_waits_for_a_topic_that_is_gone_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was in flight of it is given up in the end, or nothing that waits for it ever arrives."""
+    wait_for_the_old_topic(monkeypatch)
+    monkeypatch.setattr("tests.simulation.acked.ROUNDS_MAX", 4_000)
+    with pytest.raises(AssertionError, match="stuck"):
+        for seed in range(SEARCHED):
+            run_acked(seed, remade=True)
+
+
+def _without(monkeypatch: pytest.MonkeyPatch, **wrong: object) -> None:
+    init: Callable[..., None] = AckedSource.__init__
+    monkeypatch.setattr(
+        AckedSource, "__init__", lambda self, *given, **named: init(self, *given, **named | wrong)
+    )  # fmt: skip
+
+
+def wait_for_the_broker(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have of parts in flight what the broker gives again, which gives the rest after the first are acknowledged."""
+    _without(monkeypatch, keep_rows=False)
+
+
+def name_requests_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ask under attempt ids that no process had before."""
+    init, numbers = Attempts.__init__, count()
+    monkeypatch.setattr(Attempts, "__init__", lambda self, place: init(self, f"{place}{next(numbers)}"))
+
+
+@pytest.mark.parametrize(
+    "mistake",
+    [
+        wait_for_the_broker, name_requests_anew, forget_members, forget_what_is_settled
+    ],
+)  # fmt: skip
+def test_a_mistake_in_order_is_found(
+    mistake: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each of these mistakes loses a message or the order of a queue, or keeps one waiting, in some schedule."""
+    mistake(monkeypatch)
+    monkeypatch.setattr("tests.simulation.acked.ROUNDS_MAX", 2_000)
+    with pytest.raises((AssertionError, KeyError)):
+        for seed in range(SEARCHED):
+            run_fifo(seed)

@@ -1,0 +1,103 @@
+"""A process with the source on remoting, in a simulated world: its clock and its network are the world's."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+from unittest.mock import patch
+
+from sidecar.core.pipeline import Pipeline
+from sidecar.rocketmq.messages import StoredMessage, properties
+from sidecar.sources import (
+    rocketmq,
+    rocketmq_commits,
+    rocketmq_fetch,
+    rocketmq_joining,
+    rocketmq_members,
+    rocketmq_pulls,
+    rocketmq_routes,
+    rocketmq_start,
+)
+from sidecar.sources.rocketmq import RocketMqSource
+from sidecar.sources.rocketmq_columns import RocketMqColumns
+from tests.simulation.acked_broker import Inline
+from tests.simulation.remoting_broker import (
+    queue_of,
+)
+from tests.simulation.remoting_network import SimulatedNetwork
+from tests.simulation.shell import Shell, batching_of, delivery_of, reading_of
+
+if TYPE_CHECKING:
+    from tests.simulation.remoting import RemotingWorld
+
+
+class Process(Shell):
+    """A daemon with the source on remoting.
+
+    Args:
+        world: Where it lives.
+    """
+
+    source: RocketMqSource
+    wait_s = 0.05
+
+    def __init__(self, world: RemotingWorld) -> None:
+        chance = world.chance
+        super().__init__(world.receiver, chance)
+        self._clock = world.clock
+        reading = reading_of(RocketMqColumns(), tag_of, world.form)
+        batching = batching_of(chance, chance.random.choice([30_000, 1 << 20]))
+        delivery = delivery_of(ordered=chance.ordered)
+        self.pipeline = Pipeline(reading, batching, delivery, chance.random.random)
+        room = chance.random.choice([10_000, 1 << 20])
+        self.source = RocketMqSource(world.settings, world.state, b"rule", room, "me", world.expression)
+        world.state.failing = ""
+        self.source.open(self)
+        self.source._commits._disk = Inline()  # type: ignore[assignment]
+
+    @property
+    def now_ms(self) -> float:
+        """Monotonic time."""
+        return self._clock.now_s * 1000
+
+    def reads(self, number: int) -> bool:
+        """Whether a queue is read by it."""
+        return queue_of(number) in self.pipeline.partitions
+
+    def offsets(self) -> dict[int, int]:
+        """Where it is in each queue."""
+        return {tp.partition: one.next for tp, one in self.source._pulls._queues.items()}
+
+    def die(self) -> None:
+        """Killed."""
+        self.source._network.die()  # type: ignore[attr-defined]
+
+
+def tag_of(message: StoredMessage) -> bytes:
+    """Its property TAGS."""
+    return dict(properties(message.properties))["TAGS"]
+
+
+@contextlib.contextmanager
+def simulated(world: RemotingWorld) -> Iterator[None]:
+    """With the world's clock and network in place of the real ones."""
+
+    def network(_: object, __: object, told: object) -> SimulatedNetwork:
+        return SimulatedNetwork(world.broker, world.clock, world.chance, world.happen, told)  # type: ignore[arg-type]
+
+    modules = (
+        rocketmq,
+        rocketmq_commits,
+        rocketmq_joining,
+        rocketmq_members,
+        rocketmq_pulls,
+        rocketmq_routes,
+        rocketmq_start,
+    )
+    with contextlib.ExitStack() as stack:
+        for module in modules:
+            stack.enter_context(patch.object(module, "time", world.clock))
+        for module in (rocketmq, rocketmq_fetch):
+            stack.enter_context(patch.object(module, "Network", network))
+        yield

@@ -1,0 +1,103 @@
+"""Every promise of the source on remoting over seeded schedules; and mistakes that break them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from sidecar.rocketmq.requests import read_offset
+from sidecar.sources.rocketmq_commits import Commits
+from sidecar.sources.rocketmq_progress import Mark, Progress
+from sidecar.sources.rocketmq_pulls import Pulls
+from sidecar.sources.rocketmq_start import Starts
+from tests.simulation.remoting import run_remoting
+
+SCHEDULES = 100
+SEARCHED = 300
+"""Schedules within which a mistake must show."""
+
+
+def test_no_message_of_the_present_topic_is_lost_or_twice() -> None:
+    """Crashes, killed brokers, resets, topics made again and clocks put right: all arrives, and again when wanted."""
+    worlds = [run_remoting(seed) for seed in range(SCHEDULES)]
+    assert sum(world.crashes for world in worlds) > SCHEDULES
+    assert sum(world.resets for world in worlds) > SCHEDULES
+    assert sum(world.made for world in worlds) > SCHEDULES
+
+
+Wrong = Callable[[pytest.MonkeyPatch], None]
+
+
+def read_on_in_another_topic(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Take what stands at a mark for what was read there."""
+    monkeypatch.setattr(Mark, "stands_in", lambda self, messages: True)
+
+
+def look_at_nothing_that_rests(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wait for a message beyond the old end, however many there are anew."""
+    monkeypatch.setattr("sidecar.sources.rocketmq_pulls.LOOK_EVERY_S", 1e9)
+
+
+def believe_the_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Take each older offset for one that the broker forgot."""
+    monkeypatch.setattr(Progress, "was_set_back", lambda self, committed, boot: False)
+
+
+def overhear_resets(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Drop the answer to a question for a mark when it tells of a reset instead."""
+    was_reset: Callable[..., bool] = Pulls._was_reset
+
+    def wrong(self: Pulls, one: Any, asked: int, *rest: Any) -> bool:
+        return (one.mark is None or asked != one.mark.offset) and was_reset(self, one, asked, *rest)
+
+    monkeypatch.setattr(Pulls, "_was_reset", wrong)
+
+
+def trust_clocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Begin a topic that was made again at the first message stored since."""
+    real: Callable[..., Any] = Starts._one
+
+    def wrong(self: Starts, tp: Any, facts: Any, progress: Any, reset: Any) -> Any:
+        if facts.is_same or not progress or not progress.mark:
+            return real(self, tp, facts, progress, reset)
+        (frame,) = self._ask([(tp, self._asks.at_time(tp, progress.mark.stored_ms))])
+        at = min(read_offset(frame), facts.high) if frame else facts.low
+        return self._fresh(tp, max(at, facts.low)), ()
+
+    monkeypatch.setattr(Starts, "_one", wrong)
+
+
+def go_on_after_what_was_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a queue lost its end, count what was read as settled."""
+    real: Callable[..., Any] = Starts._one
+
+    def wrong(self: Starts, tp: Any, *facts: Any) -> Any:
+        start, marks = real(self, tp, *facts)
+        is_cut = not start.resumed and marks and marks[0].offset >= start.read_from
+        return (self._fresh(tp, marks[0].offset + 1) if is_cut else start), marks
+
+    monkeypatch.setattr(Starts, "_one", wrong)
+
+
+def keep_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Commit to the broker alone."""
+    rows: Callable[..., Any] = Commits._rows
+    monkeypatch.setattr(Commits, "_rows", lambda self, items: ({}, rows(self, items)[1]))
+
+
+@pytest.mark.parametrize(
+    "mistake",
+    [
+        read_on_in_another_topic, look_at_nothing_that_rests, believe_the_folder, overhear_resets,
+        trust_clocks, go_on_after_what_was_read, keep_nothing,
+    ],
+)  # fmt: skip
+def test_a_mistake_is_found(mistake: Wrong, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of these mistakes breaks a promise in some schedule."""
+    mistake(monkeypatch)
+    monkeypatch.setattr("tests.simulation.remoting.ROUNDS_MAX", 500)
+    with pytest.raises(AssertionError):
+        for seed in range(SEARCHED):
+            run_remoting(seed)
