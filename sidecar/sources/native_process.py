@@ -23,6 +23,8 @@ LEAVE_TIMEOUT_S = 3.0
 READ_BYTES_MAX = 4 << 20
 """Of one look, so that the daemon's loop comes round."""
 OUTPUT_BYTES_MAX = 1 << 20
+LOOK_EVERY_S = 0.25
+"""How often it is looked how large the output is."""
 _CHUNK_BYTES = 1 << 18
 _PIPE_BYTES = 1 << 20
 
@@ -55,7 +57,7 @@ class ChildProcess:
             fcntl.fcntl(self._from, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
         self._frames = Frames()
         self._unsent = bytearray()
-        self._heard_s = time.monotonic()
+        self._heard_s = self._look_at_s = time.monotonic()
         self.problem = ""
         """Why it is of no use any more; empty while it is."""
         self._send(frame(Kind.SETTINGS, json.dumps(settings).encode()))
@@ -121,6 +123,9 @@ class ChildProcess:
             self._heard_s = now_s
         elif not self.problem and now_s - self._heard_s > SILENCE_MAX_S:
             self.problem = f"was silent for {SILENCE_MAX_S:g} s"
+        if now_s < self._look_at_s:
+            return
+        self._look_at_s = now_s + LOOK_EVERY_S
         with contextlib.suppress(OSError):
             if self._output_path.stat().st_size > OUTPUT_BYTES_MAX:
                 os.truncate(self._output_path, 0)
