@@ -11,7 +11,7 @@ from sidecar.core.lineage import Lineage
 from sidecar.core.partition.state import PartitionState
 from sidecar.core.records import Columns, Details, Header, Run, TopicPartition
 
-WAKING_POLL_S = 0.1
+WAKING_POLL_S = 0.2
 """`Source.idle_poll_s` where `poll` returns as soon as a message comes: each turn of an idle daemon costs."""
 
 Tell = Callable[[str, str, Mapping[str, object]], None]

@@ -36,6 +36,8 @@ T = TypeVar("T")
 
 CALLS = 16
 """Requests for messages that are open at once, at most."""
+MANY_CALLS = 4
+"""So many suffice while many messages come: 16 threads that wait for them took 36 us a message, 4 took 25."""
 SIZE_FIRST = 64 << 10
 """What a message is taken to have before one was seen: then the largest of late."""
 SIZE_FADES = 0.99
@@ -299,7 +301,7 @@ class GrpcClient:
                     open_.add(asyncio.create_task(self._receive_once(session, queue, count)))
                 done, open_ = await asyncio.wait(open_, return_when=asyncio.FIRST_COMPLETED)
                 for one in done:
-                    wanted = min(2 * wanted, CALLS) if one.result() else max(1, wanted - 1)
+                    wanted = min(2 * wanted, MANY_CALLS) if one.result() else max(1, wanted - 1)
                 if self._attempts.in_order:
                     wanted = 1
         finally:
