@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import queue
 import time
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from math import inf
@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import structlog
 
+from sidecar.core.commit_order import SettledIds
 from sidecar.core.dedup import RotatingSet
 from sidecar.core.effects import CommitItem
 from sidecar.core.idset import UNSORTED_BYTES
@@ -29,8 +30,6 @@ from sidecar.sources.base import Assignment, ReadPast
 from sidecar.state.interface import IdSegment, PartitionSnapshot, State, StoredIds
 
 EVERY_GENERATION = 1 << 62
-SEGMENT_BYTES = 200
-"""Of ids that wait for the writer, beside themselves."""
 MEMORY_BYTES = 64 << 20
 SORTED_BYTES = 12
 """What a sorted id takes in memory, at most."""
@@ -107,9 +106,6 @@ class IdKeeper:
         self._numbers: dict[TopicPartition, int] = {}
         """Of the taking of each partition that is ours."""
         self._number = 0
-        self._unjournalled: list[IdSegment] = []
-        self._given_bytes = self._written_bytes = 0
-        """What came into the list and, the writer's, what left it: held while the disk is full."""
         self._unsorted: dict[TopicPartition, int] = {}
         """Ids given to the journal since the partition was sorted last."""
         self._sorting: set[TopicPartition] = set()
@@ -125,7 +121,7 @@ class IdKeeper:
         """A partition is ours; whether the core may have it at once. Else `sorted` gives it."""
         if not self._pipeline.intake.remembers_ids:
             if not one.resumed:
-                self._writer.wait(lambda: self._forget_stored(one.tp))
+                self._writer.wait(lambda: self._state.drop_ids_before(one.tp, EVERY_GENERATION))
             return True
         if self._sorter is None:
             self._sorter = Writer("sorter", SORTERS)
@@ -143,20 +139,13 @@ class IdKeeper:
             self._dropped.pop(one.tp, None)
             try:
                 if not one.resumed:  # an operator's reset replays, a topic made again is another one: no id is known
-                    self._forget_stored(one.tp)
+                    self._state.drop_ids_before(one.tp, EVERY_GENERATION)
             except SidecarError as error:
                 self._inbox.put(IdsSorted(one.tp, taken.number, None, str(error)))
             else:
                 self._sort(one.tp, taken.number, merge=False)
 
         self._writer.do(write)
-
-    def _forget_stored(self, tp: TopicPartition) -> None:
-        forgotten = [segment for segment in self._unjournalled if segment.tp == tp]
-        for segment in forgotten:  # one by one: the other thread may append meanwhile
-            self._unjournalled.remove(segment)
-        self._written_bytes += _bytes_of(forgotten)
-        self._state.drop_ids_before(tp, EVERY_GENERATION)
 
     def _sort(self, tp: TopicPartition, number: int, *, merge: bool) -> None:
         def job() -> None:
@@ -231,8 +220,7 @@ class IdKeeper:
             self._unfiled.discard(tp)
 
     def tend(self, now_s: float) -> None:
-        """Try again what failed, and count what is not written yet."""
-        self._pipeline.unwritten_bytes = self._given_bytes - self._written_bytes
+        """Try again what failed."""
         for taken in self.loading.values():
             if taken.retry_at_s is not None and now_s >= taken.retry_at_s:
                 self._restore(taken)
@@ -265,38 +253,31 @@ class IdKeeper:
 
     # Journalling
 
-    def remember(self, items: Collection[CommitItem]) -> bool:
-        """Ids that these commits settle; whether any wait for `journal`."""
+    def count(self, items: Collection[CommitItem]) -> None:
+        """These commits settle ids: once there are enough of a partition, have them sorted."""
         for item in items:
             if item.ids is not None:
-                segment = IdSegment(item.tp, item.generation, item.ids.tobytes())
-                self._unjournalled.append(segment)
-                self._given_bytes += _bytes_of([segment])
                 count = self._unsorted[item.tp] = self._unsorted.get(item.tp, 0) + len(item.ids)
                 if count >= self._filed_at_once and item.tp not in self._sorting and item.tp in self._numbers:
                     self._sorting.add(item.tp)
                     self._unsorted[item.tp] = 0
                     self._sort(item.tp, self._numbers[item.tp], merge=True)
-        return bool(self._unjournalled)
 
     @property
     def _filed_at_once(self) -> int:
         each = self._memory_bytes // 2 // SORTED_BYTES // max(1, len(self._numbers))
         return max(FILED_MIN, min(FILED_MAX, each))
 
-    def journal(self) -> str:
+    def journal(self, segments: Sequence[SettledIds]) -> str:
         """On the writer thread: ids are durable before the commit that settles them. Why they are not, else empty."""
-        segments = list(self._unjournalled)
         try:
-            self._state.append_ids(segments)
+            self._state.append_ids([IdSegment(one.tp, one.generation, one.ids.tobytes()) for one in segments])
             for tp, generation in {(segment.tp, segment.generation - 1) for segment in segments}:
                 if generation > self._dropped.get(tp, 0):
                     self._state.drop_ids_before(tp, generation)
                     self._dropped[tp] = generation
         except SidecarError as error:
             return str(error)
-        del self._unjournalled[: len(segments)]  # only this thread takes out, only the other one appends
-        self._written_bytes += _bytes_of(segments)
         return ""
 
     # The rest
@@ -319,7 +300,3 @@ class IdKeeper:
         self._state.stop_sorting()
         if self._sorter is not None:
             self._sorter.abandon(CLOSE_S)
-
-
-def _bytes_of(segments: Iterable[IdSegment]) -> int:
-    return sum(SEGMENT_BYTES + len(segment.ids) for segment in segments)

@@ -63,7 +63,6 @@ class LedgerDesk:
         self._keep_ms = keep_ms
         self._keys_max = keys_max
         self._inbox = inbox
-        self._unmarked: list[Mark] = []
         self._exchanging = False
         self._exchanged: Exchanged | None = None
         self._pruning = False
@@ -79,30 +78,20 @@ class LedgerDesk:
 
         self._thread.do(job)
 
-    def remember(self, marks: Sequence[Mark]) -> bool:
-        """Marks that the next `settle` is to make durable; whether there are any by now."""
-        self._unmarked += marks
-        return bool(self._unmarked)
+    def settle(self, marks: Sequence[Mark], told: Callable[[bool], None]) -> None:
+        """Make these ends of claims durable; `told`, called on the ledger's thread, gets whether they are."""
+        self._thread.do(lambda: told(self._settle(marks)))
 
-    def settle(self, told: Callable[[bool], None]) -> None:
-        """Make durable what is remembered; `told`, called on the ledger's thread, gets whether it is."""
-        self._thread.do(lambda: told(self._settle()))
-
-    def settle_now(self) -> bool:
+    def settle_now(self, marks: Sequence[Mark]) -> bool:
         """The same, and wait for it."""
-        return self._thread.wait(self._settle)
+        return self._thread.wait(lambda: self._settle(marks))
 
-    def _settle(self) -> bool:
-        marks = list(self._unmarked)
-
+    def _settle(self, marks: Sequence[Mark]) -> bool:
         def settle() -> bool:
             self._ledger.settle(marks)
             return True
 
-        if not self._try("settle", settle):
-            return False
-        del self._unmarked[: len(marks)]  # only this thread takes out, only the main one appends
-        return True
+        return bool(self._try("settle", settle))
 
     def exchange(self, group: str, missed: Sequence[bytes], given: Mapping[bytes, bytes]) -> None:
         """Begin a `Ledger.exchange`, unless one is going on."""

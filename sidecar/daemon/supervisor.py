@@ -10,9 +10,10 @@ from typing import NamedTuple
 
 import structlog
 
-from sidecar.core.effects import Claim, Commit, CommitItem, Effect, Flow, Reload, Report, Send, Store
+from sidecar.core.effects import Claim, Commit, Effect, Flow, Reload, Report, Send, Store
 from sidecar.core.pipeline import Pipeline
 from sidecar.core.records import Batch, Run, TopicPartition, group_label
+from sidecar.daemon.committer import Committer, StepEnded
 from sidecar.daemon.dispatcher import Answered, Senders, Writer
 from sidecar.daemon.gravedigger import Buried, Gravedigger
 from sidecar.daemon.ids import MEMORY_BYTES, IdKeeper, IdsChanged, IdsSorted
@@ -29,15 +30,6 @@ SNAPSHOT_EVERY_S = 5.0
 BUSY_POLL_S, OPEN_POLL_S = 0.005, 0.02
 
 log = structlog.get_logger()
-
-
-class _Journalled(NamedTuple):
-    """The ids, or the marks, of these items are durable, or not."""
-
-    items: list[CommitItem]
-    ok: bool
-    number: int
-    """Of `Supervisor._overtaken` when it began: a commit that another one overtook since is not to be made."""
 
 
 class _Snapped(NamedTuple):
@@ -88,12 +80,11 @@ class Supervisor:
         self.ledger = ledger
         self._state = state
         self._watch = StateWatch(state, pipeline, self.record)
+        self._committer = Committer(pipeline, source, writer, inbox, self.ids, ledger, self._watch, self.record)
         self._gravedigger = gravedigger
         self._drain_timeout_s = drain_timeout_s
         self._assignments: dict[TopicPartition, Assignment] = {}
         self._reloading: set[TopicPartition] = set()
-        self._overtaken = 0
-        """Commits that did not wait for the outstanding one."""
         self._snapping = False
         self._snapshot_at_s = time.monotonic() + SNAPSHOT_EVERY_S
         self._drain_until_s: float | None = None
@@ -159,8 +150,8 @@ class Supervisor:
             elif isinstance(told, _Snapped):
                 self._snapping = False
                 self.record.snapped(told.reason)
-            elif isinstance(told, _Journalled):
-                self._commit_journalled(told)
+            elif isinstance(told, StepEnded):
+                self._committer.ended(told)
             elif isinstance(told, IdsChanged):
                 self.ids.changed(told)
             elif isinstance(told, IdsSorted) and (taken := self.ids.sorted(told)) is not None:
@@ -177,7 +168,7 @@ class Supervisor:
                 self._log_batch(batch)
                 self._senders.send(batch)
             case Commit(items):
-                self._commit(items)
+                self._committer.begin(items)
             case Claim():
                 assert self.ledger is not None
                 self.ledger.claim(effect)
@@ -198,35 +189,6 @@ class Supervisor:
     def _log_batch(self, batch: Batch) -> None:
         log.debug("batch.sent", group=group_label(batch.group), messages=batch.count, attempt=batch.attempt)
 
-    def _commit(self, items: list[CommitItem]) -> None:
-        self.record.commits.begun([item.tp for item in items], time.monotonic())
-        if self.ids.remember(items):
-            number = self._overtaken
-            self._writer.do(lambda: self._inbox.put(_Journalled(items, self._journal(), number)))
-        elif self.ledger is not None and self.ledger.remember([mark for item in items for mark in item.marks]):
-            number = self._overtaken
-            self.ledger.settle(lambda ok: self._inbox.put(_Journalled(items, ok, number)))
-        else:
-            self._begin_commit(items)
-
-    def _begin_commit(self, items: list[CommitItem], *, ok: bool = True) -> None:
-        if ok and self._watch.in_place():
-            self.source.commit(items)
-        else:
-            self.committed({item.tp: False for item in items}, 0.0)
-
-    def _journal(self) -> bool:
-        """On the writer thread."""
-        reason = self.ids.journal()
-        if reason:
-            self.record.commits.ids_failed(reason)
-        return not reason
-
-    def _commit_journalled(self, told: _Journalled) -> None:
-        if told.number != self._overtaken:
-            return  # its end would be taken for that of a commit begun since; what it held was marked to be made again
-        self._begin_commit(told.items, ok=told.ok)
-
     # The listener
 
     def assigned(self, found: Sequence[Assignment]) -> None:
@@ -236,6 +198,9 @@ class Supervisor:
         if not here or here - self._reloading:
             self.record.rebalances["assigned"] += 1
         self._reloading -= here
+        for one in found:
+            if not one.resumed:
+                self._committer.begin_anew(one.tp)
         known = self._writer.wait(self._state.load_partitions) if found else {}
         self._begin([(one, known.get(one.tp)) for one in found if self.ids.take(one, known.get(one.tp))])
         if self.ids.loading:
@@ -283,24 +248,8 @@ class Supervisor:
         deadline_s = time.monotonic() + REVOKE_DRAIN_S
         while self.pipeline.delivery.sending(set(tps)) and time.monotonic() < deadline_s:
             self._take_inbox(timeout_s=0.05)
-        self._commit_now(tps)
+        self._committer.now(tps, self._take_inbox)
         self._forget(tps, "partitions.revoked")
-
-    def _commit_now(self, tps: Iterable[TopicPartition]) -> None:
-        now_ms = time.monotonic() * 1000
-        self._overtaken += 1
-        self.pipeline.committed({}, now_ms)  # whether the outstanding one succeeded is not waited for
-        items = self.pipeline.commit([tp for tp in tps if tp in self.pipeline.partitions])
-        if self.ids.remember(items) and not self._writer.wait(self._journal):
-            items = []
-        marks = [mark for item in items for mark in item.marks]
-        if self.ledger is not None and self.ledger.remember(marks) and not self.ledger.settle_now():
-            items = []
-        items = items if self._watch.in_place() else []
-        begun_s = time.monotonic()
-        results = self.source.commit_now(items)
-        self.record.commits.ended(results, time.monotonic() - begun_s)
-        self.pipeline.committed(results, now_ms)
 
     def lost(self, tps: Collection[TopicPartition]) -> None:
         """These partitions are another member's already: forget, commit nothing."""
@@ -318,15 +267,14 @@ class Supervisor:
         released = sum(self.pipeline.books[tp].in_flight for tp in tps if tp in self.pipeline.books)
         self.pipeline.forget(tps)
         self.ids.forget(tps)
-        self.record.commits.forget(tps)
+        self._committer.forget(tps)
         for tp in tps:
             self._assignments.pop(tp, None)
         log.info(event, partitions=[str(tp) for tp in tps][:50], count=len(tps), released=released)
 
     def committed(self, results: Mapping[TopicPartition, bool], elapsed_s: float) -> None:
         """The commit begun by `commit` ended."""
-        self.record.commits.ended(results, elapsed_s)
-        self.pipeline.committed(results, time.monotonic() * 1000)
+        self._committer.committed(results, elapsed_s)
 
     def event(self, name: str, level: str, fields: Mapping[str, object]) -> None:
         """Something for the log."""
@@ -369,7 +317,7 @@ class Supervisor:
     def close(self) -> None:
         """Commit and snapshot what is settled, then leave the group."""
         self._gravedigger.close()  # it reads from the source and writes into the state
-        self._commit_now(list(self.pipeline.partitions))
+        self._committer.now(list(self.pipeline.partitions), self._take_inbox)
         rows = self._rows()
         self.record.snapped(self._writer.wait(lambda: self._save(rows)))
         self.source.close()

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from sidecar.core.batching import held_by, held_bytes
-from sidecar.core.claims import Mark, Want
+from sidecar.core.claims import Want
+from sidecar.core.commit_order import CommitOrder, Journal, Publish, Settle, SettledIds, Step
 from sidecar.core.cutting import UNIT_BYTES
 from sidecar.core.dedup import RotatingSet
 from sidecar.core.effects import Claim, Commit, CommitItem, Effect, Flow, Reload, Report, Send, Store
@@ -72,9 +73,9 @@ class Process:
         self.taken: dict[tuple[int, str], Life] = {}
         """Every one it took: a log may be refilled later under the same name, which this process does not know."""
         self.paused: frozenset[TopicPartition] = frozenset()
-        self.commit: list[CommitItem] | None = None
-        self.journalled = False
-        """Whether the ids of the outstanding commit are durable."""
+        self.order = CommitOrder()
+        self.commit: Step | None = None
+        """The step of the outstanding commit that is under way."""
         self.acknowledged: dict[TopicPartition, bool] | None = None
         """The outstanding commit's result, on its way."""
         self.sends: dict[int, Request] = {}
@@ -82,13 +83,12 @@ class Process:
         self.claims: dict[int, list[Want]] = {}
         self.verdicts: dict[int, list[list[int]] | None] = {}
         """The ledger's answers, on their way."""
-        self.unmarked: list[Mark] = []
         self.fenced_for = 0
         """Events until a revocation ends; 0 when none is going on."""
 
     def die(self) -> list[Request]:
         """The process is gone; what it was sending may arrive or not."""
-        self._tear_journal()
+        self._tear_step()
         if self._plan.rewinds and self._chance() < 0.1:
             self.folder.lose(1 + int(self._chance() * 4))
         self.alive = self.member = False
@@ -100,21 +100,21 @@ class Process:
         for number in list(self.claims):
             if self._chance() < 0.5:
                 self._claim(number, lost=0)
-        if self.unmarked and self._chance() < 0.5:
-            self._mark()
         return requests
 
-    def _tear_journal(self) -> None:
-        for item in self.commit or ():
-            if item.ids and not self.journalled:
-                cut = int(self._chance() * (len(item.ids) + 1))
-                self._journal(item, item.ids[:cut])
+    def _tear_step(self) -> None:
+        """Some of a journal's write may be there, and a transaction of the ledger as a whole or not."""
+        if isinstance(self.commit, Journal):
+            for segment in self.commit.segments:
+                self._journal(segment, segment.ids[: int(self._chance() * (len(segment.ids) + 1))])
+        elif isinstance(self.commit, Settle) and self._chance() < 0.5:
+            self._durable(self.commit)
 
-    def _journal(self, item: CommitItem, ids: Sequence[int]) -> None:
-        kept = self.journal.setdefault(self._life(item), {})
-        kept.setdefault(item.generation, []).extend(ids)
+    def _journal(self, segment: SettledIds, ids: Sequence[int]) -> None:
+        kept = self.journal.setdefault(self._life(segment), {})
+        kept.setdefault(segment.generation, []).extend(ids)
 
-    def _life(self, item: CommitItem | DeadLetter) -> Life:
+    def _life(self, item: CommitItem | DeadLetter | SettledIds) -> Life:
         key = item.tp.partition, item.scope
         return self.taken.get(key) or self._broker.life(*key)
 
@@ -123,6 +123,8 @@ class Process:
     def take(self, number: int) -> None:
         """The partition is assigned; it goes on from what the broker has, and from what its own folder remembers."""
         before = life = self._broker.lives[number]
+        if life is not self.lives.get(number):
+            self.order.forget_ids(TPS[number])
         life.check_codec()
         recalled, lineage = self.folder.recall(life, self._plan.length)
         if recalled.fresh:
@@ -156,29 +158,35 @@ class Process:
 
     def lose(self) -> None:
         """It learns that all its partitions went to others, and joins again."""
-        self.pipeline.forget([TPS[number] for number in self.positions])
+        tps = [TPS[number] for number in self.positions]
+        self.pipeline.forget(tps)
+        self.order.forget(tps)
         self.positions = {}
         self.fenced_for = 0
         self.member = True
-        if self.commit is not None and self.acknowledged is None:
-            self._write_journal_once()
+        if isinstance(self.commit, Publish) and self.acknowledged is None:
             self.acknowledged = {}  # of an earlier generation: it never arrives
 
     def revoke(self) -> list[int]:
         """A revocation ends: last commit, then nothing later names the partitions. Returns them."""
         numbers, tps = list(self.positions), [TPS[number] for number in self.positions]
         if self.commit is not None:
-            if self._chance() < 0.5 and self.journalled and self.acknowledged is None:
-                self._apply(self.commit)
-            self._write_journal_once()
+            if isinstance(self.commit, Publish) and self._chance() < 0.5 and self.acknowledged is None:
+                self._apply(self.commit.items)
+            self.order.overtake()
+            if isinstance(self.commit, Journal | Settle):
+                self.order.ended(ok=self._durable(self.commit))
             self.acknowledged = self.commit = None
             self.pipeline.committed({}, self.now_ms)
-        items = self.pipeline.commit(tps)
-        ok = self._write_journal(items) and self._chance() < 0.8
-        if ok:
-            self._apply(items)
-            self._keep(items)
-        self.pipeline.committed({item.tp: ok for item in items}, self.now_ms)
+        step: Step | None = self.order.begin(self.pipeline.commit(tps))
+        while isinstance(step, Journal | Settle):
+            step = self.order.ended(ok=self._durable(step))
+        if isinstance(step, Publish) and self._chance() < 0.8:
+            self._apply(step.items)
+            self._keep(step.items)
+            self.pipeline.committed({item.tp: True for item in step.items}, self.now_ms)
+        else:
+            self.pipeline.committed({}, self.now_ms)
         self.pipeline.forget(tps)
         self.positions = {}
         self.fenced_for = 0
@@ -250,8 +258,7 @@ class Process:
                 raise BrokenPromiseError("commit", "two are outstanding")
             if any(item.tp.partition not in self.positions for item in effect.items):
                 raise BrokenPromiseError("commit", "names a partition that is not ours")
-            self.commit, self.journalled, self.acknowledged = effect.items, False, None
-            self._remember(effect.items)
+            self.commit, self.acknowledged = self.order.begin(effect.items), None
         elif isinstance(effect, Claim):
             self.claims[effect.number] = effect.wants
         elif isinstance(effect, Store):
@@ -261,6 +268,7 @@ class Process:
             self.paused = effect.paused
         elif isinstance(effect, Reload):
             number = effect.tp.partition
+            self.order.forget([effect.tp])
             del self.positions[number]
             if self.member:
                 self.take(number)
@@ -306,52 +314,44 @@ class Process:
 
     def advance_commit(self, *, lost: float) -> None:
         """The outstanding commit gets one step further: ids, broker, acknowledgement."""
-        assert self.commit is not None
-        if not self.journalled:
-            if not self._write_journal_once():
-                items, self.commit, self.acknowledged = self.commit, None, None
-                self.pipeline.committed({item.tp: False for item in items}, self.now_ms)
-        elif self.acknowledged is None:
+        step = self.commit
+        if isinstance(step, Journal | Settle):
+            self.commit = self.order.ended(ok=self._durable(step, lost=lost / 2))
+        elif isinstance(step, Publish) and self.acknowledged is None:
             reached = self.member and self._chance() >= lost
             if reached:
-                self._apply(self.commit)
+                self._apply(step.items)
             known = reached and self._chance() >= lost
-            self.acknowledged = {item.tp: known for item in self.commit}
+            self.acknowledged = {item.tp: known for item in step.items}
         else:
-            results, self.acknowledged, items, self.commit = self.acknowledged, None, self.commit, None
-            self._keep([item for item in items if results.get(item.tp)])
+            results, self.acknowledged, self.commit = self.acknowledged or {}, None, None
+            if isinstance(step, Publish):
+                self._keep([item for item in step.items if results.get(item.tp)])
             self.pipeline.committed(results, self.now_ms)
 
-    def _write_journal_once(self) -> bool:
-        if self.commit and not self.journalled:
-            self.journalled = self._write_journal(self.commit, known=True)
-        return self.journalled
+    def _durable(self, step: Journal | Settle, *, lost: float = 0.0) -> bool:
+        """Do it, unless the disk is full or the ledger away."""
+        if isinstance(step, Journal):
+            return self._write_journal(step.segments, lost)
+        assert self._ledger is not None
+        try:
+            self._ledger.settle(step.marks)
+        except LedgerError:
+            return False
+        return True
 
-    def _write_journal(self, items: list[CommitItem], *, known: bool = False) -> bool:
-        for item in items:
-            if item.ids:
-                self._journal(item, item.ids)
-                kept = self.journal[self._life(item)]
-                for old in [old for old in kept if old < item.generation - 1]:
-                    del kept[old]
-                if item.tp.partition in self.positions and sum(item.ids) % 3 == 0:  # now and then; no chance is drawn
-                    self._window(item.tp.partition).install(_sorted(kept))
-        if not known:
-            self._remember(items)
-        return self._mark()
-
-    def _remember(self, items: list[CommitItem]) -> None:
-        for item in items:
-            self.unmarked += item.marks
-
-    def _mark(self) -> bool:
-        """What came to its end stands in the ledger, or not: it is tried again with the next commit then."""
-        if self._ledger is not None and self.unmarked:
-            try:
-                self._ledger.settle(self.unmarked)
-            except LedgerError:
-                return False
-            self.unmarked = []
+    def _write_journal(self, segments: Sequence[SettledIds], lost: float) -> bool:
+        if self._chance() < lost:
+            return False
+        for segment in segments:
+            self._journal(segment, segment.ids)
+            kept = self.journal[self._life(segment)]
+            for old in [old for old in kept if old < segment.generation - 1]:
+                del kept[old]
+            number = segment.tp.partition
+            ours = number in self.positions and self.lives[number] is self._life(segment)
+            if ours and sum(segment.ids) % 3 == 0:  # now and then; no chance is drawn
+                self._window(number).install(_sorted(kept))
         return True
 
     def advance_claim(self, number: int, *, lost: float) -> None:

@@ -13,7 +13,7 @@ from typing import Any, cast
 import pytest
 
 from sidecar.config.model import Settings
-from sidecar.core.effects import CommitItem
+from sidecar.core.effects import Commit, CommitItem
 from sidecar.core.partition.state import PartitionState
 from sidecar.core.records import Run, TopicPartition
 from sidecar.daemon import ids as daemon_ids
@@ -79,6 +79,7 @@ class Broker:
 
     name = "test"
     idle_poll_s = 0.05
+    listener: Supervisor
 
     def __init__(self) -> None:
         self.ready: list[Run] = []
@@ -92,7 +93,7 @@ class Broker:
         self.paused = frozenset(tps)
 
     def commit(self, items: Sequence[CommitItem]) -> None:
-        pass
+        self.listener.committed({item.tp: True for item in items}, 0.0)
 
     def commit_now(self, items: Sequence[CommitItem]) -> dict[TopicPartition, bool]:
         return {item.tp: True for item in items}
@@ -136,6 +137,7 @@ class Life:
             Gravedigger(cast(Any, None), inbox),
             5.0,
         )
+        self.broker.listener = self.supervisor
 
     def assign(self, *tps: TopicPartition, seen: int = 0, resumed: bool = True) -> None:
         self.supervisor.assigned([Assignment(tp, "scope", PartitionState(0, seen), "", 1, resumed, 0) for tp in tps])
@@ -143,6 +145,14 @@ class Life:
     def hand_over(self, tp: TopicPartition, first: int, *numbers: int) -> None:
         messages = [Message(first + i, number) for i, number in enumerate(numbers)]
         self.broker.ready.append(Run(tp, messages, first, first + len(numbers) - 1))
+
+    def settle(self, tp: TopicPartition, generation: int, *numbers: int) -> None:
+        """Have a commit made that settles ids, and wait for its end."""
+        counts = self.supervisor.record.commits.counts
+        before = sum(counts.values())
+        item = CommitItem(tp, "scope", PartitionState(5, 5), generation, array("q", numbers))
+        self.supervisor._perform(Commit([item]))
+        self.until(lambda: sum(counts.values()) > before)
 
     def until(self, holds: Callable[[], object]) -> None:
         deadline_s = time.monotonic() + 10
@@ -268,15 +278,16 @@ def test_an_operators_reset_knows_no_id() -> None:
     with living() as life:
         life.state.go_on.set()
         life.state.append_ids([IdSegment(ORDERS, 3, ids(7))])
-        life.supervisor.ids.remember([CommitItem(ORDERS, "scope", PartitionState(5, 5), 3, array("q", [8]))])
         life.state.failing = "full"
+        life.settle(ORDERS, 3, 8)
         life.assign(ORDERS, resumed=False)
         life.supervisor.turn()
         assert ORDERS not in life.supervisor.pipeline.partitions
         life.state.failing = ""
         life.until(lambda: ORDERS in life.supervisor.pipeline.partitions)
         assert life.state.load_ids(ORDERS) == []
-        assert life.supervisor.ids.journal() == ""
+        life.settle(OTHER, 0, 9)
+        assert life.state.load_ids(OTHER) == [(0, ids(9))]
         assert life.state.load_ids(ORDERS) == []
 
 
@@ -291,11 +302,7 @@ def test_settled_ids_are_sorted_now_and_then(monkeypatch: pytest.MonkeyPatch) ->
         life.hand_over(ORDERS, 0, *range(150))
         window = cast(Any, life.supervisor.pipeline.intake.ids.window(ORDERS))
         life.until(lambda: life.books(ORDERS) == (150, 0))
-        items = [CommitItem(ORDERS, "scope", PartitionState(5, 5), 0, array("q", range(120)))]
-        life.supervisor.ids.remember([])
-        assert life.supervisor.ids.journal() == ""
-        life.state.append_ids([IdSegment(ORDERS, 0, ids(*range(120)))])
-        life.supervisor.ids.remember(items)
+        life.settle(ORDERS, 0, *range(120))
         life.until(lambda: sum(map(len, window.young.stored)) == 120)
         assert (sum(map(len, window.young.runs)), len(window)) == (30, 150)
         status = life.supervisor.ids.status(time.monotonic())
@@ -307,10 +314,7 @@ def test_old_generations_are_dropped_once() -> None:
     """With the first ids of a new generation the journal forgets what is older than the one before it."""
     with living() as life:
         for generation in (0, 1, 2):
-            life.supervisor.ids.remember(
-                [CommitItem(ORDERS, "scope", PartitionState(5, 5), generation, array("q", [generation]))]
-            )
-            assert life.supervisor.ids.journal() == ""
+            life.settle(ORDERS, generation, generation)
         assert life.state.load_ids(ORDERS) == [(1, ids(1)), (2, ids(2))]
 
 
@@ -318,9 +322,10 @@ def test_ids_that_cannot_be_written_are_held() -> None:
     """Settled ids that wait for a full disk count in what is held, and no more once they are written."""
     with living() as life:
         before = life.supervisor.pipeline.held_bytes
-        life.supervisor.ids.remember([CommitItem(ORDERS, "scope", PartitionState(5, 5), 0, array("q", range(1000)))])
-        life.supervisor.ids.tend(0.0)
+        life.state.failing = "full"
+        life.settle(ORDERS, 0, *range(1000))
         assert life.supervisor.pipeline.held_bytes - before >= 8000
-        assert life.supervisor.ids.journal() == ""
-        life.supervisor.ids.tend(0.0)
+        life.state.failing = ""
+        life.settle(ORDERS, 0, 1000)
         assert life.supervisor.pipeline.held_bytes == before
+        assert life.state.load_ids(ORDERS) == [(0, ids(*range(1001)))]

@@ -1,0 +1,147 @@
+"""Does the steps of a commit: on the writer's thread, the ledger's, at the broker. `core.commit_order` decides them."""
+
+from __future__ import annotations
+
+import queue
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import NamedTuple
+
+from sidecar.core.commit_order import CommitOrder, Journal, Publish, Refuse, Settle, Step
+from sidecar.core.effects import CommitItem
+from sidecar.core.pipeline import Pipeline
+from sidecar.core.records import TopicPartition
+from sidecar.daemon.dispatcher import Writer
+from sidecar.daemon.ids import IdKeeper
+from sidecar.daemon.ledgers import LedgerDesk
+from sidecar.daemon.record import Record
+from sidecar.daemon.statewatch import StateWatch
+from sidecar.sources.base import Source
+
+WAIT_S = 0.05
+"""Between two looks at what the threads report, while a commit is awaited."""
+
+
+class StepEnded(NamedTuple):
+    """What the step under way writes is durable, or not. Comes to the inbox."""
+
+    ok: bool
+
+
+class Committer:
+    """Makes durable what the pipeline says is settled; only for the main thread.
+
+    Args:
+        pipeline: Asks for commits, and learns how they end.
+        source: Takes the states.
+        writer: Writes the journal of message ids.
+        inbox: Takes a `StepEnded` for each step.
+        ids: Has the journal.
+        ledger: Has the claims, if anything has.
+        watch: Knows whether the state folder is in its place.
+        record: Counts and times.
+    """
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        source: Source,
+        writer: Writer,
+        inbox: queue.SimpleQueue[object],
+        ids: IdKeeper,
+        ledger: LedgerDesk | None,
+        watch: StateWatch,
+        record: Record,
+    ) -> None:
+        self._pipeline = pipeline
+        self._source = source
+        self._writer = writer
+        self._inbox = inbox
+        self._ids = ids
+        self._ledger = ledger
+        self._watch = watch
+        self._record = record
+        self._order = CommitOrder()
+
+    def begin(self, items: list[CommitItem]) -> None:
+        """Begin the commit that the pipeline asks for."""
+        self._record.commits.begun([item.tp for item in items], time.monotonic())
+        self._do(self._begin(items))
+
+    def _begin(self, items: list[CommitItem]) -> Step:
+        self._ids.count(items)
+        step = self._order.begin(items)
+        self._pipeline.unwritten_bytes = self._order.unwritten_bytes
+        return step
+
+    def ended(self, told: StepEnded) -> None:
+        """The step under way ended: do the next one."""
+        step = self._end(ok=told.ok)
+        if step is not None:
+            self._do(step)
+
+    def _end(self, *, ok: bool) -> Step | None:
+        step = self._order.ended(ok=ok)
+        self._pipeline.unwritten_bytes = self._order.unwritten_bytes
+        return step
+
+    def _do(self, step: Step) -> None:
+        match step:
+            case Journal():
+                self._writer.do(lambda: self._inbox.put(StepEnded(self._write(step))))
+            case Settle(marks):
+                assert self._ledger is not None
+                self._ledger.settle(marks, lambda ok: self._inbox.put(StepEnded(ok)))
+            case Publish(items) if self._watch.in_place():
+                self._source.commit(items)
+            case Publish(items):
+                self.committed(dict.fromkeys((item.tp for item in items), False), 0.0)
+            case Refuse(tps):
+                self.committed(dict.fromkeys(tps, False), 0.0)
+
+    def _write(self, step: Journal) -> bool:
+        """On the writer's thread."""
+        reason = self._ids.journal(step.segments)
+        if reason:
+            self._record.commits.ids_failed(reason)
+        return not reason
+
+    def committed(self, results: Mapping[TopicPartition, bool], elapsed_s: float) -> None:
+        """The source's commit ended, or none was made."""
+        self._record.commits.ended(results, elapsed_s)
+        self._pipeline.committed(results, time.monotonic() * 1000)
+
+    def now(self, tps: Iterable[TopicPartition], take_inbox: Callable[[float], None]) -> None:
+        """Commit what is settled of these partitions, and wait for it; a commit under way is overtaken.
+
+        Args:
+            tps: Those of them that are not the core's any more are left out.
+            take_inbox: Handles what comes to the inbox, waiting so many seconds for the first.
+        """
+        self._order.overtake()
+        while self._order.busy:  # what it writes must be known to be durable, or goes along
+            take_inbox(WAIT_S)
+        self._pipeline.committed({}, time.monotonic() * 1000)  # whether it succeeded is not waited for
+        step: Step | None = self._begin(self._pipeline.commit([tp for tp in tps if tp in self._pipeline.partitions]))
+        while isinstance(step, Journal | Settle):
+            step = self._end(ok=self._done_now(step))
+        items = step.items if isinstance(step, Publish) and self._watch.in_place() else []
+        begun_s = time.monotonic()
+        results = self._source.commit_now(items)
+        self.committed(results, time.monotonic() - begun_s)
+
+    def _done_now(self, step: Journal | Settle) -> bool:
+        if isinstance(step, Journal):
+            return self._writer.wait(lambda: self._write(step))
+        assert self._ledger is not None
+        return self._ledger.settle_now(step.marks)
+
+    def forget(self, tps: Collection[TopicPartition]) -> None:
+        """These partitions are given up: no commit names them any more."""
+        self._order.forget(tps)
+        self._record.commits.forget(tps)
+
+    def begin_anew(self, tp: TopicPartition) -> None:
+        """A partition is ours under a new incarnation: ids that were settled before tell no duplicate in it."""
+        self._order.forget_ids(tp)
+        self._pipeline.unwritten_bytes = self._order.unwritten_bytes
