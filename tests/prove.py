@@ -44,7 +44,8 @@ from tests.support.kafka import KafkaBroker
 from tests.support.postgresql import PostgresqlServer
 from tests.support.rocketmq import RocketMqNode
 from tests.support.rocketmq_fifo import fifo_kills
-from tests.support.rocketmq_made_again import every_round, made_again
+from tests.support.rocketmq_made_again import every_round, kept_offsets, made_again
+from tests.support.rocketmq_trio import name_servers, transactions
 
 PROOF = ROOT / "docs" / "proof.md"
 READERS = ("connector", "client")
@@ -58,7 +59,7 @@ SIMULATED = {
     "remoting": "ranges of offsets of `client: remoting`: resets, topics made again, killed brokers, clocks",
 }
 """Kinds of `tests.simulation.run`, and what they are."""
-
+WITH_PROXY = ("rocketmq-native", "rocketmq-made-again", "rocketmq-transactions")
 HEAD = ("point", "how often", "messages", "lost", "twice", "seconds", "what else", "command")
 
 HEADING = """\
@@ -245,6 +246,9 @@ def rocketmq_checks(n: Sizes) -> dict[str, Check]:
             flows.kills(node, native(node), folder, n(50_000, 5_000), n(5, 2))
         ],
         "rocketmq-native-ledger": lambda node, folder: twins(node, folder, native(node)),
+        "rocketmq-transactions": lambda node, folder: transactions(node, folder, n(4_000, 800), n(5)),
+        "rocketmq-name-servers": lambda _, folder: name_servers(folder, n(4_000, 800), n(5)),
+        "rocketmq-grpc-skipped": lambda node, folder: [kept_offsets(node, grpc(node), folder, n(5))],
         "rocketmq-resets": lambda node, folder: [resets.resets(node, folder, resets.every_case(n(5)))],
         "rocketmq-made-again": lambda node, folder: [
             made_again(node, source(node), folder, every_round(ends), n(2_000, 1_000))
@@ -371,7 +375,7 @@ def run(name: str, check: Check, folder: Path) -> list[Finding]:
     """One check on a broker of its own."""
     folder.mkdir()
     kind: Callable[[Path], Any] = RocketMqNode if name.startswith("rocketmq") else KafkaBroker
-    if name.startswith(("rocketmq-grpc", "rocketmq-senders")) or name in ("rocketmq-native", "rocketmq-made-again"):
+    if name.startswith(("rocketmq-grpc", "rocketmq-senders")) or name in WITH_PROXY:
         kind = partial(RocketMqNode, proxy={})
     with kind(folder / "broker") as broker:
         return check(broker, folder)

@@ -24,7 +24,7 @@ from tests.support.process import free_ports, spawn, tail, wait_until
 
 BROKER = "broker-a"
 CLUSTER = "DefaultCluster"
-_START_TIMEOUT_S = 180.0
+_START_TIMEOUT_S = 300.0
 _ASK_TIMEOUT_S = 20.0
 
 
@@ -475,7 +475,7 @@ class RocketMqNode(Node):
         """Start what does not run, and wait until the name server knows the broker, and the proxy listens.
 
         Raises:
-            AssertionError: A process ended, or this takes more than 180 s; the ends of the logs are in the message.
+            AssertionError: A process ended, or this takes more than 300 s; the ends of the logs are in the message.
             RuntimeError: Java or Maven is missing.
         """
         if self._has_name_server and "namesrv" not in self._processes:
@@ -652,6 +652,7 @@ _SMALL = {
     "waitTimeMillsInSendQueue": "30000",
     "waitTimeMillsInAckQueue": "30000",
     "waitTimeMillsInAdminBrokerQueue": "30000",
+    "waitTimeMillsInTransactionQueue": "30000",
     "osPageCacheBusyTimeOutMills": "30000",
     "transactionMetricFlushInterval": "500",  # 3000 by default: so long a thread of it spins at each start
     "messageDelayLevel": "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,6 +19,8 @@ from tests.support.rocketmq_flow import PATIENCE_S, QUEUES, Bodies, arrived, con
 
 MEANWHILE = ("flowing", "paused by memory", "halted")
 STOPPED_S = 3.0
+UNASKED_S = 15.0
+"""Longer than a request for messages waits at a proxy."""
 AWAY_S = (0.0, 2.0, 10.0)
 FAULTS: Mapping[str, Mapping[str, Any]] = {
     "paused by memory": {"kind": "status", "status": 503},
@@ -63,6 +66,59 @@ def made_again(
     note += f"; {skipped:,} more were skipped by the broker, each told by `offset.skipped`" if skipped else ""
     point = f"topic made again over `client: {source.get('client', 'remoting')}`"
     return Finding(point, len(rounds), wanted.total(), found, time.monotonic() - begun, note)
+
+
+def kept_offsets(node: RocketMqNode, source: Mapping[str, Any], folder: Path, times: int) -> Finding:
+    """The topic is made again while no request waits, and some queues are told to begin at their old ends.
+
+    Raises:
+        AssertionError: What was skipped was not told to the message, as an error, for each queue apart.
+    """
+    begun, bodies = time.monotonic(), Bodies(node)
+    wanted: Counter[str | None] = Counter()
+    skipped: Counter[str | None] = Counter()
+    expected: list[tuple[int, int]] = []
+    with (
+        Receiver(out=folder / unique("rows")) as receiver,
+        Daemon(folder, configuration(source, bodies, receiver.url), name=unique("skipped")) as daemon,
+    ):
+        daemon.wait_ready()
+        for number in range(times):
+            first = _send(bodies, b"%d old" % number, QUEUES * (10 + number), 40)
+            wanted.update(first)
+            _await(daemon, receiver, first)
+            daemon.process.send_signal(signal.SIGSTOP)
+            time.sleep(UNASKED_S)  # until the broker has answered what was asked: then it gives nothing out
+            ends = node.end_offsets(bodies.topic, QUEUES)
+            node.delete_topic(bodies.topic)
+            node.create_topic(bodies.topic, QUEUES)
+            new = _send(bodies, b"%d new" % number, QUEUES * (max(ends.values()) + 20), 40)
+            kept = {queue: ends[queue] for queue in range(1 + number % (QUEUES - 1))}
+            for queue, at in kept.items():
+                node.commit(bodies.group, bodies.topic, queue, at)
+            left_out = {i for i in range(len(new)) if i // QUEUES < kept.get(i % QUEUES, 0)}
+            wanted.update(one for i, one in enumerate(new) if i not in left_out)
+            skipped.update(new[i] for i in left_out)
+            expected.extend(kept.items())
+            daemon.process.send_signal(signal.SIGCONT)
+            wait_until(
+                lambda: len(daemon.events("offset.skipped")) >= len(expected), PATIENCE_S, "all is told",
+                detail=lambda: (expected, daemon.events("offset.skipped"), daemon.log_tail()),
+            )  # fmt: skip
+            wait_until(lambda: not wanted - arrived(receiver), PATIENCE_S, "the rest arrives", detail=daemon.log_tail)
+        daemon.stop()
+        told = daemon.events("offset.skipped")
+        came = arrived(receiver)
+    # A request that reached the broker before the queue was told where to begin brings some all the same.
+    gone = (skipped - came).total()
+    found = tally_counts(came, wanted + Counter({one: 1 for one in skipped if came[one]}))
+    assert gone, "nothing was skipped"
+    assert sorted((one["partition"], one["skipped"]) for one in told) == sorted(expected)
+    assert {one["level"] for one in told} == {"error"}
+    said = sum(at for _, at in expected)
+    notes = f"{gone:,} more were skipped in {len(expected)} queues, each told as an error: up to {said:,}"
+    point = "topic made again over `client: grpc`, whose broker kept old offsets"
+    return Finding(point, times, wanted.total(), found, time.monotonic() - begun, notes)
 
 
 def every_round(times: int) -> Sequence[tuple[str, float]]:
