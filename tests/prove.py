@@ -1,8 +1,8 @@
-"""`make prove`, `prove-spark`, `prove-rocketmq`: the checks of `make test` at the larger numbers, and docs/proof.md.
+"""`make prove`, `prove-spark`, `prove-rocketmq`: the scenarios of `make test` at larger numbers, and docs/proof.md.
 
-Each check lives with its test. `python -m tests.prove` runs those of the daemon, `python -m tests.prove spark` those
-that need Spark, `python -m tests.prove rocketmq` those on RocketMQ, with names those; each check that ran has its
-rows in the file replaced. `--scale 0.1` makes everything smaller, and prints the rows alone.
+`python -m tests.prove` runs those of the daemon, `python -m tests.prove spark` those that need Spark, `python -m
+tests.prove rocketmq` those on RocketMQ, with names those; each check that ran has its rows in the file replaced.
+`--scale 0.1` makes everything smaller, and prints the rows alone.
 """
 
 from __future__ import annotations
@@ -25,17 +25,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import memory
-from tests.integration import test_exactly_once as once
-from tests.integration import test_health as health
-from tests.integration import test_ids as ids
-from tests.integration import test_kills as kills
-from tests.integration import test_ledger as ledger
-from tests.integration import test_library as library
-from tests.integration import test_members as members
-from tests.integration import test_rewinds as rewinds
-from tests.integration import test_rocketmq_flows as rocketmq
-from tests.integration import test_rocketmq_resets as resets
-from tests.integration import test_tables as tables
+from tests.scenarios import exactly_once as once
+from tests.scenarios import health, ids, kills, ledger, library, members, rewinds, rocketmq, tables
+from tests.scenarios import rocketmq_resets as resets
 from tests.simulation import run as simulation
 from tests.support import rocketmq_flow as flows
 from tests.support.audit import Finding
@@ -165,27 +157,27 @@ def spark_checks(n: Sizes) -> dict[str, Check]:
     """Those of `make prove-spark`; a check imports its test when it runs, so that `make prove` needs no Spark."""
 
     def engines(broker: KafkaBroker, folder: Path) -> list[Finding]:
-        from tests.spark.test_run_engines import engines
+        from tests.scenarios.spark_engines import engines
 
         return [engines(broker, _made(folder / one), n(200_000, 20_000), reader=one) for one in READERS]
 
     def drivers(broker: KafkaBroker, folder: Path) -> list[Finding]:
-        from tests.spark.test_run_kills import drivers
+        from tests.scenarios.spark_kills import drivers
 
         return [drivers(broker, _made(folder / one), n(200_000, 20_000), n(10), reader=one) for one in READERS]
 
     def executors(broker: KafkaBroker, folder: Path) -> list[Finding]:
-        from tests.spark.test_run_kills import executors
+        from tests.scenarios.spark_kills import executors
 
         return [executors(broker, _made(folder / one), n(200_000, 20_000), n(10), reader=one) for one in READERS]
 
     def copies(broker: KafkaBroker, folder: Path) -> list[Finding]:
-        from tests.spark.test_run_kills import copies
+        from tests.scenarios.spark_kills import copies
 
         return [copies(broker, _made(folder / one), n(60_000, 20_000), reader=one) for one in READERS]
 
     def zone(_: KafkaBroker, folder: Path) -> list[Finding]:
-        from tests.spark import test_zone_killed as zone
+        from tests.scenarios import spark_zone as zone
 
         return [
             zone.killed(folder, n(200_000, 10_000), n(10, 2), max_rows=n(5_000, 1_000)),

@@ -26,9 +26,9 @@ from sidecar.sinks.http import HttpSink
 from sidecar.sinks.spark import SparkSink
 from tests.support.delta import rows_of
 from tests.support.landing import KEEP, Disk, arrived, disk
+from tests.support.messages import ListColumns, Msg, tags_of
 from tests.support.process import wait_until
 from tests.support.receiver import Receiver, value_hash
-from tests.unit.test_formats import ListColumns, Msg, tags_of
 
 TP = TopicPartition("orders", 0)
 

@@ -21,9 +21,9 @@ from sidecar.sinks.formats import make_framer
 from sidecar.sinks.http import Compression, HttpSink
 from sidecar.tls import Tls
 from tests.support.certificates import Certificates, make_certificates
+from tests.support.messages import ListColumns, tags_of
 from tests.support.process import wait_until
 from tests.support.receiver import Receiver
-from tests.unit.test_formats import ListColumns, tags_of
 
 TP = TopicPartition("orders", 3)
 

@@ -18,9 +18,9 @@ from sidecar.sinks.endpoint import Endpoint
 from sidecar.sinks.formats import FormatName, make_framer
 from sidecar.sinks.http import HttpSink
 from tests.support.jars import ROOT
+from tests.support.messages import ListColumns, Msg, tags_of
 from tests.support.process import free_ports, spawn, wait_until
 from tests.support.receiver import Receiver, parts_in, rows_in, value_hash
-from tests.unit.test_formats import ListColumns, Msg, tags_of
 
 TP = TopicPartition("orders", 3)
 

@@ -3,76 +3,13 @@
 from __future__ import annotations
 
 import shutil
-import time
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 
-from tests.support.audit import Finding, Tally, tally_counts
-from tests.support.kafka import Broker, KafkaBroker, unique
-from tests.support.process import Daemon, wait_until
+from tests.scenarios.rewinds import MESSAGES, commit_gone, commit_rewound, put_back, rewound, small
+from tests.support.kafka import KafkaBroker, unique
 from tests.support.receiver import Receiver
-from tests.support.scene import Scene, await_rest, new_scene, values
-
-MESSAGES = 4_000
-
-
-def small(scene: Scene) -> Daemon:
-    """A daemon whose batches are small, so that it commits often."""
-    return scene.daemon(batch={"max_messages": 50, "linger": "1ms"})
-
-
-def first_commit(scene: Scene, daemon: Daemon, after: int) -> tuple[int, str]:
-    """A commit of the daemon at some offset beyond `after`, while it goes on."""
-
-    def committed() -> tuple[int, str] | None:
-        found = scene.broker.committed(scene.group).get((scene.topic, 0))
-        return found if found and found[0] > after else None
-
-    found = wait_until(committed, 20, "something is committed", detail=daemon.log_tail)
-    assert found is not None
-    return found
-
-
-def rewound(scene: Scene, daemon: Daemon) -> tuple[int, str]:
-    """Let all be delivered in two waves, kill the daemon, and put a commit from amidst the first one back."""
-    daemon.wait_ready()
-    scene.send(values("first", MESSAGES))
-    offset, metadata = first_commit(scene, daemon, 0)
-    scene.send(values("second", MESSAGES))
-    scene.await_all(daemon)
-    first_commit(scene, daemon, 2 * MESSAGES - 1)
-    daemon.kill9()
-    wait_until(lambda: not scene.broker.members(scene.group), 20, "the group gave the dead member up")
-    scene.broker.alter_group_offsets(scene.group, scene.topic, {0: offset}, metadata=metadata)
-    return offset, metadata
-
-
-def repeated(
-    check: Callable[[Scene], Tally], point: str, messages: int, broker: Broker, folder: Path, times: int
-) -> Finding:
-    """A check that many times, each with a topic, a group and a folder of its own."""
-    begun, found = time.monotonic(), Tally()
-    for number in range(times):
-        place = folder / f"{check.__name__}-{number}"
-        place.mkdir()
-        with new_scene(broker, place) as scene:
-            found.add(check(scene))
-    return Finding(point, times, times * messages, found, time.monotonic() - begun)
-
-
-def commit_rewound(scene: Scene) -> Tally:
-    """The daemon is killed at rest, and an older commit of its own comes back; its folder knows better."""
-    with small(scene) as daemon:
-        offset, _ = rewound(scene, daemon)
-        later = scene.send(values("later", 100))
-        daemon.start()
-        status = scene.await_all(daemon)
-        assert (offset < MESSAGES, status["delivered"]) == (True, len(later))
-        (behind,) = daemon.events("commit.behind")
-        assert (behind["committed"], behind["remembered"]) == (offset, 2 * MESSAGES)
-        daemon.stop()
-    return scene.tally()
+from tests.support.scene import Scene, await_rest, values
 
 
 def test_a_rewound_commit_repeats_nothing(scene: Scene) -> None:
@@ -93,75 +30,14 @@ def test_without_its_folder_a_rewound_commit_loses_nothing(scene: Scene) -> None
         daemon.stop()
 
 
-def commit_gone(scene: Scene) -> Tally:
-    """The daemon is killed in mid-flow, and its commit deleted."""
-    with small(scene) as daemon:
-        daemon.wait_ready()
-        scene.send(values("first", MESSAGES))
-        first_commit(scene, daemon, 0)
-        daemon.kill9()
-        wait_until(lambda: not scene.broker.members(scene.group), 20, "the group gave the dead member up")
-        scene.broker.delete_group(scene.group)
-        daemon.start()
-        scene.await_all(daemon)
-        assert len(daemon.events("commit.expired")) == 1
-        daemon.stop()
-    return scene.tally()
-
-
 def test_a_commit_that_is_gone_is_replaced_by_the_folder(scene: Scene) -> None:
     """The group's offsets are deleted after a kill in mid-flow: what was in flight goes out under the names it had."""
     assert commit_gone(scene).exact
 
 
-def put_back(folder: Path) -> Tally:
-    """All files of a broker come from an older copy, and its log is filled with other messages."""
-    place = folder / "kafka" / "broker"
-    with KafkaBroker(place) as broker, new_scene(broker, folder) as scene:
-        with small(scene) as daemon:
-            daemon.wait_ready()
-            kept = scene.send(values("kept", 1_000))
-            scene.await_all(daemon)
-            broker.stop()
-            shutil.copytree(place, folder / "copy")
-            broker.start()
-            vanished = scene.send(values("vanished", 1_000))
-            scene.await_all(daemon)
-            daemon.kill9()
-            broker.kill()
-            shutil.rmtree(place)
-            shutil.copytree(folder / "copy", place)
-            broker.start()
-            scene.expected = kept
-            scene.send(values("other", 2_000))
-            daemon.start()
-            daemon.wait_ready()
-            await_rest(daemon, ends={(scene.topic, 0): 3_000})
-            assert len(daemon.events("partition.truncated")) == 1
-            daemon.stop()
-        return tally_counts(Counter(scene.receiver.rows()) - Counter(vanished), Counter(scene.expected))
-
-
 def test_a_log_put_back_and_refilled_is_not_taken_for_what_it_was(tmp_path: Path) -> None:
     """All files of the broker come from an older copy, and get other messages past what was read: each one arrives."""
     assert put_back(tmp_path).exact
-
-
-def rewinds(broker: Broker, folder: Path, times: int) -> list[Finding]:
-    """Each way in which a broker forgets, that many times."""
-    begun, found = time.monotonic(), Tally()
-    for number in range(times):
-        found.add(put_back(folder / f"restored-{number}"))
-        shutil.rmtree(folder / f"restored-{number}")
-    filled = Finding("the broker's files put back to an older copy, metadata log included, and its log refilled",
-                     times, 4_000 * times, found, time.monotonic() - begun)  # fmt: skip
-    rewound = "an older commit came back after `kill -9`, state folder kept"
-    gone = "commit deleted after `kill -9` in mid-flow, state folder kept"
-    return [
-        repeated(commit_rewound, rewound, 2 * MESSAGES + 100, broker, folder, times),
-        repeated(commit_gone, gone, MESSAGES, broker, folder, times),
-        filled,
-    ]
 
 
 def test_a_broker_that_takes_little_metadata_gets_smaller_batches(tmp_path: Path) -> None:

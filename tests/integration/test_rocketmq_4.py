@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from sidecar.errors import CredentialsError
-from tests.integration.test_rocketmq import PATIENCE_S, QUEUES, Flow, await_all, configuration
-from tests.integration.test_rocketmq_access import PASSWORD, sign
+from tests.scenarios.rocketmq_messages import PATIENCE_S, QUEUES, Flow, await_all, configuration
 from tests.support.kafka import unique
 from tests.support.process import Daemon, wait_until
 from tests.support.receiver import Receiver
 from tests.support.rocketmq import RocketMqNode
+from tests.support.rocketmq_access import PASSWORD, sign
 from tests.support.rocketmq_reader import Reader
 from tests.support.scene import await_rest
 

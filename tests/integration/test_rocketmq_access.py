@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
-import hmac
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -18,9 +15,9 @@ from tests.support.certificates import Certificates, make_certificates
 from tests.support.kafka import unique
 from tests.support.process import wait_until
 from tests.support.rocketmq import RocketMqNode
+from tests.support.rocketmq_access import PASSWORD, USER, sign
 from tests.support.rocketmq_reader import Reader
 
-USER, PASSWORD = "admin", "12345678"
 _PROVIDERS = "org.apache.rocketmq.auth.authentication.provider"
 CONFIG = {
     "authenticationEnabled": "true",
@@ -29,14 +26,6 @@ CONFIG = {
     "initAuthenticationUser": f'{{"username":"{USER}","password":"{PASSWORD}"}}',
     "innerClientAuthenticationCredentials": f'{{"accessKey":"{USER}","secretKey":"{PASSWORD}"}}',
 }
-
-
-def sign(fields: dict[str, str], body: bytes, user: str = USER) -> dict[str, str]:
-    """As Java's client signs; written apart from the product."""
-    signed = {**fields, "AccessKey": user}
-    content = "".join(value for _, value in sorted(signed.items())).encode() + body
-    digest = hmac.new(PASSWORD.encode(), content, hashlib.sha1).digest()
-    return {**signed, "Signature": base64.b64encode(digest).decode()}
 
 
 @pytest.fixture(scope="module")

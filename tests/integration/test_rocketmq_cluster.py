@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from sidecar.core.records import TopicPartition
-from tests.integration.test_rocketmq import QUEUES, Flow, await_all, configuration, owned
+from tests.scenarios.rocketmq_messages import QUEUES, Flow, await_all, configuration, owned
 from tests.support.kafka import unique
 from tests.support.process import Daemon, wait_until
 from tests.support.receiver import Receiver

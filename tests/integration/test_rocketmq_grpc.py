@@ -16,7 +16,7 @@ from sidecar.config.source import RocketMqSource as Settings
 from sidecar.sources.acked import EXTEND_EVERY_S
 from sidecar.sources.grpc_client import GrpcClient
 from sidecar.sources.grpc_leases import EXTEND_AHEAD_S, EXTENDED_S, INVISIBLE_S
-from tests.integration.test_ledger import handed_twins
+from tests.scenarios.ledger import handed_twins
 from tests.support import rocketmq_flow as flows
 from tests.support.audit import Tally, tally_counts
 from tests.support.kafka import unique

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.integration.test_rocketmq import PATIENCE_S, configuration
+from tests.scenarios.rocketmq_messages import PATIENCE_S, configuration
 from tests.support.kafka import unique
 from tests.support.process import Daemon, wait_until
 from tests.support.receiver import Receiver

@@ -16,7 +16,7 @@ from sidecar.core.records import TopicPartition
 from sidecar.rocketmq.messages import decode
 from sidecar.rocketmq.network import Ask
 from sidecar.rocketmq.requests import Asks, Subscription
-from tests.integration.test_ledger import handed_twins
+from tests.scenarios.ledger import handed_twins
 from tests.support import rocketmq_flow as flows
 from tests.support.postgresql import Database
 from tests.support.process import Daemon, wait_until

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.integration.test_ledger import ledger
+from tests.scenarios.ledger import ledger
 from tests.support.jars import native_folder
 from tests.support.kafka import unique
 from tests.support.postgresql import Database

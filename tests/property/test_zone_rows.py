@@ -18,7 +18,7 @@ from sidecar.zone.data import encode
 from sidecar.zone.entry import Cover, Entry, PartRows, line_of, parse
 from sidecar.zone.rows import RowFramer, pack, unpack
 from sidecar.zone.schema import DDL, SCHEMA, text_of, text_of_name
-from tests.unit.test_formats import ListColumns, Msg, tags_of
+from tests.support.messages import ListColumns, Msg, tags_of
 
 TP = TopicPartition("orders", 2**31 - 1)
 ODD = st.lists(st.sampled_from([b"\xfd", b"\xfe", b"\x01", b"\x02"]), max_size=9).map(b"".join)

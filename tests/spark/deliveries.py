@@ -11,7 +11,7 @@ from typing import Any
 import xxhash
 
 from sidecar.state.store import Store
-from tests.integration.test_exactly_once import configuration
+from tests.scenarios.exactly_once import configuration
 from tests.support.audit import CheckingReceiver, StrikingReceiver, Tally, tally
 from tests.support.kafka import Broker
 from tests.support.receiver import Fault, Request

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.integration.test_exactly_once import new_topics
+from tests.scenarios.exactly_once import new_topics
 from tests.spark.deliveries import ComparingReceiver, assert_dead, config, dead, workload
 from tests.spark.job import SparkJob
 from tests.support.audit import check_books

@@ -12,7 +12,7 @@ from sidecar.core.records import Batch, TopicPartition
 from sidecar.zone.writer import ZoneWriter
 from tests.support.landing import Disk, Sent, disk, message, part, writer
 from tests.support.process import spawn, tail, wait_until
-from tests.unit.test_zone_writer import STEPS
+from tests.support.zone_writing import STEPS
 
 NAMES = ("a", "b")
 """Of the writers; each has a partition."""

@@ -16,7 +16,7 @@ from sidecar.core.records import Batch, Part
 from sidecar.sinks import delta
 from sidecar.sinks.delta import DeltaSink
 from tests.support.landing import message, part
-from tests.unit.test_formats import ListColumns, tags_of
+from tests.support.messages import ListColumns, tags_of
 
 
 def rows_of(path: Path) -> list[dict[str, Any]]:

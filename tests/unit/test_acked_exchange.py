@@ -13,7 +13,7 @@ from sidecar.core.partition.state import LaneState, PartitionState
 from sidecar.ledger.memory import MemoryLedger
 from sidecar.sources.acked_columns import identity_of
 from sidecar.sources.acked_exchange import Exchange, packed, unpacked
-from tests.unit.test_acked import A, Scene, handed, runs
+from tests.support.acked_scene import A, Scene, handed, runs
 
 ONE = handed(5, b"\0\xff", unique="drawn\udcff", times=2)._replace(
     tag=b"\xfe", keys=(b"k1", b""), properties=(("a", b"\xff"), ("b", None)), born_ms=None

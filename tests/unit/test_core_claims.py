@@ -14,7 +14,7 @@ from sidecar.core.partition.state import LaneState, PartitionState, lane_key
 from sidecar.core.records import KEY_BYTES, Answer, Batch, Details, FailedRow, TopicPartition, Verdict
 from sidecar.ledger.memory import MemoryLedger
 from tests.simulation.plan import Row, key_of
-from tests.unit.test_core_pipeline import ACK, FRESH, LEASE_MS, REJECT, RETRY, TP, Shell
+from tests.support.shell import ACK, FRESH, LEASE_MS, REJECT, RETRY, TP, Shell
 
 ELSEWHERE = place_of(TopicPartition("t", 9))
 

@@ -6,7 +6,7 @@ from sidecar.core.fields import Field, Raw
 from sidecar.core.partition.state import LaneState, PartitionState, lane_key
 from sidecar.core.records import Run, TopicPartition
 from tests.simulation.plan import Columns, Row
-from tests.unit.test_core_pipeline import TP, Shell
+from tests.support.shell import TP, Shell
 
 COPIES = TopicPartition("copies", 0)
 OTHER = TopicPartition("t", 0, "another broker")

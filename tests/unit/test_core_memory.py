@@ -10,7 +10,7 @@ import pytest
 from sidecar.core.dedup import RotatingSet
 from sidecar.core.pipeline import Pipeline
 from sidecar.core.records import TopicPartition
-from tests.unit.test_core_pipeline import Shell
+from tests.support.shell import Shell
 
 GROUPS = 3_000
 LARGE = 1 << 30

@@ -2,22 +2,13 @@
 
 from __future__ import annotations
 
-import random
-from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import pytest
 
 from sidecar.core import batching
-from sidecar.core.backoff import Backoff
-from sidecar.core.batching import Limits
-from sidecar.core.cutting import BatchRules
 from sidecar.core.dedup import RotatingBitmap
-from sidecar.core.delivery import DeliveryRules
-from sidecar.core.effects import Claim, Commit, Effect, Flow, Reload, Report, Send, Store
-from sidecar.core.intake import Reading
+from sidecar.core.effects import Commit
 from sidecar.core.lineage import Stamp
 from sidecar.core.partition.state import (
     ATTEMPTS_MAX,
@@ -28,135 +19,10 @@ from sidecar.core.partition.state import (
     Tries,
     lane_key,
 )
-from sidecar.core.pipeline import Pipeline
-from sidecar.core.records import Answer, Batch, DeadLetter, FailedRow, Fragment, Run, TopicPartition, Verdict
+from sidecar.core.records import Answer, Batch, FailedRow, Fragment, Run, TopicPartition, Verdict
 from sidecar.core.room import METADATA_CHARACTERS, Room
-from sidecar.ledger.interface import Ledger
 from sidecar.state.offset_map import Identity, decode, encode
-from tests.simulation.plan import Columns, LineFramer, Row, read_ids, read_keys, read_tags
-
-TP = TopicPartition("t", 0)
-FRESH = PartitionState(0, 0)
-ACK = Answer(Verdict.ACK)
-REJECT = Answer(Verdict.REJECT, "bad", 400)
-RETRY = Answer(Verdict.RETRY, "unavailable", 503)
-LEASE_MS = 1_000
-CORE = Path(batching.__file__).parent
-
-
-class AllGroups(dict[object, str | None]):
-    """Every tag is wanted, in a group of its own; -1 is not."""
-
-    def __missing__(self, tag: object) -> str | None:
-        return None if tag == -1 else f"g{tag}"
-
-
-class Shell:
-    """Does every effect at once, and asks `answer` what the receiver says."""
-
-    def __init__(
-        self,
-        *,
-        ids: bool = False,
-        ledger: Ledger | None = None,
-        start: PartitionState = FRESH,
-        room: Room = Room(),  # noqa: B008  # frozen
-        copies: Callable[[TopicPartition], bool] | None = None,
-        **rules: object,
-    ) -> None:
-        options: dict[str, Any] = {"max_messages": 100, "max_bytes": 10_000, "linger_ms": 0, "span_max": 10_000}
-        options |= {"held": 1 << 20, "give_up": None, "give_up_ms": None, "numbered": False, **rules}
-        batch_rules = BatchRules(
-            by_group=False,
-            limits=Limits(options["max_messages"], options["max_bytes"]),
-            linger_ms=options["linger_ms"],
-            span_max=options["span_max"],
-            held_max_bytes=options["held"],
-        )
-        delivery = DeliveryRules(
-            backoff=Backoff(100, 1_000),
-            concurrency=4,
-            ordered=False,
-            separator=b"\n",
-            give_up_attempts=options["give_up"],
-            give_up_ms=options["give_up_ms"],
-            lease_ms=LEASE_MS if ledger else None,
-            numbered=options["numbered"],
-        )
-        reading = Reading(
-            Columns(),  # type: ignore[arg-type]
-            LineFramer(),
-            read_tags,
-            AllGroups(),  # type: ignore[arg-type]
-            read_ids if ids else None,
-            keys=read_keys if ledger else None,
-            copies=copies,
-        )
-        self.ledger = ledger
-        chance = random.Random(1).random if ledger else lambda: 1.0  # tokens are drawn
-        self.pipeline = Pipeline(reading, batch_rules, delivery, chance)
-        self.pipeline.room = room
-        self.pipeline.assign(TP, "5c0pe000", start)
-        self.now_ms = 0.0
-        self.commits: list[PartitionState] = []
-        self.sent: list[tuple[str, list[int], int]] = []
-        self.homes: set[str] = set()
-        self.letters: list[DeadLetter] = []
-        self.reports: list[Report] = []
-        self.flows: list[frozenset[TopicPartition]] = []
-        self.reloads: list[Reload] = []
-        self.store_ok = self.commit_ok = True
-
-    def read(self, *rows: Row) -> None:
-        """Hand over these rows."""
-        self.pipeline.read(Run(TP, list(rows), rows[0][0], rows[-1][0]), self.now_ms)
-
-    def answer(self, batch: Batch, offsets: list[int]) -> Answer | None:
-        """What the receiver says; None for nothing yet."""
-        return ACK
-
-    def _do(self, effect: Effect) -> None:
-        if isinstance(effect, Claim):
-            assert self.ledger is not None
-            self.pipeline.claimed(effect.number, self.ledger.claim(effect.wants, 3 * LEASE_MS), self.now_ms)
-        elif isinstance(effect, Reload):
-            self.reloads.append(effect)
-        elif isinstance(effect, Commit):
-            if self.ledger is not None:
-                self.ledger.settle([mark for item in effect.items for mark in item.marks])
-            self.commits += [item.state for item in effect.items]
-            self.pipeline.committed({item.tp: self.commit_ok for item in effect.items}, self.now_ms)
-        elif isinstance(effect, Store):
-            self.letters += effect.letters if self.store_ok else []
-            self.pipeline.stored(effect.token, ok=self.store_ok, now_ms=self.now_ms)
-        elif isinstance(effect, Report):
-            self.reports.append(effect)
-        elif isinstance(effect, Flow):
-            self.flows.append(effect.paused)
-        elif isinstance(effect, Send):
-            offsets = [offset for fragment in effect.batch.fragments() for offset in fragment.offsets]
-            self.homes |= {part.home for part in effect.batch.parts}
-            self.sent.append((effect.batch.parts[0].name, offsets, effect.batch.attempt))
-            answer = self.answer(effect.batch, offsets)
-            if answer is not None:
-                self.pipeline.answered(effect.batch.id, answer, self.now_ms, 0)
-
-    def run(self, steps: int = 100, by_ms: float = 50) -> None:
-        """Let time pass."""
-        for _ in range(steps):
-            self.now_ms += by_ms
-            for effect in self.pipeline.step(self.now_ms):
-                self._do(effect)
-
-    def events(self) -> list[str]:
-        """Names of what was reported."""
-        return [report.event for report in self.reports]
-
-
-def rows(first: int, last: int, tag: int = 0) -> list[Row]:
-    """Rows of one tag."""
-    return [(offset, tag, None, b"%d" % offset) for offset in range(first, last + 1)]
-
+from tests.support.shell import ACK, FRESH, REJECT, RETRY, TP, Shell, rows
 
 # Refusals
 

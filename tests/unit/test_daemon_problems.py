@@ -20,7 +20,7 @@ from sidecar.daemon.record import OVERDUE_S, TOLD_S, Record
 from sidecar.ops.health import HEALTHY, KINDS, Problem, judge
 from sidecar.ops.outages import Outages
 from sidecar.ops.snapshot import PartitionStatus
-from tests.unit.test_core_pipeline import RETRY, Shell, rows
+from tests.support.shell import RETRY, Shell, rows
 
 TP, OTHER = TopicPartition("orders", 0), TopicPartition("orders", 1)
 

@@ -15,7 +15,7 @@ from sidecar.daemon.status import _blocking, status_line
 from sidecar.errors import UnavailableError
 from sidecar.ops.health import KINDS, Problem
 from sidecar.ops.snapshot import StatusSnapshot
-from tests.unit.test_core_pipeline import ACK, RETRY, Shell
+from tests.support.shell import ACK, RETRY, Shell
 
 BROKER_STEP = KINDS["broker"].next_step
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sidecar.core.records import Details, Fragment, Header, Place, TopicPartition
+from sidecar.core.records import Details, Fragment, Place, TopicPartition
 from sidecar.sinks.formats import (
     CHUNK_BYTES,
     FORMATS,
@@ -25,45 +25,9 @@ from sidecar.sinks.formats import (
     is_json,
     make_framer,
 )
+from tests.support.messages import ListColumns, Msg, tags_of
 
 TP = TopicPartition("orders", 3)
-
-
-class Msg(NamedTuple):
-    offset: int = 0
-    value: bytes | None = b"v"
-    key: bytes | None = None
-    timestamp: int | None = 1_700_000_000_000
-    headers: Sequence[Header] | None = None
-    tags: tuple[bytes, ...] = ()
-    details: Details | None = None
-
-
-class ListColumns:
-    """Reads columns of `Msg`."""
-
-    def offsets(self, messages: Sequence[Msg]) -> Iterable[int]:
-        return [m.offset for m in messages]
-
-    def timestamps(self, messages: Sequence[Msg]) -> Iterable[int | None]:
-        return [m.timestamp for m in messages]
-
-    def keys(self, messages: Sequence[Msg]) -> Iterable[bytes | None]:
-        return [m.key for m in messages]
-
-    def headers(self, messages: Sequence[Msg]) -> Iterable[Sequence[Header] | None]:
-        return [m.headers for m in messages]
-
-    def values(self, messages: Sequence[Msg]) -> Iterable[bytes | None]:
-        return [m.value for m in messages]
-
-    def details(self, messages: Sequence[Msg]) -> Iterable[Details | None]:
-        return [m.details for m in messages]
-
-
-def tags_of(tp: TopicPartition, messages: Sequence[Msg]) -> Iterable[tuple[bytes, ...]]:
-    """The tags of each message."""
-    return [m.tags for m in messages]
 
 
 def frame(name: FormatName, messages: Sequence[Msg]) -> tuple[list[bytes], list[int]]:

@@ -179,6 +179,19 @@ def test_imports_point_one_way(layer: str) -> None:
     assert {path: parts for path, parts in wrong.items() if parts} == {}
 
 
+def test_nothing_imports_a_test() -> None:
+    """What tests share is in `tests/support` and `tests/scenarios`; no module imports a module of tests."""
+    files = [path for folder in ("tests", "benchmarks", "examples") for path in (ROOT / folder).rglob("*.py")]
+    assert len(files) > 200
+    found = {str(path.relative_to(ROOT)): set(filter(of_tests, imports(path))) for path in files}
+    assert {path: names for path, names in found.items() if names} == {}
+
+
+def of_tests(name: str) -> bool:
+    """Whether an import names a module of tests."""
+    return name.startswith("tests.") and any(part.startswith("test_") for part in name.split("."))
+
+
 def test_the_core_has_no_way_out() -> None:
     """The core imports no thread, socket, clock, random number, file, logger or client, and calls no `open`."""
     wrong = {}

@@ -28,7 +28,7 @@ from sidecar.sinks.delta import DeltaSink
 from sidecar.zone.table import label_of
 from tests.support.delta import batch_of, numbered, offsets_in, rows_of, sent, sink
 from tests.support.landing import Sent, message, part
-from tests.unit.test_formats import ListColumns, tags_of
+from tests.support.messages import ListColumns, tags_of
 
 WRITE = "sidecar.sinks.delta.write_deltalake"
 

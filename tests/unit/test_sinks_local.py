@@ -17,8 +17,8 @@ from sidecar.sinks.console import ConsoleSink
 from sidecar.sinks.file import FileSink
 from sidecar.sinks.formats import FormatName, make_framer
 from sidecar.sinks.http import HttpSink
+from tests.support.messages import ListColumns, Msg, tags_of
 from tests.support.receiver import Receiver
-from tests.unit.test_formats import ListColumns, Msg, tags_of
 
 TP = TopicPartition("orders", 0)
 

@@ -30,8 +30,8 @@ from sidecar.spark.source.planner import Planner
 from sidecar.zone import acknowledge
 from sidecar.zone.retention import Retention
 from tests.support.landing import KEEP, Disk, ProcessDied, arrived, disk, entries, message
+from tests.support.messages import ListColumns, Msg, tags_of
 from tests.support.process import spawn, wait_until
-from tests.unit.test_formats import ListColumns, Msg, tags_of
 
 TP = TopicPartition("orders", 0)
 

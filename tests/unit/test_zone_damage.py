@@ -15,7 +15,7 @@ from sidecar.zone.entry import DamagedLineError, line_of, parse
 from sidecar.zone.floor import Floor, write_floor
 from sidecar.zone.writer import Format
 from tests.support.landing import arrived, batch, entries, message, writer
-from tests.unit.test_zone_writer import FORMATS, messages, short_segments
+from tests.support.zone_writing import FORMATS, messages, short_segments
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from sidecar.zone import Tail, acknowledge, acknowledged, read
 from sidecar.zone.retention import FILES_MAX, Retention
 from sidecar.zone.writer import ZoneFullError, ZoneWriter
 from tests.support.landing import Disk, ProcessDied, arrived, batch, disk, entries, message, writer
-from tests.unit.test_zone_writer import data_files, short_segments
+from tests.support.zone_writing import data_files, short_segments
 
 HOUR_MS = 3_600_000
 

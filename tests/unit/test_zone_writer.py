@@ -10,13 +10,12 @@ import pytest
 
 from sidecar.core.records import Batch, TopicPartition
 from sidecar.errors import StateError, ZoneError
-from sidecar.zone import Tail, layout, read, retention, tail
+from sidecar.zone import Tail, read, retention
 from sidecar.zone.writer import Format
 from tests.support.landing import (
     TP,
     Disk,
     ProcessDied,
-    Sent,
     arrived,
     batch,
     disk,
@@ -25,25 +24,12 @@ from tests.support.landing import (
     part,
     writer,
 )
-
-STEPS = ["open", "pwrite", "fsync", "rename", "fsync", "pwrite", "fsync", "pwrite"]
-"""Of a batch, unless a new hour begins."""
-FORMATS: list[Format] = ["arrow", "parquet"]
-
-
-def messages(count: int) -> list[Sent]:
-    """The first so many messages."""
-    return [message(i) for i in range(count)]
+from tests.support.zone_writing import FORMATS, STEPS, data_files, messages, short_segments
 
 
 def open_files() -> int:
     """How many descriptors this process has."""
     return len(list(Path("/proc/self/fd").iterdir()))
-
-
-def data_files(root: Path) -> list[str]:
-    """Names of all files of data, hidden ones too."""
-    return sorted(path.name for path in (root / "data").rglob("*") if path.is_file())
 
 
 @pytest.mark.parametrize("form", FORMATS)
@@ -174,12 +160,6 @@ def test_a_full_disk_at_the_start_of_a_segment(tmp_path: Path, monkeypatch: pyte
         assert open_files() == begun
         zone.close()
         assert arrived(tmp_path / str(at)) == messages(15)
-
-
-def short_segments(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Segments of four lines."""
-    for module in (layout, tail, retention):
-        monkeypatch.setattr(module, "SEGMENT_LINES", 4)
 
 
 def test_segments_follow_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,144 @@
+"""Drivers and executors of the pipeline on Spark killed, and tasks run twice at once."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from tests.scenarios.exactly_once import new_topics
+from tests.spark.cluster import Cluster, family
+from tests.spark.deliveries import ComparingReceiver, alive, assert_dead, config, workload
+from tests.spark.job import SparkJob
+from tests.support.audit import Finding
+from tests.support.kafka import Broker
+from tests.support.process import wait_until
+from tests.support.receiver import Fault
+
+PATIENCE_S = 400.0
+
+
+CORES = (3, 1, 2, 4)
+
+
+DELAY_MS = 300
+
+
+SPECULATION = {"": "true", ".interval": "20ms", ".multiplier": "1.01", ".quantile": "0.1", ".minTaskRuntime": "20ms"}
+"""Copies of whatever takes longer than half of the tasks did."""
+
+
+LATE_S = 0.2
+"""Every second kill comes at random up to so long after the request that it waits for; the others at once."""
+
+
+class Scene:
+    """Messages that wait in Kafka, and a receiver that loses 2 % of its answers.
+
+    Args:
+        broker: The broker.
+        messages: How many.
+        times: Kills to come; each finds a micro-batch of its own.
+        seed: Of the kills' instants.
+    """
+
+    def __init__(self, broker: Broker, messages: int, times: int, seed: int) -> None:
+        self.begun = time.monotonic()
+        self.chance = random.Random(seed)
+        topics = new_topics(broker, 2, 3)
+        self.expected = workload(topics, 3, messages).produce(broker.bootstrap)
+        self.receiver = ComparingReceiver(self.expected)
+        self.receiver.fail("lost", rate=0.02)
+        self.receiver.fail("slow", delay_ms=20)
+        batch = {"linger": "20ms", "max_messages": 50, "span_max": max(1_000, messages // (2 * times + 2))}
+        self.settings = config(broker, topics, self.receiver.url, batch=batch)
+        self._share = len(alive(self.expected)) // (times + 1)
+        self._messages, self._times = messages, times
+
+    def __enter__(self) -> Scene:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.receiver.close()
+
+    def strike(self, number: int, job: SparkJob, kill: Callable[[], Any]) -> None:
+        """Once enough has arrived for this kill, kill while a request is under way."""
+        rows, struck = self.receiver.stats, threading.Event()
+        wait_until(lambda: rows["rows"] > number * self._share, PATIENCE_S, "more arrives", detail=job.log_tail)
+        self.receiver.strike = struck.set if number % 2 else lambda: (kill(), struck.set())
+        assert struck.wait(PATIENCE_S), f"no request comes\n{job.log_tail()}"
+        if number % 2:
+            time.sleep(self.chance.uniform(0, LATE_S))  # the instant is random: there is nothing to wait for
+            kill()
+
+    def finish(self, job: SparkJob, point: str) -> Finding:
+        """All came, once, whole and under one name; the poison is buried once; the books balance."""
+        receiver = self.receiver
+        found = receiver.tally()
+        assert_dead(job.state, self.expected)
+        assert not job.events("micro_batch.unbalanced")
+        assert receiver.repeats > receiver.stats["lost"], "nothing was repeated but what an answer was lost for"
+        lost, cut = receiver.stats["lost"], receiver.stats["cut_off"]
+        notes = f"{receiver.repeats:,} requests repeated, all byte-equal; {lost} answers lost, {cut} requests cut off"
+        return Finding(point, self._times, self._messages, found, time.monotonic() - self.begun, notes)
+
+
+def drivers(
+    broker: Broker, folder: Path, messages: int, times: int, *, reader: str = "connector", seed: int = 1
+) -> Finding:
+    """The driver is killed -9 with all its processes and started again with other parallelism."""
+    with Scene(broker, messages, times, seed) as scene:
+        for number in range(times):
+            master = f"local[{CORES[number % len(CORES)]},4]"
+            with SparkJob(folder, scene.settings, master=master, reader=reader, once=False) as job:
+                scene.strike(number, job, job.kill)
+        job = SparkJob(folder, scene.settings, master="local[2,4]", reader=reader)
+        assert job.run(PATIENCE_S + messages / 500) == 0, job.log_tail()
+        point = f"`sidecar spark run` (`reader: {reader}`), driver `kill -9`, restarted with other parallelism"
+        return scene.finish(job, point)
+
+
+def executors(
+    broker: Broker, folder: Path, messages: int, times: int, *, reader: str = "connector", seed: int = 1
+) -> Finding:
+    """By `spark-submit` on a master and two workers: the executor that sends is killed -9, at times without its Python.
+
+    Such a Python goes on sending for a moment, beside the task that took its place.
+    """
+    with Scene(broker, messages, times, seed) as scene, Cluster(folder / "cluster") as cluster:
+        killed: list[psutil.Process] = []
+
+        def kill() -> None:
+            for executor in cluster.sending(scene.receiver.port)[:1]:
+                killed.append(executor)
+                for process in family(executor)[: 1 if len(killed) % 2 else None]:
+                    with contextlib.suppress(psutil.NoSuchProcess):
+                        process.kill()
+
+        with SparkJob(folder, scene.settings, master=cluster.url, reader=reader, submit=True) as job:
+            for number in range(times):
+                while len(killed) <= number:
+                    scene.strike(number, job, kill)
+            assert job.wait(PATIENCE_S + messages / 500) == 0, job.log_tail()
+        point = (
+            f"`spark-submit` of it (`reader: {reader}`) to a master and two workers, executor `kill -9` in mid-delivery"
+        )
+        return scene.finish(job, point)
+
+
+def copies(broker: Broker, folder: Path, messages: int, *, reader: str = "connector") -> Finding:
+    """Spark runs tasks a second time that take longer than others: those of the partitions that the receiver delays."""
+    with Scene(broker, messages, 1, seed=1) as scene, Cluster(folder / "cluster") as cluster:
+        scene.receiver.faults.insert(-1, Fault("slow", marker='"partition":2', delay_ms=DELAY_MS))
+        job = SparkJob(folder, scene.settings, master=cluster.url, reader=reader, submit=True)
+        with (folder / "conf" / "spark-defaults.conf").open("a") as conf:
+            conf.writelines(f"spark.speculation{name} {value}\n" for name, value in SPECULATION.items())
+        assert job.run(PATIENCE_S + messages / 500) == 0, job.log_tail()
+        point = f"`spark-submit` of it (`reader: {reader}`) with `spark.speculation`: tasks and their copies at once"
+        return scene.finish(job, point)
