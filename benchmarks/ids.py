@@ -24,7 +24,7 @@ from sidecar.core.dedup import Moment, RotatingSet
 from sidecar.core.effects import Commit, Send
 from sidecar.core.idruns import Keys, SortedRun
 from sidecar.core.partition.state import PartitionState
-from sidecar.core.pipeline import Pipeline
+from sidecar.core.pipeline.pipeline import Pipeline
 from sidecar.core.records import Answer, Run, TopicPartition, Verdict
 from sidecar.daemon.build import build
 from sidecar.sources.kafka_columns import KafkaColumns

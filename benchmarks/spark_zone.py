@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from benchmarks.spark_session import CpuClock, session
-from sidecar.core.records import Batch
+from sidecar.core.parts import Batch
 from sidecar.spark import read_stream
 from sidecar.spark.source.options import Limit
 from sidecar.spark.source.planner import Planner

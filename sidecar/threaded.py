@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Generic, TypeVar
 
 from sidecar.core.batch import BatcherCounts, BatchState, Callbacks, MessageBatch
-from sidecar.core.batcher import Batcher
+from sidecar.core.batcher import Batcher, divert
 
 G = TypeVar("G", bound=Hashable)
 M = TypeVar("M")
@@ -92,7 +92,7 @@ class ThreadedBatcher(Generic[G, M]):
         self._send = send
         self._on_error = on_error
         self._later: _Later[G, M] = _Later(batcher.callbacks)
-        batcher.teller = self._later
+        divert(batcher, self._later)
         self._lock = threading.Lock()
         self._work = threading.Condition(self._lock)
         """Senders wait for it: something may be due."""

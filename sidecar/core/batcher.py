@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import heapq
-from collections import OrderedDict
 from collections.abc import Callable
 from typing import Generic, Protocol
 
 from sidecar.core.backoff import Backoff
 from sidecar.core.batch import BatcherCounts, BatchState, Callbacks, G, M, MessageBatch, _nothing
-
-HIGH = 0.8
-"""The share of the budget from which on everything open is due."""
-MESSAGE_BYTES = 56
-"""What a message takes beside its size: the object's head, and its slot in a list that grows by an eighth."""
-BATCH_BYTES = 1_024
-"""What a batch takes that holds nothing yet, with its group."""
+from sidecar.core.budget import Budget
+from sidecar.core.filling import Filling
+from sidecar.core.flight import Flight, Retries
 
 
 class Teller(Protocol[G, M]):
@@ -30,7 +24,7 @@ class Teller(Protocol[G, M]):
         ...
 
 
-def byte_length(message: object) -> int:
+def byte_length(message: M) -> int:
     """Bytes of a bytes-like message.
 
     Raises:
@@ -108,24 +102,13 @@ class Batcher(Generic[G, M]):
         _check(1, give_up_after=1 if give_up_after is None else give_up_after)
         _check(0, linger_ms=linger_ms)
         self.callbacks = Callbacks(on_message, on_delivered, on_retry, on_dead_lettered, on_released)
-        self.teller: Teller[G, M] = self.callbacks
-        self.held_bytes = 0
-        """What is held now; 0 at rest."""
+        self._teller: Teller[G, M] = self.callbacks
         self._size = size
-        self._max_messages, self._max_bytes, self._linger_ms = max_messages, max_bytes, linger_ms
-        self._held_max_bytes = held_max_bytes
-        self._backoff, self._give_up_after, self._jitter = backoff, give_up_after, jitter
-        self._open: dict[G, list[MessageBatch[G, M]]] = {}
-        self._lingering: OrderedDict[MessageBatch[G, M], None] = OrderedDict()  # open, not due by age; oldest first
-        self._idle: OrderedDict[G, None] = OrderedDict()  # groups with open batches and none outstanding
-        self._due: OrderedDict[G, None] = OrderedDict()  # those of them whose first batch is due
-        self._in_flight: set[MessageBatch[G, M]] = set()
-        self._waiting: list[tuple[float, int, MessageBatch[G, M]]] = []
-        self._busy: set[G] = set()  # groups of `_in_flight` and `_waiting`
-        self._sequence = 0
+        self._retries = Retries(backoff, give_up_after, jitter)
+        self._budget: Budget[G, M] = Budget(held_max_bytes)
+        self._filling: Filling[G, M] = Filling(max_messages, max_bytes, linger_ms)
+        self._flight: Flight[G, M] = Flight()
         self._draining = False
-        self._added = 0
-        self._ended = dict.fromkeys((BatchState.DELIVERED, BatchState.DEAD_LETTERED, BatchState.RELEASED), 0)
 
     def add(self, group: G, message: M, now_ms: float) -> bool:
         """Take a message; False when the budget is used up: poll, deliver, and offer it again.
@@ -138,49 +121,20 @@ class Batcher(Generic[G, M]):
         if self._draining:
             raise RuntimeError("this batcher drains: after drain() it takes no message")
         size_bytes = self._size(message)
-        if size_bytes < 0:
-            raise ValueError(f"size said {size_bytes} of a message: it must be at least 0")
-        if size_bytes + MESSAGE_BYTES + BATCH_BYTES > self._held_max_bytes:
-            raise ValueError(f"a message of {size_bytes} bytes is beyond held_max_bytes {self._held_max_bytes}")
-        batch = self._last_open(group)
-        begins = batch is None or self._is_full(batch) or batch.size_bytes + size_bytes > self._max_bytes
-        held_bytes = size_bytes + MESSAGE_BYTES + (BATCH_BYTES if begins else 0)
-        if self.held_bytes + held_bytes > self._held_max_bytes:
+        self._budget.check(size_bytes)
+        batch = self._filling.room(group, size_bytes)
+        if not self._budget.admits(size_bytes, begins=batch is None):
             return False
-        if batch is None or begins:
-            batch = self._begin(group, now_ms)
-        batch.messages.append(message)
-        batch.size_bytes += size_bytes
-        batch.held_bytes += held_bytes
-        self.held_bytes += held_bytes
-        self._added += 1
-        if begins or self._is_full(batch):
-            self._sort(group)
+        if batch is None:
+            batch = self._filling.begin(group, now_ms)
+        self._budget.take(batch, message, size_bytes)
+        self._filling.added(batch)
         return True
 
-    def _last_open(self, group: G) -> MessageBatch[G, M] | None:
-        batches = self._open.get(group)
-        return batches[-1] if batches else None
-
-    def _is_full(self, batch: MessageBatch[G, M]) -> bool:
-        return len(batch.messages) >= self._max_messages or batch.size_bytes >= self._max_bytes
-
-    def _begin(self, group: G, now_ms: float) -> MessageBatch[G, M]:
-        batch: MessageBatch[G, M] = MessageBatch(group, [], begun_ms=now_ms)
-        self._open.setdefault(group, []).append(batch)
-        self._lingering[batch] = None
-        return batch
-
-    def _sort(self, group: G) -> None:
-        """Put the group where it belongs: busy, idle, or idle and due."""
-        batches = self._open.get(group)
-        if not batches or group in self._busy:
-            self._idle.pop(group, None)
-            self._due.pop(group, None)
-            return
-        self._idle[group] = None
-        if len(batches) > 1 or self._is_full(batches[0]) or batches[0] not in self._lingering:
-            self._due[group] = None
+    @property
+    def held_bytes(self) -> int:
+        """What is held now; 0 at rest."""
+        return self._budget.held_bytes
 
     def poll(self, now_ms: float, batches_max: int | None = None) -> list[MessageBatch[G, M]]:
         """The batches to send now, each to be followed by `delivered`, `failed` or `rejected`.
@@ -189,47 +143,22 @@ class Batcher(Generic[G, M]):
             now_ms: The time.
             batches_max: At most so many, say for a free sender 1; the others stay, and grow. None for all.
         """
-        while self._lingering and self._is_old(next(iter(self._lingering)), now_ms):
-            batch, _ = self._lingering.popitem(last=False)
-            self._sort(batch.group)
+        self._filling.ripen(now_ms)
         batches: list[MessageBatch[G, M]] = []
-        while (batches_max is None or len(batches) < batches_max) and (due := self._next(now_ms)):
-            due.attempt += 1
-            due.state = BatchState.IN_FLIGHT
-            self._in_flight.add(due)
-            batches.append(due)
+        while batches_max is None or len(batches) < batches_max:
+            everything = self._draining or self._budget.tight
+            batch = self._flight.take_due(now_ms) or self._filling.take(everything=everything)
+            if batch is None:
+                break
+            self._flight.send(batch)
+            batches.append(batch)
         return batches
-
-    def _is_old(self, batch: MessageBatch[G, M], now_ms: float) -> bool:
-        return batch.begun_ms + self._linger_ms <= now_ms
-
-    def _next(self, now_ms: float) -> MessageBatch[G, M] | None:
-        if self._waiting and self._waiting[0][0] <= now_ms:
-            return heapq.heappop(self._waiting)[2]
-        if self._due:
-            return self._cut(next(iter(self._due)))
-        return self._cut(next(iter(self._idle))) if self._idle and self._all_due else None
-
-    @property
-    def _all_due(self) -> bool:
-        return self._draining or self.held_bytes > HIGH * self._held_max_bytes
-
-    def _cut(self, group: G) -> MessageBatch[G, M]:
-        batch = self._open[group].pop(0)
-        if not self._open[group]:
-            del self._open[group]
-        self._lingering.pop(batch, None)
-        self._busy.add(group)
-        self._sort(group)
-        return batch
 
     def wait_ms(self, now_ms: float) -> float | None:
         """How long to wait until `poll` may have something if nothing else happens; None for ever."""
-        if self._due or (self._idle and self._all_due):
+        if self._filling.has_due(everything=self._draining or self._budget.tight):
             return 0
-        times_ms = [self._waiting[0][0]] if self._waiting else []
-        if self._lingering:
-            times_ms.append(next(iter(self._lingering)).begun_ms + self._linger_ms)
+        times_ms = [at_ms for at_ms in (self._flight.due_ms(), self._filling.due_ms()) if at_ms is not None]
         return max(0, min(times_ms) - now_ms) if times_ms else None
 
     def delivered(self, batch: MessageBatch[G, M]) -> None:
@@ -238,7 +167,7 @@ class Batcher(Generic[G, M]):
         Raises:
             ValueError: It is not in flight: never handed out, or answered before.
         """
-        self._answered(batch)
+        self._flight.end(batch)
         self._end(batch, BatchState.DELIVERED)
 
     def rejected(self, batch: MessageBatch[G, M], reason: str) -> None:
@@ -247,7 +176,7 @@ class Batcher(Generic[G, M]):
         Raises:
             ValueError: It is not in flight: never handed out, or answered before.
         """
-        self._answered(batch)
+        self._flight.end(batch)
         batch.reason = reason
         self._end(batch, BatchState.DEAD_LETTERED)
 
@@ -259,36 +188,23 @@ class Batcher(Generic[G, M]):
         Raises:
             ValueError: It is not in flight: never handed out, or answered before.
         """
-        if self._give_up_after is not None and batch.attempt >= self._give_up_after:
+        if self._retries.gives_up(batch.attempt):
             self.rejected(batch, reason)
             return
-        self._answered(batch)
-        batch.reason, batch.state = reason, BatchState.WAITING
-        wait_ms = self._backoff.wait_ms(batch.attempt, self._jitter(), retry_after_ms)
-        self._sequence += 1
-        heapq.heappush(self._waiting, (now_ms + wait_ms, self._sequence, batch))
-        self.teller.retried(batch, wait_ms)
-
-    def _answered(self, batch: MessageBatch[G, M]) -> None:
-        if batch not in self._in_flight:
-            raise ValueError(f"this batch of group {batch.group!r} is not in flight: it {batch.state.value}")
-        self._in_flight.remove(batch)
+        self._flight.check(batch)
+        batch.reason = reason
+        wait_ms = self._retries.wait_ms(batch.attempt, retry_after_ms)
+        self._flight.put_off(batch, now_ms + wait_ms)
+        self._teller.retried(batch, wait_ms)
 
     def _end(self, batch: MessageBatch[G, M], state: BatchState) -> None:
-        self._busy.remove(batch.group)
-        self._close_book(batch, state)
-        self._sort(batch.group)
-        self.teller.ended(batch)
-
-    def _close_book(self, batch: MessageBatch[G, M], state: BatchState) -> None:
-        batch.state = state
-        self.held_bytes -= batch.held_bytes
-        self._ended[state] += len(batch.messages)
+        self._budget.end(batch, state)
+        self._filling.free(batch.group)
+        self._teller.ended(batch)
 
     def flush(self) -> None:
         """Make everything due that is open now, whatever its age."""
-        self._lingering.clear()
-        self._due.update(self._idle)
+        self._filling.flush()
 
     def drain(self, now_ms: float, batches_max: int | None = None) -> list[MessageBatch[G, M]]:
         """Take no more messages, and from now on all that is open is due; as `poll`. Poll on until `idle`.
@@ -309,20 +225,14 @@ class Batcher(Generic[G, M]):
         Returns:
             The messages, in order within each group.
         """
-        outstanding = [*self._in_flight, *(entry[2] for entry in self._waiting)]
-        open_ = [batch for batches in self._open.values() for batch in batches]
-        released = [batch for batch in (*outstanding, *open_) if where(batch.group)]
+        every = (*self._flight.batches(), *self._filling.batches())
+        released = [batch for batch in every if where(batch.group)]
         for batch in released:
-            self._in_flight.discard(batch)
-            self._lingering.pop(batch, None)
-            self._close_book(batch, BatchState.RELEASED)
-        self._waiting = [entry for entry in self._waiting if entry[2].state is BatchState.WAITING]
-        heapq.heapify(self._waiting)
+            self._budget.end(batch, BatchState.RELEASED)
+        self._flight.drop(set(released))
         for group in {batch.group for batch in released}:
-            self._open.pop(group, None)
-            self._busy.discard(group)
-            self._sort(group)
-        _tell_all(self.teller, released)
+            self._filling.drop(group)
+        _tell_all(self._teller, released)
         return [message for batch in released for message in batch.messages]
 
     @property
@@ -332,18 +242,25 @@ class Batcher(Generic[G, M]):
 
     def counts(self) -> BatcherCounts:
         """What is held and what became of the rest, now."""
-        ended = self._ended
+        ended = self._budget.ended
+        delivered, dead_lettered = ended(BatchState.DELIVERED), ended(BatchState.DEAD_LETTERED)
+        in_flight, waiting = self._flight.counts
         return BatcherCounts(
-            batches_filling=sum(map(len, self._open.values())),
-            batches_in_flight=len(self._in_flight),
-            batches_waiting=len(self._waiting),
-            held_messages=self._added - sum(ended.values()),
+            batches_filling=len(self._filling.batches()),
+            batches_in_flight=in_flight,
+            batches_waiting=waiting,
+            held_messages=self._budget.added - delivered - dead_lettered - ended(BatchState.RELEASED),
             held_bytes=self.held_bytes,
-            added=self._added,
-            delivered=ended[BatchState.DELIVERED],
-            dead_lettered=ended[BatchState.DEAD_LETTERED],
-            released=ended[BatchState.RELEASED],
+            added=self._budget.added,
+            delivered=delivered,
+            dead_lettered=dead_lettered,
+            released=ended(BatchState.RELEASED),
         )
+
+
+def divert(batcher: Batcher[G, M], teller: Teller[G, M]) -> None:
+    """Ends and retries of this batcher are told to `teller` from now on, instead of calling the callbacks."""
+    batcher._teller = teller
 
 
 def _check(least: float, **numbers: float) -> None:

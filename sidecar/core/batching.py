@@ -6,16 +6,12 @@ from array import array
 from bisect import bisect_left
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
-from sidecar.core.records import KEY_BYTES, Fragment, Part
+from sidecar.core.records import KEY_BYTES, Fragment
 
 JOINED_BYTES = 16 << 10
 """An open fragment takes in what is read later until it has so much: an object a row would cost 300 to 430 bytes."""
 OFFSET_BYTES = ID_BYTES = 8
-PART_BYTES = 1_600
-"""Of a part with its batch, intent, lane and group, beside its rows; measured."""
-ATTEMPT_BYTES = 250
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,11 +39,6 @@ def held_bytes(fragment: Fragment) -> int:
     """
     ids = ID_BYTES * len(fragment.ids) if fragment.ids is not None else 0
     return body_bytes(fragment) + OFFSET_BYTES * fragment.count + ids + len(fragment.keys)
-
-
-def held_by(part: Part) -> int:
-    """Bytes of memory the part holds."""
-    return PART_BYTES + ATTEMPT_BYTES * len(part.history) + sum(map(held_bytes, part.fragments))
 
 
 class Buffer:
@@ -141,14 +132,14 @@ def _is_small(fragment: Fragment) -> bool:
 def _joined(fragment: Fragment, more: Fragment, separator: bytes) -> Fragment:
     """The messages of both; `more` was read later. What was joined before is extended, anything else is copied."""
     own = fragment if isinstance(fragment.data, bytearray) else _growing(fragment)
-    offsets: Any = own.offsets
-    if offsets and more.offsets:
+    assert isinstance(own.offsets, array)
+    if own.offsets and more.offsets:
         own.data += separator
     own.data += more.data
-    offsets.extend(more.offsets)
+    own.offsets.extend(more.offsets)
     if more.ids is not None:
-        ids: Any = own.ids
-        ids.extend(more.ids)
+        assert isinstance(own.ids, array)
+        own.ids.extend(more.ids)
     if more.unframeable:
         own.unframeable = array("q", [*own.unframeable, *more.unframeable])
     own.keys += more.keys
@@ -157,7 +148,7 @@ def _joined(fragment: Fragment, more: Fragment, separator: bytes) -> Fragment:
 
 def _growing(fragment: Fragment) -> Fragment:
     """A copy whose sequences can be extended, until it is taken."""
-    data: Any = bytearray(fragment.data)
+    data = bytearray(fragment.data)
     ids = None if fragment.ids is None else array("q", fragment.ids)
     odd, at = fragment.unframeable, fragment.at_ms
     return Fragment(array("q", fragment.offsets), data, ids, odd, at, fragment.keys, fragment.after)
@@ -226,4 +217,6 @@ def pick_keys(keys: bytes, rows: Iterable[int]) -> bytes:
 
 def rows_of(fragments: list[Fragment], separator: bytes) -> list[tuple[int, bytes]]:
     """Offset and bytes of each row."""
-    return [pair for f in fragments if f.offsets for pair in zip(f.offsets, f.data.split(separator), strict=True)]
+    return [
+        pair for f in fragments if f.offsets for pair in zip(f.offsets, bytes(f.data).split(separator), strict=True)
+    ]

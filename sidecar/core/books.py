@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields
 from operator import attrgetter
 from typing import Self, TypeAlias
 
-from sidecar.core.records import group_label
+from sidecar.core.records import TopicPartition, group_label
 
 GROUPS_MAX = 200
 """Groups with counts of their own."""
@@ -34,6 +34,13 @@ class Books:
         """Whether every message handed over has exactly one outcome."""
         settled = self.delivered + self.duplicate + self.filtered + self.dead_lettered
         return self.consumed == settled + self.released + self.in_flight + self.delayed
+
+    def read(self, count: int, duplicate: int, filtered: int) -> None:
+        """So many messages came; but for the duplicate and the filtered ones they are in flight."""
+        self.consumed += count
+        self.duplicate += duplicate
+        self.filtered += filtered
+        self.in_flight += count - duplicate - filtered
 
     def settle(self, outcome: str, count: int) -> None:
         """So many messages that were in flight have this outcome now."""
@@ -74,3 +81,27 @@ class Tally:
     def counts(self) -> dict[tuple[str, str], int]:
         """What was counted so far, by the group's label and kind."""
         return dict(self._counts)
+
+
+class Accounts(dict[TopicPartition, Books]):
+    """The books of each partition, also of those that went, until they are closed. What went in stays in the sum."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.closed = Books()
+        """The sum of the books of partitions that were revoked and closed."""
+
+    def open(self, tp: TopicPartition) -> None:
+        """The partition is ours; after it was before, its books go on."""
+        self.setdefault(tp, Books())
+
+    def release(self, tp: TopicPartition) -> None:
+        """The partition went, and what was in flight is unsettled for ever here."""
+        books = self[tp]
+        books.released += books.in_flight
+        books.in_flight = 0
+
+    def close(self, tps: Iterable[TopicPartition]) -> None:
+        """Keep only the sum of the books of these partitions, which are not assigned any more."""
+        for tp in tps:
+            self.closed += self.pop(tp)

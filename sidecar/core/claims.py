@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
-from math import inf
 from typing import NamedTuple
 
 import xxhash
@@ -91,21 +89,6 @@ class Exchanged(NamedTuple):
     """What others had of what is missed here, by identity."""
     missed: Sequence[bytes]
     """What is missed elsewhere."""
-
-
-@dataclass(slots=True, eq=False)
-class Hold:
-    """A part's side of its claims."""
-
-    token: int = 0
-    was: int | None = None
-    first: bool = False
-    """Nothing was asked for it in this life: earlier ones may have told its rows apart."""
-    fewer: bool = False
-    """Under its name it was sent, perhaps, with rows that twins have by now."""
-    at_ms: float = -inf
-    """When the last claim was asked for, monotonic."""
-    tries: int = 0
 
 
 @lru_cache(maxsize=10_000)

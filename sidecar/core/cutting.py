@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from sidecar.core.batching import Limits, held_bytes
-from sidecar.core.delivery import Delivery
-from sidecar.core.intents import Lane
-from sidecar.core.progress import Partition
-from sidecar.core.records import PARTS_HEADER_MAX_BYTES, PARTS_MAX, Fragment, Part, TopicPartition
+from sidecar.core.delivery.groups import Groups
+from sidecar.core.memory import Memory
+from sidecar.core.ownerships import Ownerships
+from sidecar.core.partition.lanes import Lane
+from sidecar.core.partition.partition import Partition
+from sidecar.core.parts import Part
+from sidecar.core.records import PARTS_HEADER_MAX_BYTES, PARTS_MAX, Fragment, TopicPartition
 
 LANE_BYTES, UNIT_BYTES = 750, 450
 """Of a lane that has something open, beside its rows, and of what is cut together, beside its lanes; measured."""
@@ -55,12 +58,16 @@ class _Unit:
 class Cutter:
     """Holds open messages until they are due.
 
+    What is due is cut as late as possible: only when there is a sender for it soon, so that batches grow meanwhile. Of
+    a failing group, of a fenced partition and beyond the room for intents nothing is cut.
+
     Args:
         rules: When they are due.
         concurrency: Sends at once; twice as many batches are cut at most, where groups do not fail.
-        delivery: Takes the batches.
         separator: The rows' separator.
-        touched: Called with a partition whose state has changed.
+        owned: The partitions that are ours.
+        groups: How groups fare.
+        memory: What is held.
         ids: Whether messages have ids that are kept with their rows.
     """
 
@@ -68,17 +75,19 @@ class Cutter:
         self,
         rules: BatchRules,
         concurrency: int,
-        delivery: Delivery,
         separator: bytes,
-        touched: Callable[[TopicPartition, float], None],
+        owned: Ownerships,
+        groups: Groups,
+        memory: Memory,
         *,
         ids: bool = False,
     ) -> None:
         self._rules = rules
         self._ahead_max = 2 * concurrency
-        self._delivery = delivery
         self._separator = separator
-        self._touched = touched
+        self._owned = owned
+        self._groups = groups
+        self._memory = memory
         self.lane_bytes = LANE_BYTES + (LANE_IDS_BYTES if ids else 0)
         self.cuts: Counter[str] = Counter()
         self._units: dict[UnitKey, _Unit] = {}
@@ -93,43 +102,42 @@ class Cutter:
 
     # Opening
 
-    def open(self, partition: Partition, found: Sequence[tuple[str, Fragment]], now_ms: float) -> bool:
-        """Take messages of a partition; True when its groups share intents now, for want of room for so many."""
-        crowded = not partition.admits({group for group, _ in found})
-        if crowded:
-            self._share_intents(partition, now_ms)
+    def open(self, partition: Partition, found: Sequence[tuple[str, Fragment]], now_ms: float) -> list[Part] | None:
+        """Take messages of a partition.
+
+        Returns:
+            None; or else its groups share intents now, for want of room for so many, and these parts were cut before.
+        """
+        parts = None
+        if not partition.promises.admits({group for group, _ in found}, partition.lanes):
+            parts = partition.opening.share(self._rules.limits)
+            self.cuts["groups"] += len(parts)
+            self.forget(partition.tp)
         for group, fragment in found:
             self._open(partition, group, fragment, now_ms)
-        return crowded
-
-    def _share_intents(self, partition: Partition, now_ms: float) -> None:
-        for part in partition.share_intents(self._rules.limits):
-            self._delivery.cut([part])
-            self.cuts["groups"] += 1
-        self.forget(partition.tp)
-        self._touched(partition.tp, now_ms)
+        return parts
 
     def _open(self, partition: Partition, group: str, fragment: Fragment, now_ms: float) -> None:
-        lane = partition.lane(group)
+        lane = partition.lanes.of(group)
         count, nbytes = lane.buffer.add(fragment)
-        self._delivery.held_bytes += held_bytes(fragment)
+        self._memory.hold(held_bytes(fragment))
         key = self._key(partition, group)
         unit = self._units.get(key)
         if unit is None:
             unit = self._units[key] = _Unit(now_ms)
-            self._delivery.held_bytes += UNIT_BYTES
+            self._memory.hold(UNIT_BYTES)
             self._linger(key, now_ms)
         place = partition.tp, group
         if place not in unit.lanes:
             unit.lanes[place] = partition, lane
-            self._delivery.held_bytes += self.lane_bytes
+            self._memory.hold(self.lane_bytes)
         unit.count += count
         unit.nbytes += nbytes
         if key not in self._due:
             self._check_full(key, unit, lane)
 
     def _key(self, partition: Partition, group: str) -> UnitKey:
-        if partition.shared_from is not None:
+        if partition.promises.shared_from is not None:
             return partition.tp, None
         return (None if self._rules.by_group else partition.tp), group
 
@@ -150,11 +158,11 @@ class Cutter:
         """Count the unit anew after something was taken from it."""
         before = len(unit.lanes)
         unit.lanes = {place: both for place, both in unit.lanes.items() if both[1].buffer.fragments}
-        self._delivery.held_bytes -= self.lane_bytes * (before - len(unit.lanes))
+        self._memory.free(self.lane_bytes * (before - len(unit.lanes)))
         self._due.pop(key, None)
         if not unit.lanes:
             del self._units[key]
-            self._delivery.held_bytes -= UNIT_BYTES
+            self._memory.free(UNIT_BYTES)
             return
         lanes = [lane for _, lane in unit.lanes.values()]
         unit.count = sum(lane.buffer.count for lane in lanes)
@@ -169,27 +177,30 @@ class Cutter:
             mine = [place for place in unit.lanes if place[0] == tp]
             for place in mine:
                 del unit.lanes[place]
-            self._delivery.held_bytes -= self.lane_bytes * len(mine)
+            self._memory.free(self.lane_bytes * len(mine))
             if mine:
                 self._refresh(key, unit)
 
     def held_up(self) -> list[tuple[UnitKey, float]]:
         """What is due, and its group does not fail: each with the time since which it is open."""
-        failing = self._delivery.groups.failing
+        failing = self._groups.failing
         return [(key, self._units[key].since_ms) for key in self._due if not (key[1] and failing(key[1]))]
 
     # Cutting
 
     def step(
         self, now_ms: float, pressure: str, wide: Iterable[Partition], leaving: Collection[TopicPartition]
-    ) -> None:
-        """Cut what is due.
+    ) -> Iterator[list[Part]]:
+        """Cut what is due, batch by batch: how many more are cut depends on what is outstanding by then.
 
         Args:
             now_ms: Monotonic time.
             pressure: Why everything open is to be cut; empty when it is not.
             wide: Partitions with more than half of `span_max` between watermark and position.
             leaving: Partitions of which nothing may stay open.
+
+        Yields:
+            The parts of a batch, which are to be outstanding before the next one is asked for.
         """
         while self._lingering and self._lingering[0][0] <= now_ms:
             key = heapq.heappop(self._lingering)[2]
@@ -204,39 +215,39 @@ class Cutter:
         for key, unit in self._units.items() if leaving else ():
             if any(tp in leaving for tp, _ in unit.lanes):
                 self._due.setdefault(key, "handover")
+        # In turn, one batch of each: a group that is far behind must not keep the senders from the others.
         work = deque(self._due)
-        while work and self._delivery.groups.healthy < self._ahead_max:
+        while work and self._groups.healthy < self._ahead_max:
             key = work.popleft()
-            if self._cut(key, now_ms) and key in self._due:
+            batches = self._cut(key)
+            yield from batches
+            if batches and key in self._due:
                 work.append(key)
 
     def _hurry(self, partition: Partition) -> None:
         """The group that holds back a partition's watermark goes first when the span above it grows wide."""
-        lanes = [lane for lane in partition.lanes.values() if lane.buffer.fragments]
+        lanes = partition.lanes.open()
         if lanes:
             oldest = min(lanes, key=lambda lane: lane.buffer.fragments[0].first)
             self._due.setdefault(self._key(partition, oldest.group), "span")
 
-    def _cut(self, key: UnitKey, now_ms: float) -> bool:
+    def _cut(self, key: UnitKey) -> list[list[Part]]:
         unit, group = self._units[key], key[1]
-        if group is not None and self._delivery.groups.failing(group):
-            return False
-        fenced = self._delivery.fenced
-        ways = [way for way in unit.lanes.values() if way[0].tp not in fenced and way[0].may_cut(way[1])]
+        if group is not None and self._groups.failing(group):
+            return []
+        fenced = self._owned.fenced
+        # What may not be cut stays open, and due: it goes with the next step that finds it free.
+        ways = [way for way in unit.lanes.values() if way[0].tp not in fenced and way[0].promises.may_cut(way[1])]
         if not ways:
-            return False
+            return []
         if group is None:
             partition, lane = ways[0]
-            batches = [[part] for part in partition.cut(lane, self._rules.limits)]
+            batches = [[part] for part in partition.opening.cut(lane, self._rules.limits)]
         else:
             batches = [self._gather(ways)]
-        for parts in batches:
-            self._delivery.cut(parts)
-            for part in parts:
-                self._touched(part.tp, now_ms)
         self.cuts[self._due[key]] += 1
         self._refresh(key, unit)
-        return True
+        return batches
 
     def _gather(self, ways: list[tuple[Partition, Lane]]) -> list[Part]:
         """One part of each lane, oldest first, within a batch's limits."""
@@ -248,7 +259,7 @@ class Cutter:
             smallest = len(lane.buffer.fragments[0].data.split(self._separator, 1)[0]) + 1
             if parts and (len(parts) == PARTS_MAX or header < 0 or messages < 1 or smallest > size):
                 break
-            part = partition.cut(lane, Limits(messages, max(size, 1)))[0]
+            part = partition.opening.cut(lane, Limits(messages, max(size, 1)))[0]
             parts.append(part)
             messages -= part.count
             size -= part.nbytes

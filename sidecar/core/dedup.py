@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import struct
 from array import array
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Container, Hashable, Iterable, Mapping, Sequence
 from itertools import compress, islice, takewhile
-from typing import Generic, NamedTuple, Protocol, TypeVar, cast
+from typing import Generic, NamedTuple, Protocol, TypeGuard, TypeVar
 
 import numpy as np
 from pyroaring import BitMap64
@@ -98,7 +98,8 @@ class RotatingSet:
         new: list[bool] = []
         while rest := numbers[len(new) :]:
             if self.full and self._may_rotate(moment):
-                new += self._leading_known(rest, moment.last)
+                ids = [number for number in rest if number is not None]
+                new += _leading_known(rest, self._known(ids, moment.last))
                 if len(new) == len(numbers):
                     break
                 self.rotate()
@@ -111,17 +112,12 @@ class RotatingSet:
         keys = mixed(numbers)
         return self.old.known(numbers, keys, last) | self.young.known(numbers, keys, last)
 
-    def _leading_known(self, numbers: Sequence[int | None], last: int) -> list[bool]:
-        """Answers for all before the first new number: it is what rotates, wherever a batch of them begins."""
-        known = self._known([number for number in numbers if number is not None], last)
-        return [number is None for number in takewhile(lambda n: n is None or n in known, numbers)]
-
     def _take(self, numbers: Sequence[int | None], moment: Moment) -> list[bool]:
         unique = set(numbers)
-        ids = [number for number in numbers if number is not None] if None in unique else cast("Sequence[int]", numbers)
+        ids = numbers if _are_ids(numbers, unique) else [number for number in numbers if number is not None]
         known = self._known(ids, moment.last)
-        if not known and len(unique) == len(ids) == len(numbers):
-            self.young.update(cast("set[int]", unique), moment.last, moment.now_ms)
+        if not known and _are_unique_ids(unique) and len(unique) == len(numbers):
+            self.young.update(unique, moment.last, moment.now_ms)
             return [True] * len(numbers)
         new, fresh = [], set()
         for number in numbers:
@@ -191,6 +187,19 @@ class RotatingSet:
         for one, blob in zip((self.young, self.old), dumped, strict=True):
             one.load(np.frombuffer(blob, np.int64))
             one.added = len(one)
+
+
+def _are_unique_ids(unique: set[int | None]) -> TypeGuard[set[int]]:
+    return None not in unique
+
+
+def _are_ids(numbers: Sequence[int | None], unique: set[int | None]) -> TypeGuard[Sequence[int]]:  # noqa: ARG001
+    return None not in unique
+
+
+def _leading_known(numbers: Sequence[int | None], known: Container[int]) -> list[bool]:
+    """Answers for all before the first new number: it is what rotates, wherever a batch of them begins."""
+    return [number is None for number in takewhile(lambda n: n is None or n in known, numbers)]
 
 
 class RotatingBitmap:

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from array import array
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from sidecar.core.claims import Mark, Want
 from sidecar.core.lineage import Lineage, Stamp
 from sidecar.core.partition.state import PartitionState
-from sidecar.core.records import Batch, DeadLetter, TopicPartition
+from sidecar.core.parts import Batch
+from sidecar.core.records import DeadLetter, TopicPartition
+
+FieldValue: TypeAlias = str | int | float | None
+"""What a log event says of one thing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +85,7 @@ class Report:
 
     event: str
     level: str = "info"
-    fields: dict[str, Any] = field(default_factory=dict)
+    fields: dict[str, FieldValue] = field(default_factory=dict)
 
 
 Effect: TypeAlias = Commit | Send | Claim | Store | Flow | Reload | Report

@@ -9,13 +9,14 @@ import json
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
+from typing import Literal, Protocol, TypeAlias, runtime_checkable
 
 import orjson
 
 from sidecar.core.records import Columns, Header, Message, TopicPartition
 
 JsonPath: TypeAlias = tuple[str | int, ...]
+Json: TypeAlias = "dict[str, Json] | list[Json] | str | int | float | bool | None"
 Raw: TypeAlias = bytes | tuple[bytes, ...] | None
 """What a field holds: nothing, one value, or several."""
 
@@ -98,8 +99,8 @@ class Field:
 def header_column(columns: Columns, messages: Sequence[Message], name: str) -> list[Raw]:
     """The value of header `name` of each message; a tuple where it is repeated."""
     try:
-        rows: Any = columns.headers(messages)
-        found: list[Raw] = [value for ((key, value),) in rows if key == name]
+        rows = columns.headers(messages)
+        found: list[Raw] = [value for row in rows if row is not None for ((key, value),) in [row] if key == name]
     except (TypeError, ValueError):  # a message with none or several; with one each, the usual case, twice as fast
         found = []
     if len(found) == len(messages):
@@ -125,24 +126,31 @@ def json_at(value: bytes | None, path: JsonPath) -> Raw:
         return None
 
 
-def _literal(value: bytes) -> Any:
+def _literal(value: bytes) -> Json:
     """Slower, but numbers stay as written, and lone surrogates pass, as most writers let them."""
-    return json.loads(value, parse_int=str, parse_float=str, parse_constant=str)
-
-
-def _walk(found: Any, path: JsonPath) -> Any:
-    for step in path:
-        found = None if isinstance(found, str) else found[step]
+    found: Json = json.loads(value, parse_int=str, parse_float=str, parse_constant=str)
     return found
 
 
-def _raw(found: Any) -> Raw:
+def _walk(found: Json, path: JsonPath) -> Json:
+    for step in path:
+        found = _member(found, step)
+    return found
+
+
+def _member(found: Json, step: str | int) -> Json:
+    if isinstance(step, str):
+        return found[step] if isinstance(found, dict) else None
+    return found[step] if isinstance(found, list) else None
+
+
+def _raw(found: Json) -> Raw:
     if isinstance(found, list):
         return tuple(raw for raw in map(_scalar, found) if raw is not None)
     return _scalar(found)
 
 
-def _scalar(found: Any) -> bytes | None:
+def _scalar(found: Json) -> bytes | None:
     if isinstance(found, str):
         return found.encode("utf-8", "surrogatepass")
     if isinstance(found, float):

@@ -1,4 +1,4 @@
-"""What a partition is made of: its promises of what goes out together, and the open messages of each group."""
+"""Promises of what goes out together, and what must be durable before it does. Values only."""
 
 from __future__ import annotations
 
@@ -6,13 +6,36 @@ from dataclasses import dataclass, field
 
 from sidecar.core.batching import Buffer
 from sidecar.core.claims import Mark
-from sidecar.core.partition.state import NO_TRIES, Tries, lane_key
-from sidecar.core.records import Part
+from sidecar.core.partition.state import NO_TRIES, Tries
+
+
+@dataclass(slots=True, eq=False)
+class Barrier:
+    """What waits for the next commit, whatever it says: that proves that the partition is still ours."""
+
+    durable: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class Withheld:
+    """What the journal and the ledger are told when all of an intent is settled, and not before.
+
+    Were they told earlier, a successor would cut the intent's part down by it, under a name that stands for all of it.
+    """
+
+    ids: list[int] = field(default_factory=list)
+    """Message ids of settled rows."""
+    errors: list[Mark] = field(default_factory=list)
+    """Of dead letters: a twin may take them once none of the intent can be sent again."""
 
 
 @dataclass(slots=True, eq=False)
 class Intent:
-    """A durable promise: what a group (None: every group) has from `first` to `last` goes out as one part."""
+    """A durable promise: what a group (None: every group) has from `first` to `last` goes out as one part.
+
+    A successor gets it whole or not at all, and cuts the same part under the same name. So nothing is sent before its
+    intent is durable, and the intent stays until the last of its parts is settled.
+    """
 
     key: int | None
     first: int
@@ -25,43 +48,19 @@ class Intent:
     """What was read again so far of an earlier life's intent; None once it is complete."""
     live: int = 0
     """Parts that are not settled."""
-    ids: list[int] = field(default_factory=list)
-    """Message ids of its settled rows, journalled when all of it is settled: a repeat must not be cut down by them."""
     partly: bool = False
     """Whether some of it is settled: not for a successor, to whom the intent is all or none."""
     tries: Tries = NO_TRIES
     """Of earlier owners, and of this one."""
     fresh: set[str] = field(default_factory=set)
     """Groups with a member that the window does not know: only what it knows wholly is not sent again."""
-    errors: list[Mark] = field(default_factory=list)
-    """Of its dead letters; the ledger is told when none of it can be sent again, since a twin may take them then."""
+    withheld: Withheld = field(default_factory=Withheld)
 
     def covers(self, key: int, offset: int) -> bool:
         """Whether a message of that group at that offset belongs to this intent."""
         mine = key not in self.excluded if self.key is None else key == self.key
         return mine and self.first <= offset <= self.last
 
-
-@dataclass(slots=True, eq=False)
-class Seal:
-    """What waits for the next commit, whatever it says: it proves that the partition is still ours."""
-
-    durable: bool = False
-
-
-class Lane:
-    """The open messages of one group in one partition.
-
-    Args:
-        group: The group.
-        separator: The rows' separator.
-    """
-
-    __slots__ = ("buffer", "group", "key", "live")
-
-    def __init__(self, group: str, separator: bytes) -> None:
-        self.group = group
-        self.key = lane_key(group)
-        self.buffer = Buffer(separator)
-        self.live: list[Part] = []
-        """Parts not settled, by first offset."""
+    def stand(self, *, old: bool) -> None:
+        """It is durable without a commit: where what it was cut from is, and every life cuts it so again."""
+        self.durable, self.old = True, old

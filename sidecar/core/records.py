@@ -1,12 +1,12 @@
-"""The nouns that every part shares: partitions, runs, parts, batches, answers. No behaviour beyond naming."""
+"""The nouns that all of the package shares: partitions, messages, runs, fragments, answers. No behaviour but naming."""
 
 from __future__ import annotations
 
 import enum
 import hashlib
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from dataclasses import dataclass
+from typing import Any, NamedTuple, NotRequired, Protocol, TypeAlias, TypedDict
 from urllib.parse import quote, quote_from_bytes
 
 GROUP_HEADER_MAX_BYTES = 128
@@ -20,6 +20,14 @@ PARTS_HEADER_MAX_BYTES = 4096
 Header: TypeAlias = tuple[str, bytes | None]
 Message: TypeAlias = Any
 """A source's own message object; only that source's `Columns` looks inside."""
+
+
+class PlaceFields(TypedDict):
+    """A partition as log events and JSON objects name it."""
+
+    topic: str
+    partition: int
+    broker: NotRequired[str]
 
 
 class TopicPartition(NamedTuple):
@@ -36,10 +44,11 @@ class TopicPartition(NamedTuple):
     def __str__(self) -> str:
         return f"{self.topic}[{self.broker}:{self.partition}]" if self.broker else f"{self.topic}[{self.partition}]"
 
-    def fields(self) -> dict[str, Any]:
+    def fields(self) -> PlaceFields:
         """The place as a log event or a JSON object tells it."""
-        place = {"topic": self.topic, "partition": self.partition}
-        return place | {"broker": self.broker} if self.broker else place
+        if self.broker:
+            return {"topic": self.topic, "partition": self.partition, "broker": self.broker}
+        return {"topic": self.topic, "partition": self.partition}
 
     @property
     def queue(self) -> str:
@@ -130,7 +139,8 @@ class Fragment:
     """Rows of one group and partition that were read together; `offsets[i]` belongs to row i of `data`."""
 
     offsets: Sequence[int]
-    data: bytes
+    data: bytes | bytearray
+    """The rows, joined by the separator; a bytearray only while more is read into it."""
     ids: Sequence[int] | None = None
     """Message id of each row or `NO_ID`, where duplicates are told by id."""
     unframeable: Sequence[int] = ()
@@ -166,81 +176,6 @@ class Attempt(NamedTuple):
     status: int | None
     elapsed_ms: float
     reason: str
-
-
-@dataclass(slots=True, eq=False)
-class Part:
-    """The unit of naming and settling: one group's messages in one partition from `first` to `last`."""
-
-    tp: TopicPartition
-    scope: str
-    group: str
-    first: int
-    last: int
-    fragments: list[Fragment]
-    count: int
-    """Rows; messages without one are in `unframeable` alone."""
-    nbytes: int
-    """Of the rows in a body, before compression."""
-    epoch: int = 0
-    """Which ownership of the partition it belongs to: late answers of an earlier one are dropped."""
-    attempts: int = 0
-    """Sends so far, those of an earlier life counted as one."""
-    intent: Any = None
-    """The durable promise it was cut under (`progress.Intent`)."""
-    primary: bool = True
-    """False for a piece of another part, named by a scope that is derived from that part's."""
-    history: list[Attempt] = field(default_factory=list)
-    home: str = ""
-    """The partition's own scope: within it an offset is one message. Empty: the same as `scope`."""
-    hold: Any = None
-    """Its claims in the ledger (`claims.Hold`)."""
-    seal: Any = None
-    """A commit that must succeed before it is sent (`progress.Seal`)."""
-
-    @property
-    def unframeable(self) -> list[int]:
-        """Offsets of its messages that have no row."""
-        return [offset for fragment in self.fragments for offset in fragment.unframeable]
-
-    @property
-    def name(self) -> str:
-        """``topic@scope:partition:first-last``: stable over restarts and takeovers, never two sets of messages.
-
-        With RocketMQ it is ``topic@scope:broker:queue:first-last``.
-        """
-        return f"{self.tp.topic}@{self.scope}:{self.tp.queue}:{self.first}-{self.last}"
-
-
-@dataclass(slots=True, eq=False)
-class Batch:
-    """What one request carries: parts of one group."""
-
-    id: int
-    group: str
-    parts: list[Part]
-    count: int = field(init=False)
-    nbytes: int = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.count = sum(part.count for part in self.parts)
-        self.nbytes = sum(part.nbytes for part in self.parts)
-
-    @property
-    def attempt(self) -> int:
-        """1 only when no part was ever sent before."""
-        return 1 + max(part.attempts for part in self.parts)
-
-    @property
-    def key(self) -> str:
-        """The idempotency key: a hash of group and part names, 32 hexadecimal digits."""
-        text = "\n".join([self.group, *(part.name for part in self.parts)])
-        return hashlib.blake2b(text.encode("utf-8", "surrogateescape"), digest_size=16).hexdigest()
-
-    def fragments(self) -> Iterable[Fragment]:
-        """All fragments, part after part: the rows in their order."""
-        for part in self.parts:
-            yield from part.fragments
 
 
 class Verdict(enum.Enum):

@@ -13,11 +13,11 @@ from sidecar.config.tags import OFFSET_MSG_ID, canonical
 from sidecar.core.backoff import Backoff
 from sidecar.core.batching import Limits
 from sidecar.core.cutting import BatchRules
-from sidecar.core.delivery import DeliveryRules
+from sidecar.core.delivery.rules import DeliveryRules
 from sidecar.core.fields import Field
 from sidecar.core.ids import id_reader, key_reader
-from sidecar.core.intake import Reading, ReadTags
-from sidecar.core.pipeline import Pipeline
+from sidecar.core.intake.reading import Reading, ReadTags
+from sidecar.core.pipeline.pipeline import Pipeline
 from sidecar.core.records import Columns, Message, TopicPartition
 from sidecar.sinks.base import Sink
 from sidecar.sinks.build import build_sink

@@ -6,7 +6,8 @@ from collections.abc import Collection, Iterable, Mapping
 
 import structlog
 
-from sidecar.core.delivery import Delivery
+from sidecar.core.delivery.delivery import Delivery
+from sidecar.core.delivery.stages import Stage
 from sidecar.core.records import group_label
 from sidecar.ops.health import DEGRADED, HEALTHY, KINDS, STARTING, STOPPED, Health, Problem, in_order, judge
 
@@ -84,7 +85,7 @@ class Chronicle:
 
     def outage(self, delivery: Delivery, now_s: float) -> None:
         """A line a minute while sends to any group fail."""
-        failing = [group for group in delivery.groups.values() if group.failing_since_ms is not None]
+        failing = [group for group in delivery.outbox.groups.values() if group.failing_since_ms is not None]
         if not failing:
             self._summary_at_s = 0.0
         elif not self._summary_at_s:
@@ -94,8 +95,8 @@ class Chronicle:
             before, self._failed = self._failed, _failed(delivery)
             log.warning(
                 "outage.continued", groups=[group_label(group.name) for group in failing[:GROUPS_NAMED_MAX]],
-                count=len(failing), failed_sends=self._failed - before, batches_waiting=delivery.waiting,
-                reason=failing[0].reason,
+                count=len(failing), failed_sends=self._failed - before,
+                batches_waiting=delivery.outbox.count(Stage.WAITING), reason=failing[0].reason,
             )  # fmt: skip
 
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from sidecar.core.commit_order import CommitOrder, Journal, Publish, Refuse, Settle, Step
 from sidecar.core.effects import CommitItem
-from sidecar.core.pipeline import Pipeline
+from sidecar.core.pipeline.pipeline import Pipeline
 from sidecar.core.records import TopicPartition
 from sidecar.daemon.dispatcher import Writer
 from sidecar.daemon.ids import IdKeeper
@@ -71,7 +71,7 @@ class Committer:
     def _begin(self, items: list[CommitItem]) -> Step:
         self._ids.count(items)
         step = self._order.begin(items)
-        self._pipeline.unwritten_bytes = self._order.unwritten_bytes
+        self._pipeline.orders.count_unwritten(self._order.unwritten_bytes)
         return step
 
     def ended(self, told: StepEnded) -> None:
@@ -82,7 +82,7 @@ class Committer:
 
     def _end(self, *, ok: bool) -> Step | None:
         step = self._order.ended(ok=ok)
-        self._pipeline.unwritten_bytes = self._order.unwritten_bytes
+        self._pipeline.orders.count_unwritten(self._order.unwritten_bytes)
         return step
 
     def _do(self, step: Step) -> None:
@@ -122,7 +122,9 @@ class Committer:
         while self._order.busy:  # what it writes must be known to be durable, or goes along
             take_inbox(WAIT_S)
         self._pipeline.committed({}, time.monotonic() * 1000)  # whether it succeeded is not waited for
-        step: Step | None = self._begin(self._pipeline.commit([tp for tp in tps if tp in self._pipeline.partitions]))
+        step: Step | None = self._begin(
+            self._pipeline.commits.begin([tp for tp in tps if tp in self._pipeline.partitions])
+        )
         while isinstance(step, Journal | Settle):
             step = self._end(ok=self._done_now(step))
         items = step.items if isinstance(step, Publish) and self._watch.in_place() else []
@@ -144,4 +146,4 @@ class Committer:
     def begin_anew(self, tp: TopicPartition) -> None:
         """A partition is ours under a new incarnation: ids that were settled before tell no duplicate in it."""
         self._order.forget_ids(tp)
-        self._pipeline.unwritten_bytes = self._order.unwritten_bytes
+        self._pipeline.orders.count_unwritten(self._order.unwritten_bytes)

@@ -11,7 +11,8 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import NamedTuple, TypeVar
 
-from sidecar.core.records import Answer, Batch, Verdict
+from sidecar.core.parts import Batch
+from sidecar.core.records import Answer, Verdict
 from sidecar.sinks.base import Sink
 
 T = TypeVar("T")

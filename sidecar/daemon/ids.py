@@ -19,7 +19,7 @@ from sidecar.core.commit_order import SettledIds
 from sidecar.core.dedup import RotatingSet
 from sidecar.core.effects import CommitItem
 from sidecar.core.idset import UNSORTED_BYTES
-from sidecar.core.pipeline import Pipeline
+from sidecar.core.pipeline.pipeline import Pipeline
 from sidecar.core.records import Run, TopicPartition
 from sidecar.daemon.dispatcher import Writer
 from sidecar.daemon.record import OVERDUE_S
@@ -119,7 +119,7 @@ class IdKeeper:
 
     def take(self, one: Assignment, known: PartitionSnapshot | None) -> bool:
         """A partition is ours; whether the core may have it at once. Else `sorted` gives it."""
-        if not self._pipeline.intake.remembers_ids:
+        if not self._pipeline.intake.identities.remembered:
             if not one.resumed:
                 self._writer.wait(lambda: self._state.drop_ids_before(one.tp, EVERY_GENERATION))
             return True
@@ -238,7 +238,7 @@ class IdKeeper:
     def changed(self, told: IdsChanged) -> None:
         """Have that mended, unless all of the folder is gone; meanwhile look-ups go on in what is mapped."""
         self._look_at_s = time.monotonic() + LOOK_EVERY_S
-        if self._pipeline.state_lost:
+        if self._pipeline.orders.state_lost:
             return
         for tp in told.tps & self._numbers.keys() - self.loading.keys() - self._sorting:
             self._sorting.add(tp)

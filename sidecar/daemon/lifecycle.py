@@ -115,7 +115,7 @@ class Daemon:
         log.info("daemon.starting", group_id=group, admin=url, version=version())
         with _tells_when_slow(supervisor.record):
             source.open(supervisor)
-            pipeline.room = Room.within(source.metadata_characters)
+            pipeline.partitions.limit(Room.within(source.metadata_characters))
         supervisor.record.joined()
         stack.callback(source.close)
         stack.callback(gravedigger.close)  # before the source it reads from, and the state it writes into

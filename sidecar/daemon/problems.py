@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from typing import Generic, TypeVar
 
 from sidecar.core.books import Books
-from sidecar.core.pipeline import Pipeline
+from sidecar.core.pipeline.pipeline import Pipeline
 from sidecar.core.records import TopicPartition, group_label
 from sidecar.daemon.chronicle import Chronicle
 from sidecar.daemon.record import OVERDUE_S, TOLD_S
@@ -70,7 +70,7 @@ class Problems:
         """
         supervisor = self._supervisor
         pipeline = supervisor.pipeline
-        found = list(supervisor.record.problems(now_s, burying=bool(pipeline.delivery.burials)))
+        found = list(supervisor.record.problems(now_s, burying=bool(pipeline.delivery.letters)))
         found += supervisor.ids.problems(now_s)
         found += self._intake(pipeline, now_s)
         source = supervisor.source
@@ -82,7 +82,7 @@ class Problems:
             found.append(
                 Problem("group", f"group {group_label(group.group)} fails since {group.since}: {group.reason}")
             )
-        for tp in sorted(pipeline.paused if not pipeline.stops else ()):
+        for tp in sorted(pipeline.gate.paused if not pipeline.gate.stops else ()):
             found.append(Problem("span", f"{tp} waits: its oldest unsettled message is batch.span_max behind"))
         found += self._dead_letters(totals, now_s)
         # What waits for a known stop is no further problem.
@@ -91,7 +91,7 @@ class Problems:
         return found + list(self._stuck(now_s))
 
     def _intake(self, pipeline: Pipeline, now_s: float) -> list[Problem]:
-        stops = pipeline.stops
+        stops = pipeline.gate.stops
         self._stops.look(stops, now_s)
         lasting = self._stops.longer_than(FULL_S, now_s)
         worth = [word for word in stops if word != "memory" or word in lasting]
@@ -116,7 +116,7 @@ class Problems:
                 for one in partitions
                 if one.lag is not None
                 and one.watermark + one.lag > one.position
-                and (tp := TopicPartition(one.topic, one.partition, one.broker)) not in pipeline.paused
+                and (tp := TopicPartition(one.topic, one.partition, one.broker)) not in pipeline.gate.paused
             ],
             now_s,
         )

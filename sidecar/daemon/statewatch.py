@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import structlog
 
-from sidecar.core.pipeline import Pipeline
+from sidecar.core.pipeline.pipeline import Pipeline
 from sidecar.daemon.record import Record
 from sidecar.errors import SidecarError
 from sidecar.state.interface import Damage, State
@@ -41,9 +41,9 @@ class StateWatch:
         try:
             self._state.check_in_place()
         except SidecarError as error:
-            self._pipeline.state_lost = str(error)
+            self._pipeline.orders.lose_state(str(error))
             return False
-        self._pipeline.state_lost = ""
+        self._pipeline.orders.lose_state("")
         return True
 
 

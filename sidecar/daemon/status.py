@@ -10,8 +10,9 @@ from datetime import UTC, datetime, timedelta
 from itertools import product
 
 from sidecar.core.books import Books
-from sidecar.core.pipeline import Pipeline
-from sidecar.core.progress import Partition
+from sidecar.core.delivery.stages import Stage
+from sidecar.core.partition.partition import Partition
+from sidecar.core.pipeline.pipeline import Pipeline
 from sidecar.core.records import TopicPartition, group_label
 from sidecar.daemon.chronicle import Chronicle
 from sidecar.daemon.problems import Problems
@@ -89,7 +90,7 @@ class StatusKeeper:
         pipeline, now_s = self._supervisor.pipeline, time.monotonic()
         self._close_books(pipeline, now_s)
         partitions = tuple(self._partition(pipeline, tp) for tp in sorted(pipeline.books))
-        books = (pipeline.closed_books, *pipeline.books.values())
+        books = (pipeline.books.closed, *pipeline.books.values())
         totals = Books(*map(sum, zip(*(one.counts() for one in books), strict=True)))
         retrying = self._retrying(pipeline)
         problems = self._problems.find(partitions, totals, retrying, now_s)
@@ -103,12 +104,12 @@ class StatusKeeper:
             totals=totals,
             lag=sum(lags) if lags else None,
             partitions=partitions,
-            intake_stopped=tuple(pipeline.stops),
+            intake_stopped=tuple(pipeline.gate.stops),
             problems=in_order(problems),
-            held_bytes=pipeline.held_bytes,
+            held_bytes=pipeline.gate.held_bytes,
             budget_bytes=self._budget_bytes,
             ids=self._supervisor.ids.status(now_s),
-            retries_waiting=delivery.waiting,
+            retries_waiting=delivery.outbox.count(Stage.WAITING),
             retrying=tuple(retrying),
             blocking=tuple(_blocking(pipeline)),
             dead_letters=self._count_dead_letters(),
@@ -118,7 +119,7 @@ class StatusKeeper:
     def _close_books(self, pipeline: Pipeline, now_s: float) -> None:
         gone = pipeline.books.keys() - pipeline.partitions.keys()
         self._went_s = {tp: self._went_s.get(tp, now_s) for tp in gone}
-        pipeline.close_books([tp for tp, went_s in self._went_s.items() if now_s >= went_s + CLOSE_AFTER_S])
+        pipeline.books.close([tp for tp, went_s in self._went_s.items() if now_s >= went_s + CLOSE_AFTER_S])
 
     def _count_dead_letters(self) -> int:
         """As many as last time while the file cannot be read: no status is worth the end of the daemon."""
@@ -132,11 +133,11 @@ class StatusKeeper:
             return PartitionStatus.of(tp, counts)
         end, watermark = self._supervisor.source.end(tp), owned.watermark
         lag = max(0, end - watermark) if end is not None else None
-        return PartitionStatus.of(tp, counts, watermark, owned.position, lag)
+        return PartitionStatus.of(tp, counts, watermark, owned.reach.position, lag)
 
     def _retrying(self, pipeline: Pipeline) -> list[RetryingGroup]:
         now_ms, now = time.monotonic() * 1000, datetime.now(UTC)
-        failing = [group for group in pipeline.delivery.groups.values() if group.failing_since_ms is not None]
+        failing = [group for group in pipeline.delivery.outbox.groups.values() if group.failing_since_ms is not None]
 
         def stamp(at_ms: float) -> str:
             return (now + timedelta(milliseconds=at_ms - now_ms)).isoformat(timespec="milliseconds")
@@ -149,15 +150,15 @@ class StatusKeeper:
     def _activity(self, pipeline: Pipeline) -> Activity:
         supervisor, record = self._supervisor, self._supervisor.record
         return Activity(
-            batches=pipeline.delivery.batches.counts(),
+            batches=pipeline.delivery.outbox.ended.counts(),
             sends=pipeline.delivery.sends.counts(),
-            cuts=dict(pipeline.cuts),
+            cuts=dict(pipeline.cutter.cuts),
             groups=self._groups,
             commits=dict(record.commits.counts),
             rebalances=dict(record.rebalances),
             snapshots=dict(record.snapshots),
             ledger=_NO_TRANSACTIONS | supervisor.ledger.transactions if supervisor.ledger else {},
-            twins_waiting=pipeline.delivery.claims.waiting if pipeline.delivery.claims else 0,
+            twins_waiting=pipeline.delivery.claims.askings.waiting if pipeline.delivery.claims else 0,
             send_seconds=record.send_seconds.timings(),
             commit_seconds=record.commits.seconds.timings(),
         )
@@ -173,8 +174,9 @@ def status_line(now: StatusSnapshot) -> str:
 def _blocking(pipeline: Pipeline) -> list[BlockingGroup]:
     """For each partition with a wide span, the groups that hold its watermark; those that fail come first."""
     found = []
-    for tp, partition in sorted((tp, one) for tp, one in pipeline.partitions.items() if one.span > WIDE_SPAN):
-        groups = sorted(_holders(partition), key=lambda group: (not pipeline.delivery.groups.failing(group), group))
+    delivering = pipeline.delivery.outbox.groups
+    for tp, partition in sorted((tp, one) for tp, one in pipeline.partitions.items() if one.reach.span > WIDE_SPAN):
+        groups = sorted(_holders(partition), key=lambda group: (not delivering.failing(group), group))
         found += [BlockingGroup(**tp.fields(), group=group) for group in groups[:HOLDERS_MAX]]
     return found
 
@@ -182,8 +184,7 @@ def _blocking(pipeline: Pipeline) -> list[BlockingGroup]:
 def _holders(partition: Partition) -> set[str]:
     """One group, but where one intent serves all groups: then those of which something is left in it."""
     watermark = partition.watermark
-    intents = [intent for intent in partition.intents if intent.first == watermark]
+    intents = [intent for intent in partition.promises.intents if intent.first == watermark]
     lanes = partition.lanes.values()
     found = {lane.group for lane in lanes for part in lane.live if part.intent in intents}
-    opens = [lane for lane in lanes if lane.buffer.fragments]
-    return found | {lane.group for lane in opens if lane.buffer.fragments[0].first == watermark}
+    return found | {lane.group for lane in partition.lanes.open() if lane.buffer.fragments[0].first == watermark}

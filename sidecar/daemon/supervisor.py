@@ -11,8 +11,9 @@ from typing import NamedTuple
 import structlog
 
 from sidecar.core.effects import Claim, Commit, Effect, Flow, Reload, Report, Send, Store
-from sidecar.core.pipeline import Pipeline
-from sidecar.core.records import Batch, Run, TopicPartition, group_label
+from sidecar.core.parts import Batch
+from sidecar.core.pipeline.pipeline import Pipeline
+from sidecar.core.records import Run, TopicPartition, group_label
 from sidecar.daemon.committer import Committer, StepEnded
 from sidecar.daemon.dispatcher import Answered, Senders, Writer
 from sidecar.daemon.gravedigger import Buried, Gravedigger
@@ -96,7 +97,7 @@ class Supervisor:
         if self._drain_until_s is None:
             log.info("daemon.draining", timeout_seconds=self._drain_timeout_s)
             self._drain_until_s = time.monotonic() + self._drain_timeout_s
-            self.pipeline.draining = True
+            self.pipeline.orders.drain()
 
     def turn(self) -> bool:
         """One round: take in answers, do what is due, read on. False when a stop is complete."""
@@ -111,7 +112,7 @@ class Supervisor:
         if self.ledger is not None:
             self.ledger.tend(now_s)
         if self._drain_until_s is not None and (
-            self.pipeline.idle or self.pipeline.state_lost or now_s > self._drain_until_s
+            self.pipeline.idle or self.pipeline.orders.state_lost or now_s > self._drain_until_s
         ):
             return False
         for found in self.source.poll(self._patience_s()):
@@ -127,7 +128,7 @@ class Supervisor:
             self.pipeline.read_past(found.tp, found.position, time.monotonic() * 1000)
 
     def _patience_s(self) -> float:
-        if self.pipeline.delivery.groups or self.pipeline.committing:
+        if self.pipeline.delivery.outbox.groups or self.pipeline.commits.outstanding:
             return BUSY_POLL_S
         return self.source.idle_poll_s if self.pipeline.idle else OPEN_POLL_S
 
@@ -184,7 +185,7 @@ class Supervisor:
 
     def _pause(self) -> None:
         loading = self.ids.loading.keys()
-        self.source.pause(self.pipeline.paused | loading | self.pipeline.copies_of(loading))
+        self.source.pause(self.pipeline.gate.paused | loading | self.pipeline.origins.copies_of(loading))
 
     def _log_batch(self, batch: Batch) -> None:
         log.debug("batch.sent", group=group_label(batch.group), messages=batch.count, attempt=batch.attempt)
@@ -232,21 +233,21 @@ class Supervisor:
         is_distrusted = False
         if known is not None and same and one.resumed:
             partition = self.pipeline.partitions[one.tp]
-            is_distrusted = self.pipeline.intake.load(partition, known.bitmaps, settled.below)
+            is_distrusted = self.pipeline.intake.positions.load(partition, known.bitmaps, settled.below)
         return is_distrusted or settled.incarnation != one.incarnation
 
     def handing_over(self, tps: Collection[TopicPartition]) -> bool:
         """These partitions, all of them, will be revoked soon: read no more of them, and settle what was read."""
-        self.pipeline.leaving = frozenset(tps)
+        self.pipeline.orders.leave(tps)
         return self.pipeline.has_settled(tps)
 
     def revoking(self, tps: Collection[TopicPartition]) -> None:
         """These partitions are taken away when this returns: settle and commit what can be."""
         self.record.rebalances["revoked"] += 1
         self._reloading.clear()
-        self.pipeline.fence(tps)
+        self.pipeline.partitions.fence(tps)
         deadline_s = time.monotonic() + REVOKE_DRAIN_S
-        while self.pipeline.delivery.sending(set(tps)) and time.monotonic() < deadline_s:
+        while self.pipeline.delivery.outbox.sending(set(tps)) and time.monotonic() < deadline_s:
             self._take_inbox(timeout_s=0.05)
         self._committer.now(tps, self._take_inbox)
         self._forget(tps, "partitions.revoked")
@@ -301,8 +302,8 @@ class Supervisor:
         rows = []
         for tp, one in self._assignments.items():
             partition = self.pipeline.partitions[tp]
-            bitmaps = self.pipeline.intake.dump(partition)
-            mark, floor = partition.committed, one.state.watermark
+            bitmaps = self.pipeline.intake.positions.dump(partition)
+            mark, floor = partition.reach.committed, one.state.watermark
             rows.append(PartitionSnapshot(tp, one.topic_id, one.incarnation, mark, floor, bitmaps))
         return rows
 

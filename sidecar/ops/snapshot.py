@@ -69,7 +69,7 @@ class PartitionStatus(Books):
 
     def to_json(self) -> dict[str, Any]:
         """Place first, books after it."""
-        place = TopicPartition(self.topic, self.partition, self.broker).fields()
+        place: dict[str, Any] = {**TopicPartition(self.topic, self.partition, self.broker).fields()}
         place |= {name: getattr(self, name) for name in ("watermark", "position", "lag")}
         return place | {name: getattr(self, name) for name in BOOKS}
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
-from sidecar.core.records import Answer, Batch, Columns, Framer
+from sidecar.core.parts import Batch
+from sidecar.core.records import Answer, Columns, Framer
 from sidecar.sinks.formats import TagsOf
 
 

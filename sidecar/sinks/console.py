@@ -7,7 +7,8 @@ import os
 import threading
 
 from sidecar.config.sinks import ConsoleSink as ConsoleSettings
-from sidecar.core.records import Answer, Batch, Framer, Verdict
+from sidecar.core.parts import Batch
+from sidecar.core.records import Answer, Framer, Verdict
 from sidecar.sinks.base import Context
 from sidecar.sinks.formats import FormatName, body_chunks, make_framer
 

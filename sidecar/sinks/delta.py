@@ -36,7 +36,8 @@ from deltalake.exceptions import CommitFailedError, DeltaError, SchemaMismatchEr
 
 from sidecar import files
 from sidecar.config.sinks import DeltaSink as DeltaSettings
-from sidecar.core.records import Answer, Batch, Columns, Part, Verdict
+from sidecar.core.parts import Batch, Part
+from sidecar.core.records import Answer, Columns, Verdict
 from sidecar.errors import ConfigError
 from sidecar.sinks.base import Context
 from sidecar.sinks.formats import TagsOf

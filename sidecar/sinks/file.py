@@ -12,7 +12,8 @@ import structlog
 
 from sidecar import files
 from sidecar.config.sinks import FileSink as FileSettings
-from sidecar.core.records import Answer, Batch, Framer, Part, Verdict, group_label
+from sidecar.core.parts import Batch, Part
+from sidecar.core.records import Answer, Framer, Verdict, group_label
 from sidecar.errors import ConfigError, StateError
 from sidecar.sinks.base import Context
 from sidecar.sinks.formats import FormatName, body_chunks, make_framer

@@ -244,5 +244,6 @@ def _pieces(form: Format, fragments: Iterable[Fragment]) -> Iterator[bytes]:
             continue
         yield form.between if started else form.opening
         started = True
-        yield fragment.data if form.separator == form.between else fragment.data.replace(form.separator, form.between)
+        data = bytes(fragment.data)
+        yield data if form.separator == form.between else data.replace(form.separator, form.between)
     yield form.closing if started else form.empty

@@ -24,7 +24,8 @@ from urllib3.response import HTTPResponse
 
 from sidecar.config.sinks import Auth
 from sidecar.config.sinks import HttpSink as HttpSettings
-from sidecar.core.records import Answer, Batch, Framer, Verdict, group_label
+from sidecar.core.parts import Batch
+from sidecar.core.records import Answer, Framer, Verdict, group_label
 from sidecar.sinks.answers import Reply, body_limit, judge
 from sidecar.sinks.base import Context
 from sidecar.sinks.deadlines import Deadlines, Exchange

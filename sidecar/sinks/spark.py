@@ -10,7 +10,8 @@ import structlog
 
 from sidecar import files
 from sidecar.config.sinks import SparkSink as SparkSettings
-from sidecar.core.records import Answer, Batch, Columns, Verdict
+from sidecar.core.parts import Batch
+from sidecar.core.records import Answer, Columns, Verdict
 from sidecar.errors import ConfigError, StateError, ZoneError
 from sidecar.sinks.base import Context
 from sidecar.sinks.formats import TagsOf

@@ -107,9 +107,9 @@ class Recall:
     ) -> None:
         if found is None:
             action = {"action": "going on from the state folder"}
-            self._tell("commit.expired", "warning", tp.fields() | {"offset": memory.watermark} | action)
+            self._tell("commit.expired", "warning", {**tp.fields(), "offset": memory.watermark, **action})
             return
-        fields = tp.fields() | {"committed": found.state.watermark, "remembered": memory.watermark}
+        fields = {**tp.fields(), "committed": found.state.watermark, "remembered": memory.watermark}
         if recalled.agreed is not None:
             action = {"action": "the broker's commit is older than the state folder: going on from the folder"}
             self._tell("commit.behind", "warning", fields | action)
@@ -122,7 +122,7 @@ class Recall:
 
     def _tell_truncated(self, tp: TopicPartition, recalled: Recalled, bounds: Bounds) -> None:
         start = min(max(recalled.state.watermark, bounds.low), bounds.high)
-        fields = tp.fields() | {"log_start": bounds.low, "log_end": bounds.high, "offset": start}
+        fields = {**tp.fields(), "log_start": bounds.low, "log_end": bounds.high, "offset": start}
         action = (
             "the log has lost messages that were read, and others may stand at their offsets: delivering from offset"
         )

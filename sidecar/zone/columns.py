@@ -6,7 +6,8 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import pyarrow as pa
 
-from sidecar.core.records import Header, Part
+from sidecar.core.parts import Part
+from sidecar.core.records import Header
 from sidecar.zone.rows import SEPARATOR, Row, unpack
 from sidecar.zone.schema import HEADER, SCHEMA, text_of, text_of_name
 
@@ -43,7 +44,7 @@ def _chunks(part: Part) -> Iterator[tuple[list[int], list[bytes]]]:
     for fragment in part.fragments:
         if len(fragment.offsets):
             offsets += fragment.offsets
-            rows += fragment.data.split(SEPARATOR)
+            rows += bytes(fragment.data).split(SEPARATOR)
     at = 0
     while at < len(rows):
         end = min(at + ROWS_MAX, len(rows))

@@ -15,7 +15,7 @@ from zlib import crc32
 from pyroaring import BitMap64
 
 from sidecar import files
-from sidecar.core.records import Batch, Part
+from sidecar.core.parts import Batch, Part
 from sidecar.errors import StateError, ZoneError
 from sidecar.zone.acks import acknowledged
 from sidecar.zone.columns import record_batches

@@ -15,7 +15,9 @@ import deltalake
 import pytest
 
 from sidecar.config.sinks import Sink as SinkSettings
-from sidecar.core.records import Batch, Fragment, Part, TopicPartition, Verdict
+from sidecar.core.intents import Intent
+from sidecar.core.parts import Batch, Part
+from sidecar.core.records import Fragment, TopicPartition, Verdict
 from sidecar.sinks.base import Sink
 from sidecar.sinks.console import ConsoleSink
 from sidecar.sinks.delta import DeltaSink
@@ -158,7 +160,8 @@ def batch(sink: Sink, *rows: bytes, first: int = 0, group: str = "g", parts: int
         assert not left_out
         offsets = array("q", range(first + at, first + at + len(values)))
         fragment = Fragment(offsets, data)
-        made.append(Part(TP, "scope", group, offsets[0], offsets[-1], [fragment], len(values), len(data) + 1, 0))
+        bounds = offsets[0], offsets[-1]
+        made.append(Part(TP, "scope", group, *bounds, [fragment], len(values), len(data) + 1, Intent(1, *bounds)))
     return Batch(1, group, made)
 
 

@@ -15,7 +15,9 @@ from typing import Any
 
 import pytest
 
-from sidecar.core.records import Answer, Batch, Fragment, Part, TopicPartition, Verdict, group_label
+from sidecar.core.intents import Intent
+from sidecar.core.parts import Batch, Life, Part
+from sidecar.core.records import Answer, Fragment, TopicPartition, Verdict, group_label
 from sidecar.sinks.endpoint import Endpoint, basic
 from sidecar.sinks.formats import make_framer
 from sidecar.sinks.http import Compression, HttpSink
@@ -33,7 +35,18 @@ def part(*rows: bytes, first: int = 0, group: str = "paid", attempts: int = 0) -
     offsets = range(first, first + len(rows))
     fragments = [Fragment(offsets[:-1], b"\n".join(rows[:-1])), Fragment(offsets[-1:], rows[-1])]
     size = sum(map(len, rows)) + len(rows)
-    return Part(TP, "9f3ac2d1", group, first, offsets[-1], fragments, len(rows), size, 0, attempts)
+    return Part(
+        TP,
+        "9f3ac2d1",
+        group,
+        first,
+        offsets[-1],
+        fragments,
+        len(rows),
+        size,
+        Intent(1, first, offsets[-1]),
+        life=Life(attempts=attempts),
+    )
 
 
 def batch(*rows: bytes, **how: Any) -> Batch:

@@ -13,7 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from sidecar.core.records import Answer, Batch, Fragment, Part, TopicPartition, Verdict
+from sidecar.core.intents import Intent
+from sidecar.core.parts import Batch, Part
+from sidecar.core.records import Answer, Fragment, TopicPartition, Verdict
 from sidecar.sinks.endpoint import Endpoint
 from sidecar.sinks.formats import FormatName, make_framer
 from sidecar.sinks.http import HttpSink
@@ -36,7 +38,8 @@ class Client:
         """Messages of consecutive offsets as a part."""
         data, _ = self.framer.frame(TP, [Msg(first + i, value) for i, value in enumerate(values)])
         offsets = range(first, first + len(values))
-        return Part(TP, "s", "g", first, offsets[-1], [Fragment(offsets, data)], len(values), len(data) + 1, 0)
+        intent = Intent(1, first, offsets[-1])
+        return Part(TP, "s", "g", first, offsets[-1], [Fragment(offsets, data)], len(values), len(data) + 1, intent)
 
     def post(self, *parts: Part) -> Answer:
         """Deliver parts as one batch."""

@@ -11,7 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sidecar.core.batching import Buffer, Limits
-from sidecar.core.records import Fragment, Part, TopicPartition
+from sidecar.core.intents import Intent
+from sidecar.core.parts import Part
+from sidecar.core.records import Fragment, TopicPartition
 from sidecar.zone import columns as zone_columns
 from sidecar.zone.columns import record_batches
 from sidecar.zone.data import encode
@@ -75,7 +77,7 @@ def test_rows_survive_every_cut(messages: list[Msg], count: int, size: int) -> N
     rows: list[dict[str, Any]] = []
     while buffer.fragments:
         taken = buffer.take(Limits(count, size))
-        part = Part(TP, "s", "g\udcff", 0, 0, taken, 0, 0)
+        part = Part(TP, "s", "g\udcff", 0, 0, taken, 0, 0, Intent(1, 0, 0))
         rows += rows_of(part)
     assert (buffer.count, buffer.nbytes) == (0, 0)
     assert [row["offset"] for row in rows] == [one.offset for one in messages]
@@ -123,7 +125,7 @@ def test_a_huge_row_and_many_rows() -> None:
     """A value of 40 MiB arrives whole, and record batches stay within their bounds."""
     framer = RowFramer(ListColumns(), tags_of)
     messages = numbered([Msg(value=b"x" * (40 << 20)), Msg(), Msg(value=None, key=b"")])
-    part = Part(TP, "s", "g", 0, 4, [Fragment([0, 2, 4], framer.frame(TP, messages)[0])], 3, 0)
+    part = Part(TP, "s", "g", 0, 4, [Fragment([0, 2, 4], framer.frame(TP, messages)[0])], 3, 0, Intent(1, 0, 4))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(zone_columns, "BATCH_BYTES", 1 << 20)
         found = list(record_batches([part], writer="w", sequence=0, batch_id="b"))
@@ -137,7 +139,8 @@ def test_a_huge_row_and_many_rows() -> None:
 def test_many_small_parts_become_one_record_batch() -> None:
     """A batch of many parts is not written as many tiny record batches."""
     framer = RowFramer(ListColumns(), tags_of)
-    parts = [Part(TP, "s", "g", i, i, [Fragment([i], framer.frame(TP, [Msg()])[0])], 1, 0) for i in range(50)]
+    row, _ = framer.frame(TP, [Msg()])
+    parts = [Part(TP, "s", "g", i, i, [Fragment([i], row)], 1, 0, Intent(1, i, i)) for i in range(50)]
     tables = list(record_batches(parts, writer="w", sequence=0, batch_id="b"))
     entry = Entry("w", 0, "data/w/h/0-g-50.arrow", "g", 50, 0, 0, 0, 0, (), ())
     file = pa.ipc.open_file(encode(tables, entry))

@@ -13,7 +13,7 @@ from unittest.mock import patch
 from sidecar.core.effects import Claim, CommitItem, Effect
 from sidecar.core.fields import Field
 from sidecar.core.ids import key_reader
-from sidecar.core.pipeline import Pipeline
+from sidecar.core.pipeline.pipeline import Pipeline
 from sidecar.core.records import TopicPartition
 from sidecar.ledger.memory import MemoryLedger
 from sidecar.sources import acked

@@ -11,7 +11,8 @@ from typing import Any
 import orjson
 
 from sidecar.core.claims import Exchanged, Mark, Want
-from sidecar.core.records import Batch, TopicPartition
+from sidecar.core.parts import Batch
+from sidecar.core.records import TopicPartition
 from sidecar.ledger.memory import MemoryLedger
 from sidecar.sources.acked_client import Handed
 from sidecar.state.memory import MemoryState

@@ -13,8 +13,8 @@ from typing import Any
 from sidecar.core.backoff import Backoff
 from sidecar.core.batching import Limits
 from sidecar.core.cutting import BatchRules
-from sidecar.core.delivery import DeliveryRules
-from sidecar.core.intake import Reading
+from sidecar.core.delivery.rules import DeliveryRules
+from sidecar.core.intake.reading import Reading
 from sidecar.core.records import TopicPartition
 
 TPS = [TopicPartition("t", number) for number in range(3)]

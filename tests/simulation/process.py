@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from sidecar.core.batching import held_by, held_bytes
+from sidecar.core.batching import held_bytes
 from sidecar.core.claims import Want
 from sidecar.core.commit_order import CommitOrder, Journal, Publish, Settle, SettledIds, Step
 from sidecar.core.cutting import UNIT_BYTES
 from sidecar.core.dedup import RotatingSet
 from sidecar.core.effects import Claim, Commit, CommitItem, Effect, Flow, Reload, Report, Send, Store
 from sidecar.core.idruns import SortedRun, rising
+from sidecar.core.memory import held_by
+from sidecar.core.partition.partition import Partition
 from sidecar.core.partition.state import Tries
-from sidecar.core.pipeline import Pipeline
-from sidecar.core.progress import Partition
-from sidecar.core.records import Answer, Attempt, DeadLetter, Part, Run, TopicPartition
+from sidecar.core.parts import Part
+from sidecar.core.pipeline.pipeline import Pipeline
+from sidecar.core.records import Answer, Attempt, DeadLetter, Run, TopicPartition
 from sidecar.ledger.interface import LedgerError
 from sidecar.ledger.memory import MemoryLedger
 from tests.simulation.broker import BrokenPromiseError, Broker, Life
@@ -149,7 +151,7 @@ class Process:
         for number in self.positions:
             partition = self.pipeline.partitions.get(TPS[number])
             if partition is not None:
-                self.folder.snapshot(self.lives[number], self.pipeline.intake.dump(partition))
+                self.folder.snapshot(self.lives[number], self.pipeline.intake.positions.dump(partition))
 
     def _window(self, number: int) -> RotatingSet:
         window = self.pipeline.intake.ids.window(TPS[number])
@@ -178,7 +180,7 @@ class Process:
                 self.order.ended(ok=self._durable(self.commit))
             self.acknowledged = self.commit = None
             self.pipeline.committed({}, self.now_ms)
-        step: Step | None = self.order.begin(self.pipeline.commit(tps))
+        step: Step | None = self.order.begin(self.pipeline.commits.begin(tps))
         while isinstance(step, Journal | Settle):
             step = self.order.ended(ok=self._durable(step))
         if isinstance(step, Publish) and self._chance() < 0.8:
@@ -302,7 +304,7 @@ class Process:
         again = life.stored.intersection(offsets) - life.doubtful
         if self._plan.claim_ms:
             again = {offset for offset in again if not self._receiver.overtaken(life, offset)}
-        if part.primary and not known and again:
+        if part.life.primary and not known and again:
             raise BrokenPromiseError("twice", f"{part.group} {part.name} is sent as a whole, and some of it was stored")
 
     # What comes back
@@ -405,7 +407,7 @@ class Process:
 
     def _tries(self, letter: DeadLetter, life: Life) -> Tries:
         """What failed before these attempts: in earlier lives, and of the same intent, whose pieces fail together."""
-        intents = self.pipeline.partitions[letter.tp].intents
+        intents = self.pipeline.partitions[letter.tp].promises.intents
         known = [intent.tries for intent in intents if intent.first <= letter.offset <= intent.last]
         return Tries(*map(max, zip(life.tries, *known, strict=True)))
 
@@ -436,11 +438,11 @@ class Process:
                 raise BrokenPromiseError("books", f"{tp}: {books}, {count} held")
         for request in self.sends.values():
             held += sum(held_by(part) for part in request.batch.parts if not _mine(pipeline, part))
-        cutter = pipeline._cutter
+        cutter = pipeline.cutter
         units = cutter._units.values()
         held += UNIT_BYTES * len(units) + cutter.lane_bytes * sum(len(unit.lanes) for unit in units)
-        if pipeline.delivery.held_bytes != held:
-            raise BrokenPromiseError("memory", f"{pipeline.delivery.held_bytes} accounted, {held} held")
+        if pipeline.memory.held_bytes != held:
+            raise BrokenPromiseError("memory", f"{pipeline.memory.held_bytes} accounted, {held} held")
 
 
 def _is_given_up(letter: DeadLetter, life: Life) -> bool:
@@ -454,7 +456,7 @@ def _sorted(kept: dict[int, list[int]]) -> dict[int, list[SortedRun]]:
 
 def _mine(pipeline: Pipeline, part: Part) -> bool:
     partition = pipeline.partitions.get(part.tp)
-    return partition is not None and partition.epoch == part.epoch
+    return partition is not None and any(part is one for one in partition.lanes.parts())
 
 
 def _held(partition: Partition) -> tuple[int, int]:
@@ -466,7 +468,7 @@ def _held(partition: Partition) -> tuple[int, int]:
         for part in lane.live:
             count += sum(fragment.count for fragment in part.fragments)
             size += held_by(part)
-    for intent in partition.intents:
+    for intent in partition.promises.intents:
         for buffer in (intent.collected or {}).values():
             count += buffer.count
             for fragment in buffer.fragments:

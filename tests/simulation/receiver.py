@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from sidecar.core.claims import State
-from sidecar.core.records import Answer, Batch, FailedRow, Verdict
+from sidecar.core.parts import Batch
+from sidecar.core.records import Answer, FailedRow, Verdict
 from tests.simulation.broker import SCOPE, BrokenPromiseError, Life
 from tests.simulation.plan import Plan
 

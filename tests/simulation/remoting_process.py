@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 from unittest.mock import patch
 
-from sidecar.core.pipeline import Pipeline
+from sidecar.core.pipeline.pipeline import Pipeline
 from sidecar.rocketmq.messages import StoredMessage, properties
 from sidecar.sources import (
     rocketmq,

@@ -8,11 +8,12 @@ from typing import Any
 from sidecar.core.backoff import Backoff
 from sidecar.core.batching import Limits
 from sidecar.core.cutting import BatchRules
-from sidecar.core.delivery import DeliveryRules
+from sidecar.core.delivery.rules import DeliveryRules
 from sidecar.core.effects import Commit, CommitItem, Effect, Flow, Reload, Report, Send, Store
-from sidecar.core.intake import Reading
-from sidecar.core.pipeline import Pipeline
-from sidecar.core.records import Answer, Batch, Columns, Message, Run, TopicPartition, Verdict
+from sidecar.core.intake.reading import Reading
+from sidecar.core.parts import Batch
+from sidecar.core.pipeline.pipeline import Pipeline
+from sidecar.core.records import Answer, Columns, Message, Run, TopicPartition, Verdict
 from sidecar.sinks.formats import make_framer
 from sidecar.sources.base import Assignment, Source
 from tests.simulation.acked_broker import Chance, SimulatedReceiver
@@ -100,7 +101,7 @@ class Shell:
 
     def _commit_now(self) -> None:
         self.pipeline.committed({}, self.now_ms)
-        items = self.pipeline.commit(list(self.pipeline.partitions))
+        items = self.pipeline.commits.begin(list(self.pipeline.partitions))
         items = items if self._settle(items) else []
         self.pipeline.committed(self.source.commit_now(items), self.now_ms)
 
@@ -113,12 +114,12 @@ class Shell:
 
     def handing_over(self, tps: Collection[TopicPartition]) -> bool:
         """Read no more of these, and settle what was read."""
-        self.pipeline.leaving = frozenset(tps)
+        self.pipeline.orders.leave(tps)
         return self.pipeline.has_settled(tps)
 
     def revoking(self, tps: Collection[TopicPartition]) -> None:
         """Commit once more."""
-        self.pipeline.fence(tps)
+        self.pipeline.partitions.fence(tps)
         self._commit_now()
         self.pipeline.forget(tps)
 

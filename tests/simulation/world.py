@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 
+from sidecar.core.delivery.stages import Stage
 from sidecar.core.records import Answer
 from sidecar.ledger.memory import MemoryLedger
 from tests.simulation.broker import BrokenPromiseError, Broker
@@ -132,10 +133,10 @@ class World:
                 self._assign(list(process.positions))
         elif kind < 0.8:
             if process.member and not process.fenced_for and process.positions:
-                process.pipeline.fence([TPS[number] for number in process.positions])
+                process.pipeline.partitions.fence([TPS[number] for number in process.positions])
                 process.fenced_for = 1 + self._pick(12)
         elif process.member:
-            process.pipeline.draining = True
+            process.pipeline.orders.drain()
 
     def _arrive(self, request: Request) -> Answer:
         if self.outage is not None:
@@ -223,14 +224,14 @@ class World:
                 self._assign(process.revoke())
         elif not process.member and self._chance() < 0.1:
             process.lose()
-        elif process.pipeline.draining and process.member and process.pipeline.idle:
+        elif process.pipeline.orders.draining and process.member and process.pipeline.idle:
             self._stop(process)
 
     def _stop(self, process: Process) -> None:
         """A planned stop has settled everything: nothing stands above the watermark."""
         numbers = list(process.positions)
         for number in numbers:
-            state, position = process.lives[number].committed, process.pipeline.partitions[TPS[number]].position
+            state, position = process.lives[number].committed, process.pipeline.partitions[TPS[number]].reach.position
             if state.watermark != position and position > process.lives[number].start:
                 raise BrokenPromiseError("drain", f"{state} after a planned stop at {position}")
         process.die()
@@ -281,7 +282,7 @@ class World:
         if not process.alive:
             return True
         length = self.plan.length
-        if process.commit or process.sends or process.claims or process.fenced_for or process.pipeline.draining:
+        if process.commit or process.sends or process.claims or process.fenced_for or process.pipeline.orders.draining:
             return False
         return all(position == length for position in process.positions.values()) and process.pipeline.idle
 
@@ -291,7 +292,7 @@ class World:
             p = process.pipeline
             found.append(
                 f"process {i}: positions {process.positions}, paused {sorted(process.paused)}, sends "
-                f"{len(process.sends)}, groups {dict(p.delivery.groups)}, stops {p.stops}, idle {p.idle}, "
+                f"{len(process.sends)}, groups {dict(p.delivery.outbox.groups)}, stops {p.gate.stops}, idle {p.idle}, "
                 f"states {[partition.state() for partition in p.partitions.values()]}"
             )
         return "\n".join(found)
@@ -299,8 +300,9 @@ class World:
     def _account(self) -> None:
         for process in self.processes:
             process.check()
-            delivery = process.pipeline.delivery
-            at_rest = (process.pipeline.held_bytes, delivery.groups.healthy, len(delivery.groups), delivery.waiting)
+            outbox = process.pipeline.delivery.outbox
+            waiting = outbox.count(Stage.WAITING)
+            at_rest = (process.pipeline.gate.held_bytes, outbox.groups.healthy, len(outbox.groups), waiting)
             if any(at_rest):
                 raise BrokenPromiseError("rest", f"{at_rest} held, healthy, groups, waiting at rest")
         for number, life in enumerate(self.broker.lives):

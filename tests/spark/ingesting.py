@@ -13,7 +13,7 @@ from urllib.parse import unquote, urlsplit
 import pyarrow.parquet as pq
 
 from sidecar.config import Settings
-from sidecar.core.records import Batch
+from sidecar.core.parts import Batch
 from sidecar.zone import acknowledged
 from sidecar.zone.table import label_of
 from tests.support.delta import rows_of

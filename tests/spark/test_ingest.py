@@ -11,7 +11,7 @@ import pytest
 from deltalake import DeltaTable
 
 from sidecar.config import Settings
-from sidecar.core.records import Batch
+from sidecar.core.parts import Batch
 from sidecar.errors import ConfigError
 from sidecar.spark.driver import QueryError
 from sidecar.spark.ingest.job import SparkIngest

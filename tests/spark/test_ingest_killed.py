@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from sidecar.core.records import Batch
+from sidecar.core.parts import Batch
 from tests.spark.cluster import Cluster
 from tests.spark.ingesting import config, is_acknowledged, there, wanted
 from tests.spark.job import SparkJob

@@ -8,7 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from sidecar.core.records import Batch, TopicPartition
+from sidecar.core.parts import Batch
+from sidecar.core.records import TopicPartition
 from sidecar.zone.writer import ZoneWriter
 from tests.support.landing import Disk, Sent, disk, message, part, writer
 from tests.support.process import spawn, tail, wait_until

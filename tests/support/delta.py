@@ -12,7 +12,7 @@ import orjson
 import pyarrow.parquet as pq
 from deltalake import DeltaTable
 
-from sidecar.core.records import Batch, Part
+from sidecar.core.parts import Batch, Part
 from sidecar.sinks import delta
 from sidecar.sinks.delta import DeltaSink
 from tests.support.landing import message, part

@@ -16,7 +16,9 @@ import pytest
 from pyroaring import BitMap64
 
 from sidecar import files
-from sidecar.core.records import Batch, Fragment, Header, Part, TopicPartition
+from sidecar.core.intents import Intent
+from sidecar.core.parts import Batch, Part
+from sidecar.core.records import Fragment, Header, TopicPartition
 from sidecar.zone import Entry, Tail, read
 from sidecar.zone.entry import Place
 from sidecar.zone.retention import Retention
@@ -55,7 +57,15 @@ def part(messages: Sequence[Sent], group: str = "paid", *, scope: str = "s", tp:
     offsets = [m.offset for m in messages]
     data = SEPARATOR.join(rows)
     return Part(
-        tp, scope, group, offsets[0], offsets[-1], [Fragment(array("q", offsets), data)], len(rows), len(data) + 1
+        tp,
+        scope,
+        group,
+        offsets[0],
+        offsets[-1],
+        [Fragment(array("q", offsets), data)],
+        len(rows),
+        len(data) + 1,
+        Intent(1, offsets[0], offsets[-1]),
     )
 
 

@@ -9,14 +9,15 @@ from typing import Any
 from sidecar.core.backoff import Backoff
 from sidecar.core.batching import Limits
 from sidecar.core.cutting import BatchRules
-from sidecar.core.delivery import DeliveryRules
+from sidecar.core.delivery.rules import DeliveryRules
 from sidecar.core.effects import Claim, Commit, Effect, Flow, Reload, Report, Send, Store
-from sidecar.core.intake import Reading
+from sidecar.core.intake.reading import Reading
 from sidecar.core.partition.state import (
     PartitionState,
 )
-from sidecar.core.pipeline import Pipeline
-from sidecar.core.records import Answer, Batch, DeadLetter, Run, TopicPartition, Verdict
+from sidecar.core.parts import Batch
+from sidecar.core.pipeline.pipeline import Pipeline
+from sidecar.core.records import Answer, DeadLetter, Run, TopicPartition, Verdict
 from sidecar.core.room import Room
 from sidecar.ledger.interface import Ledger
 from tests.simulation.plan import Columns, LineFramer, Row, read_ids, read_keys, read_tags
@@ -90,7 +91,7 @@ class Shell:
         self.ledger = ledger
         chance = random.Random(1).random if ledger else lambda: 1.0  # tokens are drawn
         self.pipeline = Pipeline(reading, batch_rules, delivery, chance)
-        self.pipeline.room = room
+        self.pipeline.partitions.limit(room)
         self.pipeline.assign(TP, "5c0pe000", start)
         self.now_ms = 0.0
         self.commits: list[PartitionState] = []

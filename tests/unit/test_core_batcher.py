@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import sidecar
 from sidecar import Backoff, Batcher, BatchState, MessageBatch
 from sidecar.core import batcher as module
-from sidecar.core.batcher import BATCH_BYTES, MESSAGE_BYTES
+from sidecar.core.budget import BATCH_BYTES, MESSAGE_BYTES
 
 
 class Calls:

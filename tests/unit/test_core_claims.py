@@ -8,10 +8,12 @@ from typing import Any
 import pytest
 
 from sidecar.core.claims import DUPLICATE, HELD, Mark, State, Want, place_of
+from sidecar.core.delivery.stages import StrayEventError
 from sidecar.core.fields import Field
 from sidecar.core.ids import key_reader
 from sidecar.core.partition.state import LaneState, PartitionState, lane_key
-from sidecar.core.records import KEY_BYTES, Answer, Batch, Details, FailedRow, TopicPartition, Verdict
+from sidecar.core.parts import Batch
+from sidecar.core.records import KEY_BYTES, Answer, Details, FailedRow, TopicPartition, Verdict
 from sidecar.ledger.memory import MemoryLedger
 from tests.simulation.plan import Row, key_of
 from tests.support.shell import ACK, FRESH, LEASE_MS, REJECT, RETRY, TP, Shell
@@ -135,7 +137,7 @@ def test_a_twin_that_is_claimed_elsewhere_is_waited_for(state: State, sent: list
     shell.run(20)
     assert shell.offsets() == [[0, 2]]
     assert shell.pipeline.delivery.claims is not None
-    assert (shell.pipeline.delivery.claims.waiting, shell.pipeline.idle) == (1, False)
+    assert (shell.pipeline.delivery.claims.askings.waiting, shell.pipeline.idle) == (1, False)
     shell.end(rows[1], state)
     shell.run(100)
     assert shell.offsets() == sent
@@ -152,8 +154,8 @@ def test_memory_that_waits_for_twins_never_stops_what_alone_can_free_it() -> Non
         shell.twin(row)
     shell.read(*rows)
     shell.run(20)
-    assert shell.pipeline.stops.keys() == {"memory"}
-    assert shell.pipeline.paused == {TP}
+    assert shell.pipeline.gate.stops.keys() == {"memory"}
+    assert shell.pipeline.gate.paused == {TP}
 
 
 def test_twins_in_one_batch_wait_for_each_other() -> None:
@@ -283,3 +285,19 @@ def test_where_numbers_are_the_sources_own_nobody_else_has_their_claims(numbered
     shell.read(*rows)
     shell.run(20, by_ms=5)
     assert len(shell.sent) == sent
+
+
+def test_a_batch_that_the_ledger_had_wholly_ends_as_a_duplicate() -> None:
+    """So the metric tells it from one that was released."""
+    shell, rows = Twins(), with_ids(1)
+    shell.twin(rows[0])
+    shell.end(rows[0], State.SUCCESS)
+    shell.read(*rows)
+    shell.run(20)
+    assert shell.pipeline.delivery.outbox.ended.counts() == {("g0", "duplicate"): 1}
+
+
+def test_a_verdict_that_nobody_asked_for_is_an_error() -> None:
+    """A claim that is not open, or was answered before, changes nothing."""
+    with pytest.raises(StrayEventError):
+        Twins().pipeline.claimed(7, [], 99.0)

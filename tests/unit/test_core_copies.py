@@ -54,21 +54,21 @@ def test_copies_wait_while_their_origins_are_read_again() -> None:
     """Not read meanwhile, however full memory is; what had come by then is read again later."""
     state = PartitionState(0, 2, {lane_key("g0"): LaneState(None, ((0, 1),))})
     shell = shell_of(state, state, held=1)
-    assert shell.pipeline.copies_of([TP]) == {COPIES}
-    assert shell.pipeline.copies_of([OTHER]) == shell.pipeline.copies_of([]) == set()
+    assert shell.pipeline.origins.copies_of([TP]) == {COPIES}
+    assert shell.pipeline.origins.copies_of([OTHER]) == shell.pipeline.origins.copies_of([]) == set()
     shell.run(1)
-    assert shell.pipeline.paused == {COPIES}
+    assert shell.pipeline.gate.paused == {COPIES}
     read(shell, COPIES, one(0, 1))
     shell.run(1)
     assert [reload.tp for reload in shell.reloads] == [COPIES]
     shell.pipeline.assign(COPIES, "5c0pe001", state)
     read(shell, TP, one(0, 1))
     shell.run(1)
-    assert COPIES in shell.pipeline.paused
-    assert TP not in shell.pipeline.paused
+    assert COPIES in shell.pipeline.gate.paused
+    assert TP not in shell.pipeline.gate.paused
     read(shell, TP, one(1, 2))
     shell.run()
-    assert COPIES not in shell.pipeline.paused
+    assert COPIES not in shell.pipeline.gate.paused
     read(shell, COPIES, one(0, 1), one(1, 3))
     shell.run()
     assert [(name.split("@")[0], offsets) for name, offsets, _ in shell.sent] == [("t", [0, 1]), ("copies", [1])]

@@ -8,7 +8,7 @@ from typing import cast
 import pytest
 
 from sidecar.core.dedup import RotatingSet
-from sidecar.core.pipeline import Pipeline
+from sidecar.core.pipeline.pipeline import Pipeline
 from sidecar.core.records import TopicPartition
 from tests.support.shell import Shell
 
@@ -30,7 +30,7 @@ def test_open_messages_of_many_groups_are_counted_at_what_they_take(rows: int, *
         taken_bytes, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    counted_bytes = shell.pipeline.held_bytes + _ids_bytes(shell.pipeline)
+    counted_bytes = shell.pipeline.gate.held_bytes + _ids_bytes(shell.pipeline)
     assert 0.85 * counted_bytes < taken_bytes < 1.1 * counted_bytes
 
 

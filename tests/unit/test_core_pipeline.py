@@ -8,6 +8,7 @@ import pytest
 
 from sidecar.core import batching
 from sidecar.core.dedup import RotatingBitmap
+from sidecar.core.delivery.stages import Stage
 from sidecar.core.effects import Commit
 from sidecar.core.lineage import Stamp
 from sidecar.core.partition.state import (
@@ -19,7 +20,8 @@ from sidecar.core.partition.state import (
     Tries,
     lane_key,
 )
-from sidecar.core.records import Answer, Batch, FailedRow, Fragment, Run, TopicPartition, Verdict
+from sidecar.core.parts import Batch
+from sidecar.core.records import Answer, FailedRow, Fragment, Run, TopicPartition, Verdict
 from sidecar.core.room import METADATA_CHARACTERS, Room
 from sidecar.state.offset_map import Identity, decode, encode
 from tests.support.shell import ACK, FRESH, REJECT, RETRY, TP, Shell, rows
@@ -39,7 +41,7 @@ def test_one_poison_message_among_many() -> None:
     assert len(shell.sent) <= 1 + 2 * 10
     assert shell.pipeline.books[TP].delivered == 999
     assert shell.pipeline.idle
-    assert shell.pipeline.delivery.held_bytes == 0
+    assert shell.pipeline.memory.held_bytes == 0
 
 
 def test_a_lone_message_that_is_too_large() -> None:
@@ -59,13 +61,13 @@ def test_a_receiver_that_refuses_everything_empties_nothing() -> None:
     shell.read(*rows(0, 499))
     shell.run(400)
     assert len(shell.letters) == 100
-    assert shell.pipeline.delivery.guard.tripped
-    assert shell.pipeline.paused == {TP}
-    assert list(shell.pipeline.stops) == ["refused"]
+    assert shell.pipeline.delivery.receiver.refuses
+    assert shell.pipeline.gate.paused == {TP}
+    assert list(shell.pipeline.gate.stops) == ["refused"]
     broken = False
     shell.run(400)
-    assert not shell.pipeline.delivery.guard.tripped
-    assert shell.pipeline.paused == frozenset()
+    assert not shell.pipeline.delivery.receiver.refuses
+    assert shell.pipeline.gate.paused == frozenset()
     assert len(shell.letters) == 100
     assert shell.pipeline.books[TP].delivered == 400
 
@@ -77,10 +79,10 @@ def test_a_receiver_that_heals_beside_real_poison() -> None:
     shell.answer = lambda batch, offsets: REJECT if broken or 300 in offsets else ACK  # type: ignore[method-assign]
     shell.read(*rows(0, 399))
     shell.run(400)
-    assert shell.pipeline.delivery.guard.tripped
+    assert shell.pipeline.delivery.receiver.refuses
     broken = False
     shell.run(400)
-    assert shell.pipeline.stops == {}
+    assert shell.pipeline.gate.stops == {}
     assert shell.letters[-1].offset == 300
     assert shell.pipeline.idle
 
@@ -99,7 +101,7 @@ def test_a_tripped_guard_holds_for_rows_too() -> None:
     shell.read(*rows(0, 399))
     shell.read(*rows(400, 799, tag=1))
     shell.run(60)
-    assert shell.pipeline.delivery.guard.tripped
+    assert shell.pipeline.delivery.receiver.refuses
     assert shell.letters == []
     broken = False
     shell.run(200)
@@ -123,7 +125,7 @@ def test_an_earlier_lifes_part_whose_rows_all_fail_for_ever() -> None:
     shell = Shell(start=PartitionState(0, 10, {lane_key("g0"): LaneState(None, ((0, 9),))}))
 
     def answer(batch: Batch, offsets: list[int]) -> Answer:
-        if batch.parts[0].primary:
+        if batch.parts[0].life.primary:
             return Answer(Verdict.PARTIAL, status=207, failed=(FailedRow(0, retry=True, reason="later"),))
         return ACK
 
@@ -176,7 +178,7 @@ def test_no_room_for_halves_and_then_not_ours() -> None:
     shell.pipeline.forget([TP])
     shell.run(2)
     assert shell.pipeline.idle
-    assert shell.pipeline.delivery.held_bytes == 0
+    assert shell.pipeline.memory.held_bytes == 0
     assert shell.pipeline.books[TP].released == 4
 
 
@@ -185,7 +187,7 @@ def test_rows_that_failed_for_the_moment_and_are_refused_then() -> None:
     shell = Shell()
 
     def answer(batch: Batch, offsets: list[int]) -> Answer:
-        if batch.parts[0].primary:
+        if batch.parts[0].life.primary:
             return Answer(Verdict.PARTIAL, failed=tuple(FailedRow(i, retry=True, reason="later") for i in range(3)))
         return REJECT if 1 in offsets else ACK
 
@@ -222,8 +224,8 @@ def test_a_halt_stops_intake_until_an_answer() -> None:
     shell.answer = lambda batch, offsets: Answer(Verdict.HALT, "unauthorized", 401) if halted else ACK  # type: ignore[method-assign]
     shell.read(*rows(0, 1))
     shell.run()
-    assert shell.pipeline.paused == {TP}
-    assert shell.pipeline.stops == {"halted": "the sink refuses every request: unauthorized"}
+    assert shell.pipeline.gate.paused == {TP}
+    assert shell.pipeline.gate.stops == {"halted": "the sink refuses every request: unauthorized"}
     assert shell.letters == []
     halted = False
     shell.run()
@@ -260,12 +262,12 @@ def test_a_halt_does_not_outlive_what_was_halted() -> None:
     shell.answer = lambda batch, offsets: Answer(Verdict.HALT) if shell.now_ms < 500 else ACK  # type: ignore[method-assign]
     shell.read(*rows(0, 1))
     shell.run(5)
-    assert shell.pipeline.delivery.halted
-    assert shell.pipeline.delivery.waiting == 1
-    assert not shell.pipeline.delivery.sending({TP})
+    assert shell.pipeline.delivery.receiver.halted
+    assert shell.pipeline.delivery.outbox.count(Stage.WAITING) == 1
+    assert not shell.pipeline.delivery.outbox.sending({TP})
     shell.pipeline.forget([TP])
     shell.run(40)
-    assert not shell.pipeline.delivery.halted
+    assert not shell.pipeline.delivery.receiver.halted
     assert shell.pipeline.books[TP].released == 2
     shell.pipeline.assign(TP, "5c0pe000", shell.commits[-1])
     shell.read(*rows(0, 3))
@@ -279,8 +281,8 @@ def test_of_what_is_not_ours_any_more_the_sum_is_kept() -> None:
     shell.read(*rows(0, 9))
     shell.run()
     shell.pipeline.forget([TP])
-    shell.pipeline.close_books([TP])
-    assert (shell.pipeline.closed_books.delivered, list(shell.pipeline.books)) == (10, [])
+    shell.pipeline.books.close([TP])
+    assert (shell.pipeline.books.closed.delivered, list(shell.pipeline.books)) == (10, [])
 
 
 def test_failed_dead_letters_are_tried_again() -> None:
@@ -313,32 +315,32 @@ def test_memory_pauses_at_80_percent_and_resumes_at_50() -> None:
     """A full budget pauses all partitions, cuts what is open, and lets go when half is free."""
     shell = Shell(held=1_000, linger_ms=100_000)
     held: list[Batch] = []
-    assert not shell.pipeline.delivery.sending({TP})
+    assert not shell.pipeline.delivery.outbox.sending({TP})
     shell.answer = lambda batch, offsets: held.append(batch)  # type: ignore[func-returns-value, method-assign]
     shell.read(*rows(10, 89))
     shell.run(3)
-    assert shell.pipeline.paused == {TP}
-    assert shell.pipeline.cuts["memory"]
-    assert shell.pipeline.stops
-    assert shell.pipeline.delivery.sending({TP})
+    assert shell.pipeline.gate.paused == {TP}
+    assert shell.pipeline.cutter.cuts["memory"]
+    assert shell.pipeline.gate.stops
+    assert shell.pipeline.delivery.outbox.sending({TP})
     for batch in held:
         shell.pipeline.answered(batch.id, ACK, shell.now_ms, 0)
     shell.run(3)
-    assert shell.pipeline.paused == frozenset()
+    assert shell.pipeline.gate.paused == frozenset()
     assert shell.flows == [frozenset({TP}), frozenset()]
 
 
 def test_a_lost_state_stops_the_intake() -> None:
     """While what is stored would be lost no partition is read; with the state back, reading goes on."""
     shell = Shell()
-    shell.pipeline.state_lost = "state.db was removed"
+    shell.pipeline.orders.lose_state("state.db was removed")
     shell.run(3)
-    assert shell.pipeline.paused == {TP}
-    assert shell.pipeline.stops == {"state_lost": "state.db was removed"}
-    shell.pipeline.state_lost = ""
+    assert shell.pipeline.gate.paused == {TP}
+    assert shell.pipeline.gate.stops == {"state_lost": "state.db was removed"}
+    shell.pipeline.orders.lose_state("")
     shell.run(3)
-    assert shell.pipeline.paused == frozenset()
-    assert shell.pipeline.stops == {}
+    assert shell.pipeline.gate.paused == frozenset()
+    assert shell.pipeline.gate.stops == {}
 
 
 def test_memory_never_stops_what_alone_can_free_it() -> None:
@@ -346,8 +348,8 @@ def test_memory_never_stops_what_alone_can_free_it() -> None:
     shell = Shell(start=PartitionState(0, 200, {lane_key("g0"): LaneState(None, ((0, 199),))}), held=800)
     shell.read(*rows(0, 99))
     shell.run(3)
-    assert shell.pipeline.delivery.held_bytes > 800
-    assert shell.pipeline.paused == frozenset()
+    assert shell.pipeline.memory.held_bytes > 800
+    assert shell.pipeline.gate.paused == frozenset()
     shell.read(*rows(100, 199))
     shell.run()
     assert shell.sent == [("t@5c0pe000:0:0-199", list(range(200)), 2)]
@@ -363,25 +365,25 @@ def test_a_wide_span_pauses_its_partition_alone() -> None:
     shell.answer = lambda batch, offsets: RETRY if failing else ACK  # type: ignore[method-assign]
     shell.read(*rows(0, 60))
     shell.run(2)
-    assert shell.pipeline.cuts["span"] == 1
+    assert shell.pipeline.cutter.cuts["span"] == 1
     shell.read(*rows(61, 120, tag=-1))
     shell.run(2)
-    assert shell.pipeline.paused == {TP}
+    assert shell.pipeline.gate.paused == {TP}
     failing = False
     shell.run(60)
-    assert shell.pipeline.paused == frozenset()
+    assert shell.pipeline.gate.paused == frozenset()
 
 
 def test_draining_settles_and_commits_all() -> None:
     """A planned stop cuts at once, pauses reading, and leaves nothing above the watermark."""
     shell = Shell(linger_ms=100_000)
     shell.read(*rows(0, 9))
-    shell.pipeline.draining = True
+    shell.pipeline.orders.drain()
     shell.run(10)
     assert shell.pipeline.idle
     assert shell.commits[-1] == PartitionState(10, 10)
     assert shell.flows == [frozenset({TP})]
-    assert shell.pipeline.cuts["shutdown"] == 1
+    assert shell.pipeline.cutter.cuts["shutdown"] == 1
 
 
 # Ownership and commits
@@ -393,29 +395,29 @@ def test_what_is_to_be_handed_over_is_settled_and_read_no_more() -> None:
     shell.pipeline.assign(other, "5c0pe000", FRESH)
     for tp in (TP, other):
         shell.pipeline.read(Run(tp, rows(0, 9), 0, 9), 0)
-    shell.pipeline.leaving = frozenset({TP})
+    shell.pipeline.orders.leave({TP})
     assert not shell.pipeline.has_settled([TP])
     shell.run(10)
     assert shell.pipeline.has_settled([TP])
     assert not shell.pipeline.has_settled([other])
-    assert shell.pipeline.paused == {TP}
-    assert shell.pipeline.cuts == {"handover": 1}
+    assert shell.pipeline.gate.paused == {TP}
+    assert shell.pipeline.cutter.cuts == {"handover": 1}
     shell.pipeline.forget([TP])
-    assert shell.pipeline.leaving == frozenset()
+    assert shell.pipeline.orders.leaving == frozenset()
 
 
 def test_an_earlier_lifes_part_is_made_whole_before_it_is_handed_over() -> None:
     """A partition that leaves is read on until what may have been sent was sent again under its name."""
     shell = Shell(start=PartitionState(0, 20, {lane_key("g0"): LaneState(None, ((0, 19),))}))
-    shell.pipeline.leaving = frozenset({TP})
+    shell.pipeline.orders.leave({TP})
     shell.read(*rows(0, 9))
     shell.run(2)
     assert not shell.pipeline.has_settled([TP])
-    assert shell.pipeline.paused == frozenset()
+    assert shell.pipeline.gate.paused == frozenset()
     shell.read(*rows(10, 19))
     shell.run(10)
     assert shell.pipeline.has_settled([TP])
-    assert shell.pipeline.paused == {TP}
+    assert shell.pipeline.gate.paused == {TP}
 
 
 def test_what_is_not_ours_is_ignored() -> None:
@@ -424,7 +426,7 @@ def test_what_is_not_ours_is_ignored() -> None:
     shell.pipeline.forget([TP, TopicPartition("t", 9)])
     shell.read(*rows(0, 1))
     shell.pipeline.read_past(TP, 5, 0)
-    assert shell.pipeline.commit([TP]) == []
+    assert shell.pipeline.commits.begin([TP]) == []
     assert shell.pipeline.books[TP].consumed == 0
 
 
@@ -434,9 +436,9 @@ def test_a_commit_that_failed_is_tried_again() -> None:
     shell.read(*rows(0, 1))
     effects = [effect for now_ms in (10, 20, 30) for effect in shell.pipeline.step(now_ms)]
     assert [type(effect) for effect in effects] == [Commit]
-    assert shell.pipeline.committing
+    assert shell.pipeline.commits.outstanding
     shell.pipeline.committed({}, 40)
-    assert not shell.pipeline.committing
+    assert not shell.pipeline.commits.outstanding
     shell.now_ms = 40
     shell.run()
     assert shell.sent
@@ -554,7 +556,7 @@ def test_what_the_window_knows_is_not_delivered_again() -> None:
     window = RotatingBitmap()
     window.update([1, 2, 5])
     shell = Shell(start=PartitionState(0, 0), max_messages=100)
-    shell.pipeline.intake.load(shell.pipeline.partitions[TP], window.dump(), 100)
+    shell.pipeline.intake.positions.load(shell.pipeline.partitions[TP], window.dump(), 100)
     shell.read(*[(offset, 0, None, b"a") for offset in range(4)])
     shell.read(*[(offset, 0, None, b"a") for offset in range(4, 8)])
     shell.read(*[(offset, 0, None, b"a") for offset in range(8, 10)])
@@ -568,7 +570,7 @@ def test_a_part_of_a_shared_intent_spans_nothing_of_any_group_that_the_window_kn
     window = RotatingBitmap()
     window.update([2])
     shell = Shell(start=PartitionState(0, 0, shared_from=0), max_messages=100)
-    shell.pipeline.intake.load(shell.pipeline.partitions[TP], window.dump(), 100)
+    shell.pipeline.intake.positions.load(shell.pipeline.partitions[TP], window.dump(), 100)
     shell.read(*[(offset, offset % 2, None, b"a") for offset in range(4)])
     shell.run()
     states = [state for state in shell.commits if state.shared]
@@ -582,7 +584,7 @@ def test_a_part_that_the_window_knows_wholly_is_not_sent_again() -> None:
     window = RotatingBitmap()
     window.update([0, 1, 2, 4])
     shell = Shell(start=state)
-    shell.pipeline.intake.load(shell.pipeline.partitions[TP], window.dump(), 100)
+    shell.pipeline.intake.positions.load(shell.pipeline.partitions[TP], window.dump(), 100)
     shell.read(*[(offset, 0, None, b"a") for offset in range(6)])
     shell.run()
     assert [offsets for _, offsets, _ in shell.sent] == [[3, 4, 5]]

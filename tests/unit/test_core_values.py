@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from sidecar.core.books import GROUPS_MAX, OTHER, Books, Tally
-from sidecar.core.records import Batch, Fragment, Part, TopicPartition, group_label
+from sidecar.core.intents import Intent
+from sidecar.core.parts import Batch, Part
+from sidecar.core.records import Fragment, TopicPartition, group_label
 
 TP = TopicPartition("orders", 3)
 
@@ -14,7 +16,8 @@ def part(first: int, last: int, group: str = "paid") -> Part:
     """A part of some rows."""
     offsets = list(range(first, last + 1))
     data = b"\n".join(b"%d" % offset for offset in offsets)
-    return Part(TP, "9f3ac2d1", group, first, last, [Fragment(offsets, data)], len(offsets), len(data) + 1)
+    intent = Intent(1, first, last)
+    return Part(TP, "9f3ac2d1", group, first, last, [Fragment(offsets, data)], len(offsets), len(data) + 1, intent)
 
 
 def test_fragment_counts_what_has_no_row() -> None:
@@ -49,7 +52,7 @@ def test_the_same_queue_of_two_brokers_is_two_places() -> None:
 def test_batch_sums_its_parts() -> None:
     """Rows, bytes, fragments and the attempt come from the parts."""
     batch = Batch(1, "paid", [part(1, 3), part(10, 11)])
-    batch.parts[1].attempts = 4
+    batch.parts[1].life.attempts = 4
     assert (batch.count, batch.nbytes, batch.attempt) == (5, 12, 5)
     assert [fragment.first for fragment in batch.fragments()] == [1, 10]
     batch.parts[0].fragments[0].unframeable = [2]

@@ -11,6 +11,7 @@ from typing import Any
 
 import structlog
 
+from sidecar.core.pipeline.gate import Orders
 from sidecar.core.records import TopicPartition
 from sidecar.daemon.dispatcher import Writer
 from sidecar.daemon.supervisor import Supervisor
@@ -23,7 +24,12 @@ TP = TopicPartition("orders", 3)
 
 def test_damage_that_is_found_in_mid_life_is_told(tmp_path: Path) -> None:
     """A row that does not check when it is read, long after the start, has its line in the log."""
-    nothing: Any = SimpleNamespace(partitions={}, committed=lambda *_: None, commit=lambda _: [])
+    nothing: Any = SimpleNamespace(
+        partitions={},
+        committed=lambda *_: None,
+        commits=SimpleNamespace(begin=lambda _: []),
+        orders=Orders(),
+    )
     broker: Any = SimpleNamespace(commit_now=lambda _: {}, close=lambda: None)
     gravedigger: Any = SimpleNamespace(close=lambda: None)
     unused: Any = None

@@ -321,11 +321,11 @@ def test_old_generations_are_dropped_once() -> None:
 def test_ids_that_cannot_be_written_are_held() -> None:
     """Settled ids that wait for a full disk count in what is held, and no more once they are written."""
     with living() as life:
-        before = life.supervisor.pipeline.held_bytes
+        before = life.supervisor.pipeline.gate.held_bytes
         life.state.failing = "full"
         life.settle(ORDERS, 0, *range(1000))
-        assert life.supervisor.pipeline.held_bytes - before >= 8000
+        assert life.supervisor.pipeline.gate.held_bytes - before >= 8000
         life.state.failing = ""
         life.settle(ORDERS, 0, 1000)
-        assert life.supervisor.pipeline.held_bytes == before
+        assert life.supervisor.pipeline.gate.held_bytes == before
         assert life.state.load_ids(ORDERS) == [(0, ids(*range(1001)))]

@@ -12,7 +12,7 @@ import pytest
 import structlog
 
 from sidecar.core.books import Books
-from sidecar.core.delivery import Delivery
+from sidecar.core.delivery.delivery import Delivery
 from sidecar.core.records import TopicPartition
 from sidecar.daemon.chronicle import OVER_S, SUMMARY_EVERY_S, Chronicle
 from sidecar.daemon.problems import FULL_S, Problems
@@ -29,10 +29,10 @@ class World:
     """A daemon that a test changes, and what is found of it."""
 
     def __init__(self) -> None:
-        delivery = SimpleNamespace(burials={})
+        delivery = SimpleNamespace(letters={})
         self.held_up: list[tuple[str, str | None, float]] = []
         self.pipeline: Any = SimpleNamespace(
-            stops={}, paused=frozenset(), delivery=delivery, held_up=lambda: list(self.held_up)
+            gate=SimpleNamespace(stops={}, paused=frozenset()), delivery=delivery, held_up=lambda: list(self.held_up)
         )
         self.record = Record()
         self.record.assigned()
@@ -82,9 +82,9 @@ def test_a_message_that_waits_for_10_s_is_a_problem_unless_it_waits_for_a_known_
     world.held_up = [("a free sender", "paid", 1.0)]
     assert [world.kinds(second) for second in (0.0, 5.0, 9.0)] == [[], [], []]
     assert world.kinds(10.0) == ["waiting"]
-    world.pipeline.stops = {"halted": "the sink refuses every request: HTTP 401"}
+    world.pipeline.gate.stops = {"halted": "the sink refuses every request: HTTP 401"}
     assert world.kinds(12.0) == ["halted"]
-    world.pipeline.stops = {}
+    world.pipeline.gate.stops = {}
     assert world.kinds(14.0) == []
 
 
@@ -93,14 +93,14 @@ def test_a_log_that_goes_on_and_is_not_read_is_a_problem() -> None:
     world = World()
     world.place = PartitionStatus(topic="orders", partition=0, watermark=5, position=7, lag=9)
     assert (world.kinds(0.0), world.kinds(11.0)) == ([], ["unread"])
-    world.pipeline.paused = frozenset({TP})
+    world.pipeline.gate.paused = frozenset({TP})
     assert world.kinds(22.0) == ["span"]
 
 
 def test_full_memory_is_a_problem_when_it_lasts() -> None:
     """For a moment it is how a slow receiver slows the source."""
     world = World()
-    world.pipeline.stops = {"memory": "it is used up"}
+    world.pipeline.gate.stops = {"memory": "it is used up"}
     assert (world.kinds(0.0), world.kinds(FULL_S - 0.1), world.kinds(FULL_S)) == ([], [], ["memory"])
 
 
@@ -113,7 +113,7 @@ def test_dead_letters_are_a_problem_for_5_minutes() -> None:
     world.totals.dead_lettered = 2
     assert world.kinds(TOLD_S) == ["dead_letters"]
     assert world.kinds(2 * TOLD_S) == []
-    world.pipeline.delivery.burials = {1: "on its way"}
+    world.pipeline.delivery.letters = {1: "on its way"}
     world.record.buried(1, "No space left on device", 1, 1_000.0)
     assert (world.kinds(1_005.0), world.kinds(1_010.0)) == ([], ["dead_letters_store"])
     world.record.buried(1, "", 1, 1_011.0)

@@ -8,9 +8,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, cast
 
 from sidecar.config.model import Settings
+from sidecar.core.books import Accounts
 from sidecar.core.effects import Commit, CommitItem, Effect
+from sidecar.core.ownerships import Ownerships
 from sidecar.core.partition.state import PartitionState
-from sidecar.core.pipeline import Pipeline
+from sidecar.core.pipeline.gate import Orders
+from sidecar.core.pipeline.pipeline import Pipeline
 from sidecar.core.records import TopicPartition
 from sidecar.daemon.build import build
 from sidecar.daemon.dispatcher import Writer
@@ -35,23 +38,22 @@ class Core:
 
     def __init__(self) -> None:
         self.effects: list[Effect] = [Commit([CommitItem(KEPT, "scope", PartitionState(5, 5), 0, array("q", [7]))])]
-        self.delivery = self
-        self.groups = self.committing = self.idle = False
-        self.partitions = self.books = dict[TopicPartition, Any]()
+        self.delivery = self.outbox = self.commits = self
+        self.groups = self.outstanding = self.idle = False
+        self.orders = Orders()
+        self.partitions, self.books = Ownerships(b"\n"), Accounts()
 
     def step(self, now_ms: float) -> list[Effect]:
         effects, self.effects = self.effects, []
         return effects
 
-    def fence(self, tps: object) -> None:
+    def forget(self, tps: object) -> None:
         pass
-
-    forget = fence
 
     def sending(self, tps: object) -> bool:
         return False
 
-    def commit(self, tps: Iterable[TopicPartition]) -> list[CommitItem]:
+    def begin(self, tps: Iterable[TopicPartition]) -> list[CommitItem]:
         return []
 
     def committed(self, results: Mapping[TopicPartition, bool], now_ms: float) -> None:
@@ -124,12 +126,12 @@ def test_nothing_is_committed_while_the_state_is_lost() -> None:
     supervisor.turn()
     supervisor.revoking([GONE])
     assert broker.begun == broker.made == []
-    assert supervisor.pipeline.stops == {"state_lost": "state.db was removed"}
+    assert supervisor.pipeline.gate.stops == {"state_lost": "state.db was removed"}
     state.is_lost = False
     wait_until(lambda: supervisor.turn() and broker.begun, 10, "it is committed")
     writer.close()
     assert [item.tp for item in broker.begun] == [KEPT]
-    assert supervisor.pipeline.stops == {}
+    assert supervisor.pipeline.gate.stops == {}
 
 
 def test_a_stop_does_not_wait_for_a_state_that_is_lost() -> None:

@@ -136,7 +136,7 @@ def test_every_exit_code_is_told() -> None:
 
 def test_every_reason_to_stop_reading_is_told() -> None:
     """The table of `intake_stopped` has the words of the pipeline, and no other."""
-    tree = ast.parse((ROOT / "sidecar" / "core" / "pipeline.py").read_text())
+    tree = ast.parse((ROOT / "sidecar" / "core" / "pipeline" / "gate.py").read_text())
     (stops,) = [n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef) and n.name == "stops"]
     (table,) = [n for n in ast.walk(stops) if isinstance(n, ast.Dict)]
     words = [key.value for key in table.keys if isinstance(key, ast.Constant)]

@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 from sidecar.config.model import Settings
-from sidecar.core.records import Batch, Fragment, Part, TopicPartition, Verdict
+from sidecar.core.intents import Intent
+from sidecar.core.parts import Batch, Part
+from sidecar.core.records import Fragment, TopicPartition, Verdict
 from sidecar.daemon.build import build
 from sidecar.errors import ConfigError, StateError
 from sidecar.sinks.build import build_sink
@@ -27,7 +29,8 @@ def part(*rows: bytes, first: int = 0, separator: bytes = b"\n") -> Part:
     """A part of one fragment."""
     offsets = range(first, first + len(rows))
     data = separator.join(rows)
-    return Part(TP, "scope", "g", first, offsets[-1], [Fragment(offsets, data)], len(rows), len(data) + 1, 0)
+    intent = Intent(1, first, offsets[-1])
+    return Part(TP, "scope", "g", first, offsets[-1], [Fragment(offsets, data)], len(rows), len(data) + 1, intent)
 
 
 def batch(*rows: bytes, first: int = 0, separator: bytes = b"\n") -> Batch:

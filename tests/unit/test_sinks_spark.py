@@ -18,8 +18,10 @@ import pytest
 
 from sidecar import files
 from sidecar.config.model import Settings
-from sidecar.core.records import Batch as CoreBatch
-from sidecar.core.records import DeadLetter, Fragment, Part, TopicPartition, Verdict
+from sidecar.core.intents import Intent
+from sidecar.core.parts import Batch as CoreBatch
+from sidecar.core.parts import Part
+from sidecar.core.records import DeadLetter, Fragment, TopicPartition, Verdict
 from sidecar.daemon.build import build
 from sidecar.daemon.graveyards import Originals
 from sidecar.errors import ConfigError, SidecarError, StateError
@@ -47,7 +49,21 @@ def batch(of: SparkSink, first: int, count: int = 3) -> CoreBatch:
     data, _ = of.framer.frame(TP, made)
     offsets = [one.offset for one in made]
     return CoreBatch(
-        1, "g", [Part(TP, "s", "g", first, offsets[-1], [Fragment(array("q", offsets), data)], count, len(data))]
+        1,
+        "g",
+        [
+            Part(
+                TP,
+                "s",
+                "g",
+                first,
+                offsets[-1],
+                [Fragment(array("q", offsets), data)],
+                count,
+                len(data),
+                Intent(1, first, offsets[-1]),
+            )
+        ],
     )
 
 

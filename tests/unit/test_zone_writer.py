@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from sidecar.core.records import Batch, TopicPartition
+from sidecar.core.parts import Batch
+from sidecar.core.records import TopicPartition
 from sidecar.errors import StateError, ZoneError
 from sidecar.zone import Tail, read, retention
 from sidecar.zone.writer import Format

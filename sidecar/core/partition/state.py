@@ -16,7 +16,7 @@ def lane_key(group: str) -> int:
     return xxhash.xxh3_64_intdigest(group.encode("utf-8", "surrogateescape")) & (1 << 48) - 1
 
 
-def derived_scope(scope: str, *why: object) -> str:
+def derived_scope(scope: str, *why: str | int) -> str:
     """A scope for names within `scope` that no other cut can have; the same for the same reasons."""
     return hashlib.blake2b(
         "\n".join([scope, *map(str, why)]).encode("utf-8", "surrogateescape"), digest_size=4

@@ -98,9 +98,7 @@ class _Delivery:
             again=task.again,
         )
         for taken, refused in folder.answers():  # a receiver that refuses everything is known to the next task too
-            self._pipeline.delivery.guard.taken(taken, ())
-            for _ in range(refused):
-                self._pipeline.delivery.guard.refused((task.tp, -1))
+            self._pipeline.delivery.receiver.recall(task.tp, taken, refused)
         self._letters = LetterFiles(
             folder.path / "letters" / str(task.batch), f"{task.tp.topic}-{task.tp.partition}-{task.attempt}"
         )
@@ -134,7 +132,7 @@ class _Delivery:
         if self._windows is not None:
             self._windows.save(pipeline.intake.ids.window(task.tp))
         self._tell("")
-        sends, batches = pipeline.delivery.sends.counts(), pipeline.delivery.batches.counts()
+        sends, batches = pipeline.delivery.sends.counts(), pipeline.delivery.outbox.ended.counts()
         return Outcome(
             task.tp, self._last, pipeline.books, dict(pipeline.cuts), sends, batches, self._letters.names, self._refused
         )
@@ -204,7 +202,7 @@ class _Delivery:
     def _trouble(self) -> str:
         if self._pipeline.stalled:
             return self._pipeline.stalled
-        failing = [one for one in self._pipeline.delivery.groups.values() if one.failing_since_ms is not None]
+        failing = [one for one in self._pipeline.delivery.outbox.groups.values() if one.failing_since_ms is not None]
         if not failing:
             return ""
         longest = min(failing, key=lambda one: one.failing_since_ms or 0.0)

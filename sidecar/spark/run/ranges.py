@@ -9,19 +9,28 @@ are sent.
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 
 from sidecar.core.batching import Limits, halves, held_bytes
 from sidecar.core.books import Books
-from sidecar.core.delivery import Delivery, DeliveryRules
+from sidecar.core.delivery.delivery import Delivery
+from sidecar.core.delivery.output import Halved as OneHalved
+from sidecar.core.delivery.output import Settled
+from sidecar.core.delivery.rules import DeliveryRules
 from sidecar.core.effects import Effect
-from sidecar.core.intake import Intake, Reading
-from sidecar.core.intents import Lane
+from sidecar.core.intake.intake import Intake
+from sidecar.core.intake.reading import Reading
+from sidecar.core.lineage import Lineage
+from sidecar.core.memory import Memory
+from sidecar.core.ownerships import Ownerships
+from sidecar.core.partition.lanes import Lane
 from sidecar.core.partition.state import PartitionState
-from sidecar.core.progress import Partition
-from sidecar.core.records import Answer, Fragment, Part, Run, TopicPartition
+from sidecar.core.parts import Part
+from sidecar.core.records import Answer, Fragment, Run, TopicPartition
+from sidecar.core.room import Room
 
 INTENTS_MAX = 1_000
 """Parts of a range that are cut and not settled; settling one looks at all."""
@@ -39,36 +48,6 @@ class Halve:
     """Make it durable that these parts were replaced by their halves; answer with `RangePipeline.halved`."""
 
     parts: tuple[Halved, ...]
-
-
-class Range(Partition):
-    """A partition's messages in one micro-batch.
-
-    Args:
-        tp: The partition.
-        scope: Stands for its identity in the names of parts.
-        separator: The rows' separator.
-    """
-
-    def __init__(self, tp: TopicPartition, scope: str, separator: bytes) -> None:
-        super().__init__(tp, scope, epoch=1, state=PartitionState(0, 0), separator=separator)
-        self.split_parts: list[Halved] = []
-
-    def may_split(self, part: Part) -> bool:  # noqa: ARG002
-        """Always: the room for intents is a folder."""
-        return True
-
-    def split(self, part: Part, pieces: Sequence[list[Fragment]]) -> list[Part]:
-        """As of `Partition`; remembered until it is durable."""
-        self.split_parts.append((part.group, part.first, part.last))
-        return super().split(part, pieces)
-
-    def part_without_rows(self, group: str, fragment: Fragment) -> Part:
-        """A part of messages that the format cannot hold: they must not move where the others are cut."""
-        aside = Lane(group, self._separator)
-        aside.buffer.add(fragment)
-        (part,) = self.cut(aside, Limits(1, 1))
-        return part
 
 
 class RangePipeline:
@@ -103,50 +82,52 @@ class RangePipeline:
         self._limits = limits
         self._held_max_bytes = held_max_bytes
         self._halved = set(halved)
+        self._fresh: list[Halved] = []
         self._again = again
         self._open_bytes = 0
-        self.range = Range(tp, scope, self._separator)
+        owned = Ownerships(self._separator)
+        owned.limit(Room(extra_bytes=sys.maxsize))  # a part may always be split: the room for intents is a folder
+        owned.take(tp, scope, PartitionState(0, 0), Lineage())
+        self.range = owned[tp]
         self.intake = Intake(reading)
-        self.delivery = Delivery(rules, self._owner, self._settled, jitter)
+        self.memory = Memory()
+        self.delivery = Delivery(rules, owned, self.memory, jitter)
         self.books = Books()
         self.cuts: Counter[str] = Counter()
         """Batches cut, by reason."""
-        self.ending = False
-
-    def _owner(self, part: Part) -> Partition | None:
-        return self.range if part.epoch == self.range.epoch else None
-
-    def _settled(self, _: Part, outcome: str, count: int) -> None:
-        self.books.settle(outcome, count)
+        self._ending = False
 
     # Reading
 
     def read(self, run: Run, now_ms: float) -> None:
         """The next rows of the range."""
         found = self.intake.sort(self.range, run, now_ms)
-        count = len(run.messages)
-        self.books.consumed += count
-        self.books.duplicate += found.duplicate
-        self.books.filtered += found.filtered
-        self.books.in_flight += count - found.duplicate - found.filtered
+        self.books.read(len(run.messages), found.duplicate, found.filtered)
         for group, fragment in found.opened:
             self._open(group, fragment)
         self._cut_for_memory()
         self.range.read_past(run.last + 1)
-        self.range.settled_ids.clear()  # the daemon's journal is a file of windows here
+        self.range.dues.drop_ids()  # the daemon's journal is a file of windows here
 
     def _open(self, group: str, fragment: Fragment) -> None:
-        self.delivery.held_bytes += held_bytes(fragment)
+        self.memory.hold(held_bytes(fragment))
         if fragment.unframeable:
             odd = Fragment((), b"", None, fragment.unframeable, fragment.at_ms)
-            self._add(self.range.part_without_rows(group, odd))
+            self._add(self._part_without_rows(group, odd))
             fragment = replace(fragment, unframeable=())
         if not fragment.offsets:
             return
-        lane = self.range.lane(group)
+        lane = self.range.lanes.of(group)
         self._open_bytes += lane.buffer.add(fragment)[1]
         while reason := self._full(lane):
             self._cut(lane, reason)
+
+    def _part_without_rows(self, group: str, fragment: Fragment) -> Part:
+        """A part of messages that the format cannot hold: they must not move where the others are cut."""
+        aside = Lane(group, self._separator)
+        aside.buffer.add(fragment)
+        (part,) = self.range.opening.cut(aside, Limits(1, 1))
+        return part
 
     def _full(self, lane: Lane) -> str:
         if lane.buffer.count >= self._limits.max_messages:
@@ -159,27 +140,27 @@ class RangePipeline:
             self._cut(max(self.range.lanes.values(), key=lambda lane: (lane.buffer.nbytes, lane.group)), "memory")
 
     def _cut(self, lane: Lane, reason: str) -> None:
-        (part,) = self.range.cut(lane, self._limits)
+        (part,) = self.range.opening.cut(lane, self._limits)
         self._open_bytes -= part.nbytes
         self.cuts[reason] += 1
         self._add(part)
 
     def _add(self, part: Part) -> None:
-        part.intent.durable = True
-        part.attempts, part.intent.old = int(self._again), self._again
+        part.intent.stand(old=self._again)
+        part.life.attempts = int(self._again)
         if (part.group, part.first, part.last) not in self._halved or part.count < 2:
             self.delivery.cut([part])
             return
-        for piece in self.range.split(part, halves(part.fragments, self._separator)):
+        for piece in self.range.outstanding.split(part, halves(part.fragments, self._separator)):
             self._add(piece)
 
     def end(self) -> None:
         """The range has no more rows: what is open is cut, bit by bit as there is room."""
-        self.ending = True
+        self._ending = True
 
     def _flush(self) -> None:
         for lane in list(self.range.lanes.values()):
-            while lane.buffer.fragments and len(self.range.intents) < FLUSH_AHEAD:
+            while lane.buffer.fragments and len(self.range.promises.intents) < FLUSH_AHEAD:
                 self._cut(lane, "linger")  # a micro-batch lasts as long as the linger: see the trigger
 
     # Delivery
@@ -187,48 +168,59 @@ class RangePipeline:
     def answered(self, batch_id: int, answer: Answer, now_ms: float, wall_ms: int) -> None:
         """The sink answered one send."""
         self.delivery.answered(batch_id, answer, now_ms, wall_ms)
+        self._apply()
 
     def stored(self, token: int, *, ok: bool, now_ms: float) -> None:
         """The dead letters of one `Store` are durable, or could not be stored."""
         self.delivery.stored(token, ok=ok, now_ms=now_ms)
+        self._apply()
 
     def halved(self) -> None:
         """What the last `Halve` named is durable."""
-        for intent in self.range.intents:
+        for intent in self.range.promises.intents:
             intent.durable = True
         self.delivery.unseal()
 
     def step(self, now_ms: float) -> list[Effect | Halve]:
         """Cut and send what is due; all effects since the last step."""
-        if self.ending:
+        if self._ending:
             self._flush()
         self.delivery.step(now_ms)
-        effects: list[Effect | Halve] = list(self.delivery.effects)
-        self.delivery.effects = []
-        self.delivery.changed.clear()
-        fresh = tuple(one for one in self.range.split_parts if one not in self._halved)
-        self.range.split_parts.clear()
-        if fresh:
-            self._halved.update(fresh)
-            effects.append(Halve(fresh))
+        self._apply()
+        effects: list[Effect | Halve] = list(self.delivery.output.take_effects())
+        if self._fresh:
+            self._halved.update(self._fresh)
+            effects.append(Halve(tuple(self._fresh)))
+            self._fresh.clear()
         return effects
+
+    def _apply(self) -> None:
+        """Enter what an event led to; nothing else comes of any here, without a commit and without a ledger."""
+        for outcome in self.delivery.output.take_outcomes():
+            match outcome:
+                case Settled(_, name, messages):
+                    self.books.settle(name, messages)
+                case OneHalved(_, group, first, last):
+                    self._fresh.append((group, first, last))
 
     @property
     def full(self) -> bool:
         """Whether nothing more is to be read at present."""
-        held = self.delivery.held_bytes > HIGH * self._held_max_bytes
-        return held or len(self.range.intents) >= INTENTS_MAX or bool(self.stalled)
+        held = self.memory.held_bytes > HIGH * self._held_max_bytes
+        return held or len(self.range.promises.intents) >= INTENTS_MAX or bool(self.stalled)
 
     @property
     def stalled(self) -> str:
         """Why nothing gets on, in words for an operator; empty when it does."""
-        if self.delivery.halted:
-            return f"the sink refuses every request ({self.delivery.halted}); correct its address or credentials"
-        if self.delivery.guard.tripped:
+        if self.delivery.receiver.halted:
+            return (
+                f"the sink refuses every request ({self.delivery.receiver.halted}); correct its address or credentials"
+            )
+        if self.delivery.receiver.refuses:
             return "the receiver refused more than a tenth of 1,000 messages; correct it, and it goes on by itself"
         return ""
 
     @property
     def idle(self) -> bool:
         """Whether all that was read is settled."""
-        return self.delivery.idle and not any(lane.buffer.fragments for lane in self.range.lanes.values())
+        return self.delivery.idle and not self.range.lanes.open()

@@ -1,0 +1,1 @@
+"""What becomes of a batch, from its cut to its end."""

@@ -1,0 +1,183 @@
+"""Conducts what becomes of batches: sends what may be sent, and leads each answer to its consequences.
+
+Cuts nothing, reads nothing, and knows no commit: what those have to do with is in `outcomes`, for whom they concern.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+from sidecar.core.batching import held_bytes
+from sidecar.core.books import Tally
+from sidecar.core.delivery.admission import Admission
+from sidecar.core.delivery.claiming import Claiming
+from sidecar.core.delivery.dead_letters import DeadLetters
+from sidecar.core.delivery.outbox import Outbox
+from sidecar.core.delivery.output import Output
+from sidecar.core.delivery.receiver import Receiver
+from sidecar.core.delivery.refusals import Refusals
+from sidecar.core.delivery.retries import Retries
+from sidecar.core.delivery.rules import DeliveryRules
+from sidecar.core.delivery.sending import Sending
+from sidecar.core.delivery.settlement import Settlement
+from sidecar.core.delivery.stages import Event, Stage, StrayEventError
+from sidecar.core.memory import ATTEMPT_BYTES, PART_BYTES, Memory, held_by
+from sidecar.core.ownerships import Ownerships
+from sidecar.core.partition.partition import Partition
+from sidecar.core.parts import Batch, Part
+from sidecar.core.records import Answer, Attempt, Verdict
+
+
+class Delivery:
+    """Owns all batches from cut to end.
+
+    Args:
+        rules: How batches are delivered.
+        owned: The partitions that are ours.
+        memory: What is held.
+        jitter: Uniform in [0, 1).
+    """
+
+    def __init__(self, rules: DeliveryRules, owned: Ownerships, memory: Memory, jitter: Callable[[], float]) -> None:
+        self._memory = memory
+        self.output = Output()
+        self.sends = Tally()
+        """Sends that were answered, by verdict."""
+        self.outbox = Outbox()
+        self.receiver = Receiver()
+        self.letters = DeadLetters(rules.separator)
+        self._settlement = Settlement(rules, owned, memory, self.letters, self.output)
+        self._admission = Admission(self.outbox, self._settlement)
+        self._retries = Retries(rules, jitter, self.outbox, self._settlement, self.receiver, self.output)
+        self.claims: Claiming | None = None
+        """With a ledger only."""
+        if rules.has_ledger:
+            self.claims = Claiming(rules, jitter, owned, self.outbox, self._admission, self._settlement, self.output)
+        self._sending = Sending(rules, owned, self.outbox, self.claims, self.output)
+        self._refusals = Refusals(
+            rules.separator, owned, self.outbox, self._admission, self._settlement, self.receiver, self._retries,
+            self.claims, self.output,
+        )  # fmt: skip
+
+    # Taking over
+
+    def cut(self, parts: list[Part]) -> None:
+        """These parts were made of what was held: a new batch, which waits for its intents to be durable."""
+        self._memory.hold(PART_BYTES * len(parts))
+        self._admission.add(parts)
+
+    def known(self, part: Part) -> None:
+        """This part was made of what was held, and all of it is known to be settled."""
+        self._memory.hold(PART_BYTES)
+        self._settlement.finish(part, "duplicate", part.count + len(part.unframeable))
+
+    def unseal(self) -> None:
+        """A commit made intents durable: what waited for them may be sent."""
+        self._admission.unseal()
+
+    # Sending
+
+    def step(self, now_ms: float) -> None:
+        """Send what may be sent by now."""
+        outstanding = bool(self.outbox.groups)
+        for store in self.letters.due(now_ms):
+            self.output.ask(store)
+        self._refusals.step()
+        self.outbox.queue_due(now_ms)
+        self._sending.step(now_ms)
+        self._trust_again(outstanding)
+
+    # Answers
+
+    def answered(self, batch_id: int, answer: Answer, now_ms: float, wall_ms: int) -> None:
+        """The sink's answer to one send.
+
+        Raises:
+            StrayEventError: The batch is not being sent.
+        """
+        batch = self.outbox.answered(batch_id)
+        self.sends.add(batch.group, answer.verdict.value)
+        attempt = Attempt(wall_ms, answer.status, answer.elapsed_ms, answer.reason)
+        for part in batch.parts:
+            if part.life.sent(attempt):
+                self._memory.hold(ATTEMPT_BYTES)
+            elif not part.life.alive:
+                self._memory.free(held_by(part))  # `forget` could not: the sender had it until now
+        if answer.verdict is not Verdict.HALT:
+            self.receiver.resume()
+        if answer.verdict in (Verdict.RETRY, Verdict.HALT):
+            self._retries.failed(batch, answer, now_ms)
+        else:
+            self._retries.recovered(batch.group, now_ms)
+            self._looked_at(batch, answer, now_ms)
+        self._trust_again(outstanding=True)
+
+    def _looked_at(self, batch: Batch, answer: Answer, now_ms: float) -> None:
+        if answer.verdict is Verdict.PARTIAL:
+            self._refusals.partial(batch, answer, now_ms)
+        elif answer.verdict is not Verdict.ACK:
+            self._refusals.refused(batch, answer, now_ms)
+        else:
+            for part in batch.parts:
+                self.receiver.judge(part, (), part.count)
+                self._settlement.finish(part, "delivered", part.count)
+            self.outbox.end(batch, "delivered")
+
+    def claimed(self, number: int, verdicts: Sequence[Sequence[int]] | None, now_ms: float) -> None:
+        """The ledger's verdicts on one `Claim`, for each want and row; None when it could not be asked.
+
+        Raises:
+            StrayEventError: No such claim is open.
+        """
+        if self.claims is None:
+            raise StrayEventError(f"claim {number}", Stage.ENDED, Event.CLAIMED)
+        outstanding = bool(self.outbox.groups)
+        self.claims.claimed(number, verdicts, now_ms)
+        self._trust_again(outstanding)
+
+    def stored(self, token: int, *, ok: bool, now_ms: float) -> None:
+        """Dead letters are durable; or not, then they are tried again in a second.
+
+        Raises:
+            StrayEventError: Nothing is being stored under that token.
+        """
+        done = self.letters.stored(token, ok=ok, now_ms=now_ms)
+        if done is not None:
+            self._settlement.buried(*done)
+            self._admission.unseal()
+
+    def _trust_again(self, outstanding: bool) -> None:
+        """The last batch came to its end in this event: nothing is left that could ask the receiver again."""
+        if outstanding and not self.outbox.groups:
+            self.receiver.trust()
+
+    def forget(self, partition: Partition) -> None:
+        """The partition is given up: what it holds is freed now, what is being sent at its answer."""
+        sending = {id(part) for batch in self.outbox.batches(Stage.SENDING) for part in batch.parts}
+        parts = [part for part in partition.lanes.parts() if id(part) not in sending]
+        open_bytes = sum(held_bytes(fragment) for fragment in partition.open_fragments())
+        self._memory.free(open_bytes + sum(map(held_by, parts)))
+        self.receiver.forget(partition.tp)
+        self._admission.unseal()
+
+    # What is told of it
+
+    @property
+    def idle(self) -> bool:
+        """Whether no batch is outstanding and no dead letter on its way."""
+        return not self.outbox.groups and not self.letters and not (self.claims and self.claims.askings)
+
+    @property
+    def awaits_twins(self) -> bool:
+        """Whether all that is outstanding waits for what twins have claimed, or behind what does."""
+        if self.claims is None or not self.claims.askings.held_alone or self.letters:
+            return False
+        return not any(map(self.outbox.count, (Stage.SENDING, Stage.WAITING, Stage.SEALED)))
+
+    def held_up(self) -> Iterator[tuple[str, Batch]]:
+        """Each batch that waits for something other than its group's next try, and what that is."""
+        waits = {"a commit": Stage.SEALED, "a free sender": Stage.READY, "an answer": Stage.SENDING}
+        for what, stage in waits.items():
+            for batch in self.outbox.batches(stage):
+                if not self.outbox.groups.failing(batch.group):
+                    yield what, batch

@@ -1,0 +1,80 @@
+"""The table of a batch's states: in which one each event may come, and what follows. Anything else is an error."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+
+
+class Stage(enum.Enum):
+    """Where a batch is; it has one stage at a time."""
+
+    NEW = "is not queued yet"
+    SEALED = "waits for a commit"
+    READY = "waits for a free sender"
+    CLAIMING = "waits for the ledger"
+    UNCLAIMED = "waits until the ledger is asked again"
+    SENDING = "waits for an answer"
+    ANSWERED = "was answered"
+    WAITING = "waits for its next try"
+    CROWDED = "waits for room for its halves"
+    ENDED = "has come to its end"
+
+
+class Event(enum.Enum):
+    """What can happen to a batch."""
+
+    SEALED = "waits for what a commit makes durable"
+    UNSEALED = "all that it promises is durable"
+    ASKED = "its claim was asked for"
+    CLAIMED = "what it still has is ours"
+    UNANSWERED = "the ledger gave no answer"
+    SENT = "it was handed to a sender"
+    ANSWERED = "the sink answered"
+    FAILED = "it is sent again"
+    DUE = "its next try is due"
+    CROWDED = "its halves found no room"
+    ENDED = "nothing of it is left to do"
+
+
+TRANSITIONS: Mapping[tuple[Stage, Event], Stage] = {
+    (Stage.NEW, Event.SEALED): Stage.SEALED,
+    (Stage.NEW, Event.UNSEALED): Stage.READY,
+    (Stage.NEW, Event.FAILED): Stage.WAITING,  # a piece of what was sent, as it is below
+    (Stage.NEW, Event.ENDED): Stage.ENDED,
+    (Stage.SEALED, Event.UNSEALED): Stage.READY,
+    (Stage.READY, Event.ASKED): Stage.CLAIMING,
+    (Stage.READY, Event.SENT): Stage.SENDING,
+    (Stage.READY, Event.ENDED): Stage.ENDED,  # none of it is ours any more, here and below
+    (Stage.CLAIMING, Event.CLAIMED): Stage.READY,
+    (Stage.CLAIMING, Event.UNANSWERED): Stage.UNCLAIMED,
+    (Stage.CLAIMING, Event.ENDED): Stage.ENDED,
+    (Stage.UNCLAIMED, Event.ASKED): Stage.CLAIMING,
+    (Stage.UNCLAIMED, Event.ENDED): Stage.ENDED,
+    (Stage.SENDING, Event.ANSWERED): Stage.ANSWERED,
+    (Stage.ANSWERED, Event.FAILED): Stage.WAITING,
+    (Stage.ANSWERED, Event.CROWDED): Stage.CROWDED,
+    (Stage.ANSWERED, Event.ENDED): Stage.ENDED,
+    (Stage.WAITING, Event.DUE): Stage.READY,
+    (Stage.CROWDED, Event.ENDED): Stage.ENDED,
+}
+
+
+class StrayEventError(Exception):
+    """An event came that fits no row of the table: answered twice, say, or never sent."""
+
+    def __init__(self, subject: str, stage: Stage, event: Event) -> None:
+        super().__init__(f"{subject}: {event.name}, while it {stage.value}")
+        self.stage, self.event = stage, event
+
+
+def after(subject: str, stage: Stage, event: Event) -> Stage:
+    """The stage that follows.
+
+    Raises:
+        StrayEventError: None does.
+    """
+    following = TRANSITIONS.get((stage, event))
+    if following is None:
+        raise StrayEventError(subject, stage, event)
+    return following

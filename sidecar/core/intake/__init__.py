@@ -1,0 +1,1 @@
+"""From what was read to what is to be delivered: position, filter, id, framing."""

@@ -1,0 +1,61 @@
+"""Message ids: which are known, of a partition itself and of those whose copies it holds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sidecar.core.dedup import Deduplicator, Moment
+from sidecar.core.intake.reading import Reading
+from sidecar.core.partition.partition import Partition
+from sidecar.core.records import Message, TopicPartition
+
+
+class Identities:
+    """Remembers ids from when they are asked about; they are durable only once their messages are settled.
+
+    Args:
+        reading: How ids are read.
+        windows: Remembers them, by partition.
+    """
+
+    def __init__(self, reading: Reading, windows: Deduplicator[TopicPartition]) -> None:
+        self._columns = reading.columns
+        self._read = reading.ids
+        self._copies = reading.copies
+        self._windows = windows
+
+    @property
+    def remembered(self) -> bool:
+        """Whether messages have ids that are compared here."""
+        return self._read is not None
+
+    def read(self, tp: TopicPartition, messages: Sequence[Message]) -> Sequence[int | None]:
+        """The id of each message."""
+        assert self._read is not None
+        return self._read(tp, messages) if messages else ()
+
+    def take(
+        self, partition: Partition, messages: Sequence[Message], numbers: Sequence[int | None], now_ms: float
+    ) -> list[bool]:
+        """For each of these, in the order of their offsets, whether its id is new."""
+        last = max(self._columns.offsets(messages[-1:]), default=-1)
+        moment = Moment(last, partition.reach.committed, now_ms)
+        known = self._known_of_origins(partition.tp, numbers)
+        others = [None if number in known else number for number in numbers] if known else numbers
+        new = self._windows.window(partition.tp).take(others, moment)
+        return [one and number not in known for one, number in zip(new, numbers, strict=True)] if known else new
+
+    def generation(self, tp: TopicPartition) -> int:
+        """Of the partition's window of message ids."""
+        return self._windows.window(tp).generation
+
+    def has_copies(self, tp: TopicPartition) -> bool:
+        """Whether ids of a partition are looked up in others of its broker, which must have been read again before."""
+        return self._copies is not None and self._copies(tp)
+
+    def _known_of_origins(self, tp: TopicPartition, numbers: Sequence[int | None]) -> set[int]:
+        if not self.has_copies(tp):
+            return set()
+        remembered = self._windows.keys()
+        windows = [self._windows.window(key) for key in remembered if key.broker == tp.broker and key != tp]
+        return {n for n in numbers if n is not None and any(n in window for window in windows)}

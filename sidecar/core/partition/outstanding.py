@@ -1,0 +1,142 @@
+"""Parts of one partition that are cut and not settled: made, taken apart, settled. No batch, no answer, no clock."""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Iterable, Mapping, Sequence
+
+from sidecar.core.batching import body_bytes
+from sidecar.core.intents import Intent
+from sidecar.core.partition.dues import Dues
+from sidecar.core.partition.lanes import Lanes
+from sidecar.core.partition.promises import Promises
+from sidecar.core.partition.state import derived_scope, lane_key
+from sidecar.core.parts import Part
+from sidecar.core.records import NO_ID, Fragment, TopicPartition
+
+
+class Outstanding:
+    """Keeps what is on its way.
+
+    A message is in one live part at most; whatever a part is replaced by has all of its messages that are not settled,
+    and its names can be told anew after a crash. An intent stays for as long as one part of it lives.
+
+    Args:
+        tp: The partition.
+        scope: Its own, in which an offset is one message.
+        lanes: The lanes.
+        promises: The intents.
+        dues: Hears what is finished.
+    """
+
+    def __init__(self, tp: TopicPartition, scope: str, lanes: Lanes, promises: Promises, dues: Dues) -> None:
+        self._tp = tp
+        self._scope = scope
+        self._lanes = lanes
+        self._promises = promises
+        self._dues = dues
+
+    def add(self, group: str, intent: Intent, fragments: list[Fragment]) -> Part:
+        """A new part of this intent: named by the intent's bounds, since members may be gone when it is sent again."""
+        scope = self._scope if intent.key is not None else derived_scope(self._scope, group)
+        rows = sum(len(fragment.offsets) for fragment in fragments)
+        nbytes = sum(map(body_bytes, fragments))
+        bounds = intent.first, intent.last
+        part = Part(self._tp, scope, group, *bounds, fragments, rows, nbytes, intent, self._scope)
+        intent.live += 1
+        insort(self._lanes.of(group).live, part, key=lambda other: other.fragments[0].first)
+        return part
+
+    def is_next(self, part: Part) -> bool:
+        """Whether nothing of its group stands before this part, which is alive."""
+        return self._lanes[part.group].live[0] is part
+
+    def settle(self, part: Part) -> None:
+        """The part is done with: delivered, or in the dead letters."""
+        self._remove(part)
+        intent = part.intent
+        intent.withheld.ids += _ids(part.fragments)
+        intent.partly = True
+        # Only when nothing of the group is left in it: what is excluded, a successor takes for settled.
+        if intent.key is None and intent.live and part.life.primary and not self._has_more(part):
+            self._promises.exclude(intent, lane_key(part.group))
+        self.drop_finished()
+
+    def _has_more(self, part: Part) -> bool:
+        """Whether there are other pieces of what the intent has of the part's group."""
+        lane = self._lanes.get(part.group)
+        return lane is not None and any(other.intent is part.intent for other in lane.live)
+
+    def _remove(self, part: Part) -> None:
+        self._lanes.remove(part)
+        part.intent.live -= 1
+        part.life.alive = False
+
+    def drop_finished(self) -> None:
+        """Intents that are wholly read and settled go; what was withheld until then is due."""
+        self._dues.finished(self._promises.take_finished())
+
+    def close(self) -> None:
+        """The partition is not ours any more, and none of its parts: what comes of them later counts no more."""
+        for part in self._lanes.parts():
+            part.life.alive = False
+
+    # Taking apart
+
+    def may_split(self, part: Part) -> bool:
+        """Whether the state has room for the part's halves."""
+        return self._promises.may_split(part, self._lanes)
+
+    def split(self, part: Part, pieces: Sequence[list[Fragment]]) -> list[Part]:
+        """Replace a refused part by its two halves, which get intents of their own.
+
+        Nothing of the part was stored, and once a half may have been, the whole must never be sent again: so the halves
+        wait for their intents to be durable.
+        """
+        self._remove(part)
+        children = self._promises.halve(part, (pieces[0][-1].last, pieces[1][0].first))
+        parts = [self.add(part.group, child, piece) for child, piece in zip(children, pieces, strict=True)]
+        self.drop_finished()
+        return parts
+
+    def separate(self, part: Part, pieces: Mapping[int, list[Fragment]], token: int) -> list[Part]:
+        """Replace a part by pieces that the ledger tells apart, under its own intent; a name follows from the token.
+
+        Args:
+            part: The part.
+            pieces: Its rows by token, but for those that are settled; not empty.
+            token: The part's own: this piece keeps its name.
+        """
+        parts = []
+        for one, fragments in pieces.items():
+            piece = self.add(part.group, part.intent, fragments)
+            if one == token:
+                piece.scope, piece.life.primary = part.scope, part.life.primary
+            else:
+                piece.scope = derived_scope(piece.scope, part.first, part.last, one)
+            parts.append(piece)
+        part.intent.partly = True
+        self._remove(part)
+        return parts
+
+    def derive(self, part: Part, pieces: Mapping[str, list[Fragment]]) -> list[Part]:
+        """Replace a part by pieces of it, under its own intent; a piece's name follows from the part's and its key.
+
+        After a crash the whole part is sent again, meets the same answer, and leads to the same pieces and names.
+        """
+        parts = []
+        for why, piece in pieces.items():
+            parts.append(self.add(part.group, part.intent, piece))
+            parts[-1].scope = derived_scope(part.scope, part.first, part.last, why)
+            parts[-1].life.primary = False
+        # Ids of what was taken wait for the whole intent; those of the others go on with the pieces.
+        later = {number for piece in pieces.values() for number in _ids(piece)}
+        part.intent.withheld.ids += [number for number in _ids(part.fragments) if number not in later]
+        part.intent.partly = True
+        self._remove(part)
+        self.drop_finished()
+        return parts
+
+
+def _ids(fragments: Iterable[Fragment]) -> list[int]:
+    return [number for fragment in fragments for number in fragment.ids or () if number != NO_ID]

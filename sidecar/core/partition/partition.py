@@ -1,0 +1,164 @@
+"""One ownership of a partition, from assignment to revocation. No batch, no retry, no clock.
+
+Below the watermark all is settled. Between it and `seen`, the next offset never read, a group's messages are unsettled
+when an intent covers them, or when they stand at or above the offset from which the group is open; everything else
+there is settled. `state()` is that and nothing more: a successor on another host goes on from it exactly.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator, Sequence
+
+from sidecar.core.effects import CommitItem
+from sidecar.core.intents import Intent
+from sidecar.core.lineage import Lineage
+from sidecar.core.partition.dues import Begun, Dues
+from sidecar.core.partition.lanes import Lane, Lanes
+from sidecar.core.partition.opening import Opening
+from sidecar.core.partition.outstanding import Outstanding
+from sidecar.core.partition.passed import Passed
+from sidecar.core.partition.promises import Promises
+from sidecar.core.partition.reach import Reach
+from sidecar.core.partition.stamps import Stamps
+from sidecar.core.partition.state import PartitionState, lane_key
+from sidecar.core.parts import Part
+from sidecar.core.records import Fragment, TopicPartition
+from sidecar.core.room import Room
+
+
+class Partition:
+    """What is read, open, promised and settled of one partition.
+
+    Args:
+        tp: The partition.
+        scope: Hash of cluster, consumer group, topic id and incarnation.
+        state: Where the predecessor was; of a fresh one `watermark == seen`.
+        separator: The rows' separator.
+        lineage: From which commits it goes on.
+        room: How much the state may take.
+    """
+
+    def __init__(
+        self,
+        tp: TopicPartition,
+        scope: str,
+        state: PartitionState,
+        separator: bytes,
+        lineage: Lineage = Lineage(),  # noqa: B008  # frozen
+        room: Room = Room(),  # noqa: B008  # frozen
+    ) -> None:
+        self.tp = tp
+        self.scope = scope
+        self.reach = Reach(state.watermark, state.seen, state.watermark)
+        self.lanes = Lanes(separator)
+        self.promises = Promises(state, room, durable=lineage.durable)
+        self.dues = Dues()
+        self.stamps = Stamps(lineage)
+        self.passed = Passed()
+        self.outstanding = Outstanding(tp, scope, self.lanes, self.promises, self.dues)
+        self.opening = Opening(self.lanes, self.promises, self.passed, self.outstanding, self.reach)
+
+    @property
+    def watermark(self) -> int:
+        """All offsets below are settled."""
+        if not (self.promises.intents or self.lanes or self.reach.replaying):  # most of the time, of most partitions
+            return self.reach.seen
+        bounds = [intent.first for intent in self.promises.intents]
+        bounds += [lane.buffer.fragments[0].first for lane in self.lanes.open()]
+        if self.reach.replaying:
+            bounds.append(self.reach.position)
+        return min(bounds, default=self.reach.seen)
+
+    def state(self) -> PartitionState:
+        """The state as it travels."""
+        return self.promises.state(self.watermark, self.reach.seen, self.reach.position, self.lanes)
+
+    def open_fragments(self) -> Iterator[Fragment]:
+        """All that is in no part: open, or read again so far of an earlier life's intent."""
+        for lane in self.lanes.values():
+            yield from lane.buffer.fragments
+        for intent in self.promises.intents:
+            for buffer in (intent.collected or {}).values():
+                yield from buffer.fragments
+
+    def unsettled(self) -> Iterator[Sequence[int]]:
+        """Offsets of all messages that were read and are not settled for a successor, and of some that are."""
+        yield from _offsets(self.open_fragments())
+        for part in self.lanes.parts():
+            yield from _offsets(part.fragments)
+        yield from (range(one.first, one.last + 1) for one in self.promises.intents if one.partly)
+
+    # Reading
+
+    def place(self, group: str, offsets: Sequence[int]) -> Iterator[tuple[Intent | Lane | None, int, int]]:
+        """Where messages that are read again belong: an intent, the open lane, or nowhere since they are settled.
+
+        Args:
+            group: Their group.
+            offsets: Rising, all below `seen`.
+
+        Yields:
+            The place, and the slice [start, stop) of `offsets` that belongs there.
+        """
+        key = lane_key(group)
+        intents, open_from = self.promises.of(key, self.reach.seen)
+        borders = sorted({open_from, *(border for one in intents for border in (one.first, one.last + 1))})
+        start = 0
+        while start < len(offsets):
+            offset = offsets[start]
+            place: Intent | Lane | None = next((one for one in intents if one.covers(key, offset)), None)
+            if place is None and offset >= open_from:
+                place = self.lanes.of(group)
+            beyond = bisect_right(borders, offset)
+            stop = bisect_left(offsets, borders[beyond], start) if beyond < len(borders) else len(offsets)
+            yield place, start, stop
+            start = stop
+
+    def read_past(self, position: int) -> list[Part]:
+        """All below `position` was read; returns the parts of an earlier life that are complete by that."""
+        self.reach.advance(position)
+        if not self.reach.replaying:
+            self.promises.all_read()
+        # What is past its last offset gets no more messages, even where some are gone from the log.
+        complete = [
+            one for one in self.promises.intents if one.collected is not None and one.last < self.reach.position
+        ]
+        parts = [part for intent in complete for part in self._complete(intent)]
+        self.outstanding.drop_finished()
+        return parts
+
+    def _complete(self, intent: Intent) -> list[Part]:
+        buffers, intent.collected = intent.collected or {}, None
+        groups = [(group, buffer.take_through(intent.last)) for group, buffer in buffers.items()]
+        parts = [self.outstanding.add(group, intent, fragments) for group, fragments in groups]
+        for part in parts:
+            part.life.attempts = max(1, intent.tries.attempts)
+        return parts
+
+    # Committing
+
+    def begin_commit(self, generation: int) -> tuple[CommitItem, Begun] | None:
+        """What is to be made durable now, and what is durable once it succeeded; None when nothing changed.
+
+        Args:
+            generation: Of the window of message ids, where there are any to be journalled.
+        """
+        state = self.state()
+        if not self.dues.outdated(state):
+            return None
+        begun = self.dues.begin(state, self.promises.intents)
+        ids, marks = self.dues.take_ids(), self.dues.take_marks()
+        stamp, lineage = self.stamps.next()
+        return CommitItem(self.tp, self.scope, state, generation, ids or None, marks, stamp, lineage), begun
+
+    def acknowledged(self, begun: Begun) -> bool:
+        """A commit succeeded: what it promised may be sent. Whether another one is due for what may be told now."""
+        self.reach.committed = begun.state.watermark
+        return self.dues.acknowledged(begun)
+
+
+def _offsets(fragments: Iterable[Fragment]) -> Iterator[Sequence[int]]:
+    """Of all their messages, with and without a row."""
+    for fragment in fragments:
+        yield from (fragment.offsets, fragment.unframeable)

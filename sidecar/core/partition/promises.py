@@ -1,0 +1,187 @@
+"""The intents of one ownership, and the room that its state leaves them. No fragment, no commit.
+
+Up to 64 groups at a time (`Room.lanes`) have intents of their own. When more are open at once, one cut serves all
+groups of the partition (a shared intent), so that the state does not grow with groups.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Collection, Iterable, Iterator
+
+from sidecar.core.intents import Intent
+from sidecar.core.partition.lanes import Lane, Lanes
+from sidecar.core.partition.state import NO_TRIES, LaneState, PartitionState, SharedIntent, Tries, lane_key
+from sidecar.core.parts import Part
+from sidecar.core.room import Room
+
+INTENT_BYTES = 10
+SHARED_BYTES = 14
+EXCLUDED_BYTES = 6
+
+
+class Promises:
+    """What may have been sent, and from where on a group's messages are in no part yet.
+
+    Whatever is cut, split or excluded is asked for first, so that the state always fits into a commit's metadata.
+
+    Args:
+        state: Where the predecessor was.
+        room: How much the state may take.
+        durable: Whether the predecessor's intents are the broker's, and not the folder's alone.
+    """
+
+    def __init__(self, state: PartitionState, room: Room, *, durable: bool) -> None:
+        self._room = room
+        self.shared_from = state.shared_from
+        """Where groups share intents: the offset from which nothing is in any intent."""
+        self._unread = {key: lane.open_from for key, lane in state.lanes.items() if lane.open_from is not None}
+        self.intents: list[Intent] = list(_resumed(state, durable=durable))
+
+    # Room
+
+    @property
+    def extra_bytes(self) -> int:
+        """What intents beyond each group's first, shared intents and exclusions take of the room."""
+        own = [intent.key for intent in self.intents if intent.key is not None]
+        shared = [len(intent.excluded) for intent in self.intents if intent.key is None]
+        return INTENT_BYTES * (len(own) - len(set(own))) + SHARED_BYTES * len(shared) + EXCLUDED_BYTES * sum(shared)
+
+    def _own_keys(self, lanes: Lanes) -> set[int]:
+        keys = {intent.key for intent in self.intents if intent.key is not None} | self._unread.keys()
+        if self.shared_from is None:
+            keys |= {lane.key for lane in lanes.open()}
+        return keys
+
+    def admits(self, groups: Collection[str], lanes: Lanes) -> bool:
+        """Whether all of `groups` may have lanes of their own; if not, the partition must share intents first."""
+        if self.shared_from is not None or len(lanes) + len(self.intents) + len(groups) <= self._room.lanes:
+            return True
+        return len(self._own_keys(lanes).union(map(lane_key, groups))) <= self._room.lanes
+
+    def may_cut(self, lane: Lane) -> bool:
+        """Whether one more intent of this lane still fits in the state."""
+        if self.shared_from is not None:
+            return self.extra_bytes + SHARED_BYTES <= self._room.extra_cuts_bytes + INTENT_BYTES * self._room.lanes
+        first = not any(intent.key == lane.key for intent in self.intents)
+        return first or self.extra_bytes + INTENT_BYTES <= self._room.extra_cuts_bytes
+
+    def may_split(self, part: Part, lanes: Lanes) -> bool:
+        """Whether there is room for the two halves and, whatever is refused next, for halving one of them to the end.
+
+        That foresight is why splits cannot wait for each other for ever.
+        """
+        # A part of n rows is halved at most log2(n) times until one row is left, and each halving adds one intent.
+        cost = INTENT_BYTES * (part.count - 1).bit_length()
+        if part.intent.key is None:
+            cost += EXCLUDED_BYTES + INTENT_BYTES
+            if len(self._own_keys(lanes) | {lane_key(part.group)}) > self._room.lanes:
+                return False
+        return self.extra_bytes + cost <= self._room.extra_bytes
+
+    # Making and keeping
+
+    def promise(self, key: int | None, first: int, last: int) -> Intent:
+        """A group's (None: all groups') messages from `first` to `last` will go out together."""
+        self.intents.append(Intent(key, first, last))
+        if key is not None and key in self._unread:
+            self._unread[key] = max(self._unread[key], last + 1)
+        return self.intents[-1]
+
+    def share(self, position: int) -> None:
+        """From here on one intent serves all groups."""
+        self.shared_from = position
+
+    def shared_up_to(self, last: int, parts: int, lanes: Lanes, *, rest: bool) -> None:
+        """A shared intent was made; groups have intents of their own again where they are few, and nothing is left.
+
+        Args:
+            last: Its last offset.
+            parts: How many groups it served.
+            lanes: The lanes.
+            rest: Whether anything below the position is in no part, or is still to be read again.
+        """
+        few = parts + len(self._own_keys(lanes)) <= self._room.lanes // 2
+        self.shared_from = None if few and not rest else last + 1
+
+    def halve(self, part: Part, border: tuple[int, int]) -> list[Intent]:
+        """The halves of a part get intents of their own; of a shared intent, its group is taken out.
+
+        Args:
+            part: The part.
+            border: The first half's last offset, and the second one's first.
+        """
+        key, intent = lane_key(part.group), part.intent
+        bounds = (part.first, border[0]), (border[1], part.last)
+        children = [Intent(key, first, last, tries=intent.tries) for first, last in bounds]
+        if intent.key is None:
+            intent.excluded.add(key)
+        self.intents += children
+        return children
+
+    def exclude(self, intent: Intent, key: int) -> None:
+        """Where there is room, what is settled of a shared intent is not sent again after a crash."""
+        if self.extra_bytes + EXCLUDED_BYTES <= self._room.extra_cuts_bytes:
+            intent.excluded.add(key)
+
+    def take_finished(self) -> list[Intent]:
+        """Remove and return those that are wholly read and settled."""
+        finished = [one for one in self.intents if not one.live and one.collected is None]
+        if finished:
+            self.intents = [one for one in self.intents if one.live or one.collected is not None]
+        return finished
+
+    # Reading again
+
+    def all_read(self) -> None:
+        """Nothing is read again any more: what an earlier life left open is in the lanes now."""
+        self._unread.clear()
+
+    def of(self, key: int, seen: int) -> tuple[list[Intent], int]:
+        """The intents that may cover a group's messages, its own ones first; and from where on the others are open.
+
+        Below that, what no intent covers is settled.
+
+        Args:
+            key: Stands for the group.
+            seen: From here on no owner read anything.
+        """
+        own = [intent for intent in self.intents if intent.key == key]
+        opens = [start for start in (self._unread.get(key), self.shared_from) if start is not None]
+        return own + [intent for intent in self.intents if intent.key is None], min(opens, default=seen)
+
+    # What travels
+
+    def state(self, watermark: int, seen: int, position: int, lanes: Lanes) -> PartitionState:
+        """The state as it travels: exactly what is unsettled, and nothing that it does not need."""
+        intents: dict[int, list[tuple[int, int]]] = {}
+        shared: list[SharedIntent] = []
+        for intent in self.intents:
+            if intent.key is None:
+                shared.append(SharedIntent(intent.first, intent.last, frozenset(intent.excluded)))
+            else:
+                intents.setdefault(intent.key, []).append((intent.first, intent.last))
+        opens = {key: max(start, position) for key, start in self._unread.items()}
+        if self.shared_from is None:
+            opens |= {lane.key: lane.buffer.fragments[0].first for lane in lanes.open()}
+        travelling = {key: LaneState(opens.pop(key, None), tuple(sorted(own))) for key, own in intents.items()}
+        travelling |= {key: LaneState(start, ()) for key, start in opens.items()}
+        shared_from = None if self.shared_from is None else max(self.shared_from, watermark)
+        tries = _longest_tried(self.intents, self._room.tries)
+        return PartitionState(watermark, seen, travelling, shared_from, tuple(shared), tries)
+
+
+def _resumed(state: PartitionState, *, durable: bool) -> Iterator[Intent]:
+    """The intents that a state tells of, to be collected as they are read again."""
+    for key, lane in state.lanes.items():
+        for first, last in lane.intents:
+            tries = state.tries.get((key, first, last), NO_TRIES)
+            yield Intent(key, first, last, durable=durable, old=True, collected={}, tries=tries)
+    for one in state.shared:
+        yield Intent(None, one.first, one.last, durable=durable, old=True, excluded=set(one.excluded), collected={})
+
+
+def _longest_tried(intents: Iterable[Intent], most: int) -> dict[tuple[int, int, int], Tries]:
+    failed = [intent for intent in intents if intent.key is not None and intent.tries.attempts]
+    longest = heapq.nlargest(most, failed, key=lambda intent: intent.tries.seconds)
+    return {(intent.key or 0, intent.first, intent.last): intent.tries for intent in longest}

@@ -1,0 +1,32 @@
+"""How far a partition was read, and how far that is durable. Numbers only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(slots=True)
+class Reach:
+    """Offsets of one ownership: `committed` is never above `position`, and `position` never above `seen`."""
+
+    position: int
+    """The next offset to read."""
+    seen: int
+    """The next offset that no owner ever read."""
+    committed: int
+    """The durable watermark."""
+
+    @property
+    def replaying(self) -> bool:
+        """Whether what an earlier life has seen is being read again."""
+        return self.position < self.seen
+
+    @property
+    def span(self) -> int:
+        """Offsets between what is durably settled and what was read."""
+        return self.position - self.committed
+
+    def advance(self, position: int) -> None:
+        """All below `position` was read; it never goes back."""
+        self.position = max(self.position, position)
+        self.seen = max(self.seen, self.position)

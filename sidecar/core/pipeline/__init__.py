@@ -1,0 +1,1 @@
+"""Ties reading, cutting, committing and delivery together."""

@@ -1,0 +1,217 @@
+"""The daemon's mind: takes (event, now), gives effects. No thread, socket, clock, random number, file or logger.
+
+Events are methods: `assign`, `read`, `read_past`, `committed`, `claimed`, `answered`, `stored`, `forget`. `step` cuts,
+commits and sends what is due and returns all effects since the last step. Times are monotonic milliseconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+from sidecar.core.books import Accounts
+from sidecar.core.cutting import BatchRules, Cutter
+from sidecar.core.delivery.delivery import Delivery
+from sidecar.core.delivery.output import Changed, GivenUp, Halved, Outcome, Output, Settled
+from sidecar.core.delivery.rules import DeliveryRules
+from sidecar.core.effects import Effect
+from sidecar.core.intake.intake import Intake
+from sidecar.core.intake.positions import HoleError
+from sidecar.core.intake.reading import Reading
+from sidecar.core.lineage import Fingerprint, Lineage
+from sidecar.core.memory import Memory
+from sidecar.core.ownerships import Ownerships
+from sidecar.core.partition.partition import Partition
+from sidecar.core.partition.state import PartitionState
+from sidecar.core.pipeline.commits import Commits
+from sidecar.core.pipeline.gate import Gate, Orders
+from sidecar.core.pipeline.origins import Origins
+from sidecar.core.records import Answer, Run, TopicPartition
+
+SETTLE_DELAY_MS = 200
+"""How long a commit waits for more to settle."""
+
+
+class Pipeline:
+    """Conducts reading, cutting, commits and delivery; each of them knows what is below it, and none knows this.
+
+    Args:
+        reading: How messages are read.
+        batching: When batches are cut.
+        rules: How they are delivered.
+        jitter: Uniform in [0, 1); where chance comes in.
+    """
+
+    def __init__(
+        self, reading: Reading, batching: BatchRules, rules: DeliveryRules, jitter: Callable[[], float]
+    ) -> None:
+        separator = reading.framer.separator
+        self._digest = reading.digest
+        self._output = Output()
+        self.partitions = Ownerships(separator)
+        self.books = Accounts()
+        self.memory = Memory()
+        self.intake = Intake(reading)
+        self.delivery = Delivery(rules, self.partitions, self.memory, jitter)
+        groups, has_ids = self.delivery.outbox.groups, reading.ids is not None
+        self.cutter = Cutter(batching, rules.concurrency, separator, self.partitions, groups, self.memory, ids=has_ids)
+        self.commits = Commits(self.partitions, self.intake.identities)
+        self.origins = Origins(self.partitions, self.intake.identities, any_copies=reading.copies is not None)
+        self.orders = Orders()
+        self.gate = Gate(batching, self.orders, self.partitions, self.origins, self.delivery, self.memory)
+
+    # Ownership
+
+    def assign(self, tp: TopicPartition, scope: str, state: PartitionState, lineage: Lineage = Lineage()) -> None:  # noqa: B008
+        """The partition is ours, from the predecessor's state on."""
+        self.forget([tp])
+        self.partitions.take(tp, scope, state, lineage)
+        self.gate.assigned(tp)
+        self.books.open(tp)
+        self.commits.touch(tp, 0.0)  # a new group's start is settled now: `latest` must not move while nothing comes
+        if state.lanes or state.shared or state.seen > state.watermark:
+            pending = sum(len(lane.intents) for lane in state.lanes.values()) + len(state.shared)
+            self._output.report(
+                "partition.resumed", **tp.fields(), watermark=state.watermark, seen=state.seen, intents=pending
+            )
+
+    def forget(self, tps: Iterable[TopicPartition]) -> None:
+        """These partitions are not ours any more: what is unsettled is released, late answers are dropped."""
+        for tp in tps:
+            self.commits.forget(tp)
+            self.orders.forget(tp)
+            partition = self.partitions.close(tp)
+            if partition is not None:
+                self.delivery.forget(partition)
+                self.cutter.forget(tp)
+                self.books.release(tp)
+                self.intake.forget(tp)
+
+    def has_settled(self, tps: Iterable[TopicPartition]) -> bool:
+        """Whether nothing that was read of these partitions, in this life or the one before, is unsettled."""
+        ours = self.partitions.keys() & set(tps)
+        return not any(self.books[tp].in_flight or self.partitions[tp].reach.replaying for tp in ours)
+
+    # Reading
+
+    def read(self, run: Run, now_ms: float) -> None:
+        """A run came from the broker: of each message it is decided here, and once, what becomes of it."""
+        partition = self.partitions.get(run.tp)
+        if partition is None:
+            return
+        if run.tp in self.origins.awaited():  # it came before it could be paused
+            self._apply([GivenUp(run.tp, "what its messages may be copies of is read again first")], now_ms)
+            return
+        reach = partition.reach
+        try:
+            # Below `seen` the intents of the earlier life decide, from there on nothing was ever cut: so in two pieces.
+            if reach.replaying and run.last >= reach.seen:
+                again, run = self.intake.divide(run, reach.seen)
+                if again is not None:
+                    self._read(partition, again, now_ms)
+                self.read_past(run.tp, reach.seen, now_ms)
+            self._read(partition, run, now_ms)
+        except HoleError as hole:
+            self._apply([GivenUp(run.tp, f"{hole} was skipped before")], now_ms)
+
+    def _read(self, partition: Partition, run: Run, now_ms: float) -> None:
+        found = self.intake.sort(partition, run, now_ms)
+        self.books[run.tp].read(len(run.messages), found.duplicate, found.filtered)
+        self.memory.hold(found.collected_bytes)
+        if self._digest is not None:
+            partition.stamps.read(Fingerprint(run.last, self._digest(run.messages[-1])))
+        if found.opened:
+            cut = self.cutter.open(partition, found.opened, now_ms)
+            if cut is not None:
+                for part in cut:
+                    self.delivery.cut([part])
+                self.commits.touch(run.tp, now_ms)
+                self._output.report("partition.joint", **run.tp.fields())
+        self.read_past(run.tp, run.last + 1, now_ms)
+
+    def read_past(self, tp: TopicPartition, position: int, now_ms: float) -> None:
+        """Nothing below `position` is left to read, messages or gaps."""
+        partition = self.partitions.get(tp)
+        if partition is None or position <= partition.reach.position:
+            return
+        for part in partition.read_past(position):
+            if part.group in part.intent.fresh:
+                self.delivery.cut([part])
+            else:
+                self.delivery.known(part)
+        self.commits.touch(tp, now_ms + SETTLE_DELAY_MS)
+        self._apply(self.delivery.output.take_outcomes(), now_ms)
+
+    # What comes back
+
+    def _apply(self, outcomes: Iterable[Outcome], now_ms: float) -> None:
+        """Bring what an event led to before those whom it concerns, before anything else happens."""
+        for outcome in outcomes:
+            match outcome:
+                case Settled(tp, name, messages):
+                    self.books[tp].settle(name, messages)
+                    self.commits.touch(tp, now_ms + SETTLE_DELAY_MS)
+                case Changed(tp) | Halved(tp):
+                    self.commits.touch(tp, now_ms)
+                case GivenUp(tp, reason):
+                    self.forget([tp])  # at once: a commit in this very step would settle what was skipped
+                    self.commits.reload(tp, reason)
+
+    def committed(self, results: Mapping[TopicPartition, bool], now_ms: float) -> None:
+        """The outstanding commit ended; what is missing in `results` failed and is tried again."""
+        self.commits.ended(results, now_ms)
+        self.delivery.unseal()
+
+    def claimed(self, number: int, verdicts: Sequence[Sequence[int]] | None, now_ms: float) -> None:
+        """The ledger's verdicts on one `Claim`, for each want and row; None when it could not be asked."""
+        self.delivery.claimed(number, verdicts, now_ms)
+        self._apply(self.delivery.output.take_outcomes(), now_ms)
+
+    def answered(self, batch_id: int, answer: Answer, now_ms: float, wall_ms: int) -> None:
+        """The sink answered one send."""
+        self.delivery.answered(batch_id, answer, now_ms, wall_ms)
+        self._apply(self.delivery.output.take_outcomes(), now_ms)
+
+    def stored(self, token: int, *, ok: bool, now_ms: float) -> None:
+        """The dead letters of one `Store` are durable, or could not be stored."""
+        self.delivery.stored(token, ok=ok, now_ms=now_ms)
+        self._apply(self.delivery.output.take_outcomes(), now_ms)
+
+    # The clock
+
+    def step(self, now_ms: float) -> list[Effect]:
+        """Cut, commit and send what is due; all effects since the last step."""
+        wide = [] if self.idle else self.gate.wide()
+        for parts in self.cutter.step(now_ms, self.gate.pressure(), wide, self.orders.leaving):
+            self.delivery.cut(parts)
+            for part in parts:
+                self.commits.touch(part.tp, now_ms)
+        # Reloads come before the next commit, which would make them wait for its end as well.
+        for reload in self.commits.take_reloads():
+            self._output.ask(reload)
+        commit = self.commits.due(now_ms, hurry=self.orders.draining)
+        if commit is not None:
+            self._output.ask(commit)
+        self.delivery.step(now_ms)
+        self._apply(self.delivery.output.take_outcomes(), now_ms)
+        flow = self.gate.flow(wide)
+        if flow is not None:
+            self._output.ask(flow)
+        return self._output.take_effects() + self.delivery.output.take_effects()
+
+    # What is told of it
+
+    def held_up(self) -> Iterator[tuple[str, str | None, float]]:
+        """What waits for something other than a group's next try: for what, the group, and what tells it from others.
+
+        The group is None where all groups of a partition wait together.
+        """
+        for (_, group), since_ms in self.cutter.held_up():
+            yield "a free sender", group, since_ms
+        for what, batch in self.delivery.held_up():
+            yield what, batch.group, float(batch.id)
+
+    @property
+    def idle(self) -> bool:
+        """Whether everything that was read, in this life or the one before, is settled and committed."""
+        idle = self.delivery.idle and self.cutter.idle and self.commits.idle
+        return idle and not self.partitions.replaying
