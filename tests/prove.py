@@ -35,7 +35,7 @@ from tests.support.jars import ROOT
 from tests.support.kafka import KafkaBroker
 from tests.support.postgresql import PostgresqlServer
 from tests.support.rocketmq import RocketMqNode
-from tests.support.rocketmq_fifo import fifo_kills
+from tests.support.rocketmq_fifo import fifo_kills, fifo_refused
 from tests.support.rocketmq_made_again import every_round, kept_offsets, made_again
 from tests.support.rocketmq_trio import name_servers, transactions
 
@@ -224,7 +224,10 @@ def rocketmq_checks(n: Sizes) -> dict[str, Check]:
         "rocketmq-senders": lambda node, folder: [flows.flow(node, remoting(node), folder, n(20_000, 2_000), share)],
         "rocketmq-grpc": lambda node, folder: [flows.flow(node, grpc(node), folder, messages, share)],
         "rocketmq-grpc-kills": lambda node, folder: [flows.kills(node, grpc(node), folder, messages, ends)],
-        "rocketmq-grpc-fifo": lambda node, folder: [fifo_kills(node, grpc(node), folder, n(40_000, 6_000), ends)],
+        "rocketmq-grpc-fifo": lambda node, folder: [
+            fifo_kills(node, grpc(node), folder, n(40_000, 6_000), ends),
+            *(fifo_refused(node, grpc(node), folder, n(20_000, 2_000), n(5, 1), queues) for queues in (8, 64)),
+        ],
         "rocketmq-grpc-outages": lambda node, folder: [flows.outages(node, grpc(node), folder, n(20_000, 4_000), n(5))],
         "rocketmq-grpc-members": lambda node, folder: [
             flows.members(node, grpc(node), folder, count, n(300, 20)) for count in (2, 3)

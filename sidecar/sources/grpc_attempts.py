@@ -3,19 +3,22 @@
 While a message of a FIFO queue is unacknowledged, the broker gives nothing more of that queue, except to a request with
 the attempt id that received it. So a request takes an id of this place under which nothing is unacknowledged. After a
 crash the same ids are used again, and the broker hands over again what was received under them. A request that brings
-fewer messages than it asked for has brought all of these, unless another open request held the lock of a queue.
+as many messages as it asked for may have left some of these, and so may one that met the sweep of another.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from itertools import chain, count
+from collections.abc import Sequence
+from itertools import count
 from typing import TypeAlias
 
 Use: TypeAlias = tuple[str, int]
 """Topic and broker, and the number of the attempt id."""
-DOUBTED = 16
-"""Ids that an earlier process may have used: one for each queue with unacknowledged messages."""
+CONFIRMED = 2
+"""So many requests bring fewer messages than they asked for, before an id is not doubted any more."""
+SPREAD = 8
+"""Queues that one request should lock at most: after a crash they come one after the other, each acknowledged first."""
 
 
 class Attempts:
@@ -29,56 +32,81 @@ class Attempts:
         self._place = place
         self._uses: Counter[Use] = Counter()
         """Open requests and unacknowledged messages."""
-        self._doubted: dict[str, set[int]] = {}
-        """By topic and broker, ids under which messages unknown to this process may be unacknowledged."""
         self._open: Counter[str] = Counter()
-        self._crowded: set[Use] = set()
-        """Requests that began while another was open."""
+        self._doubts: dict[str, dict[int, int]] = {}
+        """By topic and broker, ids under which messages unknown to this process may be unacknowledged, and how many
+        requests are to confirm the opposite."""
+        self._asked: dict[Use, int] = {}
+        """The same of ids of open requests."""
+        self._each: dict[str, float] = {}
+        """Messages that the last answer brought of a queue."""
 
     @property
     def in_order(self) -> bool:
         """Whether requests have ids."""
         return bool(self._place)
 
-    def begin(self, where: str) -> Use | None:
-        """Take an id for a request to a topic and broker, until `answered`; a doubted one if any is free."""
-        if not self._place:
-            return None
-        doubted = sorted(self._doubted.setdefault(where, set(range(DOUBTED))))
-        found = next(use for number in chain(doubted, count()) if not self._uses[use := (where, number)])
-        self._uses[found] = 1
-        self._open[where] += 1
-        if self._open[where] > 1:
-            self._crowded.add(found)
-        return found
-
     def attempt_id(self, use: Use | None) -> str:
         """The id as the broker sees it, empty for none."""
         return f"{self._place}-{use[1]}" if use is not None else ""
 
-    def hold(self, use: Use) -> None:
-        """Count an unacknowledged message."""
-        self._uses[use] += 1
+    def is_doubted(self, where: str) -> bool:
+        """Whether an id is to be asked for as soon as it is free."""
+        return bool(self._doubts.get(where))
 
-    def answered(self, use: Use | None, came: int, *, wholly: bool) -> None:
+    def free(self, where: str, queues: int) -> list[Use]:
+        """The ids that requests to a topic and broker are to be made with now.
+
+        In doubt all that are free: others take the queues that are not locked, so that those of the doubted id are left
+        for it. Else one, if no request is open.
+        """
+        # Each id in use has a queue locked, so that one more is enough.
+        doubts = self._doubts.setdefault(where, dict.fromkeys(range(queues + 1), CONFIRMED))
+        if doubts:
+            numbers = [*sorted(doubts), *(number for number in range(queues + 1) if number not in doubts)]
+            return [use for number in numbers if not self._uses[use := (where, number)]]
+        return [] if self._open[where] else [next(use for n in count() if not self._uses[use := (where, n)])]
+
+    def begin(self, use: Use | None) -> None:
+        """Count a request, until `answered`."""
+        if use is None:
+            return
+        where, number = use
+        self._uses[use] += 1
+        self._open[where] += 1
+        self._asked[use] = self._doubts[where].pop(number, 0)
+
+    def most(self, where: str) -> int:
+        """How many messages a request should ask for, so that it locks no more than some queues."""
+        return max(SPREAD, int(SPREAD * self._each.get(where, 1.0)))
+
+    def answered(self, use: Use | None, came: Sequence[int], *, wholly: bool, cut: bool) -> None:
         """End a request.
 
         Args:
             use: Its id.
-            came: How many messages it brought.
-            wholly: Whether these were fewer than it asked for, and nothing failed.
+            came: The queue of each message it brought.
+            wholly: Whether these were fewer than it asked for.
+            cut: Whether it may have brought more.
         """
         if use is None:
             return
         where, number = use
-        crowded = self._open[where] > 1 or use in self._crowded
         self._open[where] -= 1
-        self._crowded.discard(use)
-        if wholly and not (crowded and came):
-            self._doubted[where].discard(number)
-        else:
-            self._doubted[where].add(number)
+        left = self._asked.pop(use)
+        if cut:
+            left = CONFIRMED
+        elif wholly:
+            left = left - 1 if came else 0
+        if left > 0:
+            self._doubts[where][number] = left
+        if came:
+            self._each[where] = len(came) / len(set(came))
         self.end(use)
+
+    def hold(self, use: Use) -> None:
+        """Count an unacknowledged message."""
+        self._uses[use] += 1
 
     def end(self, use: Use) -> None:
         """Stop counting a message: it is acknowledged, or not ours any more."""

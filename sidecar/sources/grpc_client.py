@@ -17,7 +17,7 @@ from sidecar.errors import CredentialsError, SidecarError, UnavailableError
 from sidecar.sources.acked_client import Handed
 from sidecar.sources.acked_columns import OVERHEAD_BYTES
 from sidecar.sources.base import Tell
-from sidecar.sources.grpc_attempts import DOUBTED, Attempts, Use
+from sidecar.sources.grpc_attempts import Attempts, Use
 from sidecar.sources.grpc_leases import INVISIBLE_S, OK, Leases
 from sidecar.sources.grpc_requests import BATCH_MAX, REQUEST_S, Requests
 from sidecar.sources.grpc_session import (
@@ -42,7 +42,7 @@ SIZE_FIRST = 64 << 10
 """What a message is taken to have before one was seen: then the largest of late."""
 SIZE_FADES = 0.99
 KEEP_EVERY_S = 2.0
-RETRY_S = 0.3
+RETRY_S, AGAIN_S = 0.3, 0.05
 RETURN_S = 1.0
 """So long a proxy that came back is asked nothing of topics: it would remember for 20 s that it knows none."""
 CLOSE_S = 5.0
@@ -273,11 +273,16 @@ class GrpcClient:
     # Receiving
 
     def _workers(self, session: Session) -> list[Awaitable[None]]:
-        return [self._receive(session, queue) for queue in session.queues]
+        receive = self._receive_in_order if self._attempts.in_order else self._receive
+        return [receive(session, queue) for queue in session.queues]
+
+    def _ahead(self, queues: int) -> int:
+        """How many messages may be asked for at once of one topic and broker."""
+        return max(1, int(4 * self._queue_bytes / self._size / queues))
 
     def _share(self, queues: int) -> tuple[int, int]:
         """How many requests for one topic and broker may be open, and for how many messages each."""
-        messages = max(1, int(4 * self._queue_bytes / self._size / queues))
+        messages = self._ahead(queues)
         calls = min(max(1, CALLS // queues), messages)
         return calls, min(BATCH_MAX, max(1, messages // calls))
 
@@ -286,11 +291,8 @@ class GrpcClient:
 
         A request that waits when its process dies takes a message all the same, which then comes again, and again for
         the next such request; after 16 times a broker gives it to the dead letters.
-
-        In order, one request at a time covers all queues. Only the first ones are many: messages of an earlier process
-        come under the attempt ids that it used.
         """
-        wanted = DOUBTED if self._attempts.in_order else 1
+        wanted = 1
         open_: set[asyncio.Task[bool]] = set()
         done: set[asyncio.Task[bool]] = set()
         try:
@@ -302,39 +304,57 @@ class GrpcClient:
                 done, open_ = await asyncio.wait(open_, return_when=asyncio.FIRST_COMPLETED)
                 for one in done:
                     wanted = min(2 * wanted, MANY_CALLS) if one.result() else max(1, wanted - 1)
-                if self._attempts.in_order:
-                    wanted = 1
         finally:
-            for one in open_:
-                one.cancel()
-            await asyncio.gather(*open_, *done, return_exceptions=True)
+            await _cancelled(open_ | done)
 
-    async def _receive_once(self, session: Session, queue: Any, count: int) -> bool:
+    async def _receive_in_order(self, session: Session, queue: Any) -> None:
+        """Ask for messages under the attempt ids that are to be used."""
+        name = _name(queue)
+        open_: set[asyncio.Task[bool]] = set()
+        done: set[asyncio.Task[bool]] = set()
+        try:
+            while True:
+                await self._may_go_on.wait()
+                room = self._ahead(len(session.queues))
+                count = min(BATCH_MAX, room, self._attempts.most(name))
+                for use in self._attempts.free(name, session.counts[name])[: max(0, room // count - len(open_))]:
+                    open_.add(asyncio.create_task(self._receive_once(session, queue, count, use)))
+                if not open_:  # two ids hold one queue, since the lock of the first one ended
+                    await asyncio.sleep(AGAIN_S)
+                    continue
+                again_s = AGAIN_S if self._attempts.is_doubted(name) else None
+                done, open_ = await asyncio.wait(open_, timeout=again_s, return_when=asyncio.FIRST_COMPLETED)
+                for one in done:
+                    one.result()
+        finally:
+            await _cancelled(open_ | done)
+
+    async def _receive_once(self, session: Session, queue: Any, count: int, use: Use | None = None) -> bool:
         """Whether as many came as were asked for."""
         status = None
-        came = 0
-        name = f"{queue.topic.name} on {queue.broker.name}"
-        use = self._attempts.begin(name)
+        came: list[int] = []
+        name = _name(queue)
+        self._attempts.begin(use)
         try:
             request = self._requests.receive(queue, count, INVISIBLE_S, self._attempts.attempt_id(use))
             async for part in session.stream(request):
                 kind = part.WhichOneof("content")
                 if kind == "message":
-                    came += 1
+                    came.append(part.message.system_properties.queue_id)
                     await self._put(part.message, use)
                 elif kind == "status":
                     status = part.status
+            if status is None or status.code in (OK, NO_MESSAGE):
+                self._problems.pop(name, None)
+                return len(came) >= count
+            self._problems[name] = f"{name}: {status.message} (code {status.code})"
+            if "settings" in status.message:
+                raise ConnectionError("the proxy has forgotten this member")
+            await asyncio.sleep(RETRY_S)
+            return False
         finally:
-            wholly = came < count and status is not None and status.code in (OK, NO_MESSAGE)
-            self._attempts.answered(use, came, wholly=wholly)
-        if status is None or status.code in (OK, NO_MESSAGE):
-            self._problems.pop(name, None)
-            return came >= count
-        self._problems[name] = f"{name}: {status.message} (code {status.code})"
-        if "settings" in status.message:
-            raise ConnectionError("the proxy has forgotten this member")
-        await asyncio.sleep(RETRY_S)
-        return False
+            wholly = len(came) < count and status is not None and status.code in (OK, NO_MESSAGE)
+            self._attempts.answered(use, came, wholly=wholly, cut=status is None)
 
     async def _put(self, message: Any, use: Use | None) -> None:
         system = message.system_properties
@@ -353,6 +373,16 @@ class GrpcClient:
         while True:
             await asyncio.sleep(KEEP_EVERY_S)
             self._leases.extend([token for token, _ in list(self._arrived)])
+
+
+def _name(queue: Any) -> str:
+    return f"{queue.topic.name} on {queue.broker.name}"
+
+
+async def _cancelled(tasks: Collection[asyncio.Task[bool]]) -> None:
+    for one in tasks:
+        one.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def _no_credentials(refused: RefusedError) -> CredentialsError:

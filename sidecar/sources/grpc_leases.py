@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sidecar.sources.grpc_attempts import Attempts, Use
-from sidecar.sources.grpc_requests import Requests
+from sidecar.sources.grpc_requests import Requests, renewed
 
 INVISIBLE_S = 15.0
 """After so long a message that nobody acknowledged comes again: a killed process's are waited for so long."""
@@ -69,7 +69,7 @@ class Leases:
 
     def adopt(self, topic: str, message_id: str, receipt: str) -> int:
         """A message that another process received; its number. How long it is ours still is not known."""
-        number = self.add(topic, message_id, receipt)
+        number = self.add(topic, message_id, renewed(receipt))
         self._leases[number].until_s = time.monotonic()
         return number
 

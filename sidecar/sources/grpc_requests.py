@@ -25,6 +25,10 @@ REQUEST_S = 3.0
 POLL_S = 5.0
 """How long a proxy waits for messages, the least it does: what comes for a process that died then comes again later."""
 
+FIFO = "999"
+"""The revive queue in the receipt handle of a message of a FIFO queue."""
+RENEWED_MS = 86_400_000
+
 _HOSTS_MAX = 1_000
 _Metadata = list[tuple[str, str]]
 
@@ -48,6 +52,20 @@ def place_of(handle: str) -> Place | None:
         return Place(fields[4], fields[5], int(fields[6]), int(fields[7]), int(fields[8]))
     except (IndexError, ValueError):
         return None
+
+
+def renewed(handle: str) -> str:
+    """The receipt handle of a message of a FIFO queue as one that does not expire; any other as it is.
+
+    A proxy reads from it until when it is valid. A broker asks only whether messages of the queue were received since.
+    """
+    fields = handle.split(" ")
+    try:
+        if fields[3] == FIFO:
+            return " ".join([*fields[:2], str(int(fields[2]) + RENEWED_MS), *fields[3:]])
+    except (IndexError, ValueError):
+        pass
+    return handle
 
 
 class Requests:

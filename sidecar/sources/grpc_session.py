@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import queue
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -69,6 +70,8 @@ class Session:
         self._values = stubs.values
         self.queues: list[Any] = []
         """For each topic and broker one, which stands for all of its queues there."""
+        self.counts: Counter[str] = Counter()
+        """How many those are, by topic and broker."""
 
     async def serve(
         self, wait_s: float, is_open: Callable[[], None], work: Callable[[], Sequence[Awaitable[None]]]
@@ -190,6 +193,7 @@ class Session:
         for topic in self._settings.topics:
             answer = await self.call("QueryRoute", self._requests.route(topic, self.server))
             self._check(answer.status)
+            self.counts |= Counter(f"{one.topic.name} on {one.broker.name}" for one in answer.message_queues)
             brokers = {one.broker.name: one for one in answer.message_queues}
             for _, one in sorted(brokers.items()):
                 one.id = -1

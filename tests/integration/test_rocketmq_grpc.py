@@ -25,7 +25,7 @@ from tests.support.process import Daemon, wait_until
 from tests.support.receiver import Receiver, value_hash
 from tests.support.relay import Relay
 from tests.support.rocketmq import BROKER, Message, Node, RocketMqNode
-from tests.support.rocketmq_fifo import fifo_kills
+from tests.support.rocketmq_fifo import fifo_kills, fifo_refused
 from tests.support.rocketmq_flow import PATIENCE_S, Bodies, await_all, configuration
 
 Waits: TypeAlias = dict[str, Future[Any]]
@@ -180,6 +180,13 @@ def test_a_part_that_is_sent_again_is_the_same(node: RocketMqNode, source: dict[
 def test_a_fifo_topic_goes_on_after_a_kill(node: RocketMqNode, source: dict[str, Any], tmp_path: Path) -> None:
     """A part of several queues is whole without the broker, which hands over no more of a queue before: each once."""
     assert fifo_kills(node, source, tmp_path, 4_000, 2).exact
+
+
+def test_no_queue_waits_for_a_process_that_was_refused_and_killed(
+    node: RocketMqNode, source: dict[str, Any], tmp_path: Path
+) -> None:
+    """It had extended its messages' time to a minute, and the next process was killed too: no queue waits for that."""
+    assert fifo_refused(node, source, tmp_path, 1_600, 1, within_s=EXTENDED_S / 2).exact
 
 
 def test_messages_of_a_fifo_queue_stay_in_order(waits: Waits) -> None:

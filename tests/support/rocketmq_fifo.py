@@ -1,4 +1,4 @@
-"""A FIFO topic over gRPC, read in order by a daemon that is killed: lost, twice, and how soon it goes on."""
+"""A FIFO topic over gRPC, read in order by a daemon that is killed: lost, twice, and how soon each queue goes on."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from typing import Any
 from tests.support.audit import Finding
 from tests.support.kafka import unique
 from tests.support.process import Daemon, wait_until
-from tests.support.receiver import Receiver
+from tests.support.receiver import Receiver, value_hash
 from tests.support.rocketmq import Message, RocketMqNode
 from tests.support.rocketmq_flow import PATIENCE_S, QUEUES, WANTED, Bodies, await_all, configuration
 
 NEXT_ROW_S, EACH_ROW_S = 5.0, 10.0
+REFUSED_S, AGAIN_S = 20.0, 3.0
 
 
 def fifo_kills(node: RocketMqNode, source: Mapping[str, Any], folder: Path, messages: int, times: int) -> Finding:
@@ -56,11 +57,72 @@ def fifo_kills(node: RocketMqNode, source: Mapping[str, Any], folder: Path, mess
     return Finding(point, times, bodies.sent, found, time.monotonic() - begun, notes)
 
 
-def _send(bodies: Bodies, count: int, number: int) -> None:
+def fifo_refused(
+    node: RocketMqNode,
+    source: Mapping[str, Any],
+    folder: Path,
+    messages: int,
+    times: int,
+    queues: int = QUEUES,
+    within_s: float = NEXT_ROW_S,
+    refused_s: float = REFUSED_S,
+) -> Finding:
+    """Killed after refusals, and once more soon after the restart: then each queue goes on, and rests for no long time.
+
+    What the first process held, whether it was sent or not, must not keep the last one waiting. As the first rows come
+    from the state file, the longest time without a row counts, for each queue that has more.
+    """
+    begun, bodies, queue_of = time.monotonic(), Bodies(node), dict[str | None, int]()
+    node.create_topic(bodies.topic, queues, "FIFO")
+    node.create_group(bodies.group, orderly=True)
+    rests: list[float] = []
+    with Receiver(out=folder / unique("rows")) as receiver:
+        config = configuration(source, bodies, receiver.url)
+        config["sink"]["http"]["ordering"] = "partition"
+        with Daemon(folder, config, name=unique("fifo")) as daemon:
+            daemon.wait_ready()
+            for number in range(times):
+                receiver.fail("status", status=503)
+                queue_of |= _send(bodies, messages // times, number, queues)
+                time.sleep(refused_s)
+                daemon.kill9()
+                daemon.start()
+                time.sleep(AGAIN_S)
+                daemon.kill9()
+                receiver.control({"faults": []})
+                again_ms = time.time() * 1000
+                daemon.start()
+                wait_until(lambda: bodies.has_arrived(receiver), PATIENCE_S, "all arrive", detail=daemon.log_tail)
+                rests.append(_longest_rest_s(receiver, queue_of, again_ms))
+            await_all(daemon, bodies, receiver)
+            assert not daemon.events("members.gone")
+            daemon.stop()
+        found = bodies.tally(receiver)
+    assert max(rests) <= within_s, f"a queue rested for {sorted(rests)} s; {found}"
+    notes = f"no queue waited for its next row for more than {max(rests):.1f} s"
+    point = (
+        f"FIFO over `client: grpc`, {queues} queues: 503 for {refused_s:g} s, `kill -9`, and again after {AGAIN_S:g} s"
+    )
+    return Finding(point, times, bodies.sent, found, time.monotonic() - begun, notes)
+
+
+def _longest_rest_s(receiver: Receiver, queue_of: Mapping[str | None, int], from_ms: float) -> float:
+    """The longest time without a row of a queue, from a time on until its last row."""
+    last, longest = dict[int, float](), 0.0
+    for part in receiver.parts():
+        for queue in {queue_of[row[3]] for row in part["rows"] if part["at_ms"] >= from_ms}:
+            longest = max(longest, part["at_ms"] - last.get(queue, from_ms))
+            last[queue] = part["at_ms"]
+    return longest / 1000
+
+
+def _send(bodies: Bodies, count: int, number: int, queues: int = QUEUES) -> dict[str | None, int]:
+    """Send to all queues by turns; the queue of each message."""
     messages = [
         Message(
-            b"%d %d" % (number, i), tag=WANTED[i % 2], queue=i % QUEUES, properties={"__SHARDINGKEY": f"{i % QUEUES}"}
+            b"%d %d" % (number, i), tag=WANTED[i % 2], queue=i % queues, properties={"__SHARDINGKEY": f"{i % queues}"}
         )
         for i in range(count)
     ]
     bodies.send_these(messages)
+    return {value_hash(one.body): i % queues for i, one in enumerate(messages)}

@@ -21,7 +21,7 @@ from sidecar.errors import ConfigError
 from sidecar.sources import grpc_stubs
 from sidecar.sources.base import Tell
 from sidecar.sources.grpc_client import GrpcClient
-from sidecar.sources.grpc_requests import Place, Requests, place_of
+from sidecar.sources.grpc_requests import Place, Requests, place_of, renewed
 from sidecar.sources.grpc_session import Session
 
 HANDLE = "0 1795321906376 15000 3 {} broker-a 2 17 24853754"
@@ -93,6 +93,13 @@ def test_the_package_s_own_code_is_not_run() -> None:
     before = sys.modules.get("rocketmq")
     assert grpc_stubs.load().values.OK == 20_000
     assert sys.modules.get("rocketmq") is before
+
+
+def test_a_kept_receipt_handle_of_a_fifo_queue_is_made_valid_for_longer() -> None:
+    """A proxy would refuse it after its 15 s; one of another queue or form stays as it is."""
+    fifo = "0 1795321906376 15000 999 0 broker-a 2 17 24853754"
+    assert renewed(fifo) == "0 1795321906376 86415000 999 0 broker-a 2 17 24853754"
+    assert [renewed(one) for one in (HANDLE.format(0), "", "a b c 999 d")] == [HANDLE.format(0), "", "a b c 999 d"]
 
 
 def test_a_receipt_handle_tells_the_place() -> None:
