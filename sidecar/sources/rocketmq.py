@@ -272,7 +272,7 @@ class RocketMqSource:
         if not returned:
             return
         moved = self._starts.has_moved(sorted(returned), self._commits.committed(), self._known())
-        for tp in moved:
+        for tp in sorted(moved):
             self.reload(tp)
         saved = self._commits.saved()
         self._commits.meet(self._starts.boots({tp.broker for tp in returned}))
@@ -314,7 +314,7 @@ class RocketMqSource:
                 self._starts.resets[tp] = reset
             self.reload(tp)
         replaced, self._pulls.replaced = self._pulls.replaced, set()
-        for tp in replaced & self._assigned:
+        for tp in sorted(replaced & self._assigned):
             self._replaced.add(tp)
             self.reload(tp)
 

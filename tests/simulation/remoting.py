@@ -68,6 +68,7 @@ class RemotingWorld:
         self.crashes = self.resets = self.made = self.expired = 0
         self._bare_since: tuple[float, int] | None = None
         self._turns = 0
+        self._is_opening = False
         self._reset_at_s: dict[int, float] = {}
         self.wanted: set[bytes] = set()
         self.allowed: Counter[bytes] = Counter()
@@ -130,6 +131,9 @@ class RemotingWorld:
         self._turns += 1
         if not self.broker.is_up or not self.chance(10 * rate) or self.clock.now_s < self.broker.obeyed_at_s + TOLD_S:
             return False
+        is_new = self.start == "latest" and not self.state.load_progress()
+        if is_new and (self.process is not None or self._is_opening):  # where it begins is being decided
+            return False
         bare = self._bare()
         if not bare:
             self._bare_since = None
@@ -189,6 +193,7 @@ class RemotingWorld:
             broker.reset(number, offset)
         else:
             self.process.source._network.told(reset_frame(number, offset))
+            broker.obeyed_at_s = self.clock.now_s
             is_back &= self.process.reads(number)
         self._again = [one for one in self._again if one.number != number]
         self._floors.pop(number, None)
@@ -232,7 +237,7 @@ class RemotingWorld:
 
     def _lose_end(self) -> None:
         queues = self.broker.queues
-        if queues:
+        if queues and not self._bare():
             number = self.chance.random.randrange(len(queues))
             lost = self.broker.lose_end(number, self.chance.random.randrange(1, 6))
             self.wanted -= {one.key for one in lost}
@@ -288,7 +293,9 @@ class RemotingWorld:
                     self.clock.now_s += self.chance.random.choice([0.1, 1.0, 20.0])
                     self.broker.tick()
                     return
+                self._is_opening = True
                 self.process = Process(self)
+                self._is_opening = False
             self.process.wait_s = 0.05 if self.chance.faulty else 0.5
             self.process.turn()
             if self.chance(0.003):
@@ -307,7 +314,7 @@ class RemotingWorld:
     def _end(self, *, well: bool = False) -> None:
         self.broker.forget_stale()
         self._bare_since = None
-        self.state.is_sound = False
+        self.state.is_sound = self._is_opening = False
         if self.process is not None:
             self._ended_at_s, self._ended_well = self.clock.now_s, well
             self._again = [one for one in self._again if well or self._has_survived(one)]
