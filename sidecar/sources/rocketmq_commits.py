@@ -57,8 +57,9 @@ class _Owned:
 
     def put_mark(self) -> None:
         """Keep it with the next row."""
-        if self.newest is not None:
-            self.marks, self.newest = with_newest(self.marks, self.newest), None
+        newest, self.newest = self.newest, None
+        if newest is not None and (not self.marks or newest.offset > self.marks[0].offset):  # else it is read again
+            self.marks = with_newest(self.marks, newest)
 
 
 @dataclass(slots=True)

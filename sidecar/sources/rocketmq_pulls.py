@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_left
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from operator import itemgetter
 
 from sidecar.core.records import Run, TopicPartition
@@ -255,7 +255,7 @@ class Pulls:
             continues = is_linked or one.mark is None or (not messages and one.next < one.high)
             if one.proven == offset and continues:
                 one.proven = max(one.next, offset)
-                one.mark = Mark(*place_of(messages[-1])) if messages else one.mark
+                one.mark = _further(one.mark, messages)
             elif not one.proving:
                 self._prove(one, asked_s)
             if one.next > offset or not one.may_link:
@@ -299,7 +299,7 @@ class Pulls:
             return
         one.proving = True
         epoch, upto, mark = one.epoch, one.next, one.mark
-        newest = Mark(*place_of(one.held[-1])) if one.held else mark
+        newest = _further(mark, one.held)
 
         def answered(frame: Frame | None) -> None:
             one.proving = False
@@ -375,3 +375,10 @@ class Pulls:
                 yield Run(one.tp, messages, messages[0].offset, messages[-1].offset)
             if not messages or one.given > messages[-1].offset + 1:
                 yield ReadPast(one.tp, one.given)
+
+
+def _further(mark: Mark | None, messages: Sequence[StoredMessage]) -> Mark | None:
+    """A mark beyond what is read again tells when the queue loses its end meanwhile."""
+    if messages and (mark is None or mark.offset < messages[-1].offset):
+        return Mark(*place_of(messages[-1]))
+    return mark

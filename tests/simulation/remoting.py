@@ -31,7 +31,7 @@ NOTED_S = 3.0
 MARKED_S, MARKED_TURNS = 3.0, 60
 """So long it takes until the state folder has a mark of a queue that is begun after its first message."""
 TOLD_S = 3.0
-"""A broker of 4.x tells a member of a reset once: if one of both ends meanwhile, nobody knows it any more."""
+"""A broker tells a member of a reset once: if one of both ends meanwhile, nobody knows it any more."""
 
 
 class RemotingWorld:
@@ -44,6 +44,7 @@ class RemotingWorld:
         crashes: How many there were.
         resets: How many there were.
         made: How often the topic was made again.
+        begun: When a queue was begun in its middle last, and in which turn.
         expired: How often old messages were dropped.
     """
 
@@ -68,6 +69,7 @@ class RemotingWorld:
         self.crashes = self.resets = self.made = self.expired = 0
         self._bare_since: tuple[float, int] | None = None
         self._turns = 0
+        self.begun = (-MARKED_S, -MARKED_TURNS)
         self._is_opening = False
         self._reset_at_s: dict[int, float] = {}
         self.wanted: set[bytes] = set()
@@ -115,6 +117,10 @@ class RemotingWorld:
             broker.clock_off_ms = chance.random.randrange(-600_000, 600_000)
         self.clock.now_s += chance.random.choice([0.0, 0.5, 3.0]) if chance(0.01) else 0.0
 
+    def begin(self) -> None:
+        """A queue is begun after its first message: nothing that is known of it tells it from another one yet."""
+        self.begun = (self.clock.now_s, self._turns)
+
     def _delete(self) -> None:
         self._sizes = [queue.high for queue in self.broker.queues or ()]
         self.broker.delete()
@@ -132,6 +138,9 @@ class RemotingWorld:
         if not self.broker.is_up or not self.chance(10 * rate) or self.clock.now_s < self.broker.obeyed_at_s + TOLD_S:
             return False
         is_new = self.start == "latest" and not self.state.load_progress()
+        since_s, turns = self.begun
+        if self.clock.now_s < since_s + MARKED_S or self._turns < turns + MARKED_TURNS:
+            return False
         if is_new and (self.process is not None or self._is_opening):  # where it begins is being decided
             return False
         bare = self._bare()
@@ -322,7 +331,7 @@ class RemotingWorld:
 
     def _has_survived(self, one: _Again) -> bool:
         """Whether a reset that was perhaps not obeyed yet is still known to somebody."""
-        is_told = self.broker.is_new or one.at_s <= self.clock.now_s - TOLD_S
+        is_told = one.number in self.broker.resets or one.at_s <= self.clock.now_s - TOLD_S
         return is_told and self._has_noted(one.number)
 
     def _idle(self) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 from unittest.mock import patch
 
@@ -19,6 +19,7 @@ from sidecar.sources import (
     rocketmq_routes,
     rocketmq_start,
 )
+from sidecar.sources.base import Assignment
 from sidecar.sources.rocketmq import RocketMqSource
 from sidecar.sources.rocketmq_columns import RocketMqColumns
 from tests.simulation.acked_broker import Inline
@@ -45,7 +46,7 @@ class Process(Shell):
     def __init__(self, world: RemotingWorld) -> None:
         chance = world.chance
         super().__init__(world.receiver, chance)
-        self._clock = world.clock
+        self._world, self._clock = world, world.clock
         reading = reading_of(RocketMqColumns(), tag_of, world.form)
         batching = batching_of(chance, chance.random.choice([30_000, 1 << 20]))
         delivery = delivery_of(ordered=chance.ordered)
@@ -68,6 +69,18 @@ class Process(Shell):
     def offsets(self) -> dict[int, int]:
         """Where it is in each queue."""
         return {tp.partition: one.next for tp, one in self.source._pulls._queues.items()}
+
+    def assigned(self, found: Sequence[Assignment]) -> None:
+        """Go on."""
+        super().assigned(found)
+        if any(one.read_from > 0 and not one.resumed for one in found):
+            self._world.begin()
+
+    def event(self, name: str, level: str, fields: Mapping[str, object]) -> None:
+        """Note it; where a queue is to begin is decided then."""
+        super().event(name, level, fields)
+        if "log_start" in fields:
+            self._world.begin()
 
     def die(self) -> None:
         """Killed."""
