@@ -55,7 +55,9 @@ class Senders:
                 answer = self._sink.deliver(batch)
             except Exception as error:  # noqa: BLE001  # a mistake in a sink must not end a sender
                 answer = Answer(Verdict.RETRY, f"the sink failed: {type(error).__name__}: {error}")
-            self._inbox.put(Answered(batch.id, replace(answer, elapsed_ms=(time.perf_counter() - begun) * 1000)))
+            answered = Answered(batch.id, replace(answer, elapsed_ms=(time.perf_counter() - begun) * 1000))
+            del batch  # the wait for the next one must not hold it
+            self._inbox.put(answered)
 
     def close(self, timeout_s: float) -> None:
         """End the threads; what is being sent is given up."""
@@ -101,6 +103,7 @@ class Writer:
     def _run(self) -> None:
         while (job := self._work.get()) is not None:
             job()
+            del job  # with what it holds
 
     def abandon(self, timeout_s: float) -> None:
         """Drop what was not begun, and wait for what was, at most so long."""

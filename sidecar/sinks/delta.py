@@ -133,6 +133,7 @@ class DeltaSink:
                 answer = Answer(Verdict.RETRY, f"the sink failed: {type(error).__name__}: {_line(error)}")
             for one in group:
                 one.answer.set_result(answer)
+            del group, one  # the wait for more must not hold them
             self._closed.wait(min(PAUSES * (time.monotonic() - begun_s), PAUSE_MAX_S))
 
     def _next(self) -> list[_Waiting]:

@@ -330,6 +330,16 @@ def test_memory_pauses_at_80_percent_and_resumes_at_50() -> None:
     assert shell.flows == [frozenset({TP}), frozenset()]
 
 
+def test_memory_pauses_where_one_more_would_be_too_much() -> None:
+    """What was read last may come again as large: beyond the budget it waits until half of it is free."""
+    shell = Shell(held=3_000, linger_ms=100_000)
+    shell.answer = lambda batch, offsets: None  # type: ignore[method-assign,return-value]
+    shell.read(*rows(0, 79))
+    assert 1_500 < shell.pipeline.held_bytes < 2_400
+    shell.run(3)
+    assert shell.pipeline.paused == {TP}
+
+
 def test_a_lost_state_stops_the_intake() -> None:
     """While what is stored would be lost no partition is read; with the state back, reading goes on."""
     shell = Shell()

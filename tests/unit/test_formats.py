@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import tracemalloc
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sidecar.core.records import Details, Fragment, Place, TopicPartition
+from sidecar.sinks import formats
 from sidecar.sinks.formats import (
     CHUNK_BYTES,
     FORMATS,
@@ -88,6 +90,31 @@ def test_ndjson_carries_exactly_the_values_that_fit_on_a_line(batch: list[Msg]) 
     assert rows == [m.value for m in batch if m.value and b"\n" not in m.value]
     assert left_out == [i for i, m in enumerate(batch) if not m.value or b"\n" in m.value]
     assert body("ndjson", rows).split(b"\n")[:-1] == rows
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.binary(max_size=40) | st.text(max_size=20).map(str.encode))
+def test_a_large_value_is_the_same_row_in_pieces(value: bytes) -> None:
+    """Whatever characters stand on the border of two pieces, and wherever the value ceases to be text."""
+    row = envelope_row(TP, 7, 1, b"k", (b"a",), [("h", b"x")], value)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(formats, "LARGE_BYTES", -1)
+        patch.setattr(formats, "PIECE_BYTES", 3)
+        assert envelope_row(TP, 7, 1, b"k", (b"a",), [("h", b"x")], value) == row
+
+
+@pytest.mark.parametrize("last", [b"x", b"\xff"], ids=["text", "no text"])
+def test_nothing_as_large_stands_beside_a_large_row(last: bytes) -> None:
+    """No text and no copy of it: with bodies of a quarter of the budget there is no room for these."""
+    value = b"x" * (16 << 20) + last
+    framer = make_framer("envelope", ListColumns(), tags_of)
+    tracemalloc.start()
+    try:
+        data, _ = framer.frame(TP, [Msg(value=value)])
+        most_bytes = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert most_bytes < 1.4 * len(data)
 
 
 @settings(max_examples=60, deadline=None)

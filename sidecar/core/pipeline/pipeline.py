@@ -114,7 +114,7 @@ class Pipeline:
             self._apply([GivenUp(run.tp, f"{hole} was skipped before")], now_ms)
 
     def _read(self, partition: Partition, run: Run, now_ms: float) -> None:
-        found = self.intake.sort(partition, run, now_ms)
+        found, before_bytes = self.intake.sort(partition, run, now_ms), self.memory.held_bytes
         self.books[run.tp].read(len(run.messages), found.duplicate, found.filtered)
         self.memory.hold(found.collected_bytes)
         if self._digest is not None:
@@ -126,6 +126,7 @@ class Pipeline:
                     self.delivery.cut([part])
                 self.commits.touch(run.tp, now_ms)
                 self._output.report("partition.joint", **run.tp.fields())
+        self.gate.has_read(self.memory.held_bytes - before_bytes)
         self.read_past(run.tp, run.last + 1, now_ms)
 
     def read_past(self, tp: TopicPartition, position: int, now_ms: float) -> None:

@@ -1,0 +1,48 @@
+"""Threads that wait hold nothing of what they did."""
+
+from __future__ import annotations
+
+import queue
+import sys
+from collections import deque
+
+from sidecar.core.records import Answer, Batch, Verdict
+from sidecar.daemon.dispatcher import Senders, Writer
+from tests.support.process import wait_until
+
+PATIENCE_S = 10.0
+
+
+class Taking:
+    """Takes everything."""
+
+    def deliver(self, batch: Batch) -> Answer:
+        """It is taken."""
+        return Answer(Verdict.ACK)
+
+    def close(self) -> None:
+        """Nothing to do."""
+
+
+def test_a_sender_lets_go_of_what_it_has_sent() -> None:
+    """Four senders would else hold four batches that nobody counts, until the next ones come."""
+    inbox: queue.SimpleQueue[object] = queue.SimpleQueue()
+    senders = Senders(Taking(), 4, inbox)  # type: ignore[arg-type]
+    batches = [Batch(number, "g", []) for number in range(4)]
+    deque(map(senders.send, batches), 0)
+    for _ in range(4):
+        inbox.get(timeout=PATIENCE_S)
+    assert [sys.getrefcount(batch) for batch in batches] == [3] * 4  # the list's, this loop's and the call's
+    senders.close(PATIENCE_S)
+
+
+def test_a_writer_lets_go_of_what_it_has_done() -> None:
+    """A job may hold dead letters with their rows."""
+    writer = Writer()
+
+    def job() -> None:
+        """Nothing to do."""
+
+    writer.do(job)
+    wait_until(lambda: sys.getrefcount(job) == 2, PATIENCE_S, "only this test has the job")
+    writer.close()
