@@ -12,6 +12,7 @@ from pathlib import Path
 
 import structlog
 
+from sidecar.allocator import give_back_large
 from sidecar.config.model import Settings
 from sidecar.config.source import RocketMqSource as RocketMqSettings
 from sidecar.core.room import Room
@@ -83,6 +84,8 @@ class Daemon:
 
     def _start(self, stack: ExitStack) -> tuple[Supervisor, StatusKeeper]:
         settings = self._settings
+        if settings.source.rocketmq:  # the other client takes blocks of this size all the time
+            give_back_large()
         # The state first: its lock keeps a second process of this folder out of the group.
         state = stack.enter_context(closing(Store(settings.state.dir)))
         damages = tell_damages(state)

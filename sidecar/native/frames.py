@@ -108,8 +108,10 @@ class Frames:
             end = at + _HEAD.size + length
             if len(self._data) < end:
                 break
-            yield Kind(kind), bytes(self._data[at + _HEAD.size : end])
+            with memoryview(self._data) as view:
+                payload = bytes(view[at + _HEAD.size : end])
             at = end
+            yield Kind(kind), payload
         del self._data[:at]
 
 

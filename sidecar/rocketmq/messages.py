@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import math
 import re
 import struct
@@ -40,7 +41,9 @@ _HEADS = {
 }
 _USUAL = _HEADS[0]
 _PACKED = int(SysFlag.COMPRESSED | SysFlag.INNER_BATCH)
+_PIECE_BYTES = 1 << 20
 _ZSTD_STEP_BYTES = 256
+_CUT_OFF = "a body that is cut off"
 
 
 class StoredMessage(NamedTuple):
@@ -204,34 +207,53 @@ def unpack(body: bytes, sys_flag: int, bytes_max: int | None = None) -> bytes:
         ValueError: It is damaged, or has a second one behind it (gzip).
     """
     kind, bytes_max = sys_flag & SysFlag.COMPRESSION_TYPE, BODY_BYTES_MAX if bytes_max is None else bytes_max
-    found: bytes | bytearray
+    unpacker = _PIECES.get(kind, _zlib_pieces)  # zlib has a number since 5.0; before it was the only one
     try:
-        if kind == SysFlag.LZ4:
-            lz4_frame = lz4.frame.LZ4FrameDecompressor()
-            found, whole = lz4_frame.decompress(body, bytes_max + 1), lz4_frame.eof
-        elif kind == SysFlag.ZSTD:
-            found, whole = _unpack_zstd(body, bytes_max)
-        else:  # zlib has a number of its own since 5.0, and was the only one before; gzip comes over gRPC
-            stream = zlib.decompressobj(zlib.MAX_WBITS | 32)
-            found = stream.decompress(body, bytes_max + 1)
-            whole = stream.eof and not (stream.unused_data and body.startswith(_GZIP))
+        pieces = unpacker(body, min(_PIECE_BYTES, bytes_max + 1))
+        found = io.BytesIO(next(pieces, b""))  # whose bytes are those that come out: a join would need the room twice
+        size_bytes = found.seek(0, io.SEEK_END)
+        while size_bytes <= bytes_max and (piece := next(pieces, b"")):
+            size_bytes += found.write(piece)
     except (RuntimeError, zstandard.ZstdError, zlib.error) as error:
         raise ValueError(f"a damaged body: {error}") from error
-    if len(found) > bytes_max:
+    if size_bytes > bytes_max:
         raise TooLargeError(f"a body of more than {bytes_max} bytes")
-    if not whole:
-        raise ValueError("a body that is cut off")
-    return bytes(found)
+    return found.getvalue()
 
 
-def _unpack_zstd(body: bytes, bytes_max: int) -> tuple[bytearray, bool]:
+def _zlib_pieces(body: bytes, piece_bytes: int) -> Iterator[bytes]:
+    """Of gzip too, which comes over gRPC."""
+    stream = zlib.decompressobj(zlib.MAX_WBITS | 32)
+    piece = stream.decompress(body, piece_bytes)
+    while piece:
+        yield piece
+        piece = b"" if stream.eof else stream.decompress(stream.unconsumed_tail, piece_bytes)
+    if not stream.eof or (stream.unused_data and body.startswith(_GZIP)):
+        raise ValueError(_CUT_OFF)
+
+
+def _lz4_pieces(body: bytes, piece_bytes: int) -> Iterator[bytes]:
+    stream = lz4.frame.LZ4FrameDecompressor()
+    piece = stream.decompress(body, piece_bytes)
+    while piece:
+        yield piece
+        piece = b"" if stream.eof or stream.needs_input else stream.decompress(b"", piece_bytes)
+    if not stream.eof:
+        raise ValueError(_CUT_OFF)
+
+
+def _zstd_pieces(body: bytes, _: int) -> Iterator[bytes]:
     """In small steps: no call of the library has a bound, and a step of 256 bytes can become 8 MiB."""
-    stream, found = zstandard.ZstdDecompressor().decompressobj(), bytearray()
+    stream = zstandard.ZstdDecompressor().decompressobj()
     for at in range(0, len(body), _ZSTD_STEP_BYTES):
-        found += stream.decompress(body[at : at + _ZSTD_STEP_BYTES])
-        if stream.eof or len(found) > bytes_max:
-            break
-    return found, stream.eof
+        if piece := stream.decompress(body[at : at + _ZSTD_STEP_BYTES]):
+            yield piece
+        if stream.eof:
+            return
+    raise ValueError(_CUT_OFF)
+
+
+_PIECES = {int(SysFlag.LZ4): _lz4_pieces, int(SysFlag.ZSTD): _zstd_pieces}
 
 
 def _inner(batch: StoredMessage) -> Iterator[StoredMessage]:

@@ -101,6 +101,8 @@ class AckedSource:
         """What is held and not settled, by identity."""
         self._by_number: dict[tuple[TopicPartition, int], Taken] = {}
         self._new = Room()
+        self._largest_bytes = 0
+        """Of what is held, as far as none of it has left since."""
         self._again = Room()
         self._unsaved: dict[TopicPartition, str] = {}
         self._leaving: list[Taken] = []
@@ -223,6 +225,7 @@ class AckedSource:
 
     def _hold(self, message: Taken) -> None:
         self._known[message.identity] = message
+        self._largest_bytes = max(self._largest_bytes, message.held_bytes)
         (self._again if message.again else self._new).add(1, message.held_bytes)
 
     def _hand_on(self) -> Iterable[Run | ReadPast]:
@@ -282,7 +285,9 @@ class AckedSource:
         idle = not awaited and all(topic.current.tp in self._paused for topic in self._topics.values())
         count_max = max(HELD_MAX - self._again.count - awaited, HELD_MAX // LEAST_SHARE)
         bytes_max = max(self._held_max_bytes - self._again.nbytes, self._held_max_bytes // LEAST_SHARE)
-        self._is_full = idle or self._new.count >= count_max or self._new.nbytes >= bytes_max
+        # One more like the largest is not to be beyond it by more than an 8th.
+        is_large = self._new.nbytes + self._largest_bytes > bytes_max * 9 // 8 and self._new.count > 0
+        self._is_full = idle or is_large or self._new.count >= count_max or self._new.nbytes >= bytes_max
         # What is whole without the broker comes first: it gives nothing more of these queues before.
         replays = self._keeps_rows and (bool(self._adopted) or not awaited) and self._has_earlier()
         if (self._is_full or replays) != self._is_held:
@@ -364,6 +369,8 @@ class AckedSource:
         self._unsaved.clear()
         for message in self._leaving:
             (self._again if message.again else self._new).add(-1, -message.held_bytes)
+            if message.held_bytes >= self._largest_bytes:
+                self._largest_bytes = 0
             del self._by_number[message.place]
         leaving, self._leaving = self._leaving, []
         handles = [handle for message in leaving for handle in message.handles] + self._late

@@ -8,7 +8,7 @@ import secrets
 import threading
 import time
 from collections import deque
-from collections.abc import Awaitable, Collection, Coroutine, Hashable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Hashable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
@@ -81,11 +81,15 @@ class GrpcClient:
         self._queue_bytes = queue_bytes
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="grpc", daemon=True)
-        self._arrived: deque[tuple[int, Any]] = deque()
-        """Numbers and messages that were not taken yet; packed, as what they unpack to is held by who takes them."""
+        self._arrived: deque[tuple[int, Any, int]] = deque()
+        """Numbers, messages and sizes of what was not taken yet; packed: what it unpacks to is held by who takes it."""
         self._arrived_bytes = 0
         self._has_arrived = threading.Condition()
+        self._taken_bytes = 0
+        """Of what was taken at last, until it is known whether that leaves room for more."""
+        self._awaits_room = False
         self._size: float = SIZE_FIRST
+        self._knows_size = self._attempts.in_order  # whose first requests are as large as those of an earlier process
         self._problems: dict[str, str] = {}
         self._session: Session | None = None
         self._opened = threading.Event()
@@ -117,24 +121,30 @@ class GrpcClient:
         """What has come; at once when something is there, else after the time; nothing while full."""
         found: list[Handed] = []
         size_bytes = 0
+        self._taken_bytes = 0
+        self._tell_room()
         if not self._arrived or self._is_full:
             with self._has_arrived:
                 self._has_arrived.wait_for(lambda: self._arrived and not self._is_full, timeout_s)
         while self._arrived and not self._is_full and size_bytes < self._queue_bytes:
-            found.append(self._unpacked(*self._arrived[0]))
+            found.append(self._unpacked(*self._arrived[0][:2]))
             size_bytes += len(found[-1].body) + OVERHEAD_BYTES
             with self._has_arrived:
-                _, message = self._arrived.popleft()
-                was_full = self._arrived_bytes >= self._queue_bytes
-                self._arrived_bytes -= len(message.body) + OVERHEAD_BYTES
-            if was_full:
-                self._loop.call_soon_threadsafe(self._room.set)
+                self._arrived_bytes -= self._arrived.popleft()[2]
+            self._taken_bytes = size_bytes
+        self._tell_room()
         self._skipped.turn(time.monotonic())
         return found
 
+    def _tell_room(self) -> None:
+        if self._awaits_room:
+            self._awaits_room = False
+            self._loop.call_soon_threadsafe(self._room.set)
+
     def _unpacked(self, token: int, message: Any) -> Handed:
         handed = self._requests.handed(token, message)
-        self._size = max(len(handed.body) + OVERHEAD_BYTES, self._size * SIZE_FADES)
+        self._size = max(len(handed.body) + OVERHEAD_BYTES, self._size * SIZE_FADES if self._knows_size else 0)
+        self._knows_size = True
         self._skipped.look(handed, time.monotonic())
         return handed
 
@@ -282,9 +292,22 @@ class GrpcClient:
 
     def _share(self, queues: int) -> tuple[int, int]:
         """How many requests for one topic and broker may be open, and for how many messages each."""
-        messages = self._ahead(queues)
+        messages = max(1, int(self._queue_bytes / self._size / queues)) if self._knows_size else 1
         calls = min(max(1, CALLS // queues), messages)
         return calls, min(BATCH_MAX, max(1, messages // calls))
+
+    @property
+    def _may_ask(self) -> bool:
+        """Whether there is room for one more message like those of late, or no other is on its way."""
+        waiting_bytes = self._arrived_bytes + self._taken_bytes
+        return not waiting_bytes or waiting_bytes + self._size <= self._queue_bytes
+
+    async def _await_room(self, has_room: Callable[[], bool]) -> None:
+        while not has_room():
+            self._room.clear()
+            self._awaits_room = True
+            if not has_room():
+                await self._room.wait()
 
     async def _receive(self, session: Session, queue: Any) -> None:
         """Ask for messages: once at a time while few come, more often at once while there are many.
@@ -297,9 +320,11 @@ class GrpcClient:
         done: set[asyncio.Task[bool]] = set()
         try:
             while True:
+                if not open_:
+                    await self._await_room(lambda: self._may_ask)
                 await self._may_go_on.wait()
                 calls, count = self._share(len(session.queues))
-                while len(open_) < min(wanted, calls):
+                while len(open_) < min(wanted, calls) and (self._may_ask or not open_):
                     open_.add(asyncio.create_task(self._receive_once(session, queue, count)))
                 done, open_ = await asyncio.wait(open_, return_when=asyncio.FIRST_COMPLETED)
                 for one in done:
@@ -359,20 +384,18 @@ class GrpcClient:
     async def _put(self, message: Any, use: Use | None) -> None:
         system = message.system_properties
         token = self._leases.add(message.topic.name, system.message_id, system.receipt_handle, use)
-        while self._arrived_bytes >= self._queue_bytes:
-            self._room.clear()
-            if self._arrived_bytes >= self._queue_bytes:
-                await self._room.wait()
+        await self._await_room(lambda: self._arrived_bytes < self._queue_bytes)
+        size_bytes = len(message.body) + OVERHEAD_BYTES
         with self._has_arrived:
-            self._arrived.append((token, message))
-            self._arrived_bytes += len(message.body) + OVERHEAD_BYTES
+            self._arrived.append((token, message, size_bytes))
+            self._arrived_bytes += size_bytes
             self._has_arrived.notify()
 
     async def _keep(self) -> None:
         """What waits to be taken is not to be handed over again meanwhile."""
         while True:
             await asyncio.sleep(KEEP_EVERY_S)
-            self._leases.extend([token for token, _ in list(self._arrived)])
+            self._leases.extend([token for token, *_ in list(self._arrived)])
 
 
 def _name(queue: Any) -> str:

@@ -172,11 +172,14 @@ class RocketMqSource:
         marks, self._pulls.found = self._pulls.found, {}
         for tp, mark in marks.items():
             self._commits.read(tp, mark)
-        found = list(self._pulls.take())
-        for one in found:
+        return self._hand_on()
+
+    def _hand_on(self) -> Iterable[Run | ReadPast]:
+        """One after the other, so that a body is let go of when its row is made, and before the next one's is."""
+        for one in self._pulls.take():
             if isinstance(one, Run):
                 self._look_at(one)
-        return found
+            yield one
 
     def _look_at(self, run: Run) -> None:
         last = run.messages[-1]

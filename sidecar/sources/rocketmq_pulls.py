@@ -22,9 +22,11 @@ from sidecar.sources.rocketmq_progress import Mark
 from sidecar.sources.rocketmq_pulling import (
     ANSWER_BYTES,
     IDLE_BYTES,
+    RUN_BYTES,
     Find,
     Place,
     Pulling,
+    first_of,
     of_slave,
     place_of,
     size_bytes,
@@ -369,11 +371,15 @@ class Pulls:
         for one in list(self._queues.values()):
             if one.proven == one.given:
                 continue
+            is_large = one.held_bytes > RUN_BYTES
             messages = self._proven(one)
+            last = messages[-1].offset if messages else -1
             one.given = one.proven
-            if messages:
-                yield Run(one.tp, messages, messages[0].offset, messages[-1].offset)
-            if not messages or one.given > messages[-1].offset + 1:
+            while messages:
+                few = first_of(messages) if is_large else messages
+                messages = messages[len(few) :]
+                yield Run(one.tp, few, few[0].offset, few[-1].offset)
+            if one.given > last + 1:
                 yield ReadPast(one.tp, one.given)
 
 

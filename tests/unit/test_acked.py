@@ -236,6 +236,27 @@ def test_what_is_held_is_bounded_and_kept_invisible(monkeypatch: pytest.MonkeyPa
     assert not scene.client.full
 
 
+def test_one_more_like_the_largest_has_room_or_does_not_come() -> None:
+    """Within an 8th beyond the bound; what is larger than all of it comes when nothing else is held."""
+    scene = Scene(held_max_bytes=100_000)
+    full: list[bool] = []
+    for n, size in enumerate((50_000, 10, 200_000)):
+        scene.poll(handed(n, unique=str(n), body=bytes(size)))
+        scene.poll()
+        full.append(scene.client.full)
+        scene.settle(n + 1)
+        scene.poll()
+        assert not scene.client.full
+    assert full == [False, False, True]
+    scene.poll(handed(3, unique="3", body=bytes(120_000)), handed(4, unique="4"))
+    scene.settle(4)  # the large one alone
+    scene.poll()
+    assert not scene.client.full
+    scene.poll(handed(5, unique="5", body=bytes(60_000)))
+    scene.poll()
+    assert scene.client.full
+
+
 def test_a_paused_numbering_is_given_nothing_and_loses_nothing() -> None:
     """What comes while the core does not read waits, and the client is told to stop."""
     scene = Scene()

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import gzip
+import random
 import struct
+import tracemalloc
+import zlib
+from collections.abc import Callable
 
+import lz4.frame
 import pytest
+import zstandard
 
 from sidecar.rocketmq.frames import FrameReader, ProtocolError, loads
 from sidecar.rocketmq.messages import TooLargeError, decode, decode_some, properties, property_of, unpack
@@ -58,11 +65,6 @@ def test_json_of_brokers_before_5_is_read() -> None:
 
 def test_a_body_that_unpacks_to_too_much_stays_packed() -> None:
     """A few kilobytes can become gigabytes; beyond the bound nothing is unpacked, whatever the library."""
-    import zlib
-
-    import lz4.frame
-    import zstandard
-
     for packed, bits in (
         (lz4.frame.compress(bytes(1 << 20)), 1 | 1 << 8),
         (zstandard.compress(bytes(1 << 20)), 1 | 2 << 8),
@@ -71,6 +73,22 @@ def test_a_body_that_unpacks_to_too_much_stays_packed() -> None:
         with pytest.raises(TooLargeError):
             unpack(packed, bits, (1 << 20) - 1)
         assert unpack(packed, bits, 1 << 20) == bytes(1 << 20)
+
+
+@pytest.mark.parametrize("pack", [zlib.compress, gzip.compress, lz4.frame.compress, zstandard.compress])
+def test_a_body_of_many_pieces_is_unpacked_in_its_own_room(pack: Callable[[bytes], bytes]) -> None:
+    """It comes whole, and never stands there twice; of one that is cut off nothing comes."""
+    body = random.Random(1).randbytes(1_000) * 8_000
+    bits = {lz4.frame.compress: 1 | 1 << 8, zstandard.compress: 1 | 2 << 8}.get(pack, 1)
+    packed = pack(body)
+    tracemalloc.start()
+    try:
+        assert unpack(packed, bits) == body
+        assert tracemalloc.get_traced_memory()[1] < 1.5 * len(body)
+    finally:
+        tracemalloc.stop()
+    with pytest.raises(ValueError, match="cut off"):
+        unpack(packed[: len(packed) // 2], bits)
 
 
 @pytest.mark.parametrize(
@@ -104,8 +122,6 @@ def test_a_header_with_a_field_of_negative_length_is_an_error() -> None:
 
 def test_an_answer_is_unpacked_as_far_as_there_is_room() -> None:
     """One message at least, a batch as a whole, and never only what comes before the offset that was asked for."""
-    import zlib
-
     body = zlib.compress(bytes(1_000))
     batch = zlib.compress(inner([bytes(500)] * 2))
     answer = b"".join(

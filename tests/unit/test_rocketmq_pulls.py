@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import zlib
 from collections.abc import Callable
 from typing import Any
@@ -142,6 +143,26 @@ def test_what_has_no_room_is_left_to_the_next_pull() -> None:
         pulls.ask()
     assert read == list(sizes.items())
     assert link.offsets == [0, 1, 6, 9]
+
+
+def test_large_messages_are_handed_on_one_by_one() -> None:
+    """So a body is let go of when its row is made, and before the next one's is; small ones come together."""
+    link = Asked()
+    pulls = pulling(link, link)
+    sizes = [1 << 20, 10, 10, 600_000, 600_000, 10]
+    body = b"".join(packed(offset, size) for offset, size in enumerate(sizes))
+    link.answer(FOUND, body=body, nextBeginOffset=9, maxOffset=9)
+    taken = pulls.take()
+    first = next(iter(taken))
+    assert isinstance(first, Run)
+    message = first.messages[0]
+    del first
+    found = [*taken]
+    assert sys.getrefcount(message) == 2
+    runs = [[len(one.body) for one in run.messages] for run in found if isinstance(run, Run)]
+    assert runs == [[10, 10, 600_000], [600_000, 10]]
+    assert [(run.first, run.last) for run in found if isinstance(run, Run)] == [(1, 3), (4, 5)]
+    assert found[-1] == (TP, 9)
 
 
 def test_of_all_outstanding_answers_one_alone_is_unpacked_beyond_the_room(monkeypatch: pytest.MonkeyPatch) -> None:
