@@ -21,6 +21,8 @@ import traceback
 from pathlib import Path
 from typing import Any
 
+from sidecar.allocator import allocated_bytes, give_back_large
+from sidecar.native.ahead import AHEAD_MAX, Ahead
 from sidecar.native.frames import (
     Frames,
     Kind,
@@ -34,7 +36,7 @@ from sidecar.native.library import (
     LibraryError,
     Listener,
     Reader,
-    allocated_bytes,
+    ask_before,
     ask_nothing,
     await_answers,
     begin_at_first,
@@ -55,12 +57,10 @@ RETURN_S = 0.1
 """So long the library may take to note that a callback returned."""
 FLUSH_S = 0.3
 """After so long what the library tells the brokers has left the process: it writes on a thread of its own."""
-AHEAD_MIN, AHEAD_MAX = 32, 1000
-"""Messages that the library may read ahead of each queue; it reads 32 at a time."""
 TOGETHER_BYTES = 64 << 10
 """Of messages that are handed over in one frame; a single one may be larger."""
-HELD_TIMES = 3
-"""What the library has allocated is at most so many times what it may read ahead: some of it is handed over."""
+JOINED_BYTES = 16 << 10
+"""Frames are written together until one of so many bytes comes."""
 PULL_TIMEOUT_MS = 8_000
 """A broker holds a pull for up to 15 s; what it answers later the library ignores, and it has asked again by then."""
 _PR_SET_PDEATHSIG = 1
@@ -104,8 +104,6 @@ class Parking:
         self.woken, self._wake = os.pipe()
         """Readable when messages come while nobody watches; and where that is told."""
         self.watched = False
-        self.unused_bytes = allocated_bytes()
-        """What the process takes without a message."""
 
     def take(self, handles: list[int]) -> None:
         """Hand messages over; returns when all are settled. Ends the process rather than raise: see above."""
@@ -174,6 +172,12 @@ class Parking:
         """Whether no callback waits."""
         return not (self._batches or self._parked)
 
+    def look(self) -> bool:
+        """Once a second: whether messages came, or wait; while they do they are watched."""
+        self.watched = bool(self.largest_bytes) or not self.is_empty
+        self.largest_bytes = 0
+        return self.watched
+
     def close(self) -> None:
         """Hand over nothing more."""
         with self._room:
@@ -192,8 +196,8 @@ class Parking:
             time.sleep(0.01)
 
 
-def subscribe(settings: dict[str, Any]) -> tuple[Parking, Any, Any]:
-    """Load, test and start the library; gives what its callbacks wait in, itself, and the consumer.
+def subscribe(settings: dict[str, Any]) -> tuple[Parking, Ahead, Any, Any]:
+    """Load, test and start the library; gives what its callbacks and its pulls wait in, itself, and the consumer.
 
     Raises:
         LibraryError: It cannot be used.
@@ -204,7 +208,8 @@ def subscribe(settings: dict[str, Any]) -> tuple[Parking, Any, Any]:
 
     reader = Reader(dll)
     reader.check()
-    kept = keep_packed(dll)
+    ahead = Ahead(settings["ahead_bytes_max"], settings["queues"], allocated_bytes)
+    kept = keep_packed(dll), ask_before(dll, ahead.may_pull, ahead.came)
     parking = Parking(reader, settings["held_bytes_max"], settings["first"], settings["threads"] // 4)
 
     try:
@@ -225,7 +230,7 @@ def subscribe(settings: dict[str, Any]) -> tuple[Parking, Any, Any]:
         consumer.start()
     except RocketMQException as error:
         raise RuntimeError(str(error)) from error
-    return parking, dll, (consumer, listener, kept)
+    return parking, ahead, dll, (consumer, listener, kept)
 
 
 def _never(_: Any) -> Any:
@@ -240,19 +245,19 @@ def main() -> None:
         signal.signal(number, signal.SIG_IGN)
     output = os.dup(sys.stdout.fileno())
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # the library prints now and then
+    give_back_large()
     frames = Frames()
     (_, payload), *_ = _read(frames, None)
     try:
         settings = json.loads(payload)
-        parking, dll, (consumer, *_) = subscribe(settings)
+        parking, ahead, dll, (consumer, *_) = subscribe(settings)
     except (LibraryError, RuntimeError) as error:
         kind = Kind.UNUSABLE if isinstance(error, LibraryError) else Kind.FAILED
         write_all(output, frame(kind, str(error).encode()))
         os._exit(_EXIT_BROKEN)
     parking.out.put(frame(Kind.READY))
     threading.Thread(target=_write, args=(output, parking.out), daemon=True).start()
-    beat_at_s, is_away = time.monotonic() + BEAT_EVERY_S, False
-    ahead = Ahead(dll, consumer._handle, settings["ahead_bytes_max"], settings["queues"])
+    beat_at_s, is_away, messages_max = time.monotonic() + BEAT_EVERY_S, False, AHEAD_MAX
     while True:
         for kind, payload in _read(frames, WATCH_EVERY_S if parking.watched else BEAT_EVERY_S, parking.woken):
             if kind is Kind.ACK:
@@ -264,7 +269,7 @@ def main() -> None:
                 ask_nothing(consumer._handle)
             elif kind is Kind.BACK:
                 is_away = False
-                ahead.look(parking)
+                read_ahead(dll, consumer._handle, messages_max)
             else:
                 parking.close()
             if kind is Kind.LEAVE:
@@ -272,44 +277,13 @@ def main() -> None:
         if time.monotonic() >= beat_at_s and parking.out.empty():
             beat_at_s = time.monotonic() + BEAT_EVERY_S
             parking.out.put(frame(Kind.BEAT))
-            ahead.measure(parking)
-        if not is_away:
-            ahead.look(parking)
-
-
-class Ahead:
-    """How much the library reads ahead: so many messages of a queue, and nothing while they take too much together.
-
-    Args:
-        dll: The library.
-        consumer: Its push consumer.
-        bytes_max: Of all that is read ahead.
-        queues: How many there are.
-    """
-
-    def __init__(self, dll: Any, consumer: int, bytes_max: int, queues: int) -> None:
-        self._dll = dll
-        self._consumer = consumer
-        self._bytes_max = bytes_max
-        self._queues = queues
-        self._messages_max = AHEAD_MAX
-
-    def measure(self, parking: Parking) -> None:
-        """Once a second: as many messages as fit, by the largest of late."""
-        # Above this the library waits a second: fewer would be slow, and more than a queue's share is too much.
-        share = self._bytes_max // self._queues // max(1, parking.largest_bytes)
-        self._messages_max = max(AHEAD_MIN, min(AHEAD_MAX, share))
-        parking.watched = bool(parking.largest_bytes) or not parking.is_empty
-        if not parking.watched:
-            parking.unused_bytes = allocated_bytes()
-        parking.largest_bytes = 0
-
-    def look(self, parking: Parking) -> None:
-        """Let the library ask for more, or not."""
-        if parking.watched and allocated_bytes() - parking.unused_bytes > HELD_TIMES * self._bytes_max:
-            ask_nothing(self._consumer)
-        else:
-            read_ahead(self._dll, self._consumer, self._messages_max)
+            messages_max = ahead.messages_max(parking.largest_bytes)
+            if not parking.look():
+                ahead.rest()
+            if not is_away:
+                read_ahead(dll, consumer._handle, messages_max)
+        if parking.watched:
+            ahead.measure()
 
 
 def _read(frames: Frames, timeout_s: float | None, woken: int = 0) -> list[tuple[Kind, bytes]]:
@@ -331,12 +305,13 @@ def _write(output: int, frames: queue.SimpleQueue[bytes]) -> None:
     while True:
         found = [frames.get()]
         with contextlib.suppress(queue.Empty):
-            while len(found) < 64:
+            while len(found) < 64 and len(found[-1]) < JOINED_BYTES:
                 found.append(frames.get_nowait())
         try:
             write_all(output, b"".join(found))
         except OSError:
             os._exit(0)
+        found.clear()  # not to be held while the next one is waited for
 
 
 def _leave(parking: Parking, dll: Any, consumer: Any) -> None:

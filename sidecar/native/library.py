@@ -36,6 +36,15 @@ _PULL_TIMEOUT_AT, _PULL_TIMEOUT_MS = 0x144, 30_000
 """The same of how long it waits for an answer to a pull."""
 _MAP_BYTES = 48
 _MAP_ROOT_AT = 16
+_PULLS = (
+    ("_ZN8rocketmq11PullRequest16getCacheMsgCountEv", (ctypes.c_void_p,)),
+    (
+        "_ZN8rocketmq11PullRequest10putMessageERSt6vectorINS_12MQMessageExtESaIS2_EE",
+        (ctypes.c_void_p, ctypes.c_void_p),
+    ),
+)
+"""Called with a queue before each pull, for how many of its messages are there; and with what a pull has brought."""
+_MANY = (1 << 31) - 1
 _TREE = "_ZNSt8_Rb_treeISsSt4pairIKSsSsESt10_Select1stIS2_ESt4lessISsESaIS2_EE8_M_eraseEPSt13_Rb_tree_nodeIS2_E"
 
 
@@ -187,6 +196,12 @@ def _text(string: int) -> bytes:
     return ctypes.string_at(at, ctypes.c_size_t.from_address(at + _STRING_LENGTH_AT).value)
 
 
+def _begin_and_end(vector: int) -> tuple[int, int]:
+    """Of a `std::vector`."""
+    begin, end = (ctypes.c_void_p.from_address(vector + at).value or 0 for at in (0, 8))
+    return begin, end
+
+
 class Listener:
     """Takes all messages that the library read at once, made as C++ would make an object of `MQMessageListener`.
 
@@ -201,8 +216,7 @@ class Listener:
 
     def __init__(self, dll: Any, consumer: int, take: Callable[[list[int]], None]) -> None:
         def consume(_: int, messages: int) -> int:
-            begin, end = (ctypes.c_void_p.from_address(messages + at).value or 0 for at in (0, 8))
-            take(list(range(begin, end, _MESSAGE_BYTES)))
+            take(list(range(*_begin_and_end(messages), _MESSAGE_BYTES)))
             return 0
 
         pointer, number = ctypes.c_void_p, ctypes.c_int
@@ -274,21 +288,33 @@ def ask_nothing(consumer: int) -> None:
     ctypes.c_int.from_address(consumer + _AHEAD_AT).value = -1
 
 
-class _MallInfo(ctypes.Structure):
-    _fields_ = [(name, ctypes.c_size_t) for name in (
-        "arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks", "keepcost",
-    )]  # fmt: skip
+def ask_before(dll: Any, may_pull: Callable[[int], bool], came: Callable[[int, int], None]) -> Any:
+    """Let `may_pull` decide whether a queue is asked now or in a second, and tell `came` the bytes of its answers.
 
+    Returns:
+        What the caller keeps for as long as the library runs.
 
-def allocated_bytes() -> int:
-    """What the process has allocated; 0 where its C library cannot tell (glibc before 2.33)."""
+    Raises:
+        LibraryError: It asks in another way.
+    """
+    pointer, number = ctypes.c_void_p, ctypes.c_int
     try:
-        mallinfo = ctypes.CDLL(None).mallinfo2
-    except AttributeError:
-        return 0
-    mallinfo.restype = _MallInfo
-    found = mallinfo()
-    return int(found.uordblks + found.hblkhd)
+        count, put = (_bound(dll, name, number, *kinds) for name, kinds in _PULLS)
+
+        def counted(queue: int) -> int:
+            return int(count(queue)) if may_pull(queue) else _MANY
+
+        def putting(queue: int, messages: int) -> int:
+            begin, end = _begin_and_end(messages)
+            came(queue, (end - begin) // _MESSAGE_BYTES * dll.GetMessageStoreSize(begin) if end > begin else 0)
+            return int(put(queue, messages))
+
+        kept = ctypes.CFUNCTYPE(number, pointer)(counted), ctypes.CFUNCTYPE(number, pointer, pointer)(putting)
+        for (name, _), function in zip(_PULLS, kept, strict=True):
+            replace(dll, name, function)
+    except (AttributeError, LookupError) as error:
+        raise LibraryError(f"the library lacks what it pulls with: {error}") from error
+    return kept
 
 
 def persist(dll: Any, consumer: int) -> None:
