@@ -45,7 +45,7 @@ class Case(NamedTuple):
         return f"{self.count} of {self.body_mib} MiB, {self.packed or 'do not pack'}"
 
 
-CASES = [Case(16, 64), Case(4, 256), Case(1, 512, "")]
+CASES = [Case(16, 24), Case(4, 96), Case(1, 192, "")]
 
 
 @contextmanager

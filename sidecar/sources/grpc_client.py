@@ -41,6 +41,8 @@ MANY_CALLS = 4
 SIZE_FIRST = 64 << 10
 """What a message is taken to have before one was seen: then the largest of late."""
 SIZE_FADES = 0.99
+ORDERED_TIMES = 4
+"""In order, where one request is open at a time, it may ask for so many times more."""
 KEEP_EVERY_S = 2.0
 RETRY_S, AGAIN_S = 0.3, 0.05
 RETURN_S = 1.0
@@ -89,7 +91,7 @@ class GrpcClient:
         """Of what was taken at last, until it is known whether that leaves room for more."""
         self._awaits_room = False
         self._size: float = SIZE_FIRST
-        self._knows_size = self._attempts.in_order  # whose first requests are as large as those of an earlier process
+        self._knows_size = self._attempts.in_order  # else the first request asks for one message
         self._problems: dict[str, str] = {}
         self._session: Session | None = None
         self._opened = threading.Event()
@@ -292,7 +294,8 @@ class GrpcClient:
 
     def _share(self, queues: int) -> tuple[int, int]:
         """How many requests for one topic and broker may be open, and for how many messages each."""
-        messages = max(1, int(self._queue_bytes / self._size / queues)) if self._knows_size else 1
+        times = ORDERED_TIMES if self._attempts.in_order else 1
+        messages = max(1, int(times * self._queue_bytes / self._size / queues)) if self._knows_size else 1
         calls = min(max(1, CALLS // queues), messages)
         return calls, min(BATCH_MAX, max(1, messages // calls))
 
