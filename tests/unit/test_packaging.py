@@ -33,7 +33,7 @@ LAYERS = {
     "zone": {"core", "errors", "files", "zone"},
     "sinks": {"core", "config", "errors", "files", "tls", "version", "sinks", "zone"},
     "rocketmq": {"core", "errors", "rocketmq"},
-    "native": {"native"},
+    "native": {"allocator", "native"},
     "sources": {
         "core",
         "config",
@@ -47,7 +47,20 @@ LAYERS = {
     "ledger": {"core", "errors", "ledger", "state"},
     "state": {"core", "config", "errors", "files", "state"},
     "ops": {"core", "config", "errors", "ops"},
-    "daemon": {"core", "config", "errors", "version", "sinks", "sources", "state", "ops", "zone", "ledger", "daemon"},
+    "daemon": {
+        "allocator",
+        "core",
+        "config",
+        "errors",
+        "version",
+        "sinks",
+        "sources",
+        "state",
+        "ops",
+        "zone",
+        "ledger",
+        "daemon",
+    },
 }
 """Which parts of the package a part may import."""
 
