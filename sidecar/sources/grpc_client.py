@@ -130,10 +130,9 @@ class GrpcClient:
                 self._has_arrived.wait_for(lambda: self._arrived and not self._is_full, timeout_s)
         while self._arrived and not self._is_full and size_bytes < self._queue_bytes:
             found.append(self._unpacked(*self._arrived[0][:2]))
-            size_bytes += len(found[-1].body) + OVERHEAD_BYTES
+            self._taken_bytes = size_bytes = size_bytes + len(found[-1].body) + OVERHEAD_BYTES
             with self._has_arrived:
                 self._arrived_bytes -= self._arrived.popleft()[2]
-            self._taken_bytes = size_bytes
         self._tell_room()
         self._skipped.turn(time.monotonic())
         return found
