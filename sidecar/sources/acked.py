@@ -241,8 +241,7 @@ class AckedSource:
                 if not topic.has_begun:
                     self._begin(topic)
                 if topic.line and topic.has_begun and topic.current.tp not in self._paused:
-                    yield self._noted(topic.current.number(topic.line))
-                    topic.line = []
+                    yield from map(self._noted, topic.number())
 
     def _noted(self, found: Run | ReadPast) -> Run | ReadPast:
         if isinstance(found, Run):

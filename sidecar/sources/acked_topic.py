@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
-from sidecar.core.records import TopicPartition
+from sidecar.core.records import Run, TopicPartition
 from sidecar.sources.acked_columns import Taken
 from sidecar.sources.acked_slot import Slot
+from sidecar.sources.base import run_length
 
 
 @dataclass(slots=True)
@@ -24,6 +26,13 @@ class Topic:
     """New messages that have no number yet."""
     repeats: list[Taken] = field(default_factory=list)
     """Duplicates that the core has not counted yet."""
+
+    def number(self) -> Iterable[Run]:
+        """Number the line, and hold it."""
+        while self.line:
+            count = run_length(len(message.handed.body) for message in self.line)
+            few, self.line = self.line[:count], self.line[count:]
+            yield self.current.number(few)
 
 
 @dataclass(slots=True)

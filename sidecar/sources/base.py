@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate, takewhile
 from typing import NamedTuple, Protocol
 
 from sidecar.core.effects import CommitItem
@@ -19,6 +20,13 @@ Tell = Callable[[str, str, Mapping[str, object]], None]
 
 SESSION = "session"
 """The key in `Source.problems` of a membership that ended without our doing: nothing is read at all."""
+RUN_BYTES = 1 << 20
+"""A run of more bytes than these is a single message: while its rows are made its messages are held too."""
+
+
+def run_length(sizes: Iterable[int]) -> int:
+    """How many of the first messages of these sizes fit into a run; one at least."""
+    return max(1, sum(1 for _ in takewhile(RUN_BYTES.__ge__, accumulate(sizes))))
 
 
 class ReadPast(NamedTuple):

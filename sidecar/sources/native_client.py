@@ -118,7 +118,7 @@ class NativeClient:
                 self._failed(payload.decode("utf-8", "replace"), is_final=kind is Kind.UNUSABLE)
         if self._child is not None and self._child.problem:
             self._failed(self._child.problem)
-        return found + self._taken()
+        return found or self._taken()
 
     def _taken(self) -> list[Handed]:
         """Of what waits as much as one call may hand over, by what it unpacks to; nothing while full."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
 from operator import itemgetter
 from typing import NamedTuple, TypeAlias
 
@@ -23,8 +22,6 @@ If it is not, reading of the connection stops at what may be held.
 """
 ANSWER_BYTES = 256 << 10
 """What a broker puts into one answer by default, but for a single message that is larger."""
-RUN_BYTES = 1 << 20
-"""So much is handed on at once, or a single message: their rows are made while they are held."""
 
 
 _BODY, _PROPERTIES = itemgetter(1), itemgetter(2)
@@ -90,12 +87,6 @@ class Pulling:
     def reserved_bytes(self) -> int:
         """Kept free for the next answer."""
         return IDLE_BYTES if self.is_at_end else self.answer_bytes
-
-
-def first_of(messages: list[StoredMessage]) -> list[StoredMessage]:
-    """As many as have `RUN_BYTES`, and one at least."""
-    sizes = accumulate(len(message.body) for message in messages)
-    return messages[: max(1, sum(1 for size in sizes if size <= RUN_BYTES))]
 
 
 def size_bytes(messages: Sequence[StoredMessage]) -> int:

@@ -17,16 +17,14 @@ from sidecar.rocketmq.codes import Code
 from sidecar.rocketmq.frames import Frame
 from sidecar.rocketmq.messages import StoredMessage, as_stored, decode_some
 from sidecar.rocketmq.requests import MASTER, MESSAGES_MAX, Asks, Subscription, read_offset
-from sidecar.sources.base import ReadPast
+from sidecar.sources.base import RUN_BYTES, ReadPast, run_length
 from sidecar.sources.rocketmq_progress import Mark
 from sidecar.sources.rocketmq_pulling import (
     ANSWER_BYTES,
     IDLE_BYTES,
-    RUN_BYTES,
     Find,
     Place,
     Pulling,
-    first_of,
     of_slave,
     place_of,
     size_bytes,
@@ -376,7 +374,7 @@ class Pulls:
             last = messages[-1].offset if messages else -1
             one.given = one.proven
             while messages:
-                few = first_of(messages) if is_large else messages
+                few = messages[: run_length(len(message.body) for message in messages)] if is_large else messages
                 messages = messages[len(few) :]
                 yield Run(one.tp, few, few[0].offset, few[-1].offset)
             if one.given > last + 1:

@@ -257,6 +257,17 @@ def test_one_more_like_the_largest_has_room_or_does_not_come() -> None:
     assert scene.client.full
 
 
+def test_large_messages_are_handed_on_one_by_one() -> None:
+    """Rows are made a run at a time, and joined: of several large ones both would be there at once."""
+    scene = Scene(held_max_bytes=1 << 30)
+    sizes = [10, 1 << 20, 10, 10]
+    found = scene.poll(*(handed(n, unique=str(n), body=bytes(size)) for n, size in enumerate(sizes)))
+    begin = scene.found[0].state.seen
+    assert [(run.first - begin, [len(one.handed.body) for one in run.messages]) for run in found] == [
+        (0, [10]), (1, [1 << 20]), (2, [10, 10]),
+    ]  # fmt: skip
+
+
 def test_a_paused_numbering_is_given_nothing_and_loses_nothing() -> None:
     """What comes while the core does not read waits, and the client is told to stop."""
     scene = Scene()
