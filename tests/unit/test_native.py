@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -62,3 +63,19 @@ def test_a_child_without_its_library_says_so_and_ends(tmp_path: Path) -> None:
     child.kill()
     assert [kind for kind, _ in found] == [Kind.UNUSABLE]
     assert b"has no library" in found[0][1]
+
+
+def test_what_came_while_it_connected_is_taken_before_anything_else(tmp_path: Path) -> None:
+    """One call hands over no more than it may: two bodies of a quarter of the budget at once would be too much."""
+    for name in ("client/rocketmq/client.py", "library/rocketmq/librocketmq.so"):
+        (tmp_path / name).parent.mkdir(parents=True)
+        (tmp_path / name).touch()
+    settings = RocketMqSource.model_validate(
+        {"client": "native", "native_path": str(tmp_path), "name_servers": "a:1", "group": "g", "topics": ["t"]}
+    )
+    client = NativeClient(settings, "*", 1, tmp_path / "home", lambda name, level, fields: None)
+    client._child = Mock(problem="", read=lambda timeout_s: [(Kind.MESSAGES, pack_message(MESSAGE))])
+    client._cluster = Mock(is_away=False, marks=Mock(replaced={}), broker_at=lambda address: "b")
+    client._early = [client._handed(MESSAGE._replace(number=number)) for number in (1, 2)]
+    assert [one.handle for one in client.receive(0)] == [1, 2]
+    assert [one.handle for one in client.receive(0)] == [MESSAGE.number]
