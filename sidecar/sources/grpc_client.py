@@ -42,7 +42,7 @@ SIZE_FIRST = 64 << 10
 """What a message is taken to have before one was seen: then the largest of late."""
 SIZE_FADES = 0.99
 ORDERED_TIMES = 4
-"""In order, where one request is open at a time, it may ask for so many times more."""
+"""In order, where a request brings no more than its queues give, so many times more may be asked for."""
 KEEP_EVERY_S = 2.0
 RETRY_S, AGAIN_S = 0.3, 0.05
 RETURN_S = 1.0
@@ -289,12 +289,12 @@ class GrpcClient:
 
     def _ahead(self, queues: int) -> int:
         """How many messages may be asked for at once of one topic and broker."""
-        return max(1, int(4 * self._queue_bytes / self._size / queues))
+        times = ORDERED_TIMES if self._attempts.in_order else 1
+        return max(1, int(times * self._queue_bytes / self._size / queues)) if self._knows_size else 1
 
     def _share(self, queues: int) -> tuple[int, int]:
         """How many requests for one topic and broker may be open, and for how many messages each."""
-        times = ORDERED_TIMES if self._attempts.in_order else 1
-        messages = max(1, int(times * self._queue_bytes / self._size / queues)) if self._knows_size else 1
+        messages = self._ahead(queues)
         calls = min(max(1, CALLS // queues), messages)
         return calls, min(BATCH_MAX, max(1, messages // calls))
 
