@@ -41,6 +41,8 @@ MANY_CALLS = 4
 SIZE_FIRST = 64 << 10
 """What a message is taken to have before one was seen: then the largest of late."""
 SIZE_FADES = 0.99
+RECEIVED_TIMES = 3
+"""While a message is received it is there as it came, as bytes, and as a message."""
 ORDERED_TIMES = 4
 """In order, where a request brings no more than its queues give, so many times more may be asked for."""
 KEEP_EVERY_S = 2.0
@@ -289,7 +291,7 @@ class GrpcClient:
 
     def _ahead(self, queues: int) -> int:
         """How many messages may be asked for at once of one topic and broker."""
-        times = ORDERED_TIMES if self._attempts.in_order else 1
+        times = ORDERED_TIMES if self._attempts.in_order else 1 / RECEIVED_TIMES
         return max(1, int(times * self._queue_bytes / self._size / queues)) if self._knows_size else 1
 
     def _share(self, queues: int) -> tuple[int, int]:
@@ -302,7 +304,7 @@ class GrpcClient:
     def _may_ask(self) -> bool:
         """Whether there is room for one more message like those of late, or no other is on its way."""
         waiting_bytes = self._arrived_bytes + self._taken_bytes
-        return not waiting_bytes or waiting_bytes + self._size <= self._queue_bytes
+        return not waiting_bytes or waiting_bytes + RECEIVED_TIMES * self._size <= self._queue_bytes
 
     async def _await_room(self, has_room: Callable[[], bool]) -> None:
         while not has_room():

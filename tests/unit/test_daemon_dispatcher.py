@@ -6,7 +6,8 @@ import queue
 import sys
 from collections import deque
 
-from sidecar.core.records import Answer, Batch, Verdict
+from sidecar.core.parts import Batch
+from sidecar.core.records import Answer, Verdict
 from sidecar.daemon.dispatcher import Senders, Writer
 from tests.support.process import wait_until
 

@@ -185,8 +185,8 @@ def test_large_messages_are_asked_for_one_by_one() -> None:
     assert client._share(1) == (1, 1)
     client._knows_size, client._size = True, 1024
     assert client._share(1) == (16, 32)
-    client._size = 1 << 20
-    assert client._share(1) == (4, 1)
+    client._size = 256 << 10
+    assert client._share(1) == (5, 1)
     client._size = 64 << 20
     assert client._share(4) == (1, 1)
     client.close()

@@ -132,7 +132,7 @@ class Gate:
         return "shutdown" if self._orders.draining else "memory" if self._memory_full else ""
 
     def has_read(self, run_bytes: int) -> None:
-        """A run has brought so much: where one more like it would be too much, it waits. So large ones come one by one."""
+        """A run has brought so much. One more like it waits where it would be too much: large ones come one by one."""
         self._memory_full |= self.held_bytes + run_bytes > self._rules.held_max_bytes
 
     def wide(self) -> list[Partition]:
