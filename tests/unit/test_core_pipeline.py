@@ -335,9 +335,9 @@ def test_memory_pauses_where_one_more_would_be_too_much() -> None:
     shell = Shell(held=3_000, linger_ms=100_000)
     shell.answer = lambda batch, offsets: None  # type: ignore[method-assign,return-value]
     shell.read(*rows(0, 79))
-    assert 1_500 < shell.pipeline.held_bytes < 2_400
+    assert 1_500 < shell.pipeline.gate.held_bytes < 2_400
     shell.run(3)
-    assert shell.pipeline.paused == {TP}
+    assert shell.flows[-1] == {TP}
 
 
 def test_a_lost_state_stops_the_intake() -> None:
