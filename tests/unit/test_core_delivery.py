@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 
 from sidecar.core.delivery.outbox import Outbox
+from sidecar.core.delivery.receiver import Receiver
 from sidecar.core.delivery.stages import TRANSITIONS, Event, Stage, StrayEventError, after
 from sidecar.core.intents import Intent
+from sidecar.core.partition.dues import Dues
 from sidecar.core.parts import Part
 from sidecar.core.records import Fragment, TopicPartition
 from tests.support.shell import ACK, Shell, rows
@@ -79,3 +81,30 @@ def test_stray_answers_are_errors() -> None:
     ):
         with pytest.raises(StrayEventError):
             stray()
+
+
+def test_a_receiver_is_doubted_for_what_it_answered_in_an_earlier_life() -> None:
+    """More than a tenth of a thousand refused is too much, whoever asked; what is known of a partition goes with it."""
+    receiver = Receiver()
+    receiver.recall(TP, 800, 100)
+    assert not receiver.refuses
+    receiver.recall(TP, 0, 1)
+    assert (receiver.refuses, receiver.doubted) == (True, True)
+    receiver.trust()
+    assert not receiver.doubted
+
+
+def test_an_intent_that_stands_needs_no_commit() -> None:
+    """Where what it was cut from is durable, its part may be sent at once."""
+    one = part(0)
+    assert not one.durable
+    one.intent.stand(old=True)
+    assert (one.durable, one.intent.old) == (True, True)
+
+
+def test_ids_that_nobody_journals_are_dropped() -> None:
+    """A commit then takes none along."""
+    dues = Dues()
+    dues.journal(7)
+    dues.drop_ids()
+    assert (dues.has_ids, list(dues.take_ids())) == (False, [])

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from sidecar.core.books import Accounts
 from sidecar.core.cutting import BatchRules, Cutter
 from sidecar.core.delivery.delivery import Delivery
-from sidecar.core.delivery.output import Changed, GivenUp, Halved, Outcome, Output, Settled
+from sidecar.core.delivery.output import GivenUp, Outcome, Output, Settled
 from sidecar.core.delivery.rules import DeliveryRules
 from sidecar.core.effects import Effect
 from sidecar.core.intake.intake import Intake
@@ -147,15 +147,14 @@ class Pipeline:
     def _apply(self, outcomes: Iterable[Outcome], now_ms: float) -> None:
         """Bring what an event led to before those whom it concerns, before anything else happens."""
         for outcome in outcomes:
-            match outcome:
-                case Settled(tp, name, messages):
-                    self.books[tp].settle(name, messages)
-                    self.commits.touch(tp, now_ms + SETTLE_DELAY_MS)
-                case Changed(tp) | Halved(tp):
-                    self.commits.touch(tp, now_ms)
-                case GivenUp(tp, reason):
-                    self.forget([tp])  # at once: a commit in this very step would settle what was skipped
-                    self.commits.reload(tp, reason)
+            if isinstance(outcome, Settled):
+                self.books[outcome.tp].settle(outcome.outcome, outcome.messages)
+                self.commits.touch(outcome.tp, now_ms + SETTLE_DELAY_MS)
+            elif isinstance(outcome, GivenUp):
+                self.forget([outcome.tp])  # at once: a commit in this very step would settle what was skipped
+                self.commits.reload(outcome.tp, outcome.reason)
+            else:
+                self.commits.touch(outcome.tp, now_ms)
 
     def committed(self, results: Mapping[TopicPartition, bool], now_ms: float) -> None:
         """The outstanding commit ended; what is missing in `results` failed and is tried again."""
