@@ -178,6 +178,5 @@ class Delivery:
         """Each batch that waits for something other than its group's next try, and what that is."""
         waits = {"a commit": Stage.SEALED, "a free sender": Stage.READY, "an answer": Stage.SENDING}
         for what, stage in waits.items():
-            for batch in self.outbox.batches(stage):
-                if not self.outbox.groups.failing(batch.group):
-                    yield what, batch
+            waiting = self.outbox.batches(stage)
+            yield from ((what, batch) for batch in waiting if not self.outbox.groups.failing(batch.group))
