@@ -10,7 +10,7 @@ import uuid
 from confluent_kafka import Consumer, KafkaError
 
 from sidecar.config.source import KafkaSource
-from sidecar.sources.kafka_config import consumer_config
+from sidecar.sources.kafka.config import consumer_config
 
 
 def main(bootstrap: str, topic: str, messages: int) -> None:

@@ -27,7 +27,7 @@ from sidecar.core.partition.state import PartitionState
 from sidecar.core.pipeline.pipeline import Pipeline
 from sidecar.core.records import Answer, Run, TopicPartition, Verdict
 from sidecar.daemon.build import build
-from sidecar.sources.kafka_columns import KafkaColumns
+from sidecar.sources.kafka.columns import KafkaColumns
 from sidecar.state.id_file import open_run, write
 
 TP = TopicPartition("orders", 0)

@@ -10,11 +10,11 @@ from functools import partial
 
 from sidecar.core.records import Run
 from sidecar.daemon.build import plan_memory
-from sidecar.rocketmq.network import Link, Network
-from sidecar.rocketmq.requests import Asks, Subscription
-from sidecar.sources.rocketmq import QUEUE_SHARE
-from sidecar.sources.rocketmq_pulls import Place, Pulls
-from sidecar.sources.rocketmq_routes import Routes
+from sidecar.sources.rocketmq.remoting.pulls import Place, Pulls
+from sidecar.sources.rocketmq.remoting.routes import Routes
+from sidecar.sources.rocketmq.remoting.source import QUEUE_SHARE
+from sidecar.sources.rocketmq.wire.network import Link, Network
+from sidecar.sources.rocketmq.wire.requests import Asks, Subscription
 
 BUDGET_BYTES = 128 << 20
 

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from sidecar.native.library import load
+from sidecar.sources.rocketmq.native.child.library import load
 from tests.support.jars import native_folder
 
 THREADS = 16

@@ -43,10 +43,10 @@ PROOF = ROOT / "docs" / "proof.md"
 READERS = ("connector", "client")
 """Who reads Kafka on Spark."""
 SIMULATED = {
-    "acked": "messages handed over one by one (`client: grpc`, `native`)",
-    "acked-2": "the same with two members, where a message may come twice",
-    "acked-ledger": "the same with two members and a ledger",
-    "acked-remade": "the same with topics made again",
+    "leased": "messages handed over one by one (`client: grpc`, `native`)",
+    "leased-2": "the same with two members, where a message may come twice",
+    "leased-ledger": "the same with two members and a ledger",
+    "leased-remade": "the same with topics made again",
     "fifo": "FIFO queues of `client: grpc`, in order",
     "remoting": "ranges of offsets of `client: remoting`: resets, topics made again, killed brokers, clocks",
 }
@@ -144,7 +144,7 @@ def daemon_checks(n: Sizes) -> dict[str, Check]:
         "security": partial(suite, "TLS and SASL against a broker that demands them", "integration/test_security.py"),
         "simulator": partial(simulated, n(1_000_000, 1_000)),
         "simulator-ledger": partial(simulated, n(200_000, 1_000), ledger=True),
-        "simulator-acked": partial(simulated_sources, n(20_000, 50)),
+        "simulator-leased": partial(simulated_sources, n(20_000, 50)),
     }
 
 

@@ -12,12 +12,12 @@ import click
 import orjson
 
 from sidecar.errors import UnavailableError
-from sidecar.rocketmq.codes import Request
-from sidecar.rocketmq.frames import ProtocolError
-from sidecar.rocketmq.ids import ClientMessageId, MessageId, OffsetMessageId, decode
-from sidecar.rocketmq.messages import decode as decode_stored
-from sidecar.rocketmq.messages import properties
-from sidecar.rocketmq.network import Ask, Network, NoAnswerError, RefusedError
+from sidecar.sources.rocketmq.wire.codes import Request
+from sidecar.sources.rocketmq.wire.frames import ProtocolError
+from sidecar.sources.rocketmq.wire.ids import ClientMessageId, MessageId, OffsetMessageId, decode
+from sidecar.sources.rocketmq.wire.messages import decode as decode_stored
+from sidecar.sources.rocketmq.wire.messages import properties
+from sidecar.sources.rocketmq.wire.network import Ask, Network, NoAnswerError, RefusedError
 
 
 class _Id(click.ParamType[MessageId]):

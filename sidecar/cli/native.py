@@ -19,7 +19,7 @@ PACKAGES = {"client": "rocketmq-client-python==2.0.0", "library": "rocketmq==0.4
 @click.argument("folder", type=click.Path(path_type=Path))
 def native(folder: Path) -> None:
     """Install librocketmq into FOLDER, for `source.rocketmq.native_path`."""
-    from sidecar.sources.native_client import check_installed, check_platform
+    from sidecar.sources.rocketmq.native.client import check_installed, check_platform
 
     check_platform()
     for name, package in PACKAGES.items():

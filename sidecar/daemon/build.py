@@ -21,7 +21,7 @@ from sidecar.core.pipeline.pipeline import Pipeline
 from sidecar.core.records import Columns, Message, TopicPartition
 from sidecar.sinks.base import Sink
 from sidecar.sinks.build import build_sink
-from sidecar.sources.kafka_columns import KafkaColumns, digest_of
+from sidecar.sources.kafka.columns import KafkaColumns, digest_of
 
 QUEUE_SHARE = 16
 """The client's queue gets a 16th of the budget; one call may hand over four times the queue (measured: 15 of 4 MiB)."""

@@ -15,7 +15,7 @@ from sidecar.core.records import DeadLetter, Details, Place, TopicPartition, gro
 from sidecar.errors import UnavailableError
 from sidecar.sinks.formats import envelope_row
 from sidecar.sources.base import Original
-from sidecar.sources.kafka_config import client_config
+from sidecar.sources.kafka.config import client_config
 from sidecar.state.interface import StoredLetter
 
 T = TypeVar("T")

@@ -29,13 +29,13 @@ from sidecar.daemon.status import StatusKeeper, status_line
 from sidecar.daemon.supervisor import Supervisor
 from sidecar.ops.admin import AdminServer
 from sidecar.ops.metrics import Metrics
-from sidecar.sources.acked import AckedSource
-from sidecar.sources.acked_client import AckedClient
-from sidecar.sources.acked_exchange import Exchange
 from sidecar.sources.base import Source
-from sidecar.sources.kafka import KafkaSource
-from sidecar.sources.kafka_config import place_id
-from sidecar.sources.rocketmq import RocketMqSource
+from sidecar.sources.kafka.config import place_id
+from sidecar.sources.kafka.source import KafkaSource
+from sidecar.sources.rocketmq.leased.client import LeasedClient
+from sidecar.sources.rocketmq.leased.exchange import Exchange
+from sidecar.sources.rocketmq.leased.source import LeasedSource
+from sidecar.sources.rocketmq.remoting.source import RocketMqSource
 from sidecar.state.interface import State
 from sidecar.state.store import Store
 from sidecar.version import version
@@ -185,17 +185,19 @@ def make_source(settings: Settings, state: State, ledger: LedgerDesk | None = No
         client = _grpc_client(rocketmq, queue_bytes, expression, place if settings.sink.chosen.keeps_order else "")
     else:
         client = _native_client(settings, queue_bytes, expression)
-    return _acked_source(client, settings, state, rules, queue_bytes, ledger)
+    return _leased_source(client, settings, state, rules, queue_bytes, ledger)
 
 
-def _grpc_client(settings: RocketMqSettings, queue_bytes: int, expression: str, in_order_at: str) -> AckedClient:
-    from sidecar.sources.grpc_client import GrpcClient  # its loop costs 15 ms at the start, which others do without
+def _grpc_client(settings: RocketMqSettings, queue_bytes: int, expression: str, in_order_at: str) -> LeasedClient:
+    from sidecar.sources.rocketmq.grpc.client import (
+        GrpcClient,  # its loop costs 15 ms at the start, which others do without
+    )
 
     return GrpcClient(settings, expression, queue_bytes, _tell, in_order_at)
 
 
-def _native_client(settings: Settings, queue_bytes: int, expression: str) -> AckedClient:
-    from sidecar.sources.native_client import NativeClient
+def _native_client(settings: Settings, queue_bytes: int, expression: str) -> LeasedClient:
+    from sidecar.sources.rocketmq.native.client import NativeClient
 
     assert settings.source.rocketmq is not None
     home = Path(settings.state.dir) / "native"
@@ -206,19 +208,19 @@ def _tell(name: str, level: str, fields: Mapping[str, object]) -> None:
     getattr(log, level)(name, **fields)
 
 
-def _acked_source(
-    client: AckedClient, settings: Settings, state: State, rules: bytes, queue_bytes: int, ledger: LedgerDesk | None
+def _leased_source(
+    client: LeasedClient, settings: Settings, state: State, rules: bytes, queue_bytes: int, ledger: LedgerDesk | None
 ) -> Source:
     rocketmq, dedup, ordered = settings.source.rocketmq, settings.dedup, settings.sink.chosen.keeps_order
     assert rocketmq is not None
-    return AckedSource(
+    return LeasedSource(
         client,
         rocketmq.topics,
         rocketmq.group,
         state,
         rules,
         HELD_SHARE * queue_bytes,
-        groups_of(settings, AckedSource.columns),
+        groups_of(settings, LeasedSource.columns),
         in_order=ordered or dedup.remembers_ids,
         keep_rows=ordered and rocketmq.client == "grpc",
         exchange=Exchange(ledger, rocketmq.group) if ledger and dedup.ledger and dedup.ledger.postgresql else None,

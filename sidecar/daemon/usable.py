@@ -20,7 +20,7 @@ def unusable(settings: Settings) -> Iterator[tuple[KeyPath, str]]:
         for name, text in _of_kafka(settings):
             yield ("source", "kafka", "properties", *([name] if name else [])), text
     elif settings.source.rocketmq and settings.source.rocketmq.tls:
-        from sidecar.sources.rocketmq_config import tls_of
+        from sidecar.sources.rocketmq.config import tls_of
 
         tls = settings.source.rocketmq.tls
         yield from _of_tls(("source", "rocketmq", "tls"), tls, tls_of, settings.source.rocketmq)
@@ -35,9 +35,8 @@ def _of_kafka(settings: Settings) -> Iterator[tuple[str, str]]:
 
     from sidecar.daemon.build import plan_memory
     from sidecar.daemon.graveyards import producer_config
-    from sidecar.sources.kafka_config import client_config, consumer_config
-    from sidecar.sources.kafka_fetch import fetcher_config
-    from sidecar.sources.kafka_refused import refused
+    from sidecar.sources.kafka.config import client_config, consumer_config, refused
+    from sidecar.sources.kafka.fetch import fetcher_config
 
     kafka, letters = settings.source.kafka, settings.dead_letters
     common = client_config(kafka)

@@ -11,7 +11,7 @@ from confluent_kafka import KafkaException
 from confluent_kafka.admin import NewTopic
 
 from sidecar.config.source import KafkaSource as KafkaSettings
-from sidecar.sources.kafka_group import evict
+from sidecar.sources.kafka.group import evict
 from tests.support.kafka import Broker, KafkaBroker, Outgoing, produce, unique
 from tests.support.process import Daemon, wait_until
 from tests.support.receiver import Receiver, Row, value_hash

@@ -10,7 +10,7 @@ import pytest
 
 from sidecar.config.source import RocketMqSource as Settings
 from sidecar.errors import CredentialsError, UnavailableError
-from sidecar.sources.grpc_client import GrpcClient
+from sidecar.sources.rocketmq.grpc.client import GrpcClient
 from tests.support.certificates import Certificates, make_certificates
 from tests.support.kafka import unique
 from tests.support.process import wait_until

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from sidecar.core.records import TopicPartition
-from sidecar.sources.rocketmq_progress import Progress
+from sidecar.sources.rocketmq.progress import Progress
 from tests.support.kafka import unique
 from tests.support.process import wait_until
 from tests.support.rocketmq import BROKER, RocketMqNode
@@ -27,7 +27,7 @@ def test_a_broker_that_was_killed(node: RocketMqNode, group: str, monkeypatch: p
 
     The broker's locks are gone then: the queues of a member that is not back yet are left to it for a while.
     """
-    monkeypatch.setattr("sidecar.sources.rocketmq_members.RETURN_S", PATIENCE_S)
+    monkeypatch.setattr("sidecar.sources.rocketmq.remoting.members.RETURN_S", PATIENCE_S)
     topic = node.create_topic(unique("topic"), 4)
     with (
         Reader(node, group, [topic], client_id="a") as first,

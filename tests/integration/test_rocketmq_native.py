@@ -13,9 +13,9 @@ import psutil
 import pytest
 
 from sidecar.core.records import TopicPartition
-from sidecar.rocketmq.messages import decode
-from sidecar.rocketmq.network import Ask
-from sidecar.rocketmq.requests import Asks, Subscription
+from sidecar.sources.rocketmq.wire.messages import decode
+from sidecar.sources.rocketmq.wire.network import Ask
+from sidecar.sources.rocketmq.wire.requests import Asks, Subscription
 from tests.scenarios.ledger import handed_twins
 from tests.support import rocketmq_flow as flows
 from tests.support.postgresql import Database
@@ -49,7 +49,11 @@ def answer(node: RocketMqNode, ask: Ask) -> bytes:
 
 def child_of(daemon: Daemon) -> int:
     """The child's process id."""
-    found = [one.pid for one in psutil.Process(daemon.pid).children() if "sidecar.native.child" in one.cmdline()]
+    found = [
+        one.pid
+        for one in psutil.Process(daemon.pid).children()
+        if "sidecar.sources.rocketmq.native.child" in one.cmdline()
+    ]
     assert len(found) == 1, found
     return found[0]
 

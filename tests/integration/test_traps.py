@@ -18,8 +18,8 @@ from sidecar.core.effects import CommitItem
 from sidecar.core.partition.state import LaneState, PartitionState
 from sidecar.core.records import Run, TopicPartition
 from sidecar.sources.base import Assignment, ReadPast
-from sidecar.sources.kafka import KafkaSource
-from sidecar.sources.kafka_config import consumer_config
+from sidecar.sources.kafka.config import consumer_config
+from sidecar.sources.kafka.source import KafkaSource
 from sidecar.state.memory import MemoryState
 from tests.support.kafka import Broker, Outgoing, produce, unique
 from tests.support.process import wait_until

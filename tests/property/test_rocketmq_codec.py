@@ -10,9 +10,9 @@ import zstandard
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from sidecar.rocketmq.frames import FRAME_BYTES_MAX, Frame, FrameReader, ProtocolError, encode
-from sidecar.rocketmq.messages import decode, properties
-from sidecar.sources.rocketmq_columns import RocketMqColumns
+from sidecar.sources.rocketmq.remoting.columns import RocketMqColumns
+from sidecar.sources.rocketmq.wire.frames import FRAME_BYTES_MAX, Frame, FrameReader, ProtocolError, encode
+from sidecar.sources.rocketmq.wire.messages import decode, properties
 from tests.support.rocketmq_bytes import V1, V2, Stored, binary_header, framed, inner, stored
 
 NAMES = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\x01\x02"), min_size=1, max_size=8)

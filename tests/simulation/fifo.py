@@ -1,4 +1,4 @@
-"""Core and acked source on a FIFO broker under seeded schedules: the order of each queue through crashes.
+"""Core and leased source on a FIFO broker under seeded schedules: the order of each queue through crashes.
 
 A broker gives nothing more of a queue before what it gave is acknowledged or its time is over, but to a request with
 the attempt id that received it. The client is a model of `GrpcClient`, with its attempt ids.
@@ -10,11 +10,11 @@ from collections import defaultdict
 from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from sidecar.sources.acked_client import Handed
-from sidecar.sources.grpc_attempts import Attempts, Use
-from sidecar.sources.grpc_leases import EXTENDED_S, INVISIBLE_S, RELEASED_S
-from tests.simulation.acked import AckedWorld, Process
-from tests.simulation.acked_broker import TAGS, TOPIC, Chance
+from sidecar.sources.rocketmq.grpc.attempts import Attempts, Use
+from sidecar.sources.rocketmq.grpc.leases import EXTENDED_S, INVISIBLE_S, RELEASED_S
+from sidecar.sources.rocketmq.leased.client import Handed
+from tests.simulation.leased import LeasedWorld, Process
+from tests.simulation.leased_broker import TAGS, TOPIC, Chance
 from tests.simulation.shell import GROUPS
 
 WHERE = "orders on b"
@@ -140,7 +140,7 @@ class _Lease:
 
 
 class FifoClient:
-    """An `AckedClient` that receives, acknowledges and names its requests as `GrpcClient` does in order.
+    """An `LeasedClient` that receives, acknowledges and names its requests as `GrpcClient` does in order.
 
     Args:
         broker: Hands messages over.
@@ -252,7 +252,7 @@ class FifoClient:
             self._acknowledge()
 
 
-class FifoWorld(AckedWorld):
+class FifoWorld(LeasedWorld):
     """One schedule; its broker's clock is put right now and then."""
 
     broker: FifoBroker  # type: ignore[assignment]

@@ -10,8 +10,8 @@ from collections import Counter
 
 from sidecar.config.source import RocketMqSource as Settings
 from sidecar.errors import UnavailableError
-from sidecar.sources.rocketmq_progress import Progress
-from tests.simulation.acked_broker import Chance, CrashError, FragileState, SimulatedReceiver
+from sidecar.sources.rocketmq.progress import Progress
+from tests.simulation.leased_broker import Chance, CrashError, FragileState, SimulatedReceiver
 from tests.simulation.remoting_broker import (
     GROUP,
     NAME_SERVER,

@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 import orjson
 
 from sidecar.core.records import TopicPartition
-from sidecar.rocketmq.codes import Code, Request
-from sidecar.rocketmq.frames import Frame
-from sidecar.rocketmq.network import Ask
-from tests.simulation.acked_broker import Chance
+from sidecar.sources.rocketmq.wire.codes import Code, Request
+from sidecar.sources.rocketmq.wire.frames import Frame
+from sidecar.sources.rocketmq.wire.network import Ask
+from tests.simulation.leased_broker import Chance
 from tests.support.rocketmq_bytes import Stored, stored
 
 TOPIC, GROUP, NAME = "orders", "g", "broker-a"

@@ -6,10 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from sidecar.rocketmq.codes import Code, Request
-from sidecar.rocketmq.frames import Frame
-from sidecar.rocketmq.network import Ask, Network
-from tests.simulation.acked_broker import Chance
+from sidecar.sources.rocketmq.wire.codes import Code, Request
+from sidecar.sources.rocketmq.wire.frames import Frame
+from sidecar.sources.rocketmq.wire.network import Ask, Network
+from tests.simulation.leased_broker import Chance
 from tests.simulation.remoting_broker import ADDRESS, TOPIC, Clock, SimulatedBroker, answer_of
 
 

@@ -8,21 +8,21 @@ from typing import TYPE_CHECKING
 from unittest.mock import patch
 
 from sidecar.core.pipeline.pipeline import Pipeline
-from sidecar.rocketmq.messages import StoredMessage, properties
-from sidecar.sources import (
-    rocketmq,
-    rocketmq_commits,
-    rocketmq_fetch,
-    rocketmq_joining,
-    rocketmq_members,
-    rocketmq_pulls,
-    rocketmq_routes,
-    rocketmq_start,
-)
 from sidecar.sources.base import Assignment
-from sidecar.sources.rocketmq import RocketMqSource
-from sidecar.sources.rocketmq_columns import RocketMqColumns
-from tests.simulation.acked_broker import Inline
+from sidecar.sources.rocketmq.remoting import (
+    commits,
+    fetch,
+    joining,
+    members,
+    pulls,
+    routes,
+    source,
+    start,
+)
+from sidecar.sources.rocketmq.remoting.columns import RocketMqColumns
+from sidecar.sources.rocketmq.remoting.source import RocketMqSource
+from sidecar.sources.rocketmq.wire.messages import StoredMessage, properties
+from tests.simulation.leased_broker import Inline
 from tests.simulation.remoting_broker import (
     queue_of,
 )
@@ -100,17 +100,17 @@ def simulated(world: RemotingWorld) -> Iterator[None]:
         return SimulatedNetwork(world.broker, world.clock, world.chance, world.happen, told)  # type: ignore[arg-type]
 
     modules = (
-        rocketmq,
-        rocketmq_commits,
-        rocketmq_joining,
-        rocketmq_members,
-        rocketmq_pulls,
-        rocketmq_routes,
-        rocketmq_start,
+        source,
+        commits,
+        joining,
+        members,
+        pulls,
+        routes,
+        start,
     )
     with contextlib.ExitStack() as stack:
         for module in modules:
             stack.enter_context(patch.object(module, "time", world.clock))
-        for module in (rocketmq, rocketmq_fetch):
+        for module in (source, fetch):
             stack.enter_context(patch.object(module, "Network", network))
         yield

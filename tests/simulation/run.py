@@ -15,17 +15,17 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 
-from tests.simulation.acked import run_acked
 from tests.simulation.broker import BrokenPromiseError
 from tests.simulation.fifo import run_fifo
+from tests.simulation.leased import run_leased
 from tests.simulation.remoting import run_remoting
 from tests.simulation.world import run_schedule
 
 KINDS: dict[str, Callable[[int], object]] = {
-    "acked": run_acked,
-    "acked-2": partial(run_acked, members=2),
-    "acked-ledger": partial(run_acked, members=2, copies=15),
-    "acked-remade": partial(run_acked, remade=True),
+    "leased": run_leased,
+    "leased-2": partial(run_leased, members=2),
+    "leased-ledger": partial(run_leased, members=2, copies=15),
+    "leased-remade": partial(run_leased, remade=True),
     "fifo": run_fifo,
     "remoting": run_remoting,
 }

@@ -16,7 +16,7 @@ from sidecar.core.pipeline.pipeline import Pipeline
 from sidecar.core.records import Answer, Columns, Message, Run, TopicPartition, Verdict
 from sidecar.sinks.formats import make_framer
 from sidecar.sources.base import Assignment, Source
-from tests.simulation.acked_broker import Chance, SimulatedReceiver
+from tests.simulation.leased_broker import Chance, SimulatedReceiver
 
 GROUPS: dict[Any, str | None] = {b"a": "a", b"b": "b", b"c": "c", b"no": None}
 DOWN = Answer(Verdict.RETRY, "down")

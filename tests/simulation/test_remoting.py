@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from sidecar.rocketmq.requests import read_offset
-from sidecar.sources.rocketmq_commits import Commits
-from sidecar.sources.rocketmq_progress import Mark, Progress
-from sidecar.sources.rocketmq_pulls import Pulls
-from sidecar.sources.rocketmq_start import Starts
+from sidecar.sources.rocketmq.progress import Mark, Progress
+from sidecar.sources.rocketmq.remoting.commits import Commits
+from sidecar.sources.rocketmq.remoting.pulls import Pulls
+from sidecar.sources.rocketmq.remoting.start import Starts
+from sidecar.sources.rocketmq.wire.requests import read_offset
 from tests.simulation.remoting import run_remoting
 
 SCHEDULES = 100
@@ -37,7 +37,7 @@ def read_on_in_another_topic(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def look_at_nothing_that_rests(monkeypatch: pytest.MonkeyPatch) -> None:
     """Wait for a message beyond the old end, however many there are anew."""
-    monkeypatch.setattr("sidecar.sources.rocketmq_pulls.LOOK_EVERY_S", 1e9)
+    monkeypatch.setattr("sidecar.sources.rocketmq.remoting.pulls.LOOK_EVERY_S", 1e9)
 
 
 def believe_the_folder(monkeypatch: pytest.MonkeyPatch) -> None:

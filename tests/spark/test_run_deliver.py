@@ -68,7 +68,7 @@ def test_messages_without_a_row_do_not_move_the_cuts(tmp_path: Path, receiver: R
     values = [b"1", b"no json", b"2", b"3", b"no json", b"4", b"no json"]
     messages: list[Message] = [(offset, None, value) for offset, value in enumerate(values)]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("sidecar.sources.kafka_fetch.Fetcher.fetch", lambda *_: None)
+        patch.setattr("sidecar.sources.kafka.fetch.Fetcher.fetch", lambda *_: None)
         outcome = run_task(settings, tmp_path, messages)
     assert sorted(part["part"].rpartition(":")[2] for part in receiver.parts()) == ["0-2", "3-5"]
     found = [one for name in outcome.letters for one in letters_in(tmp_path / "letters" / "0" / name)]

@@ -9,9 +9,9 @@ from sidecar.config.source import RocketMqSource as Settings
 from sidecar.core.effects import CommitItem
 from sidecar.core.partition.state import PartitionState
 from sidecar.core.records import Run, TopicPartition
-from sidecar.rocketmq.messages import StoredMessage
 from sidecar.sources.base import Assignment
-from sidecar.sources.rocketmq import RocketMqSource
+from sidecar.sources.rocketmq.remoting.source import RocketMqSource
+from sidecar.sources.rocketmq.wire.messages import StoredMessage
 from sidecar.state.interface import State
 from sidecar.state.memory import MemoryState
 from tests.support.process import wait_until

@@ -75,7 +75,7 @@ def _grpc(address: str, topic: str) -> Send:
 
 
 def _native(address: str, topic: str) -> Send:
-    from sidecar.native.library import load
+    from sidecar.sources.rocketmq.native.child.library import load
 
     client: Any = load(native_folder())
     from rocketmq.exceptions import RocketMQException  # type: ignore[import-not-found]

@@ -22,7 +22,7 @@ from sidecar.daemon.lifecycle import Daemon
 from sidecar.daemon.signals import Signals
 from sidecar.ops.log import configure
 from sidecar.sources.base import ReadPast, Source
-from sidecar.sources.kafka import KafkaSource
+from sidecar.sources.kafka.source import KafkaSource
 from sidecar.state.interface import State
 
 SHARE = 0.12

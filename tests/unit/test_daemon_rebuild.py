@@ -18,7 +18,7 @@ from sidecar.daemon.build import build
 from sidecar.daemon.dispatcher import Writer
 from sidecar.daemon.supervisor import Supervisor
 from sidecar.sources.base import Assignment, Settled
-from sidecar.sources.kafka_columns import KafkaColumns
+from sidecar.sources.kafka.columns import KafkaColumns
 from sidecar.state.interface import PartitionSnapshot
 from sidecar.state.memory import MemoryState
 

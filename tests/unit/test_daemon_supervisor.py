@@ -20,7 +20,7 @@ from sidecar.daemon.dispatcher import Writer
 from sidecar.daemon.supervisor import Supervisor
 from sidecar.errors import StateError
 from sidecar.sources.base import Assignment, Source
-from sidecar.sources.kafka_columns import KafkaColumns
+from sidecar.sources.kafka.columns import KafkaColumns
 from sidecar.state.interface import State
 from sidecar.state.memory import MemoryState
 from tests.support.process import wait_until

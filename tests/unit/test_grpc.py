@@ -18,11 +18,11 @@ import zstandard
 
 from sidecar.config.source import RocketMqSource as Settings
 from sidecar.errors import ConfigError
-from sidecar.sources import grpc_stubs
 from sidecar.sources.base import Tell
-from sidecar.sources.grpc_client import GrpcClient
-from sidecar.sources.grpc_requests import Place, Requests, place_of, renewed
-from sidecar.sources.grpc_session import Session
+from sidecar.sources.rocketmq.grpc import stubs
+from sidecar.sources.rocketmq.grpc.client import GrpcClient
+from sidecar.sources.rocketmq.grpc.requests import Place, Requests, place_of, renewed
+from sidecar.sources.rocketmq.grpc.session import Session
 
 HANDLE = "0 1795321906376 15000 3 {} broker-a 2 17 24853754"
 
@@ -39,12 +39,12 @@ def silent(name: str, level: str, fields: object) -> None:
 
 def requests(tell: Tell = silent, **change: Any) -> Requests:
     """What makes requests."""
-    return Requests(grpc_stubs.load(), settings(**change), "me", "a || b", tell)
+    return Requests(stubs.load(), settings(**change), "me", "a || b", tell)
 
 
 def body_of(body: bytes, *, flagged: bool = True) -> tuple[bytes, list[object]]:
     """What a body that is said to be packed comes as, and what the log tells."""
-    values, told = grpc_stubs.load().values, list[object]()
+    values, told = stubs.load().values, list[object]()
     message = values.Message(topic=values.Resource(name="t"), body=body)
     message.system_properties.receipt_handle = HANDLE.format("0")
     message.system_properties.body_encoding = values.GZIP if flagged else values.IDENTITY
@@ -84,14 +84,14 @@ def test_another_version_and_lost_files_are_told(
     """The stubs are no documented interface, so their version must be the one that was tried."""
     monkeypatch.setattr(metadata, "distribution", lambda name: Installed(version, tmp_path))
     with pytest.raises(ConfigError, match=says) as caught:
-        grpc_stubs.load()
+        stubs.load()
     assert "pip install" in caught.value.hint
 
 
 def test_the_package_s_own_code_is_not_run() -> None:
     """Only stubs are loaded: its `__init__` would make a log folder in the home folder, or be another package's."""
     before = sys.modules.get("rocketmq")
-    assert grpc_stubs.load().values.OK == 20_000
+    assert stubs.load().values.OK == 20_000
     assert sys.modules.get("rocketmq") is before
 
 
@@ -113,7 +113,7 @@ def test_a_receipt_handle_tells_the_place() -> None:
 )
 def test_a_message_is_taken_apart(kind: str, attempt: int, retry: str) -> None:
     """Times in milliseconds, ids, tag and keys among the properties, and where it is stored."""
-    message = grpc_stubs.load().values.Message()
+    message = stubs.load().values.Message()
     message.topic.name, message.body = "t", b"\0body"
     message.user_properties.update({"b": "2", "a": "1"})
     system = message.system_properties
@@ -147,7 +147,7 @@ def test_a_body_that_cannot_be_unpacked_comes_as_it_is_stored_and_is_told(monkey
     event = ("body.not_unpacked", "warning", {"topic": "t", "partition": 2, "broker": "broker-a", "offset": 17})
     assert [body_of(one) for one in whole] == [(body, [])] * 4
     assert [body_of(one) for one in bad] == [(one, [event]) for one in bad]
-    monkeypatch.setattr("sidecar.rocketmq.messages.BODY_BYTES_MAX", 1 << 16)
+    monkeypatch.setattr("sidecar.sources.rocketmq.wire.messages.BODY_BYTES_MAX", 1 << 16)
     for compress in (gzip.compress, zlib.compress, lz4.frame.compress, zstandard.compress):
         bomb = compress(bytes(1 << 20))
         assert body_of(bomb) == (bomb, [event])
@@ -163,7 +163,7 @@ def test_requests_are_signed() -> None:
 
 def test_sql_and_tags_are_pushed() -> None:
     """The proxy filters by the tags, or by the expression that stands in their place."""
-    values = grpc_stubs.load().values
+    values = stubs.load().values
     (plain,) = requests().telemetry("a:1").settings.subscription.subscriptions
     assert (plain.expression.type, plain.expression.expression, plain.topic.name) == (values.TAG, "a || b", "t")
     (sql,) = requests(sql="x > 1", namespace="shop").telemetry("a:1").settings.subscription.subscriptions
@@ -175,7 +175,7 @@ def test_sql_and_tags_are_pushed() -> None:
 def test_servers_are_named_as_the_protocol_does(server: str, scheme: str) -> None:
     """Names, and addresses of both kinds."""
     found = requests().endpoints(server)
-    assert found.scheme == getattr(grpc_stubs.load().values, scheme)
+    assert found.scheme == getattr(stubs.load().values, scheme)
     assert (found.addresses[0].host, found.addresses[0].port) == (server[:-2].strip("[]"), 1)
 
 
@@ -200,7 +200,7 @@ def test_a_call_within_a_session_that_is_closed_ends() -> None:
             silent.bind(("127.0.0.1", 0))
             silent.listen()
             server = f"127.0.0.1:{silent.getsockname()[1]}"
-            session = Session(grpc_stubs.load(), settings(), requests(), server, None)
+            session = Session(stubs.load(), settings(), requests(), server, None)
             waiting = asyncio.ensure_future(session.call("Heartbeat", requests().heartbeat(), 60.0))
             silent.settimeout(30.0)
             await asyncio.to_thread(silent.accept)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sidecar.sources.grpc_attempts import Attempts
+from sidecar.sources.rocketmq.grpc.attempts import Attempts
 
 WHERE = "t on b"
 QUEUES = 2

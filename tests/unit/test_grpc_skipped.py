@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from sidecar.sources.acked_client import Handed
-from sidecar.sources.grpc_skipped import SETTLES_S, Skipped
+from sidecar.sources.rocketmq.grpc.skipped import SETTLES_S, Skipped
+from sidecar.sources.rocketmq.leased.client import Handed
 
 Place = tuple[int, int, int]
 """Queue, offset, commit-log position."""

@@ -14,12 +14,12 @@ from confluent_kafka import KafkaError, KafkaException
 from sidecar.config.source import KafkaSource as KafkaSettings
 from sidecar.core.partition.state import PartitionState
 from sidecar.core.records import TopicPartition
-from sidecar.sources import kafka_recall
-from sidecar.sources.kafka_memory import Memories
-from sidecar.sources.kafka_offsets import Offsets
-from sidecar.sources.kafka_recall import Recall
-from sidecar.sources.kafka_start import Starts
-from sidecar.sources.kafka_topics import TopicIds
+from sidecar.sources.kafka import recall
+from sidecar.sources.kafka.memory import Memories
+from sidecar.sources.kafka.offsets import Offsets
+from sidecar.sources.kafka.recall import Recall
+from sidecar.sources.kafka.start import Starts
+from sidecar.sources.kafka.topics import TopicIds
 from sidecar.state.memory import MemoryState
 from sidecar.state.offset_map import Identity, encode
 
@@ -123,7 +123,7 @@ def test_a_log_counts_as_truncated_when_it_stays_short(monkeypatch: pytest.Monke
     assert (start.scope, told) == (identity.scope, [])
     brokers.ends[HERE] = 100
     assert not starts.find([HERE], 1).starts
-    monkeypatch.setattr(kafka_recall, "TRUNCATION_PATIENCE_S", 0.0)
+    monkeypatch.setattr(recall, "TRUNCATION_PATIENCE_S", 0.0)
     (start,) = starts.find([HERE], 1).starts
     assert (start.read_from, told) == (90, ["partition.truncated"])
     assert start.scope != identity.scope

@@ -10,7 +10,7 @@ import pytest
 
 from sidecar.config.source import RocketMqSource
 from sidecar.errors import ConfigError
-from sidecar.native.frames import (
+from sidecar.sources.rocketmq.native.child.frames import (
     Frames,
     Kind,
     Message,
@@ -20,8 +20,8 @@ from sidecar.native.frames import (
     unpack_messages,
     unpack_numbers,
 )
-from sidecar.sources.native_client import NativeClient, check_installed
-from sidecar.sources.native_process import ChildProcess
+from sidecar.sources.rocketmq.native.client import NativeClient, check_installed
+from sidecar.sources.rocketmq.native.process import ChildProcess
 
 MESSAGE = Message(
     1 << 40, queue=7, offset=1 << 50, born_ms=1, stored_ms=2, reconsume_times=3, sys_flag=4, topic=b"orders",

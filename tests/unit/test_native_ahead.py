@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 
-from sidecar.native.ahead import FIRST_S, HELD_TIMES, Ahead
+from sidecar.sources.rocketmq.native.child.ahead import FIRST_S, HELD_TIMES, Ahead
 
 MIB = 1 << 20
 QUEUES = 64

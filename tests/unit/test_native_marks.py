@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from sidecar.core.records import TopicPartition
-from sidecar.rocketmq.codes import Code
-from sidecar.rocketmq.frames import Frame
-from sidecar.rocketmq.requests import Asks
-from sidecar.sources.native_marks import READ_S, Marks
-from sidecar.sources.rocketmq_progress import Mark
+from sidecar.sources.rocketmq.native.marks import READ_S, Marks
+from sidecar.sources.rocketmq.progress import Mark
+from sidecar.sources.rocketmq.wire.codes import Code
+from sidecar.sources.rocketmq.wire.frames import Frame
+from sidecar.sources.rocketmq.wire.requests import Asks
 from tests.support.rocketmq_bytes import Stored, stored
 
 TP = TopicPartition("orders", 0, "broker-a")

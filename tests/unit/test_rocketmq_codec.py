@@ -13,8 +13,8 @@ import lz4.frame
 import pytest
 import zstandard
 
-from sidecar.rocketmq.frames import FrameReader, ProtocolError, loads
-from sidecar.rocketmq.messages import TooLargeError, decode, decode_some, properties, property_of, unpack
+from sidecar.sources.rocketmq.wire.frames import FrameReader, ProtocolError, loads
+from sidecar.sources.rocketmq.wire.messages import TooLargeError, decode, decode_some, properties, property_of, unpack
 from tests.support.rocketmq_bytes import Stored, binary_header, framed, inner, stored
 
 # What a broker 5.5.0 answered to a pull.

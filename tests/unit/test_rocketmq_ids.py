@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from sidecar.cli import main
-from sidecar.rocketmq.ids import ClientMessageId, GrpcMessageId, OffsetMessageId, decode
+from sidecar.sources.rocketmq.wire.ids import ClientMessageId, GrpcMessageId, OffsetMessageId, decode
 
 OFFSET = "7F0000010000559700000000057E5044"
 OFFSET_CPP = "0100007F0000559700000000057E5044"

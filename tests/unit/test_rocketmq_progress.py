@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 
-from sidecar.sources.rocketmq_progress import MARKS_MAX, MARKS_RATIO, Mark, Progress, with_newest
+from sidecar.sources.rocketmq.progress import MARKS_MAX, MARKS_RATIO, Mark, Progress, with_newest
 
 
 def test_marks_stand_at_growing_distances() -> None:

@@ -6,9 +6,9 @@ import orjson
 import pytest
 
 from sidecar.core.records import TopicPartition
-from sidecar.rocketmq.acl import signer
-from sidecar.rocketmq.frames import Frame, ProtocolError
-from sidecar.rocketmq.requests import Asks, Subscription, commit_waves, read_offset, read_reset, read_route
+from sidecar.sources.rocketmq.wire.acl import signer
+from sidecar.sources.rocketmq.wire.frames import Frame, ProtocolError
+from sidecar.sources.rocketmq.wire.requests import Asks, Subscription, commit_waves, read_offset, read_reset, read_route
 
 TP = TopicPartition("orders", 3, "broker-a")
 

@@ -6,11 +6,10 @@ from collections.abc import Callable
 
 import pytest
 
-from sidecar.rocketmq.frames import Frame
-from sidecar.rocketmq.network import Ask
-from sidecar.rocketmq.requests import Asks
-from sidecar.sources import rocketmq_routes
-from sidecar.sources.rocketmq_routes import Routes
+from sidecar.sources.rocketmq.remoting.routes import Routes
+from sidecar.sources.rocketmq.wire.frames import Frame
+from sidecar.sources.rocketmq.wire.network import Ask
+from sidecar.sources.rocketmq.wire.requests import Asks
 
 GOOD = (
     b'{"brokerDatas": [{"brokerName": "b", "brokerAddrs": {"0": "h:1"}}],'
@@ -41,7 +40,7 @@ class NameServer:
 
 def test_a_refusal_is_told_until_the_topic_is_answered_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """A route that is refused, or that cannot be read, is a problem, whatever is answered of other topics."""
-    monkeypatch.setattr(rocketmq_routes, "REFRESH_S", 0.0)
+    monkeypatch.setattr("sidecar.sources.rocketmq.remoting.routes.REFRESH_S", 0.0)
     server = NameServer({"good": (0, GOOD), "bad": (16, b"")})
     routes = Routes(server, Asks("me", "g"), ["ns:9876"], ["bad", "good"])  # type: ignore[arg-type]
     routes.refresh()
@@ -56,8 +55,8 @@ def test_a_refusal_is_told_until_the_topic_is_answered_again(monkeypatch: pytest
 
 def test_a_topic_whose_brokers_are_forgotten_is_told_until_one_is_back(monkeypatch: pytest.MonkeyPatch) -> None:
     """A broker that is away for long is no longer in the routes, and its own problem is gone with it."""
-    monkeypatch.setattr(rocketmq_routes, "REFRESH_S", 0.0)
-    monkeypatch.setattr(rocketmq_routes, "FORGET_S", -1.0)
+    monkeypatch.setattr("sidecar.sources.rocketmq.remoting.routes.REFRESH_S", 0.0)
+    monkeypatch.setattr("sidecar.sources.rocketmq.remoting.routes.FORGET_S", -1.0)
     server = NameServer({"orders": (0, GOOD)})
     routes = Routes(server, Asks("me", "g"), ["ns:9876"], ["orders"])  # type: ignore[arg-type]
     routes.refresh()

@@ -9,12 +9,12 @@ import pytest
 
 from sidecar.core.partition.state import PartitionState
 from sidecar.core.records import TopicPartition
-from sidecar.rocketmq.codes import Code
-from sidecar.rocketmq.frames import Frame
-from sidecar.rocketmq.network import Ask, Network
-from sidecar.rocketmq.requests import Asks
-from sidecar.sources.rocketmq_progress import Mark, Progress, Told
-from sidecar.sources.rocketmq_start import Starts
+from sidecar.sources.rocketmq.progress import Mark, Progress, Told
+from sidecar.sources.rocketmq.remoting.start import Starts
+from sidecar.sources.rocketmq.wire.codes import Code
+from sidecar.sources.rocketmq.wire.frames import Frame
+from sidecar.sources.rocketmq.wire.network import Ask, Network
+from sidecar.sources.rocketmq.wire.requests import Asks
 from sidecar.state.offset_map import Identity, encode
 from tests.support.rocketmq_bytes import Stored, stored
 
@@ -131,7 +131,7 @@ def test_an_older_commit_that_may_have_been_set_is_a_problem_for_a_while(
     starts.resets[HERE] = 5
     starts.find([HERE], {})
     assert not starts.doubt(), "it was set again while the daemon ran"
-    monkeypatch.setattr("sidecar.sources.rocketmq_start.DOUBT_S", 0.0)
+    monkeypatch.setattr("sidecar.sources.rocketmq.remoting.start.DOUBT_S", 0.0)
     assert not begun_at(boot, committed)[0].doubt()
 
 

@@ -13,10 +13,10 @@ from confluent_kafka.admin import AdminClient
 from sidecar.config.source import KafkaSource
 from sidecar.core.records import TopicPartition
 from sidecar.errors import UnavailableError
-from sidecar.sources.kafka_config import client_config
-from sidecar.sources.kafka_errors import is_credentials, text_of
-from sidecar.sources.kafka_offsets import Bounds, Offsets
-from sidecar.sources.kafka_reach import await_topics
+from sidecar.sources.kafka.config import client_config
+from sidecar.sources.kafka.errors import is_credentials, text_of
+from sidecar.sources.kafka.offsets import Bounds, Offsets
+from sidecar.sources.kafka.reach import await_topics
 
 REQUEST_S = 10.0
 EARLIEST = -2

@@ -19,8 +19,8 @@ from sidecar.daemon.build import build_reading, delivery_rules, plan_memory
 from sidecar.daemon.dispatcher import Answered, Senders
 from sidecar.daemon.graveyards import Graveyard, open_graveyard
 from sidecar.errors import SidecarError
-from sidecar.sources.kafka_config import client_config
-from sidecar.sources.kafka_fetch import Fetcher
+from sidecar.sources.kafka.config import client_config
+from sidecar.sources.kafka.fetch import Fetcher
 from sidecar.spark.run.folder import RunFolder
 from sidecar.spark.run.letters import LetterFiles
 from sidecar.spark.run.outcome import Outcome

@@ -14,7 +14,7 @@ from pyspark import TaskContext
 from sidecar.config.model import Settings
 from sidecar.core.records import Columns, Run, TopicPartition
 from sidecar.ops.log import configure
-from sidecar.sources.kafka_columns import KafkaColumns
+from sidecar.sources.kafka.columns import KafkaColumns
 from sidecar.spark.run.columns import ArrowColumns, place_of, runs
 from sidecar.spark.run.deliver import Task, deliver
 from sidecar.spark.run.fetch import fetch

@@ -9,8 +9,8 @@ from confluent_kafka.admin import AdminClient
 
 from sidecar.config.source import KafkaSource
 from sidecar.errors import StateError, UnavailableError
-from sidecar.sources.kafka_config import client_config
-from sidecar.sources.kafka_topics import TIMEOUT_S, MadeAgain, TopicIds
+from sidecar.sources.kafka.config import client_config
+from sidecar.sources.kafka.topics import TIMEOUT_S, MadeAgain, TopicIds
 from sidecar.spark.run.folder import RunFolder
 
 KNOWN_FOR_S = 5.0

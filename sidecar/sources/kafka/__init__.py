@@ -1,0 +1,1 @@
+"""Kafka by a consumer group. What is asked of the broker, and when; what it means for messages the core decides."""

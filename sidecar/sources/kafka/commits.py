@@ -1,0 +1,120 @@
+"""Commits with the partitions' states as metadata: begun, answered, and told in the order in which they were begun."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import confluent_kafka as ck
+from confluent_kafka import KafkaError, KafkaException
+
+from sidecar.core.effects import CommitItem
+from sidecar.core.records import TopicPartition
+from sidecar.sources.base import Listener
+from sidecar.sources.kafka.memory import Memories, Memory
+from sidecar.state.offset_map import Identity, encode
+
+
+@dataclass(slots=True)
+class _Pending:
+    """A commit that was begun."""
+
+    begun_s: float
+    memories: dict[TopicPartition, Memory]
+    """Of each partition, what is remembered of it once it is acknowledged."""
+    told: bool = True
+    """Whether its end is still of interest."""
+
+
+class Commits:
+    """Makes states durable.
+
+    Args:
+        consumer: The group's consumer, used on its own thread.
+        listener: Is told the ends.
+        rules: 4 bytes, a hash of what decides where a message goes.
+        identities: Of the partitions that are ours; others are never named in a commit.
+        memories: Keep what was acknowledged.
+    """
+
+    def __init__(
+        self,
+        consumer: ck.Consumer,
+        listener: Listener,
+        rules: bytes,
+        identities: Mapping[TopicPartition, Identity],
+        memories: Memories,
+    ) -> None:
+        self._consumer = consumer
+        self._listener = listener
+        self._rules = rules
+        self._identities = identities
+        self._memories = memories
+        self._pending: deque[_Pending] = deque()
+
+    def begin(self, items: Sequence[CommitItem]) -> None:
+        """Begin to make these states durable; `Listener.committed` tells the end."""
+        memories = self._made(items)
+        try:
+            if memories:  # commit() without offsets skips a change of metadata alone
+                self._consumer.commit(offsets=_offsets(memories), asynchronous=True)
+                self._pending.append(_Pending(time.monotonic(), memories))
+                return
+        except KafkaException as error:
+            self._failed(error.args[0].str())
+        self._listener.committed(dict.fromkeys(memories, False), 0.0)
+
+    def now(self, items: Sequence[CommitItem]) -> Mapping[TopicPartition, bool]:
+        """Make these states durable behind any commit begun before, whose end is not told any more."""
+        for pending in self._pending:
+            pending.told = False
+        memories = self._made(items)
+        if not memories:
+            return {}
+        try:
+            done = self._consumer.commit(offsets=_offsets(memories), asynchronous=False) or []
+        except KafkaException as error:
+            self._failed(error.args[0].str())
+            return dict.fromkeys(memories, False)
+        results = {TopicPartition(tp.topic, tp.partition): tp.error is None for tp in done}
+        self._keep(memories, results)
+        return results
+
+    def ended(self, error: KafkaError | None, done: Sequence[ck.TopicPartition]) -> bool:
+        """The client tells that the oldest commit begun by `begin` ended; returns whether all of it succeeded."""
+        pending = self._pending.popleft()
+        results = dict.fromkeys(pending.memories, False)
+        results |= {TopicPartition(tp.topic, tp.partition): error is None and tp.error is None for tp in done or ()}
+        good = error is None and all(results.values())
+        if pending.told:
+            self._keep(pending.memories, results)
+            if not good:
+                self._failed(str(error or next(tp.error for tp in done if tp.error is not None)))
+            self._listener.committed(results, time.monotonic() - pending.begun_s)
+        return good
+
+    def _failed(self, reason: str) -> None:
+        self._listener.event("commit.failed", "warning", {"reason": reason})
+
+    def _keep(self, memories: Mapping[TopicPartition, Memory], results: Mapping[TopicPartition, bool]) -> None:
+        self._memories.keep({tp: memory for tp, memory in memories.items() if results.get(tp)})
+
+    def _made(self, items: Sequence[CommitItem]) -> dict[TopicPartition, Memory]:
+        return {item.tp: self._memory(item) for item in items if self._is_current(item)}
+
+    def _memory(self, item: CommitItem) -> Memory:
+        identity = self._identities[item.tp]
+        parent = item.lineage.parent if item.lineage is not None else None
+        text = encode(identity, self._rules, item.state, item.stamp, parent)
+        return Memory.of(item, text, identity.topic_id)
+
+    def _is_current(self, item: CommitItem) -> bool:
+        """It may have waited for the journal while the partition moved: then it is never named again."""
+        identity = self._identities.get(item.tp)
+        return identity is not None and identity.scope == item.scope
+
+
+def _offsets(memories: Mapping[TopicPartition, Memory]) -> list[ck.TopicPartition]:
+    return [ck.TopicPartition(*tp[:2], one.watermark, metadata=one.text) for tp, one in memories.items()]

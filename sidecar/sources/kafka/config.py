@@ -1,0 +1,187 @@
+"""What the clients are told: by the user, by the promises; and what they refuse. Connects to nothing."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import re
+import socket
+import stat
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import confluent_kafka as ck
+
+from sidecar.config.base import HIDDEN, secret_name
+from sidecar.config.source import KafkaSource as KafkaSettings
+
+SESSION_TIMEOUT_MS = 9_000
+HEARTBEAT_MS = 500
+MESSAGE_BYTES = 400
+"""What the client takes for each message in its queue, beside the value; measured."""
+FETCH_SHARE = 4
+"""A fetch is a quarter of the queue: unpacked, a fetch of one-byte values takes 20 times as much."""
+FETCH_MAX_BYTES = 1_000_000
+"""The client's least for `fetch.max.bytes`, unless `message.max.bytes` is less."""
+Make = Callable[[dict[str, Any]], object]
+_SILENT = logging.getLogger(f"{__name__}.silent")
+_SILENT.addHandler(logging.NullHandler())
+_SILENT.propagate = False
+_REFUSALS = {ck.KafkaError._INVALID_ARG, ck.KafkaError._CONFLICT}
+_ADDRESSES = ("bootstrap.servers", "metadata.broker.list")
+_NO_PROVIDER = re.compile(r"No provider for SASL mechanism (\S+): .*Current build options: (.*)")
+_MECHANISMS = {"SASL_SCRAM": "SCRAM-SHA-256, SCRAM-SHA-512"}
+_FILES = re.compile(r"(ssl|https)\.\w+\.location|sasl\.kerberos\.keytab")
+
+
+def place_id(state_dir: Path, machine_id: Path = Path("/etc/machine-id")) -> str:
+    """A client id that stands for this place alone: the machine, the host's name and the state folder.
+
+    That folder is locked, so whoever else has this id in the group is a predecessor that died, also when the folder was
+    deleted with it. Two places that look alike evict each other's member at a start: it joins again and loses nothing.
+    """
+    host = socket.gethostname()
+    try:
+        machine = machine_id.read_text().strip()
+    except (OSError, ValueError):
+        machine = ""
+    place = "\0".join((machine, host, str(state_dir.resolve())))
+    digits = hashlib.blake2b(place.encode("utf-8", "surrogateescape"), digest_size=4).hexdigest()
+    return f"sidecar-{re.sub(r'[^A-Za-z0-9._-]', '_', host)[:64]}-{digits}"
+
+
+def client_config(settings: KafkaSettings, client_id: str = "sidecar") -> dict[str, Any]:
+    """What every client needs: addresses, credentials, quick recovery.
+
+    Args:
+        settings: The user's part; his `client.id` goes before ours.
+        client_id: Ours.
+    """
+    return {
+        "client.id": client_id,
+        "isolation.level": "read_committed",
+        "reconnect.backoff.max.ms": 1_000,  # 10 s by default: longer than it may take to heal
+        # A broker that was cut off from its controller leaves itself out of the metadata when it is back: the client
+        # then knows no broker at all, by default for 5 minutes.
+        "metadata.recovery.rebootstrap.trigger.ms": 1_000,
+        "socket.keepalive.enable": True,
+        "log_level": 2,  # it writes a line to stderr at each try to connect; what matters comes as an error
+        **settings.properties,
+        "bootstrap.servers": settings.bootstrap_servers,
+    }
+
+
+def consumer_config(settings: KafkaSettings, queue_bytes: int, client_id: str = "sidecar") -> dict[str, Any]:
+    """The consumer's configuration.
+
+    Args:
+        settings: The user's part.
+        queue_bytes: What the client may hold before it is consumed.
+        client_id: See `client_config`.
+    """
+    fetch_bytes = queue_bytes // FETCH_SHARE
+    return {
+        "fetch.wait.max.ms": 100,
+        **client_config(settings, client_id),
+        "group.id": settings.group_id,
+        "enable.auto.commit": False,
+        "enable.auto.offset.store": False,
+        "auto.offset.reset": "error",  # decided by `Starts`
+        "partition.assignment.strategy": "cooperative-sticky",
+        "session.timeout.ms": SESSION_TIMEOUT_MS,
+        "heartbeat.interval.ms": HEARTBEAT_MS,  # a rebalance stops commits for as long as a member takes to hear of it
+        "enable.partition.eof": True,  # tells the position behind gaps and transaction markers
+        "allow.auto.create.topics": False,
+        "fetch.queue.backoff.ms": 10,  # 1000 by default: 142-204k messages a second instead of 374-455k
+        "queued.max.messages.kbytes": max(1, queue_bytes >> 10),
+        "queued.min.messages": max(1, queue_bytes // MESSAGE_BYTES),
+        "fetch.max.bytes": fetch_bytes,
+        "message.max.bytes": min(FETCH_MAX_BYTES, fetch_bytes),  # of producers; but no fetch may be smaller
+        "topic.metadata.refresh.interval.ms": 5_000,  # new and recreated topics
+        "debug": f"metadata,{settings.properties.get('debug', '')}".rstrip(","),  # see `MadeAgain`
+    }
+
+
+def refused(
+    properties: Mapping[str, str], configs: Sequence[tuple[Make, Mapping[str, Any]]]
+) -> Iterator[tuple[str, str]]:
+    """Names of properties that cannot be used, each with the reason.
+
+    Args:
+        properties: What the user wrote.
+        configs: What makes each client, and its whole configuration, these properties among it.
+
+    Raises:
+        OSError: No client can be made here, whatever is written.
+    """
+    found = dict(_unusable_files(properties))
+    for name, value in properties.items():
+        text = _complaint(ck.Consumer, {"group.id": "none", name: value}) if name not in found else ""
+        if text and not text.startswith("Failed to create"):  # alone it may lack others, which stand in the whole
+            found[name] = text
+    if not found:
+        for make, config in configs:
+            if text := _complaint(make, config):
+                found.setdefault(_culprit(text, properties, make, config), _with_ours(text, properties, config))
+    for name, text in found.items():
+        yield name, f"is refused by the Kafka client: {_without_secrets(text, properties)}"
+
+
+def _unusable_files(properties: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """OpenSSL waits for ever at a pipe, and of a file that is missing it tells a number."""
+    for name, value in properties.items():
+        if not _FILES.fullmatch(name) or value == "probe":
+            continue
+        try:
+            kind = stat.S_IFMT(Path(value).stat().st_mode)
+        except (OSError, ValueError) as error:
+            yield name, f"{value}: {error.strerror if isinstance(error, OSError) else error}"
+            continue
+        if kind != stat.S_IFREG and not (kind == stat.S_IFDIR and name.endswith("ca.location")):
+            yield name, f"{value} is not a file"
+
+
+def _complaint(make: Make, config: Mapping[str, Any]) -> str:
+    """What the client says of a configuration; empty when it takes it."""
+    try:
+        told = {name: value for name, value in config.items() if name not in _ADDRESSES}
+        client = make({"log_level": 2, **told, "logger": _SILENT})
+    except ck.KafkaException as error:
+        if error.args[0].code() not in _REFUSALS:
+            raise OSError(f"a Kafka client cannot be made: {error.args[0].str()}") from error
+        return " ".join(error.args[0].str().split())
+    if isinstance(client, ck.Consumer):
+        client.close()
+    return ""
+
+
+def _culprit(text: str, properties: Mapping[str, str], make: Make, config: Mapping[str, Any]) -> str:
+    """The property that the complaint is about: it is named, or its value is, or without it there is none."""
+    for name, value in properties.items():
+        if _names(text, name) or (not secret_name(name) and len(value) > 2 and _names(text, value)):
+            return name
+    for name in properties:
+        if not _complaint(make, {key: value for key, value in config.items() if key != name}):
+            return name
+    return ""
+
+
+def _names(text: str, word: str) -> bool:
+    return re.search(rf"(?<![\w.]){re.escape(word)}(?![\w.]*\w)", text) is not None
+
+
+def _with_ours(text: str, properties: Mapping[str, str], config: Mapping[str, Any]) -> str:
+    ours = [f"{name} is {config[name]}" for name in config if name not in properties and _names(text, name)]
+    said = re.sub(r"^Failed to create \w+: ", "", text)
+    if lacks := _NO_PROVIDER.search(said):
+        there = ", ".join(_MECHANISMS.get(name, name) for name in lacks[2].split())
+        return f"it is built without the mechanism {lacks[1]}: set sasl.mechanism to one of {there}"
+    return f"{said}; Sidecar decides that {' and '.join(ours)}" if ours else said
+
+
+def _without_secrets(text: str, properties: Mapping[str, str]) -> str:
+    for name, value in properties.items():
+        if secret_name(name) and value:
+            text = text.replace(value, HIDDEN)
+    return text

@@ -1,0 +1,114 @@
+"""What brokers must tell at the start: that they are there, know the topics, and take metadata. Joins no group."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+import confluent_kafka as ck
+from confluent_kafka import KafkaException
+from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType  # type: ignore[attr-defined]
+
+from sidecar.config.source import KafkaSource as KafkaSettings
+from sidecar.core.room import METADATA_CHARACTERS, METADATA_CHARACTERS_MIN
+from sidecar.errors import UnavailableError
+from sidecar.sources.base import Tell
+from sidecar.sources.kafka.errors import forbidden, is_forbidden, refused, text_of
+
+LIST_TIMEOUT_S = 2.0
+ASK_TIMEOUT_S = 5.0
+METADATA_SETTING = "offset.metadata.max.bytes"
+
+
+def await_topics(
+    consumer: ck.Consumer,
+    settings: KafkaSettings,
+    refusal: Callable[[], str],
+    problems: Mapping[str, str],
+    waiting: Callable[[str], None],
+) -> str:
+    """The cluster's id, once all topics are there.
+
+    Args:
+        consumer: Asks; its callbacks are served.
+        settings: Of the source.
+        refusal: Why the broker refused the credentials, empty while it did not.
+        problems: What the client last said of the broker, under `client`.
+        waiting: Is told what is waited for.
+
+    Raises:
+        UnavailableError: The broker cannot be reached, or a topic is unknown, for the whole start-up time.
+        CredentialsError: The broker refuses the credentials, or access to a topic.
+    """
+    deadline_s = time.monotonic() + settings.start_timeout_ms / 1000
+    wanted = [topic for topic in settings.topics if not topic.startswith("^")]
+    here = f"Kafka at {settings.bootstrap_servers}"
+    waiting(here)
+    while True:
+        missing, reason = wanted, ""
+        try:
+            cluster = consumer.list_topics(timeout=max(0.1, min(LIST_TIMEOUT_S, deadline_s - time.monotonic())))
+            missing = [t for t in wanted if t not in cluster.topics or cluster.topics[t].error is not None]
+            if not missing:
+                return cluster.cluster_id or ""
+        except KafkaException as error:
+            reason = text_of(error.args[0])
+        consumer.poll(0.1)  # serves the callback that hears of refusals
+        if refusal():
+            raise refused(settings.bootstrap_servers, refusal())
+        waiting(f"{here}: {problems.get('client', reason)}" if reason else f"the topic {', '.join(missing)} in {here}")
+        _check_permissions(consumer, settings.group_id, [] if reason else missing)
+        if time.monotonic() >= deadline_s:
+            raise _unavailable(settings, missing, reason and problems.get("client", reason))
+
+
+def _check_permissions(consumer: ck.Consumer, group_id: str, missing: Sequence[str]) -> None:
+    """Fail at once where waiting cures nothing: a list of all topics leaves out what may not be seen."""
+    for topic in missing:
+        with contextlib.suppress(KafkaException):
+            error = consumer.list_topics(topic, timeout=LIST_TIMEOUT_S).topics[topic].error
+            if error is not None and is_forbidden(error):
+                raise forbidden(error, topic, group_id)
+
+
+def _unavailable(settings: KafkaSettings, missing: Sequence[str], reason: str) -> UnavailableError:
+    waited = f"for {settings.start_timeout_ms / 1000:g} s (source.kafka.start_timeout)"
+    servers = settings.bootstrap_servers
+    if reason:
+        return UnavailableError(
+            f"Kafka at {servers} could not be reached {waited}: {reason}",
+            hint="check source.kafka.bootstrap_servers, and that the broker runs and is reachable from here",
+        )
+    return UnavailableError(
+        f"Kafka at {servers} does not know the topic {', '.join(missing)} {waited}",
+        hint="create the topic, or correct source.kafka.topics",
+    )
+
+
+def metadata_characters(admin: AdminClient, tell: Tell) -> int:
+    """The least that any broker takes, at most the default; the default where the account may not ask.
+
+    Raises:
+        UnavailableError: It is too little to work with.
+    """
+    least = min([METADATA_CHARACTERS, *_allowed(admin)])
+    if least < METADATA_CHARACTERS_MIN:
+        raise UnavailableError(
+            f"a broker takes {least} bytes of metadata beside an offset ({METADATA_SETTING}); "
+            f"{METADATA_CHARACTERS_MIN} are needed, {METADATA_CHARACTERS} are Kafka's default",
+            hint=f"raise {METADATA_SETTING} on all brokers and start again",
+        )
+    if least < METADATA_CHARACTERS:
+        tell("metadata.limited", "warning", {"bytes": least, "default": METADATA_CHARACTERS})
+    return least
+
+
+def _allowed(admin: AdminClient) -> list[int]:
+    try:
+        brokers = admin.list_topics(timeout=ASK_TIMEOUT_S).brokers
+        asked = [ConfigResource(ResourceType.BROKER, str(number)) for number in brokers]
+        found = [future.result() for future in admin.describe_configs(asked, request_timeout=ASK_TIMEOUT_S).values()]
+        return [int(entries[METADATA_SETTING].value) for entries in found if METADATA_SETTING in entries]
+    except KafkaException:  # not every account may ask, nor does every broker answer
+        return []

@@ -1,0 +1,129 @@
+"""Where a partition goes on when its commit may be older than the state folder, or its log other than it was."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection
+from typing import NamedTuple
+
+from confluent_kafka import KafkaError, KafkaException
+
+from sidecar.core.lineage import Basis, Committed, Fingerprint, Recalled, recall
+from sidecar.core.partition.state import PartitionState
+from sidecar.core.records import TopicPartition
+from sidecar.errors import UnavailableError
+from sidecar.sources.base import Tell
+from sidecar.sources.kafka.memory import Found, Memories
+from sidecar.sources.kafka.offsets import Bounds
+from sidecar.state.offset_map import Identity
+
+TRUNCATION_PATIENCE_S = 2.0
+"""A new leader may tell an old high watermark for a moment."""
+
+DigestAt = Callable[[TopicPartition, int], int | None]
+"""The digest of the message at an offset, None when it is gone; raises `UnavailableError`."""
+
+
+class _Log(NamedTuple):
+    """`lineage.Log` of a partition."""
+
+    tp: TopicPartition
+    low: int
+    high: int
+    digest_at: DigestAt
+    confirm: Callable[[TopicPartition, int, int], None]
+
+    def has(self, mark: Fingerprint) -> bool | None:
+        digest = self.digest_at(self.tp, mark.offset)
+        return None if digest is None else digest == mark.digest
+
+    def confirm_end(self, seen: int) -> None:
+        self.confirm(self.tp, seen, self.high)
+
+
+class Recall:
+    """Decides between broker and folder.
+
+    Args:
+        memories: What the folder has.
+        rules: 4 bytes, a hash of what decides where a message goes.
+        digest_at: Reads a message of the log again.
+        tell: Writes a log event.
+    """
+
+    def __init__(self, memories: Memories, rules: bytes, digest_at: DigestAt, tell: Tell) -> None:
+        self._memories = memories
+        self._rules = rules
+        self._digest_at = digest_at
+        self._tell = tell
+        self._short_since_s: dict[TopicPartition, float] = {}
+
+    def forget(self, tps: Collection[TopicPartition]) -> None:
+        """How long the logs of these were short matters no more."""
+        for tp in tps:
+            self._short_since_s.pop(tp, None)
+
+    def remembers(self, tp: TopicPartition, known: Identity) -> Found | None:
+        """What the folder has of a partition, of whatever incarnation."""
+        return self._memories.find(tp, known, self._rules)
+
+    def recall(
+        self, tp: TopicPartition, found: Committed | None, known: Identity, bounds: Bounds
+    ) -> tuple[Recalled, Found | None]:
+        """Where a partition goes on, and what the folder has of its incarnation.
+
+        Args:
+            tp: The partition.
+            found: What is committed, None where nothing is.
+            known: To what the commit belongs, or the folder's memory where nothing is committed.
+            bounds: Of the log.
+
+        Raises:
+            KafkaException: The log seems to be too short, or cannot be read: to be asked again.
+        """
+        memory = self.remembers(tp, known)
+        if memory is not None and memory.incarnation != known.incarnation:
+            memory = None
+        remembered = memory.state if memory is not None else None
+        try:
+            recalled = recall(found, remembered, _Log(tp, *bounds, self._digest_at, self._confirm_end))
+        except UnavailableError as error:
+            raise KafkaException(KafkaError(KafkaError._TIMED_OUT, str(error))) from error
+        if recalled.fresh:
+            self._tell_truncated(tp, recalled, bounds)
+        elif remembered is not None and recalled.compared and recalled.whose is not Basis.BROKER:
+            self._tell_behind(tp, found, remembered.state, recalled)
+        return recalled, memory
+
+    def _confirm_end(self, tp: TopicPartition, seen: int, high: int) -> None:
+        """Asked again for 2 s, before a log counts as truncated."""
+        since_s = self._short_since_s.setdefault(tp, time.monotonic())
+        if time.monotonic() - since_s < TRUNCATION_PATIENCE_S:
+            text = f"the log ends at {high}, {seen} was read before"
+            raise KafkaException(KafkaError(KafkaError.OFFSET_NOT_AVAILABLE, text))
+
+    def _tell_behind(
+        self, tp: TopicPartition, found: Committed | None, memory: PartitionState, recalled: Recalled
+    ) -> None:
+        if found is None:
+            action = {"action": "going on from the state folder"}
+            self._tell("commit.expired", "warning", {**tp.fields(), "offset": memory.watermark, **action})
+            return
+        fields = {**tp.fields(), "committed": found.state.watermark, "remembered": memory.watermark}
+        if recalled.agreed is not None:
+            action = {"action": "the broker's commit is older than the state folder: going on from the folder"}
+            self._tell("commit.behind", "warning", fields | action)
+            return
+        action = {
+            "action": "the broker's commit is older than the state folder, and no message by which to check the folder "
+            "is in the log any more: going on from the commit; messages may be delivered again"
+        }
+        self._tell("commit.behind", "error", fields | action)
+
+    def _tell_truncated(self, tp: TopicPartition, recalled: Recalled, bounds: Bounds) -> None:
+        start = min(max(recalled.state.watermark, bounds.low), bounds.high)
+        fields = {**tp.fields(), "log_start": bounds.low, "log_end": bounds.high, "offset": start}
+        action = (
+            "the log has lost messages that were read, and others may stand at their offsets: delivering from offset"
+        )
+        self._tell("partition.truncated", "error", fields | {"action": action})

@@ -1,0 +1,216 @@
+"""Where an assigned partition goes on: what is committed, what the log still holds, what the state knows."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+from confluent_kafka import KafkaError, KafkaException
+
+from sidecar.config.source import KafkaSource as KafkaSettings
+from sidecar.core.lineage import TOKEN_BITS, Basis, Committed, Lineage, Recalled, inherited
+from sidecar.core.partition.state import PartitionState
+from sidecar.core.records import TopicPartition
+from sidecar.sources.base import Assignment, Settled, Tell
+from sidecar.sources.kafka.memory import Found as Memory
+from sidecar.sources.kafka.offsets import Bounds, Offsets
+from sidecar.sources.kafka.recall import Recall
+from sidecar.sources.kafka.topics import TopicIds
+from sidecar.state.interface import PartitionSnapshot
+from sidecar.state.offset_map import Identity, Origin, decode
+
+_REASONS = {
+    Origin.NONE: "the offset was set by an operator or another program",
+    Origin.FOREIGN: "the metadata beside the offset is not ours",
+    Origin.OTHER_RULES: "tags, groups, ids or format were changed in the configuration",
+}
+
+
+class Found(NamedTuple):
+    """Where partitions go on, and of the others why it could not be told."""
+
+    starts: list[Assignment]
+    failed: dict[TopicPartition, KafkaError]
+
+
+class Starts:
+    """Decides starts.
+
+    Args:
+        offsets: Asks the broker.
+        topic_ids: Asks for ids of topics.
+        settings: `source.kafka`.
+        cluster_id: The cluster, as it tells.
+        rules: 4 bytes, a hash of what decides where a message goes.
+        known: What the state file knows of a partition.
+        recall: Decides between broker and state folder.
+        tell: Writes a log event.
+    """
+
+    def __init__(
+        self,
+        offsets: Offsets,
+        topic_ids: TopicIds,
+        settings: KafkaSettings,
+        cluster_id: str,
+        rules: bytes,
+        known: Callable[[TopicPartition], PartitionSnapshot | None],
+        recall: Recall,
+        tell: Tell,
+    ) -> None:
+        self._offsets = offsets
+        self._ids = topic_ids
+        self._settings = settings
+        self._cluster_id = cluster_id
+        self._rules = rules
+        self._known = known
+        self._recall = recall
+        self._tell = tell
+        self._topic_ids: dict[TopicPartition, str] = {}
+        """Under which this process had a partition before."""
+        self._of_new_group: set[TopicPartition] = set()
+        """Asked for when nothing was committed yet: what others of them commit meanwhile does not change that."""
+        self._asked: Sequence[TopicPartition] = ()
+        self._group_is_new: bool | None = None
+        """Asked at most once for all partitions of one question."""
+
+    def find(self, tps: Sequence[TopicPartition], patience_s: float) -> Found:
+        """Where each of these partitions goes on, as far as the broker tells it in that time; never raises for it."""
+        self._offsets.within(patience_s)
+        try:
+            ids = self._ids.find({tp.topic for tp in tps}, self._offsets.left_s())
+            committed, bounds = self._offsets.committed(tps), self._offsets.bounds(tps)
+        except KafkaException as error:
+            return Found([], dict.fromkeys(tps, error.args[0]))
+        found = Found([], {})
+        self._asked, self._group_is_new = tps, None
+        for tp in tps:
+            at, between, topic_id = committed[tp], bounds[tp], ids.get(tp.topic, "")
+            reason = topic_id if isinstance(topic_id, KafkaError) else at.error
+            if reason is not None:
+                found.failed[tp] = reason
+            elif isinstance(between, KafkaError):
+                found.failed[tp] = between
+            else:
+                self._add(found, tp, at.offset, at.metadata, str(topic_id), between)
+        return found
+
+    def _add(
+        self, found: Found, tp: TopicPartition, offset: int, metadata: str | None, topic_id: str, bounds: Bounds
+    ) -> None:
+        try:
+            found.starts.append(self._one(tp, offset, metadata, topic_id, bounds))
+        except KafkaException as error:
+            found.failed[tp] = error.args[0]
+            return
+        self._topic_ids[tp] = topic_id
+        self.forget([tp])
+
+    def forget(self, tps: Collection[TopicPartition]) -> None:
+        """What was met while these were asked for in vain matters no more."""
+        self._of_new_group.difference_update(tps)
+        self._recall.forget(tps)
+
+    def _recreated(self, tp: TopicPartition, topic_id: str) -> bool:
+        snapshot = self._known(tp)
+        before = self._topic_ids.get(tp) or (snapshot.topic_id if snapshot is not None else "")
+        return bool(before and topic_id) and before != topic_id
+
+    def _one(self, tp: TopicPartition, offset: int, metadata: str | None, topic_id: str, bounds: Bounds) -> Assignment:
+        low, high = bounds
+        fields = {"topic": tp.topic, "partition": tp.partition, "committed": offset, "log_start": low, "log_end": high}
+        recreated = self._recreated(tp, topic_id)
+        if offset < 0 and not recreated:
+            return self._without_commit(tp, topic_id, bounds)
+        known = Identity(self._cluster_id, self._settings.group_id, topic_id, 0)
+        told = decode(metadata, offset, known, self._rules)
+        if told.origin is Origin.OTHER_TOPIC or (recreated and told.origin is not Origin.OURS):
+            self._tell("topic.recreated", "warning", fields | {"action": "reading the new topic from its start"})
+            return self._fresh(tp, low, topic_id)
+        if told.origin is not Origin.OURS or told.state is None:
+            self._tell("partition.reset", "warning", fields | {"reason": _REASONS[told.origin], "action": "new window"})
+            return self._fresh(tp, self._within(tp, offset, low, high), topic_id)
+        found = Committed(told.state, told.stamp, told.parent)
+        known = replace(known, incarnation=told.incarnation)
+        return self._resumed(tp, known, found, *self._recall.recall(tp, found, known, bounds), bounds)
+
+    def _fresh(self, tp: TopicPartition, offset: int, topic_id: str, *, resumed: bool = False) -> Assignment:
+        incarnation, lineage = secrets.randbits(64), Lineage(secrets.randbits(TOKEN_BITS))
+        scope = Identity(self._cluster_id, self._settings.group_id, topic_id, incarnation).scope
+        return Assignment(tp, scope, PartitionState(offset, offset), topic_id, incarnation, resumed, offset, lineage)
+
+    def _resumed(
+        self,
+        tp: TopicPartition,
+        before: Identity,
+        found: Committed | None,
+        recalled: Recalled,
+        memory: Memory | None,
+        bounds: Bounds,
+    ) -> Assignment:
+        state, below = recalled.state, recalled.settled_below
+        mine = before
+        if recalled.fresh:
+            start = min(max(state.watermark, bounds.low), bounds.high)
+            state, mine = PartitionState(start, start), replace(before, incarnation=secrets.randbits(64))
+        elif bounds.low > state.watermark:
+            self._tell_expired(tp, state.watermark, bounds)
+        remembered = memory.state if memory is not None else None
+        lineage = Lineage(
+            secrets.randbits(TOKEN_BITS),
+            found.stamp if found is not None else None,
+            inherited(found, remembered),
+            tuple(mark for mark in remembered.fingerprints if mark.offset < below) if remembered is not None else (),
+            durable=recalled.whose is Basis.BROKER,
+        )
+        read_from, settled = max(state.watermark, bounds.low), Settled(before.incarnation, below)
+        return Assignment(
+            tp, mine.scope, state, mine.topic_id, mine.incarnation, True, read_from, lineage, settled  # noqa: FBT003
+        )  # fmt: skip
+
+    def _tell_expired(self, tp: TopicPartition, offset: int, bounds: Bounds) -> None:
+        fields = tp.fields() | {"committed": offset, "log_start": bounds.low, "log_end": bounds.high}
+        action = "going on at the log's start"
+        self._tell("offset.expired", "error", fields | {"expired": bounds.low - offset, "action": action})
+
+    def _within(self, tp: TopicPartition, offset: int, low: int, high: int) -> int:
+        if low <= offset <= high:
+            return offset
+        fields = {"topic": tp.topic, "partition": tp.partition, "committed": offset, "log_start": low, "log_end": high}
+        self._tell("offset.expired" if offset < low else "partition.truncated", "error", fields)
+        return min(max(offset, low), high)
+
+    def _without_commit(self, tp: TopicPartition, topic_id: str, bounds: Bounds) -> Assignment:
+        low, high = bounds
+        known = Identity(self._cluster_id, self._settings.group_id, topic_id, 0)
+        memory = self._recall.remembers(tp, known)
+        if memory is not None:
+            known = replace(known, incarnation=memory.incarnation)
+            return self._resumed(tp, known, None, *self._recall.recall(tp, None, known, bounds), bounds)
+        snapshot = self._known(tp)
+        if snapshot is not None and topic_id and snapshot.topic_id == topic_id:  # of a version without memories
+            at = min(max(snapshot.watermark, low), high)
+            fields = {"topic": tp.topic, "partition": tp.partition, "offset": at}
+            self._tell("commit.expired", "warning", fields | {"action": "going on from the state folder"})
+            return self._fresh(tp, at, topic_id, resumed=True)
+        return self._fresh(tp, self._beginning(tp, low, high), topic_id)
+
+    def _beginning(self, tp: TopicPartition, low: int, high: int) -> int:
+        start = self._settings.start
+        if start == "earliest" or not self._in_new_group(tp):
+            return low
+        if start == "latest":
+            return high
+        at = self._offsets.at_time(tp, int(start))
+        return high if at is None else at
+
+    def _in_new_group(self, tp: TopicPartition) -> bool:
+        """Else the topic or the partition is new, and nothing of it may be skipped."""
+        if tp in self._of_new_group:
+            return True
+        if self._group_is_new is None:
+            self._group_is_new = self._offsets.nothing_committed(self._settings.topics)
+            self._of_new_group.update(self._asked if self._group_is_new else ())
+        return self._group_is_new

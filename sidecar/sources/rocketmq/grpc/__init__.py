@@ -1,0 +1,1 @@
+"""`client: grpc`: RocketMQ 5 through its proxy."""

@@ -1,0 +1,253 @@
+"""What is asked of a proxy over gRPC, and what its messages say. No connection, no thread."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import ipaddress
+import platform
+import uuid
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+from sidecar.config.source import RocketMqSource as RocketMqSettings
+from sidecar.core.records import Header, TopicPartition
+from sidecar.sources.base import Tell
+from sidecar.sources.rocketmq.grpc.stubs import VERSION, Stubs
+from sidecar.sources.rocketmq.leased.client import Handed
+from sidecar.sources.rocketmq.wire.messages import packed_by, unpack
+
+BATCH_MAX = 32
+"""More messages than these no proxy gives for one request."""
+REQUEST_S = 3.0
+POLL_S = 5.0
+"""How long a proxy waits for messages, the least it does: what comes for a process that died then comes again later."""
+
+FIFO = "999"
+"""The revive queue in the receipt handle of a message of a FIFO queue."""
+RENEWED_MS = 86_400_000
+
+_HOSTS_MAX = 1_000
+_Metadata = list[tuple[str, str]]
+
+
+class Place(NamedTuple):
+    """What a receipt handle tells of where its message is stored."""
+
+    retry: str
+    """`0`: in the topic itself, `1` and `2`: in the retry topics of either naming."""
+    broker: str
+    queue: int
+    offset: int
+    position: int
+    """In the commit log."""
+
+
+def place_of(handle: str) -> Place | None:
+    """The place in a receipt handle of RocketMQ 5, None where it is written otherwise."""
+    fields = handle.split(" ")
+    try:
+        return Place(fields[4], fields[5], int(fields[6]), int(fields[7]), int(fields[8]))
+    except (IndexError, ValueError):
+        return None
+
+
+def renewed(handle: str) -> str:
+    """The receipt handle of a message of a FIFO queue as one that does not expire; any other as it is.
+
+    A proxy reads from it until when it is valid. A broker asks only whether messages of the queue were received since.
+    """
+    fields = handle.split(" ")
+    try:
+        if fields[3] == FIFO:
+            return " ".join([*fields[:2], str(int(fields[2]) + RENEWED_MS), *fields[3:]])
+    except (IndexError, ValueError):
+        pass
+    return handle
+
+
+class Requests:
+    """Makes requests.
+
+    Args:
+        stubs: The generated code.
+        settings: `source.rocketmq`.
+        client_id: Stands for this process alone.
+        expression: The tags that brokers filter by, `a || b`, or `*`.
+        tell: Writes a log event.
+    """
+
+    def __init__(self, stubs: Stubs, settings: RocketMqSettings, client_id: str, expression: str, tell: Tell) -> None:
+        self._values, self._requests = stubs.values, stubs.requests
+        self._gzip = self._values.GZIP
+        self._settings = settings
+        self._client_id = client_id
+        self._tell = tell
+        kind = self._values.SQL if settings.sql else self._values.TAG
+        self._filter = self._values.FilterExpression(type=kind, expression=settings.sql or expression)
+        self._group = self.resource(settings.group)
+
+    def resource(self, name: str) -> Any:
+        """A topic or a group by its name."""
+        return self._values.Resource(resource_namespace=self._settings.namespace or "", name=name)
+
+    def metadata(self) -> _Metadata:
+        """What goes with each request: who asks, and its signature where there are keys."""
+        settings, now = self._settings, datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
+        found = [
+            ("x-mq-language", "PYTHON"), ("x-mq-protocol", "GRPC_V2"), ("x-mq-client-version", VERSION),
+            ("x-mq-date-time", now), ("x-mq-request-id", str(uuid.uuid4())), ("x-mq-client-id", self._client_id),
+            ("x-mq-namespace", settings.namespace or ""),
+        ]  # fmt: skip
+        if settings.access_key and settings.secret_key:
+            key = settings.secret_key.get_secret_value().encode()
+            signature = hmac.new(key, now.encode(), hashlib.sha1).hexdigest()
+            credential = f"MQv2-HMAC-SHA1 Credential={settings.access_key}, SignedHeaders=x-mq-date-time"
+            found.append(("authorization", f"{credential}, Signature={signature}"))
+            if settings.security_token:
+                found.append(("x-mq-session-token", settings.security_token.get_secret_value()))
+        return found
+
+    def endpoints(self, server: str) -> Any:
+        """A server as the protocol names it."""
+        host, port = server.rsplit(":", 1)
+        host = host.strip("[]")
+        schemes = {4: self._values.IPv4, 6: self._values.IPv6}
+        try:
+            scheme = schemes[ipaddress.ip_address(host).version]
+        except ValueError:
+            scheme = self._values.DOMAIN_NAME
+        address = self._values.Address(host=host, port=int(port))
+        return self._values.Endpoints(scheme=scheme, addresses=[address])
+
+    def telemetry(self, server: str) -> Any:
+        """The first command of a session: who this is, and what it subscribes to."""
+        command = self._requests.TelemetryCommand()
+        settings = command.settings
+        settings.client_type = self._values.SIMPLE_CONSUMER
+        settings.access_point.CopyFrom(self.endpoints(server))
+        settings.request_timeout.FromMilliseconds(round(REQUEST_S * 1000))
+        settings.subscription.group.CopyFrom(self._group)
+        settings.subscription.long_polling_timeout.FromMilliseconds(round(POLL_S * 1000))
+        for topic in self._settings.topics:
+            settings.subscription.subscriptions.add(topic=self.resource(topic), expression=self._filter)
+        agent = settings.user_agent
+        agent.language, agent.version, agent.hostname = self._values.PYTHON, VERSION, platform.node()
+        return command
+
+    def route(self, topic: str, server: str) -> Any:
+        """Which brokers have a topic."""
+        return self._requests.QueryRouteRequest(topic=self.resource(topic), endpoints=self.endpoints(server))
+
+    def heartbeat(self) -> Any:
+        """That this member lives."""
+        return self._requests.HeartbeatRequest(group=self._group, client_type=self._values.SIMPLE_CONSUMER)
+
+    def leave(self) -> Any:
+        """That it does not come again."""
+        return self._requests.NotifyClientTerminationRequest(group=self._group)
+
+    def receive(self, queue: Any, count: int, invisible_s: float, attempt_id: str = "") -> Any:
+        """Some messages of a topic's share on one broker."""
+        request = self._requests.ReceiveMessageRequest(
+            group=self._group, message_queue=queue, filter_expression=self._filter, batch_size=count
+        )
+        if attempt_id:
+            request.attempt_id = attempt_id
+        request.invisible_duration.FromMilliseconds(round(invisible_s * 1000))
+        request.long_polling_timeout.FromMilliseconds(round(POLL_S * 1000))
+        return request
+
+    def ack(self, topic: str, entries: Iterable[tuple[str, str]]) -> Any:
+        """Messages of a topic, by id and receipt handle, are done with."""
+        request = self._requests.AckMessageRequest(group=self._group, topic=self.resource(topic))
+        for message_id, handle in entries:
+            request.entries.add(message_id=message_id, receipt_handle=handle)
+        return request
+
+    def change(self, topic: str, message_id: str, handle: str, invisible_s: float) -> Any:
+        """When a message comes again, from now on."""
+        request = self._requests.ChangeInvisibleDurationRequest(
+            group=self._group, topic=self.resource(topic), receipt_handle=handle, message_id=message_id
+        )
+        request.invisible_duration.FromMilliseconds(round(invisible_s * 1000))
+        return request
+
+    # Messages
+
+    def handed(self, token: int, message: Any) -> Handed:
+        """A message as the source takes it."""
+        system, topic = message.system_properties, message.topic.name
+        place = place_of(system.receipt_handle) or Place("0", "", system.queue_id, system.queue_offset, -1)
+        kind, broker, queue, offset, position = place
+        message_id, tag, keys = system.message_id, system.tag.encode(), [key.encode() for key in system.keys]
+        retry = self._retry_topic(topic, kind) if kind != "0" else ""
+        return Handed(
+            token, topic, broker, queue, offset, self._body(message, system, place),
+            _milliseconds(system, "born_timestamp"), _milliseconds(system, "store_timestamp"),
+            message_id, _offset_message_id(system.store_host, position), tag, keys,
+            _properties(message, system, message_id, tag, keys, topic if retry else ""),
+            max(system.delivery_attempt - 1, 0), retry,
+        )  # fmt: skip
+
+    def _retry_topic(self, topic: str, kind: str) -> str:
+        signs = {"1": "_", "2": "+"}
+        return f"%RETRY%{self._settings.group}{signs[kind]}{topic}" if kind in signs else ""
+
+    def _body(self, message: Any, system: Any, place: Place) -> bytes:
+        """The look of a body tells how it is packed: producers pack in more ways than the protocol has names for.
+
+        A proxy within a broker unpacks it, and says still that it is packed: what does not look so is as it should be.
+        """
+        body = bytes(message.body)
+        kind = packed_by(body) if system.body_encoding == self._gzip else None
+        if kind is None:
+            return body
+        try:
+            return unpack(body, kind)
+        except ValueError:
+            tp = TopicPartition(message.topic.name, place.queue, place.broker)
+            self._tell("body.not_unpacked", "warning", {**tp.fields(), "offset": place.offset})
+            return body
+
+
+def _milliseconds(system: Any, name: str) -> int | None:
+    if not system.HasField(name):
+        return None
+    at = getattr(system, name)
+    return int(at.seconds * 1000 + at.nanos // 1_000_000)
+
+
+def _offset_message_id(host: str, position: int) -> str:
+    packed = _host(host)
+    return f"{packed}{position:016X}" if packed and 0 <= position < 1 << 64 else ""
+
+
+@lru_cache(_HOSTS_MAX)
+def _host(host: str) -> str:
+    """Address and port as they stand in a message id, empty where they are no such."""
+    address, _, port = host.rpartition(":")
+    try:
+        return (ipaddress.ip_address(address.strip("[]")).packed + int(port).to_bytes(4)).hex().upper()
+    except (ValueError, OverflowError):
+        return ""
+
+
+def _properties(
+    message: Any, system: Any, message_id: str, tag: bytes, keys: list[bytes], retried: str
+) -> list[Header]:
+    found: list[Header] = []
+    if users := message.user_properties:
+        found += [(name, value.encode()) for name, value in sorted(users.items())]
+    for name, value in (
+        ("TAGS", tag),
+        ("KEYS", b" ".join(keys)),
+        ("UNIQ_KEY", message_id.encode()),
+        ("__SHARDINGKEY", system.message_group.encode()),
+        ("RETRY_TOPIC", retried.encode()),
+    ):
+        if value:
+            found.append((name, value))
+    return found

@@ -1,0 +1,226 @@
+"""One connection to a proxy for as long as it lasts: who we are, which brokers there are, calls. One loop's alone."""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any, TypeVar
+
+from sidecar.config.source import RocketMqSource as RocketMqSettings
+from sidecar.sources.rocketmq.grpc.leases import OK
+from sidecar.sources.rocketmq.grpc.requests import POLL_S, REQUEST_S, Requests
+from sidecar.sources.rocketmq.grpc.stubs import Stubs
+
+T = TypeVar("T")
+
+HEARTBEAT_S = 10.0
+ROUTE_S = 30.0
+STREAM_S = POLL_S + 30.0
+"""While there is no room a stream is not read on."""
+MESSAGE_MAX_BYTES = 64 << 20
+TOGETHER_BYTES = 64 << 10
+"""Of messages that are handed on together."""
+THREADS_MAX = 10_000
+"""There are as many as calls that wait at once."""
+UNAUTHORIZED, FORBIDDEN, TOPIC_NOT_FOUND, GROUP_NOT_FOUND = 40_100, 40_300, 40_402, 40_403
+
+
+class RefusedError(Exception):
+    """The proxy answered, and not with what was asked for."""
+
+    def __init__(self, code: int, text: str) -> None:
+        super().__init__(text)
+        self.code = code
+
+
+class Session:
+    """Opens a connection, and serves it until it breaks.
+
+    Args:
+        stubs: The generated code.
+        settings: `source.rocketmq`.
+        requests: Makes the requests.
+        server: Whom to connect to.
+        credentials: How connections are encrypted, None for not at all.
+    """
+
+    def __init__(
+        self, stubs: Stubs, settings: RocketMqSettings, requests: Requests, server: str, credentials: Any
+    ) -> None:
+        self._grpc = stubs.grpc
+        self._settings = settings
+        self._requests = requests
+        self.server = server
+        options = [
+            ("grpc.max_receive_message_length", MESSAGE_MAX_BYTES), ("grpc.max_send_message_length", MESSAGE_MAX_BYTES),
+            ("grpc.enable_retries", 0), (self._grpc.experimental.ChannelOptions.SingleThreadedUnaryStream, 1),
+        ]  # fmt: skip
+        if credentials is None:
+            self._channel = self._grpc.insecure_channel(server, options)
+        else:
+            self._channel = self._grpc.secure_channel(server, credentials, options)
+        self._threads = ThreadPoolExecutor(THREADS_MAX, thread_name_prefix="grpc call")
+        self._commands: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        """What is said on the telemetry stream, None at its end."""
+        self._stub = stubs.service(self._channel)
+        self._values = stubs.values
+        self.queues: list[Any] = []
+        """For each topic and broker one, which stands for all of its queues there."""
+        self.counts: Counter[str] = Counter()
+        """How many those are, by topic and broker."""
+
+    async def serve(
+        self, wait_s: float, is_open: Callable[[], None], work: Callable[[], Sequence[Awaitable[None]]]
+    ) -> None:
+        """Introduce ourselves, say that it is open, and work until something breaks.
+
+        Args:
+            wait_s: So long nothing is asked of topics.
+            is_open: Called when messages can be received.
+            work: What is done from then on.
+
+        Raises:
+            RefusedError: The proxy refuses us.
+            ConnectionError: It is away.
+        """
+        try:
+            stream = self._stub.Telemetry(iter(self._commands.get, None), metadata=self._requests.metadata())
+            await asyncio.wait_for(self._introduce(stream), REQUEST_S)
+            await asyncio.sleep(wait_s)
+            await self._find_queues()
+            is_open()
+            tasks = [asyncio.ensure_future(one) for one in (self._listen(stream), self._beat(), self._watch(), *work())]
+            try:
+                await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                for task in tasks:
+                    task.cancel()
+                ended = await asyncio.gather(*tasks, return_exceptions=True)
+            raise next(one for one in ended if isinstance(one, Exception))
+        except (self._grpc.RpcError, TimeoutError) as error:
+            raise self._broken(error) from error
+
+    async def close(self) -> None:
+        """Disconnect; calls that wait end by it."""
+        self._commands.put(None)
+        self._channel.close()
+        self._threads.shutdown(wait=False)
+
+    async def _in_thread(self, function: Callable[..., T], *arguments: Any) -> T:
+        """Let a thread wait for an answer: on the loop each message of a stream would wake up several threads."""
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._threads, function, *arguments)
+        except (ValueError, RuntimeError) as error:  # the channel is closed, or the threads are
+            raise ConnectionError("the connection was closed") from error  # by us, while others waited for it
+
+    async def call(self, name: str, request: Any, timeout_s: float = REQUEST_S) -> Any:
+        """Ask, and have the answer.
+
+        Raises:
+            ConnectionError: There is none.
+        """
+        try:
+            call = partial(getattr(self._stub, name), metadata=self._requests.metadata(), timeout=timeout_s)
+            return await self._in_thread(call, request)
+        except self._grpc.RpcError as error:
+            raise self._broken(error) from error
+
+    async def stream(self, request: Any) -> AsyncIterator[Any]:
+        """Ask for messages; gives the parts of the answer as they come, or for as long as they may take."""
+        answer = self._stub.ReceiveMessage(request, metadata=self._requests.metadata(), timeout=STREAM_S)
+        try:
+            is_over = False
+            while not is_over:
+                parts, is_over = await self._in_thread(self._some, answer)
+                for part in parts:
+                    yield part
+        except self._grpc.RpcError as error:
+            if error.code() is not self._grpc.StatusCode.DEADLINE_EXCEEDED:
+                raise
+        finally:
+            answer.cancel()
+
+    def _some(self, answer: Any) -> tuple[list[Any], bool]:
+        """The next parts of an answer, and whether these are the last; a proxy sends all of them at once."""
+        found: list[Any] = []
+        size_bytes = 0
+        try:
+            for part in answer:
+                found.append(part)
+                size_bytes += len(part.message.body)
+                if size_bytes >= TOGETHER_BYTES:
+                    return found, False
+        except self._grpc.RpcError:
+            if not found:
+                raise
+            return found, False  # and is raised the next time
+        return found, True
+
+    def _broken(self, error: Any) -> Exception:
+        """What a failure of the connection means."""
+        if not isinstance(error, self._grpc.RpcError):
+            return ConnectionError("no answer in time")
+        code, text = error.code(), error.details() or ""
+        if code in (self._grpc.StatusCode.UNAUTHENTICATED, self._grpc.StatusCode.PERMISSION_DENIED):
+            return RefusedError(UNAUTHORIZED, text)
+        if "group not found" in text:
+            return RefusedError(GROUP_NOT_FOUND, text)
+        return ConnectionError(text or code.name)
+
+    # At the begin
+
+    async def _introduce(self, stream: Any) -> None:
+        self._commands.put(self._requests.telemetry(self.server))
+        while True:
+            command = await self._in_thread(next, stream, None)
+            if command is None:
+                raise ConnectionError("the telemetry stream ended at once")
+            if command.HasField("status"):
+                self._check(command.status)
+            if command.HasField("settings"):
+                return
+
+    def _check(self, status: Any) -> None:
+        if status.code != OK:
+            raise RefusedError(status.code, status.message)
+
+    async def _find_queues(self) -> None:
+        found = []
+        for topic in self._settings.topics:
+            answer = await self.call("QueryRoute", self._requests.route(topic, self.server))
+            self._check(answer.status)
+            self.counts |= Counter(f"{one.topic.name} on {one.broker.name}" for one in answer.message_queues)
+            brokers = {one.broker.name: one for one in answer.message_queues}
+            for _, one in sorted(brokers.items()):
+                one.id = -1
+                found.append(one)
+        self.queues = found
+
+    # While it lasts
+
+    async def _listen(self, stream: Any) -> None:
+        """Commands of the proxy need no answer; the end of the stream is the end of the session."""
+        while True:
+            command = await self._in_thread(next, stream, None)
+            if command is None:
+                raise ConnectionError("the telemetry stream ended")
+            if command.HasField("status"):
+                self._check(command.status)
+
+    async def _beat(self) -> None:
+        while True:
+            self._check((await self.call("Heartbeat", self._requests.heartbeat())).status)
+            await asyncio.sleep(HEARTBEAT_S)
+
+    async def _watch(self) -> None:
+        """New brokers begin a new session."""
+        while True:
+            await asyncio.sleep(ROUTE_S)
+            before = [one.broker.name for one in self.queues]
+            await self._find_queues()
+            if [one.broker.name for one in self.queues] != before:
+                raise ConnectionError("the brokers of a topic changed")

@@ -1,0 +1,107 @@
+"""Queues whose first messages a broker skipped when their topic was made again. No connection, no thread.
+
+A broker that gives messages to a consumer while their topic is deleted may commit the old queue's offset after the
+deletion, and then begins the new queue there. Over gRPC nothing can be read again, so it can only be told: a queue
+that went on beyond its old end, while another queue of the topic at the same broker began anew.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from sidecar.core.records import TopicPartition
+from sidecar.sources.base import Tell
+from sidecar.sources.rocketmq.leased.client import Handed
+
+SETTLES_S = 5.0
+"""Answers to several requests may overtake each other: so long an earlier message of the queue may still come."""
+RECENT_MAX = 64
+"""Places of a queue that are remembered: more than one answer brings."""
+_NONE = 1 << 62
+
+
+@dataclass(slots=True)
+class _Queue:
+    recent: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=RECENT_MAX))
+    """Commit-log position and offset of what came last."""
+    highest: tuple[int, int] = (-1, -1)
+    """Of these, and of what came before."""
+    old_end: int | None = None
+    """Behind its last message before the topic was made again, until it is known where the queue began then."""
+    first: int = _NONE
+    """Its first message since, as far as it came."""
+    told_at_s: float = 0.0
+    """When both are compared, once there is a first message."""
+
+
+@dataclass(slots=True)
+class _Topic:
+    """A topic at one broker."""
+
+    queues: dict[int, _Queue] = field(default_factory=dict)
+    begins_at: int = _NONE
+    """The position of the first message since the topic was made again, as far as known."""
+    new_until_s: float = 0.0
+    """A queue that begins anew until then does so for the same reason."""
+
+
+class Skipped:
+    """Watches what is handed over.
+
+    Args:
+        tell: Writes a log event.
+    """
+
+    def __init__(self, tell: Tell) -> None:
+        self._tell = tell
+        self._topics: dict[tuple[str, str], _Topic] = {}
+
+    def look(self, handed: Handed, now_s: float) -> None:
+        """A message was handed over."""
+        if handed.retry_topic or handed.offset < 0 or not handed.offset_message_id:
+            return
+        where = handed.topic, handed.broker
+        topic = self._topics.get(where) or self._topics.setdefault(where, _Topic())
+        queue = topic.queues.get(handed.queue) or topic.queues.setdefault(handed.queue, _Queue())
+        place = int(handed.offset_message_id[-16:], 16), handed.offset
+        if place[0] > queue.highest[0] and handed.offset <= queue.highest[1]:
+            topic.queues[handed.queue] = queue = _Queue()
+            _begin(topic, place[0], now_s)
+        queue.recent.append(place)
+        queue.highest = max(queue.highest, place)
+        if queue.old_end is not None:
+            _note(queue, [place], topic.begins_at, now_s)
+
+    def turn(self, now_s: float) -> None:
+        """Tell what is certain by now."""
+        for (name, broker), topic in self._topics.items():
+            for number, queue in topic.queues.items():
+                if queue.old_end is not None and queue.first < _NONE and now_s >= queue.told_at_s:
+                    if queue.first >= queue.old_end:
+                        self._say(TopicPartition(name, number, broker), queue.first)
+                    queue.old_end = None
+
+    def _say(self, tp: TopicPartition, offset: int) -> None:
+        action = "reset the group's offset to read them"
+        self._tell("offset.skipped", "error", {**tp.fields(), "offset": offset, "skipped": offset, "action": action})
+
+
+def _begin(topic: _Topic, position: int, now_s: float) -> None:
+    """A queue began anew: so did the others, somewhere behind what they had before."""
+    begins_at = min(topic.begins_at, position) if now_s < topic.new_until_s else position
+    topic.begins_at, topic.new_until_s = begins_at, now_s + SETTLES_S
+    for queue in topic.queues.values():
+        older = [offset for at, offset in queue.recent if at < begins_at]
+        if older:
+            queue.old_end, queue.first = max(older) + 1, _NONE
+            _note(queue, queue.recent, begins_at, now_s)
+
+
+def _note(queue: _Queue, places: Iterable[tuple[int, int]], begins_at: int, now_s: float) -> None:
+    """The first of these since the topic was made again, if it is earlier than what is known."""
+    first = min((offset for at, offset in places if at >= begins_at), default=_NONE)
+    if queue.first == _NONE > first:
+        queue.told_at_s = now_s + SETTLES_S
+    queue.first = min(queue.first, first)

@@ -1,0 +1,132 @@
+"""Messages that were handed over one by one, by column; and what makes two of them the same. Every line is hot."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Hashable, Iterable, Sequence
+from operator import attrgetter
+
+from xxhash import xxh3_128_digest
+
+from sidecar.core.fields import Raw
+from sidecar.core.partition.state import lane_key
+from sidecar.core.records import Details, Header, Place, TopicPartition
+from sidecar.sources.rocketmq.leased.client import Handed
+from sidecar.sources.rocketmq.wire.ids import offset_id
+
+OVERHEAD_BYTES = 1024
+"""What a held message counts beyond its body."""
+_GROUPS_MAX = 10_000
+_LENGTHS = struct.Struct("<q4I")
+
+
+class Taken:
+    """A message from the moment it is handed over until it is settled.
+
+    Args:
+        handed: As the client has it.
+        identity: See `identity_of`.
+        number: Its offset for the core.
+    """
+
+    __slots__ = ("again", "chunk", "handed", "handles", "identity", "key", "number", "place")
+
+    def __init__(self, handed: Handed, identity: bytes, number: int = -1) -> None:
+        self.handed = handed
+        self.identity = identity
+        self.number = number
+        self.key: int | None = None
+        """Stands for its group in a partition's state; None while nobody wants it."""
+        self.chunk: int | None = None
+        """The row of the state file that names it as a member of an intent."""
+        self.place: tuple[TopicPartition, int] = TopicPartition("", -1), -1
+        self.handles: list[Hashable] = [] if handed.handle is None else [handed.handle]
+        self.again = False
+        """Whether it was in flight in an earlier life already."""
+
+    @property
+    def held_bytes(self) -> int:
+        """What it counts."""
+        return len(self.handed.body) + OVERHEAD_BYTES
+
+
+class Keys:
+    """What stands for a group in a partition's state; a bounded number of them is remembered."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, int] = {}
+
+    def of(self, group: str) -> int:
+        """The key of a group."""
+        found = self._known.get(group)
+        if found is None:
+            if len(self._known) > _GROUPS_MAX:
+                self._known.clear()
+            found = self._known[group] = lane_key(group)
+        return found
+
+
+def identity_of(one: Handed) -> bytes:
+    """16 bytes that stay the same when a message is handed over again, and of no two messages are the same.
+
+    `UNIQ_KEY` alone would not do: different messages can carry one.
+    """
+    topic, drawn, keys = one.topic.encode(), one.message_id.encode("utf-8", "surrogateescape"), b" ".join(one.keys)
+    born_ms = -1 if one.born_ms is None else one.born_ms
+    head = _LENGTHS.pack(born_ms, len(topic), len(drawn), len(one.tag), len(keys))
+    return xxh3_128_digest(b"".join((head, topic, drawn, one.tag, keys, one.body)))
+
+
+def details_of(message: Taken) -> Details:
+    """What RocketMQ alone tells of a message."""
+    one = message.handed
+    return Details(
+        one.message_id.encode("utf-8", "surrogateescape") or None,
+        one.offset_message_id,
+        one.keys,
+        one.reconsume_times,
+        Place(one.retry_topic or one.topic, one.broker, one.queue, one.offset),
+        message.identity,
+    )
+
+
+def key_of(message: Taken) -> bytes | None:
+    """The joined keys, as the property KEYS has them."""
+    return b" ".join(message.handed.keys) or None
+
+
+def _origin(one: Handed) -> bytes:
+    named = dict(one.properties) if one.retry_topic else {}
+    return offset_id(named.get("ORIGIN_MESSAGE_ID") or b"") or bytes.fromhex(one.offset_message_id)
+
+
+class LeasedColumns:
+    """`records.Columns` for taken messages; offsets are our own numbers, properties are headers."""
+
+    def offsets(self, messages: Sequence[Taken]) -> Iterable[int]:
+        """The number of each message."""
+        return map(attrgetter("number"), messages)
+
+    def timestamps(self, messages: Sequence[Taken]) -> Iterable[int | None]:
+        """When each message was made."""
+        return map(attrgetter("handed.born_ms"), messages)
+
+    def keys(self, messages: Sequence[Taken]) -> Iterable[bytes | None]:
+        """The keys of each message, joined."""
+        return map(key_of, messages)
+
+    def headers(self, messages: Sequence[Taken]) -> Iterable[Sequence[Header] | None]:
+        """The properties of each message."""
+        return map(attrgetter("handed.properties"), messages)
+
+    def origins(self, _: TopicPartition, messages: Sequence[Taken]) -> list[Raw]:
+        """Broker and commit-log offset of each message, of one of the retry topic those of its origin."""
+        return [_origin(message.handed) for message in messages]
+
+    def values(self, messages: Sequence[Taken]) -> Iterable[bytes | None]:
+        """The body of each message."""
+        return map(attrgetter("handed.body"), messages)
+
+    def details(self, messages: Sequence[Taken]) -> Iterable[Details | None]:
+        """Ids, keys, place, and how often each message was handed over before."""
+        return map(details_of, messages)

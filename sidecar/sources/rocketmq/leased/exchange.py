@@ -1,0 +1,127 @@
+"""Messages in flight when a process died, and with another member since: who misses them gets them from there.
+
+Whoever had them in flight knows alone under which names they were sent. So he sends them once more, and the others, who
+may not send what he has claimed, wait for him.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from base64 import b64decode, b64encode
+from collections.abc import Callable, Mapping, Sequence
+from itertools import chain, islice
+from typing import Protocol
+
+from sidecar.core.claims import Exchanged
+from sidecar.sources.rocketmq.leased.client import Handed
+from sidecar.sources.rocketmq.leased.columns import Taken, identity_of
+from sidecar.sources.rocketmq.leased.settled import Settled
+from sidecar.sources.rocketmq.leased.slot import Slot
+
+EVERY_S = 1.0
+MISSED_MAX = 1_000
+"""Messages that are looked for at once: the first ones, for those the others wait."""
+GIVEN_MAX_BYTES = 4 << 20
+SETTLED = b""
+"""In the place of a message that another member has settled."""
+
+
+class Place(Protocol):
+    """Where members of a group meet."""
+
+    problem: str
+    """Why it cannot be used at present."""
+
+    def exchange(self, group: str, missed: Sequence[bytes], given: Mapping[bytes, bytes]) -> None:
+        """Begin to look for what is missed, and to give what others miss."""
+        ...
+
+    def exchanged(self) -> Exchanged | None:
+        """What came of it, once; None while it goes on, and when it failed."""
+        ...
+
+
+class Exchange:
+    """One member's side.
+
+    Args:
+        place: Where the others come too.
+        group: The consumer group.
+        clock: Monotonic seconds.
+    """
+
+    def __init__(self, place: Place, group: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self._place = place
+        self._group = group
+        self._clock = clock
+        self._next_s = 0.0
+        self._wanted: Sequence[bytes] = ()
+
+    @property
+    def problem(self) -> str:
+        """Why nothing can be found at present."""
+        return self._place.problem
+
+    def turn(self, slots: Sequence[Slot], known: Mapping[bytes, Taken], settled: Settled) -> list[Handed]:
+        """What was found of what is missed; what is settled elsewhere is missed no more.
+
+        Args:
+            slots: The numberings of earlier lives.
+            known: What is held and not settled, by identity.
+            settled: Identities of what was settled not long ago.
+        """
+        last = self._place.exchanged()
+        if last is not None:
+            self._wanted = last.missed
+        now_s = self._clock()
+        if now_s >= self._next_s:
+            self._next_s = now_s + EVERY_S
+            missed = list(islice(chain.from_iterable(slot.missed for slot in slots), MISSED_MAX))
+            self._place.exchange(self._group, missed, self._given(known, settled))
+        found = last.found if last is not None else {}
+        for slot in slots:
+            slot.give_up([identity for identity, text in found.items() if text == SETTLED])
+        return [one for identity, text in found.items() for one in _unpacked(identity, text, slots)]
+
+    def _given(self, known: Mapping[bytes, Taken], settled: Settled) -> dict[bytes, bytes]:
+        given, size = {}, 0
+        for identity in self._wanted:
+            if identity in known and size < GIVEN_MAX_BYTES:
+                given[identity] = packed(known[identity].handed)
+                size += len(given[identity])
+            elif identity not in known and identity in settled:
+                given[identity] = SETTLED
+        return given
+
+
+def packed(one: Handed) -> bytes:
+    """A message for another member, without its handle."""
+    return json.dumps(one._replace(handle=None), default=_as_text).encode()
+
+
+def _as_text(data: bytes) -> dict[str, str]:
+    return {"base64": b64encode(data).decode()}
+
+
+def unpacked(text: bytes) -> Handed:
+    """What `packed` made.
+
+    Raises:
+        ValueError: It is something else.
+    """
+    try:
+        one = Handed._make(json.loads(text, object_hook=lambda found: b64decode(found["base64"])))
+        return one._replace(keys=tuple(one.keys), properties=tuple((name, value) for name, value in one.properties))
+    except (KeyError, TypeError) as error:
+        raise ValueError(str(error)) from error
+
+
+def _unpacked(identity: bytes, text: bytes, slots: Sequence[Slot]) -> list[Handed]:
+    """The message, if it is that one and is missed still."""
+    try:
+        one = unpacked(text)
+    except ValueError:  # whoever wrote it
+        return []
+    is_missed = any(identity in slot.missed for slot in slots)
+    return [one] if is_missed and identity_of(one) == identity else []

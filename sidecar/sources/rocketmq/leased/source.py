@@ -1,0 +1,414 @@
+"""RocketMQ by clients that hand messages over one by one: numbers them for the core, acknowledges what is settled.
+
+Such messages have no lasting place, so they get numbers of our own, and are known again by what they are. Nothing is
+acknowledged before the state file says that it is settled.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from functools import partial
+
+from sidecar.core.effects import CommitItem
+from sidecar.core.records import Columns, Message, Run, TopicPartition
+from sidecar.core.room import METADATA_CHARACTERS
+from sidecar.errors import StateError
+from sidecar.sources.base import WAKING_POLL_S, Listener, Original, ReadPast
+from sidecar.sources.rocketmq.leased.client import Handed, LeasedClient
+from sidecar.sources.rocketmq.leased.columns import Keys, LeasedColumns, Taken, details_of, identity_of, key_of
+from sidecar.sources.rocketmq.leased.exchange import Exchange
+from sidecar.sources.rocketmq.leased.kept import Placement, keep, keep_placement, recover
+from sidecar.sources.rocketmq.leased.settled import Settled
+from sidecar.sources.rocketmq.leased.slot import Slot
+from sidecar.sources.rocketmq.leased.start import start
+from sidecar.sources.rocketmq.leased.topic import Commit, Room, Topic
+from sidecar.sources.troubles import Troubles
+from sidecar.state.interface import State
+
+HELD_MAX = 20_000
+"""Messages that are held at once: each one must be kept invisible."""
+LEAST_SHARE = 8
+"""What an earlier life left must never keep out what comes: an 8th of the room is for new messages."""
+EXTEND_EVERY_S = 2.0
+GONE_AFTER_S = 120.0
+"""What was in flight in an earlier life and does not come again for so long, though the broker answers, is gone."""
+
+GroupsOf = Callable[[TopicPartition, Sequence[Message]], Iterable[str | None]]
+"""The group of each message, None for one that nobody wants."""
+
+
+class LeasedSource:
+    """A source over a client.
+
+    Args:
+        client: Hands messages over.
+        topics: Their names.
+        group: The consumer group.
+        state: Keeps what must outlive a crash.
+        rules: 4 bytes, a hash of what decides where a message goes.
+        held_max_bytes: How much may be held.
+        groups_of: The groups of messages.
+        in_order: Whether what an earlier life left is done with before anything that came later: for order, and for
+            message ids.
+        keep_rows: Whether the state file keeps the messages of parts that are sent, so that they are whole without the
+            broker: one that hands over the rest of a queue only after its first are acknowledged would stall.
+        exchange: Where other members give what they got of what an earlier life left.
+        disk: Writes; a thread of its own by default.
+        clock: Monotonic seconds.
+    """
+
+    name = "RocketMQ"
+    metadata_characters = METADATA_CHARACTERS
+    idle_poll_s = WAKING_POLL_S
+    columns: Columns = LeasedColumns()
+
+    def __init__(
+        self,
+        client: LeasedClient,
+        topics: Sequence[str],
+        group: str,
+        state: State,
+        rules: bytes,
+        held_max_bytes: int,
+        groups_of: GroupsOf,
+        *,
+        in_order: bool = False,
+        keep_rows: bool = False,
+        exchange: Exchange | None = None,
+        disk: Executor | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._clock = clock
+        self._client = client
+        self._names = topics
+        self._group = group
+        self._state = state
+        self._rules = rules
+        self._held_max_bytes = held_max_bytes
+        self._groups_of = groups_of
+        self._in_order = in_order
+        self._keeps_rows = keep_rows
+        self._keep = partial(keep, client) if keep_rows else keep_placement if client.moves else None
+        self._placements: dict[bytes, Placement] = {}
+        """Of awaited messages, by identity, as they were first sent."""
+        self._exchange = exchange
+        self._disk = disk or ThreadPoolExecutor(1, thread_name_prefix="progress")
+        self._topics: dict[str, Topic] = {}
+        self._slots: dict[TopicPartition, Slot] = {}
+        self._known: dict[bytes, Taken] = {}
+        """What is held and not settled, by identity."""
+        self._by_number: dict[tuple[TopicPartition, int], Taken] = {}
+        self._new = Room()
+        self._largest_bytes = 0
+        """Of what is held, as far as none of it has left since."""
+        self._again = Room()
+        self._unsaved: dict[TopicPartition, str] = {}
+        self._leaving: list[Taken] = []
+        """Settled, but not durably so yet."""
+        self._late: list[Hashable] = []
+        """More handles of what is settled, or of what is leaving."""
+        self._commit: Commit | None = None
+        self._paused: frozenset[TopicPartition] = frozenset()
+        self._is_full = self._is_held = self._closed = self._assigned = False
+        self._extend_at_s = self._turned_s = self._clock()
+        self._missed_s = 0.0
+        self._uncopied: set[TopicPartition] = set()
+        """Numberings whose ids could not be taken over yet."""
+        self._troubles = Troubles(lambda *told: self._listener.event(*told), "rocketmq.failed", "rocketmq.recovered")
+        self._keys = Keys()
+        self._adopted: list[Handed] = []
+        """Of an earlier life, from the state file."""
+
+    def open(self, listener: Listener) -> None:
+        """Connect and subscribe.
+
+        Raises:
+            UnavailableError: Servers cannot be reached, or topic or group is unknown, for the whole start-up time.
+            CredentialsError: The credentials are refused.
+        """
+        self._listener = listener
+        if self._keeps_rows:
+            self._is_held = True
+            self._client.pause(full=True)
+        self._client.open()
+        self._state.bind("", self._group)
+        rows = self._state.load_progress()
+        self._settled = Settled(rows, self._clock())
+        for name in self._names:
+            found = start(name, rows, self._group, self._rules, time.time_ns() // 1_000, self._keep)
+            waits = self._in_order and bool(found.earlier)
+            self._topics[name] = Topic(found.current, found.earlier, found.inherits, not waits)
+            self._slots |= {slot.tp: slot for slot in (found.current, *found.earlier)}
+            self._unsaved |= dict.fromkeys(found.stale, "")
+            for tp in found.stale:
+                if not tp.broker:
+                    self._state.drop_ids_before(tp, _EVERY_GENERATION)
+            if not waits:
+                self._inherit_ids(self._topics[name])
+            whole, placements = recover(self._client, found.kept, found.earlier)
+            self._adopted += whole
+            self._placements |= placements
+            if found.other_rules:
+                self._listener.event("partition.reset", "warning", {"topic": name, "reason": _OTHER_RULES})
+
+    def _inherit_ids(self, topic: Topic) -> None:
+        """A new numbering knows the message ids of the one before it."""
+        if topic.inherits is not None:
+            self._state.copy_ids(topic.inherits, topic.current.tp)
+
+    def _begin(self, topic: Topic) -> None:
+        """What an earlier life left is done with, and its ids are known: what came later may follow."""
+        try:
+            self._inherit_ids(topic)
+        except StateError as error:  # tried again
+            self._uncopied.add(topic.current.tp)
+            self._listener.event("ids.not_stored", "error", {"reason": str(error)})
+            return
+        if topic.current.tp in self._uncopied:
+            self._uncopied.discard(topic.current.tp)
+            self._listener.event("ids.stored", "info", {})
+        topic.has_begun = True
+        self._listener.assigned([topic.current.assignment()])
+
+    def _begun(self) -> list[Slot]:
+        """The numberings that the core has."""
+        late = {topic.current.tp for topic in self._topics.values() if not topic.has_begun}
+        return [slot for tp, slot in self._slots.items() if tp not in late]
+
+    # Reading
+
+    def poll(self, timeout_s: float) -> Iterable[Run | ReadPast]:
+        """What has come; serves the listener meanwhile."""
+        if not self._assigned:
+            self._assigned = True
+            self._listener.assigned([slot.assignment() for slot in self._begun()])
+        self._go_on()
+        self._hold_back()
+        self._extend()
+        adopted, self._adopted = self._adopted, []
+        self._sort(adopted or self._client.receive(timeout_s))
+        if self._exchange is not None:
+            earlier = [slot for topic in self._topics.values() for slot in topic.earlier]
+            self._sort(self._exchange.turn(earlier, self._known, self._settled))
+        self._watch_missing()
+        self._troubles.replace(self._client.problems())
+        return list(self._hand_on())
+
+    def _sort(self, handed: Sequence[Handed]) -> None:
+        new: dict[str, list[Taken]] = {}
+        for one in handed:
+            topic = self._topics.get(one.topic)
+            if topic is None:
+                continue
+            message = Taken(one, identity_of(one))
+            if topic.earlier and any(slot.collect(message) for slot in topic.earlier):
+                if placement := self._placements.pop(message.identity, None):
+                    message.handed = placement.restore(one)
+                self._missed_s = 0.0
+                self._hold(message)
+                new.setdefault(one.topic, []).append(message)
+            elif (twin := self._known.get(message.identity)) is not None:
+                twin.handles.append(one.handle)
+                topic.repeats.append(message)
+            elif message.identity in self._settled:
+                self._acknowledge_again(one.handle)
+                topic.repeats.append(message)
+            else:
+                self._hold(message)
+                topic.line.append(message)
+                new.setdefault(one.topic, []).append(message)
+        for name, messages in new.items():
+            for message, group in zip(messages, self._groups_of(TopicPartition(name, 0), messages), strict=True):
+                message.key = None if group is None else self._keys.of(group)
+
+    def _hold(self, message: Taken) -> None:
+        self._known[message.identity] = message
+        self._largest_bytes = max(self._largest_bytes, message.held_bytes)
+        (self._again if message.again else self._new).add(1, message.held_bytes)
+
+    def _hand_on(self) -> Iterable[Run | ReadPast]:
+        for topic in self._topics.values():
+            yield from self._repeats(topic)
+            for slot in topic.earlier:
+                if slot.tp not in self._paused:
+                    for found in slot.ready():
+                        yield self._noted(found)
+                if self._in_order and not slot.is_done and not self._is_full:  # full, what is awaited could not come
+                    break
+            else:
+                if not topic.has_begun:
+                    self._begin(topic)
+                if topic.line and topic.has_begun and topic.current.tp not in self._paused:
+                    yield from map(self._noted, topic.number())
+
+    def _noted(self, found: Run | ReadPast) -> Run | ReadPast:
+        if isinstance(found, Run):
+            for message in found.messages:
+                message.place = found.tp, message.number
+                self._by_number[message.place] = message
+        return found
+
+    def _repeats(self, topic: Topic) -> Iterable[Run]:
+        """For the core to count: numbers below all that are given stand for what is settled."""
+        repeats, topic.repeats = topic.repeats, []
+        for number, message in enumerate(repeats):
+            message.number = number
+        if repeats:
+            slot = topic.current if topic.has_begun else topic.earlier[0]
+            yield Run(slot.tp, repeats, 0, len(repeats) - 1)
+
+    def _watch_missing(self) -> None:
+        """Time counts only while what is missing could come."""
+        now_s = self._clock()
+        elapsed_s, self._turned_s = now_s - self._turned_s, now_s
+        topics = self._topics.values()
+        waiting = [slot for topic in topics for slot in topic.earlier if slot.awaits]
+        # Full and paused, and yet to be read on: the core has no room but by what is awaited.
+        is_stuck = any(one.current.tp in self._paused for one in topics) and any(
+            slot.tp not in self._paused for slot in waiting
+        )
+        is_cut_off = self._client.problems() or (self._exchange is not None and self._exchange.problem)
+        if not waiting or (self._is_full and not is_stuck) or is_cut_off:
+            return
+        self._missed_s += min(elapsed_s, 1.0)
+        if self._missed_s >= GONE_AFTER_S:
+            for slot in waiting:
+                self._listener.event("members.gone", "warning", {**slot.tp.fields(), "count": slot.awaits})
+                slot.give_up(list(slot.missed))
+
+    def _hold_back(self) -> None:
+        """What was in flight is awaited whatever is held: it alone makes room again."""
+        awaited = sum(slot.awaits for topic in self._topics.values() for slot in topic.earlier)
+        idle = not awaited and all(topic.current.tp in self._paused for topic in self._topics.values())
+        count_max = max(HELD_MAX - self._again.count - awaited, HELD_MAX // LEAST_SHARE)
+        bytes_max = max(self._held_max_bytes - self._again.nbytes, self._held_max_bytes // LEAST_SHARE)
+        # One more like the largest is not to be beyond it by more than an 8th.
+        is_large = self._new.nbytes + self._largest_bytes > bytes_max * 9 // 8 and self._new.count > 0
+        self._is_full = idle or is_large or self._new.count >= count_max or self._new.nbytes >= bytes_max
+        # What is whole without the broker comes first: it gives nothing more of these queues before.
+        replays = self._keeps_rows and (bool(self._adopted) or not awaited) and self._has_earlier()
+        if (self._is_full or replays) != self._is_held:
+            self._is_held = self._is_full or replays
+            self._client.pause(self._is_held)
+
+    def _has_earlier(self) -> bool:
+        return any(not slot.is_done for topic in self._topics.values() for slot in topic.earlier)
+
+    def _extend(self) -> None:
+        if self._clock() >= self._extend_at_s:
+            self._extend_at_s = self._clock() + EXTEND_EVERY_S
+            held = [*self._known.values(), *self._leaving]
+            self._client.extend([message.handles[-1] for message in held if message.handles])
+
+    def pause(self, tps: Collection[TopicPartition]) -> None:
+        """Read from all numberings but these."""
+        self._paused = frozenset(tps)
+
+    def reload(self, tp: TopicPartition) -> None:
+        """Never asked for: numbers are given here, and none is skipped."""
+        raise AssertionError(f"{tp} has a hole")
+
+    def end(self, tp: TopicPartition) -> int | None:  # noqa: ARG002
+        """The client does not tell what is still to come."""
+        return None
+
+    def fetch(self, tp: TopicPartition, offset: int) -> Original | None:
+        """One message that is held, None for another; from any one other thread."""
+        message = self._by_number.get((tp, offset))
+        if message is None:
+            return None
+        one = message.handed
+        return Original(key_of(message), one.body, one.properties, one.born_ms, details_of(message))
+
+    # Committing
+
+    def commit(self, items: Sequence[CommitItem]) -> None:
+        """Begin to make these states durable; `Listener.committed` tells the end."""
+        results = self._prepare(items)
+        saved = self._disk.submit(self._state.save_progress, dict(self._unsaved))
+        self._commit = Commit(self._clock(), results, saved)
+
+    def commit_now(self, items: Sequence[CommitItem]) -> Mapping[TopicPartition, bool]:
+        """Make these states durable behind any commit begun before, whose end is not told any more."""
+        if self._commit is not None:
+            self._is_saved(self._commit.saved)
+            self._commit = None
+        results = self._prepare(items)
+        saved = self._disk.submit(self._state.save_progress, dict(self._unsaved))
+        return self._end(results, saved)
+
+    def _prepare(self, items: Sequence[CommitItem]) -> dict[TopicPartition, bool]:
+        results, settled = {}, []
+        for item in items:
+            slot = self._slots.get(item.tp)
+            results[item.tp] = slot is not None and slot.scope == item.scope
+            if slot is not None and results[item.tp]:
+                done, rows = slot.commit(item.state)
+                settled += done
+                self._unsaved |= rows
+        for message in settled:
+            if self._known.get(message.identity) is message:  # else its twin's, that an earlier life had taken too
+                del self._known[message.identity]
+        self._unsaved |= self._settled.add([message.identity for message in settled], self._clock())
+        self._leaving += settled
+        return results
+
+    def _go_on(self) -> None:
+        begun = self._commit
+        if begun is not None and begun.saved.done():
+            self._commit = None
+            results = self._end(begun.results, begun.saved)
+            self._listener.committed(results, self._clock() - begun.begun_s)
+
+    def _end(self, results: Mapping[TopicPartition, bool], saved: Future[None]) -> Mapping[TopicPartition, bool]:
+        if not self._is_saved(saved):
+            return dict.fromkeys(results, False)
+        self._unsaved.clear()
+        for message in self._leaving:
+            (self._again if message.again else self._new).add(-1, -message.held_bytes)
+            if message.held_bytes >= self._largest_bytes:
+                self._largest_bytes = 0
+            del self._by_number[message.place]
+        leaving, self._leaving = self._leaving, []
+        handles = [handle for message in leaving for handle in message.handles] + self._late
+        self._late = []
+        if handles:
+            self._client.ack(handles)
+        return results
+
+    def _is_saved(self, saved: Future[None]) -> bool:
+        error = saved.exception()
+        if isinstance(error, StateError):
+            self._listener.event("commit.failed", "warning", {"reason": str(error)})
+        elif error is not None:
+            raise error
+        return error is None
+
+    def _acknowledge_again(self, handle: Hashable) -> None:
+        if self._leaving:  # else what is settled is durable, whatever else is still to be written
+            self._late.append(handle)
+        else:
+            self._client.ack([handle])
+
+    # The end
+
+    def problems(self) -> Mapping[str, str]:
+        """What is wrong with the cluster at present: a key, and a sentence for an operator."""
+        return self._troubles.now
+
+    def close(self) -> None:
+        """Give back what is not settled, and disconnect; harmless when repeated."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._assigned:
+            self._listener.revoking([slot.tp for slot in self._begun()])
+        self._client.release([handle for message in self._known.values() for handle in message.handles])
+        self._client.close()
+        self._disk.shutdown()
+
+
+_OTHER_RULES = "tags, ids or format were changed: what was in flight is new"
+_EVERY_GENERATION = 1 << 62

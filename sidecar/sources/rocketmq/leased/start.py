@@ -1,0 +1,147 @@
+"""Which numberings a topic goes on with: what an earlier life left in the state file. No broker, no thread."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+from sidecar.core.partition.state import LaneState, PartitionState
+from sidecar.core.records import TopicPartition
+from sidecar.sources.rocketmq.leased.columns import Taken
+from sidecar.sources.rocketmq.leased.slot import (
+    MEMBERS,
+    ROWS,
+    Member,
+    Slot,
+    members_row,
+    read_members,
+    read_rows,
+    rows_row,
+)
+from sidecar.sources.rocketmq.leased.unsettled import promised
+from sidecar.sources.rocketmq.progress import Progress
+from sidecar.state.offset_map import Identity, Origin
+
+
+class Start(NamedTuple):
+    """How a topic goes on.
+
+    Args:
+        current: Numbers what comes for the first time.
+        earlier: Those of earlier lives with something pending, the oldest first.
+        inherits: Whose message ids the current one knows too, where it is new.
+        stale: Rows that nothing needs any more.
+        other_rules: Whether something was left that does not apply under the rules of now.
+        kept: What is kept of messages, among them those that earlier lives await.
+    """
+
+    current: Slot
+    earlier: list[Slot]
+    inherits: TopicPartition | None
+    stale: list[TopicPartition]
+    other_rules: bool
+    kept: list[str]
+
+
+class _Left(NamedTuple):
+    """A slot as an earlier life left it."""
+
+    tp: TopicPartition
+    identity: Identity
+    state: PartitionState
+
+    @property
+    def pending(self) -> PartitionState:
+        """Its intents alone: what was open is handed over again, and is new then."""
+        lanes = {key: LaneState(None, lane.intents) for key, lane in self.state.lanes.items() if lane.intents}
+        ranges = [one for lane in lanes.values() for one in lane.intents]
+        ranges += [(one.first, one.last) for one in self.state.shared]
+        if not ranges:
+            return PartitionState(self.state.seen, self.state.seen)
+        first = min(one[0] for one in ranges)  # but numbers behind the last were given too, and are never given again
+        return PartitionState(first, self.state.seen, lanes, None, self.state.shared)
+
+
+def start(
+    topic: str,
+    rows: Mapping[TopicPartition, str],
+    group: str,
+    rules: bytes,
+    now_us: int,
+    keep: Callable[[Taken], str] | None = None,
+) -> Start:
+    """How a topic goes on.
+
+    Args:
+        topic: Its name.
+        rows: What `State.load_progress` found.
+        group: The consumer group.
+        rules: 4 bytes, a hash of what decides where a message goes.
+        now_us: Wall time: numbers begin there, so that none is ever given twice, whatever was lost.
+        keep: See `Slot`.
+    """
+    left, other_rules = _left(topic, rows, group, rules)
+    earlier = [one for one in left if one.pending.lanes or one.pending.shared]
+    newest = left[-1] if left else None
+    if newest and newest not in earlier:
+        seen = newest.state.seen
+        current = Slot(newest.tp, newest.identity, rules, PartitionState(seen, seen), {}, resumed=True, kept=keep)
+    else:
+        number = next(n for n in range(len(earlier) + 1) if all(one.tp.partition != n for one in earlier))
+        begin = max(now_us, newest.state.seen if newest else 0)
+        identity = Identity("", group, "", secrets.randbits(64))
+        current = Slot(
+            TopicPartition(topic, number),
+            identity,
+            rules,
+            PartitionState(begin, begin),
+            {},
+            resumed=newest is not None,
+            kept=keep,
+        )
+    slots, used = [], {current.tp}
+    kept: list[str] = []
+    for one in earlier:
+        members = _members(one, rows)
+        slots.append(Slot(one.tp, one.identity, rules, one.pending, members, resumed=True, kept=keep))
+        used |= {one.tp, *(members_row(one.tp, chunk) for chunk in members)}
+        used |= {rows_row(one.tp, chunk) for chunk in members}
+        kept += [text for chunk in members for text in read_rows(rows.get(rows_row(one.tp, chunk)))]
+    stale = [tp for tp in rows if tp.topic == topic and _is_ours(tp) and tp not in used]
+    return Start(current, slots, newest.tp if newest in earlier and newest else None, stale, other_rules, kept)
+
+
+def _is_ours(tp: TopicPartition) -> bool:
+    return not tp.broker or tp.broker.startswith((MEMBERS, ROWS))
+
+
+def _left(topic: str, rows: Mapping[TopicPartition, str], group: str, rules: bytes) -> tuple[list[_Left], bool]:
+    """What can be gone on with, by number, and whether rules changed."""
+    found, other_rules = [], False
+    for tp, text in rows.items():
+        progress = Progress.load(text) if tp.topic == topic and not tp.broker else None
+        if progress is None:
+            continue
+        identity = Identity("", group, "", progress.incarnation)
+        decoded = progress.decoded(identity, rules)
+        other_rules |= decoded.origin is Origin.OTHER_RULES
+        if decoded.origin is Origin.OURS and decoded.state is not None:
+            found.append(_Left(tp, identity, decoded.state))
+    return sorted(found, key=lambda one: one.state.seen), other_rules
+
+
+def _members(one: _Left, rows: Mapping[TopicPartition, str]) -> dict[int, list[Member]]:
+    """The unsettled members of its intents, by row."""
+    found: dict[int, list[Member]] = {}
+    for tp, text in rows.items():
+        if tp[:2] != one.tp[:2] or not tp.broker.startswith(MEMBERS):
+            continue
+        members = [member for member in read_members(text) if _is_promised(one.state, member)]
+        if members:
+            found[int(tp.broker.removeprefix(MEMBERS))] = members
+    return found
+
+
+def _is_promised(state: PartitionState, member: Member) -> bool:
+    return any(first <= member.number <= last for first, last in promised(state, member.key))

@@ -1,0 +1,55 @@
+"""What of a numbering is unsettled by a partition's state. Pure: reads `PartitionState` as the core writes it."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+from operator import attrgetter
+
+from sidecar.core.partition.state import PartitionState
+from sidecar.sources.rocketmq.leased.columns import Taken
+
+END = 1 << 62
+Range = tuple[int, int]
+"""First and last number."""
+_NUMBER = attrgetter("number")
+
+
+def promised(state: PartitionState, key: int | None) -> list[Range]:
+    """The intents that have messages of a group."""
+    if key is None:
+        return []
+    lane = state.lanes.get(key)
+    shared = [(one.first, one.last) for one in state.shared if key not in one.excluded]
+    return [*lane.intents, *shared] if lane else shared
+
+
+def unsettled(state: PartitionState, key: int | None) -> list[Range]:
+    """Where a group's messages are unsettled, by first number: promised, open, or not read yet."""
+    lane = state.lanes.get(key) if key is not None else None
+    starts = [state.seen]
+    if key is not None and state.shared_from is not None:
+        starts.append(state.shared_from)
+    if lane is not None and lane.open_from is not None:
+        starts.append(lane.open_from)
+    return sorted([*promised(state, key), (min(starts), END)])
+
+
+def within(messages: Sequence[Taken], one: Range, at: int = 0) -> tuple[int, int]:
+    """The slice of messages, by number, that a range covers; nothing before index `at`."""
+    start = bisect_left(messages, one[0], at, key=_NUMBER)
+    return start, bisect_right(messages, one[1], start, key=_NUMBER)
+
+
+def divide(messages: Sequence[Taken], ranges: Sequence[Range]) -> tuple[list[Taken], list[Taken]]:
+    """Messages, by number, that the ranges cover, and the others."""
+    inside: list[Taken] = []
+    outside: list[Taken] = []
+    at = 0
+    for one in ranges:
+        start, stop = within(messages, one, at)
+        outside += messages[at:start]
+        inside += messages[start:stop]
+        at = stop
+    outside += messages[at:]
+    return inside, outside

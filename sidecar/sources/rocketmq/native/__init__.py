@@ -1,0 +1,1 @@
+"""`client: native`: the daemon's side of the child process that has librocketmq."""

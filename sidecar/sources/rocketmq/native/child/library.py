@@ -1,0 +1,326 @@
+"""librocketmq behind `rocketmq-client-python`: loaded without a compiler, tested, messages read whole.
+
+The Python package cuts bodies at their first NUL, and cannot list properties: both are read by the library's C++
+symbols, which `check` tries before they are trusted. Standard library only.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import ctypes.util
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from sidecar.sources.rocketmq.native.child.linkage import replace
+
+CLIENT, LIBRARY = "client", "library"
+"""Folders of what pip installs: both packages are called `rocketmq`, and would overwrite each other."""
+_ABSENT = {
+    "CreateOrderlyProducer",
+    "CreateTransactionProducer",
+    "SendMessageOrderlyByShardingKey",
+    "SendMessageTransaction",
+}
+"""Functions of producers that the Python package binds at its import, and the library lacks."""
+FIRST_OFFSET = 4
+"""Of the library's `ConsumeFromWhere`: a queue of which nothing is committed is read from its first message."""
+_STRING_LENGTH_AT = -24
+"""From the text of a `std::string` as GCC made it before 2015, which this library was built with."""
+_MESSAGE_BYTES = 200
+_CONCURRENTLY = 2
+_AHEAD_AT, _AHEAD_MAX = 0xF4, 1_000
+"""Where a `DefaultMQPushConsumer` keeps how many messages of a queue it reads ahead, and how many that are at first."""
+_PULL_TIMEOUT_AT, _PULL_TIMEOUT_MS = 0x144, 30_000
+"""The same of how long it waits for an answer to a pull."""
+_MAP_BYTES = 48
+_MAP_ROOT_AT = 16
+_PULLS = (
+    ("_ZN8rocketmq11PullRequest16getCacheMsgCountEv", (ctypes.c_void_p,)),
+    (
+        "_ZN8rocketmq11PullRequest10putMessageERSt6vectorINS_12MQMessageExtESaIS2_EE",
+        (ctypes.c_void_p, ctypes.c_void_p),
+    ),
+)
+"""Called with a queue before each pull, for how many of its messages are there; and with what a pull has brought."""
+_MANY = (1 << 31) - 1
+_TREE = "_ZNSt8_Rb_treeISsSt4pairIKSsSsESt10_Select1stIS2_ESt4lessISsESaIS2_EE8_M_eraseEPSt13_Rb_tree_nodeIS2_E"
+
+
+class LibraryError(Exception):
+    """The library is not there, or is not one that reads messages whole."""
+
+
+class Native(NamedTuple):
+    """A message as the library has it."""
+
+    queue: int
+    offset: int
+    born_ms: int
+    stored_ms: int
+    reconsume_times: int
+    sys_flag: int
+    """With how the body is packed: see `keep_packed`."""
+    topic: bytes
+    """As the subscription names it: of a retried message the one that it came from."""
+    offset_message_id: bytes
+    """With the address from its end."""
+    properties: bytes
+    """``name \\x01 value \\x02`` and so on."""
+    body: bytes
+
+
+class _Lenient(ctypes.CDLL):
+    """Gives a function that fails for those that the library lacks and nobody calls."""
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            if name not in _ABSENT:
+                raise
+            missing = ctypes.CFUNCTYPE(ctypes.c_int)(lambda *_: -1)
+            setattr(self, name, missing)
+            return missing
+
+
+def load(folder: Path) -> Any:
+    """The module `rocketmq.client` of the folder, over the folder's library.
+
+    Raises:
+        LibraryError: One of them is missing, or cannot be loaded.
+    """
+    found = folder / LIBRARY / "rocketmq" / "librocketmq.so"
+    package = folder / CLIENT
+    if not found.is_file() or not (package / "rocketmq" / "client.py").is_file():
+        raise LibraryError(f"{folder} has no {LIBRARY if not found.is_file() else CLIENT}")
+    loader, find = ctypes.cdll, ctypes.util.find_library
+    ctypes.cdll = ctypes.LibraryLoader(_Lenient)
+    ctypes.util.find_library = lambda name: str(found)
+    sys.path.insert(0, str(package))
+    try:
+        import rocketmq.client
+    except (ImportError, OSError, AttributeError) as error:
+        raise LibraryError(f"the library in {folder} cannot be loaded: {error}") from error
+    finally:
+        ctypes.cdll, ctypes.util.find_library = loader, find
+        sys.path.remove(str(package))
+    return rocketmq.client
+
+
+class Reader:
+    """Reads messages of the library's.
+
+    Args:
+        dll: The library as `rocketmq.ffi` has it.
+
+    Raises:
+        LibraryError: It lacks a symbol.
+    """
+
+    def __init__(self, dll: Any) -> None:
+        self._dll = dll
+        pointer, number, long = ctypes.c_void_p, ctypes.c_int, ctypes.c_longlong
+        dll = ctypes.PyDLL(dll._name, handle=dll._handle)  # other threads gain nothing by going on meanwhile
+        try:
+            self.size = _bound(dll, "GetMessageStoreSize", number, pointer)
+            """How much room a message takes."""
+            self._facts = [
+                _bound(dll, name, kind, pointer)
+                for name, kind in (
+                    ("GetMessageQueueId", number), ("GetMessageQueueOffset", long), ("GetMessageBornTimestamp", long),
+                    ("GetMessageStoreTimestamp", long), ("GetMessageReconsumeTimes", number),
+                    ("_ZNK8rocketmq9MQMessage10getSysFlagEv", number),
+                )
+            ]  # fmt: skip
+            self._body = _bound(dll, "_ZNK8rocketmq9MQMessage7getBodyEv", pointer, pointer)
+            self._topic = _bound(dll, "_ZNK8rocketmq9MQMessage8getTopicEv", pointer, pointer)
+            self._place = _bound(dll, "_ZNK8rocketmq12MQMessageExt14getOffsetMsgIdEv", pointer, pointer)
+            self._map = _bound(dll, "_ZNK8rocketmq9MQMessage13getPropertiesEv", pointer, pointer, pointer)
+            text = "_ZN8rocketmq9MQDecoder24messageProperties2StringERKSt3mapISsSsSt4lessISsESaISt4pairIKSsSsEEE"
+            self._joined = _bound(dll, text, pointer, pointer, pointer)
+            self._free_map = _bound(dll, _TREE, None, pointer, pointer)
+            self._free_text = _bound(dll, "_ZNSsD1Ev", None, pointer)
+        except AttributeError as error:
+            raise LibraryError(f"the library lacks what reads a message whole: {error}") from error
+
+    def read(self, handle: int) -> Native:
+        """A message that was handed over."""
+        facts = [fact(handle) for fact in self._facts]
+        texts = _text(self._topic(handle)), _text(self._place(handle)), self.properties(handle), self.body(handle)
+        return Native._make([*facts, *texts])
+
+    def body(self, handle: int) -> bytes:
+        """All of the body."""
+        return _text(self._body(handle))
+
+    def properties(self, handle: int) -> bytes:
+        """All properties, in the order of their names."""
+        tree, text = ctypes.create_string_buffer(_MAP_BYTES), ctypes.c_void_p()
+        self._map(tree, handle)
+        self._joined(ctypes.byref(text), tree)
+        found = _text(ctypes.addressof(text))
+        self._free_text(ctypes.byref(text))
+        self._free_map(tree, ctypes.c_void_p.from_buffer(tree, _MAP_ROOT_AT))
+        return found
+
+    def check(self) -> None:
+        """Make a message of every kind, and read it.
+
+        Raises:
+            LibraryError: It is not read as it was made.
+        """
+        dll = self._dll
+        for body in (b"\0ab\0\xff" * 1000, b"", b"text"):
+            handle = dll.CreateMessage(b"topic")
+            for name, value in (("TAGS", b"paid"), ("colour", b"rot"), ("empty", b"")):
+                dll.SetMessageProperty(handle, name.encode(), value)
+            dll.SetByteMessageBody(handle, body, len(body))
+            pairs = set(self.properties(handle).split(b"\2"))
+            whole = self.body(handle) == body and _text(self._topic(handle)) == b"topic"
+            dll.DestroyMessage(handle)
+            if not whole or not {b"TAGS\1paid", b"colour\1rot", b"empty\1"} <= pairs:
+                raise LibraryError("the library does not read messages whole: it is not the one of rocketmq 0.4.4")
+
+
+def _bound(dll: Any, symbol: str, result: Any, *arguments: Any) -> Callable[..., Any]:
+    found = dll[symbol]  # a new object each time: what others bind is left alone
+    found.restype, found.argtypes = result, arguments
+    return found  # type: ignore[no-any-return]
+
+
+def _text(string: int) -> bytes:
+    """The bytes of a `std::string` at this address."""
+    at = ctypes.c_void_p.from_address(string).value or 0
+    return ctypes.string_at(at, ctypes.c_size_t.from_address(at + _STRING_LENGTH_AT).value)
+
+
+def _begin_and_end(vector: int) -> tuple[int, int]:
+    """Of a `std::vector`."""
+    begin, end = (ctypes.c_void_p.from_address(vector + at).value or 0 for at in (0, 8))
+    return begin, end
+
+
+class Listener:
+    """Takes all messages that the library read at once, made as C++ would make an object of `MQMessageListener`.
+
+    The library's C functions call back for one message after the other, in one thread for all that it read at once: the
+    second would wait until the first is settled.
+
+    Args:
+        dll: The library.
+        consumer: Its push consumer.
+        take: Is given the messages, and returns when they are consumed.
+    """
+
+    def __init__(self, dll: Any, consumer: int, take: Callable[[list[int]], None]) -> None:
+        def consume(_: int, messages: int) -> int:
+            take(list(range(*_begin_and_end(messages), _MESSAGE_BYTES)))
+            return 0
+
+        pointer, number = ctypes.c_void_p, ctypes.c_int
+        nothing = ctypes.CFUNCTYPE(None, pointer)(lambda _: None)
+        kind = ctypes.CFUNCTYPE(number, pointer)(lambda _: _CONCURRENTLY)
+        consumed = ctypes.CFUNCTYPE(number, pointer, pointer)(consume)
+        self._functions = nothing, nothing, consumed, kind
+        self._table = (pointer * 4)(*(ctypes.cast(one, pointer).value for one in self._functions))
+        self._object = (pointer * 8)(ctypes.addressof(self._table))
+        _method(dll, "23registerMessageListenerEPNS_17MQMessageListenerE", pointer)(
+            consumer, ctypes.addressof(self._object)
+        )
+
+
+def keep_packed(dll: Any) -> Any:
+    """Let the library take packed bodies as they are: it knows zlib alone, and any other ends its process.
+
+    Returns:
+        What the caller keeps for as long as the library runs.
+
+    Raises:
+        LibraryError: It unpacks in another way.
+    """
+    try:
+        swap = _bound(dll, "_ZNSs4swapERSs", None, ctypes.c_void_p, ctypes.c_void_p)
+
+        def inflate(packed: int, body: int) -> bool:
+            swap(packed, body)
+            return True
+
+        kept = ctypes.CFUNCTYPE(ctypes.c_bool, ctypes.c_void_p, ctypes.c_void_p)(inflate)
+        replace(dll, "_ZN8rocketmq7UtilAll7inflateERSsS1_", kept)
+    except (AttributeError, LookupError) as error:
+        raise LibraryError(f"the library lacks what it unpacks bodies with: {error}") from error
+    return kept
+
+
+def begin_at_first(dll: Any, consumer: int) -> None:
+    """Queues of which nothing is committed are read from their first message; C alone cannot say so."""
+    _method(dll, "19setConsumeFromWhereENS_16ConsumeFromWhereE", ctypes.c_int)(consumer, FIRST_OFFSET)
+
+
+def read_ahead(dll: Any, consumer: int, messages_max: int) -> None:
+    """How many messages of a queue may be read ahead."""
+    _method(dll, "26setMaxCacheMsgSizePerQueueEi", ctypes.c_int)(consumer, messages_max)
+
+
+def check_layout(consumer: int) -> None:
+    """Whether a consumer that was just made is laid out as that of rocketmq 0.4.4: the next two write into it.
+
+    Raises:
+        LibraryError: It is not.
+    """
+    for at, value in ((_AHEAD_AT, _AHEAD_MAX), (_PULL_TIMEOUT_AT, _PULL_TIMEOUT_MS)):
+        if ctypes.c_int.from_address(consumer + at).value != value:
+            raise LibraryError("the library's consumer is not the one of rocketmq 0.4.4")
+
+
+def await_answers(consumer: int, timeout_ms: int) -> None:
+    """How long the library waits for an answer to a pull: it goes on waiting when the broker is gone."""
+    ctypes.c_int.from_address(consumer + _PULL_TIMEOUT_AT).value = timeout_ms
+
+
+def ask_nothing(consumer: int) -> None:
+    """Begin no pull until `read_ahead` is called: the library looks once a second then.
+
+    A broker that is away it would else ask again and again, without any pause.
+    """
+    ctypes.c_int.from_address(consumer + _AHEAD_AT).value = -1
+
+
+def ask_before(dll: Any, may_pull: Callable[[int], bool], came: Callable[[int, int], None]) -> Any:
+    """Let `may_pull` decide whether a queue is asked now or in a second, and tell `came` the bytes of its answers.
+
+    Returns:
+        What the caller keeps for as long as the library runs.
+
+    Raises:
+        LibraryError: It asks in another way.
+    """
+    pointer, number = ctypes.c_void_p, ctypes.c_int
+    try:
+        count, put = (_bound(dll, name, number, *kinds) for name, kinds in _PULLS)
+
+        def counted(queue: int) -> int:
+            return int(count(queue)) if may_pull(queue) else _MANY
+
+        def putting(queue: int, messages: int) -> int:
+            begin, end = _begin_and_end(messages)
+            came(queue, (end - begin) // _MESSAGE_BYTES * dll.GetMessageStoreSize(begin) if end > begin else 0)
+            return int(put(queue, messages))
+
+        kept = ctypes.CFUNCTYPE(number, pointer)(counted), ctypes.CFUNCTYPE(number, pointer, pointer)(putting)
+        for (name, _), function in zip(_PULLS, kept, strict=True):
+            replace(dll, name, function)
+    except (AttributeError, LookupError) as error:
+        raise LibraryError(f"the library lacks what it pulls with: {error}") from error
+    return kept
+
+
+def persist(dll: Any, consumer: int) -> None:
+    """Tell the brokers what is acknowledged; the library does so every 5 s."""
+    _method(dll, "21persistConsumerOffsetEv")(consumer)
+
+
+def _method(dll: Any, symbol: str, *arguments: Any) -> Callable[..., Any]:
+    return _bound(dll, f"_ZN8rocketmq21DefaultMQPushConsumer{symbol}", None, ctypes.c_void_p, *arguments)

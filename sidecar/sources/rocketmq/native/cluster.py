@@ -1,0 +1,206 @@
+"""The cluster of `client: native` by connections of our own: what is there, and where a group begins.
+
+librocketmq says nothing of a topic that is missing, starts a new group where it likes, and goes on at its offset in a
+topic that was made again.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from sidecar.config.source import RocketMqSource as RocketMqSettings
+from sidecar.core.records import TopicPartition
+from sidecar.sources.rocketmq.config import sign_of
+from sidecar.sources.rocketmq.native.marks import Marks, mark_at
+from sidecar.sources.rocketmq.progress import Mark
+from sidecar.sources.rocketmq.remoting.joining import (
+    ASK_TIMEOUT_S,
+    BROKER_HINT,
+    await_routes,
+    unavailable,
+    unless_refused,
+)
+from sidecar.sources.rocketmq.remoting.routes import Routes
+from sidecar.sources.rocketmq.wire.codes import Code
+from sidecar.sources.rocketmq.wire.frames import Frame, ProtocolError
+from sidecar.sources.rocketmq.wire.network import Ask, Network, NoAnswerError, RefusedError
+from sidecar.sources.rocketmq.wire.requests import Asks, Subscription, commit_waves, read_offset
+
+ASK_AGAIN_S = 0.5
+
+
+class Rewound(NamedTuple):
+    """Where a queue goes on that is not what it was."""
+
+    tp: TopicPartition
+    offset: int
+    has_older: bool
+    """Whether older messages that were read are there still: the queue has lost its end, and is no new one."""
+
+
+class Cluster:
+    """Asks name servers and brokers.
+
+    Args:
+        settings: `source.rocketmq`.
+        client_id: Stands for this process.
+    """
+
+    def __init__(self, settings: RocketMqSettings, client_id: str) -> None:
+        assert settings.name_servers is not None
+        self._settings = settings
+        self.asks = Asks(client_id, settings.group, settings.namespace or "")
+        self._network = Network(sign_of(settings), None, lambda frame: None)
+        self._ask_at_s = 0.0
+        self._routes = Routes(self._network, self.asks, settings.name_servers.split(","), settings.topics)
+        self.marks = Marks(self.asks, self._routes.link)
+        self._names: dict[str, str] = {}
+        """Of brokers, by their addresses in `_named_of`."""
+        self._named_of: Mapping[str, str] = {}
+
+    def open(self) -> None:
+        """Find the topics, and let a new group begin where it is to begin.
+
+        Raises:
+            UnavailableError: Servers cannot be reached, or a topic is unknown, for the whole start-up time.
+            CredentialsError: The credentials are refused.
+        """
+        until_s = time.monotonic() + self._settings.start_timeout_ms / 1000
+        await_routes(self._settings, self._network, self._routes, until_s)
+        while (problem := self._begin()) and time.monotonic() < until_s:
+            self._network.turn(0.2)
+        if problem:
+            raise unavailable(self._settings, "no broker could be asked where the group stands", problem, BROKER_HINT)
+
+    # Where a new group begins
+
+    @property
+    def queues(self) -> list[TopicPartition]:
+        """All queues of the topics."""
+        return [tp for topic in self._settings.topics for tp in self._routes.queues(topic)]
+
+    def _begin(self) -> str:
+        """Commit the start of a group that has nothing committed; why that could not be, if so.
+
+        A broker that is away holds up nothing: its queues are read from where it says.
+        """
+        try:
+            answers = self._ask([(tp, self.asks.committed(tp)) for tp in self.queues])
+            committed = {tp: read_offset(frame) for tp, frame in answers.items() if frame.code == Code.SUCCESS}
+            if committed:
+                self._note(committed)
+                return ""
+            starts = self._ask([(tp, self._start(tp)) for tp in answers])
+            for tps in commit_waves(starts):
+                self._ask([(tp, self.asks.commit(tp, read_offset(starts[tp]))) for tp in tps])
+        except (NoAnswerError, ProtocolError) as error:
+            return str(error)
+        except RefusedError as error:
+            return unless_refused(error)
+        return ""
+
+    def _note(self, committed: Mapping[TopicPartition, int]) -> None:
+        """Before where a queue is read on stands a message that was read."""
+        asks = [(tp, self._before(tp, offset)) for tp, offset in committed.items() if offset > 0]
+        for (tp, _), frame in zip(asks, self._answers(asks), strict=True):
+            mark = mark_at(committed[tp] - 1, frame) if frame is not None else None
+            if mark is not None:
+                self.marks.read(tp, mark)
+
+    def _before(self, tp: TopicPartition, offset: int) -> Ask:
+        return self.asks.pull(tp, offset - 1, Subscription(tp.topic), messages_max=1)
+
+    def _start(self, tp: TopicPartition) -> Ask:
+        if isinstance(self._settings.start, int):
+            return self.asks.at_time(tp, self._settings.start)
+        return self.asks.low(tp) if self._settings.start == "earliest" else self.asks.high(tp)
+
+    def _ask(self, asks: list[tuple[TopicPartition, Ask]]) -> dict[TopicPartition, Frame]:
+        answers = zip(asks, self._answers(asks), strict=True)
+        found = {tp: frame for (tp, _), frame in answers if frame is not None}
+        for tp, frame in found.items():
+            if frame.code not in (Code.SUCCESS, Code.QUERY_NOT_FOUND):
+                raise RefusedError(frame, self._routes.addresses[tp.broker])
+        if not found:
+            links = self._routes.brokers().values()
+            raise NoAnswerError("; ".join(f"{link.address}: {link.problem or 'no answer'}" for link in links))
+        return found
+
+    def _answers(self, asks: list[tuple[TopicPartition, Ask]]) -> list[Frame | None]:
+        links = self._routes.brokers()
+        if any(tp.broker not in links for tp, _ in asks):
+            return [None] * len(asks)
+        return self._network.ask_all([(links[tp.broker], ask) for tp, ask in asks], ASK_TIMEOUT_S)
+
+    # Topics made again
+
+    def rewind(self) -> list[Rewound]:
+        """Commit where queues go on that are not what they were; nothing may read them meanwhile.
+
+        Those whose broker does not answer are left out, and found again.
+        """
+        starts: dict[TopicPartition, Mark | None] = {}
+        marks = self.marks.by_queue()
+        asks = [(tp, self.marks.of(tp, mark)) for tp in marks for mark in marks[tp]]
+        answers = iter(self._answers(asks))
+        for tp in marks:
+            told = [(mark, frame and mark.stands(frame)) for mark, frame in zip(marks[tp], answers, strict=False)]
+            if told[0][1] is False and None not in (stands for _, stands in told):
+                starts[tp] = next((mark for mark, stands in told if stands), None)
+        lows = zip(starts, self._answers([(tp, self.asks.low(tp)) for tp in starts]), strict=True)
+        found = [
+            Rewound(tp, max(read_offset(frame), mark.offset + 1 if (mark := starts[tp]) else 0), mark is not None)
+            for tp, frame in lows
+            if frame is not None and frame.code == Code.SUCCESS
+        ]
+        done: list[Rewound] = []
+        by_queue = {one.tp: one for one in found}
+        for tps in commit_waves(by_queue):
+            wave = [(tp, self.asks.commit(tp, by_queue[tp].offset)) for tp in tps]
+            codes = [frame.code if frame else None for frame in self._answers(wave)]
+            done += [by_queue[tp] for tp, code in zip(tps, codes, strict=True) if code == Code.SUCCESS]
+        self.marks.forget(one.tp for one in done)
+        return done
+
+    # While messages come
+
+    def turn(self) -> None:
+        """Keep what is known of the cluster up to date; does not wait."""
+        self._routes.refresh()
+        self._network.turn(0)
+        self.marks.ask(time.monotonic())
+        away = {name for name, link in self._routes.brokers().items() if link.problem}
+        if away and time.monotonic() >= self._ask_at_s:
+            self._ask_at_s = time.monotonic() + ASK_AGAIN_S
+            self._ask_for(away)
+
+    def _ask_for(self, away: set[str]) -> None:
+        """A broker is back only when it has answered, and nothing else is asked here."""
+        links = self._routes.brokers()
+        for tp in {tp.broker: tp for tp in self.queues if tp.broker in away}.values():
+            if links[tp.broker].is_up:
+                links[tp.broker].ask(self.asks.low(tp), lambda frame: None)
+
+    def broker_at(self, address: str) -> str:
+        """The name of the broker at an address; the address itself where none is known there any more."""
+        if self._routes.addresses is not self._named_of:
+            self._named_of = self._routes.addresses
+            self._names = {at: name for name, at in self._named_of.items()}
+        return self._names.get(address, address)
+
+    @property
+    def is_away(self) -> bool:
+        """Whether no broker can be reached; the name servers may have forgotten them, too."""
+        return all(link.problem for link in self._routes.brokers().values())
+
+    def problems(self) -> Mapping[str, str]:
+        """What is wrong: a key, and a sentence."""
+        links = self._routes.brokers().items()
+        found = {name: f"{link.address}: {link.problem}" for name, link in links if link.problem}
+        return found | ({"name servers": self._routes.problem} if self._routes.problem else {})
+
+    def close(self) -> None:
+        """Disconnect."""
+        self._network.close()

@@ -1,0 +1,155 @@
+"""The child process of `client: native`, as the daemon sees it: started, talked to without waiting, watched, ended."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from sidecar.sources.rocketmq.native.child.frames import Frames, Kind, frame, pack_numbers
+
+SILENCE_MAX_S = 10.0
+"""It beats once a second."""
+LEAVE_TIMEOUT_S = 3.0
+READ_BYTES_MAX = 4 << 20
+"""Of one look, so that the daemon's loop comes round."""
+OUTPUT_BYTES_MAX = 1 << 20
+LOOK_EVERY_S = 0.25
+"""How often it is looked how large the output is."""
+_CHUNK_BYTES = 1 << 18
+_PIPE_BYTES = 1 << 20
+
+
+class ChildProcess:
+    """A child, from its start to its end.
+
+    Args:
+        home: Made anew for it: its output and the library's logs go there.
+        settings: See `native.child.subscribe`.
+    """
+
+    def __init__(self, home: Path, settings: Mapping[str, object]) -> None:
+        shutil.rmtree(home, ignore_errors=True)
+        home.mkdir(parents=True)
+        self._output_path = home / "output"
+        found = str(Path(__file__).resolve().parents[2])
+        path = os.pathsep.join(filter(None, [found, os.environ.get("PYTHONPATH")]))
+        with self._output_path.open("ab") as output:
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "sidecar.sources.rocketmq.native.child"],
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=output, bufsize=0,
+                env=os.environ | {"HOME": str(home), "PYTHONPATH": path},
+            )  # fmt: skip
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._to, self._from = self._process.stdin.fileno(), self._process.stdout.fileno()
+        for fd in (self._to, self._from):
+            os.set_blocking(fd, False)
+        with contextlib.suppress(OSError):  # an unprivileged user's pipes have a limit together
+            fcntl.fcntl(self._from, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
+        self._frames = Frames()
+        self._unsent = bytearray()
+        self._heard_s = self._look_at_s = time.monotonic()
+        self.problem = ""
+        """Why it is of no use any more; empty while it is."""
+        self._send(frame(Kind.SETTINGS, json.dumps(settings).encode()))
+
+    @property
+    def pid(self) -> int:
+        """The process id."""
+        return self._process.pid
+
+    def ack(self, numbers: Iterable[int]) -> None:
+        """These messages are settled."""
+        self._send(frame(Kind.ACK, pack_numbers(numbers)))
+
+    def pause(self, *, full: bool) -> None:
+        """Hand over nothing more, or go on."""
+        self._send(frame(Kind.PAUSE if full else Kind.RESUME))
+
+    def reach(self, *, can: bool) -> None:
+        """Whether any broker can be reached."""
+        self._send(frame(Kind.BACK if can else Kind.AWAY))
+
+    def _send(self, data: bytes) -> None:
+        self._unsent += data
+        self._flush()
+
+    def _flush(self) -> None:
+        try:
+            while self._unsent:
+                del self._unsent[: os.write(self._to, self._unsent)]
+        except BlockingIOError:
+            pass
+        except OSError:  # it ended, which reading tells
+            self._unsent.clear()
+
+    def read(self, timeout_s: float) -> list[tuple[Kind, bytes]]:
+        """What it says; at once when there is something, else after the time."""
+        if self.problem:
+            return []
+        poll = select.poll()
+        poll.register(self._from, select.POLLIN)
+        if self._unsent:
+            poll.register(self._to, select.POLLOUT)
+        poll.poll(timeout_s * 1000)
+        self._flush()
+        found: list[tuple[Kind, bytes]] = []
+        taken = 0
+        while taken < READ_BYTES_MAX:
+            try:
+                data = os.read(self._from, _CHUNK_BYTES)
+            except BlockingIOError:
+                break
+            if not data:
+                self.problem = f"ended ({self._end()})"
+                break
+            taken += len(data)
+            found += self._frames.feed(data)
+        self._watch(bool(taken))
+        return found
+
+    def _watch(self, has_spoken: bool) -> None:
+        now_s = time.monotonic()
+        if has_spoken:
+            self._heard_s = now_s
+        elif not self.problem and now_s - self._heard_s > SILENCE_MAX_S:
+            self.problem = f"was silent for {SILENCE_MAX_S:g} s"
+        if now_s < self._look_at_s:
+            return
+        self._look_at_s = now_s + LOOK_EVERY_S
+        with contextlib.suppress(OSError):
+            if self._output_path.stat().st_size > OUTPUT_BYTES_MAX:
+                os.truncate(self._output_path, 0)
+
+    def _end(self) -> str:
+        code = self._process.wait(LEAVE_TIMEOUT_S)
+        how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+        lines = self._output_path.read_text("utf-8", "replace").splitlines()
+        return f"{how}: {lines[-1]}" if lines else how
+
+    def leave(self) -> None:
+        """Let it tell the brokers what is settled, and end; it is killed when that takes long."""
+        if not self.problem:
+            self._send(frame(Kind.LEAVE))
+            until_s = time.monotonic() + LEAVE_TIMEOUT_S
+            while not self.problem and time.monotonic() < until_s:
+                self.read(0.1)
+        self.kill()
+
+    def kill(self) -> None:
+        """End it at once."""
+        self._process.kill()
+        self._process.wait()
+        for stream in (self._process.stdin, self._process.stdout):
+            if stream is not None:
+                with contextlib.suppress(OSError):
+                    stream.close()

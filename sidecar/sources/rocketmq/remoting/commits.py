@@ -1,0 +1,291 @@
+"""Commits: the core's state into the state file first, then the offset to the broker, and both before it is told.
+
+What the broker cannot take, since it is away or the queue's lock is not ours at present, is not committed: so nothing
+new is sent on then, since every new part waits for its commit.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+from sidecar.core.effects import CommitItem
+from sidecar.core.records import TopicPartition
+from sidecar.errors import StateError
+from sidecar.sources.base import Assignment, Listener
+from sidecar.sources.rocketmq.progress import Mark, Progress, Told, with_newest
+from sidecar.sources.rocketmq.remoting.start import Boot
+from sidecar.sources.rocketmq.wire.codes import Code
+from sidecar.sources.rocketmq.wire.frames import Frame
+from sidecar.sources.rocketmq.wire.network import Link, Network
+from sidecar.sources.rocketmq.wire.requests import Asks, commit_waves
+from sidecar.state.interface import State
+from sidecar.state.offset_map import Identity, encode
+
+FLUSHED_AFTER_S = 15.0
+"""A broker writes committed offsets to its disk every 5 s: one of that age outlives it."""
+IDLE_S = 1.0
+"""A queue without a commit for so long rests."""
+NOW_TIMEOUT_S = 3.0
+
+
+@dataclass(slots=True)
+class _Owned:
+    """A queue that may be committed."""
+
+    identity: Identity
+    found: int
+    """What the broker had before."""
+    committed: int
+    """Our newest offset that the broker has."""
+    saved: int
+    """Our newest offset that the state file has, or where it began; the broker is told it when it is back."""
+    floor: int
+    """One that it had 15 s before `floor_at_s`."""
+    next_floor: int
+    floor_at_s: float
+    marks: tuple[Mark, ...] = ()
+    told: Told = field(default_factory=Told)
+    """What the broker has taken last."""
+    row: Progress | None = None
+    """What the state file has, or is to get."""
+    row_at_s: float = 0.0
+    newest: Mark | None = None
+    """What was read last, to be put among the marks."""
+
+    def put_mark(self) -> None:
+        """Keep it with the next row."""
+        newest, self.newest = self.newest, None
+        if newest is not None and (not self.marks or newest.offset > self.marks[0].offset):  # else it is read again
+            self.marks = with_newest(self.marks, newest)
+
+
+@dataclass(slots=True)
+class _Pending:
+    """The commit that was begun."""
+
+    begun_s: float
+    offsets: dict[TopicPartition, int]
+    saved: Future[None] | None
+    results: dict[TopicPartition, bool] = field(default_factory=dict)
+    asked: bool = False
+    left: int = 0
+
+
+class Commits:
+    """Makes states durable.
+
+    Args:
+        network: Asks.
+        asks: Makes the requests.
+        state: Keeps the core's states.
+        listener: Is told the ends.
+        rules: 4 bytes, a hash of what decides where a message goes.
+        place: The connection of a queue, None while it must not be committed.
+        may_wait: Whether the state file is enough until the queue's master is back.
+    """
+
+    def __init__(
+        self,
+        network: Network,
+        asks: Asks,
+        state: State,
+        listener: Listener,
+        rules: bytes,
+        place: Callable[[TopicPartition], Link | None],
+        may_wait: Callable[[TopicPartition], bool],
+    ) -> None:
+        self._network = network
+        self._asks = asks
+        self._state = state
+        self._listener = listener
+        self._rules = rules
+        self._place = place
+        self._may_wait = may_wait
+        self._owned: dict[TopicPartition, _Owned] = {}
+        self._boots: dict[str, Boot] = {}
+        self._pending: _Pending | None = None
+        self._restless: set[TopicPartition] = set()
+        """Owned queues of which the state file does not have all that brokers have taken."""
+        self._note_at_s = 0.0
+        self._disk = ThreadPoolExecutor(1, thread_name_prefix="progress")
+
+    def own(
+        self, one: Assignment, identity: Identity, known: Progress | None, marks: tuple[Mark, ...], committed: int
+    ) -> None:
+        """This queue, of which the broker has this offset, is committed from here on; `start_at` must follow."""
+        row = known if known and one.incarnation == known.incarnation else None
+        floor, now_s = row.floor if row else 0, time.monotonic()
+        at = one.state.watermark
+        self._owned[one.tp] = _Owned(identity, committed, -1, at, floor, floor, now_s, marks, row=row, row_at_s=now_s)
+        self._restless.add(one.tp)
+
+    def meet(self, boots: Mapping[str, Boot]) -> None:
+        """What stands for the present run of each broker."""
+        self._boots = dict(boots)
+
+    def disown(self, tp: TopicPartition) -> None:
+        """This queue is never named again."""
+        self._owned.pop(tp, None)
+        self._restless.discard(tp)
+
+    def committed(self) -> dict[TopicPartition, int]:
+        """Our newest offsets that the broker has, or what it had before the first."""
+        return {tp: one.committed if one.committed >= 0 else one.found for tp, one in self._owned.items()}
+
+    def saved(self) -> dict[TopicPartition, int]:
+        """Our newest offsets, whether the broker has them or the state file alone."""
+        return {tp: max(one.saved, one.committed) for tp, one in self._owned.items()}
+
+    def mark(self, tp: TopicPartition) -> Mark | None:
+        """The newest message of an owned queue that was read before."""
+        marks = self._owned[tp].marks
+        return marks[0] if marks else None
+
+    def read(self, tp: TopicPartition, mark: Mark) -> None:
+        """The newest message that was handed on."""
+        one = self._owned[tp]
+        one.newest = mark
+        if not one.marks:
+            self._restless.add(tp)
+
+    def begin(self, items: Sequence[CommitItem]) -> None:
+        """Begin to make these states durable; `Listener.committed` tells the end."""
+        rows, offsets = self._rows(items)
+        saved = self._disk.submit(self._state.save_progress, rows) if rows else None
+        self._pending = _Pending(time.monotonic(), offsets, saved, {item.tp: False for item in items})
+
+    def go_on(self) -> None:
+        """Do the next step of what was begun, if it can be done."""
+        pending = self._pending
+        if pending is None and time.monotonic() >= self._note_at_s:
+            self._note(IDLE_S)
+        if pending is None or (pending.saved is not None and not pending.saved.done()):
+            return
+        if not pending.asked:
+            pending.asked = True
+            if self._is_saved(pending.saved):
+                self._tell_brokers(pending)
+        if pending.left == 0:
+            self._pending = None
+            self._listener.committed(pending.results, time.monotonic() - pending.begun_s)
+
+    def _is_saved(self, saved: Future[None] | None) -> bool:
+        error = saved.exception() if saved is not None else None
+        if isinstance(error, StateError):
+            self._listener.event("commit.failed", "warning", {"reason": str(error)})
+        elif error is not None:
+            raise error
+        return error is None
+
+    def _tell_brokers(self, pending: _Pending) -> None:
+        for tp, offset in pending.offsets.items():
+            if tp not in self._owned:
+                continue
+            self._owned[tp].saved = offset
+            link = self._place(tp)
+            if link is None:
+                pending.results[tp] = self._may_wait(tp)
+                continue
+            if offset == self._owned[tp].committed:
+                pending.results[tp] = True
+                continue
+            pending.left += 1
+            answered = self._answered(pending, tp, self._told(tp, link, offset))
+            link.ask(self._asks.commit(tp, offset), answered)
+
+    def _told(self, tp: TopicPartition, link: Link, offset: int) -> Told:
+        boot = self._boots.get(tp.broker)
+        return Told(boot.stamp if boot and boot.connection == link.connection else 0, offset)
+
+    def _answered(self, pending: _Pending, tp: TopicPartition, told: Told) -> Callable[[Frame | None], None]:
+        def take(frame: Frame | None) -> None:
+            pending.left -= 1
+            pending.results[tp] = self._took(tp, told, frame)
+
+        return take
+
+    def _took(self, tp: TopicPartition, told: Told, frame: Frame | None) -> bool:
+        good = frame is not None and frame.code == Code.SUCCESS
+        if good and tp in self._owned:
+            self._owned[tp].committed, self._owned[tp].told = told.offset, told
+            self._restless.add(tp)
+        elif frame is not None and not good:
+            reason = frame.remark or f"code {frame.code}"
+            self._listener.event("commit.failed", "warning", {**tp.fields(), "reason": reason})
+        return good
+
+    def now(self, items: Sequence[CommitItem]) -> Mapping[TopicPartition, bool]:
+        """Make these states durable behind any commit begun before, whose end is not told any more."""
+        self._pending = None
+        rows, offsets = self._rows(items)
+        results = {item.tp: False for item in items}
+        if not self._is_saved(self._disk.submit(self._state.save_progress, rows)):
+            return results
+        waiting = {tp: self._may_wait(tp) for tp in offsets if self._place(tp) is None}
+        results |= waiting | self._ask_all(offsets)
+        self._note(0.0)
+        return results
+
+    def _note(self, after_s: float) -> None:
+        """Keep what brokers have taken by now of queues that rest: of others the next commit keeps it."""
+        rows, now_s = {}, time.monotonic()
+        self._note_at_s = now_s + IDLE_S
+        for tp in list(self._restless):
+            one = self._owned[tp]
+            if one.row is None or one.told.offset < 0 or now_s - one.row_at_s < after_s or self._place(tp) is None:
+                continue
+            self._raise_floor(one, now_s)
+            one.put_mark()
+            floor = max(one.row.floor, min(one.floor, one.row.watermark))
+            row = one.row._replace(floor=floor, marks=one.marks, told=one.told)
+            if row != one.row:
+                one.row, rows[tp] = row, row.dump()
+            if row.floor >= min(one.committed, row.watermark):  # it is not raised any further, and `told` is kept
+                self._restless.discard(tp)
+        if rows:
+            self._disk.submit(self._state.save_progress, rows)  # what fails is kept with the next commit
+
+    def _raise_floor(self, one: _Owned, now_s: float) -> None:
+        if now_s - one.floor_at_s >= FLUSHED_AFTER_S:
+            one.floor, one.next_floor, one.floor_at_s = one.next_floor, one.committed, now_s
+
+    def start_at(self, offsets: Mapping[TopicPartition, int]) -> None:
+        """Tell the brokers where queues begin, so that whoever takes them next begins there too."""
+        self._ask_all(offsets)
+
+    def _ask_all(self, offsets: Mapping[TopicPartition, int]) -> dict[TopicPartition, bool]:
+        results: dict[TopicPartition, bool] = {}
+        links = {tp: link for tp in offsets if (link := self._place(tp))}
+        for tps in commit_waves(links):
+            told = {tp: self._told(tp, links[tp], offsets[tp]) for tp in tps}
+            asks = [(links[tp], self._asks.commit(tp, offsets[tp])) for tp in tps]
+            answers = zip(tps, self._network.ask_all(asks, NOW_TIMEOUT_S), strict=True)
+            results |= {tp: self._took(tp, told[tp], answer) for tp, answer in answers}
+        return results
+
+    def _rows(self, items: Sequence[CommitItem]) -> tuple[dict[TopicPartition, str], dict[TopicPartition, int]]:
+        rows, offsets = {}, {}
+        now_s = time.monotonic()
+        for item in items:
+            one = self._owned.get(item.tp)
+            # It may have waited for the journal while the queue moved: then it is never named again.
+            if one is None or one.identity.scope != item.scope:
+                continue
+            if self._place(item.tp) is None and not self._may_wait(item.tp):
+                continue
+            self._raise_floor(one, now_s)
+            one.put_mark()
+            at = item.state.watermark
+            text = encode(one.identity, self._rules, item.state)
+            floor, incarnation = min(one.floor, at), one.identity.incarnation
+            one.row, one.row_at_s = Progress(text, incarnation, at, floor, one.marks, one.told), now_s
+            rows[item.tp] = one.row.dump()
+            offsets[item.tp] = at
+        return rows, offsets
+
+    def close(self) -> None:
+        """End the thread that writes."""
+        self._disk.shutdown()

@@ -1,0 +1,86 @@
+"""Single messages, for dead letters: read again or handed back, on connections made when they are first needed."""
+
+from __future__ import annotations
+
+import ssl
+import threading
+from collections.abc import Callable, Mapping
+
+from sidecar.core.records import TopicPartition
+from sidecar.errors import UnavailableError
+from sidecar.sources.base import Original
+from sidecar.sources.rocketmq.remoting.columns import RocketMqColumns, details_of
+from sidecar.sources.rocketmq.wire.codes import Code, Request
+from sidecar.sources.rocketmq.wire.frames import Frame, ProtocolError
+from sidecar.sources.rocketmq.wire.messages import StoredMessage, decode, properties
+from sidecar.sources.rocketmq.wire.network import Ask, Network, NoAnswerError, RefusedError, Sign
+from sidecar.sources.rocketmq.wire.requests import Asks, Subscription
+
+_GONE = (Code.PULL_NOT_FOUND, Code.PULL_RETRY_IMMEDIATELY, Code.PULL_OFFSET_MOVED, Code.TOPIC_NOT_EXIST)
+
+
+class Fetcher:
+    """Fetches by place and offset; used by one thread.
+
+    Args:
+        asks: Makes the requests.
+        sign: See `Network`.
+        tls: See `Network`.
+        addresses: By the broker's name, its address at present.
+    """
+
+    def __init__(
+        self, asks: Asks, sign: Sign | None, tls: ssl.SSLContext | None, addresses: Callable[[], Mapping[str, str]]
+    ) -> None:
+        self._asks = asks
+        self._network = Network(sign, tls, lambda frame: None)
+        self._addresses = addresses
+        self._busy = threading.Lock()
+
+    def fetch(self, tp: TopicPartition, offset: int) -> Original | None:
+        """The message, None when it is gone.
+
+        Raises:
+            UnavailableError: The broker does not give it within 10 s.
+        """
+        for message in self._read(tp, offset):
+            if message.offset == offset:
+                (key,) = RocketMqColumns().keys([message])
+                return Original(key, message.body, properties(message.properties), message.born_ms, details_of(message))
+        return None
+
+    def send_back(self, tp: TopicPartition, offset: int, level: int) -> bool:
+        """Have the broker copy a message to the group's retry topic or, with level -1, to its dead letters.
+
+        Returns:
+            False when it cannot be copied alone: it is gone, or in a batch that the broker keeps as one message.
+
+        Raises:
+            UnavailableError: The broker does not say within 10 s that it did.
+        """
+        found = self._read(tp, offset)
+        if len(found) != 1 or found[0].offset != offset:
+            return False
+        self._call(tp, offset, self._asks.send_back(tp, found[0].position, level), "handed back")
+        return True
+
+    def _read(self, tp: TopicPartition, offset: int) -> list[StoredMessage]:
+        ask = self._asks.pull(tp, offset, Subscription(tp.topic), messages_max=1)
+        frame = self._call(tp, offset, ask, "read again")
+        try:
+            return decode(frame.body) if frame.code == Code.SUCCESS else []
+        except ProtocolError as error:
+            raise UnavailableError(f"{tp}@{offset} could not be read again: {error}") from error
+
+    def _call(self, tp: TopicPartition, offset: int, ask: Ask, what: str) -> Frame:
+        with self._busy:
+            try:
+                link = self._network.link(self._addresses()[tp.broker])
+                return self._network.call(link, ask, also=_GONE if ask.code == Request.PULL_MESSAGE else ())
+            except (NoAnswerError, RefusedError, KeyError) as error:
+                raise UnavailableError(f"{tp}@{offset} could not be {what}: {error}") from error
+
+    def close(self) -> None:
+        """Disconnect, unless a message is waited for: then the end of the process does."""
+        if self._busy.acquire(blocking=False):
+            self._network.close()

@@ -1,0 +1,221 @@
+"""The membership in a group: heartbeats, who else is there, whose turn each queue is, and the brokers' locks on them.
+
+A broker locks a queue for one client id for 60 s, and forgets all locks when it restarts. So nothing is delivered on
+without a lock that was had on the connection there is now; and after a broker came back only its earlier holders take
+their queues again at once, everybody else waits until they had the time to.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from sidecar.core.records import TopicPartition
+from sidecar.sources.rocketmq.remoting.routes import Routes
+from sidecar.sources.rocketmq.remoting.sharing import Share
+from sidecar.sources.rocketmq.wire.codes import Code
+from sidecar.sources.rocketmq.wire.frames import Frame
+from sidecar.sources.rocketmq.wire.network import Link, RefusedError
+from sidecar.sources.rocketmq.wire.requests import Asks, Subscription, read_members
+
+HEARTBEAT_S = 5.0
+LOCK_RENEW_S = 10.0
+LOCK_GOOD_S = 45.0
+"""A broker keeps a lock for 60 s."""
+LOCK_RETRY_S = 0.3
+TWIN_S = 150.0
+"""A broker forgets a connection that was cut off without a word after 120 s: until then it may be our own old one."""
+RETURN_S = 5.0
+"""So long the queues of a broker that came back are left to those who had them."""
+
+
+@dataclass(slots=True)
+class _Broker:
+    """What is known of our standing at one broker."""
+
+    connection: int = 0
+    """Number of the connection on which the broker knows us as a member, 0 before the first."""
+    greeted: int = 0
+    """Number of the connection on which it was told."""
+    is_back: bool = False
+    """Whether it knew us before that connection."""
+    known_since_s: float = 0.0
+    heartbeat_at_s: float = 0.0
+    renew_at_s: float = 0.0
+    retry_at_s: float = 0.0
+    members: frozenset[str] = frozenset()
+    twin_since_s: float | None = None
+    """Since when the broker knows our client id twice."""
+    locked: dict[TopicPartition, float] = field(default_factory=dict)
+    """Queues whose lock was had on this connection, and until when it is good."""
+
+
+class Members:
+    """Our membership.
+
+    Args:
+        routes: Where topics live.
+        asks: Makes the requests.
+        share: Shares queues among members.
+        subscriptions: Of all topics.
+    """
+
+    def __init__(self, routes: Routes, asks: Asks, share: Share, subscriptions: Iterable[Subscription]) -> None:
+        self._routes = routes
+        self._asks = asks
+        self._share = share
+        self._subscriptions = list(subscriptions)
+        self._brokers: dict[str, _Broker] = {}
+        self._held: set[TopicPartition] = set()
+        self.locked: set[TopicPartition] = set()
+        """Queues whose lock we were given and that are not held yet."""
+        self.lost: set[TopicPartition] = set()
+        """Queues that we hold and that somebody else has locked."""
+        self.returned: set[TopicPartition] = set()
+        """Queues that we hold and whose lock was had again after it had been lost, or was in doubt."""
+        self.refusal: RefusedError | None = None
+        self._targets: frozenset[TopicPartition] = frozenset()
+        self._reckoned_of: object = None
+        """Topics, members and routes that `_targets` were reckoned from: a ring of 64 queues takes 0.3 ms."""
+
+    def hold(self, tps: Iterable[TopicPartition]) -> None:
+        """These are ours from here on: their locks are renewed."""
+        self._held.update(tps)
+        self.locked.difference_update(self._held)
+
+    def release(self, tps: Iterable[TopicPartition]) -> list[tuple[Link, TopicPartition]]:
+        """These are ours no more; returns whose locks are to be given back, and where."""
+        back = []
+        for tp in tps:
+            self._held.discard(tp)
+            self.lost.discard(tp)
+            self.returned.discard(tp)
+            self.locked.discard(tp)
+            link = self._routes.link(tp.broker)
+            if self._broker(tp.broker).locked.pop(tp, None) is not None and link is not None and link.is_up:
+                back.append((link, tp))
+        return back
+
+    def may_go_on(self, tp: TopicPartition) -> bool:
+        """Whether the queue is locked by us at present, on the connection that there is."""
+        link = self._routes.link(tp.broker)
+        broker = self._broker(tp.broker)
+        if link is None or not link.is_up or link.connection != broker.connection:
+            return False
+        return broker.locked.get(tp, 0.0) > time.monotonic() and tp not in self.lost
+
+    def is_orphaned(self, tp: TopicPartition) -> bool:
+        """Whether the queue's master is gone, by the name servers' word, and we had its lock: nobody can take it."""
+        link = self._routes.link(tp.broker)
+        is_away = tp.broker in self._routes.masterless and (link is None or not link.is_up)
+        return is_away and tp in self._held and tp not in self.lost and tp in self._broker(tp.broker).locked
+
+    def is_known(self, broker: str) -> bool:
+        """Whether the broker answered a heartbeat on the connection that there is."""
+        link = self._routes.link(broker)
+        return link is not None and link.is_up and link.connection == self._broker(broker).connection
+
+    def _broker(self, name: str) -> _Broker:
+        return self._brokers.setdefault(name, _Broker())
+
+    def changed(self) -> None:
+        """A broker tells that members came or went: ask at once."""
+        for broker in self._brokers.values():
+            broker.heartbeat_at_s = 0.0
+
+    def targets(self, topics: Sequence[str]) -> frozenset[TopicPartition] | None:
+        """The queues whose turn we are; None while no broker has told who is there."""
+        known = [broker.members for name, broker in self._brokers.items() if self.is_known(name)]
+        members = sorted(frozenset().union(*known))
+        if self._asks.client_id not in members:
+            return None
+        reckoned_of = (topics, members, self._routes.changes)
+        if reckoned_of != self._reckoned_of:
+            shares = [self._share(self._routes.queues(topic), members, self._asks.client_id) for topic in topics]
+            self._reckoned_of, self._targets = reckoned_of, frozenset().union(*shares)
+        return self._targets
+
+    def keep(self, wanted: Iterable[TopicPartition]) -> None:
+        """Send what is due: heartbeats, renewals of locks, and requests for locks on what is wanted."""
+        now_s = time.monotonic()
+        links = self._routes.brokers()
+        for name in set(self._brokers) - set(links):
+            del self._brokers[name]
+        missing = set() if self._held.issuperset(wanted) else set(wanted) - self._held - self.locked
+        for name, link in links.items():
+            broker = self._broker(name)
+            if not link.is_up:
+                continue
+            if broker.greeted != link.connection:
+                broker.greeted = link.connection
+                broker.locked = {}
+                self.locked = {tp for tp in self.locked if tp.broker != name}
+                broker.heartbeat_at_s = 0.0
+            if now_s >= broker.heartbeat_at_s:
+                broker.heartbeat_at_s = now_s + HEARTBEAT_S
+                self._beat(broker, link)
+            if broker.connection != link.connection:
+                continue
+            if now_s >= broker.renew_at_s and (ours := {tp for tp in self._held if tp.broker == name}):
+                broker.renew_at_s = now_s + LOCK_RENEW_S
+                self._lock(broker, link, ours)
+            settled = not broker.is_back or now_s - broker.known_since_s >= RETURN_S
+            if settled and now_s >= broker.retry_at_s and (new := {tp for tp in missing if tp.broker == name}):
+                broker.retry_at_s = now_s + LOCK_RETRY_S
+                self._lock(broker, link, new)
+
+    def _beat(self, broker: _Broker, link: Link) -> None:
+        connection = link.connection
+
+        def beaten(frame: Frame | None) -> None:
+            if frame is None:
+                return
+            if frame.code != Code.SUCCESS:
+                self.refusal = RefusedError(frame, link.address)
+                return
+            self.refusal = None
+            if broker.connection != connection:
+                broker.is_back = broker.connection > 0
+                broker.connection, broker.known_since_s = connection, time.monotonic()
+                broker.renew_at_s = broker.retry_at_s = 0.0
+
+        def told(frame: Frame | None) -> None:
+            if frame is not None and frame.code == Code.SUCCESS:
+                self._meet(broker, read_members(frame))
+
+        link.ask(self._asks.heartbeat(self._subscriptions), beaten)
+        link.ask(self._asks.members(), told)
+
+    def _meet(self, broker: _Broker, members: Sequence[str]) -> None:
+        broker.members = frozenset(members)
+        if members.count(self._asks.client_id) < 2:
+            broker.twin_since_s = None
+        elif broker.twin_since_s is None:
+            broker.twin_since_s = time.monotonic()
+
+    @property
+    def has_twin(self) -> bool:
+        """Whether another process has our client id, and so every lock that we have."""
+        since = [broker.twin_since_s for broker in self._brokers.values() if broker.twin_since_s is not None]
+        return bool(since) and time.monotonic() - min(since) >= TWIN_S
+
+    def _lock(self, broker: _Broker, link: Link, tps: set[TopicPartition]) -> None:
+        connection, good_until_s = link.connection, time.monotonic() + LOCK_GOOD_S
+
+        def answered(frame: Frame | None) -> None:
+            if frame is None or frame.code != Code.SUCCESS or link.connection != connection:
+                return
+            got = self._asks.read_locked(tps, frame)
+            for tp in got:
+                if tp not in self._held:
+                    self.locked.add(tp)
+                elif broker.locked.get(tp, 0.0) < time.monotonic():
+                    self.returned.add(tp)
+                broker.locked[tp] = good_until_s
+            for tp in tps - got:
+                broker.locked.pop(tp, None)
+                if tp in self._held:
+                    self.lost.add(tp)
+
+        link.ask(self._asks.lock(tps), answered)

@@ -1,0 +1,197 @@
+"""Where topics live, asked of the name servers now and then, and the connections to their brokers. Reads no message."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+from sidecar.core.records import TopicPartition
+from sidecar.sources.rocketmq.wire.codes import Code
+from sidecar.sources.rocketmq.wire.frames import Frame, ProtocolError
+from sidecar.sources.rocketmq.wire.network import Link, Network, NoAnswerError, RefusedError
+from sidecar.sources.rocketmq.wire.requests import Asks, Route, read_route
+
+REFRESH_S = 5.0
+FORGET_S = 60.0
+"""A broker that the name servers do not name any more is given up after so long; until then it may come back."""
+
+
+class Routes:
+    """Keeps routes.
+
+    Args:
+        network: Asks.
+        asks: Makes the requests.
+        name_servers: Their addresses.
+        topics: Whose routes are wanted.
+    """
+
+    def __init__(self, network: Network, asks: Asks, name_servers: Sequence[str], topics: Sequence[str]) -> None:
+        self._network = network
+        self._asks = asks
+        self._name_servers = list(name_servers)
+        self._topics = list(topics)
+        self._routes: dict[str, Route] = {}
+        self._gone_since_s: dict[tuple[str, str], float] = {}
+        """By topic and broker, since when the route lacks what it had."""
+        self._refresh_at_s = 0.0
+        self.changes = 0
+        """Grows whenever a queue or an address comes or goes."""
+        self.addresses: dict[str, str] = {}
+        """By the broker's name, its address; replaced as a whole, so that another thread may read it."""
+        self._slaves: dict[str, Mapping[str, str]] = {}
+        self.masterless: set[str] = set()
+        """Brokers of which the name servers know a slave, but no master."""
+        self._unreachable = ""
+        """Why no name server can be asked."""
+        self._refused: dict[str, str] = {}
+        """By topic, why its route could not be told the last time."""
+        for address in self._name_servers:
+            network.link(address)
+
+    @property
+    def problem(self) -> str:
+        """What is wrong with the name servers."""
+        gone = min((topic for topic, route in self._routes.items() if not route.queues), default="")
+        found = self._unreachable or min(self._refused.values(), default="")
+        return found or (f"they know no broker of {gone} any more" if gone else "")
+
+    @property
+    def cluster(self) -> str:
+        """The cluster's name."""
+        return min((route.cluster for route in self._routes.values()), default="")
+
+    def queues(self, topic: str) -> tuple[TopicPartition, ...]:
+        """The queues of a topic, as far as known."""
+        route = self._routes.get(topic)
+        return route.queues if route else ()
+
+    def link(self, broker: str) -> Link | None:
+        """The connection to a broker."""
+        address = self.addresses.get(broker)
+        return self._network.link(address) if address else None
+
+    def slave(self, broker: str, number: str = "") -> Link | None:
+        """The connection to the slave of this number, or else to any."""
+        slaves = self._slaves.get(broker, {})
+        address = slaves.get(number) or next((slaves[one] for one in sorted(slaves)), None)
+        return self._network.link(address) if address else None
+
+    def brokers(self) -> dict[str, Link]:
+        """By name, the connections to all brokers."""
+        return {name: self._network.link(address) for name, address in self.addresses.items()}
+
+    def find(self, topics: Sequence[str], timeout_s: float) -> list[str]:
+        """Ask for these topics now; returns those that no name server knows.
+
+        Raises:
+            NoAnswerError: No name server answers.
+            RefusedError: One refuses to answer.
+        """
+        missing = []
+        for topic in topics:
+            frame = self._ask_any(topic, timeout_s)
+            if frame.code == Code.TOPIC_NOT_EXIST:
+                missing.append(topic)
+            else:
+                self._take(topic, frame)
+        return missing
+
+    def _ask_any(self, topic: str, timeout_s: float) -> Frame:
+        links = [self._network.link(address) for address in self._name_servers]
+        problems = []
+        for link in sorted(links, key=lambda one: not one.is_up):
+            try:
+                return self._network.call(link, self._asks.route(topic), timeout_s, also=[Code.TOPIC_NOT_EXIST])
+            except NoAnswerError as error:
+                problems.append(str(error))
+        raise NoAnswerError("; ".join(problems))
+
+    def refresh(self) -> None:
+        """Ask again every 5 s without waiting; what cannot be asked stays as it was."""
+        now_s = time.monotonic()
+        if now_s < self._refresh_at_s:
+            return
+        self._refresh_at_s = now_s + REFRESH_S
+        self._forget_gone(now_s)
+        links = [self._network.link(address) for address in self._name_servers]
+        up = [link for link in links if link.is_up]
+        self._unreachable = (
+            "" if up else "; ".join(f"{link.address}: {link.problem or 'not connected'}" for link in links)
+        )
+        for topic in self._topics if up else ():
+            up[0].ask(self._asks.route(topic), self._answered(topic, up[0]))
+
+    def _answered(self, topic: str, link: Link) -> Callable[[Frame | None], None]:
+        def take(frame: Frame | None) -> None:
+            if frame is None:
+                return
+            self._refused.pop(topic, None)
+            if frame.code == Code.SUCCESS:
+                self._take(topic, frame)
+            elif frame.code == Code.TOPIC_NOT_EXIST:
+                self._merge(topic, Route("", {}, ()))
+            else:
+                self._refused[topic] = str(RefusedError(frame, link.address))
+
+        return take
+
+    def _take(self, topic: str, frame: Frame) -> None:
+        try:
+            found = read_route(topic, frame)
+        except ProtocolError as error:
+            self._refused[topic] = str(error)
+            return
+        self._merge(topic, found)
+
+    def _merge(self, topic: str, found: Route) -> None:
+        """A broker that is missing keeps its queues for a while: it went down, or the topic was deleted; pulls tell."""
+        self._meet_slaves(found)
+        known = self._routes.get(topic)
+        if known is None:
+            if not found.queues:
+                return
+            merged = found
+        else:
+            here = {tp.broker for tp in found.queues}
+            for broker in {tp.broker for tp in known.queues} - here:
+                self._gone_since_s.setdefault((topic, broker), time.monotonic())
+            for broker in here:
+                self._gone_since_s.pop((topic, broker), None)
+            kept = tuple(tp for tp in known.queues if tp.broker not in here)
+            addresses = {**known.addresses, **found.addresses}
+            merged = Route(found.cluster or known.cluster, addresses, found.queues + kept)
+        self._set(topic, merged)
+
+    def _meet_slaves(self, found: Route) -> None:
+        for name, slaves in found.slaves.items():
+            for address in set(self._slaves.get(name, {}).values()) - {*slaves.values(), *found.addresses.values()}:
+                self._network.unlink(address)
+            self._slaves[name] = slaves
+            if slaves and name not in found.addresses:
+                self.masterless.add(name)
+            else:
+                self.masterless.discard(name)
+
+    def _forget_gone(self, now_s: float) -> None:
+        for (topic, broker), since_s in list(self._gone_since_s.items()):
+            if now_s - since_s > FORGET_S:
+                del self._gone_since_s[topic, broker]
+                route = self._routes[topic]
+                queues = tuple(tp for tp in route.queues if tp.broker != broker)
+                addresses = {name: address for name, address in route.addresses.items() if name != broker}
+                self._set(topic, Route(route.cluster, addresses, queues))
+
+    def _set(self, topic: str, route: Route) -> None:
+        before = self._routes.get(topic)
+        if before is not None and before.addresses == route.addresses and set(before.queues) == set(route.queues):
+            return
+        self._routes[topic] = route
+        self.changes += 1
+        used = {tp.broker for one in self._routes.values() for tp in one.queues}
+        found = {name: at for one in self._routes.values() for name, at in one.addresses.items() if name in used}
+        for address in set(self.addresses.values()) - set(found.values()) - set(self._name_servers):
+            self._network.unlink(address)
+        for address in found.values():
+            self._network.link(address)
+        self.addresses = found

@@ -1,0 +1,388 @@
+"""Where a queue goes on: what the broker has committed, what the state file knows, and what is really in the queue.
+
+The state file is exact for as long as nobody else moved the committed offset, and the queue is still what it was: then
+its newest message that was read stands where it stood.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from sidecar.core.partition.state import PartitionState
+from sidecar.core.records import TopicPartition
+from sidecar.sources.base import Assignment, Tell
+from sidecar.sources.rocketmq.progress import Mark, Progress
+from sidecar.sources.rocketmq.wire.codes import Code
+from sidecar.sources.rocketmq.wire.frames import Frame, ProtocolError
+from sidecar.sources.rocketmq.wire.messages import as_stored
+from sidecar.sources.rocketmq.wire.network import Ask, Link, Network, RefusedError
+from sidecar.sources.rocketmq.wire.requests import Asks, Subscription, read_boot, read_offset
+from sidecar.state.offset_map import Decoded, Identity, Origin
+
+PATIENCE_S = 2.0
+"""How long the loop may stand still to ask where queues go on."""
+DOUBT_S = 300.0
+"""An offset that an operator may have reset in vain is a problem for so long."""
+
+LinkOf = Callable[[str], Link | None]
+
+
+class Found(NamedTuple):
+    """Where queues go on, and of the others why it could not be told."""
+
+    starts: list[Assignment]
+    failed: dict[TopicPartition, str]
+    marks: dict[TopicPartition, tuple[Mark, ...]]
+    """What was read of each queue and stands there still."""
+    committed: dict[TopicPartition, int]
+    """What the brokers have committed."""
+
+
+class Boot(NamedTuple):
+    """A run of a broker's process."""
+
+    connection: int
+    """On which it was told: a connection outlives no process."""
+    stamp: int
+    """See `read_boot`."""
+
+
+class _Facts(NamedTuple):
+    """What the broker tells of a queue."""
+
+    committed: int | None
+    boot: int
+    """See `read_boot`."""
+    low: int
+    high: int
+    is_same: bool
+    """Whether the newest message that was read stands where it stood, or is gone with its time."""
+
+
+class _UnknownError(Exception):
+    """The broker does not tell."""
+
+
+class _ResetError(_UnknownError):
+    """It tells of a reset instead, which it does once."""
+
+    def __init__(self, offset: int) -> None:
+        super().__init__(f"the offset was set to {offset} at this moment")
+        self.offset = offset
+
+
+class Starts:
+    """Decides starts.
+
+    Args:
+        network: Asks.
+        asks: Makes the requests.
+        link_of: The connection to a broker.
+        cluster_id: The cluster's name.
+        start: Of a new group: ``earliest``, ``latest``, or milliseconds since the epoch.
+        rules: 4 bytes, a hash of what decides where a message goes.
+        tell: Writes a log event.
+    """
+
+    def __init__(
+        self,
+        network: Network,
+        asks: Asks,
+        link_of: LinkOf,
+        cluster_id: str,
+        start: str | int,
+        rules: bytes,
+        tell: Tell,
+    ) -> None:
+        self._network = network
+        self._asks = asks
+        self._link_of = link_of
+        self._cluster_id = cluster_id
+        self._start = start
+        self._rules = rules
+        self._tell = tell
+        self._beginnings: dict[TopicPartition, int] = {}
+        self._boots: dict[str, Boot] = {}
+        self._doubts: dict[TopicPartition, tuple[float, int]] = {}
+        """Until when it is a problem, and the offset: a crash explains it, or an operator's reset in vain."""
+        self.resets: dict[TopicPartition, int] = {}
+        """Where an operator set the offset of queues that are to be taken, as the broker told."""
+
+    def begin(self, tps: Sequence[TopicPartition], known: Mapping[TopicPartition, Progress]) -> set[str]:
+        """Decide at the very start where a new group begins: these are the queues there are by now.
+
+        It is new when nothing of it is committed or known. Queues that come later are read from their first message.
+
+        Returns:
+            Brokers that do not answer, any of which may know the group: nothing is decided then.
+        """
+        if self._start == "earliest" or any(tp in known for tp in tps):
+            return set()
+        tps = [
+            tp for tp in tps if self._link_of(tp.broker) is not None
+        ]  # those of a broker without a master come later
+        committed = self._ask([(tp, self._asks.committed(tp)) for tp in tps])
+        if any(frame is not None and frame.code != Code.QUERY_NOT_FOUND for frame in committed):
+            return set()
+        if silent := {tp.broker for tp, frame in zip(tps, committed, strict=True) if frame is None}:
+            return silent
+        if self._start == "latest":
+            asks = [(tp, self._asks.high(tp)) for tp in tps]
+        else:
+            asks = [(tp, self._asks.at_time(tp, int(self._start))) for tp in tps]
+        answers = self._ask(asks)
+        for tp, frame in zip(tps, answers, strict=True):
+            if frame is not None and frame.code == Code.SUCCESS:
+                self._beginnings[tp] = read_offset(frame)
+        return {tp.broker for tp, frame in zip(tps, answers, strict=True) if frame is None}
+
+    def find(
+        self,
+        tps: Sequence[TopicPartition],
+        known: Mapping[TopicPartition, Progress],
+        replaced: Collection[TopicPartition] = (),
+    ) -> Found:
+        """Where each of these queues goes on, as far as its broker tells; never raises for it.
+
+        Args:
+            tps: The queues; their locks are ours.
+            known: What the state file knows of queues.
+            replaced: Queues that were found not to be what they were.
+        """
+        found = Found([], {}, {}, {})
+        facts = self._facts(tps, known)
+        for tp in tps:
+            told = facts[tp]
+            if isinstance(told, str):
+                found.failed[tp] = told
+                continue
+            try:
+                told = told._replace(is_same=told.is_same and tp not in replaced)
+                start, found.marks[tp] = self._one(tp, told, known.get(tp), self.resets.pop(tp, None))
+                found.starts.append(start)
+                found.committed[tp] = -1 if told.committed is None else told.committed
+            except (_UnknownError, ProtocolError) as error:
+                found.failed[tp] = str(error)
+        return found
+
+    def has_moved(
+        self,
+        tps: Sequence[TopicPartition],
+        ours: Mapping[TopicPartition, int],
+        known: Mapping[TopicPartition, Progress],
+    ) -> set[TopicPartition]:
+        """Those of these queues whose offset somebody else has set, or whose broker is silent.
+
+        Args:
+            tps: The queues.
+            ours: Our own newest commits.
+            known: What the state file knows of queues.
+        """
+        answers = self._ask([(tp, self._asks.committed(tp)) for tp in tps])
+        boots = self.boots({tp.broker for tp in tps})
+
+        def is_foreign(tp: TopicPartition, committed: int) -> bool:
+            boot = boots[tp.broker].stamp if tp.broker in boots else 0
+            return committed > ours.get(tp, -1) or (tp in known and known[tp].was_set_back(committed, boot))
+
+        return {
+            tp
+            for tp, frame in zip(tps, answers, strict=True)
+            if frame is None or (frame.code == Code.SUCCESS and is_foreign(tp, read_offset(frame)))
+        }
+
+    def boots(self, brokers: Iterable[str]) -> dict[str, Boot]:
+        """What stands for the present run of each of these brokers, as far as they tell it."""
+        for name in brokers:
+            link = self._link_of(name)
+            known = self._boots.get(name)
+            if link is not None and not (known and link.is_up and known.connection == link.connection):
+                (frame,) = self._network.ask_all([(link, self._asks.runtime())], PATIENCE_S)
+                if frame is not None:
+                    self._boots[name] = Boot(link.connection, read_boot(frame))
+        return self._boots
+
+    def _ask(self, asks: Sequence[tuple[TopicPartition, Ask]]) -> list[Frame | None]:
+        places = [(link, ask) for tp, ask in asks if (link := self._link_of(tp.broker)) is not None]
+        if len(places) < len(asks):
+            return [None] * len(asks)
+        return self._network.ask_all(places, PATIENCE_S)
+
+    def _facts(
+        self, tps: Sequence[TopicPartition], known: Mapping[TopicPartition, Progress]
+    ) -> dict[TopicPartition, _Facts | str]:
+        marks = {tp: known[tp].mark for tp in tps if tp in known}
+        answers = self._ask(
+            [
+                (tp, ask)
+                for tp in tps
+                for ask in (
+                    self._asks.committed(tp),
+                    self._asks.low(tp),
+                    self._asks.high(tp),
+                    self._one_message(tp, marks.get(tp)),
+                )
+            ]
+        )
+        boots = self.boots({tp.broker for tp in tps})
+        found: dict[TopicPartition, _Facts | str] = {}
+        for i, tp in enumerate(tps):
+            mine = answers[4 * i : 4 * i + 4]
+            try:
+                found[tp] = _read(mine, marks.get(tp), boots.get(tp.broker))
+            except _ResetError as reset:
+                self.resets[tp] = reset.offset
+                found[tp] = f"{tp.broker}: {reset}"
+            except (_UnknownError, ProtocolError) as error:
+                found[tp] = f"{tp.broker}: {error}"
+        return found
+
+    def _one_message(self, tp: TopicPartition, mark: Mark | None) -> Ask:
+        return self._asks.pull(tp, mark.offset if mark else 0, Subscription(tp.topic), messages_max=1)
+
+    def _one(
+        self, tp: TopicPartition, facts: _Facts, progress: Progress | None, reset: int | None
+    ) -> tuple[Assignment, tuple[Mark, ...]]:
+        """Where a queue goes on, and which marks stand."""
+        self._doubts.pop(tp, None)
+        _, _, low, high, is_same = facts
+        told = progress.decoded(self._identity(0), self._rules) if progress else Decoded(Origin.NONE)
+        marks = progress.marks if progress else ()
+        if is_same and (told.origin is not Origin.OURS or told.state is None or told.state.seen <= high):
+            return self._same(tp, facts, progress, told, reset), marks
+        fields = {**tp.fields(), "committed": facts.committed, "log_start": low, "log_end": high}
+        last = self._newest_standing(tp, [mark for mark in marks if low <= mark.offset < high])
+        if progress is None or last is None:
+            self._beginnings.pop(tp, None)
+            self._tell("topic.recreated", "warning", fields | {"action": f"going on at {low}, the first message"})
+            return self._fresh(tp, low), ()
+        at = max(low, min(last.offset + 1, progress.watermark))
+        self._tell(
+            "partition.truncated",
+            "error",
+            fields | {"action": f"going on at {at}, with what is not settled of the messages that are there still"},
+        )
+        return self._fresh(tp, at), marks[marks.index(last) :]
+
+    def _same(
+        self, tp: TopicPartition, facts: _Facts, progress: Progress | None, told: Decoded, reset: int | None
+    ) -> Assignment:
+        """Where a queue goes on that is what it was."""
+        committed, _, low, high, _ = facts
+        fields = {**tp.fields(), "committed": committed, "log_start": low, "log_end": high}
+        if reset is not None:
+            self._tell("partition.reset", "warning", fields | {"reason": _SET, "action": f"going on at {reset}"})
+            return self._fresh(tp, self._within(reset, low, high, fields))
+        if told.origin is Origin.OURS and told.state is not None and progress is not None:
+            return self._with_progress(tp, facts, fields, progress, told)
+        if told.origin is Origin.OTHER_RULES and progress is not None and committed in (None, progress.watermark):
+            self._tell("partition.reset", "warning", fields | {"reason": _RULES, "action": "new window"})
+            return self._fresh(tp, self._within(progress.watermark, low, high, fields), resumed=True)
+        if committed is not None:
+            return self._fresh(tp, self._within(committed, low, high, fields), resumed=progress is not None)
+        begin = self._beginnings.get(tp, low)
+        return self._fresh(tp, begin if low <= begin <= high else low)
+
+    def _with_progress(
+        self,
+        tp: TopicPartition,
+        facts: _Facts,
+        fields: Mapping[str, object],
+        progress: Progress,
+        told: Decoded,
+    ) -> Assignment:
+        committed, boot, low, high, _ = facts
+        if committed is None:
+            known = {**tp.fields(), "offset": progress.watermark}
+            self._tell("commit.expired", "warning", known | {"action": _FROM_STATE})
+        elif progress.watermark < committed <= high:
+            self._tell("partition.moved_on", "info", {**fields, "known": progress.watermark})
+            return self._fresh(tp, self._within(committed, low, high, fields), resumed=True)
+        elif progress.was_set_back(committed, boot):
+            self._tell("partition.reset", "warning", {**fields, "reason": _SET, "action": "new window"})
+            return self._fresh(tp, self._within(committed, low, high, fields))
+        elif committed < progress.watermark:
+            self._doubts[tp] = time.monotonic() + DOUBT_S, committed
+            action = f"{_FROM_STATE}; {_AGAIN}"
+            self._tell("commit.behind", "warning", {**fields, "offset": progress.watermark, "action": action})
+        assert told.state is not None
+        if low > progress.watermark:
+            expired = low - progress.watermark
+            action = "going on at the log's start"
+            self._tell("offset.expired", "error", {**fields, "expired": expired, "action": action})
+        scope = self._identity(told.incarnation).scope
+        read_from = max(told.state.watermark, low)
+        return Assignment(tp, scope, told.state, "", told.incarnation, resumed=True, read_from=read_from)
+
+    def doubt(self) -> str:
+        """A sentence on the offsets that an operator may have reset in vain; empty where there are none."""
+        now_s = time.monotonic()
+        self._doubts = {tp: doubt for tp, doubt in self._doubts.items() if doubt[0] > now_s}
+        if not self._doubts:
+            return ""
+        tp = min(self._doubts)
+        more = f" and {len(self._doubts) - 1} more" if len(self._doubts) > 1 else ""
+        return f"{tp}{more}: {_FROM_STATE} and not from the older offset {self._doubts[tp][1]}; {_AGAIN}"
+
+    def _within(self, offset: int, low: int, high: int, fields: Mapping[str, object]) -> int:
+        """Beyond the end nothing tells what of the queue is new: all of it is read rather than any of it lost."""
+        if low <= offset <= high:
+            return offset
+        self._tell("offset.expired" if offset < low else "partition.truncated", "error", fields)
+        return low
+
+    def _newest_standing(self, tp: TopicPartition, marks: Sequence[Mark]) -> Mark | None:
+        """No clock is asked which messages are new: one that was put right would have some of them skipped."""
+        answers = self._ask([(tp, self._one_message(tp, mark)) for mark in marks])
+        for mark, frame in zip(marks, answers, strict=True):
+            if frame is None:
+                raise _UnknownError("no answer came")
+            if frame.code == Code.SUCCESS and mark.stands_in(as_stored(frame.body)):
+                return mark
+        return None
+
+    def _identity(self, incarnation: int) -> Identity:
+        return Identity(self._cluster_id, self._asks.wire(self._asks.group), "", incarnation)
+
+    def _fresh(self, tp: TopicPartition, offset: int, *, resumed: bool = False) -> Assignment:
+        incarnation = secrets.randbits(64)
+        scope = self._identity(incarnation).scope
+        return Assignment(tp, scope, PartitionState(offset, offset), "", incarnation, resumed, read_from=offset)
+
+    def identity(self, one: Assignment) -> Identity:
+        """To what a queue's offsets belong."""
+        return self._identity(one.incarnation)
+
+
+_SET = "the offset was set by an operator or another program"
+_FROM_STATE = "going on from the state folder"
+_AGAIN = "a crash lost commits, or an operator reset the offset: then reset it again while the daemon runs"
+_RULES = "tags, groups, ids or format were changed in the configuration"
+
+
+def _read(answers: Iterable[Frame | None], mark: Mark | None, boot: Boot | None) -> _Facts:
+    committed, low, high, message = answers
+    if committed is None or low is None or high is None or message is None or boot is None:
+        raise _UnknownError("no answer came")
+    for frame in (low, high):
+        if frame.code != Code.SUCCESS:
+            raise _UnknownError(str(RefusedError(frame, "the broker")))
+    if committed.code not in (Code.SUCCESS, Code.QUERY_NOT_FOUND):
+        raise _UnknownError(str(RefusedError(committed, "the broker")))
+    offset = read_offset(committed) if committed.code == Code.SUCCESS else None
+    # A queue of a topic that is just being made again may be at -1.
+    at_low, at_high = max(0, read_offset(low)), max(0, read_offset(high))
+    if message.code == Code.PULL_OFFSET_MOVED and at_low <= (mark.offset if mark else 0) <= at_high:
+        raise _ResetError(read_offset(message, "nextBeginOffset"))
+    is_same = True
+    if mark is not None and mark.offset >= at_low:
+        if message.code == Code.SUCCESS:
+            is_same = mark.stands_in(as_stored(message.body))
+        elif mark.offset >= at_high:
+            is_same = False
+        else:
+            raise _UnknownError(str(RefusedError(message, "the broker")))
+    return _Facts(offset, boot.stamp, at_low, at_high, is_same)

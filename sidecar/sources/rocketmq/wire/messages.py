@@ -1,0 +1,290 @@
+"""Stored messages as a pull hands them over: decoded, bodies unpacked, batches opened. Bytes in, tuples out."""
+
+from __future__ import annotations
+
+import io
+import math
+import re
+import struct
+import zlib
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any, NamedTuple
+
+import lz4.frame
+import zstandard
+
+from sidecar.sources.rocketmq.wire.codes import SysFlag
+from sidecar.sources.rocketmq.wire.frames import ProtocolError
+
+BODY_BYTES_MAX = 256 << 20
+"""Of an unpacked body: what a few kilobytes unpack to is up to who packed them."""
+
+_GZIP = b"\x1f\x8b"
+_BEGINS = {
+    b"\x04\x22\x4d\x18": SysFlag.LZ4, b"\x28\xb5\x2f\xfd": SysFlag.ZSTD, _GZIP: 0,
+    b"\x78\x01": 0, b"\x78\x5e": 0, b"\x78\x9c": 0, b"\x78\xda": 0,
+}  # fmt: skip
+_MAGIC_V1, _MAGIC_V2 = 0xDAA320A7, 0xDAA320AB
+_HOST_BITS = int(SysFlag.BORN_HOST_V6 | SysFlag.STORE_HOST_V6)
+_SYS_FLAG = 7
+_TOPIC_V2 = struct.Struct(">H")
+_PROPERTIES = struct.Struct(">H")
+_INNER = struct.Struct(">iiiii")
+# size, magic, CRC, queue, flag, offset, position, system flag, born at, born host, stored at, store host, times handed
+# back, prepared transaction, length of the body
+_HEADS = {
+    bits: struct.Struct(
+        f">iIiiiqqiq{20 if bits & SysFlag.BORN_HOST_V6 else 8}sq{20 if bits & SysFlag.STORE_HOST_V6 else 8}siqi"
+    )
+    for bits in (0, SysFlag.BORN_HOST_V6, SysFlag.STORE_HOST_V6, _HOST_BITS)
+}
+_USUAL = _HEADS[0]
+_PACKED = int(SysFlag.COMPRESSED | SysFlag.INNER_BATCH)
+_PIECE_BYTES = 1 << 20
+_ZSTD_STEP_BYTES = 256
+_CUT_OFF = "a body that is cut off"
+
+
+class StoredMessage(NamedTuple):
+    """A message as a broker keeps it."""
+
+    offset: int
+    """In its queue."""
+    body: bytes
+    properties: bytes
+    """As they are stored: ``name \\x01 value \\x02`` and so on."""
+    born_ms: int
+    """When its producer made it, by that host's clock."""
+    stored_ms: int
+    """When the broker stored it."""
+    position: int
+    """Commit-log offset: with the broker it stands for this very message."""
+    store_host: bytes
+    """Address (4 or 16 bytes) and port (4 bytes) of the broker that stored it."""
+    reconsume_times: int
+    """How often it was handed back before."""
+    packed: bool = False
+    """The body could not be unpacked, and is as it was stored."""
+
+    @property
+    def offset_message_id(self) -> str:
+        """Broker and commit-log offset in hexadecimal digits."""
+        return (self.store_host + self.position.to_bytes(8)).hex().upper()
+
+
+_stored: Callable[[tuple[Any, ...]], StoredMessage] = partial(tuple.__new__, StoredMessage)
+"""Half the time of a call with arguments."""
+
+
+class TooLargeError(ValueError):
+    """A body unpacks to more than was allowed."""
+
+
+def decode(data: bytes) -> list[StoredMessage]:
+    """All messages of a pull's body.
+
+    Raises:
+        ProtocolError: It is not made of stored messages.
+    """
+    return decode_some(data, 0, math.inf)[0]
+
+
+def as_stored(data: bytes) -> list[StoredMessage]:
+    """All messages of a pull's body as they are stored: what is packed stays so, and a batch is one message.
+
+    Raises:
+        ProtocolError: It is not made of stored messages.
+    """
+    try:
+        return [message for message, _ in _messages(data)]
+    except (struct.error, IndexError) as error:
+        raise _unreadable(error) from error
+
+
+def decode_some(
+    data: bytes, wanted: int, bytes_max: float, *, one: bool = True
+) -> tuple[list[StoredMessage], int | None]:
+    """Messages of a pull's body as far as they unpack to no more than so many bytes.
+
+    Args:
+        data: The body.
+        wanted: The offset that was asked for.
+        bytes_max: Of what was packed.
+        one: Whether the message at `wanted` is unpacked however large it is, so that whoever asks on comes further.
+
+    Returns:
+        The messages, and the offset of the first one that is left, if any is.
+
+    Raises:
+        ProtocolError: It is not made of stored messages.
+    """
+    found: list[StoredMessage] = []
+    left_bytes = bytes_max
+    try:
+        for message, sys_flag in _messages(data):
+            if not sys_flag & _PACKED:
+                found.append(message)
+                continue
+            must = one and message.offset <= wanted
+            try:
+                opened = list(_opened(message, sys_flag, BODY_BYTES_MAX if must else min(BODY_BYTES_MAX, left_bytes)))
+            except TooLargeError:
+                return found, message.offset
+            left_bytes -= sum(len(each.body) for each in opened)
+            found += opened
+    except (struct.error, IndexError) as error:
+        raise _unreadable(error) from error
+    return found, None
+
+
+def _unreadable(error: Exception) -> ProtocolError:
+    return ProtocolError(f"stored messages that cannot be read: {error}")
+
+
+def _messages(data: bytes) -> Iterator[tuple[StoredMessage, int]]:
+    """As they are stored, with their system flags."""
+    at, end = 0, len(data)
+    while at < end:
+        layout = _USUAL
+        head = layout.unpack_from(data, at)
+        if head[_SYS_FLAG] & _HOST_BITS:  # behind it only
+            layout = _HEADS[head[_SYS_FLAG] & _HOST_BITS]
+            head = layout.unpack_from(data, at)
+        size, magic, _, _, _, offset, position, sys_flag, born_ms, _, stored_ms, host, times, _, length = head
+        body_at = at + layout.size
+        topic_at = body_at + length
+        if magic == _MAGIC_V1:
+            properties_at = topic_at + 1 + data[topic_at]
+        elif magic == _MAGIC_V2:
+            properties_at = topic_at + 2 + _TOPIC_V2.unpack_from(data, topic_at)[0]
+        else:
+            raise ProtocolError(f"a stored message begins with {magic:08X}")
+        (properties_length,) = _PROPERTIES.unpack_from(data, properties_at)
+        properties_at += 2
+        if length < 0 or size < properties_at + properties_length - at or at + size > end:
+            raise ProtocolError(f"a stored message of {size} bytes is cut off")
+        yield _stored((
+            offset, data[body_at:topic_at], data[properties_at : properties_at + properties_length], born_ms, stored_ms,
+            position, host, times, False,
+        )), sys_flag  # fmt: skip
+        at += size
+
+
+def _opened(message: StoredMessage, sys_flag: int, bytes_max: float) -> Iterator[StoredMessage]:
+    if sys_flag & SysFlag.COMPRESSED:
+        if bytes_max <= 0:
+            raise TooLargeError
+        try:
+            message = message._replace(body=unpack(message.body, sys_flag, int(bytes_max)))
+        except TooLargeError:
+            if bytes_max < BODY_BYTES_MAX:
+                raise
+            yield message._replace(packed=True)
+            return
+        except ValueError:
+            yield message._replace(packed=True)
+            return
+    if sys_flag & SysFlag.INNER_BATCH and sys_flag & SysFlag.NEEDS_UNWRAP:
+        try:
+            yield from list(_inner(message))
+        except (ProtocolError, struct.error):  # whatever its producer said: brokers do not look
+            yield message._replace(packed=True)
+    else:
+        yield message
+
+
+def packed_by(body: bytes) -> int | None:
+    """How a body is packed by the look of it, as `unpack` takes it; None when it does not look packed."""
+    return next((kind for begin, kind in _BEGINS.items() if body.startswith(begin)), None)
+
+
+def unpack(body: bytes, sys_flag: int, bytes_max: int | None = None) -> bytes:
+    """A compressed body as its producer had it.
+
+    Raises:
+        TooLargeError: It is larger than so many bytes, or than 256 MiB.
+        ValueError: It is damaged, or has a second one behind it (gzip).
+    """
+    kind, bytes_max = sys_flag & SysFlag.COMPRESSION_TYPE, BODY_BYTES_MAX if bytes_max is None else bytes_max
+    unpacker = _PIECES.get(kind, _zlib_pieces)  # zlib has a number since 5.0; before it was the only one
+    try:
+        pieces = unpacker(body, min(_PIECE_BYTES, bytes_max + 1))
+        found = io.BytesIO(next(pieces, b""))  # whose bytes are those that come out: a join would need the room twice
+        size_bytes = found.seek(0, io.SEEK_END)
+        while size_bytes <= bytes_max and (piece := next(pieces, b"")):
+            size_bytes += found.write(piece)
+    except (RuntimeError, zstandard.ZstdError, zlib.error) as error:
+        raise ValueError(f"a damaged body: {error}") from error
+    if size_bytes > bytes_max:
+        raise TooLargeError(f"a body of more than {bytes_max} bytes")
+    return found.getvalue()
+
+
+def _zlib_pieces(body: bytes, piece_bytes: int) -> Iterator[bytes]:
+    """Of gzip too, which comes over gRPC."""
+    stream = zlib.decompressobj(zlib.MAX_WBITS | 32)
+    piece = stream.decompress(body, piece_bytes)
+    while piece:
+        yield piece
+        piece = b"" if stream.eof else stream.decompress(stream.unconsumed_tail, piece_bytes)
+    if not stream.eof or (stream.unused_data and body.startswith(_GZIP)):
+        raise ValueError(_CUT_OFF)
+
+
+def _lz4_pieces(body: bytes, piece_bytes: int) -> Iterator[bytes]:
+    stream = lz4.frame.LZ4FrameDecompressor()
+    piece = stream.decompress(body, piece_bytes)
+    while piece:
+        yield piece
+        piece = b"" if stream.eof or stream.needs_input else stream.decompress(b"", piece_bytes)
+    if not stream.eof:
+        raise ValueError(_CUT_OFF)
+
+
+def _zstd_pieces(body: bytes, _: int) -> Iterator[bytes]:
+    """In small steps: no call of the library has a bound, and a step of 256 bytes can become 8 MiB."""
+    stream = zstandard.ZstdDecompressor().decompressobj()
+    for at in range(0, len(body), _ZSTD_STEP_BYTES):
+        if piece := stream.decompress(body[at : at + _ZSTD_STEP_BYTES]):
+            yield piece
+        if stream.eof:
+            return
+    raise ValueError(_CUT_OFF)
+
+
+_PIECES = {int(SysFlag.LZ4): _lz4_pieces, int(SysFlag.ZSTD): _zstd_pieces}
+
+
+def _inner(batch: StoredMessage) -> Iterator[StoredMessage]:
+    """The messages of a batch that its producer put together and the broker keeps as one; each has an offset."""
+    at, offset = 0, batch.offset
+    while at < len(batch.body):
+        size, _, _, _, length = _INNER.unpack_from(batch.body, at)
+        body_at = at + _INNER.size
+        (properties_length,) = _PROPERTIES.unpack_from(batch.body, body_at + length)
+        properties_at = body_at + length + 2
+        if length < 0 or size != properties_at + properties_length - at:
+            raise ProtocolError(f"a message of {size} bytes within a batch is cut off")
+        yield batch._replace(
+            offset=offset,
+            body=batch.body[body_at : body_at + length],
+            properties=batch.body[properties_at : properties_at + properties_length],
+        )
+        at += size
+        offset += 1
+
+
+def properties(stored: bytes) -> list[tuple[str, bytes]]:
+    """Names and values in their order; names that are not UTF-8 have U+FFFD in them."""
+    found = []
+    for pair in stored.split(b"\x02"):
+        name, equals, value = pair.partition(b"\x01")
+        if equals:
+            found.append((name.decode("utf-8", "replace"), value))
+    return found
+
+
+def property_of(name: str) -> re.Pattern[bytes]:
+    """Finds the value of a property as its group 1."""
+    return re.compile(rb"(?:^|\x02)" + re.escape(name.encode()) + rb"\x01([^\x02]*)")

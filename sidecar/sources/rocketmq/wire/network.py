@@ -1,0 +1,357 @@
+"""Connections to name servers and brokers: requests, answers, time-outs, reconnecting. One thread owns all of it.
+
+Only names are looked up and connections made on threads of their own, since both may wait for long.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import math
+import queue
+import selectors
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, TypeAlias
+
+from sidecar.sources.rocketmq.wire.codes import Code
+from sidecar.sources.rocketmq.wire.frames import ONE_WAY, Frame, FrameReader, ProtocolError, encode
+
+CONNECT_TIMEOUT_S = 3.0
+REDIAL_S = 0.5
+ANSWER_TIMEOUT_S = 10.0
+"""A peer that leaves a request unanswered for so long is disconnected; who asked may have given up before."""
+RECEIVE_BYTES = 256 << 10
+RECEIVES_MAX = 16
+"""Of one link in one turn, so that no other waits for long."""
+
+Answered: TypeAlias = Callable[[Frame | None], None]
+"""Takes the answer, None when the connection broke or no answer came. It may not wait for another answer."""
+Sign: TypeAlias = Callable[[Mapping[str, str], bytes], Mapping[str, str]]
+"""Adds to the fields of a request with this body what access control wants."""
+
+
+class NoAnswerError(Exception):
+    """A peer cannot be reached, or left a request unanswered."""
+
+
+class RefusedError(Exception):
+    """A peer answered with an error."""
+
+    def __init__(self, frame: Frame, address: str) -> None:
+        # Java's remarks go on with a stack trace or a link to a page.
+        remark = frame.remark.split("\n", 1)[0].split(", java.", 1)[0].split("  BROKER:")[0].strip()
+        super().__init__(f"{address} answered {remark or 'without a reason'} (code {frame.code})")
+        self.code = frame.code
+
+
+class Ask(NamedTuple):
+    """A request to be made."""
+
+    code: int
+    fields: Mapping[str, str]
+    body: bytes = b""
+
+
+@dataclass(slots=True)
+class _Waiting:
+    answered: Answered | None
+    """None when who asked waits no more."""
+    until_s: float
+    dead_s: float
+    """When the peer counts as gone."""
+
+
+class Link:
+    """The connection to one address; made anew whenever it breaks, for as long as it is kept.
+
+    Args:
+        network: To which it belongs.
+        address: ``host:port``.
+    """
+
+    def __init__(self, network: Network, address: str) -> None:
+        self.address = address
+        self.problem = ""
+        """Why there is no connection, empty while there is one or none was tried."""
+        self.connection = 0
+        """Number of the connection there is, or was last: another one tells that what the peer knew of us is gone."""
+        self._network = network
+        self._socket: socket.socket | None = None
+        self._reader = FrameReader()
+        self._out = bytearray()
+        self._waiting: dict[int, _Waiting] = {}
+        self._count = 0
+        self._dialled: queue.SimpleQueue[socket.socket | OSError] = queue.SimpleQueue()
+        self._dialling = False
+        self._dial_at_s = 0.0
+        self._look_at_s = math.inf
+        """Not before then a request has waited for too long: of idle queues each has one that waits."""
+        self._closed = False
+
+    @property
+    def is_up(self) -> bool:
+        """Whether it is connected."""
+        return self._socket is not None
+
+    def ask(self, ask: Ask, answered: Answered, timeout_s: float = ANSWER_TIMEOUT_S) -> None:
+        """Send a request; without a connection it is answered by None at once."""
+        if self._socket is None:
+            answered(None)
+            return
+        self._count += 1
+        now_s = time.monotonic()
+        until_s = now_s + timeout_s
+        self._look_at_s = min(self._look_at_s, until_s)
+        self._waiting[self._count] = _Waiting(answered, until_s, max(until_s, now_s + ANSWER_TIMEOUT_S))
+        self._send(ask, self._count, 0)
+
+    def tell(self, ask: Ask) -> None:
+        """Send a request that is not answered."""
+        if self._socket is not None:
+            self._count += 1
+            self._send(ask, self._count, ONE_WAY)
+
+    def _send(self, ask: Ask, number: int, flag: int) -> None:
+        fields = self._network.sign(ask.fields, ask.body) if self._network.sign else ask.fields
+        self._out += encode(ask.code, number, fields, ask.body, flag)
+        self.flush()
+
+    def flush(self) -> None:
+        """Send what the socket takes."""
+        if self._socket is None or not self._out:
+            return
+        try:
+            while self._out:
+                sent = self._socket.send(memoryview(self._out)[:RECEIVE_BYTES].tobytes())
+                del self._out[:sent]
+        except (BlockingIOError, ssl.SSLWantWriteError, ssl.SSLWantReadError):
+            pass
+        except OSError as error:
+            self.drop(_text(error))
+            return
+        self._network.watch(self._socket, self, writing=bool(self._out))
+
+    def receive(self) -> bool:
+        """Take in what has come; returns whether there may be more."""
+        for _ in range(RECEIVES_MAX):
+            if self._socket is None:
+                return False
+            try:
+                data = self._socket.recv(RECEIVE_BYTES)
+                if not data:
+                    self.drop("the connection was closed by the other side")
+                    return False
+                for frame in self._reader.feed(data):
+                    self._take(frame)
+            except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
+                return False
+            except (OSError, ProtocolError) as error:
+                self.drop(_text(error))
+                return False
+        return True
+
+    def _take(self, frame: Frame) -> None:
+        self.problem = ""  # not before: a peer that stands still takes connections too
+        if not frame.is_answer:
+            self._network.told(frame)
+        elif (waiting := self._waiting.pop(frame.opaque, None)) is not None and waiting.answered is not None:
+            waiting.answered(frame)
+
+    def check(self, now_s: float) -> None:
+        """Connect where there is no connection; drop one whose peer leaves a request unanswered."""
+        if now_s > self._look_at_s:
+            self._look_at_waiting(now_s)
+        if self._dialling:
+            with contextlib.suppress(queue.Empty):
+                self._on_dialled(self._dialled.get_nowait())
+        elif self._socket is None and now_s >= self._dial_at_s and not self._closed:
+            self._dialling = True
+            threading.Thread(target=self._dial, name=f"dial {self.address}", daemon=True).start()
+
+    def _look_at_waiting(self, now_s: float) -> None:
+        if any(one.dead_s < now_s for one in self._waiting.values()):
+            self.drop("no answer came in time")
+        for one in [one for one in self._waiting.values() if one.until_s < now_s]:
+            answered, one.answered = one.answered, None
+            if answered is not None:
+                answered(None)
+        dues = [one.until_s if one.answered else one.dead_s for one in self._waiting.values()]
+        self._look_at_s = min(dues, default=math.inf)
+
+    def _dial(self) -> None:
+        try:
+            self._dialled.put(_connect(self.address, self._network.tls))
+        except OSError as error:
+            self._dialled.put(error)
+        except (ValueError, OverflowError) as error:  # no name of a host, or no port
+            self._dialled.put(OSError(str(error)))
+
+    def _on_dialled(self, found: socket.socket | OSError) -> None:
+        self._dialling = False
+        if isinstance(found, OSError):
+            self.problem, self._dial_at_s = _text(found), time.monotonic() + REDIAL_S
+            return
+        if self._closed:
+            found.close()
+            return
+        self._socket, self._reader = found, FrameReader()
+        self._out.clear()
+        self._network.connections += 1
+        self.connection = self._network.connections
+        self._network.watch(found, self, writing=False)
+
+    def drop(self, problem: str) -> None:
+        """Give the connection up; what was asked is answered by None."""
+        if self._socket is not None:
+            self._network.forget(self._socket)
+            self._socket.close()
+            self._socket = None
+            self._dial_at_s = time.monotonic() + REDIAL_S
+        self.problem = problem
+        waiting, self._waiting = self._waiting, {}
+        for one in waiting.values():
+            if one.answered is not None:
+                one.answered(None)
+
+    def close(self) -> None:
+        """Disconnect for good."""
+        self._closed = True
+        self.drop("closed")
+
+
+class Network:
+    """All links, and the wait for any of them.
+
+    Args:
+        sign: See `Sign`; None without access control.
+        tls: None without TLS.
+        told: Takes what a peer says on its own. It may not wait for an answer.
+    """
+
+    def __init__(self, sign: Sign | None, tls: ssl.SSLContext | None, told: Callable[[Frame], None]) -> None:
+        self.sign = sign
+        self.tls = tls
+        self.told = told
+        self.links: dict[str, Link] = {}
+        self.connections = 0
+        """Made so far."""
+        self._selector = selectors.DefaultSelector()
+        self._more: set[Link] = set()
+
+    def link(self, address: str) -> Link:
+        """The link to an address, kept up from now on."""
+        if address not in self.links:
+            self.links[address] = Link(self, address)
+        return self.links[address]
+
+    def unlink(self, address: str) -> None:
+        """Close a link for good."""
+        link = self.links.pop(address, None)
+        if link is not None:
+            link.close()
+
+    def watch(self, sock: socket.socket, link: Link, *, writing: bool) -> None:
+        """Wait for this socket, and to write too if there is something left."""
+        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if writing else 0)
+        known = self._selector.get_map().get(sock.fileno())
+        if known is None:
+            self._selector.register(sock, events, link)
+        elif known.events != events:
+            self._selector.modify(sock, events, link)
+
+    def forget(self, sock: socket.socket) -> None:
+        """Wait for it no more."""
+        with contextlib.suppress(KeyError, ValueError):
+            self._selector.unregister(sock)
+
+    def turn(self, timeout_s: float, enough: Callable[[], bool] = lambda: False) -> None:
+        """Wait until something comes or the time is over, and take it in; stops early with `enough`."""
+        now_s = time.monotonic()
+        for link in list(self.links.values()):
+            link.check(now_s)
+        more, self._more = self._more, set()
+        ready: set[Link] = set(more)
+        for key, events in self._selector.select(0 if more else timeout_s):
+            if events & selectors.EVENT_WRITE:
+                key.data.flush()
+            if events & selectors.EVENT_READ:
+                ready.add(key.data)
+        for link in ready:
+            if enough() or link.receive():
+                self._more.add(link)
+
+    def ask_all(self, asks: Sequence[tuple[Link, Ask]], timeout_s: float = ANSWER_TIMEOUT_S) -> list[Frame | None]:
+        """The answers to requests that are all sent at first, None where none came; waits for links that are not up."""
+        answers: list[Frame | None] = [None] * len(asks)
+        left = set(range(len(asks)))
+        deadline_s = time.monotonic() + timeout_s
+        waiting = list(range(len(asks)))
+
+        def answered(i: int) -> Answered:
+            def take(frame: Frame | None) -> None:
+                answers[i] = frame
+                left.discard(i)
+
+            return take
+
+        while left and (left_s := deadline_s - time.monotonic()) > 0:
+            for i in [i for i in waiting if asks[i][0].is_up]:
+                waiting.remove(i)
+                asks[i][0].ask(asks[i][1], answered(i), left_s)
+            if len(waiting) == len(left) and all(asks[i][0].problem for i in waiting):
+                break
+            self.turn(min(left_s, 0.02))
+        return answers
+
+    def call(self, link: Link, ask: Ask, timeout_s: float = ANSWER_TIMEOUT_S, also: Sequence[int] = ()) -> Frame:
+        """The answer to one request.
+
+        Raises:
+            NoAnswerError: None came.
+            RefusedError: Its code is neither 0 nor one of `also`.
+        """
+        (answer,) = self.ask_all([(link, ask)], timeout_s)
+        if answer is None:
+            raise NoAnswerError(f"{link.address}: {link.problem or 'no answer came in time'}")
+        if answer.code != Code.SUCCESS and answer.code not in also:
+            raise RefusedError(answer, link.address)
+        return answer
+
+    def close(self) -> None:
+        """Disconnect from all."""
+        for address in list(self.links):
+            self.unlink(address)
+        self._selector.close()
+
+
+def _connect(address: str, tls: ssl.SSLContext | None) -> socket.socket:
+    host, _, port = address.rpartition(":")
+    host = host.strip("[]")
+    found = socket.create_connection((host, int(port)), CONNECT_TIMEOUT_S)
+    try:
+        found.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        found.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        if tls is not None:
+            found = tls.wrap_socket(found, server_hostname=host)
+        found.settimeout(0)
+    except BaseException:
+        found.close()
+        raise
+    return found
+
+
+def _text(error: Exception) -> str:
+    if isinstance(error, ssl.SSLError):
+        return f"TLS: {error.reason or error}".replace("_", " ").lower().replace("tls", "TLS")
+    if isinstance(error, socket.gaierror):
+        return f"the name cannot be looked up: {error.strerror}"
+    if isinstance(error, TimeoutError):
+        return "no connection within 3 s"
+    if isinstance(error, OSError) and error.errno == errno.ECONNREFUSED:
+        return "the connection was refused: nobody listens there"
+    return str(error.strerror if isinstance(error, OSError) and error.strerror else error)

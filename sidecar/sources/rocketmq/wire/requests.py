@@ -1,0 +1,285 @@
+"""What is asked of name servers and brokers, and how their answers read. Values only, no connection."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+import orjson
+
+from sidecar.core.records import TopicPartition
+from sidecar.core.tags import string_hash_code
+from sidecar.sources.rocketmq.wire.codes import Code, Request
+from sidecar.sources.rocketmq.wire.frames import Frame, ProtocolError, loads
+from sidecar.sources.rocketmq.wire.network import Ask
+
+RETRY = "%RETRY%"
+MASTER = "0"
+MESSAGES_MAX = 32
+"""More than these no broker gives for one request."""
+READABLE = 4
+SUSPEND, SUBSCRIPTION = 2, 4
+RECONSUME_TIMES_MAX = 16
+"""Handed back so often, a message goes to the group's dead letters; Java's default."""
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """Where a topic lives.
+
+    Args:
+        cluster: The cluster's name.
+        addresses: By the broker's name, the address of its master.
+        queues: All queues that can be read.
+        slaves: By the broker's name, the addresses of its slaves by their numbers.
+    """
+
+    cluster: str
+    addresses: Mapping[str, str]
+    queues: tuple[TopicPartition, ...]
+    slaves: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Subscription:
+    """What of a topic is wanted.
+
+    Args:
+        topic: Its name.
+        expression: ``*`` or ``a || b``: tags; or SQL92, over properties.
+        kind: ``TAG`` or ``SQL92``.
+    """
+
+    topic: str
+    expression: str = "*"
+    kind: str = "TAG"
+
+    @property
+    def tags(self) -> list[str]:
+        """The tags that the expression names."""
+        if self.expression == "*" or self.kind != "TAG":
+            return []
+        return [tag.strip() for tag in self.expression.split("||")]
+
+
+@dataclass(frozen=True, slots=True)
+class Asks:
+    """The requests of one member.
+
+    Args:
+        client_id: Which member it is; the same one after a restart.
+        group: The consumer group.
+        namespace: Stands before the names of topics and groups on the wire; empty for none.
+    """
+
+    client_id: str
+    group: str
+    namespace: str = ""
+
+    @property
+    def retry_topic(self) -> str:
+        """Where messages wait that were handed back by the group."""
+        return RETRY + self.group
+
+    def wire(self, name: str) -> str:
+        """A topic's or group's name as brokers have it."""
+        if not self.namespace:
+            return name
+        prefix = RETRY if name.startswith(RETRY) else ""
+        return f"{prefix}{self.namespace}%{name.removeprefix(prefix)}"
+
+    def _of(self, tp: TopicPartition) -> dict[str, str]:
+        return {"topic": self.wire(tp.topic), "queueId": str(tp.partition)}
+
+    def _of_group(self, tp: TopicPartition) -> dict[str, str]:
+        return {"consumerGroup": self.wire(self.group)} | self._of(tp)
+
+    def route(self, topic: str) -> Ask:
+        """Where a topic lives, asked of a name server."""
+        return Ask(Request.GET_ROUTEINFO_BY_TOPIC, {"topic": self.wire(topic)})
+
+    def heartbeat(self, subscriptions: Iterable[Subscription]) -> Ask:
+        """Be a member of the group, with these subscriptions."""
+        consumer = {
+            "groupName": self.wire(self.group), "consumeType": "CONSUME_ACTIVELY", "messageModel": "CLUSTERING",
+            "consumeFromWhere": "CONSUME_FROM_FIRST_OFFSET", "unitMode": False,
+            "subscriptionDataSet": [self._subscription(one) for one in subscriptions],
+        }  # fmt: skip
+        body = {"clientID": self.client_id, "producerDataSet": [], "consumerDataSet": [consumer]}
+        return Ask(Request.HEART_BEAT, {}, orjson.dumps(body))
+
+    def _subscription(self, one: Subscription) -> dict[str, object]:
+        tags = one.tags
+        return {
+            "topic": self.wire(one.topic), "subString": one.expression, "tagsSet": tags,
+            "codeSet": list(map(string_hash_code, tags)), "subVersion": 0, "expressionType": one.kind,
+            "classFilterMode": False,
+        }  # fmt: skip
+
+    def check(self, one: Subscription) -> Ask:
+        """Whether a broker can filter by this subscription; refused with the reason if not."""
+        wanted = {"clientId": self.client_id, "group": self.wire(self.group)}
+        body = orjson.dumps(wanted | {"subscriptionData": self._subscription(one)})
+        return Ask(Request.CHECK_CLIENT_CONFIG, {}, body)
+
+    def leave(self) -> Ask:
+        """Be a member no more."""
+        fields = {"clientID": self.client_id, "consumerGroup": self.wire(self.group)}
+        return Ask(Request.UNREGISTER_CLIENT, fields)
+
+    def members(self) -> Ask:
+        """The client ids of the group's members; refused while there are none."""
+        return Ask(Request.GET_CONSUMER_LIST_BY_GROUP, {"consumerGroup": self.wire(self.group)})
+
+    def lock(self, tps: Iterable[TopicPartition]) -> Ask:
+        """Lock queues for 60 s, or renew the locks; the answer names those that are ours."""
+        return Ask(Request.LOCK_BATCH_MQ, {}, self._queues(tps))
+
+    def read_locked(self, tps: Iterable[TopicPartition], answer: Frame) -> set[TopicPartition]:
+        """Those of `tps` that the answer to `lock` names."""
+        found = {(one["topic"], one["brokerName"], one["queueId"]) for one in loads(answer.body)["lockOKMQSet"]}
+        return {tp for tp in tps if (self.wire(tp.topic), tp.broker, tp.partition) in found}
+
+    def unlock(self, tps: Iterable[TopicPartition]) -> Ask:
+        """Give locks back."""
+        return Ask(Request.UNLOCK_BATCH_MQ, {}, self._queues(tps))
+
+    def _queues(self, tps: Iterable[TopicPartition]) -> bytes:
+        wanted = [{"topic": self.wire(tp.topic), "brokerName": tp.broker, "queueId": tp.partition} for tp in tps]
+        return orjson.dumps({"consumerGroup": self.wire(self.group), "clientId": self.client_id, "mqSet": wanted})
+
+    def committed(self, tp: TopicPartition) -> Ask:
+        """What the group has committed; code 22 when it has not."""
+        # Else 0 is answered for a queue that begins at 0, whether it was committed or not (5.x; 4.x always does).
+        return Ask(Request.QUERY_CONSUMER_OFFSET, self._of_group(tp) | {"setZeroIfNotFound": "false"})
+
+    def commit(self, tp: TopicPartition, offset: int) -> Ask:
+        """Commit an offset."""
+        return Ask(Request.UPDATE_CONSUMER_OFFSET, self._of_group(tp) | {"commitOffset": str(offset)})
+
+    def send_back(self, tp: TopicPartition, position: int, level: int) -> Ask:
+        """Copy a message: with a delay level, to the group's retry topic; with -1, to its dead letters."""
+        return Ask(
+            Request.CONSUMER_SEND_MSG_BACK,
+            {
+                "offset": str(position), "group": self.wire(self.group), "delayLevel": str(level), "originMsgId": "",
+                "originTopic": self.wire(tp.topic), "unitMode": "false",
+                "maxReconsumeTimes": str(RECONSUME_TIMES_MAX),
+            },
+        )  # fmt: skip
+
+    def runtime(self) -> Ask:
+        """What the broker tells of itself; see `read_boot`."""
+        return Ask(Request.GET_BROKER_RUNTIME_INFO, {})
+
+    def low(self, tp: TopicPartition) -> Ask:
+        """The first offset that can be read."""
+        return Ask(Request.GET_MIN_OFFSET, self._of(tp))
+
+    def high(self, tp: TopicPartition) -> Ask:
+        """The offset that the next message gets."""
+        return Ask(Request.GET_MAX_OFFSET, self._of(tp))
+
+    def at_time(self, tp: TopicPartition, at_ms: int) -> Ask:
+        """The first offset stored at this time or later."""
+        return Ask(Request.SEARCH_OFFSET_BY_TIMESTAMP, self._of(tp) | {"timestamp": str(at_ms)})
+
+    def pull(
+        self,
+        tp: TopicPartition,
+        offset: int,
+        subscription: Subscription,
+        *,
+        suspend_ms: int = 0,
+        messages_max: int = MESSAGES_MAX,
+    ) -> Ask:
+        """Messages from an offset on; with `suspend_ms` the answer waits so long for the first one."""
+        return Ask(
+            Request.PULL_MESSAGE,
+            self._of_group(tp) | {
+                "queueOffset": str(offset), "maxMsgNums": str(messages_max), "commitOffset": "0",
+                "sysFlag": str(SUBSCRIPTION | (SUSPEND if suspend_ms else 0)), "suspendTimeoutMillis": str(suspend_ms),
+                "subscription": subscription.expression, "subVersion": "0", "expressionType": subscription.kind,
+            },
+        )  # fmt: skip
+
+
+def read_route(topic: str, answer: Frame) -> Route:
+    """The answer to `Asks.route`.
+
+    Raises:
+        ProtocolError: It cannot be read.
+    """
+    try:
+        found = loads(answer.body)
+        brokers = {one["brokerName"]: one["brokerAddrs"] for one in found["brokerDatas"]}
+        masters = {name: addresses[MASTER] for name, addresses in brokers.items() if MASTER in addresses}
+        slaves = {
+            name: {number: address for number, address in addresses.items() if number != MASTER}
+            for name, addresses in brokers.items()
+        }
+        queues = tuple(
+            TopicPartition(topic, number, one["brokerName"])
+            for one in found["queueDatas"]
+            if one["perm"] & READABLE and brokers.get(one["brokerName"])
+            for number in range(one["readQueueNums"])
+        )
+        cluster = min((one.get("cluster") or "" for one in found["brokerDatas"]), default="")
+    except (KeyError, TypeError) as error:
+        raise ProtocolError(f"the route of {topic} lacks {error}") from error
+    return Route(cluster, masters, queues, slaves)
+
+
+def read_members(answer: Frame) -> list[str]:
+    """The answer to `Asks.members`."""
+    return list(loads(answer.body)["consumerIdList"]) if answer.body else []
+
+
+def read_reset(body: bytes) -> dict[tuple[str, str, int], int]:
+    """Where 4.x tells members to go on, by topic, broker and queue; its JSON has objects for names.
+
+    Raises:
+        ProtocolError: It is not what a broker sends.
+    """
+    try:
+        return {
+            (place["topic"], place["brokerName"], place["queueId"]): int(offset)
+            for text, offset in re.findall(rb'(\{"[^{}]*\}):(-?\d+)', body)
+            for place in [orjson.loads(text)]
+        }
+    except (ValueError, KeyError) as error:
+        raise ProtocolError(f"a reset that cannot be read: {error}") from error
+
+
+def commit_waves(tps: Iterable[TopicPartition]) -> list[list[TopicPartition]]:
+    """In what order to commit: a queue of each topic and broker first; then, when that is answered, the others.
+
+    A broker that has nothing of a group and topic yet may keep one alone of several commits that come together, and
+    says yes to all (`ConsumerOffsetManager.commitOffset`, seen of 5.3).
+    """
+    tps = list(tps)
+    ahead = set({(tp.topic, tp.broker): tp for tp in tps}.values())
+    return [wave for wave in ([*ahead], [tp for tp in tps if tp not in ahead]) if wave]
+
+
+def read_boot(answer: Frame) -> int:
+    """What stands for this run of the broker's process: its start in milliseconds; 0 where that is not told."""
+    if answer.code != Code.SUCCESS:
+        return 0
+    try:
+        return int(loads(answer.body)["table"]["bootTimestamp"])
+    except (KeyError, TypeError, ValueError):  # of no broker that is known
+        return 0
+
+
+def read_offset(answer: Frame, name: str = "offset") -> int:
+    """An offset of an answer.
+
+    Raises:
+        ProtocolError: There is none.
+    """
+    try:
+        return int(answer.fields[name])
+    except (KeyError, ValueError) as error:
+        raise ProtocolError(f"an answer without {name}: {error}") from error
