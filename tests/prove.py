@@ -35,9 +35,11 @@ from tests.support.jars import ROOT
 from tests.support.kafka import KafkaBroker
 from tests.support.postgresql import PostgresqlServer
 from tests.support.rocketmq import RocketMqNode
+from tests.support.rocketmq_brokers import promoted, read_from_slave, rebalances
 from tests.support.rocketmq_fifo import fifo_kills, fifo_refused
 from tests.support.rocketmq_made_again import every_round, kept_offsets, made_again
-from tests.support.rocketmq_trio import name_servers, transactions
+from tests.support.rocketmq_proxies import restarts
+from tests.support.rocketmq_trio import clock, name_servers, transactions
 
 PROOF = ROOT / "docs" / "proof.md"
 READERS = ("connector", "client")
@@ -51,7 +53,7 @@ SIMULATED = {
     "remoting": "ranges of offsets of `client: remoting`: resets, topics made again, killed brokers, clocks",
 }
 """Kinds of `tests.simulation.run`, and what they are."""
-WITH_PROXY = ("rocketmq-native", "rocketmq-made-again", "rocketmq-transactions")
+WITH_PROXY = ("rocketmq-native", "rocketmq-made-again", "rocketmq-transactions", "rocketmq-clocks")
 HEAD = ("point", "how often", "messages", "lost", "twice", "seconds", "what else", "command")
 
 HEADING = """\
@@ -243,6 +245,17 @@ def rocketmq_checks(n: Sizes) -> dict[str, Check]:
         "rocketmq-native-ledger": lambda node, folder: twins(node, folder, native(node)),
         "rocketmq-transactions": lambda node, folder: transactions(node, folder, n(4_000, 800), n(5)),
         "rocketmq-name-servers": lambda _, folder: name_servers(folder, n(4_000, 800), n(5)),
+        "rocketmq-clocks": lambda node, folder: [
+            found for ahead_s in (600, -600) for found in clock(node, folder, n(8_000, 1_600), n(5), ahead_s)
+        ],
+        "rocketmq-takeovers": lambda _, folder: [read_from_slave(folder, n(5)), promoted(folder, n(5))],
+        "rocketmq-rebalances": lambda node, folder: [
+            rebalances(node, client, _made(folder / client), n(5)) for client in ("remoting", "grpc", "native")
+        ],
+        "rocketmq-proxies": lambda node, folder: [
+            restarts(node, folder, n(8_000, 800), n(5), proxies=proxies, fifo=fifo)
+            for proxies, fifo in ((1, False), (2, False), (1, True))
+        ],
         "rocketmq-grpc-skipped": lambda node, folder: [kept_offsets(node, grpc(node), folder, n(5))],
         "rocketmq-resets": lambda node, folder: [resets.resets(node, folder, resets.every_case(n(5)))],
         "rocketmq-made-again": lambda node, folder: [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -19,11 +20,15 @@ from tests.support.rocketmq_access import PASSWORD, USER, sign
 from tests.support.rocketmq_reader import Reader
 
 _PROVIDERS = "org.apache.rocketmq.auth.authentication.provider"
+_RIGHTS = "org.apache.rocketmq.auth.authorization.provider"
 CONFIG = {
     "authenticationEnabled": "true",
     "authenticationProvider": f"{_PROVIDERS}.DefaultAuthenticationProvider",
     "authenticationMetadataProvider": f"{_PROVIDERS}.LocalAuthenticationMetadataProvider",
     "initAuthenticationUser": f'{{"username":"{USER}","password":"{PASSWORD}"}}',
+    "authorizationEnabled": "true",
+    "authorizationProvider": f"{_RIGHTS}.DefaultAuthorizationProvider",
+    "authorizationMetadataProvider": f"{_RIGHTS}.LocalAuthorizationMetadataProvider",
     "innerClientAuthenticationCredentials": f'{{"accessKey":"{USER}","secretKey":"{PASSWORD}"}}',
 }
 
@@ -44,6 +49,7 @@ def guarded(certificates: Certificates) -> Iterator[RocketMqNode]:
         "tlsKeyPath": str(folder / "server.key"),
         "authConfigPath": str(folder / "auth"),
         "authenticationMetadataProvider": "org.apache.rocketmq.proxy.auth.ProxyAuthenticationMetadataProvider",
+        "authorizationEnabled": False,
     }
     with RocketMqNode(folder / "node", config=CONFIG, sign=sign, proxy=CONFIG | tls, tls=True) as node:
         yield node
@@ -69,6 +75,28 @@ def test_a_refusal_is_told_at_the_start(guarded: RocketMqNode, group: str, keys:
     with pytest.raises(CredentialsError) as caught:
         Reader(guarded, group, [topic], **keys)
     assert "access_key" in caught.value.hint
+
+
+def test_a_reset_where_the_broker_may_not_be_asked_is_told(guarded: RocketMqNode, group: str) -> None:
+    """A user who may read, and not ask for the broker's start: that an older offset is passed over is a problem."""
+    reader_only = {"subject": "User:reader", "policies": [{"policyType": "CUSTOM", "entries": [
+        {"resource": f"{kind}:*", "actions": ["Sub", "Get"], "decision": "ALLOW"} for kind in ("Topic", "Group")
+    ]}]}  # fmt: skip
+    user = {"username": "reader", "password": PASSWORD, "userType": "Normal"}
+    guarded.ask_broker(3001, {"username": "reader"}, json.dumps(user).encode())
+    guarded.ask_broker(3006, {"subject": "User:reader"}, json.dumps(reader_only).encode())
+    keys = {"access_key": "reader", "secret_key": PASSWORD}
+    topic = guarded.create_topic(unique("topic"), 1)
+    guarded.send_batch(topic, [b"a", b"b", b"c"])
+    with Reader(guarded, group, [topic], **keys) as first:
+        assert first.read(3) == [b"a", b"b", b"c"]
+        assert all(first.commit().values())
+        first.until(lambda: guarded.committed(group, topic, 1) == {0: 3}, "it is committed")
+        first.die()
+    guarded.commit(group, topic, 0, 1)
+    with Reader(guarded, group, [topic], state=first.state, **keys) as again:
+        again.until(lambda: "older offset 1" in again.source.problems().get("offsets", ""), "it is a problem")
+        assert again.told("commit.behind")
 
 
 def over_grpc(node: RocketMqNode, group: str, topic: str, **change: Any) -> GrpcClient:

@@ -9,9 +9,11 @@ import pytest
 
 from tests.support.audit import Finding
 from tests.support.rocketmq import RocketMqNode
+from tests.support.rocketmq_brokers import promoted, read_from_slave, rebalances
 from tests.support.rocketmq_flow import source_of
 from tests.support.rocketmq_made_again import kept_offsets
-from tests.support.rocketmq_trio import name_servers, transactions
+from tests.support.rocketmq_proxies import restarts
+from tests.support.rocketmq_trio import CLIENTS, clock, name_servers, transactions
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +39,32 @@ def test_what_a_broker_skipped_is_told(node: RocketMqNode, tmp_path: Path) -> No
     assert kept_offsets(node, source_of("grpc", node), tmp_path, 1).exact
 
 
+def test_a_proxy_apart_from_its_broker(node: RocketMqNode, tmp_path: Path) -> None:
+    """In cluster mode, killed and stopped in mid-flow: each message once."""
+    assert restarts(node, tmp_path, 800, 1).exact
+
+
 @pytest.mark.slow
 def test_name_servers_in_turn(tmp_path: Path) -> None:
     """Of two name servers one is always there: messages flow."""
     assert are_exact(name_servers(tmp_path, 200, 1))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ahead_s", [600, -600])
+def test_a_clock_that_is_wrong(node: RocketMqNode, tmp_path: Path, ahead_s: int) -> None:
+    """The broker's clock is no clock that decides."""
+    assert are_exact(clock(node, tmp_path, 800, 1, ahead_s))
+
+
+@pytest.mark.slow
+def test_a_slave_takes_over(tmp_path: Path) -> None:
+    """For a while, and for good."""
+    assert are_exact([read_from_slave(tmp_path, 2), promoted(tmp_path, 2)])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("client", CLIENTS)
+def test_a_broker_that_is_killed_during_a_rebalance(node: RocketMqNode, tmp_path: Path, client: str) -> None:
+    """The other broker's messages come once; of its own none is lost."""
+    assert rebalances(node, client, tmp_path, 1).exact

@@ -510,6 +510,13 @@ class RocketMqNode(Node):
         """SIGKILL to the name server."""
         self._end("namesrv", signal.SIGKILL)
 
+    def become_master(self) -> None:
+        """Have a slave start as the master next time."""
+        self._number = "0"
+        conf = self._folder / "broker.conf"
+        text = re.sub(r"(?m)^brokerId=.*$", "brokerId=0", conf.read_text())
+        conf.write_text(re.sub(r"(?m)^brokerRole=.*$", "brokerRole=ASYNC_MASTER", text))
+
     def lose_store(self) -> None:
         """Delete all messages, while the broker is down; topics and committed offsets stay."""
         import shutil

@@ -1,8 +1,9 @@
-"""Name servers of RocketMQ as processes of their own."""
+"""More of RocketMQ's servers as processes of their own: name servers, and proxies apart from any broker."""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import signal
 import socket
 import subprocess
@@ -10,7 +11,7 @@ from pathlib import Path
 from typing import Self
 
 from tests.support.process import free_ports, tail, wait_until
-from tests.support.rocketmq import java
+from tests.support.rocketmq import CLUSTER, java
 
 _START_TIMEOUT_S = 300.0
 _END_TIMEOUT_S = 60.0
@@ -82,3 +83,17 @@ def name_server(folder: Path) -> Server:
     (folder / "namesrv.conf").write_text(f"listenPort={port}\n")
     main = "org.apache.rocketmq.namesrv.NamesrvStartup"
     return Server(folder, "namesrv", port, main, ["-c", str(folder / "namesrv.conf")])
+
+
+def proxy(folder: Path, name_servers: str) -> Server:
+    """A proxy in cluster mode, which serves gRPC for all brokers that the name servers know."""
+    folder.mkdir(parents=True)
+    port, remoting_port = free_ports(2)
+    settings = {
+        "rocketMQClusterName": CLUSTER, "namesrvAddr": name_servers, "grpcServerPort": port, "proxyMode": "CLUSTER",
+        "remotingListenPort": remoting_port, "localServeAddr": "127.0.0.1", "enableTopicMessageTypeCheck": False,
+        "topicRouteServiceCacheRefreshSeconds": 2,
+    }  # fmt: skip
+    (folder / "proxy.json").write_text(json.dumps(settings))
+    arguments = ["-pm", "cluster", "-pc", str(folder / "proxy.json"), "-n", name_servers]
+    return Server(folder, "proxy", port, "org.apache.rocketmq.proxy.ProxyStartup", arguments)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.support.audit import Finding, tally_counts
+from tests.support.clock import shifted
 from tests.support.kafka import unique
 from tests.support.process import Daemon, wait_until
 from tests.support.receiver import Receiver, value_hash
@@ -43,20 +44,23 @@ class Trio:
         bodies: What is sent to the topic.
         sources: By client, the source section without topic and group.
         folder: Of this check.
+        env: Added to the daemons' environment.
 
     Attributes:
         daemons: By client.
         receivers: By client.
     """
 
-    def __init__(self, bodies: Bodies, sources: Mapping[str, Mapping[str, Any]], folder: Path) -> None:
+    def __init__(
+        self, bodies: Bodies, sources: Mapping[str, Mapping[str, Any]], folder: Path, env: Mapping[str, str]
+    ) -> None:
         self._bodies = bodies
         self.receivers = {client: Receiver(out=folder / unique("rows")) for client in sources}
         self.daemons: dict[str, Daemon] = {}
         for client, source in sources.items():
             config = configuration(source, bodies, self.receivers[client].url)
             config["source"]["rocketmq"]["group"] = bodies.node.create_group(unique("group"))
-            self.daemons[client] = Daemon(folder, config, name=unique(client))
+            self.daemons[client] = Daemon(folder, config, name=unique(client), env=env)
 
     def kill_all(self) -> None:
         """`kill -9` to each daemon, and start it again."""
@@ -94,9 +98,11 @@ class Trio:
 
 
 @contextmanager
-def trio(bodies: Bodies, sources: Mapping[str, Mapping[str, Any]], folder: Path) -> Iterator[Trio]:
+def trio(
+    bodies: Bodies, sources: Mapping[str, Mapping[str, Any]], folder: Path, env: Mapping[str, str] | None = None
+) -> Iterator[Trio]:
     """Daemons that run, and are stopped in order at the end."""
-    them = Trio(bodies, sources, folder)
+    them = Trio(bodies, sources, folder, env or {})
     with ExitStack() as stack:
         for receiver in them.receivers.values():
             stack.enter_context(receiver)
@@ -179,3 +185,40 @@ def name_servers(folder: Path, messages: int, times: int) -> list[Finding]:
                 unread = [one for one in daemon.events("partitions.lost") if one["count"]]
                 assert not unread, "what is known of routes is kept while one of two name servers is away"
     return them.findings("two name servers killed in turn", 2 * times, begun_s, "messages flow all the while")
+
+
+def clock(node: RocketMqNode, folder: Path, messages: int, times: int, ahead_s: int) -> list[Finding]:
+    """The broker's clock is ahead of the daemons', or behind: killed daemons, a topic made again, an older store.
+
+    What the broker had when its files were copied may come again over remoting, as far as the last mark lies back.
+    librocketmq waits until instants of the real clock, which libfaketime does not turn back: with a daemon that is
+    ahead it would wait for as long, so it is left out there.
+    """
+    begun_s, bodies = time.monotonic(), Bodies(node)
+    clients = [client for client in CLIENTS if client != "native" or ahead_s > 0]
+    old: Counter[str | None] = Counter()
+    with trio(bodies, {client: source_of(client, node) for client in clients}, folder, shifted(-ahead_s)) as them:
+        for _ in range(times):
+            bodies.send(messages // times // 4)
+            them.await_rows(20)
+            them.kill_all()
+            bodies.send(messages // times // 4)
+            them.await_all()
+            node.delete_topic(bodies.topic)
+            node.create_topic(bodies.topic, QUEUES)
+            bodies.send(messages // times // 4)
+            them.await_all()
+            old |= bodies.wanted
+            node.stop()
+            copy = node.copy_store()
+            node.start()
+            bodies.send(messages // times // 8)
+            them.await_all()
+            node.kill()
+            node.put_back(copy)
+            node.start()
+            bodies.send(messages // times // 4)
+            them.await_all()
+    how = f"{abs(ahead_s) // 60} minutes {'ahead' if ahead_s > 0 else 'behind'}"
+    notes = "`kill -9`, topic made again, the broker's files put back to an older copy"
+    return them.findings(f"the broker's clock {how}", times, begun_s, notes, may_repeat=old)
