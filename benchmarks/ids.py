@@ -26,7 +26,7 @@ from sidecar.core.idruns import Keys, SortedRun
 from sidecar.core.partition.state import PartitionState
 from sidecar.core.pipeline.pipeline import Pipeline
 from sidecar.core.records import Answer, Run, TopicPartition, Verdict
-from sidecar.daemon.build import build
+from sidecar.runtime.build import build
 from sidecar.sources.kafka.columns import KafkaColumns
 from sidecar.state.id_file import open_run, write
 

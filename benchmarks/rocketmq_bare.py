@@ -9,7 +9,7 @@ import uuid
 from functools import partial
 
 from sidecar.core.records import Run
-from sidecar.daemon.build import plan_memory
+from sidecar.runtime.build import plan_memory
 from sidecar.sources.rocketmq.remoting.pulls import Place, Pulls
 from sidecar.sources.rocketmq.remoting.routes import Routes
 from sidecar.sources.rocketmq.remoting.source import QUEUE_SHARE

@@ -20,8 +20,8 @@ def run(path: str) -> None:
 
     from sidecar.config.loader import load
     from sidecar.daemon.lifecycle import Daemon
-    from sidecar.daemon.usable import unusable
     from sidecar.ops.log import configure
+    from sidecar.runtime.usable import unusable
 
     faulthandler.enable()  # a mapped file that is truncated or unreadable ends the process with no other message
     settings = load(path, refusals=unusable)

@@ -30,7 +30,7 @@ def run(path: str, once: bool) -> None:
     """Run the pipeline on Spark: consume messages and deliver them in batches."""
     signals = _signals()
     from sidecar.spark.run.job import SparkRun
-    from sidecar.spark.run.support import load_for_run
+    from sidecar.spark.run.supported import load_for_run
 
     _run(SparkRun, load_for_run(path), signals, once=once)
 
@@ -43,7 +43,7 @@ def ingest(path: str, once: bool) -> None:
     signals = _signals()
     with extra("spark", "sidecar spark", "pyarrow"):
         from sidecar.spark.ingest.job import SparkIngest
-        from sidecar.spark.ingest.support import load_for_ingest
+        from sidecar.spark.ingest.supported import load_for_ingest
 
     _run(SparkIngest, load_for_ingest(path), signals, once=once)
 

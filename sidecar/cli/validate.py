@@ -43,13 +43,13 @@ def validate(path: str, as_json: bool, engine: str) -> int | None:
 
 
 def _load_for_daemon(path: str) -> Settings:
-    from sidecar.daemon.usable import unusable
+    from sidecar.runtime.usable import unusable
 
     return load(path, refusals=unusable)
 
 
 def _load_for_spark(path: str) -> Settings:
-    from sidecar.spark.run.support import load_for_run
+    from sidecar.spark.run.supported import load_for_run
 
     return load_for_run(path)
 

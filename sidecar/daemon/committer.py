@@ -11,11 +11,11 @@ from sidecar.core.commit_order import CommitOrder, Journal, Publish, Refuse, Set
 from sidecar.core.effects import CommitItem
 from sidecar.core.pipeline.pipeline import Pipeline
 from sidecar.core.records import TopicPartition
-from sidecar.daemon.dispatcher import Writer
 from sidecar.daemon.ids import IdKeeper
-from sidecar.daemon.ledgers import LedgerDesk
 from sidecar.daemon.record import Record
 from sidecar.daemon.statewatch import StateWatch
+from sidecar.runtime.ledger_worker import LedgerWorker
+from sidecar.runtime.worker import Worker
 from sidecar.sources.base import Source
 
 WAIT_S = 0.05
@@ -46,10 +46,10 @@ class Committer:
         self,
         pipeline: Pipeline,
         source: Source,
-        writer: Writer,
+        writer: Worker,
         inbox: queue.SimpleQueue[object],
         ids: IdKeeper,
-        ledger: LedgerDesk | None,
+        ledger: LedgerWorker | None,
         watch: StateWatch,
         record: Record,
     ) -> None:

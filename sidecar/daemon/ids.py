@@ -21,11 +21,11 @@ from sidecar.core.effects import CommitItem
 from sidecar.core.idset import UNSORTED_BYTES
 from sidecar.core.pipeline.pipeline import Pipeline
 from sidecar.core.records import Run, TopicPartition
-from sidecar.daemon.dispatcher import Writer
 from sidecar.daemon.record import OVERDUE_S
 from sidecar.errors import SidecarError
 from sidecar.ops.health import Problem
 from sidecar.ops.snapshot import IdsStatus
+from sidecar.runtime.worker import Worker
 from sidecar.sources.base import Assignment, ReadPast
 from sidecar.state.interface import IdSegment, PartitionSnapshot, State, StoredIds
 
@@ -91,7 +91,7 @@ class IdKeeper:
         self,
         pipeline: Pipeline,
         state: State,
-        writer: Writer,
+        writer: Worker,
         inbox: queue.SimpleQueue[object],
         memory_bytes: int = MEMORY_BYTES,
     ) -> None:
@@ -100,7 +100,7 @@ class IdKeeper:
         self._writer = writer
         self._inbox = inbox
         self._memory_bytes = memory_bytes
-        self._sorter: Writer | None = None
+        self._sorter: Worker | None = None
         """Threads of its own: sorting may take seconds, and commits wait for the writer."""
         self.loading: dict[TopicPartition, Taken] = {}
         self._numbers: dict[TopicPartition, int] = {}
@@ -124,7 +124,7 @@ class IdKeeper:
                 self._writer.wait(lambda: self._state.drop_ids_before(one.tp, EVERY_GENERATION))
             return True
         if self._sorter is None:
-            self._sorter = Writer("sorter", SORTERS)
+            self._sorter = Worker("sorter", SORTERS)
         self._number += 1
         self._numbers[one.tp] = self._number
         taken = self.loading[one.tp] = Taken(one, known, self._number, time.monotonic())

@@ -16,12 +16,7 @@ from sidecar.allocator import give_back_large
 from sidecar.config.model import Settings
 from sidecar.config.source import RocketMqSource as RocketMqSettings
 from sidecar.core.room import Room
-from sidecar.daemon.build import HELD_SHARE, build, groups_of, plan_memory, pushed_expression, rules_hash
-from sidecar.daemon.dispatcher import Senders, Writer
-from sidecar.daemon.gravedigger import Gravedigger
-from sidecar.daemon.graveyards import open_graveyard
 from sidecar.daemon.heap import Heap
-from sidecar.daemon.ledgers import LedgerDesk, open_desk
 from sidecar.daemon.notify import Notifier
 from sidecar.daemon.record import Record
 from sidecar.daemon.statewatch import tell_damages
@@ -29,6 +24,12 @@ from sidecar.daemon.status import StatusKeeper, status_line
 from sidecar.daemon.supervisor import Supervisor
 from sidecar.ops.admin import AdminServer
 from sidecar.ops.metrics import Metrics
+from sidecar.runtime.build import HELD_SHARE, build, groups_of, plan_memory, pushed_expression, rules_hash
+from sidecar.runtime.dead_letter_writer import DeadLetterWriter
+from sidecar.runtime.dead_letters import open_dead_letters
+from sidecar.runtime.ledger_worker import LedgerWorker, open_ledger_worker
+from sidecar.runtime.senders import Senders
+from sidecar.runtime.worker import Worker
 from sidecar.sources.base import Source
 from sidecar.sources.kafka.config import place_id
 from sidecar.sources.kafka.source import KafkaSource
@@ -89,10 +90,10 @@ class Daemon:
         # The state first: its lock keeps a second process of this folder out of the group.
         state = stack.enter_context(closing(Store(settings.state.dir)))
         damages = tell_damages(state)
-        writer = stack.enter_context(closing(Writer()))
+        writer = stack.enter_context(closing(Worker()))
         inbox: queue.SimpleQueue[object] = queue.SimpleQueue()
         dedup, group = settings.dedup, settings.source.group_id
-        ledger = open_desk(dedup.ledger, group, dedup.capacity, settings.state.dir, inbox)
+        ledger = open_ledger_worker(dedup.ledger, group, dedup.capacity, settings.state.dir, inbox)
         if ledger is not None:
             stack.enter_context(closing(ledger))
         source = self._source(settings, state) if self._source else make_source(settings, state, ledger)
@@ -100,10 +101,10 @@ class Daemon:
         senders = Senders(sink, settings.sink.chosen.batches_at_once, inbox)
         stack.callback(senders.close, SENDERS_PATIENCE_S)
         send_back = source.send_back if isinstance(source, RocketMqSource) else None
-        gravedigger = Gravedigger(open_graveyard(settings, state, source.fetch, send_back), inbox)
+        dead_letter_writer = DeadLetterWriter(open_dead_letters(settings, state, source.fetch, send_back), inbox)
         drain_s = settings.drain_timeout_ms / 1000
         supervisor = Supervisor(
-            pipeline, source, senders, inbox, writer, state, gravedigger, drain_s, ledger, dedup.memory_bytes
+            pipeline, source, senders, inbox, writer, state, dead_letter_writer, drain_s, ledger, dedup.memory_bytes
         )
         supervisor.record.damaged(damages, time.monotonic())
         stack.callback(supervisor.ids.close)
@@ -121,7 +122,7 @@ class Daemon:
             pipeline.partitions.limit(Room.within(source.metadata_characters))
         supervisor.record.joined()
         stack.callback(source.close)
-        stack.callback(gravedigger.close)  # before the source it reads from, and the state it writes into
+        stack.callback(dead_letter_writer.close)  # before the source it reads from, and the state it writes into
         gc.collect()
         gc.freeze()  # and a high threshold: 16 % of the CPU time otherwise
         gc.set_threshold(100_000, 20, 100)
@@ -162,7 +163,7 @@ def _tells_when_slow(record: Record) -> Iterator[None]:
         timer.cancel()
 
 
-def make_source(settings: Settings, state: State, ledger: LedgerDesk | None = None) -> Source:
+def make_source(settings: Settings, state: State, ledger: LedgerWorker | None = None) -> Source:
     """The source of these settings.
 
     Args:
@@ -209,7 +210,7 @@ def _tell(name: str, level: str, fields: Mapping[str, object]) -> None:
 
 
 def _leased_source(
-    client: LeasedClient, settings: Settings, state: State, rules: bytes, queue_bytes: int, ledger: LedgerDesk | None
+    client: LeasedClient, settings: Settings, state: State, rules: bytes, queue_bytes: int, ledger: LedgerWorker | None
 ) -> Source:
     rocketmq, dedup, ordered = settings.source.rocketmq, settings.dedup, settings.sink.chosen.keeps_order
     assert rocketmq is not None

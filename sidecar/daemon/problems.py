@@ -55,7 +55,7 @@ class Problems:
         self._unread = Lasting[tuple[TopicPartition, int]]()
         self._waiting = Lasting[tuple[str, str | None, float]]()
         self._look_at_s = 0.0
-        self._buried, self._buried_at_s, self._buried_at = 0, 0.0, ""
+        self._lettered, self._lettered_at_s, self._lettered_at = 0, 0.0, ""
 
     def find(
         self, partitions: Iterable[PartitionStatus], totals: Books, retrying: Iterable[RetryingGroup], now_s: float
@@ -70,7 +70,7 @@ class Problems:
         """
         supervisor = self._supervisor
         pipeline = supervisor.pipeline
-        found = list(supervisor.record.problems(now_s, burying=bool(pipeline.delivery.letters)))
+        found = list(supervisor.record.problems(now_s, storing_letters=bool(pipeline.delivery.letters)))
         found += supervisor.ids.problems(now_s)
         found += self._intake(pipeline, now_s)
         source = supervisor.source
@@ -99,11 +99,11 @@ class Problems:
         return [Problem(word, f"nothing is read: {stops[word]}") for word in worth]
 
     def _dead_letters(self, totals: Books, now_s: float) -> Iterator[Problem]:
-        if totals.dead_lettered > self._buried:
-            self._buried_at_s, self._buried_at = now_s, datetime.now(UTC).isoformat(timespec="seconds")
-        self._buried = totals.dead_lettered
-        if self._buried_at and now_s - self._buried_at_s < TOLD_S:
-            yield Problem("dead_letters", f"dead letters were added, the last at {self._buried_at}")
+        if totals.dead_lettered > self._lettered:
+            self._lettered_at_s, self._lettered_at = now_s, datetime.now(UTC).isoformat(timespec="seconds")
+        self._lettered = totals.dead_lettered
+        if self._lettered_at and now_s - self._lettered_at_s < TOLD_S:
+            yield Problem("dead_letters", f"dead letters were added, the last at {self._lettered_at}")
 
     def _look(self, partitions: Iterable[PartitionStatus], pipeline: Pipeline, now_s: float, *, stopped: bool) -> None:
         if now_s < self._look_at_s:

@@ -95,7 +95,7 @@ class Record:
         self._snapshot_failed = ""
         self._damaged: tuple[float, str] | None = None
         """When stored things were found damaged last, and what of them."""
-        self._unburied: dict[int, tuple[float, str]] = {}
+        self._unstored: dict[int, tuple[float, str]] = {}
         """Dead letters that could not be stored, by token: since when, and why."""
 
     def joined(self) -> None:
@@ -120,28 +120,28 @@ class Record:
         for one in found:
             self._damaged = now_s, f"{one.what} ({one.where}): {one.reason}; {one.outcome}"
 
-    def buried(self, token: int, reason: str, count: int, now_s: float) -> None:
+    def letters_stored(self, token: int, reason: str, count: int, now_s: float) -> None:
         """So many dead letters are durable, or not: the reason is empty when they are."""
         if reason:
-            self._unburied[token] = self._unburied.get(token, (now_s,))[0], reason
+            self._unstored[token] = self._unstored.get(token, (now_s,))[0], reason
             log.error("dead_letters.not_stored", count=count, reason=reason)
-        elif self._unburied.pop(token, None) and not self._unburied:
+        elif self._unstored.pop(token, None) and not self._unstored:
             log.info("dead_letters.stored")
 
-    def problems(self, now_s: float, *, burying: bool) -> Iterator[Problem]:
+    def problems(self, now_s: float, *, storing_letters: bool) -> Iterator[Problem]:
         """What goes wrong at present.
 
         Args:
             now_s: Monotonic time.
-            burying: Whether any dead letter is on its way to its store.
+            storing_letters: Whether any dead letter is on its way to its store.
         """
         if not self._assigned:
             what = f"waits for {self.waits_for}" if self.waits_for else "no partition is assigned yet"
             yield Problem("starting", what)
         yield from self.commits.problems(now_s)
-        if not burying:
-            self._unburied.clear()
-        for since_s, reason in self._unburied.values():
+        if not storing_letters:
+            self._unstored.clear()
+        for since_s, reason in self._unstored.values():
             if now_s - since_s >= OVERDUE_S:
                 yield Problem("dead_letters_store", f"dead letters cannot be stored: {reason}")
                 break

@@ -73,7 +73,7 @@ class StatusKeeper:
         now_s = time.monotonic()
         late_s = now_s - self._supervisor.progressed_s
         if late_s < 0:  # the loop has not begun, nobody refreshes
-            return replace(self._latest, problems=tuple(self._supervisor.record.problems(now_s, burying=False)))
+            return replace(self._latest, problems=tuple(self._supervisor.record.problems(now_s, storing_letters=False)))
         if late_s < LIVE_WITHIN_S:
             return self._latest
         problem = Problem("loop", f"the main loop has made no progress for {LIVE_WITHIN_S:.0f} s")

@@ -15,13 +15,14 @@ from sidecar.core.parts import Batch
 from sidecar.core.pipeline.pipeline import Pipeline
 from sidecar.core.records import Run, TopicPartition, group_label
 from sidecar.daemon.committer import Committer, StepEnded
-from sidecar.daemon.dispatcher import Answered, Senders, Writer
-from sidecar.daemon.gravedigger import Buried, Gravedigger
 from sidecar.daemon.ids import MEMORY_BYTES, IdKeeper, IdsChanged, IdsSorted
-from sidecar.daemon.ledgers import ClaimAnswered, LedgerDesk
 from sidecar.daemon.record import Record
 from sidecar.daemon.statewatch import StateWatch, tell_damages
 from sidecar.errors import SidecarError
+from sidecar.runtime.dead_letter_writer import DeadLetterWriter, LettersStored
+from sidecar.runtime.ledger_worker import ClaimAnswered, LedgerWorker
+from sidecar.runtime.senders import Answered, Senders
+from sidecar.runtime.worker import Worker
 from sidecar.sources.base import Assignment, ReadPast, Settled, Source
 from sidecar.state.interface import PartitionSnapshot, State
 
@@ -50,7 +51,7 @@ class Supervisor:
         inbox: Where senders and writer put what they have to tell.
         writer: Does what waits for the disk.
         state: What outlives the process.
-        gravedigger: Has dead letters kept.
+        dead_letter_writer: Has dead letters kept.
         drain_timeout_s: How long a stop waits for what is in flight.
         ledger: Where business keys are claimed, if anywhere.
         ids_memory_bytes: `dedup.memory`.
@@ -62,11 +63,11 @@ class Supervisor:
         source: Source,
         senders: Senders,
         inbox: queue.SimpleQueue[object],
-        writer: Writer,
+        writer: Worker,
         state: State,
-        gravedigger: Gravedigger,
+        dead_letter_writer: DeadLetterWriter,
         drain_timeout_s: float,
-        ledger: LedgerDesk | None = None,
+        ledger: LedgerWorker | None = None,
         ids_memory_bytes: int = MEMORY_BYTES,
     ) -> None:
         self.pipeline = pipeline
@@ -82,7 +83,7 @@ class Supervisor:
         self._state = state
         self._watch = StateWatch(state, pipeline, self.record)
         self._committer = Committer(pipeline, source, writer, inbox, self.ids, ledger, self._watch, self.record)
-        self._gravedigger = gravedigger
+        self._dead_letter_writer = dead_letter_writer
         self._drain_timeout_s = drain_timeout_s
         self._assignments: dict[TopicPartition, Assignment] = {}
         self._reloading: set[TopicPartition] = set()
@@ -145,8 +146,8 @@ class Supervisor:
                 self.pipeline.answered(told.batch_id, told.answer, now_ms, time.time_ns() // 1_000_000)
             elif isinstance(told, ClaimAnswered):
                 self.pipeline.claimed(told.number, told.verdicts, now_ms)
-            elif isinstance(told, Buried):
-                self.record.buried(told.token, told.reason, told.letters, now_ms / 1000)
+            elif isinstance(told, LettersStored):
+                self.record.letters_stored(told.token, told.reason, told.letters, now_ms / 1000)
                 self.pipeline.stored(told.token, ok=not told.reason, now_ms=now_ms)
             elif isinstance(told, _Snapped):
                 self._snapping = False
@@ -174,7 +175,7 @@ class Supervisor:
                 assert self.ledger is not None
                 self.ledger.claim(effect)
             case Store(token, letters):
-                self._gravedigger.bury(token, letters)
+                self._dead_letter_writer.store(token, letters)
             case Flow():
                 self._pause()
             case Reload(tp, reason):
@@ -317,7 +318,7 @@ class Supervisor:
 
     def close(self) -> None:
         """Commit and snapshot what is settled, then leave the group."""
-        self._gravedigger.close()  # it reads from the source and writes into the state
+        self._dead_letter_writer.close()  # it reads from the source and writes into the state
         self._committer.now(list(self.pipeline.partitions), self._take_inbox)
         rows = self._rows()
         self.record.snapped(self._writer.wait(lambda: self._save(rows)))

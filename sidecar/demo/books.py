@@ -54,13 +54,13 @@ def count(made: Iterable[Made], consumed: int, rows: Iterable[Row], letters: Ite
     arrived: dict[Place, list[str]] = {}
     for row in rows:
         arrived.setdefault(row.place, []).append(row.value)
-    buried = set(letters)
+    dead = set(letters)
     ends: Counter[str] = Counter()
     for place, message in _placed(made):
         ends["produced"] += 1
-        ends.update(_ends(message, arrived.pop(place, []), buried=place in buried))
-        buried.discard(place)
-    ends["wrong"] += sum(map(len, arrived.values())) + len(buried)
+        ends.update(_ends(message, arrived.pop(place, []), dead=place in dead))
+        dead.discard(place)
+    ends["wrong"] += sum(map(len, arrived.values())) + len(dead)
     names = ("produced", "delivered", "duplicate", "filtered", "dead_lettered", "lost", "twice", "wrong")
     return Books(consumed=consumed, **{name: ends[name] for name in names})
 
@@ -72,14 +72,14 @@ def _placed(made: Iterable[Made]) -> Iterator[tuple[Place, Made]]:
         following[message.partition] += 1
 
 
-def _ends(message: Made, values: list[str], *, buried: bool) -> dict[str, int]:
+def _ends(message: Made, values: list[str], *, dead: bool) -> dict[str, int]:
     """What became of one message, given the values that arrived from its place."""
     if message.kind == "poison":
-        return {"dead_lettered" if buried else "lost": 1, "wrong": len(values)}
+        return {"dead_lettered" if dead else "lost": 1, "wrong": len(values)}
     if message.kind == "unwanted":
-        return {"wrong": len(values) + buried} if values or buried else {"filtered": 1}
+        return {"wrong": len(values) + dead} if values or dead else {"filtered": 1}
     if message.kind == "repeated":
-        return {"twice": len(values), "wrong": int(buried)} if values or buried else {"duplicate": 1}
+        return {"twice": len(values), "wrong": int(dead)} if values or dead else {"duplicate": 1}
     changed = sum(value != message.value for value in values)
     outcome = "delivered" if values else "lost"
-    return {outcome: 1, "twice": max(0, len(values) - 1), "wrong": changed + buried}
+    return {outcome: 1, "twice": max(0, len(values) - 1), "wrong": changed + dead}

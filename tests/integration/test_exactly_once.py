@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.scenarios.exactly_once import buried, configuration, finish, flow, new_topics, poison, split_killed
+from tests.scenarios.exactly_once import configuration, dead_lettered, finish, flow, new_topics, poison, split_killed
 from tests.support.kafka import Broker, Outgoing, produce
 from tests.support.process import Daemon
 from tests.support.receiver import Receiver
@@ -24,7 +24,7 @@ def test_every_wanted_message_arrives_once_and_unchanged(
     assert flow(kafka, tmp_path, messages, form=form, by=by, ids=ids).exact
 
 
-def test_json_array_takes_what_is_json_and_buries_the_rest(kafka: Broker, tmp_path: Path) -> None:
+def test_json_array_takes_what_is_json_and_gives_up_the_rest(kafka: Broker, tmp_path: Path) -> None:
     """In `json_array` each value that is JSON arrives once as it was, each other one is a dead letter."""
     (topic,) = new_topics(kafka, 1)
     values = [b'{"n":%d}' % i if i % 10 else (b"", b"not json %d" % i)[i // 10 % 2] for i in range(2_000)]
@@ -38,7 +38,7 @@ def test_json_array_takes_what_is_json_and_buries_the_rest(kafka: Broker, tmp_pa
         assert (status["delivered"], status["dead_lettered"]) == (len(good), len(values) - len(good))
         rows = [value for body in receiver.bodies for value in body[1:-1].replace(b"},{", b"}\n{").split(b"\n")]
     assert sorted(rows) == sorted(good)
-    assert buried(daemon) == {(topic, i % 4, i // 4) for i in range(0, len(values), 10)}
+    assert dead_lettered(daemon) == {(topic, i % 4, i // 4) for i in range(0, len(values), 10)}
 
 
 def test_one_poison_message_among_5000_is_found(kafka: Broker, tmp_path: Path) -> None:

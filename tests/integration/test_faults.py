@@ -151,14 +151,14 @@ def test_retries_of_a_207_come_once(long_scene: tuple[Scene, Daemon]) -> None:
 def test_poison_is_dead_lettered_alone(long_scene: tuple[Scene, Daemon], how: dict[str, Any], reason: str) -> None:
     """Of 500 messages the one that the receiver refuses is dead-lettered with its reason, 499 arrive once."""
     scene, daemon = long_scene
-    buried = len(daemon.events("message.dead_lettered"))
+    dead_lettered = len(daemon.events("message.dead_lettered"))
     scene.receiver.fail("refuse", marker="poison", **how)
     requests = scene.receiver.stats["requests"]
     rows = scene.send([b"poison" if i == 123 else b"good %d" % i for i in range(500)])
     scene.expected.remove(rows[123])
     scene.await_all(daemon)
     scene.receiver.faults.clear()
-    (letter,) = daemon.events("message.dead_lettered")[buried:]
+    (letter,) = daemon.events("message.dead_lettered")[dead_lettered:]
     assert (letter["offset"], letter["reason"]) == (rows[123][2], reason)
     assert scene.receiver.stats["requests"] - requests <= 2 * 9 + 10
 

@@ -110,7 +110,7 @@ def flow(
             found.unknown += receiver.wrong
     again = _check_flow_books(status, expected, wanted, len(framed))
     assert committed_ends(broker, config) == ends(broker, topics)
-    assert buried(daemon) == {place for place in wanted if place in unframeable}
+    assert dead_lettered(daemon) == {place for place in wanted if place in unframeable}
     notes = f"{again} handed over twice"
     return Finding(_flow_name(form, by, ids=ids), 1, messages, found, time.monotonic() - begun, notes)
 
@@ -144,7 +144,7 @@ def committed_ends(broker: Broker, config: Mapping[str, Any]) -> dict[tuple[str,
     return {place: offset for place, (offset, _) in found.items()}
 
 
-def buried(daemon: Daemon) -> set[Place]:
+def dead_lettered(daemon: Daemon) -> set[Place]:
     """Places of the dead letters in the state folder."""
     store = Store(daemon.state_dir)
     try:
@@ -166,7 +166,7 @@ def poison(broker: Broker, folder: Path, messages: int = 5_000, *, times: int = 
             found.add(arrived)
             most = max(most, receiver.stats["requests"] - 1)
         assert most <= allowed, f"{most} extra requests, {allowed} are allowed"
-        assert buried(daemon) == {(topic[0], 0, bad)}
+        assert dead_lettered(daemon) == {(topic[0], 0, bad)}
     notes = f"dead-lettered {times}, extra requests at most {most} (allowed {allowed})"
     return Finding(f"one poison message among {messages:,}", times, messages * times, found, _since(begun), notes)
 
@@ -209,7 +209,7 @@ def split_killed(broker: Broker, folder: Path, messages: int = 5_000, *, kills: 
                 killed += _kill_in_split(daemon, receiver, chance, kills - killed)
                 finish(broker, daemon, 60)
             found.add(tally(receiver.rows(), _values(topic[0], values)))
-        assert buried(daemon) == {(topic[0], 0, bad)}
+        assert dead_lettered(daemon) == {(topic[0], 0, bad)}
     return Finding("`kill -9` while a batch is being halved", kills, messages, found, _since(begun))
 
 

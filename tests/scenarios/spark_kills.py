@@ -78,7 +78,7 @@ class Scene:
             kill()
 
     def finish(self, job: SparkJob, point: str) -> Finding:
-        """All came, once, whole and under one name; the poison is buried once; the books balance."""
+        """All came, once, whole and under one name; the poison is dead_lettered once; the books balance."""
         receiver = self.receiver
         found = receiver.tally()
         assert_dead(job.state, self.expected)

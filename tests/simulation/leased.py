@@ -29,7 +29,7 @@ from tests.simulation.leased_broker import (
     Inline,
     SimulatedBroker,
     SimulatedClient,
-    SimulatedDesk,
+    SimulatedLedger,
     SimulatedReceiver,
 )
 from tests.simulation.shell import GROUPS, Shell, batching_of, delivery_of, reading_of
@@ -60,7 +60,7 @@ class Process(Shell):
         ledger: MemoryLedger | None = None, form: str = "ndjson", *, is_fifo: bool = False,
     ) -> None:  # fmt: skip
         super().__init__(receiver, chance)
-        self._desk = SimulatedDesk(ledger, CLAIM_MS, chance) if ledger else None
+        self._ledger = SimulatedLedger(ledger, CLAIM_MS, chance) if ledger else None
         self._passed_ms = 0.0
         columns = LeasedColumns()
         keys = key_reader(Field("header", "order"), "text", columns, "g") if ledger else None
@@ -76,7 +76,7 @@ class Process(Shell):
             client, [TOPIC], "g", state, b"rule", room,
             self._groups,
             in_order=ordered, keep_rows=ordered, disk=Inline(),
-            exchange=Exchange(self._desk, "g", self._clock) if self._desk else None, clock=self._clock,
+            exchange=Exchange(self._ledger, "g", self._clock) if self._ledger else None, clock=self._clock,
         )  # fmt: skip
         state.failing = ""
         self.source.open(self)
@@ -112,11 +112,11 @@ class Process(Shell):
             super()._do(effect)
 
     def _settle(self, items: Sequence[CommitItem]) -> bool:
-        return self._desk is None or self._desk.settle([mark for item in items for mark in item.marks])
+        return self._ledger is None or self._ledger.settle([mark for item in items for mark in item.marks])
 
     def _claim(self, claim: Claim) -> None:
-        assert self._desk is not None
-        self.pipeline.claimed(claim.number, self._desk.claim(claim.wants), self.now_ms)
+        assert self._ledger is not None
+        self.pipeline.claimed(claim.number, self._ledger.claim(claim.wants), self.now_ms)
 
 
 class LeasedWorld:

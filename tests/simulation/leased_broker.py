@@ -257,7 +257,7 @@ def key_of(row: bytes) -> bytes:
     return body.split()[0]
 
 
-class SimulatedDesk:
+class SimulatedLedger:
     """A ledger as one process sees it: a question may be lost, or its answer.
 
     Args:

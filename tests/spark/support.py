@@ -10,8 +10,8 @@ import pyarrow as pa
 
 from sidecar.config import Settings
 from sidecar.core.records import TopicPartition
-from sidecar.spark.run.columns import ArrowColumns, runs
-from sidecar.spark.run.deliver import Task, deliver
+from sidecar.spark.run.executor.columns import ArrowColumns, runs
+from sidecar.spark.run.executor.deliver import Task, deliver
 from sidecar.spark.run.folder import RunFolder
 from sidecar.spark.run.outcome import Outcome
 

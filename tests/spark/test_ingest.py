@@ -15,7 +15,7 @@ from sidecar.core.parts import Batch
 from sidecar.errors import ConfigError
 from sidecar.spark.driver import QueryError
 from sidecar.spark.ingest.job import SparkIngest
-from sidecar.spark.ingest.support import targets
+from sidecar.spark.ingest.supported import targets
 from sidecar.zone import acknowledged
 from sidecar.zone.table import TABLE_SCHEMA
 from tests.spark.examples import example

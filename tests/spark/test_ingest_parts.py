@@ -15,7 +15,7 @@ from sidecar.config.spark import Spark
 from sidecar.errors import EXIT_CONFIG, ConfigError
 from sidecar.spark.ingest.lag import Lag
 from sidecar.spark.ingest.progress import READ, WRITTEN, IngestMetrics, Progress
-from sidecar.spark.ingest.support import load_for_ingest, schema_text, targets
+from sidecar.spark.ingest.supported import load_for_ingest, schema_text, targets
 from sidecar.zone import acknowledge
 from tests.spark.ingesting import config
 from tests.support.landing import batch, entries, writer

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from sidecar.config import Settings
-from sidecar.spark.run.columns import ArrowColumns, runs
-from sidecar.spark.run.deliver import Task, deliver
+from sidecar.spark.run.executor.columns import ArrowColumns, runs
+from sidecar.spark.run.executor.deliver import Task, deliver
+from sidecar.spark.run.executor.task import Job
 from sidecar.spark.run.folder import RunFolder
-from sidecar.spark.run.frozen import latest_batch, open_checkpoint
+from sidecar.spark.run.pinned import latest_batch, open_checkpoint
 from sidecar.spark.run.progress import Progress
-from sidecar.spark.run.task import Job
 from sidecar.spark.run.writer import Delivered, RangeWriter
 from sidecar.state.store import Store
 from tests.spark.deliveries import dead_letters

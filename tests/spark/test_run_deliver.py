@@ -131,7 +131,7 @@ def test_a_stalled_task_tells_why_and_goes_on_by_itself(tmp_path: Path, receiver
     receiver.fail("status", status=401, times=5)
     settings = make_settings(receiver.url)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("sidecar.spark.run.deliver.NOTE_EVERY_S", 0.0)
+        patch.setattr("sidecar.spark.run.executor.deliver.NOTE_EVERY_S", 0.0)
         patch.setattr(RunFolder, "note", lambda self, tp, text: told.append(text))
         outcome = run_task(settings, tmp_path, [(i, "t", b"x") for i in range(10)])
     assert outcome.books.delivered == 10 and not outcome.letters
@@ -145,7 +145,7 @@ def test_a_group_that_fails_is_told_with_its_reason(tmp_path: Path, receiver: Re
     receiver.fail("status", status=503, times=8)
     seen: list[dict[str, str]] = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("sidecar.spark.run.deliver.NOTE_EVERY_S", 0.0)
+        patch.setattr("sidecar.spark.run.executor.deliver.NOTE_EVERY_S", 0.0)
         write = RunFolder.note
         patch.setattr(RunFolder, "note", lambda self, *note: (write(self, *note), seen.append(self.notes())))
         run_task(make_settings(receiver.url), tmp_path, [(1, "t", b"x")])

@@ -1,4 +1,4 @@
-"""One file, two engines: what the daemon delivers, buries and counts, `sidecar spark run` does alike."""
+"""One file, two engines: what the daemon delivers, gives up and counts, `sidecar spark run` does alike."""
 
 from __future__ import annotations
 

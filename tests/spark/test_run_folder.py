@@ -1,4 +1,4 @@
-"""What stands beside the checkpoint: whole files, versions of windows, frozen settings, the books. No Spark."""
+"""What stands beside the checkpoint: whole files, versions of windows, pinned settings, the books. No Spark."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from sidecar.core.dedup import RotatingBitmap, RotatingSet
 from sidecar.core.records import Attempt, DeadLetter, TopicPartition
 from sidecar.errors import ConfigError, StateError
 from sidecar.spark.run import folder as folder_module
-from sidecar.spark.run.columns import RUN_ROWS, runs
+from sidecar.spark.run.executor.columns import RUN_ROWS, runs
+from sidecar.spark.run.executor.windows import Windows
 from sidecar.spark.run.folder import RunFolder, write
-from sidecar.spark.run.frozen import freeze_reader, open_checkpoint
 from sidecar.spark.run.letters import LetterFiles, letters_in
 from sidecar.spark.run.outcome import Outcome, books_of
+from sidecar.spark.run.pinned import open_checkpoint, pin_reader
 from sidecar.spark.run.progress import Progress
 from sidecar.spark.run.topics import claim
-from sidecar.spark.run.windows import Windows
 from sidecar.state.interface import StoredLetter
 from sidecar.state.memory import MemoryState
 from tests.spark.support import TP, batches, begin, make_settings
@@ -109,7 +109,7 @@ def test_a_damaged_window_stops_the_task(tmp_path: Path) -> None:
         Windows(tmp_path, "s", TP, 2).load(RotatingBitmap(100))
 
 
-def test_settings_are_frozen_while_a_micro_batch_is_pending(tmp_path: Path) -> None:
+def test_settings_are_pinned_while_a_micro_batch_is_pending(tmp_path: Path) -> None:
     """What decides about cuts may change between micro-batches, not under one; other settings always may."""
     query, folder = tmp_path / "query", tmp_path / "sidecar"
     first = open_checkpoint(query, folder, make_settings(URL), "cluster")
@@ -133,12 +133,12 @@ def test_settings_are_frozen_while_a_micro_batch_is_pending(tmp_path: Path) -> N
 def test_who_reads_a_pending_micro_batch_reads_it_again(tmp_path: Path) -> None:
     """Another reader is refused while a micro-batch is pending; one that was never told is the connector."""
     with pytest.raises(ConfigError, match="micro-batch 0 is pending and was read by the connector, not by the client"):
-        freeze_reader(tmp_path, "client", 0)
-    freeze_reader(tmp_path, "connector", 0)
-    freeze_reader(tmp_path, "client", -1)
-    freeze_reader(tmp_path, "client", 1)
+        pin_reader(tmp_path, "client", 0)
+    pin_reader(tmp_path, "connector", 0)
+    pin_reader(tmp_path, "client", -1)
+    pin_reader(tmp_path, "client", 1)
     with pytest.raises(ConfigError, match="was read by the client, not by the connector"):
-        freeze_reader(tmp_path, "connector", 1)
+        pin_reader(tmp_path, "connector", 1)
 
 
 def test_a_checkpoint_stays_with_its_cluster_and_its_folder(tmp_path: Path) -> None:

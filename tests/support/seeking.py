@@ -17,10 +17,10 @@ import confluent_kafka as ck
 from sidecar.config.loader import load
 from sidecar.config.model import Settings
 from sidecar.core.records import Run
-from sidecar.daemon.build import plan_memory, rules_hash
 from sidecar.daemon.lifecycle import Daemon
 from sidecar.daemon.signals import Signals
 from sidecar.ops.log import configure
+from sidecar.runtime.build import plan_memory, rules_hash
 from sidecar.sources.base import ReadPast, Source
 from sidecar.sources.kafka.source import KafkaSource
 from sidecar.state.interface import State

@@ -13,7 +13,7 @@ from sidecar.config import load, schema
 from sidecar.config.kafka_properties import REFUSED
 from sidecar.config.reference import BEGIN, DOCUMENTS, END, keys, keys_on_spark, renewed
 from sidecar.config.schema import Option, options
-from sidecar.spark.ingest.support import load_for_ingest
+from sidecar.spark.ingest.supported import load_for_ingest
 from tests.support.json_schema import violations
 
 ROOT = Path(__file__).parents[2]

@@ -13,8 +13,8 @@ import structlog
 
 from sidecar.core.pipeline.gate import Orders
 from sidecar.core.records import TopicPartition
-from sidecar.daemon.dispatcher import Writer
 from sidecar.daemon.supervisor import Supervisor
+from sidecar.runtime.worker import Worker
 from sidecar.state.database import DATABASE_FILE
 from sidecar.state.interface import PartitionSnapshot
 from sidecar.state.store import Store
@@ -31,14 +31,14 @@ def test_damage_that_is_found_in_mid_life_is_told(tmp_path: Path) -> None:
         orders=Orders(),
     )
     broker: Any = SimpleNamespace(commit_now=lambda _: {}, close=lambda: None)
-    gravedigger: Any = SimpleNamespace(close=lambda: None)
+    dead_letter_writer: Any = SimpleNamespace(close=lambda: None)
     unused: Any = None
-    with contextlib.closing(Store(tmp_path)) as state, contextlib.closing(Writer()) as writer:
+    with contextlib.closing(Store(tmp_path)) as state, contextlib.closing(Worker()) as writer:
         state.save_partitions([PartitionSnapshot(TP, "id", 1, 5, 0, (b"", b""))])
         with contextlib.closing(sqlite3.connect(tmp_path / DATABASE_FILE)) as other:
             other.execute("UPDATE partitions SET watermark = 6")
             other.commit()
-        supervisor = Supervisor(nothing, broker, unused, queue.SimpleQueue(), writer, state, gravedigger, 1.0)
+        supervisor = Supervisor(nothing, broker, unused, queue.SimpleQueue(), writer, state, dead_letter_writer, 1.0)
         assert state.load_partitions() == {}
         with structlog.testing.capture_logs() as lines:
             supervisor.close()

@@ -17,11 +17,12 @@ from sidecar.core.effects import Commit, CommitItem
 from sidecar.core.partition.state import PartitionState
 from sidecar.core.records import Run, TopicPartition
 from sidecar.daemon import ids as daemon_ids
-from sidecar.daemon.build import build
-from sidecar.daemon.dispatcher import Senders, Writer
-from sidecar.daemon.gravedigger import Gravedigger
 from sidecar.daemon.supervisor import Supervisor
 from sidecar.errors import StateError
+from sidecar.runtime.build import build
+from sidecar.runtime.dead_letter_writer import DeadLetterWriter
+from sidecar.runtime.senders import Senders
+from sidecar.runtime.worker import Worker
 from sidecar.sources.base import Assignment, Source
 from sidecar.state.interface import IdSegment, StoredIds
 from sidecar.state.memory import MemoryState
@@ -124,7 +125,7 @@ class Life:
 
     def __init__(self) -> None:
         pipeline, sink = build(Settings.model_validate(SETTINGS), cast(Any, Columns()))
-        self.broker, self.state, self.writer = Broker(), SlowState(), Writer()
+        self.broker, self.state, self.writer = Broker(), SlowState(), Worker()
         inbox = self.inbox = queue.SimpleQueue[object]()
         self.senders = Senders(sink, 1, inbox)
         self.supervisor = Supervisor(
@@ -134,7 +135,7 @@ class Life:
             inbox,
             self.writer,
             self.state,
-            Gravedigger(cast(Any, None), inbox),
+            DeadLetterWriter(cast(Any, None), inbox),
             5.0,
         )
         self.broker.listener = self.supervisor

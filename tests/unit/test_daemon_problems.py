@@ -114,9 +114,9 @@ def test_dead_letters_are_a_problem_for_5_minutes() -> None:
     assert world.kinds(TOLD_S) == ["dead_letters"]
     assert world.kinds(2 * TOLD_S) == []
     world.pipeline.delivery.letters = {1: "on its way"}
-    world.record.buried(1, "No space left on device", 1, 1_000.0)
+    world.record.letters_stored(1, "No space left on device", 1, 1_000.0)
     assert (world.kinds(1_005.0), world.kinds(1_010.0)) == ([], ["dead_letters_store"])
-    world.record.buried(1, "", 1, 1_011.0)
+    world.record.letters_stored(1, "", 1, 1_011.0)
     assert world.kinds(1_011.0) == []
 
 

@@ -14,9 +14,9 @@ from sidecar.core.lineage import Lineage
 from sidecar.core.partition.state import PartitionState
 from sidecar.core.pipeline.pipeline import Pipeline
 from sidecar.core.records import TopicPartition
-from sidecar.daemon.build import build
-from sidecar.daemon.dispatcher import Writer
 from sidecar.daemon.supervisor import Supervisor
+from sidecar.runtime.build import build
+from sidecar.runtime.worker import Worker
 from sidecar.sources.base import Assignment, Settled
 from sidecar.sources.kafka.columns import KafkaColumns
 from sidecar.state.interface import PartitionSnapshot
@@ -32,7 +32,7 @@ SETTINGS = {
 
 def assigned(state: MemoryState, found: Assignment) -> Pipeline:
     """The core after a start that got this partition."""
-    writer = Writer()
+    writer = Worker()
     pipeline, _ = build(Settings.model_validate(SETTINGS), KafkaColumns())
     unused = cast(Any, None)
     supervisor = Supervisor(pipeline, unused, unused, queue.SimpleQueue(), writer, state, unused, 1.0)

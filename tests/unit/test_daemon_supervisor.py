@@ -15,10 +15,10 @@ from sidecar.core.partition.state import PartitionState
 from sidecar.core.pipeline.gate import Orders
 from sidecar.core.pipeline.pipeline import Pipeline
 from sidecar.core.records import TopicPartition
-from sidecar.daemon.build import build
-from sidecar.daemon.dispatcher import Writer
 from sidecar.daemon.supervisor import Supervisor
 from sidecar.errors import StateError
+from sidecar.runtime.build import build
+from sidecar.runtime.worker import Worker
 from sidecar.sources.base import Assignment, Source
 from sidecar.sources.kafka.columns import KafkaColumns
 from sidecar.state.interface import State
@@ -83,7 +83,7 @@ class Broker:
 
 def test_a_commit_that_waited_for_the_journal_while_a_partition_was_revoked_is_not_made() -> None:
     """Its end would be taken for that of the next commit, whose parts would be sent before they are durable."""
-    broker, state, writer, inbox = Broker(), MemoryState(), Writer(), queue.SimpleQueue[object]()
+    broker, state, writer, inbox = Broker(), MemoryState(), Worker(), queue.SimpleQueue[object]()
     core, unused = cast(Pipeline, Core()), cast(Any, None)
     supervisor = Supervisor(core, cast(Source, broker), unused, inbox, writer, state, unused, 1.0)
     supervisor.turn()
@@ -156,9 +156,9 @@ def test_a_reload_is_no_rebalance() -> None:
     assert supervisor.record.rebalances == {"assigned": 2, "reloaded": 1, "lost": 1}
 
 
-def supervised(broker: Broker | None = None, state: State | None = None) -> tuple[Supervisor, Writer]:
+def supervised(broker: Broker | None = None, state: State | None = None) -> tuple[Supervisor, Worker]:
     """A supervisor of the real pipeline on a broker that takes every commit, and its writer."""
     pipeline, _ = build(Settings.model_validate(SETTINGS), KafkaColumns())
-    writer, unused = Writer(), cast(Any, None)
+    writer, unused = Worker(), cast(Any, None)
     source, state = cast(Source, broker or Broker()), state or MemoryState()
     return Supervisor(pipeline, source, unused, queue.SimpleQueue(), writer, state, unused, 1.0), writer

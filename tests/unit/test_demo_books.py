@@ -103,12 +103,12 @@ def forget_a_letter(run: Run) -> None:
     run.letters.pop()
 
 
-def bury_the_wanted(run: Run) -> None:
+def give_up_the_wanted(run: Run) -> None:
     """A delivered message is in the dead letters too."""
     run.letters.append(run.rows[0].place)
 
 
-def bury_in_place_of_delivery(run: Run) -> None:
+def give_up_in_place_of_delivery(run: Run) -> None:
     """A sound message is in the dead letters instead."""
     run.letters.append(run.rows.pop().place)
 
@@ -129,8 +129,8 @@ def consume_too_little(run: Run) -> None:
         (change_a_value, "wrong"),
         (invent_a_row, "wrong"),
         (forget_a_letter, "lost"),
-        (bury_the_wanted, "wrong"),
-        (bury_in_place_of_delivery, "lost"),
+        (give_up_the_wanted, "wrong"),
+        (give_up_in_place_of_delivery, "lost"),
         (consume_too_little, "consumed"),
     ],
     ids=lambda value: getattr(value, "__name__", value),

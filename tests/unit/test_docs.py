@@ -338,7 +338,7 @@ def letter(offset: int, reason: str, envelope: dict[str, Any]) -> StoredLetter:
 
 
 @pytest.fixture
-def buried(tmp_path: Path) -> Path:
+def dead_lettered(tmp_path: Path) -> Path:
     """A state folder with three dead letters, two of them refused with 400."""
     odd = base64.b64encode(b"\xff").decode()
     with contextlib.closing(Store(tmp_path / "state")) as state:
@@ -352,22 +352,22 @@ def buried(tmp_path: Path) -> Path:
     return tmp_path / "state"
 
 
-def test_the_queries_for_dead_letters_work(buried: Path) -> None:
+def test_the_queries_for_dead_letters_work(dead_lettered: Path) -> None:
     """Each SQL statement of the run-book runs on a real state file and does what it says."""
     listing, counting, deleting = blocks(OPERATION, "sql")
-    with contextlib.closing(sqlite3.connect(buried / "state.db")) as database:
+    with contextlib.closing(sqlite3.connect(dead_lettered / "state.db")) as database:
         rows = database.execute(listing).fetchall()
         assert [row[3] for row in rows] == [9, 8, 7]
         assert rows[0][-1] == "2023-11-14 22:13:20"
         assert len(database.execute(counting).fetchall()) == 3
         with database:
             database.execute(deleting)
-    with contextlib.closing(Store(buried)) as state:
+    with contextlib.closing(Store(dead_lettered)) as state:
         assert [one.reason for one in state.dead_letters(10)] == ["unframeable"]
         assert state.count_dead_letters() == 1
 
 
-def test_the_recipe_for_sending_again_works(buried: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_recipe_for_sending_again_works(dead_lettered: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The Python of the run-book produces exactly what was dead-lettered: topic, key, value and headers."""
     produced: list[tuple[str, dict[str, Any]]] = []
 
@@ -387,7 +387,7 @@ def test_the_recipe_for_sending_again_works(buried: Path, monkeypatch: pytest.Mo
     (code,) = blocks(OPERATION, "python")
     place = "/var/lib/sidecar/orders/state.db"
     assert code.count(place) == 1
-    exec(compile(code.replace(place, str(buried / "state.db")), "recipe", "exec"), {})
+    exec(compile(code.replace(place, str(dead_lettered / "state.db")), "recipe", "exec"), {})
     assert produced == [
         ("orders", {"value": "{}", "key": "k", "headers": [("tag", "paid"), ("x", None)]}),
         ("orders", {"value": b"\xff", "key": None, "headers": [("x", b"\xff")]}),

@@ -12,10 +12,10 @@ import pytest
 
 from sidecar.config.ledger import Ledger as Settings
 from sidecar.core.claims import Want
-from sidecar.daemon.ledgers import open_desk
 from sidecar.errors import ConfigError
 from sidecar.ledger.interface import LedgerError
 from sidecar.ledger.sqlite import LEDGER_FILE, SqliteLedger
+from sidecar.runtime.ledger_worker import open_ledger_worker
 from sidecar.state.interface import Damage
 
 
@@ -75,6 +75,6 @@ def test_a_missing_driver_is_told_at_the_start(tmp_path: Path, monkeypatch: pyte
     monkeypatch.delitem(sys.modules, "sidecar.ledger.postgresql", raising=False)
     settings = Settings.model_validate({"postgresql": {"url": "postgresql://localhost/x"}})
     with pytest.raises(ConfigError) as raised:
-        open_desk(settings, "orders", 1_000, tmp_path, queue.SimpleQueue())
+        open_ledger_worker(settings, "orders", 1_000, tmp_path, queue.SimpleQueue())
     assert "psycopg" in str(raised.value)
     assert "consumer-sidecar[postgresql]" in raised.value.hint

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import os
+import re
 import subprocess
 import sys
 import tomllib
@@ -27,39 +28,12 @@ IMPURE = {
 OF_OTHERS = {"numpy", "orjson", "pyroaring", "xxhash"}
 """Packages that the core may import."""
 BUILTINS_OF_THE_SHELL = {"open", "print", "input", "__import__", "exec", "eval"}
+MAP = (ROOT / "docs" / "architecture.md").read_text().split("## Map")[1].split("## ")[0]
 LAYERS = {
-    "core": {"core"},
-    "config": {"core", "config", "errors"},
-    "zone": {"core", "errors", "files", "zone"},
-    "sinks": {"core", "config", "errors", "files", "tls", "version", "sinks", "zone"},
-    "sources": {
-        "core",
-        "config",
-        "errors",
-        "allocator",
-        "sources",
-        "state",
-        "tls",
-    },  # a commit carries the state
-    "ledger": {"core", "errors", "ledger", "state"},
-    "state": {"core", "config", "errors", "files", "state"},
-    "ops": {"core", "config", "errors", "ops"},
-    "daemon": {
-        "allocator",
-        "core",
-        "config",
-        "errors",
-        "version",
-        "sinks",
-        "sources",
-        "state",
-        "ops",
-        "zone",
-        "ledger",
-        "daemon",
-    },
+    row[0]: set(re.findall(r"`([\w.]+)`", row[1]))
+    for row in re.findall(r"^\| `([\w.]+)` \|.*\| ([^|]*) \|$", MAP, re.MULTILINE)
 }
-"""Which parts of the package a part may import."""
+"""Which parts of the package a part imports, as the architecture's table has them."""
 
 
 @pytest.fixture(scope="module")
@@ -154,14 +128,9 @@ def name_of(requirement: str) -> str:
     return requirement[:end].lower().replace("_", "-").replace(".", "-")
 
 
-def imports(path: Path, *, types: bool = False) -> Iterator[str]:
-    """Absolute names of all that a module imports, wherever in it; what only type checkers see with `types` alone."""
-    tree = ast.parse(path.read_text())
-    blocks = [] if types else [block for block in ast.walk(tree) if is_type_checking(block)]
-    unseen = {id(node) for block in blocks for node in ast.walk(block)}
-    for node in ast.walk(tree):
-        if id(node) in unseen:
-            continue
+def imports(path: Path) -> Iterator[str]:
+    """Absolute names of all that a module imports, wherever in it, for types alone too."""
+    for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -172,22 +141,54 @@ def imports(path: Path, *, types: bool = False) -> Iterator[str]:
             yield from (f"{module}.{alias.name}" for alias in node.names)
 
 
-def is_type_checking(node: ast.AST) -> bool:
-    """Whether this is an `if TYPE_CHECKING:`."""
-    return isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
+def name_of_module(path: Path) -> str:
+    """As it is imported."""
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
 
 
-def parts_of(path: Path) -> set[str]:
-    """The parts of the package (`core`, `errors`, …) that a module imports."""
-    parts = {path.stem for path in PACKAGE.iterdir() if path.is_dir() or path.suffix == ".py"}
-    return {name.split(".")[1] for name in imports(path) if name.startswith("sidecar.")} & parts
+def graph() -> dict[str, set[str]]:
+    """Which modules of the package each one imports; packages that it is in are left out."""
+    modules = {name_of_module(path): path for path in PACKAGE.rglob("*.py")}
+    return {
+        name: {one for one in imports(path) if one in modules and not f"{name}.".startswith(f"{one}.")}
+        for name, path in modules.items()
+    }
 
 
-@pytest.mark.parametrize("layer", LAYERS)
-def test_imports_point_one_way(layer: str) -> None:
-    """No part imports what stands further out: core nothing but itself, and nobody but `cli` the daemon."""
-    wrong = {str(path.relative_to(ROOT)): parts_of(path) - LAYERS[layer] for path in (PACKAGE / layer).rglob("*.py")}
-    assert {path: parts for path, parts in wrong.items() if parts} == {}
+def layer_of(module: str) -> str:
+    """The part of the package that a module belongs to; itself, where the table has none."""
+    name = module.removeprefix("sidecar.")
+    return max((one for one in LAYERS if f"{name}.".startswith(f"{one}.")), key=len, default=module)
+
+
+def test_imports_point_one_way() -> None:
+    """Every part imports what its row in the architecture's table has, imports for types alone counted; no more.
+
+    The core imports nothing of the package, Spark neither the daemon nor the commands.
+    """
+    found: dict[str, set[str]] = {layer: set() for layer in LAYERS}
+    for module, below in graph().items():
+        if module != "sidecar":
+            found.setdefault(layer_of(module), set()).update(layer_of(one) for one in below)
+    assert {layer: below - {layer} for layer, below in found.items()} == LAYERS
+
+
+def test_no_module_leads_back_to_itself() -> None:
+    """Nor does a part: imports go in no circle, those for types alone counted, so none can hold its owner.
+
+    Each module can be read, and tested, with what stands below it alone.
+    """
+    assert circles(graph()) == {}, "these modules lead in a circle"
+    assert circles(LAYERS) == {}, "these parts lead in a circle"
+
+
+def circles(below: dict[str, set[str]]) -> dict[str, set[str]]:
+    """What is left once all that lead nowhere, and all that nothing leads to, are taken away, again and again."""
+    left, before = below, -1
+    while len(left) != before:
+        before, reached = len(left), set().union(*left.values())
+        left = {name: found & left.keys() for name, found in left.items() if found & left.keys() and name in reached}
+    return left
 
 
 def test_nothing_imports_a_test() -> None:
@@ -215,27 +216,8 @@ def test_the_core_has_no_way_out() -> None:
     assert wrong == {}
 
 
-def test_the_core_has_no_circle() -> None:
-    """No module of the core leads back to itself, and none leads outward, imports for types alone counted.
-
-    So each can be read, and tested, with what stands below it alone; and none can hold its owner.
-    """
-    below = {name_of_module(path): set(imports(path, types=True)) for path in (PACKAGE / "core").rglob("*.py")}
-    every = {one for found in below.values() for one in found if one.startswith("sidecar.")}
-    assert {one for one in every if one.split(".")[1] != "core"} == set()
-    left = {name: found & below.keys() for name, found in below.items()}
-    while ends := {name for name, found in left.items() if not found & left.keys()}:
-        left = {name: found for name, found in left.items() if name not in ends}
-    assert left == {}, "these lead in a circle"
-
-
-def name_of_module(path: Path) -> str:
-    """As it is imported."""
-    return ".".join(path.relative_to(ROOT).with_suffix("").parts)
-
-
 def test_the_check_of_imports_sees_them_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Imports inside functions, of several names and relative ones are found; those for types alone when asked for."""
+    """Imports inside functions, of several names, relative ones and those for types alone are found."""
     monkeypatch.setattr(sys.modules[__name__], "ROOT", tmp_path)
     module = tmp_path / "sidecar" / "core" / "bad.py"
     module.parent.mkdir(parents=True)
@@ -244,9 +226,14 @@ def test_the_check_of_imports_sees_them_all(tmp_path: Path, monkeypatch: pytest.
         "def f():\n    from sidecar import daemon\n"
     )
     assert set(imports(module)) == {
-        "os.path", "json", "sidecar", "sidecar.errors", "sidecar.core.tags", "sidecar.core.tags.Tag", "sidecar.daemon",
+        "os.path", "json", "sidecar", "sidecar.errors", "sidecar.core.tags", "sidecar.core.tags.Tag", "time",
+        "sidecar.daemon",
     }  # fmt: skip
-    assert set(imports(module, types=True)) - set(imports(module)) == {"time"}
+
+
+def test_the_check_of_circles_sees_them() -> None:
+    """What leads back is left; what leads there, or nowhere, is not."""
+    assert circles({"a": {"b"}, "b": {"c"}, "c": {"b"}, "d": {"c", "e"}, "e": set()}) == {"b": {"c"}, "c": {"b"}}
 
 
 def test_the_core_is_imported_without_its_shell() -> None:

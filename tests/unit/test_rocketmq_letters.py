@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import pytest
 
 from sidecar.core.records import DeadLetter, Details, TopicPartition
-from sidecar.daemon.graveyards import BrokerGraveyard, Originals, StateGraveyard
 from sidecar.errors import UnavailableError
+from sidecar.runtime.dead_letters import DeadLettersAtBroker, DeadLettersInState, Originals
 from sidecar.sinks.formats import envelope_row
 from sidecar.sources.base import Original
 from sidecar.state.interface import StoredLetter
@@ -31,16 +31,16 @@ class Kept:
         return len(letters)
 
 
-def buried(originals: Originals, row: bytes | None) -> StoredLetter:
+def dead_lettered(originals: Originals, row: bytes | None) -> StoredLetter:
     """A letter of this row, as it is kept."""
     kept = Kept()
-    StateGraveyard(kept, originals).bury([DeadLetter(QUEUE, 7, "9f3ac2d1", "paid", "bad", row)])
+    DeadLettersInState(kept, originals).store([DeadLetter(QUEUE, 7, "9f3ac2d1", "paid", "bad", row)])
     return kept.letters[0]
 
 
 def test_a_letter_of_an_envelope_has_all_of_it() -> None:
     """Ids, keys, properties of any bytes and the broker are kept as the row had them."""
-    letter = buried(Originals("envelope", lambda tp, offset: None), ROW)
+    letter = dead_lettered(Originals("envelope", lambda tp, offset: None), ROW)
     assert letter.envelope is not None
     expected = json.loads(ROW) | {"tag": None}
     assert json.loads(letter.envelope) == expected
@@ -50,7 +50,7 @@ def test_a_letter_of_an_envelope_has_all_of_it() -> None:
 def test_a_letter_of_a_bare_value_is_fetched_whole() -> None:
     """Where the row is the value alone, the broker's own copy is kept, with its ids."""
     original = Original(b"k1 \xfe", b"\0body", PROPERTIES, 5, DETAILS)
-    letter = buried(Originals("ndjson", lambda tp, offset: original), b"\0body")
+    letter = dead_lettered(Originals("ndjson", lambda tp, offset: original), b"\0body")
     assert letter.envelope is not None
     assert json.loads(letter.envelope) == json.loads(ROW) | {"tag": None}
 
@@ -68,10 +68,10 @@ def test_letters_that_the_broker_copies_are_not_copied_twice() -> None:
         return offset != 9
 
     kept = Kept()
-    graveyard = BrokerGraveyard(send_back, -1, StateGraveyard(kept, Originals("envelope", lambda tp, offset: None)))
+    store = DeadLettersAtBroker(send_back, -1, DeadLettersInState(kept, Originals("envelope", lambda tp, offset: None)))
     letters = [DeadLetter(QUEUE, offset, "9f3ac2d1", "paid", "bad", ROW) for offset in (7, 8, 9)]
     with pytest.raises(UnavailableError):
-        graveyard.bury(letters)
+        store.store(letters)
     failing = False
-    graveyard.bury(letters)
+    store.store(letters)
     assert (copied, [one.offset for one in kept.letters]) == ([7, 8, 9], [9])

@@ -23,7 +23,7 @@ from sidecar.core.partition.state import (
     derived_scope,
     lane_key,
 )
-from sidecar.daemon.build import rules_hash
+from sidecar.runtime.build import rules_hash
 from sidecar.state.offset_map import Identity, Origin, decode, encode
 from tests.support.first_version import First, digest, read_first
 from tests.support.jars import ROOT

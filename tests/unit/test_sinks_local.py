@@ -12,8 +12,8 @@ from sidecar.config.model import Settings
 from sidecar.core.intents import Intent
 from sidecar.core.parts import Batch, Part
 from sidecar.core.records import Fragment, TopicPartition, Verdict
-from sidecar.daemon.build import build
 from sidecar.errors import ConfigError, StateError
+from sidecar.runtime.build import build
 from sidecar.sinks.build import build_sink
 from sidecar.sinks.console import ConsoleSink
 from sidecar.sinks.file import FileSink

@@ -22,9 +22,9 @@ from sidecar.core.intents import Intent
 from sidecar.core.parts import Batch as CoreBatch
 from sidecar.core.parts import Part
 from sidecar.core.records import DeadLetter, Fragment, TopicPartition, Verdict
-from sidecar.daemon.build import build
-from sidecar.daemon.graveyards import Originals
 from sidecar.errors import ConfigError, SidecarError, StateError
+from sidecar.runtime.build import build
+from sidecar.runtime.dead_letters import Originals
 from sidecar.sinks.build import build_sink
 from sidecar.sinks.spark import WRITER_FILE, SparkSink, writer_name
 from sidecar.spark.source.options import Limit
@@ -250,7 +250,7 @@ def test_without_pyarrow_it_says_what_to_install(tmp_path: Path) -> None:
 
 
 def test_a_dead_letter_is_found_in_its_row(tmp_path: Path) -> None:
-    """A batch that is given up is buried with key, value and headers, without asking the broker."""
+    """A batch that is given up is dead_lettered with key, value and headers, without asking the broker."""
     made = sink(tmp_path)
     made.close()
     row, _ = made.framer.frame(TP, [Msg(7, b"v", b"k", 5, [("a", None)])])

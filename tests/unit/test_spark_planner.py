@@ -224,7 +224,7 @@ def test_what_no_line_tells_is_forgotten(lines: Lines) -> None:
         land(lines, "a", 1, first=number)
         query.run()
         lines.remove("a", number)
-        assert query.planner._owned.entries <= 20
+        assert query.planner._delivered.entries <= 20
     assert query.got == Counter(lines.rows())
 
 

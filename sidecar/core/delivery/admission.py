@@ -24,7 +24,7 @@ class Admission:
         """A new batch of these parts; what of them has no row becomes dead letters before."""
         for part in parts:
             if part.unframeable:
-                self._settlement.bury_unframeable(part)
+                self._settlement.give_up_unframeable(part)
         rows = [part for part in parts if part.count]
         if rows:
             batch = self._outbox.begin(rows)

@@ -143,7 +143,7 @@ class Delivery:
         """
         done = self.letters.stored(token, ok=ok, now_ms=now_ms)
         if done is not None:
-            self._settlement.buried(*done)
+            self._settlement.letters_stored(*done)
             self._admission.unseal()
 
     def _trust_again(self, outstanding: bool) -> None:

@@ -83,7 +83,7 @@ class Refusals:
             self._retries.failed(batch, answer, now_ms)
             return
         reason = "too_large" if answer.verdict is Verdict.TOO_LARGE else answer.reason or "rejected"
-        self._settlement.bury(batch.parts[0], reason)
+        self._settlement.give_up(batch.parts[0], reason)
         self._outbox.end(batch, "dead_lettered")
 
     def _halve(self, batch: Batch) -> None:
@@ -146,7 +146,7 @@ class Refusals:
             return False
         self._receiver.judge(part, failed.keys(), 0)
         if not self._receiver.refuses:
-            self._settlement.bury(part, _reasons(part, failed))
+            self._settlement.give_up(part, _reasons(part, failed))
         return not self._receiver.refuses
 
     def _some_failed(self, part: Part, failed: Mapping[int, FailedRow], answer: Answer, now_ms: float) -> None:
@@ -164,7 +164,7 @@ class Refusals:
         parts = self._owned[part.tp].outstanding.derive(part, pieces)
         self._settlement.replace(part, parts)
         if refused and not self._receiver.refuses:
-            self._settlement.bury(parts.pop(), reasons)
+            self._settlement.give_up(parts.pop(), reasons)
         for piece in parts:
             self._retries.failed(self._outbox.begin([piece]), _retry(answer, "207"), now_ms)
 

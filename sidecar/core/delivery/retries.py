@@ -59,7 +59,7 @@ class Retries:
         # A sink that refuses every request says nothing of the messages: that uses up none of their tries.
         if answer.verdict is not Verdict.HALT and self._gives_up(attempts, failing_ms):
             for part in alive:
-                self._settlement.bury(part, answer.reason or "retries exhausted")
+                self._settlement.give_up(part, answer.reason or "retries exhausted")
             self._outbox.end(batch, "dead_lettered")
             return
         self._remember_tries(alive, round(failing_ms) // 1000)

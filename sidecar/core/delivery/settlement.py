@@ -71,15 +71,15 @@ class Settlement:
 
     # Dead letters
 
-    def bury(self, part: Part, reason: str | Mapping[int, str]) -> None:
+    def give_up(self, part: Part, reason: str | Mapping[int, str]) -> None:
         """Make all rows of the part dead letters, for one reason or for one an offset; they count once stored."""
         self._output.ask(self._letters.of_rows(part, reason))
 
-    def bury_unframeable(self, part: Part) -> None:
+    def give_up_unframeable(self, part: Part) -> None:
         """Make dead letters of what has no row; the part is not sent before they are stored."""
         self._output.ask(self._letters.of_unframeable(part))
 
-    def buried(self, part: Part, count: int) -> None:
+    def letters_stored(self, part: Part, count: int) -> None:
         """So many dead letters of the part are durable: all of its rows, or else what has none."""
         if not part.unframeable:
             self.finish(part, "dead_lettered", count)

@@ -18,6 +18,6 @@ def ingest(config: Path | str, *, once: bool = False) -> None:
         SidecarError: Something that a person must act on.
     """
     from sidecar.spark.ingest.job import SparkIngest
-    from sidecar.spark.ingest.support import load_for_ingest
+    from sidecar.spark.ingest.supported import load_for_ingest
 
     SparkIngest(load_for_ingest(config), lambda: False, once=once).run()

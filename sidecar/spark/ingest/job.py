@@ -17,7 +17,7 @@ from sidecar.spark import driver
 from sidecar.spark.driver import QueryError, cause_of, quietly
 from sidecar.spark.ingest.lag import Lag
 from sidecar.spark.ingest.progress import READ, WRITTEN, IngestMetrics, Progress
-from sidecar.spark.ingest.support import REJECTS, Target, schema_text, targets
+from sidecar.spark.ingest.supported import REJECTS, Target, schema_text, targets
 from sidecar.zone import Tail
 from sidecar.zone.table import ROW
 
@@ -83,7 +83,7 @@ class SparkIngest:
         from pyspark.errors import PySparkException
 
         from sidecar.spark.ingest.columns import schema_of
-        from sidecar.spark.ingest.frozen import SparkStorage, freeze_schema, refuse_table_of_another
+        from sidecar.spark.ingest.pinned import SparkStorage, pin_schema, refuse_table_of_another
         from sidecar.spark.ingest.writers import has_delta
 
         found = schema_of(schema) if schema is not None else None
@@ -93,7 +93,7 @@ class SparkIngest:
             storage = SparkStorage(session)
             if self._table.format == "parquet":
                 refuse_table_of_another(storage, wanted)
-            freeze_schema(storage, self._spark.checkpoint, found.json() if found is not None else "")
+            pin_schema(storage, self._spark.checkpoint, found.json() if found is not None else "")
             until = self._heads() if self._once else None
             for target in wanted:
                 frame = self._frame(session, target, found, until, through_driver)

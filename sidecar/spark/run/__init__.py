@@ -21,6 +21,6 @@ def run(config: Path | str, *, once: bool = False) -> None:
         SidecarError: Something that a person must act on.
     """
     from sidecar.spark.run.job import SparkRun
-    from sidecar.spark.run.support import load_for_run
+    from sidecar.spark.run.supported import load_for_run
 
     SparkRun(load_for_run(config), lambda: False, once=once).run()

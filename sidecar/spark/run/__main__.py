@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import runpy
 import sys
 
-from sidecar.cli import main
-
 if __name__ == "__main__":
-    main(["spark", "run", *sys.argv[1:]])
+    sys.argv[1:1] = ["spark", "run"]
+    runpy.run_module("sidecar", run_name="__main__")

@@ -1,6 +1,6 @@
 """What outlives a task beside Spark's checkpoint, as small files on storage that driver and executors share.
 
-    incarnation, rules.json        of the checkpoint (see `frozen`)
+    incarnation, rules.json        of the checkpoint (see `pinned`)
     topics/<topic>                 the topic's id when it was first read
     first, added                   where the checkpoint, and partitions new to it, begin (see `range_source`)
     halved/<micro-batch>/<topic>-<partition>/<hash>     a part that was replaced by its halves
@@ -32,7 +32,7 @@ from sidecar.core.records import TopicPartition
 from sidecar.errors import StateError
 
 if TYPE_CHECKING:
-    from sidecar.spark.run.ranges import Halved
+    from sidecar.spark.run.executor.ranges import Halved
 
 HALVED_KEPT = 2
 """Micro-batches: a task that was given up may still look for the halves of the one before."""

@@ -20,9 +20,9 @@ from sidecar.spark import driver
 from sidecar.spark.driver import QueryError, cause_of
 from sidecar.spark.run.broker import await_cluster, group_offsets, refuse_members
 from sidecar.spark.run.folder import RunFolder
-from sidecar.spark.run.frozen import Checkpoint, freeze_reader, latest_batch, open_checkpoint
+from sidecar.spark.run.pinned import Checkpoint, latest_batch, open_checkpoint, pin_reader
 from sidecar.spark.run.progress import OBSERVED_PASSED, OBSERVED_RANGES, OBSERVED_READ, Progress
-from sidecar.spark.run.support import checkpoint_folder
+from sidecar.spark.run.supported import checkpoint_folder
 from sidecar.spark.run.topics import claim
 from sidecar.state.store import Store
 
@@ -108,7 +108,7 @@ class SparkRun:
     def _start(self, session: SparkSession, checkpoint: Checkpoint) -> StreamingQuery:
         from pyspark.errors import PySparkException
 
-        from sidecar.spark.run.task import Job
+        from sidecar.spark.run.executor.task import Job
         from sidecar.spark.run.writer import data_source
 
         session.dataSource.register(data_source(Job(self._settings, self._folder.path, checkpoint)))
@@ -120,13 +120,13 @@ class SparkRun:
     def _frame(self, session: SparkSession, pending: int) -> DataFrame:
         from pyspark.sql import functions as F  # noqa: N812
 
-        from sidecar.spark.run.wanted import prefilter
+        from sidecar.spark.run.pushdown import prefilter
 
         assert self._settings.spark is not None
         columns = needed(self._settings)
         frame = self._connector(session, columns) if self._settings.spark.reader == "connector" else None
         self._by_connector = frame is not None
-        freeze_reader(self._folder.path, "connector" if self._by_connector else "client", pending)
+        pin_reader(self._folder.path, "connector" if self._by_connector else "client", pending)
         if frame is None:
             return self._ranges(session).observe(OBSERVED_RANGES, F.count(F.lit(1)).alias("rows"))
         frame = frame.observe(OBSERVED_READ, F.count(F.lit(1)).alias("rows"))

@@ -22,7 +22,7 @@ _TEXTS = ("group_name", "reason")
 
 
 class LetterFiles:
-    """Takes the letters of one task attempt: a file for each burial.
+    """Takes the letters of one task attempt: a file each time.
 
     Args:
         folder: `letters/<micro-batch>` of the run.

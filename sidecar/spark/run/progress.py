@@ -19,8 +19,8 @@ from sidecar.ops.health import Problem
 from sidecar.ops.snapshot import Activity, PartitionStatus, StatusSnapshot
 from sidecar.spark.reports import observed_rows, offsets_in, seconds
 from sidecar.spark.run.folder import RunFolder
-from sidecar.spark.run.frozen import latest_batch
 from sidecar.spark.run.letters import letters_in
+from sidecar.spark.run.pinned import latest_batch
 from sidecar.state.interface import State
 from sidecar.version import version
 
@@ -103,7 +103,7 @@ class Progress:
                 break
             books = self._folder.books(batch)
             try:
-                self._bury(batch, books or {})
+                self._store_letters(batch, books or {})
             except SidecarError as error:  # a full disk: they stay where they are, and are tried again
                 self._problem = f"dead letters of micro-batch {batch} wait for room: {error}"
                 if self._problem != known:
@@ -119,7 +119,7 @@ class Progress:
             log.info("dead_letters.stored")
         self._snapshot = self._build()
 
-    def _bury(self, batch: int, books: Mapping[str, Any]) -> None:
+    def _store_letters(self, batch: int, books: Mapping[str, Any]) -> None:
         for name in books.get("letters", ()):
             self._state.put_dead_letters(letters_in(self._folder.path / "letters" / str(batch) / name))
 

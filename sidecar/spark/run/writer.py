@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.types import StructType
 
-    from sidecar.spark.run.task import Job
+    from sidecar.spark.run.executor.task import Job
 
 NAME = "sidecar_run"
 

@@ -1,8 +1,8 @@
 """Follows a zone on the driver and decides which rows a micro-batch has. Nothing of Spark may come in.
 
 Offsets are ``{writer: seq}``, the last number read of each writer. The planner is at one of them: what is up to it is
-owned, what is behind it and known waits in memory. It goes forward with the query; asked for anything earlier it begins
-anew from the manifest, as after a restart.
+delivered, what is behind it and known waits in memory. It goes forward with the query; asked for anything earlier it
+begins anew from the manifest, as after a restart.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Final, TypeAlias
 
 from sidecar.errors import ZoneError
+from sidecar.spark.source.delivered import Delivered
 from sidecar.spark.source.options import Limit
-from sidecar.spark.source.owned import Owned
-from sidecar.spark.source.tasks import Share, told
+from sidecar.spark.source.tasks import Share, with_hint
 from sidecar.zone import Entry, Tail
 from sidecar.zone.floor import read_floor
 
@@ -49,7 +49,7 @@ class Planner:
         """Of each writer the last number that was polled."""
         self._waiting: dict[str, list[Entry]] = {}
         """Of each writer what was polled and is behind `_at`."""
-        self._owned = Owned()
+        self._delivered = Delivered()
         self._firsts: Offsets = {}
         self._served = ""
 
@@ -115,7 +115,7 @@ class Planner:
         entries = [
             entry for writer in sorted(end) for entry in self._between(writer, start.get(writer, -1), end[writer])
         ]
-        claimed = self._owned.claim(entries) if self._dedup else ((entry, {}) for entry in entries)
+        claimed = self._delivered.claim(entries) if self._dedup else ((entry, {}) for entry in entries)
         return [Share.of(entry, drop) for entry, drop in claimed if self._wants(entry)]
 
     def _wants(self, entry: Entry) -> bool:
@@ -151,7 +151,7 @@ class Planner:
 
     def _begin(self, start: Mapping[str, int]) -> None:
         self._at = {}
-        self._owned = Owned()
+        self._delivered = Delivered()
         self._waiting = {}
         # The last one that was read is read again, as a sign that it is the same zone.
         self._last = {} if self._dedup else {writer: seq - 1 for writer, seq in start.items()}
@@ -169,7 +169,7 @@ class Planner:
     def _is_old(self) -> bool:
         """Whether more than half of the lines that were read are removed by now: so forgetting costs nearly nothing."""
         gone = sum(self._first(writer) - first for writer, first in self._firsts.items())
-        return self._dedup and gone * 2 > self._owned.entries
+        return self._dedup and gone * 2 > self._delivered.entries
 
     def _reach(self, start: Mapping[str, int], end: Mapping[str, int]) -> None:
         """Know all entries up to `end`, and own those up to `start`."""
@@ -184,7 +184,7 @@ class Planner:
             count = bisect_right(waiting, start.get(writer, -1), key=_seq)
             if self._dedup:
                 for entry in waiting[:count]:
-                    self._owned.add(entry)
+                    self._delivered.add(entry)
             del waiting[:count]
 
     def _fill(self, most: int | None) -> None:
@@ -199,7 +199,7 @@ class Planner:
         try:
             found = self._tail.poll(skip=skip)
         except ZoneError as error:
-            raise told(error) from error
+            raise with_hint(error) from error
         for writer, entries in found.items():
             self._waiting.setdefault(writer, []).extend(entries)
             self._last[writer] = entries[-1].seq

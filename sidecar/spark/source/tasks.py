@@ -13,7 +13,7 @@ import pyarrow as pa
 from pyroaring import BitMap64
 
 from sidecar.errors import ZoneError
-from sidecar.spark.source.owned import Drop
+from sidecar.spark.source.delivered import Drop
 from sidecar.zone import Entry, read
 
 TASK_BYTES_MIN: Final = 1 << 20
@@ -50,10 +50,10 @@ class Share:
         try:
             yield from read(root, self.entry, columns, drop)
         except ZoneError as error:
-            raise told(error) from error
+            raise with_hint(error) from error
 
 
-def told(error: ZoneError) -> ZoneError:
+def with_hint(error: ZoneError) -> ZoneError:
     """The error with its hint in the message."""
     return ZoneError(f"{error}. {error.hint}" if error.hint else str(error))
 

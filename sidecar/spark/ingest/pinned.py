@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 from sidecar.errors import ConfigError
-from sidecar.spark.ingest.support import REJECTS, TABLE, Target
+from sidecar.spark.ingest.supported import REJECTS, TABLE, Target
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -96,7 +96,7 @@ def refuse_table_of_another(storage: Storage, wanted: Iterable[Target]) -> None:
             )
 
 
-def freeze_schema(storage: Storage, checkpoint: str, schema: str) -> None:
+def pin_schema(storage: Storage, checkpoint: str, schema: str) -> None:
     """Take another schema only where table and rejects have read as far: else rows would be in both, or in neither.
 
     That it is in force is a file, named after it, that is made before a query reads by it.

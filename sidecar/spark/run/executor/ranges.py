@@ -1,7 +1,7 @@
 """One Kafka offset range on its way through the core: cuts follow from its messages alone. No clock, file or Spark.
 
 The range stands in Spark's checkpoint before anything of it is sent, and every cut in it is a pure function of its rows
-and of frozen settings: so a retried task, another attempt and a restart make the same parts, with the same names and
+and of pinned settings: so a retried task, another attempt and a restart make the same parts, with the same names and
 bytes. That is why there is no linger here, no cut by a free sender and none by what happens to be held; and why a part
 needs no intent: it is as durable as the range. Only halves of a refused part are an event, and are stored before they
 are sent.

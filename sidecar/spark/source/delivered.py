@@ -4,26 +4,26 @@ After a takeover two writers may have landed the same messages. Of several copie
 and the decision has to be the same after any restart. It needs no state of its own:
 
 * A row's identity is (topic, scope, partition, offset). The lines tell which ones a batch has, so no data is read.
-* With a start of ``{writer: seq}`` all entries up to it are *owned*: their offsets were delivered, or were duplicates
-  of such. That is a union, in which the order of the entries does not matter, nor in which micro-batches they came. So
+* With a start of ``{writer: seq}`` all entries up to it are *delivered*: their offsets were, or were duplicates of
+  such. That is a union, in which the order of the entries does not matter, nor in which micro-batches they came. So
   it is a function of the manifest and the start alone, and a restarted query builds the same one.
 * Within a micro-batch (start, end] the entries claim their offsets in the order of writer and number. Again a function
   of (start, end) alone: the last micro-batch, replayed after a crash, has the same rows of the same copies, also when
   two writers landed the same part within it. So each identity is delivered in the one micro-batch whose end is the
   first to cover it.
-* An entry may be owned in part; then the offsets that it may not deliver travel with it to the task that reads it.
+* An entry may be delivered in part; then the offsets that it may not deliver travel with it to the task that reads it.
 * All groups claim, also those that a query does not ask for. So to read some groups is the same as to read all and
   filter, and the option may change between restarts. (A message that was landed again under another group, because the
   rules had changed, belongs to the first one.)
 * A batch never has an offset twice: its parts do not overlap.
 
 What retention does to this: a line outlives its data, until everything in its file is older than `retention.age`. What
-no line tells any more is not owned any more, so a batch that comes again after that is delivered again. A running query
-forgets it too, later (`Planner` begins anew when half of the lines it knows are gone): this bounds its memory. A
-decision could come out otherwise only when a micro-batch is replayed, lines were removed between the two attempts, and
-it has copies that were landed more than `retention.age` apart.
+no line tells any more does not count as delivered any more, so a batch that comes again after that is delivered again.
+A running query forgets it too, later (`Planner` begins anew when half of the lines it knows are gone): this bounds its
+memory. A decision could come out otherwise only when a micro-batch is replayed, lines were removed between the two
+attempts, and it has copies that were landed more than `retention.age` apart.
 
-A new query begins behind what retention removed (the floors), and owns what the lines up to there tell.
+A new query begins behind what retention removed (the floors), and counts as delivered what the lines up to there tell.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ YOUNG_MAX: Final = 256
 """Bitmaps that are gathered before they are joined with the large one: a union walks all of that (57 us at 1e8)."""
 
 
-class Owned:
+class Delivered:
     """The offsets of all entries that were added."""
 
     def __init__(self) -> None:
@@ -50,31 +50,31 @@ class Owned:
         self._places: dict[Place, _Offsets] = {}
 
     def add(self, entry: Entry) -> None:
-        """Own all that an entry has."""
+        """Count all that an entry has as delivered."""
         self.entries += 1
         for cover in entry.covers:
-            self._own(cover.place, cover.offsets())
+            self._deliver(cover.place, cover.offsets())
 
     def claim(self, entries: Iterable[Entry]) -> Iterator[tuple[Entry, Drop]]:
         """Each entry with what it may not deliver, in order; those with nothing to deliver are left out.
 
-        Nothing of it is owned afterwards: the same call gives the same again.
+        Nothing of it counts as delivered afterwards: the same call gives the same again.
         """
-        fresh = Owned()
+        fresh = Delivered()
         for entry in entries:
             drop: dict[Place, BitMap64] = {}
             left = not entry.covers
             for cover in entry.covers:
                 offsets = cover.offsets()
                 twice = self._among(cover.place, offsets) | fresh._among(cover.place, offsets)
-                fresh._own(cover.place, offsets)
+                fresh._deliver(cover.place, offsets)
                 left = left or len(twice) < len(offsets)
                 if twice:
                     drop[cover.place] = twice
             if left:
                 yield entry, drop
 
-    def _own(self, place: Place, offsets: BitMap64) -> None:
+    def _deliver(self, place: Place, offsets: BitMap64) -> None:
         self._places.setdefault(place, _Offsets()).add(offsets)
 
     def _among(self, place: Place, offsets: BitMap64) -> BitMap64:

@@ -8,7 +8,8 @@ from collections import deque
 
 from sidecar.core.parts import Batch
 from sidecar.core.records import Answer, Verdict
-from sidecar.daemon.dispatcher import Senders, Writer
+from sidecar.runtime.senders import Senders
+from sidecar.runtime.worker import Worker
 from tests.support.process import wait_until
 
 PATIENCE_S = 10.0
@@ -39,7 +40,7 @@ def test_a_sender_lets_go_of_what_it_has_sent() -> None:
 
 def test_a_writer_lets_go_of_what_it_has_done() -> None:
     """A job may hold dead letters with their rows."""
-    writer = Writer()
+    writer = Worker()
 
     def job() -> None:
         """Nothing to do."""

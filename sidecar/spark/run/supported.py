@@ -55,6 +55,6 @@ def load_for_run(path: str | Path) -> Settings:
     Raises:
         ConfigError: The file cannot be used, or has something that Spark does not support: every problem with its line.
     """
-    from sidecar.daemon.usable import unusable
+    from sidecar.runtime.usable import unusable
 
     return load(path, refusals=lambda settings: list(refusals(settings)) or unusable(settings))

@@ -13,7 +13,7 @@ from sidecar.config.source import KafkaSource
 from sidecar.core.records import Run, TopicPartition
 from sidecar.errors import UnavailableError
 from sidecar.spark.run.broker import outsider
-from sidecar.spark.run.columns import gather
+from sidecar.spark.run.executor.columns import gather
 
 SILENCE_S = 60.0
 """So long nothing may come of a range that has more: then the task fails, and is tried again."""

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from sidecar.errors import ConfigError
-from sidecar.spark.ingest.frozen import freeze_schema, refuse_table_of_another
-from sidecar.spark.ingest.support import REJECTS, TABLE, Target
+from sidecar.spark.ingest.pinned import pin_schema, refuse_table_of_another
+from sidecar.spark.ingest.supported import REJECTS, TABLE, Target
 
 OLD, NEW = '{"old": 1}', '{"new": 1}'
 
@@ -43,7 +43,7 @@ def begun(checkpoint: Path, upto: int, offsets: dict[str, int], *, pending: bool
             LocalStorage().write(f"{checkpoint}/{log}/{number}", f"v1\n{{}}\n{json.dumps(offsets)}".encode())
 
 
-def frozen(folder: Path) -> list[bytes]:
+def pinned(folder: Path) -> list[bytes]:
     """The schemas that are kept."""
     return [path.read_bytes() for path in (folder / "schema").iterdir()]
 
@@ -98,47 +98,47 @@ def test_another_schema_waits_until_both_have_read_as_far(
 ) -> None:
     """It is taken where both queries stand at the same place with nothing pending; the same one goes on anywhere."""
     storage = LocalStorage()
-    freeze_schema(storage, str(tmp_path), OLD)
+    pin_schema(storage, str(tmp_path), OLD)
     begun(tmp_path / "table", 7, table, pending=pending)
     begun(tmp_path / "rejects", 9, rejects)
-    freeze_schema(storage, str(tmp_path), OLD)
+    pin_schema(storage, str(tmp_path), OLD)
     if refused:
         with pytest.raises(ConfigError, match=r"spark\.table\.schema changed") as caught:
-            freeze_schema(storage, str(tmp_path), NEW)
+            pin_schema(storage, str(tmp_path), NEW)
         assert "Run it once with the previous schema, which is in " in caught.value.hint
     else:
-        freeze_schema(storage, str(tmp_path), NEW)
-    assert frozen(tmp_path) == [OLD.encode() if refused else NEW.encode()]
+        pin_schema(storage, str(tmp_path), NEW)
+    assert pinned(tmp_path) == [OLD.encode() if refused else NEW.encode()]
 
 
 def test_a_schema_is_free_until_something_is_read(tmp_path: Path) -> None:
     """Before the first micro-batch any may take another's place; a job of an earlier release keeps the one it has."""
     for schema in ("", OLD, NEW):
-        freeze_schema(LocalStorage(), str(tmp_path / "new"), schema)
-    assert frozen(tmp_path / "new") == [NEW.encode()]
+        pin_schema(LocalStorage(), str(tmp_path / "new"), schema)
+    assert pinned(tmp_path / "new") == [NEW.encode()]
     begun(tmp_path / "old" / "table", 3, {"a": 3}, pending=True)
-    freeze_schema(LocalStorage(), str(tmp_path / "old"), OLD)
+    pin_schema(LocalStorage(), str(tmp_path / "old"), OLD)
     with pytest.raises(ConfigError):
-        freeze_schema(LocalStorage(), str(tmp_path / "old"), NEW)
+        pin_schema(LocalStorage(), str(tmp_path / "old"), NEW)
 
 
 def test_a_change_that_was_cut_short_is_judged_again(tmp_path: Path) -> None:
     """With two schemas kept neither is taken for granted: none goes on before both queries have read as far."""
     storage = LocalStorage()
-    freeze_schema(storage, str(tmp_path / "other"), NEW)
-    freeze_schema(storage, str(tmp_path), OLD)
+    pin_schema(storage, str(tmp_path / "other"), NEW)
+    pin_schema(storage, str(tmp_path), OLD)
     (new,) = (tmp_path / "other" / "schema").iterdir()
     storage.write(f"{tmp_path}/schema/{new.name}", b"")
     begun(tmp_path / "table", 7, {"a": 7})
     begun(tmp_path / "rejects", 7, {"a": 7})
-    freeze_schema(storage, str(tmp_path), NEW)
-    assert frozen(tmp_path) == [NEW.encode()]
+    pin_schema(storage, str(tmp_path), NEW)
+    assert pinned(tmp_path) == [NEW.encode()]
 
 
 def test_a_filled_table_gets_no_schema(tmp_path: Path) -> None:
     """The rejects would begin with rows that the table has: refused, and what helps is said."""
-    freeze_schema(LocalStorage(), str(tmp_path), "")
+    pin_schema(LocalStorage(), str(tmp_path), "")
     begun(tmp_path / "table", 3, {"a": 3})
     with pytest.raises(ConfigError, match="was added to a table that was filled without one") as caught:
-        freeze_schema(LocalStorage(), str(tmp_path), OLD)
+        pin_schema(LocalStorage(), str(tmp_path), OLD)
     assert "another spark.checkpoint" in caught.value.hint

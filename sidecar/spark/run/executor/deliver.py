@@ -15,17 +15,17 @@ from sidecar.config.model import Settings
 from sidecar.core.batching import Limits
 from sidecar.core.effects import Report, Send, Store
 from sidecar.core.records import Columns, DeadLetter, Run, TopicPartition, group_label
-from sidecar.daemon.build import build_reading, delivery_rules, plan_memory
-from sidecar.daemon.dispatcher import Answered, Senders
-from sidecar.daemon.graveyards import Graveyard, open_graveyard
 from sidecar.errors import SidecarError
+from sidecar.runtime.build import build_reading, delivery_rules, plan_memory
+from sidecar.runtime.dead_letters import DeadLetterStore, open_dead_letters
+from sidecar.runtime.senders import Answered, Senders
 from sidecar.sources.kafka.config import client_config
 from sidecar.sources.kafka.fetch import Fetcher
+from sidecar.spark.run.executor.ranges import Halve, RangePipeline
+from sidecar.spark.run.executor.windows import Windows
 from sidecar.spark.run.folder import RunFolder
 from sidecar.spark.run.letters import LetterFiles
 from sidecar.spark.run.outcome import Outcome
-from sidecar.spark.run.ranges import Halve, RangePipeline
-from sidecar.spark.run.windows import Windows
 
 WAIT_S = 0.05
 NOTE_EVERY_S = 5.0
@@ -103,14 +103,14 @@ class _Delivery:
             folder.path / "letters" / str(task.batch), f"{task.tp.topic}-{task.tp.partition}-{task.attempt}"
         )
         self._settings, self._stack = settings, stack
-        self._graveyard: Graveyard | None = None
+        self._store: DeadLetterStore | None = None
         self._windows: Windows | None = None
         if reading.ids is not None:
             self._windows = Windows(folder.path, task.ids_scope, task.tp, task.batch)
             self._windows.load(self._pipeline.intake.ids.window(task.tp))
         self._last = -1
         self._refused = 0
-        self._unburied = False
+        self._unstored = False
         self._noted = ""
         self._note_at_s = time.monotonic() + NOTE_EVERY_S
 
@@ -167,19 +167,19 @@ class _Delivery:
                 self._folder.add_halved(self._task.batch, self._task.tp, parts)
                 self._pipeline.halved()
             case Store(token, letters):
-                self._pipeline.stored(token, ok=self._bury(letters), now_ms=time.monotonic() * 1000)
+                self._pipeline.stored(token, ok=self._store_letters(letters), now_ms=time.monotonic() * 1000)
             case Report(event, level, fields):
                 getattr(log, level)(event, **fields)
 
-    def _bury(self, letters: list[DeadLetter]) -> bool:
+    def _store_letters(self, letters: list[DeadLetter]) -> bool:
         try:
-            self._opened_graveyard().bury(letters)
+            self._opened_store().store(letters)
         except SidecarError as error:  # tried again; the messages stay unsettled meanwhile
             log.error("dead_letters.not_stored", count=len(letters), reason=str(error))
-            self._unburied = True
+            self._unstored = True
             return False
-        if self._unburied:
-            self._unburied = False
+        if self._unstored:
+            self._unstored = False
             log.info("dead_letters.stored")
         self._refused += sum(bool(one.attempts) for one in letters)
         for one in letters[:10]:
@@ -189,13 +189,13 @@ class _Delivery:
             )  # fmt: skip
         return True
 
-    def _opened_graveyard(self) -> Graveyard:
-        """Made when it is first needed: most tasks bury nothing, and a producer connects at once."""
-        if self._graveyard is None:
+    def _opened_store(self) -> DeadLetterStore:
+        """Made when it is first needed: most tasks have no dead letter, and a producer connects at once."""
+        if self._store is None:
             fetcher = Fetcher(client_config(self._settings.source.kafka))
             self._stack.callback(fetcher.close)
-            self._graveyard = open_graveyard(self._settings, self._letters, fetcher.fetch)
-        return self._graveyard
+            self._store = open_dead_letters(self._settings, self._letters, fetcher.fetch)
+        return self._store
 
     # What the driver is told while the task lasts
 

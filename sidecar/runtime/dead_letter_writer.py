@@ -9,8 +9,8 @@ from typing import NamedTuple
 import structlog
 
 from sidecar.core.records import DeadLetter, group_label
-from sidecar.daemon.dispatcher import Writer
-from sidecar.daemon.graveyards import Graveyard
+from sidecar.runtime.dead_letters import DeadLetterStore
+from sidecar.runtime.worker import Worker
 
 PATIENCE_S = 5.0
 """How long `close` waits for what is being stored: longer than a write waits for a lock on the state file."""
@@ -19,7 +19,7 @@ LINES_MAX = 10
 log = structlog.get_logger()
 
 
-class Buried(NamedTuple):
+class LettersStored(NamedTuple):
     """Dead letters are durable, or not."""
 
     token: int
@@ -28,29 +28,29 @@ class Buried(NamedTuple):
     letters: int
 
 
-class Gravedigger:
+class DeadLetterWriter:
     """Has dead letters kept one list after the other: each may wait seconds for the broker.
 
     Args:
-        graveyard: Where they go.
-        inbox: Takes a `Buried` for each list.
+        store: Where they go.
+        inbox: Takes a `LettersStored` for each list.
     """
 
-    def __init__(self, graveyard: Graveyard, inbox: queue.SimpleQueue[object]) -> None:
-        self._graveyard = graveyard
+    def __init__(self, store: DeadLetterStore, inbox: queue.SimpleQueue[object]) -> None:
+        self._store = store
         self._inbox = inbox
-        self._thread: Writer | None = None
+        self._thread: Worker | None = None
         """Most daemons never have a dead letter."""
 
-    def bury(self, token: int, letters: Sequence[DeadLetter]) -> None:
+    def store(self, token: int, letters: Sequence[DeadLetter]) -> None:
         """Have these kept."""
         if self._thread is None:
-            self._thread = Writer("gravedigger")
-        self._thread.do(lambda: self._inbox.put(Buried(token, self._bury(letters), len(letters))))
+            self._thread = Worker("dead-letters")
+        self._thread.do(lambda: self._inbox.put(LettersStored(token, self._try(letters), len(letters))))
 
-    def _bury(self, letters: Sequence[DeadLetter]) -> str:
+    def _try(self, letters: Sequence[DeadLetter]) -> str:
         try:
-            self._graveyard.bury(letters)
+            self._store.store(letters)
         except Exception as error:  # noqa: BLE001  # tried again; the messages stay unsettled meanwhile
             return str(error) or type(error).__name__
         for one in letters[:LINES_MAX]:

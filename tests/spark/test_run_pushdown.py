@@ -9,8 +9,8 @@ import pytest
 
 from sidecar.config.tags import Tags
 from sidecar.core.records import TopicPartition
-from sidecar.spark.run.columns import ArrowColumns, Row
-from sidecar.spark.run.wanted import prefilter
+from sidecar.spark.run.executor.columns import ArrowColumns, Row
+from sidecar.spark.run.pushdown import prefilter
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

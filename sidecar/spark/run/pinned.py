@@ -31,7 +31,7 @@ class Checkpoint(NamedTuple):
         incarnation: Drawn once; 64 bits.
         cluster_id: Of the Kafka cluster.
         group_id: The consumer group.
-        rules: Hash of the frozen settings.
+        rules: Hash of the pinned settings.
         ids: What a message id is.
         pending: The micro-batch that an earlier life began and did not finish; -1 for none.
     """
@@ -109,7 +109,7 @@ def open_checkpoint(query: Path, folder: Path, settings: Settings, cluster_id: s
     return Checkpoint(incarnation, cluster_id, settings.source.kafka.group_id, digest, ids, pending)
 
 
-def freeze_reader(folder: Path, reader: str, pending: int) -> None:
+def pin_reader(folder: Path, reader: str, pending: int) -> None:
     """Who reads a pending micro-batch reads it again: the connector's rows are filtered before they are cut into runs.
 
     Args:

@@ -13,10 +13,10 @@ import structlog
 from sidecar.config.ledger import Ledger as LedgerSettings
 from sidecar.core.claims import Exchanged, Mark
 from sidecar.core.effects import Claim
-from sidecar.daemon.dispatcher import Writer
 from sidecar.errors import SidecarError, extra
 from sidecar.ledger.interface import Ledger
 from sidecar.ledger.sqlite import SqliteLedger
+from sidecar.runtime.worker import Worker
 from sidecar.state.interface import Damage
 
 PRUNE_EVERY_S = 1.0
@@ -35,7 +35,7 @@ class ClaimAnswered(NamedTuple):
     verdicts: list[list[int]] | None
 
 
-class LedgerDesk:
+class LedgerWorker:
     """Asks the ledger on a thread of its own, one thing after the other.
 
     Args:
@@ -67,7 +67,7 @@ class LedgerDesk:
         self._exchanged: Exchanged | None = None
         self._pruning = False
         self._prune_at_s = 0.0
-        self._thread = Writer("ledger")
+        self._thread = Worker("ledger")
 
     def claim(self, effect: Claim) -> None:
         """Claim rows; the answer comes to the inbox."""
@@ -146,9 +146,9 @@ class LedgerDesk:
         self._ledger.close()
 
 
-def open_desk(
+def open_ledger_worker(
     settings: LedgerSettings | None, group: str, keys_max: int, folder: Path, inbox: queue.SimpleQueue[object]
-) -> LedgerDesk | None:
+) -> LedgerWorker | None:
     """The desk of the ledger that is configured; None when none is. It connects when it is first asked.
 
     Args:
@@ -164,7 +164,7 @@ def open_desk(
     if settings is None:
         return None
     limits = settings.remembering
-    return LedgerDesk(_open(settings, group, folder), limits.claim_timeout_ms, limits.keep_ms, keys_max, inbox)
+    return LedgerWorker(_open(settings, group, folder), limits.claim_timeout_ms, limits.keep_ms, keys_max, inbox)
 
 
 def _open(settings: LedgerSettings, group: str, folder: Path) -> Ledger:

@@ -32,10 +32,10 @@ SendBack = Callable[[TopicPartition, int, int], bool]
 """Copies a message (its place, offset and delay level) within RocketMQ; False when it cannot."""
 
 
-class Graveyard(Protocol):
+class DeadLetterStore(Protocol):
     """Keeps dead letters."""
 
-    def bury(self, letters: Sequence[DeadLetter]) -> None:
+    def store(self, letters: Sequence[DeadLetter]) -> None:
         """Make them durable; harmless when repeated.
 
         Raises:
@@ -120,7 +120,9 @@ def producer_config(config: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in config.items() if name != "isolation.level"} | _PRODUCER
 
 
-def open_graveyard(settings: Settings, keeper: Keeper, fetch: Fetch, send_back: SendBack | None = None) -> Graveyard:
+def open_dead_letters(
+    settings: Settings, keeper: Keeper, fetch: Fetch, send_back: SendBack | None = None
+) -> DeadLetterStore:
     """The place that these settings name for dead letters.
 
     Args:
@@ -132,13 +134,13 @@ def open_graveyard(settings: Settings, keeper: Keeper, fetch: Fetch, send_back: 
     originals, place = Originals(settings.sink.chosen.row_format, fetch), settings.dead_letters
     if isinstance(place, DeadLetters) and place.rocketmq:
         assert send_back is not None
-        return BrokerGraveyard(send_back, place.delay_level, StateGraveyard(keeper, originals))
+        return DeadLettersAtBroker(send_back, place.delay_level, DeadLettersInState(keeper, originals))
     if isinstance(place, DeadLetters):
-        return TopicGraveyard(client_config(settings.source.kafka), place.kafka.topic, originals)
-    return StateGraveyard(keeper, originals)
+        return DeadLettersInTopic(client_config(settings.source.kafka), place.kafka.topic, originals)
+    return DeadLettersInState(keeper, originals)
 
 
-class StateGraveyard:
+class DeadLettersInState:
     """Dead letters in the state folder, with their envelopes, so that they can be sent again.
 
     Args:
@@ -150,7 +152,7 @@ class StateGraveyard:
         self._state = state
         self._originals = originals
 
-    def bury(self, letters: Sequence[DeadLetter]) -> None:
+    def store(self, letters: Sequence[DeadLetter]) -> None:
         """Make them durable."""
         stored = [StoredLetter.of(one, at_ms=int(time.time() * 1000), envelope=self._envelope(one)) for one in letters]
         self._state.put_dead_letters(stored)
@@ -163,7 +165,7 @@ class StateGraveyard:
         )  # fmt: skip
 
 
-class BrokerGraveyard:
+class DeadLettersAtBroker:
     """Dead letters that RocketMQ's brokers copy by themselves: to the group's dead letters, or to come again.
 
     Args:
@@ -172,14 +174,14 @@ class BrokerGraveyard:
         rest: Keeps those that cannot be copied.
     """
 
-    def __init__(self, send_back: SendBack, level: int, rest: Graveyard) -> None:
+    def __init__(self, send_back: SendBack, level: int, rest: DeadLetterStore) -> None:
         self._send_back = send_back
         self._level = level
         self._rest = rest
         self._copied: set[tuple[str, TopicPartition, int]] = set()
-        """Of letters that were not all buried yet: when they are tried again, these are not copied twice."""
+        """Of letters that were not all stored yet: when they are tried again, these are not copied twice."""
 
-    def bury(self, letters: Sequence[DeadLetter]) -> None:
+    def store(self, letters: Sequence[DeadLetter]) -> None:
         """Have them copied; those that are gone, or stand in a batch that is one message, go to the rest."""
         left = []
         for one in letters:
@@ -189,11 +191,11 @@ class BrokerGraveyard:
             else:
                 left.append(one)
         if left:
-            self._rest.bury(left)
+            self._rest.store(left)
         self._copied.clear()
 
 
-class TopicGraveyard:
+class DeadLettersInTopic:
     """Dead letters in a Kafka topic: key, value and headers as they were, the story in headers of ours.
 
     Args:
@@ -217,7 +219,7 @@ class TopicGraveyard:
         self._producer = make(self._config)
         self._broken = False
 
-    def bury(self, letters: Sequence[DeadLetter]) -> None:
+    def store(self, letters: Sequence[DeadLetter]) -> None:
         """Produce them and wait for the broker.
 
         Raises:

@@ -33,8 +33,8 @@ def unusable(settings: Settings) -> Iterator[tuple[KeyPath, str]]:
 def _of_kafka(settings: Settings) -> Iterator[tuple[str, str]]:
     import confluent_kafka as ck
 
-    from sidecar.daemon.build import plan_memory
-    from sidecar.daemon.graveyards import producer_config
+    from sidecar.runtime.build import plan_memory
+    from sidecar.runtime.dead_letters import producer_config
     from sidecar.sources.kafka.config import client_config, consumer_config, refused
     from sidecar.sources.kafka.fetch import fetcher_config
 

@@ -15,12 +15,12 @@ from sidecar.config.model import Settings
 from sidecar.core.records import Columns, Run, TopicPartition
 from sidecar.ops.log import configure
 from sidecar.sources.kafka.columns import KafkaColumns
-from sidecar.spark.run.columns import ArrowColumns, place_of, runs
-from sidecar.spark.run.deliver import Task, deliver
-from sidecar.spark.run.fetch import fetch
+from sidecar.spark.run.executor.columns import ArrowColumns, place_of, runs
+from sidecar.spark.run.executor.deliver import Task, deliver
+from sidecar.spark.run.executor.fetch import fetch
 from sidecar.spark.run.folder import RunFolder
-from sidecar.spark.run.frozen import Checkpoint
 from sidecar.spark.run.outcome import Outcome
+from sidecar.spark.run.pinned import Checkpoint
 from sidecar.spark.run.topics import claim
 
 if TYPE_CHECKING:
