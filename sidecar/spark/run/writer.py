@@ -45,7 +45,7 @@ class RangeWriter(DataSourceStreamArrowWriter):
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Delivered:
         """Deliver what one Kafka offset range has; returns when all of it is settled."""
-        from sidecar.spark.run import task
+        from sidecar.spark.run.executor import task
 
         return Delivered(task.run(pickle.loads(self._packed), iterator))
 
