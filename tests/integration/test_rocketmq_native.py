@@ -12,7 +12,10 @@ import orjson
 import psutil
 import pytest
 
+from sidecar.config.source import RocketMqSource as RocketMqSettings
 from sidecar.core.records import TopicPartition
+from sidecar.sources.rocketmq.native.cluster import Cluster
+from sidecar.sources.rocketmq.progress import Mark
 from sidecar.sources.rocketmq.wire.messages import decode
 from sidecar.sources.rocketmq.wire.network import Ask
 from sidecar.sources.rocketmq.wire.requests import Asks, Subscription
@@ -22,7 +25,7 @@ from tests.support.postgresql import Database
 from tests.support.process import Daemon, wait_until
 from tests.support.receiver import Receiver
 from tests.support.rocketmq import BROKER, Message, RefusedError, RocketMqNode
-from tests.support.rocketmq_flow import PATIENCE_S, Bodies, await_all, configuration
+from tests.support.rocketmq_flow import PATIENCE_S, QUEUES, Bodies, await_all, configuration
 from tests.support.rocketmq_made_again import made_again
 
 
@@ -95,6 +98,25 @@ def test_a_broker_that_was_killed(node: RocketMqNode, source: dict[str, Any], tm
 def test_a_topic_made_again_while_it_is_read(node: RocketMqNode, source: dict[str, Any], tmp_path: Path) -> None:
     """Each message of the new one arrives once, though at once it reaches beyond the old offsets; the log tells it."""
     assert made_again(node, source, tmp_path, [("flowing", 0.0)], 4_000).exact
+
+
+def test_where_a_queue_begins_anew_outlasts_a_late_commit(node: RocketMqNode, source: dict[str, Any]) -> None:
+    """A commit of the killed child that the broker takes after ours is overwritten before the next child reads."""
+    bodies = Bodies(node)
+    bodies.send(100)
+    cluster = Cluster(RocketMqSettings(**source, group=bodies.group, topics=[bodies.topic]), "client")
+    try:
+        cluster.open()
+        other = Mark(offset=0, position=1, stored_ms=1)
+        for tp in cluster.queues:
+            cluster.marks.read(tp, other)
+        assert {one.tp for one in cluster.rewind()} == set(cluster.queues)
+        node.commit(bodies.group, bodies.topic, 3, 7)
+        assert not cluster.keeps_rewound()
+        assert cluster.keeps_rewound()
+        assert node.committed(bodies.group, bodies.topic, QUEUES) == dict.fromkeys(range(QUEUES), 0)
+    finally:
+        cluster.close()
 
 
 def test_a_retried_message_is_not_mistaken_for_another(

@@ -178,13 +178,16 @@ def read_from_slave(folder: Path, times: int) -> Finding:
                 if number % 2:  # a member that starts meanwhile waits for the master, as long as a start may take
                     wait_until(lambda rows=rows: receiver.stats["rows"] > rows, PATIENCE_S, "it delivers")  # type: ignore[misc]
                     daemon.kill9()
+                    daemon.start()
+                    wait_until(
+                        lambda: "a master of broker-a" in daemon.log_tail(), PATIENCE_S, "it says so",
+                        detail=daemon.log_tail,
+                    )  # fmt: skip
                 else:
                     _await(bodies, receiver, daemon)
                 if number == 0:
                     time.sleep(max(0.0, LOCK_S - (time.monotonic() - dead_s)))  # how long it is dead is what is tried
                 master.start()
-                if number % 2:
-                    daemon.start()
                 bodies.send(200)
                 _await(bodies, receiver, daemon)
                 receiver.faults.clear()

@@ -30,6 +30,8 @@ THREADS_MAX = 512
 """What the library read at once needs one until it is settled."""
 THREADS_PER_QUEUE = 32
 AGAIN_MIN_S, AGAIN_MAX_S = 0.5, 30.0
+KEPT_S = 2.0
+"""After this time a broker has done what it was told before."""
 STEADY_S = 60.0
 """A child that lived so long is no sign that the next one will not."""
 _LOGS = {"log_files": 2, "log_file_mb": 10}
@@ -142,8 +144,10 @@ class NativeClient:
             self._again_at_s = time.monotonic() + AGAIN_MIN_S
             self._problem = "a topic was made again: librocketmq's process is started again"
 
-    def _rewind(self) -> None:
-        for tp, offset, has_older in self._cluster.rewind():
+    def _rewind(self) -> bool:
+        """Whether all queues are known to begin where they are to begin."""
+        rewound = self._cluster.rewind()
+        for tp, offset, has_older in rewound:
             fields = {**tp.fields(), "offset": offset}
             if has_older:
                 action = f"going on at {offset}, after the last message that was read and is there still"
@@ -151,6 +155,7 @@ class NativeClient:
             else:
                 action = f"going on at {offset}, the first message"
                 self._tell("topic.recreated", "warning", fields | {"action": action})
+        return not rewound and self._cluster.keeps_rewound()
 
     # The child
 
@@ -181,8 +186,10 @@ class NativeClient:
 
     def _start_again(self) -> None:
         if self._problem and not self._closed and time.monotonic() >= self._again_at_s:
-            self._rewind()
-            self._start()
+            if self._rewind():
+                self._start()
+            else:
+                self._again_at_s = time.monotonic() + KEPT_S
 
     def _end_child(self) -> None:
         if self._child is not None:

@@ -59,6 +59,8 @@ class Cluster:
         self._names: dict[str, str] = {}
         """Of brokers, by their addresses in `_named_of`."""
         self._named_of: Mapping[str, str] = {}
+        self._rewound: dict[TopicPartition, int] = {}
+        """What was committed and is still to be asked for."""
 
     def open(self) -> None:
         """Find the topics, and let a new group begin where it is to begin.
@@ -155,14 +157,34 @@ class Cluster:
             for tp, frame in lows
             if frame is not None and frame.code == Code.SUCCESS
         ]
-        done: list[Rewound] = []
-        by_queue = {one.tp: one for one in found}
-        for tps in commit_waves(by_queue):
-            wave = [(tp, self.asks.commit(tp, by_queue[tp].offset)) for tp in tps]
-            codes = [frame.code if frame else None for frame in self._answers(wave)]
-            done += [by_queue[tp] for tp, code in zip(tps, codes, strict=True) if code == Code.SUCCESS]
-        self.marks.forget(one.tp for one in done)
-        return done
+        taken = self._commit({one.tp: one.offset for one in found})
+        self._rewound |= taken
+        self.marks.forget(taken)
+        return [one for one in found if one.tp in taken]
+
+    def keeps_rewound(self) -> bool:
+        """Whether brokers have what `rewind` committed; what they lack they are told again.
+
+        A broker may take the last commits of a killed reader later, and may forget offsets while a topic is deleted.
+        """
+        asks = [(tp, self.asks.committed(tp)) for tp in self._rewound]
+        kept = {
+            tp: read_offset(frame) if frame.code == Code.SUCCESS else -1
+            for (tp, _), frame in zip(asks, self._answers(asks), strict=True)
+            if frame is not None
+        }
+        self._rewound = {tp: self._rewound[tp] for tp, offset in kept.items() if offset != self._rewound[tp]}
+        self._rewound = self._commit(self._rewound)
+        return not self._rewound
+
+    def _commit(self, offsets: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
+        """Those that were taken."""
+        taken: dict[TopicPartition, int] = {}
+        for tps in commit_waves(offsets):
+            answers = self._answers([(tp, self.asks.commit(tp, offsets[tp])) for tp in tps])
+            codes = [frame.code if frame else None for frame in answers]
+            taken |= {tp: offsets[tp] for tp, code in zip(tps, codes, strict=True) if code == Code.SUCCESS}
+        return taken
 
     # While messages come
 

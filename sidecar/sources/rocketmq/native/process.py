@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+import sidecar
 from sidecar.sources.rocketmq.native.child.frames import Frames, Kind, frame, pack_numbers
 
 SILENCE_MAX_S = 10.0
@@ -41,8 +42,8 @@ class ChildProcess:
         shutil.rmtree(home, ignore_errors=True)
         home.mkdir(parents=True)
         self._output_path = home / "output"
-        found = str(Path(__file__).resolve().parents[2])
-        path = os.pathsep.join(filter(None, [found, os.environ.get("PYTHONPATH")]))
+        package = str(Path(sidecar.__file__).resolve().parents[1])
+        path = os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH")]))
         with self._output_path.open("ab") as output:
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "sidecar.sources.rocketmq.native.child"],

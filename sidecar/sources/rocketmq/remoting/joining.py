@@ -60,8 +60,11 @@ class Joining:
             UnavailableError: None does within the start-up time.
             CredentialsError: One refuses the credentials.
         """
-        self._waiting(f"a broker at {', '.join(self._routes.addresses.values())}")
+        where = ", ".join(self._routes.addresses.values())
+        masterless = f"a master of {', '.join(sorted(self._routes.masterless))}, of which name servers know slaves only"
+        self._waiting(f"a broker at {where}" if where else masterless)
         while not any(self._members.is_known(broker) for broker in self._routes.addresses):
+            self._routes.refresh()
             self._members.keep(())
             self._network.turn(0.02)
             if self._members.refusal is not None:
@@ -69,7 +72,7 @@ class Joining:
             if self._left_s <= 0:
                 links = self._routes.brokers().values()
                 reason = "; ".join(f"{link.address}: {link.problem or 'no answer'}" for link in links)
-                raise unavailable(self._settings, "no broker could be reached", reason, BROKER_HINT)
+                raise unavailable(self._settings, "no broker could be reached", reason or masterless, BROKER_HINT)
 
     def check_filter(self, subscription: Subscription) -> None:
         """What a broker cannot filter by it would refuse with every pull; brokers that are away now tell it then.
