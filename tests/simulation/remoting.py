@@ -203,7 +203,8 @@ class RemotingWorld:
         else:
             self.process.source._network.told(reset_frame(number, offset))
             broker.obeyed_at_s = self.clock.now_s
-            is_back &= self.process.reads(number)
+            # In a long rest the locks lapse: then an offset that was told is one that somebody else may have set.
+            is_back &= self.process.reads(number) and not self.state.is_sound
         self._again = [one for one in self._again if one.number != number]
         self._floors.pop(number, None)
         if is_back and is_known:
@@ -326,13 +327,13 @@ class RemotingWorld:
         self.state.is_sound = self._is_opening = False
         if self.process is not None:
             self._ended_at_s, self._ended_well = self.clock.now_s, well
-            self._again = [one for one in self._again if well or self._has_survived(one)]
+            self._again = [one for one in self._again if self._has_survived(one, well=well)]
         self.process = None
 
-    def _has_survived(self, one: _Again) -> bool:
+    def _has_survived(self, one: _Again, *, well: bool) -> bool:
         """Whether a reset that was perhaps not obeyed yet is still known to somebody."""
         is_told = one.number in self.broker.resets or one.at_s <= self.clock.now_s - TOLD_S
-        return is_told and self._has_noted(one.number)
+        return is_told and (well or self._has_noted(one.number))
 
     def _idle(self) -> None:
         """Some minutes in which little happens."""
