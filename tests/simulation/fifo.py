@@ -261,7 +261,7 @@ class FifoWorld(LeasedWorld):
         super().__init__(seed)
         self.broker = FifoBroker(self.chance, count)
         self._jumps = self.chance.random.random() < 0.5
-        self._has_died = False
+        self._has_died, self._off_s = False, 0.0
         self._flush_at_ms = 0.0
         self._missed: set[tuple[int, int, int]] = set()
         """What a process had that was killed at the end of all faults."""
@@ -291,7 +291,9 @@ class FifoWorld(LeasedWorld):
             self.broker.die()
             self._has_died = True  # what was out is given under other ids, so that more of them are in use than queues
         if self._jumps and self.chance(0.01):
-            self.broker.now_s += self.chance.random.choice([600.0, -600.0, 20.0])
+            off_s = self.chance.random.choice([600.0, 0.0, -600.0])
+            self.broker.now_s += off_s - self._off_s
+            self._off_s = off_s
 
     def _expire_lost(self) -> None:
         """Its time does so."""

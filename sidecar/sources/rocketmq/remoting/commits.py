@@ -254,6 +254,9 @@ class Commits:
 
     def start_at(self, offsets: Mapping[TopicPartition, int]) -> None:
         """Tell the brokers where queues begin, so that whoever takes them next begins there too."""
+        now_s = time.monotonic()
+        for one in (self._owned[tp] for tp in offsets if tp in self._owned):
+            one.next_floor, one.floor_at_s = one.floor, now_s  # a broker that was killed may have lost what it had
         self._ask_all(offsets)
 
     def _ask_all(self, offsets: Mapping[TopicPartition, int]) -> dict[TopicPartition, bool]:
