@@ -1,0 +1,72 @@
+"""What is kept of commits to a broker, with a link, a clock and a state that are made up."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from sidecar.core.effects import CommitItem
+from sidecar.core.partition.state import PartitionState
+from sidecar.core.records import TopicPartition
+from sidecar.sources.base import Assignment
+from sidecar.sources.rocketmq.progress import Progress
+from sidecar.sources.rocketmq.remoting import commits as rocketmq_commits
+from sidecar.sources.rocketmq.remoting.commits import FLUSHED_AFTER_S, Commits
+from sidecar.sources.rocketmq.wire.codes import Code
+from sidecar.sources.rocketmq.wire.frames import Frame
+from sidecar.sources.rocketmq.wire.network import Ask, Network
+from sidecar.sources.rocketmq.wire.requests import Asks
+from sidecar.state.memory import MemoryState
+from sidecar.state.offset_map import Identity
+from tests.simulation.leased_broker import Inline
+from tests.simulation.remoting_broker import Clock
+
+QUEUE = TopicPartition("orders", 0, "a")
+
+
+class TakingLink:
+    """Takes each commit at once."""
+
+    is_up, connection, problem = True, 1, ""
+
+    def ask(self, ask: Ask, answered: Any, timeout_s: float = 0) -> None:
+        """Answer."""
+        answered(Frame(Code.SUCCESS, 0, 1, "", {}, b""))
+
+    def check(self, now_s: float) -> None:
+        """Nothing to do."""
+
+
+@pytest.mark.parametrize(("is_killed", "floor"), [(True, 0), (False, 10)], ids=["killed", "not killed"])
+def test_what_a_killed_broker_is_told_again_is_not_on_its_disk_at_once(
+    is_killed: bool, floor: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until 15 s after it is back, an older offset may be one that it forgot, and is taken for no reset."""
+    clock = Clock()
+    monkeypatch.setattr(rocketmq_commits, "time", clock)
+    state, identity = MemoryState(), Identity("cluster", "g", "", 5)
+    listener: Any = SimpleNamespace(committed=lambda *_: None)
+    link: Any = TakingLink()
+    network, asks = Network(None, None, lambda _: None), Asks("me", "g")
+    commits = Commits(network, asks, state, listener, b"rule", lambda _: link, lambda _: False)
+    commits._disk = Inline()  # type: ignore[assignment]
+    start = Assignment(QUEUE, identity.scope, PartitionState(0, 0), "", 5, resumed=False, read_from=0)
+    commits.own(start, identity, None, (), -1)
+
+    def commit(offset: int) -> None:
+        commits.begin([CommitItem(QUEUE, identity.scope, PartitionState(offset, offset))])
+        commits.go_on()
+
+    commit(10)
+    clock.now_s += FLUSHED_AFTER_S
+    commit(10)
+    clock.now_s += FLUSHED_AFTER_S - 1
+    if is_killed:
+        commits.start_at({QUEUE: 10})
+    clock.now_s += 1
+    commit(20)
+    progress = Progress.load(state.load_progress()[QUEUE])
+    assert progress is not None
+    assert progress.floor == floor
