@@ -24,11 +24,11 @@ HERE, THERE = TopicPartition("orders", 0, "a"), TopicPartition("orders", 0, "b")
 class MadeUpLink:
     """Up, and answers in the turn after it was asked; or refused."""
 
-    def __init__(self, problem: str = "", answers: Mapping[int, Frame] | None = None) -> None:
+    def __init__(self, problem: str = "", answers: Mapping[int, Frame | None] | None = None) -> None:
         self.problem = problem
         self.is_up = not problem
         self.connection = 1
-        self._answers = answers or {}
+        self._answers = dict(answers or {})
         self._asked: list[tuple[int, Any]] = []
 
     def ask(self, ask: Ask, answered: Any, timeout_s: float) -> None:
@@ -177,5 +177,41 @@ def test_a_reset_told_to_the_question_for_the_last_message_is_kept() -> None:
     link = MadeUpLink(answers=answering(20, 30, moved))
     starts, known = starts_of(link, MadeUpLink()), {HERE: known_with(Mark(19, 64, 1_700_000_000_001))}
     assert list(starts.find([HERE], known).failed) == [HERE]
-    link._answers[11] = message(19, 64)  # type: ignore[index]
+    link._answers[11] = message(19, 64)
     assert [one.read_from for one in starts.find([HERE], known).starts] == [3]
+
+
+def test_a_run_of_a_broker_that_is_over_proves_no_reset() -> None:
+    """Killed after it told what is committed and before it told its start, it may have forgotten the newest commits."""
+    link = MadeUpLink(answers=answering(20, 30, message(19, 64)))
+    starts, known = starts_of(link, MadeUpLink()), {HERE: known_with(Mark(19, 64, 1_700_000_000_001))}
+    assert [one.read_from for one in starts.find([HERE], known).starts] == [20]
+    link.connection += 1
+    link._answers |= {14: frame(Code.SUCCESS, offset="19"), 28: None}
+    assert list(starts.find([HERE], known).failed) == [HERE]
+
+
+class MadeAgainLink(MadeUpLink):
+    """Another topic is there from the second turn on, of which the broker tells this as its first offset."""
+
+    low: Frame | None = None
+
+    def check(self, now_s: float) -> None:
+        """Answer what was asked."""
+        super().check(now_s)
+        self._answers[31] = self.low
+
+
+@pytest.mark.parametrize(
+    ("low", "at"), [(frame(Code.SUCCESS, offset="0"), [0]), (None, []), (frame(Code.NO_PERMISSION), [])],
+    ids=["told", "silent", "refused"],
+)  # fmt: skip
+def test_a_topic_that_is_made_again_between_two_answers_begins_at_its_own_first_message(
+    low: Frame | None, at: list[int]
+) -> None:
+    """The offset at which the old one began, told just before, is none of it; what cannot be told is asked later."""
+    link = MadeAgainLink(answers=answering(20, 30, message(19, 99)) | {31: frame(Code.SUCCESS, offset="16")})
+    link.low = low
+    found = starts_of(link, MadeUpLink()).find([HERE], {HERE: known_with(Mark(19, 64, 1_700_000_000_001))})
+    assert [one.read_from for one in found.starts] == at
+    assert len(found.failed) == 1 - len(at)

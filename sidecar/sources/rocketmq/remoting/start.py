@@ -197,9 +197,11 @@ class Starts:
     def boots(self, brokers: Iterable[str]) -> dict[str, Boot]:
         """What stands for the present run of each of these brokers, as far as they tell it."""
         for name in brokers:
-            link = self._link_of(name)
-            known = self._boots.get(name)
-            if link is not None and not (known and link.is_up and known.connection == link.connection):
+            link, known = self._link_of(name), self._boots.get(name)
+            if link is not None and known and link.is_up and known.connection == link.connection:
+                continue
+            self._boots.pop(name, None)  # that run may be over
+            if link is not None:
                 (frame,) = self._network.ask_all([(link, self._asks.runtime())], PATIENCE_S)
                 if frame is not None:
                     self._boots[name] = Boot(link.connection, read_boot(frame))
@@ -253,6 +255,7 @@ class Starts:
         marks = progress.marks if progress else ()
         if is_same and (told.origin is not Origin.OURS or told.state is None or told.state.seen <= high):
             return self._same(tp, facts, progress, told, reset), marks
+        low = self._low(tp)  # the first answer may be of the topic that is gone
         fields = {**tp.fields(), "committed": facts.committed, "log_start": low, "log_end": high}
         last = self._newest_standing(tp, [mark for mark in marks if low <= mark.offset < high])
         if progress is None or last is None:
@@ -343,6 +346,12 @@ class Starts:
             if frame.code == Code.SUCCESS and mark.stands_in(as_stored(frame.body)):
                 return mark
         return None
+
+    def _low(self, tp: TopicPartition) -> int:
+        (frame,) = self._ask([(tp, self._asks.low(tp))])
+        if frame is None or frame.code != Code.SUCCESS:
+            raise _UnknownError("no answer came" if frame is None else str(RefusedError(frame, tp.broker)))
+        return max(0, read_offset(frame))
 
     def _identity(self, incarnation: int) -> Identity:
         return Identity(self._cluster_id, self._asks.wire(self._asks.group), "", incarnation)
