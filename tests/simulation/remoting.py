@@ -6,7 +6,7 @@ clock are simulated. No thread, no clock, no socket.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 
 from sidecar.config.source import RocketMqSource as Settings
 from sidecar.errors import UnavailableError
@@ -19,6 +19,7 @@ from tests.simulation.remoting_broker import (
     Clock,
     Kept,
     SimulatedBroker,
+    queue_of,
     reset_frame,
 )
 from tests.simulation.remoting_process import Process, simulated
@@ -26,8 +27,9 @@ from tests.simulation.shell import GROUPS
 
 ROUNDS_MAX = 4_000
 EXPRESSIONS = ["*", "a || b || c"]
-NOTED_S = 3.0
-"""A commit of this age is known to the state folder: the next commit keeps it, or a note of a queue that rests."""
+NOTED_S, NOTED_TURNS = 3.0, 20
+"""After so long and so many turns a commit is known to the state folder: the next one keeps it, or a note of a queue
+that rests."""
 MARKED_S, MARKED_TURNS = 3.0, 60
 """So long it takes until the state folder has a mark of a queue that is begun after its first message."""
 TOLD_S = 3.0
@@ -75,8 +77,13 @@ class RemotingWorld:
         self.wanted: set[bytes] = set()
         self.allowed: Counter[bytes] = Counter()
         self._again: list[_Again] = []
-        self._ended_at_s = 0.0
-        self._ended_well, self._broker_ended_at_s = False, 0.0
+        self._broker_ended_at_s = 0.0
+        self._turned_at_s: deque[float] = deque(maxlen=NOTED_TURNS)
+        """When the process's newest turns ended."""
+        self._read: set[int] = set()
+        """Queues that it had then."""
+        self._noted_s: dict[int, float] = {}
+        """By queue: commits before that time are known to the state folder."""
         self._floors: dict[int, int] = {}
         """What brokers had committed before a long rest, which nothing in between made worthless."""
         self._sizes = [0]
@@ -220,12 +227,12 @@ class RemotingWorld:
         """Whether what the broker had is known to the daemon, or to its state folder."""
         if offset < self._floors.get(number, -1):
             return True
-        is_told = self.process is not None or self._ended_well or self._has_noted(number)
+        is_told = self._has_noted(number) or (self.process is not None and self.process.reads(number))
         is_same_run = self.broker.taken_at_s.get(number, -1.0) > self._broker_ended_at_s
         return self.broker.tells_boot and is_told and is_same_run
 
     def _has_noted(self, number: int) -> bool:
-        return self.broker.taken_at_s.get(number, 0.0) <= self._ended_at_s - NOTED_S
+        return self.broker.taken_at_s.get(number, 0.0) <= self._noted_s.get(number, 0.0)
 
     def _doubt(self, *, killed: bool = False) -> None:
         """Of these resets nothing tells that they were none of what a broker forgets in a crash."""
@@ -258,7 +265,7 @@ class RemotingWorld:
     def _expire(self) -> None:
         assert self.broker.queues is not None
         number = self.chance.random.randrange(len(self.broker.queues))
-        if not self.broker.is_told_of(number):  # of a topic made again nothing tells that its first messages are gone
+        if not self._is_met(number):  # of a topic made again nothing tells that its first messages are gone
             return
         self.expired += 1
         queue = self.broker.queues[number]
@@ -268,6 +275,14 @@ class RemotingWorld:
         for one in self._again:
             for key in gone:
                 one.counts.pop(key, None)
+
+    def _is_met(self, number: int) -> bool:
+        """Whether all that the daemon knows of a queue is of the present topic."""
+        row = Progress.load(self.state.load_progress().get(queue_of(number), ""))
+        marks = [row and row.mark, self.process.mark(number) if self.process else None]
+        queue = (self.broker.queues or ())[number]
+        here = {(one.offset, one.position) for one in queue.messages}
+        return self.broker.is_told_of(number) and all(mark is None or mark[:2] in here for mark in marks)
 
     # The schedule
 
@@ -297,7 +312,7 @@ class RemotingWorld:
         try:
             if self.process is None:
                 self.happen()
-                if self.broker.queues and self.broker.is_up and self.chance(10 * self.rates[1]):
+                if self.broker.queues and self.broker.is_up and self.chance(20 * self.rates[1]):
                     self._reset()
                 if self.chance(0.7):
                     self.clock.now_s += self.chance.random.choice([0.1, 1.0, 20.0])
@@ -307,7 +322,7 @@ class RemotingWorld:
                 self.process = Process(self)
                 self._is_opening = False
             self.process.wait_s = 0.05 if self.chance.faulty else 0.5
-            self.process.turn()
+            self._turn()
             if self.chance(0.003):
                 self._idle()
             if self.chance(0.005):
@@ -321,19 +336,28 @@ class RemotingWorld:
                 self.process.die()
             self._end()
 
+    def _turn(self) -> None:
+        assert self.process is not None
+        self.process.turn()
+        self._turned_at_s.append(self.clock.now_s)
+        self._read = {number for number in range(len(self.broker.queues or ())) if self.process.reads(number)}
+
     def _end(self, *, well: bool = False) -> None:
         self.broker.forget_stale()
         self._bare_since = None
         self.state.is_sound = self._is_opening = False
         if self.process is not None:
-            self._ended_at_s, self._ended_well = self.clock.now_s, well
-            self._again = [one for one in self._again if self._has_survived(one, well=well)]
+            noted_s = self.clock.now_s if well else self._turned_at_s[0] - NOTED_S if self._turned_at_s else 0.0
+            self._noted_s |= {number: max(noted_s, self._noted_s.get(number, 0.0)) for number in self._read}
+            self._again = [one for one in self._again if self._has_survived(one)]
         self.process = None
+        self._turned_at_s.clear()
+        self._read.clear()
 
-    def _has_survived(self, one: _Again, *, well: bool) -> bool:
+    def _has_survived(self, one: _Again) -> bool:
         """Whether a reset that was perhaps not obeyed yet is still known to somebody."""
         is_told = one.number in self.broker.resets or one.at_s <= self.clock.now_s - TOLD_S
-        return is_told and (well or self._has_noted(one.number))
+        return is_told and self._has_noted(one.number)
 
     def _idle(self) -> None:
         """Some minutes in which little happens."""
@@ -342,7 +366,7 @@ class RemotingWorld:
         self.state.is_sound = True
         for _ in range(40):
             self.clock.now_s += 8.0
-            self.process.turn()
+            self._turn()
         self.state.is_sound = False
         if happened == (self.made, self.resets, self.broker.stops) and self.broker.queues is not None:
             self._floors = before

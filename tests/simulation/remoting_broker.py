@@ -56,8 +56,8 @@ class Queue:
 
     messages: list[Kept] = field(default_factory=list)
     low: int = 0
-    cut: bool = False
-    """Whether it lost its end once."""
+    cut: int | None = None
+    """Where it ended when it lost its end last."""
 
     @property
     def high(self) -> int:
@@ -94,6 +94,9 @@ class SimulatedBroker:
         self._told_of: dict[int, int] = {}
         """To which of them what is committed of a queue belongs."""
         self._flushed_of: dict[int, int] = {}
+        self._beyond: set[int] = set()
+        """Queues of which more is committed than they had when they lost their end: nobody has set it anew yet."""
+        self._flushed_beyond: set[int] = set()
         self.resets: dict[int, int] = {}
         self.obeyed_at_s = 0.0
         """When a member was told of a reset last."""
@@ -110,6 +113,7 @@ class SimulatedBroker:
         """Make the topic, which is not there."""
         self.queues = [Queue() for _ in range(queues)]
         self._topics += 1
+        self._beyond, self._flushed_beyond = set(), set()
 
     def delete(self) -> None:
         """Delete the topic."""
@@ -142,7 +146,10 @@ class SimulatedBroker:
         count = min(count, queue.high - queue.low)
         lost = queue.messages[queue.high - count :]
         del queue.messages[queue.high - count :]
-        queue.cut |= bool(lost)
+        if lost:
+            queue.cut = queue.high
+            self._beyond |= {number} if self.committed.get(number, -1) > queue.high else set()
+            self._flushed_beyond |= {number} if self.flushed.get(number, -1) > queue.high else set()
         kept = [one.position + len(one.raw) for each in self.queues for one in each.messages]
         self._position = max(kept, default=0)
         return lost
@@ -155,11 +162,15 @@ class SimulatedBroker:
     def _flush(self) -> None:
         self.flushed_at_s = self._clock.now_s
         self.flushed, self._flushed_of = dict(self.committed), dict(self._told_of)
+        self._flushed_beyond = set(self._beyond)
 
     @property
     def may_be_killed(self) -> bool:
-        """Whether it would not get back what was committed of a topic that is deleted: that would be believed."""
-        return all(
+        """Whether it would not get back what was committed of a topic that is deleted, or beyond a lost end.
+
+        That would be believed.
+        """
+        return self._flushed_beyond <= self._beyond and all(
             self._flushed_of[number] == self._topics or self._told_of.get(number) == self._flushed_of[number]
             for number in self.flushed
         )
@@ -184,6 +195,7 @@ class SimulatedBroker:
         self.forget_stale()
         if killed:
             self.committed, self._told_of = dict(self.flushed), dict(self._flushed_of)
+            self._beyond = set(self._flushed_beyond)
         self._flush()
         self.resets = {}
         self.is_up = False
@@ -192,9 +204,15 @@ class SimulatedBroker:
 
     def reset(self, number: int, offset: int) -> None:
         """An operator sets an offset: what `mqadmin resetOffsetByTime` does since 5.1, or a plain commit."""
-        self.committed[number], self._told_of[number] = offset, self._topics
+        self._keep(number, offset)
         if self.is_new:
             self.resets[number] = offset
+
+    def _keep(self, number: int, offset: int) -> None:
+        self.committed[number], self._told_of[number] = offset, self._topics
+        queue = self._queue(number)
+        if queue is None or queue.cut is None or offset <= queue.cut:
+            self._beyond.discard(number)
 
     # Answers
 
@@ -245,7 +263,7 @@ class SimulatedBroker:
         if self.is_new and self._queue(number) is None:
             return answer_of(Code.TOPIC_NOT_EXIST)
         if number not in self.resets:
-            self.committed[number], self._told_of[number] = offset, self._topics
+            self._keep(number, offset)
             self.taken_at_s[number] = self._clock.now_s
         return answer_of()
 

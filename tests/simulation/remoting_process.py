@@ -9,6 +9,7 @@ from unittest.mock import patch
 
 from sidecar.core.pipeline.pipeline import Pipeline
 from sidecar.sources.base import Assignment
+from sidecar.sources.rocketmq.progress import Mark
 from sidecar.sources.rocketmq.remoting import (
     commits,
     fetch,
@@ -69,6 +70,11 @@ class Process(Shell):
     def offsets(self) -> dict[int, int]:
         """Where it is in each queue."""
         return {tp.partition: one.next for tp, one in self.source._pulls._queues.items()}
+
+    def mark(self, number: int) -> Mark | None:
+        """The message that it read last of a queue."""
+        one = self.source._pulls._queues.get(queue_of(number))
+        return one and one.mark
 
     def assigned(self, found: Sequence[Assignment]) -> None:
         """Go on."""
