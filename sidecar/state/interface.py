@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, Self
 
 from sidecar.core.idruns import SortedRun
 from sidecar.core.records import Attempt, DeadLetter, TopicPartition
@@ -26,6 +26,25 @@ class PartitionSnapshot:
     watermark: int
     floor: int
     bitmaps: tuple[bytes, bytes]
+
+
+class ProgressKey(NamedTuple):
+    """Names a row of progress: a partition's, or one of another kind that a source keeps beside it."""
+
+    topic: str
+    number: int
+    label: str = ""
+    """A partition's broker, or the row's kind; no source has both."""
+
+    @classmethod
+    def of(cls, tp: TopicPartition) -> Self:
+        """The row of a partition."""
+        return cls(*tp)
+
+    @property
+    def tp(self) -> TopicPartition:
+        """The partition whose row this is."""
+        return TopicPartition(*self)
 
 
 class IdSegment(NamedTuple):
@@ -144,14 +163,14 @@ class State(Protocol):
         """All sound snapshots; damaged ones are dropped and reported by `take_damages`."""
         ...
 
-    def save_progress(self, rows: Mapping[TopicPartition, str], *, durable: bool = True) -> None:
-        """Replace how far these partitions are, in one transaction.
+    def save_progress(self, rows: Mapping[ProgressKey, str], *, durable: bool = True) -> None:
+        """Replace these rows of how far partitions are, in one transaction.
 
         An empty text drops what was there. What is not durable outlives the process, and not always a loss of power.
         """
         ...
 
-    def load_progress(self) -> dict[TopicPartition, str]:
+    def load_progress(self) -> dict[ProgressKey, str]:
         """What `save_progress` kept; damaged rows are dropped and reported by `take_damages`."""
         ...
 

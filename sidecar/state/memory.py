@@ -17,6 +17,7 @@ from sidecar.state.interface import (
     Damage,
     IdSegment,
     PartitionSnapshot,
+    ProgressKey,
     StoredIds,
     StoredLetter,
     another_group,
@@ -42,7 +43,7 @@ class MemoryState:
         self._bound: tuple[str, str] | None = None
         self._member: tuple[str, str] | None = None
         self._partitions: dict[TopicPartition, PartitionSnapshot] = {}
-        self._progress: dict[TopicPartition, str] = {}
+        self._progress: dict[ProgressKey, str] = {}
         self._ids: dict[TopicPartition, dict[int, bytearray]] = {}
         self._begun_at_ms: dict[tuple[TopicPartition, int], int] = {}
         self._letters: dict[tuple[str, str, int, str, int], StoredLetter] = {}
@@ -94,13 +95,13 @@ class MemoryState:
         """See `State.load_partitions`."""
         return dict(self._partitions)
 
-    def save_progress(self, rows: Mapping[TopicPartition, str], *, durable: bool = True) -> None:  # noqa: ARG002
+    def save_progress(self, rows: Mapping[ProgressKey, str], *, durable: bool = True) -> None:  # noqa: ARG002
         """See `State.save_progress`."""
         self._check_writable()
         self._progress.update(rows)
-        self._progress = {tp: text for tp, text in self._progress.items() if text}
+        self._progress = {key: text for key, text in self._progress.items() if text}
 
-    def load_progress(self) -> dict[TopicPartition, str]:
+    def load_progress(self) -> dict[ProgressKey, str]:
         """See `State.load_progress`."""
         return dict(self._progress)
 

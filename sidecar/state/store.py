@@ -18,6 +18,7 @@ from sidecar.state.interface import (
     Damage,
     IdSegment,
     PartitionSnapshot,
+    ProgressKey,
     StoredIds,
     StoredLetter,
     another_group,
@@ -138,25 +139,25 @@ class Store:
                     self._damages.append(Damage("partition", f"{tp.topic}:{tp.queue}", "checksum", "dropped"))
         return found
 
-    def save_progress(self, rows: Mapping[TopicPartition, str], *, durable: bool = True) -> None:
+    def save_progress(self, rows: Mapping[ProgressKey, str], *, durable: bool = True) -> None:
         """See `State.save_progress`."""
-        values = [(*tp, text, checksum(*tp, text)) for tp, text in rows.items() if text]
-        dropped = [tp for tp, text in rows.items() if not text]
+        values = [(*key, text, checksum(*key, text)) for key, text in rows.items() if text]
+        dropped = [key for key, text in rows.items() if not text]
         with self._database.transaction(durable=durable) as connection:
             connection.executemany("INSERT OR REPLACE INTO progress VALUES (?, ?, ?, ?, ?)", values)
             connection.executemany("DELETE FROM progress WHERE topic = ? AND partition = ? AND broker = ?", dropped)
 
-    def load_progress(self) -> dict[TopicPartition, str]:
+    def load_progress(self) -> dict[ProgressKey, str]:
         """See `State.load_progress`."""
-        found: dict[TopicPartition, str] = {}
+        found: dict[ProgressKey, str] = {}
         with self._database.transaction() as connection:
-            for rowid, *place, text, crc in connection.execute("SELECT rowid, * FROM progress").fetchall():
-                tp = TopicPartition(*place)
-                if crc == checksum(*tp, text):
-                    found[tp] = text
+            for rowid, *columns, text, crc in connection.execute("SELECT rowid, * FROM progress").fetchall():
+                key = ProgressKey(*columns)
+                if crc == checksum(*key, text):
+                    found[key] = text
                 else:
                     connection.execute("DELETE FROM progress WHERE rowid = ?", (rowid,))
-                    self._damages.append(Damage("progress", f"{tp.topic}:{tp.queue}", "checksum", "dropped"))
+                    self._damages.append(Damage("progress", f"{key.topic}:{key.tp.queue}", "checksum", "dropped"))
         return found
 
     def append_ids(self, segments: Iterable[IdSegment]) -> None:

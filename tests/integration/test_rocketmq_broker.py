@@ -119,11 +119,11 @@ def test_no_clock_tells_what_is_new(node: RocketMqNode, group: str, ahead_s: int
     with Reader(node, group, [topic]) as before:
         before.read(2)
         before.commit()
-    for tp, text in before.state.load_progress().items():
+    for key, text in before.state.load_progress().items():
         found = Progress.load(text)
         assert found is not None
         marks = tuple(mark._replace(stored_ms=mark.stored_ms + ahead_s * 1000) for mark in found.marks)
-        before.state.save_progress({tp: found._replace(marks=marks).dump()})
+        before.state.save_progress({key: found._replace(marks=marks).dump()})
     node.kill()
     node.lose_store()
     node.start()

@@ -12,9 +12,9 @@ import orjson
 
 from sidecar.core.claims import Exchanged, Mark, Want
 from sidecar.core.parts import Batch
-from sidecar.core.records import TopicPartition
 from sidecar.ledger.memory import MemoryLedger
 from sidecar.sources.rocketmq.leased.client import Handed
+from sidecar.state.interface import ProgressKey
 from sidecar.state.memory import MemoryState
 
 TOPIC = "orders"
@@ -70,7 +70,7 @@ class FragileState(MemoryState):
     is_sound = False
     """Whether each write succeeds at present."""
 
-    def save_progress(self, rows: Mapping[TopicPartition, str]) -> None:
+    def save_progress(self, rows: Mapping[ProgressKey, str]) -> None:
         """See `State.save_progress`."""
         self.chance.crash()
         self.failing = "full" if not self.is_sound and self.chance(0.02) else ""

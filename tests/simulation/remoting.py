@@ -160,7 +160,7 @@ class RemotingWorld:
 
     def _bare(self) -> set[int]:
         """Queues that are begun after their first message, and the state folder has no mark of."""
-        rows = [(tp.partition, Progress.load(text)) for tp, text in self.state.load_progress().items()]
+        rows = [(key.number, Progress.load(text)) for key, text in self.state.load_progress().items()]
         marked = {number for number, row in rows if row and row.marks}
         read = {number for number, row in rows if row and row.watermark}
         read |= {number for number, offset in self.broker.committed.items() if offset}

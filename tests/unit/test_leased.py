@@ -147,7 +147,7 @@ def test_with_its_rows_kept_a_part_is_whole_without_the_broker() -> None:
     again.poll()
     assert again.client.acked == ["adopted 7", "adopted 8"]
     assert not again.client.full
-    assert not [row for row in again.state.load_progress() if row.broker.startswith(ROWS)]
+    assert not [row for row in again.state.load_progress() if row.label.startswith(ROWS)]
 
 
 def test_a_message_that_comes_again_is_told_as_it_was() -> None:

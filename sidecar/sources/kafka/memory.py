@@ -16,7 +16,7 @@ from sidecar.core.lineage import Fingerprint, Lineage, Remembered
 from sidecar.core.records import TopicPartition
 from sidecar.errors import SidecarError
 from sidecar.sources.base import Tell
-from sidecar.state.interface import State
+from sidecar.state.interface import ProgressKey, State
 from sidecar.state.offset_map import Identity, decode
 
 
@@ -73,7 +73,7 @@ class Memories:
     def __init__(self, state: State, tell: Tell) -> None:
         self._state = state
         self._tell = tell
-        loaded = {tp: Memory.load(text) for tp, text in state.load_progress().items()}
+        loaded = {key.tp: Memory.load(text) for key, text in state.load_progress().items()}
         self._known = {tp: memory for tp, memory in loaded.items() if memory is not None}
         self._unsaved: dict[TopicPartition, Memory] = {}
         self._disk = ThreadPoolExecutor(1, "memory")
@@ -105,7 +105,8 @@ class Memories:
     def _write(self, rows: Mapping[TopicPartition, Memory]) -> None:
         """On a thread of its own. What fails is made good by the next commit of its partition."""
         try:
-            self._state.save_progress({tp: json.dumps(memory) for tp, memory in rows.items()}, durable=False)
+            texts = {ProgressKey.of(tp): json.dumps(memory) for tp, memory in rows.items()}
+            self._state.save_progress(texts, durable=False)
         except SidecarError as error:
             self._tell("memory.not_saved", "warning", {"reason": str(error)})
             self._failing = True

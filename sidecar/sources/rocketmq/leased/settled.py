@@ -9,7 +9,7 @@ import base64
 import binascii
 from collections.abc import Iterable, Mapping
 
-from sidecar.core.records import TopicPartition
+from sidecar.state.interface import ProgressKey
 
 GENERATION_MAX = 300_000
 """Identities of a generation; there are two, of up to 100 bytes each in memory."""
@@ -28,10 +28,10 @@ class Settled:
         now_s: Monotonic time.
     """
 
-    def __init__(self, rows: Mapping[TopicPartition, str], now_s: float) -> None:
+    def __init__(self, rows: Mapping[ProgressKey, str], now_s: float) -> None:
         self._younger: set[bytes] = set()
         self._older: set[bytes] = set()
-        self._older_rows = sorted(tp.partition for tp in rows if tp.broker == KIND)
+        self._older_rows = sorted(key.number for key in rows if key.label == KIND)
         for number in self._older_rows:
             self._older.update(_unpacked(rows[_row(number)]))
         self._rows: list[int] = []
@@ -42,9 +42,9 @@ class Settled:
     def __contains__(self, identity: bytes) -> bool:
         return identity in self._younger or identity in self._older
 
-    def add(self, identities: Iterable[bytes], now_s: float) -> dict[TopicPartition, str]:
+    def add(self, identities: Iterable[bytes], now_s: float) -> dict[ProgressKey, str]:
         """Remember these; the rows that change by it."""
-        changed: dict[TopicPartition, str] = {}
+        changed: dict[ProgressKey, str] = {}
         left = list(identities)
         self._younger.update(left)
         while left:
@@ -60,15 +60,15 @@ class Settled:
             changed |= self._rotate(now_s)
         return changed
 
-    def _rotate(self, now_s: float) -> dict[TopicPartition, str]:
+    def _rotate(self, now_s: float) -> dict[ProgressKey, str]:
         dropped = {_row(number): "" for number in self._older_rows}
         self._older, self._older_rows = self._younger, self._rows
         self._younger, self._rows, self._chunk, self._begun_s = set(), [], [], now_s
         return dropped
 
 
-def _row(number: int) -> TopicPartition:
-    return TopicPartition("", number, KIND)
+def _row(number: int) -> ProgressKey:
+    return ProgressKey("", number, KIND)
 
 
 def _packed(identities: list[bytes]) -> str:

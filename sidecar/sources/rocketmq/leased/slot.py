@@ -23,6 +23,7 @@ from sidecar.sources.base import Assignment, ReadPast
 from sidecar.sources.rocketmq.leased.columns import Taken
 from sidecar.sources.rocketmq.leased.unsettled import divide, promised, unsettled, within
 from sidecar.sources.rocketmq.progress import Progress
+from sidecar.state.interface import ProgressKey
 from sidecar.state.offset_map import Identity, encode
 
 MEMBERS = "members "
@@ -160,9 +161,9 @@ class Slot:
 
     # Settling
 
-    def commit(self, state: PartitionState) -> tuple[list[Taken], dict[TopicPartition, str]]:
+    def commit(self, state: PartitionState) -> tuple[list[Taken], dict[ProgressKey, str]]:
         """What is settled by a state, and the rows that make it durable."""
-        rows = {self.tp: self._row(state)} | self._record(state)
+        rows = {ProgressKey.of(self.tp): self._row(state)} | self._record(state)
         settled: list[Taken] = []
         for key, messages in list(self._held.items()):
             kept, done = divide(messages, unsettled(state, key))
@@ -182,7 +183,7 @@ class Slot:
         text = encode(self._identity, self._rules, state)
         return Progress(text, self._identity.incarnation, state.watermark, 0).dump()
 
-    def _record(self, state: PartitionState) -> dict[TopicPartition, str]:
+    def _record(self, state: PartitionState) -> dict[ProgressKey, str]:
         """The members of intents that are new."""
         now = {(key, *one) for key in self._held for one in promised(state, key)}
         members: list[Taken] = []
@@ -206,14 +207,14 @@ class Slot:
         return rows
 
 
-def members_row(tp: TopicPartition, chunk: int) -> TopicPartition:
-    """The place of a row with members."""
-    return tp._replace(broker=f"{MEMBERS}{chunk}")
+def members_row(tp: TopicPartition, chunk: int) -> ProgressKey:
+    """The key of a row with members."""
+    return ProgressKey.of(tp)._replace(label=f"{MEMBERS}{chunk}")
 
 
-def rows_row(tp: TopicPartition, chunk: int) -> TopicPartition:
-    """The place of a row with what is kept of those members."""
-    return tp._replace(broker=f"{ROWS}{chunk}")
+def rows_row(tp: TopicPartition, chunk: int) -> ProgressKey:
+    """The key of a row with what is kept of those members."""
+    return ProgressKey.of(tp)._replace(label=f"{ROWS}{chunk}")
 
 
 def read_members(text: str) -> list[Member]:

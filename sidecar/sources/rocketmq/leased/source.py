@@ -25,7 +25,7 @@ from sidecar.sources.rocketmq.leased.slot import Slot
 from sidecar.sources.rocketmq.leased.start import start
 from sidecar.sources.rocketmq.leased.topic import Commit, Room, Topic
 from sidecar.sources.troubles import Troubles
-from sidecar.state.interface import State
+from sidecar.state.interface import ProgressKey, State
 
 HELD_MAX = 20_000
 """Messages that are held at once: each one must be kept invisible."""
@@ -104,7 +104,7 @@ class LeasedSource:
         self._largest_bytes = 0
         """Of what is held, as far as none of it has left since."""
         self._again = Room()
-        self._unsaved: dict[TopicPartition, str] = {}
+        self._unsaved: dict[ProgressKey, str] = {}
         self._leaving: list[Taken] = []
         """Settled, but not durably so yet."""
         self._late: list[Hashable] = []
@@ -142,9 +142,9 @@ class LeasedSource:
             self._topics[name] = Topic(found.current, found.earlier, found.inherits, not waits)
             self._slots |= {slot.tp: slot for slot in (found.current, *found.earlier)}
             self._unsaved |= dict.fromkeys(found.stale, "")
-            for tp in found.stale:
-                if not tp.broker:
-                    self._state.drop_ids_before(tp, _EVERY_GENERATION)
+            for key in found.stale:
+                if not key.label:
+                    self._state.drop_ids_before(key.tp, _EVERY_GENERATION)
             if not waits:
                 self._inherit_ids(self._topics[name])
             whole, placements = recover(self._client, found.kept, found.earlier)

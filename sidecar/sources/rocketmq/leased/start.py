@@ -21,6 +21,7 @@ from sidecar.sources.rocketmq.leased.slot import (
 )
 from sidecar.sources.rocketmq.leased.unsettled import promised
 from sidecar.sources.rocketmq.progress import Progress
+from sidecar.state.interface import ProgressKey
 from sidecar.state.offset_map import Identity, Origin
 
 
@@ -39,7 +40,7 @@ class Start(NamedTuple):
     current: Slot
     earlier: list[Slot]
     inherits: TopicPartition | None
-    stale: list[TopicPartition]
+    stale: list[ProgressKey]
     other_rules: bool
     kept: list[str]
 
@@ -65,7 +66,7 @@ class _Left(NamedTuple):
 
 def start(
     topic: str,
-    rows: Mapping[TopicPartition, str],
+    rows: Mapping[ProgressKey, str],
     group: str,
     rules: bytes,
     now_us: int,
@@ -100,46 +101,46 @@ def start(
             resumed=newest is not None,
             kept=keep,
         )
-    slots, used = [], {current.tp}
+    slots, used = [], {ProgressKey.of(current.tp)}
     kept: list[str] = []
     for one in earlier:
         members = _members(one, rows)
         slots.append(Slot(one.tp, one.identity, rules, one.pending, members, resumed=True, kept=keep))
-        used |= {one.tp, *(members_row(one.tp, chunk) for chunk in members)}
+        used |= {ProgressKey.of(one.tp), *(members_row(one.tp, chunk) for chunk in members)}
         used |= {rows_row(one.tp, chunk) for chunk in members}
         kept += [text for chunk in members for text in read_rows(rows.get(rows_row(one.tp, chunk)))]
-    stale = [tp for tp in rows if tp.topic == topic and _is_ours(tp) and tp not in used]
+    stale = [key for key in rows if key.topic == topic and _is_ours(key) and key not in used]
     return Start(current, slots, newest.tp if newest in earlier and newest else None, stale, other_rules, kept)
 
 
-def _is_ours(tp: TopicPartition) -> bool:
-    return not tp.broker or tp.broker.startswith((MEMBERS, ROWS))
+def _is_ours(key: ProgressKey) -> bool:
+    return not key.label or key.label.startswith((MEMBERS, ROWS))
 
 
-def _left(topic: str, rows: Mapping[TopicPartition, str], group: str, rules: bytes) -> tuple[list[_Left], bool]:
+def _left(topic: str, rows: Mapping[ProgressKey, str], group: str, rules: bytes) -> tuple[list[_Left], bool]:
     """What can be gone on with, by number, and whether rules changed."""
     found, other_rules = [], False
-    for tp, text in rows.items():
-        progress = Progress.load(text) if tp.topic == topic and not tp.broker else None
+    for key, text in rows.items():
+        progress = Progress.load(text) if key.topic == topic and not key.label else None
         if progress is None:
             continue
         identity = Identity("", group, "", progress.incarnation)
         decoded = progress.decoded(identity, rules)
         other_rules |= decoded.origin is Origin.OTHER_RULES
         if decoded.origin is Origin.OURS and decoded.state is not None:
-            found.append(_Left(tp, identity, decoded.state))
+            found.append(_Left(key.tp, identity, decoded.state))
     return sorted(found, key=lambda one: one.state.seen), other_rules
 
 
-def _members(one: _Left, rows: Mapping[TopicPartition, str]) -> dict[int, list[Member]]:
+def _members(one: _Left, rows: Mapping[ProgressKey, str]) -> dict[int, list[Member]]:
     """The unsettled members of its intents, by row."""
     found: dict[int, list[Member]] = {}
-    for tp, text in rows.items():
-        if tp[:2] != one.tp[:2] or not tp.broker.startswith(MEMBERS):
+    for key, text in rows.items():
+        if key[:2] != one.tp[:2] or not key.label.startswith(MEMBERS):
             continue
         members = [member for member in read_members(text) if _is_promised(one.state, member)]
         if members:
-            found[int(tp.broker.removeprefix(MEMBERS))] = members
+            found[int(key.label.removeprefix(MEMBERS))] = members
     return found
 
 

@@ -21,7 +21,7 @@ from sidecar.sources.rocketmq.wire.codes import Code
 from sidecar.sources.rocketmq.wire.frames import Frame
 from sidecar.sources.rocketmq.wire.network import Link, Network
 from sidecar.sources.rocketmq.wire.requests import Asks, commit_waves
-from sidecar.state.interface import State
+from sidecar.state.interface import ProgressKey, State
 from sidecar.state.offset_map import Identity, encode
 
 FLUSHED_AFTER_S = 15.0
@@ -242,7 +242,7 @@ class Commits:
             floor = max(one.row.floor, min(one.floor, one.row.watermark))
             row = one.row._replace(floor=floor, marks=one.marks, told=one.told)
             if row != one.row:
-                one.row, rows[tp] = row, row.dump()
+                one.row, rows[ProgressKey.of(tp)] = row, row.dump()
             if row.floor >= min(one.committed, row.watermark):  # it is not raised any further, and `told` is kept
                 self._restless.discard(tp)
         if rows:
@@ -269,7 +269,7 @@ class Commits:
             results |= {tp: self._took(tp, told[tp], answer) for tp, answer in answers}
         return results
 
-    def _rows(self, items: Sequence[CommitItem]) -> tuple[dict[TopicPartition, str], dict[TopicPartition, int]]:
+    def _rows(self, items: Sequence[CommitItem]) -> tuple[dict[ProgressKey, str], dict[TopicPartition, int]]:
         rows, offsets = {}, {}
         now_s = time.monotonic()
         for item in items:
@@ -285,7 +285,7 @@ class Commits:
             text = encode(one.identity, self._rules, item.state)
             floor, incarnation = min(one.floor, at), one.identity.incarnation
             one.row, one.row_at_s = Progress(text, incarnation, at, floor, one.marks, one.told), now_s
-            rows[item.tp] = one.row.dump()
+            rows[ProgressKey.of(item.tp)] = one.row.dump()
             offsets[item.tp] = at
         return rows, offsets
 

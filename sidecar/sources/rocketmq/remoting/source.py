@@ -132,7 +132,7 @@ class RocketMqSource:
         return [tp for topic in self._settings.topics for tp in self._routes.queues(topic)]
 
     def _known(self) -> dict[TopicPartition, Progress]:
-        loaded = {tp: Progress.load(text) for tp, text in self._state.load_progress().items()}
+        loaded = {key.tp: Progress.load(text) for key, text in self._state.load_progress().items()}
         return {tp: progress for tp, progress in loaded.items() if progress is not None}
 
     def _link(self, tp: TopicPartition) -> Link | None:
