@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import queue
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import NamedTuple
@@ -15,7 +14,7 @@ from sidecar.daemon.ids import IdKeeper
 from sidecar.daemon.record import Record
 from sidecar.daemon.statewatch import StateWatch
 from sidecar.runtime.ledger_worker import LedgerWorker
-from sidecar.runtime.worker import Worker
+from sidecar.runtime.worker import Inbox, Worker
 from sidecar.sources.base import Source
 
 WAIT_S = 0.05
@@ -47,7 +46,7 @@ class Committer:
         pipeline: Pipeline,
         source: Source,
         writer: Worker,
-        inbox: queue.SimpleQueue[object],
+        inbox: Inbox[StepEnded],
         ids: IdKeeper,
         ledger: LedgerWorker | None,
         watch: StateWatch,

@@ -5,7 +5,6 @@ A partition whose ids are still being restored is not the core's yet: what comes
 
 from __future__ import annotations
 
-import queue
 import time
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
@@ -25,7 +24,7 @@ from sidecar.daemon.record import OVERDUE_S
 from sidecar.errors import SidecarError
 from sidecar.ops.health import Problem
 from sidecar.ops.snapshot import IdsStatus
-from sidecar.runtime.worker import Worker
+from sidecar.runtime.worker import Inbox, Worker
 from sidecar.sources.base import Assignment, ReadPast
 from sidecar.state.interface import IdSegment, PartitionSnapshot, State, StoredIds
 
@@ -92,7 +91,7 @@ class IdKeeper:
         pipeline: Pipeline,
         state: State,
         writer: Worker,
-        inbox: queue.SimpleQueue[object],
+        inbox: Inbox[IdsChanged | IdsSorted],
         memory_bytes: int = MEMORY_BYTES,
     ) -> None:
         self._pipeline = pipeline
@@ -100,7 +99,7 @@ class IdKeeper:
         self._writer = writer
         self._inbox = inbox
         self._memory_bytes = memory_bytes
-        self._sorter: Worker | None = None
+        self._sorter = Worker("sorter", SORTERS)
         """Threads of its own: sorting may take seconds, and commits wait for the writer."""
         self.loading: dict[TopicPartition, Taken] = {}
         self._numbers: dict[TopicPartition, int] = {}
@@ -123,8 +122,6 @@ class IdKeeper:
             if not one.resumed:
                 self._writer.wait(lambda: self._state.drop_ids_before(one.tp, EVERY_GENERATION))
             return True
-        if self._sorter is None:
-            self._sorter = Worker("sorter", SORTERS)
         self._number += 1
         self._numbers[one.tp] = self._number
         taken = self.loading[one.tp] = Taken(one, known, self._number, time.monotonic())
@@ -156,7 +153,6 @@ class IdKeeper:
                 return
             self._inbox.put(IdsSorted(tp, number, stored))
 
-        assert self._sorter is not None
         self._sorter.do(job)
 
     def sorted(self, told: IdsSorted) -> Taken | None:
@@ -224,7 +220,7 @@ class IdKeeper:
         for taken in self.loading.values():
             if taken.retry_at_s is not None and now_s >= taken.retry_at_s:
                 self._restore(taken)
-        if self._sorter is not None and now_s >= self._look_at_s:
+        if self._number and now_s >= self._look_at_s:
             self._look_at_s = inf
             self._sorter.do(self._look)
 
@@ -298,5 +294,4 @@ class IdKeeper:
     def close(self) -> None:
         """Give up what is being sorted."""
         self._state.stop_sorting()
-        if self._sorter is not None:
-            self._sorter.abandon(CLOSE_S)
+        self._sorter.close(CLOSE_S)

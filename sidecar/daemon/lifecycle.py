@@ -21,7 +21,7 @@ from sidecar.daemon.notify import Notifier
 from sidecar.daemon.record import Record
 from sidecar.daemon.statewatch import tell_damages
 from sidecar.daemon.status import StatusKeeper, status_line
-from sidecar.daemon.supervisor import Supervisor
+from sidecar.daemon.supervisor import Supervisor, Told
 from sidecar.ops.admin import AdminServer
 from sidecar.ops.metrics import Metrics
 from sidecar.runtime.build import HELD_SHARE, build, groups_of, plan_memory, pushed_expression, rules_hash
@@ -91,7 +91,7 @@ class Daemon:
         state = stack.enter_context(closing(Store(settings.state.dir)))
         damages = tell_damages(state)
         writer = stack.enter_context(closing(Worker()))
-        inbox: queue.SimpleQueue[object] = queue.SimpleQueue()
+        inbox: queue.SimpleQueue[Told] = queue.SimpleQueue()
         dedup, group = settings.dedup, settings.source.group_id
         ledger = open_ledger_worker(dedup.ledger, group, dedup.capacity, settings.state.dir, inbox)
         if ledger is not None:
@@ -114,7 +114,8 @@ class Daemon:
         if settings.admin.listen:
             metrics = Metrics(keeper.latest)
             admin = AdminServer(settings.admin.listen, keeper.latest, metrics, Path(settings.state.dir))
-            stack.callback(admin.stop)
+            admin.open()
+            stack.callback(admin.close)
             url = admin.url
         log.info("daemon.starting", group_id=group, admin=url, version=version())
         with _tells_when_slow(supervisor.record):
@@ -147,7 +148,7 @@ class Daemon:
                 tell_at_s = now_s + TELL_SYSTEMD_EVERY_S
             if self._stop_asked():
                 self._notifier.stopping()
-                supervisor.stop()
+                supervisor.drain()
         keeper.refresh()
 
 

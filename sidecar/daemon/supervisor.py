@@ -6,7 +6,7 @@ import queue
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from math import inf
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias, assert_never
 
 import structlog
 
@@ -41,8 +41,12 @@ class _Snapped(NamedTuple):
     """Why not; empty when it was."""
 
 
+Told: TypeAlias = Answered | ClaimAnswered | LettersStored | StepEnded | IdsChanged | IdsSorted | _Snapped
+"""What comes to the inbox."""
+
+
 class Supervisor:
-    """Runs the pipeline until `stop` is asked for and all is settled, or the drain time is over.
+    """Runs the pipeline until `drain` is asked for and all is settled, or the drain time is over.
 
     Args:
         pipeline: The core.
@@ -62,7 +66,7 @@ class Supervisor:
         pipeline: Pipeline,
         source: Source,
         senders: Senders,
-        inbox: queue.SimpleQueue[object],
+        inbox: queue.SimpleQueue[Told],
         writer: Worker,
         state: State,
         dead_letter_writer: DeadLetterWriter,
@@ -93,7 +97,7 @@ class Supervisor:
 
     # The loop
 
-    def stop(self) -> None:
+    def drain(self) -> None:
         """Take in nothing more; `turn` tells when all is settled."""
         if self._drain_until_s is None:
             log.info("daemon.draining", timeout_seconds=self._drain_timeout_s)
@@ -141,26 +145,36 @@ class Supervisor:
             except queue.Empty:
                 return
             timeout_s = 0.0
-            if isinstance(told, Answered):
-                self.record.send_seconds.observe(told.answer.elapsed_ms / 1000)
-                self.pipeline.answered(told.batch_id, told.answer, now_ms, time.time_ns() // 1_000_000)
-            elif isinstance(told, ClaimAnswered):
-                self.pipeline.claimed(told.number, told.verdicts, now_ms)
-            elif isinstance(told, LettersStored):
-                self.record.letters_stored(told.token, told.reason, told.letters, now_ms / 1000)
-                self.pipeline.stored(told.token, ok=not told.reason, now_ms=now_ms)
-            elif isinstance(told, _Snapped):
+            self._take(told, now_ms)
+
+    def _take(self, told: Told, now_ms: float) -> None:
+        match told:
+            case Answered(batch_id, answer):
+                self.record.send_seconds.observe(answer.elapsed_ms / 1000)
+                self.pipeline.answered(batch_id, answer, now_ms, time.time_ns() // 1_000_000)
+            case ClaimAnswered(number, verdicts):
+                self.pipeline.claimed(number, verdicts, now_ms)
+            case LettersStored(token, reason, letters):
+                self.record.letters_stored(token, reason, letters, now_ms / 1000)
+                self.pipeline.stored(token, ok=not reason, now_ms=now_ms)
+            case _Snapped(reason):
                 self._snapping = False
-                self.record.snapped(told.reason)
-            elif isinstance(told, StepEnded):
+                self.record.snapped(reason)
+            case StepEnded():
                 self._committer.ended(told)
-            elif isinstance(told, IdsChanged):
+            case IdsChanged():
                 self.ids.changed(told)
-            elif isinstance(told, IdsSorted) and (taken := self.ids.sorted(told)) is not None:
-                self._begin([(taken.one, taken.known)])
-                self._pause()
-                for found in taken.come:
-                    self._read(found)
+            case IdsSorted():
+                self._take_sorted(told)
+            case _:
+                assert_never(told)
+
+    def _take_sorted(self, told: IdsSorted) -> None:
+        if (taken := self.ids.sorted(told)) is not None:
+            self._begin([(taken.one, taken.known)])
+            self._pause()
+            for found in taken.come:
+                self._read(found)
 
     # Effects
 

@@ -48,16 +48,13 @@ class _Reply(NamedTuple):
 
 
 class AdminServer:
-    """Serves from the moment it is made until `stop`, in threads of its own.
+    """Serves between `open` and `close`, in threads of its own.
 
     Args:
         listen: Host and port; port 0 takes a free one.
         snapshot: Called at each request, from the server's threads.
         metrics: Answers ``/metrics``.
         state_dir: Where the address is written for ``sidecar status``.
-
-    Raises:
-        UnavailableError: The address cannot be listened on.
     """
 
     def __init__(
@@ -70,10 +67,22 @@ class AdminServer:
         self._snapshot = snapshot
         self._metrics = metrics
         self._file = state_dir / ADDRESS_FILE if state_dir else None
-        listener = _listen(*listen)
+        self.host, self.port = listen
+        self.url = ""
+        """Where it is reached, once it is open."""
+        self._map: dict[int, Any] = {}
+        self._server: Any = None
+        self._thread: threading.Thread | None = None
+
+    def open(self) -> None:
+        """Listen and answer.
+
+        Raises:
+            UnavailableError: The address cannot be listened on.
+        """
+        listener = _listen(self.host, self.port)
         self.host, self.port = listener.getsockname()[:2]
         self.url = reachable_url(self.host, self.port)
-        self._map: dict[int, Any] = {}
         self._server = create_server(
             self._answer,
             map=self._map,
@@ -92,9 +101,9 @@ class AdminServer:
         self._thread.start()
         self._write_address()
 
-    def stop(self) -> None:
+    def close(self) -> None:
         """Close all connections and end the threads; a second call does nothing."""
-        if not self._thread.is_alive():
+        if self._thread is None or not self._thread.is_alive():
             return
         if self._file:
             with suppress(OSError):

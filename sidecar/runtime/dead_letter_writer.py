@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import queue
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -10,7 +9,7 @@ import structlog
 
 from sidecar.core.records import DeadLetter, group_label
 from sidecar.runtime.dead_letters import DeadLetterStore
-from sidecar.runtime.worker import Worker
+from sidecar.runtime.worker import Inbox, Worker
 
 PATIENCE_S = 5.0
 """How long `close` waits for what is being stored: longer than a write waits for a lock on the state file."""
@@ -36,16 +35,13 @@ class DeadLetterWriter:
         inbox: Takes a `LettersStored` for each list.
     """
 
-    def __init__(self, store: DeadLetterStore, inbox: queue.SimpleQueue[object]) -> None:
+    def __init__(self, store: DeadLetterStore, inbox: Inbox[LettersStored]) -> None:
         self._store = store
         self._inbox = inbox
-        self._thread: Worker | None = None
-        """Most daemons never have a dead letter."""
+        self._thread = Worker("dead-letters")
 
     def store(self, token: int, letters: Sequence[DeadLetter]) -> None:
         """Have these kept."""
-        if self._thread is None:
-            self._thread = Worker("dead-letters")
         self._thread.do(lambda: self._inbox.put(LettersStored(token, self._try(letters), len(letters))))
 
     def _try(self, letters: Sequence[DeadLetter]) -> str:
@@ -61,7 +57,6 @@ class DeadLetterWriter:
         return ""
 
     def close(self) -> None:
-        """Drop what was not begun, whose messages come again, and wait for what was."""
-        if self._thread is not None:
-            self._thread.abandon(PATIENCE_S)
-            self._thread = None
+        """Drop what was not begun, whose messages come again, and wait for what was; nothing is written after it."""
+        self._thread.close(PATIENCE_S)
+        self._store.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
@@ -12,7 +13,7 @@ import orjson
 
 from sidecar.config.model import DeadLetters, Settings
 from sidecar.core.records import DeadLetter, Details, Place, TopicPartition, group_label
-from sidecar.errors import UnavailableError
+from sidecar.errors import StateError, UnavailableError
 from sidecar.sinks.formats import envelope_row
 from sidecar.sources.base import Original
 from sidecar.sources.kafka.config import client_config
@@ -41,6 +42,10 @@ class DeadLetterStore(Protocol):
         Raises:
             SidecarError: They could not be stored; try again later.
         """
+        ...
+
+    def close(self) -> None:
+        """Wait for what is being written, and write nothing after it, on whatever thread. Harmless when repeated."""
         ...
 
 
@@ -151,13 +156,31 @@ class DeadLettersInState:
     def __init__(self, state: Keeper, originals: Originals) -> None:
         self._state = state
         self._originals = originals
+        self._writing = threading.Lock()
+        self._closed = False
 
     def store(self, letters: Sequence[DeadLetter]) -> None:
-        """Make them durable."""
+        """Make them durable.
+
+        Raises:
+            StateError: There is no room for them, or the store is closed.
+        """
         stored = [StoredLetter.of(one, at_ms=int(time.time() * 1000), envelope=self._envelope(one)) for one in letters]
-        self._state.put_dead_letters(stored)
+        with self._writing:
+            self._check_open()
+            self._state.put_dead_letters(stored)
+
+    def close(self) -> None:
+        """Wait for what is being written; the state may be closed then."""
+        with self._writing:
+            self._closed = True
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise StateError("dead letters are stored no more: the process ends")
 
     def _envelope(self, letter: DeadLetter) -> bytes:
+        self._check_open()  # a message that is read again takes seconds at worst
         found = self._originals.find(letter)
         return envelope_row(
             letter.tp, letter.offset, timestamp_ms=found.timestamp_ms, key=found.key, tags=(), headers=found.headers,
@@ -193,6 +216,10 @@ class DeadLettersAtBroker:
         if left:
             self._rest.store(left)
         self._copied.clear()
+
+    def close(self) -> None:
+        """Close the rest."""
+        self._rest.close()
 
 
 class DeadLettersInTopic:
@@ -243,6 +270,9 @@ class DeadLettersInTopic:
         left = self._safely(self._producer.flush, PRODUCE_TIMEOUT_S)
         if left or failures:
             raise self._unavailable(failures[0] if failures else f"{left} not acknowledged in {PRODUCE_TIMEOUT_S:g} s")
+
+    def close(self) -> None:
+        """Nothing of it is left open: `store` waits for the broker."""
 
     def _safely(self, call: Callable[..., T], *args: Any, **kwargs: Any) -> T:
         try:

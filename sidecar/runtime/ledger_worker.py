@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import queue
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -16,7 +15,7 @@ from sidecar.core.effects import Claim
 from sidecar.errors import SidecarError, extra
 from sidecar.ledger.interface import Ledger
 from sidecar.ledger.sqlite import SqliteLedger
-from sidecar.runtime.worker import Worker
+from sidecar.runtime.worker import Inbox, Worker
 from sidecar.state.interface import Damage
 
 PRUNE_EVERY_S = 1.0
@@ -52,7 +51,7 @@ class LedgerWorker:
         claim_timeout_ms: int,
         keep_ms: int,
         keys_max: int,
-        inbox: queue.SimpleQueue[object],
+        inbox: Inbox[ClaimAnswered],
     ) -> None:
         self.problem = ""
         """Why the ledger cannot be used at present."""
@@ -147,7 +146,7 @@ class LedgerWorker:
 
 
 def open_ledger_worker(
-    settings: LedgerSettings | None, group: str, keys_max: int, folder: Path, inbox: queue.SimpleQueue[object]
+    settings: LedgerSettings | None, group: str, keys_max: int, folder: Path, inbox: Inbox[ClaimAnswered]
 ) -> LedgerWorker | None:
     """The desk of the ledger that is configured; None when none is. It connects when it is first asked.
 

@@ -8,13 +8,22 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 T = TypeVar("T")
+Told = TypeVar("Told", contravariant=True)
+
+
+class Inbox(Protocol[Told]):
+    """Where workers put what they have to tell to the thread that decides."""
+
+    def put(self, told: Told, /) -> None:
+        """Hand it over, from any thread."""
+        ...
 
 
 class Worker:
-    """One thread that does everything that waits for the disk, in order.
+    """One thread that does everything that waits for the disk, in order; it begins with the first job.
 
     Args:
         name: Of the thread.
@@ -22,17 +31,25 @@ class Worker:
     """
 
     def __init__(self, name: str = "writer", threads: int = 1) -> None:
+        self._names = [name] if threads == 1 else [f"{name}-{number}" for number in range(threads)]
         self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._threads = [threading.Thread(target=self._run, name=name, daemon=True) for _ in range(threads)]
-        for thread in self._threads:
-            thread.start()
+        self._threads: list[threading.Thread] = []
+        self._guard = threading.Lock()
+        self._closed = False
 
     def do(self, job: Callable[[], None]) -> None:
-        """Run `job`, which must not raise, after all given before."""
-        self._work.put(job)
+        """Run `job`, which must not raise, after all given before; nothing is run that comes after `close`."""
+        with self._guard:
+            if self._closed:
+                return
+            self._work.put(job)
+            if not self._threads:
+                self._threads = [threading.Thread(target=self._run, name=name, daemon=True) for name in self._names]
+                for thread in self._threads:
+                    thread.start()
 
     def wait(self, job: Callable[[], T]) -> T:
-        """Run `job` after all given before, and wait for its result or exception."""
+        """Run `job` after all given before, and wait for its result or exception; not to be called after `close`."""
         done: Future[T] = Future()
 
         def run() -> None:
@@ -49,20 +66,22 @@ class Worker:
             job()
             del job  # with what it holds
 
-    def abandon(self, timeout_s: float) -> None:
-        """Drop what was not begun, and wait for what was, at most so long."""
-        with suppress(queue.Empty):
-            while True:
-                self._work.get_nowait()
-        self._end(timeout_s)
+    def close(self, patience_s: float | None = None) -> None:
+        """Finish what was given, then end. Harmless when repeated.
 
-    def close(self) -> None:
-        """Finish what was given, then end."""
-        self._end(None)
-
-    def _end(self, timeout_s: float | None) -> None:
+        Args:
+            patience_s: Drop what was not begun instead, and wait for the rest at most so long.
+        """
+        with self._guard:
+            if self._closed:
+                return
+            self._closed = True
+        if patience_s is not None:
+            with suppress(queue.Empty):
+                while True:
+                    self._work.get_nowait()
         for _ in self._threads:
             self._work.put(None)
-        until_s = None if timeout_s is None else time.monotonic() + timeout_s
+        until_s = None if patience_s is None else time.monotonic() + patience_s
         for thread in self._threads:
             thread.join(None if until_s is None else max(0.0, until_s - time.monotonic()))

@@ -27,7 +27,7 @@ class Exchange:
             if self.cut:
                 _shut(sock)
 
-    def end(self) -> None:
+    def cut_off(self) -> None:
         """Cut the socket, from any thread: whoever waits on it sees its end."""
         with self._lock:
             self.cut = True
@@ -48,7 +48,8 @@ class Deadlines:
         self._changed = threading.Condition()
         self._open: dict[Exchange, None] = {}
         self._closed = False
-        threading.Thread(target=self._watch, name="sink-deadlines", daemon=True).start()
+        self._thread: threading.Thread | None = None
+        """It begins with the first exchange."""
 
     @contextlib.contextmanager
     def exchange(self) -> Iterator[Exchange]:
@@ -57,6 +58,9 @@ class Deadlines:
         with self._changed:
             self._open[exchange] = None
             exchange.cut = self._closed
+            if self._thread is None and not self._closed:
+                self._thread = threading.Thread(target=self._watch, name="sink-deadlines", daemon=True)
+                self._thread.start()
         try:
             yield exchange
         finally:
@@ -68,8 +72,10 @@ class Deadlines:
         with self._changed:
             self._closed = True
             for exchange in self._open:
-                exchange.end()
+                exchange.cut_off()
             self._changed.notify_all()
+        if self._thread is not None:
+            self._thread.join()
 
     def _watch(self) -> None:
         with self._changed:
@@ -78,7 +84,7 @@ class Deadlines:
                 # Whatever begins while this thread sleeps ends later than it wakes: nobody has to wake it.
                 wait_s = oldest.deadline - time.monotonic() if oldest else self.timeout_s
                 if oldest and wait_s <= 0:
-                    oldest.end()
+                    oldest.cut_off()
                     del self._open[oldest]
                 else:
                     self._changed.wait(wait_s)

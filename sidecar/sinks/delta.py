@@ -104,8 +104,8 @@ class DeltaSink:
         self._held: _Waiting | None = None
         self._guard = threading.Lock()
         self._closed = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="sink-delta", daemon=True)
-        self._thread.start()
+        self._thread: threading.Thread | None = None
+        """It begins with the first batch."""
 
     def deliver(self, batch: Batch) -> Answer:
         """Append the parts that the table does not have yet, together with whatever else waits."""
@@ -114,6 +114,9 @@ class DeltaSink:
             if self._closed.is_set():
                 return _CLOSED
             self._work.put(waiting)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="sink-delta", daemon=True)
+                self._thread.start()
         return waiting.answer.result()
 
     def close(self) -> None:
@@ -122,7 +125,8 @@ class DeltaSink:
             if not self._closed.is_set():
                 self._closed.set()
                 self._work.put(None)
-        self._thread.join()
+        if self._thread is not None:
+            self._thread.join()
 
     def _run(self) -> None:
         while group := self._next():

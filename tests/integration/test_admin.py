@@ -40,6 +40,7 @@ class Daemon:
     def __init__(self, folder: Path, listen: tuple[str, int] = ("127.0.0.1", 0)) -> None:
         self.now = READY
         self.server = AdminServer(listen, lambda: self.now, Metrics(lambda: self.now), folder)
+        self.server.open()
 
     def ask(self, path: str, method: str = "GET") -> tuple[int, str, dict[str, str]]:
         with contextlib.closing(http.client.HTTPConnection("127.0.0.1", self.server.port, timeout=30)) as connection:
@@ -54,7 +55,7 @@ def daemon(tmp_path: Path) -> Iterator[Daemon]:
     """A daemon that is ready."""
     running = Daemon(tmp_path)
     yield running
-    running.server.stop()
+    running.server.close()
 
 
 def free_port() -> int:
@@ -190,17 +191,17 @@ def test_an_address_in_use_is_named_with_its_cure(daemon: Daemon, tmp_path: Path
 
 
 def test_stopping_frees_the_port_and_ends_the_threads(tmp_path: Path) -> None:
-    """After stop, also with clients connected, the port can be taken at once and no thread is left; twice is fine."""
+    """Once closed, also with clients connected, the port can be taken at once and no thread is left; twice is fine."""
     before = threading.active_count()
     first = Daemon(tmp_path)
     client = socket.create_connection(("127.0.0.1", first.server.port))
     assert first.ask("/livez")[0] == 200
-    first.server.stop()
-    first.server.stop()
+    first.server.close()
+    first.server.close()
     until(lambda: threading.active_count() <= before)
     second = Daemon(tmp_path, ("127.0.0.1", first.server.port))
     assert second.ask("/livez")[0] == 200
-    second.server.stop()
+    second.server.close()
     client.close()
     assert not (tmp_path / ADDRESS_FILE).exists()
 
@@ -216,7 +217,7 @@ def test_the_address_is_found_in_the_state_folder(tmp_path: Path) -> None:
         with contextlib.closing(http.client.HTTPConnection(str(parts.hostname), parts.port, timeout=5)) as connection:
             connection.request("GET", "/livez")
             assert connection.getresponse().status == 200
-        running.server.stop()
+        running.server.close()
 
 
 @pytest.mark.parametrize("written", [b"", b"{", b"[]", b'{"url": 1}', b'{"url": "x", "pid": "y"}', b"\xff"])

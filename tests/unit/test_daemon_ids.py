@@ -9,6 +9,7 @@ from array import array
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, cast
+from unittest.mock import Mock
 
 import pytest
 
@@ -135,7 +136,7 @@ class Life:
             inbox,
             self.writer,
             self.state,
-            DeadLetterWriter(cast(Any, None), inbox),
+            DeadLetterWriter(Mock(), inbox),
             5.0,
         )
         self.broker.listener = self.supervisor
@@ -228,7 +229,7 @@ def test_nothing_waits_for_ids(how: str) -> None:
         life.assign(ORDERS, seen=5)
         begun_s = time.monotonic()
         if how == "stop":
-            life.supervisor.stop()
+            life.supervisor.drain()
             while life.supervisor.turn():
                 pass
             life.supervisor.close()

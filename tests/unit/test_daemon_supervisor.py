@@ -139,7 +139,7 @@ def test_a_stop_does_not_wait_for_a_state_that_is_lost() -> None:
     supervisor, writer = supervised(state=LostState())
     supervisor.assigned([Assignment(KEPT, "scope", PartitionState(5, 5), "", 1, resumed=True, read_from=5)])
     assert supervisor.turn()
-    supervisor.stop()
+    supervisor.drain()
     assert not supervisor.turn()
     writer.close()
 

@@ -6,8 +6,13 @@ import queue
 import threading
 from collections.abc import Sequence
 
-from sidecar.core.records import DeadLetter
+import pytest
+
+from sidecar.core.records import DeadLetter, TopicPartition
+from sidecar.errors import StateError
 from sidecar.runtime.dead_letter_writer import DeadLetterWriter, LettersStored
+from sidecar.runtime.dead_letters import DeadLettersInState, Originals
+from sidecar.state.memory import MemoryState
 
 
 class Slow:
@@ -22,6 +27,9 @@ class Slow:
         assert self.may_end.wait(10)
         self.stored += 1
 
+    def close(self) -> None:
+        """Nothing is open."""
+
 
 def test_a_close_waits_for_what_is_being_stored_and_drops_the_rest() -> None:
     """When `close` returns nothing is written any more, so that the state may be closed."""
@@ -35,3 +43,22 @@ def test_a_close_waits_for_what_is_being_stored_and_drops_the_rest() -> None:
     dead_letter_writer.close()
     assert store.stored == 1
     assert (inbox.get_nowait(), inbox.empty()) == (LettersStored(1, "", 0), True)
+
+
+def test_a_store_that_is_closed_writes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A message that is still being read at the broker when the patience is over does not reach a closed state."""
+    state, begun, may_end = MemoryState(), threading.Event(), threading.Event()
+    monkeypatch.setattr("sidecar.runtime.dead_letter_writer.PATIENCE_S", 0.0)
+
+    def fetch(tp: TopicPartition, offset: int) -> None:
+        begun.set()
+        assert may_end.wait(10)
+
+    inbox: queue.SimpleQueue[LettersStored] = queue.SimpleQueue()
+    writer = DeadLetterWriter(DeadLettersInState(state, Originals("ndjson", fetch)), inbox)
+    writer.store(1, [DeadLetter(TopicPartition("orders", 0), 7, "9f3ac2d1", "paid", "bad", b"row")])
+    assert begun.wait(10)
+    writer.close()
+    may_end.set()
+    assert inbox.get(timeout=10).reason == str(StateError("dead letters are stored no more: the process ends"))
+    assert state.count_dead_letters() == 0

@@ -191,6 +191,25 @@ def circles(below: dict[str, set[str]]) -> dict[str, set[str]]:
     return left
 
 
+def test_no_constructor_starts_a_thread() -> None:
+    """What has a thread starts it in `open` or with the first job, and ends it in `close`.
+
+    The library's batcher with threads is excepted: a batcher that has messages already is given to it.
+    """
+    wrong = set()
+    for path in PACKAGE.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.FunctionDef) and node.name == "__init__":
+                called = {one.func.attr for one in calls(node) if isinstance(one.func, ast.Attribute)}
+                wrong |= {path.stem} if "start" in called else set()
+    assert wrong == {"threaded"}
+
+
+def calls(node: ast.AST) -> Iterator[ast.Call]:
+    """All that is called there."""
+    return (one for one in ast.walk(node) if isinstance(one, ast.Call))
+
+
 def test_nothing_imports_a_test() -> None:
     """What tests share is in `tests/support` and `tests/scenarios`; no module imports a module of tests."""
     files = [path for folder in ("tests", "benchmarks", "examples") for path in (ROOT / folder).rglob("*.py")]

@@ -34,8 +34,19 @@ def test_a_sender_lets_go_of_what_it_has_sent() -> None:
     deque(map(senders.send, batches), 0)
     for _ in range(4):
         inbox.get(timeout=PATIENCE_S)
-    assert [sys.getrefcount(batch) for batch in batches] == [3] * 4  # the list's, this loop's and the call's
+    counts = [3] * 4  # the list's, this loop's and the call's
+    wait_until(lambda: [sys.getrefcount(batch) for batch in batches] == counts, PATIENCE_S, "only this test has them")
     senders.close(PATIENCE_S)
+
+
+def test_what_comes_after_a_close_is_not_run() -> None:
+    """What was given before is; a second close waits for nothing."""
+    worker, done = Worker(), list[int]()
+    worker.do(lambda: done.append(1))
+    worker.close()
+    worker.do(lambda: done.append(2))
+    worker.close()
+    assert done == [1]
 
 
 def test_a_writer_lets_go_of_what_it_has_done() -> None:

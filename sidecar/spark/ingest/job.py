@@ -66,7 +66,7 @@ class SparkIngest:
         with ExitStack() as stack:
             progress = Progress(self._settings.source.group_id, Lag(self._zone, wanted[0].consumer))
             if self._settings.admin.listen:
-                stack.callback(_serve_metrics(self._settings.admin.listen, progress).stop)
+                stack.callback(_serve_metrics(self._settings.admin.listen, progress).close)
             session = driver.session(stack, f"sidecar ingest {self._table.path}", self._spark.master)
             queries = self._start(stack, session, wanted, schema)
             log.info("ingest.started", table=self._table.path, zone=str(self._zone), format=self._table.format)
@@ -185,8 +185,10 @@ def _serve_metrics(listen: Listen, progress: Progress) -> AdminServer:
     metrics = IngestMetrics(progress)
     try:
         server = AdminServer(listen, progress.latest, metrics)
+        server.open()
     except UnavailableError:
         server = AdminServer((listen.host, 0), progress.latest, metrics)
+        server.open()
         log.warning("ingest.moved", wanted=f"{listen.host}:{listen.port}", url=server.url)
     return server
 

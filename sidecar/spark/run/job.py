@@ -77,7 +77,8 @@ class SparkRun:
             if settings.admin.listen:
                 metrics = Metrics(progress.latest)
                 admin = AdminServer(settings.admin.listen, progress.latest, metrics, Path(settings.state.dir))
-                stack.callback(admin.stop)
+                admin.open()
+                stack.callback(admin.close)
             session = self._session(stack)
             query = self._start(session, checkpoint)
             stack.callback(driver.quietly, query.stop)

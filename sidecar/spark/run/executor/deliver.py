@@ -82,7 +82,7 @@ class _Delivery:
         self._folder = folder
         self._task = task
         reading, sink = build_reading(settings, columns)
-        self._inbox: queue.SimpleQueue[object] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[Answered] = queue.SimpleQueue()
         self._senders = Senders(sink, settings.sink.chosen.batches_at_once, self._inbox)
         stack.callback(self._senders.close, SENDERS_PATIENCE_S)
         batch = settings.batch
@@ -153,7 +153,6 @@ class _Delivery:
         try:
             told = self._inbox.get(timeout=wait_s) if wait_s else self._inbox.get_nowait()
             while True:
-                assert isinstance(told, Answered)
                 self._pipeline.answered(told.batch_id, told.answer, time.monotonic() * 1000, int(time.time() * 1000))
                 told = self._inbox.get_nowait()
         except queue.Empty:
@@ -195,6 +194,7 @@ class _Delivery:
             fetcher = Fetcher(client_config(self._settings.source.kafka))
             self._stack.callback(fetcher.close)
             self._store = open_dead_letters(self._settings, self._letters, fetcher.fetch)
+            self._stack.callback(self._store.close)
         return self._store
 
     # What the driver is told while the task lasts
