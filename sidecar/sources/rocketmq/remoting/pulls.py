@@ -1,8 +1,8 @@
-"""Long pulls of all queues that are ours, ahead of what is asked for, within a bound in bytes. Decides nothing.
+"""Long pulls of all owned queues: reads ahead within a bound in bytes. Decides nothing.
 
-A topic that was deleted and made again numbers its messages from 0, and nothing in an answer tells it. So nothing is
-handed on before it is proven to continue what was read: the message read last still stands at its offset, either in the
-same answer, which then begins one message earlier, or in the answer to a question asked after it.
+A topic that was deleted and recreated numbers its messages from 0, and no answer says so. So messages are handed on
+only once the queue is proven to be the same: the last message read is still at its offset, either in the same answer,
+which then begins one message earlier, or in the answer to a later request.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ from sidecar.sources.rocketmq.wire.messages import StoredMessage, as_stored, dec
 from sidecar.sources.rocketmq.wire.requests import MASTER, MESSAGES_MAX, Asks, Subscription, read_offset
 
 SUSPEND_MS = 5_000
-"""How long an answer waits for a first message; the broker looks at it at once when one comes."""
+"""How long an answer waits for a first message; the broker answers at once when a message arrives."""
 MANY_QUEUES, SUSPEND_MANY_MS = 100, 10_000
-"""Of more queues than these it waits for longer: each answer costs, though nothing came."""
+"""With more queues than this, answers wait longer, because each answer costs even if it has no message."""
 PULL_TIMEOUT_S = 20.0
 EMPTY_DELAY_S, REFUSED_DELAY_S = 0.05, 1.0
 LINK_BYTES_MAX = 4 << 10
-"""Of a message that is read again for proof along with the next ones; for a larger one there is a question."""
+"""Largest message that is read again, as proof, with the next ones; a larger message is asked for separately."""
 LOOK_EVERY_S = 60.0
-"""So often a queue that was read to its end is proven to be what it was."""
+"""How often a queue that was read to its end is proven to be the same."""
 END_EVERY_S, END_TIMEOUT_S = 5.0, 3.0
 SHUNNED_S = 60.0
-"""So long a slave is not asked again that refused, whatever its master suggests."""
+"""How long a slave that refused is not asked again, whatever its master suggests."""
 
 
 _OFFSET = itemgetter(0)
@@ -53,7 +53,7 @@ class Pulls:
 
     Args:
         asks: Makes the requests.
-        bytes_max: What may be held and asked for, together; one answer may always be asked for.
+        bytes_max: Limit of messages held and requested, together; one request is always allowed.
     """
 
     def __init__(self, asks: Asks, bytes_max: int) -> None:
@@ -61,20 +61,20 @@ class Pulls:
         self._bytes_max = bytes_max
         self._queues: dict[TopicPartition, Pulling] = {}
         self._turn: dict[TopicPartition, None] = {}
-        """Queues without a request, in the order in which they are asked for next."""
+        """Queues without a request, in the order of the next requests."""
         self._unproven: set[TopicPartition] = set()
-        """Queues of which it may have to be asked again what was read."""
+        """Queues that may need another request as proof."""
         self._paused: set[TopicPartition] = set()
         self._held_bytes = 0
         self._asked_bytes = self._idle_bytes = 0
         self._is_awaited = False
-        """Whether a queue waits for room: then no other goes on before it."""
+        """Whether a queue waits for room; then no other queue is read before it."""
         self.moved: dict[TopicPartition, int | None] = {}
-        """Queues whose offset cannot be read; where it can be, an operator set another one, which stands here."""
+        """Queues to be taken anew: the offset that an operator set, or None if theirs cannot be read."""
         self.replaced: set[TopicPartition] = set()
-        """Queues that are not what they were: the message that was read there does not stand any more."""
+        """Queues that were replaced: the last message read is no longer there."""
         self.found: dict[TopicPartition, Mark] = {}
-        """Marks of queues of which nothing was read yet."""
+        """Marks of queues from which nothing was read yet."""
         self.refused: dict[TopicPartition, Frame] = {}
         """Why a queue cannot be read at present."""
 
@@ -91,21 +91,21 @@ class Pulls:
 
         Args:
             tp: The queue.
-            offset: The first one that is wanted.
-            subscription: What of it.
-            find: Where to ask.
-            mark: A message that was read of it before.
-            given: The offset after what was handed on before; what is between the two is gone.
+            offset: The first offset wanted.
+            subscription: The filter at the broker.
+            find: Finds the place to ask.
+            mark: A message of the queue that was read before.
+            given: The offset after the last message handed on; messages between the two are gone.
         """
         self._queues[tp] = Pulling(tp, subscription, find, offset, offset if given is None else given, mark, offset)
         self._turn[tp] = None
 
     def remove(self, tps: Collection[TopicPartition]) -> None:
-        """Read these no more."""
+        """Stop reading these queues."""
         for tp in tps:
-            one = self._queues.pop(tp, None)
-            if one is not None:
-                self._drop_held(one)
+            queue = self._queues.pop(tp, None)
+            if queue is not None:
+                self._drop_held(queue)
                 self.moved.pop(tp, None)
                 self.replaced.discard(tp)
                 self.found.pop(tp, None)
@@ -114,32 +114,34 @@ class Pulls:
                 self._paused.discard(tp)
 
     def pause(self, tps: Collection[TopicPartition]) -> None:
-        """Read all but these; what was read ahead of them is thrown away, so that nothing is held for long."""
-        for tp, one in self._queues.items():
-            if tp in tps and not one.paused:
-                self._drop_held(one)
-            one.paused = tp in tps
+        """Read all queues but these; their messages read ahead are dropped, so that none is held for long."""
+        for tp, queue in self._queues.items():
+            if tp in tps and not queue.paused:
+                self._drop_held(queue)
+            queue.paused = tp in tps
         self._paused = set(tps) & self._queues.keys()
 
-    def _drop_held(self, one: Pulling) -> None:
-        self._held_bytes -= one.held_bytes
-        one.held, one.held_bytes = [], 0
-        one.next = one.proven = one.given
-        one.last = None
-        one.epoch += 1
+    def _drop_held(self, queue: Pulling) -> None:
+        self._held_bytes -= queue.held_bytes
+        queue.held, queue.held_bytes = [], 0
+        queue.next = queue.proven = queue.given
+        queue.last = None
+        queue.epoch += 1
 
     def end(self, tp: TopicPartition) -> int | None:
-        """The offset that the queue's next message gets, as the last answer told it."""
-        one = self._queues.get(tp)
-        return one.high if one else None
+        """The offset that the queue's next message will get, according to the last answer."""
+        queue = self._queues.get(tp)
+        return queue.high if queue else None
 
     @property
     def is_full(self) -> bool:
-        """Whether as much is held as may be, and some of it can be handed on."""
-        return self._held_bytes >= self._bytes_max and any(one.proven > one.given for one in self._queues.values())
+        """Whether the limit is reached, and some of the held messages can be handed on."""
+        return self._held_bytes >= self._bytes_max and any(
+            queue.proven > queue.given for queue in self._queues.values()
+        )
 
     def ask(self) -> None:
-        """Ask for all queues that may be asked for now."""
+        """Send the requests that are due and have room."""
         now_s = time.monotonic()
         for tp in self._paused:
             if self._queues[tp].end_at_s <= now_s:
@@ -147,242 +149,247 @@ class Pulls:
         self._prove_again(now_s)
         self._is_awaited = False
         for tp in list(self._turn):
-            one = self._queues[tp]
-            place = None if one.paused or one.not_before_s > now_s else one.find(one.suggested)
+            queue = self._queues[tp]
+            place = None if queue.paused or queue.not_before_s > now_s else queue.find(queue.suggested)
             if place is None or not place.link.is_up:
                 continue
-            if not self._has_room(one):
+            if not self._has_room(queue):
                 self._is_awaited = True
                 return
-            self._pull(one, place, now_s)
+            self._pull(queue, place, now_s)
 
     def _prove_again(self, now_s: float) -> None:
         unproven, self._unproven = self._unproven, set()
         for tp in unproven:
-            one = self._queues.get(tp)
-            if one is None or one.proving:
+            queue = self._queues.get(tp)
+            if queue is None or queue.proving:
                 continue
-            if one.mark is None and one.next > 0:
-                self._find_mark(one, now_s)
-            elif one.proven < one.next:
-                self._prove(one, now_s)
+            if queue.mark is None and queue.next > 0:
+                self._find_mark(queue, now_s)
+            elif queue.proven < queue.next:
+                self._prove(queue, now_s)
 
-    def _has_room(self, one: Pulling) -> bool:
-        """Nothing is kept back by answers that wait for a first message: that may take long."""
+    def _has_room(self, queue: Pulling) -> bool:
+        """Answers that wait for a first message reserve no room: that may take long."""
         taken = self._held_bytes + self._asked_bytes
-        return taken <= self._idle_bytes or taken + one.reserved_bytes <= self._bytes_max
+        return taken <= self._idle_bytes or taken + queue.reserved_bytes <= self._bytes_max
 
-    def _pull(self, one: Pulling, place: Place, now_s: float) -> None:
-        offset, epoch, reserved = one.next, one.epoch, one.reserved_bytes
-        idle = IDLE_BYTES if one.is_at_end else 0
+    def _pull(self, queue: Pulling, place: Place, now_s: float) -> None:
+        offset, epoch, reserved = queue.next, queue.epoch, queue.reserved_bytes
+        idle = IDLE_BYTES if queue.is_at_end else 0
         link = (
-            one.last
-            if one.may_link and one.last and one.last.offset == offset - 1 and offset < (one.high or 0)
+            queue.last
+            if queue.may_link and queue.last and queue.last.offset == offset - 1 and offset < (queue.high or 0)
             else None
         )
-        one.asked = True
-        self._turn.pop(one.tp, None)
+        queue.asked = True
+        self._turn.pop(queue.tp, None)
         self._asked_bytes += reserved
         self._idle_bytes += idle
 
         def answered(frame: Frame | None) -> None:
-            one.asked = False
+            queue.asked = False
             self._asked_bytes -= reserved
             self._idle_bytes -= idle
             if frame is None:
-                one.not_before_s, one.suggested = now_s + EMPTY_DELAY_S, MASTER
-            elif self._was_reset(one, wanted, place, frame):
-                one.not_before_s = now_s + REFUSED_DELAY_S
-            elif one.epoch == epoch and self._queues.get(one.tp) is one:
-                may_leave = now_s >= one.master_until_s
-                one.suggested = frame.fields.get("suggestWhichBrokerId", MASTER) if may_leave else MASTER
+                queue.not_before_s, queue.suggested = now_s + EMPTY_DELAY_S, MASTER
+            elif self._was_reset(queue, wanted, place, frame):
+                queue.not_before_s = now_s + REFUSED_DELAY_S
+            elif queue.epoch == epoch and self._queues.get(queue.tp) is queue:
+                may_leave = now_s >= queue.master_until_s
+                queue.suggested = frame.fields.get("suggestWhichBrokerId", MASTER) if may_leave else MASTER
                 if not place.is_slave:
-                    self._look_at_low(one, frame)
-                if one.mark is None:
-                    self._unproven.add(one.tp)
-                self._take(one, offset, link, of_slave(frame) if place.is_slave else frame, now_s)
-                if place.is_slave and one.tp in self.refused:
-                    one.suggested, one.not_before_s = MASTER, now_s + EMPTY_DELAY_S
-                    one.master_until_s = now_s + SHUNNED_S
-            if not one.asked and self._queues.get(one.tp) is one:
-                self._turn[one.tp] = None
+                    self._look_at_low(queue, frame)
+                if queue.mark is None:
+                    self._unproven.add(queue.tp)
+                self._take(queue, offset, link, of_slave(frame) if place.is_slave else frame, now_s)
+                if place.is_slave and queue.tp in self.refused:
+                    queue.suggested, queue.not_before_s = MASTER, now_s + EMPTY_DELAY_S
+                    queue.master_until_s = now_s + SHUNNED_S
+            if not queue.asked and self._queues.get(queue.tp) is queue:
+                self._turn[queue.tp] = None
 
         wanted = link.offset if link else offset
-        # Only a queue that was read to its end may keep its answer waiting: it keeps no room from the others.
+        # Only the answer of a queue that was read to its end may wait: it reserves no room.
         suspend_ms = SUSPEND_MS if len(self._queues) <= MANY_QUEUES else SUSPEND_MANY_MS
-        ask = self._asks.pull(one.tp, wanted, one.subscription, suspend_ms=suspend_ms if one.is_at_end else 0)
+        ask = self._asks.pull(queue.tp, wanted, queue.subscription, suspend_ms=suspend_ms if queue.is_at_end else 0)
         place.link.ask(ask, answered, PULL_TIMEOUT_S)
 
-    def _was_reset(self, one: Pulling, asked: int, place: Place, frame: Frame) -> bool:
-        """Whether an operator set another offset: a broker tells it once, whatever was asked for, and however late."""
-        if frame.code != Code.PULL_OFFSET_MOVED or place.is_slave or one.tp not in self._queues:
+    def _was_reset(self, queue: Pulling, asked: int, place: Place, frame: Frame) -> bool:
+        """Whether an operator set another offset: a broker reports that once, in any answer, however late."""
+        if frame.code != Code.PULL_OFFSET_MOVED or place.is_slave or queue.tp not in self._queues:
             return False
         if not read_offset(frame, "minOffset") <= asked <= read_offset(frame, "maxOffset"):
             return False
-        self.moved[one.tp] = read_offset(frame, "nextBeginOffset")
+        self.moved[queue.tp] = read_offset(frame, "nextBeginOffset")
         return True
 
-    def _ask_end(self, one: Pulling, now_s: float) -> None:
-        """A queue that is read tells its end with every answer."""
-        one.end_at_s = now_s + END_EVERY_S
-        place = one.find(MASTER)
+    def _ask_end(self, queue: Pulling, now_s: float) -> None:
+        """Of a paused queue: a queue that is read reports its end with every answer."""
+        queue.end_at_s = now_s + END_EVERY_S
+        place = queue.find(MASTER)
 
         def answered(frame: Frame | None) -> None:
             if frame is not None and frame.code == Code.SUCCESS:
-                one.high = read_offset(frame, "offset")
+                queue.high = read_offset(frame, "offset")
 
         if place is not None and place.link.is_up:
-            place.link.ask(self._asks.high(one.tp), answered, END_TIMEOUT_S)
+            place.link.ask(self._asks.high(queue.tp), answered, END_TIMEOUT_S)
 
-    def _take(self, one: Pulling, offset: int, link: Mark | None, frame: Frame, asked_s: float) -> None:
+    def _take(self, queue: Pulling, offset: int, link: Mark | None, frame: Frame, asked_s: float) -> None:
         if link is not None and "minOffset" in frame.fields and read_offset(frame, "minOffset") > link.offset:
-            one.may_link = False  # it expired
+            queue.may_link = False  # it expired
         elif frame.code in (Code.SUCCESS, Code.PULL_RETRY_IMMEDIATELY):
-            self.refused.pop(one.tp, None)
+            self.refused.pop(queue.tp, None)
             room = self._bytes_max - self._held_bytes - self._asked_bytes
             messages, left = decode_some(frame.body, offset, room, one=not self._held_bytes)
             is_linked = link is not None and link.stands_in(messages)
-            # A batch that is kept as one message comes whole, also when its first messages were read before.
+            # A batch that is stored as one message arrives whole, even if its first messages were read before.
             if messages and messages[0].offset < offset:
                 messages = messages[bisect_left(messages, offset, key=_OFFSET) :]
-            one.may_link = link is None or bool(messages)
+            queue.may_link = link is None or bool(messages)
             if messages:
-                self._hold(one, messages, len(frame.body))
+                self._hold(queue, messages, len(frame.body))
             elif left is not None:  # read again with more room, in the end with all of it
-                one.answer_bytes = min(self._bytes_max, 2 * max(room, one.answer_bytes))
-            one.next = read_offset(frame, "nextBeginOffset") if left is None else left
-            one.high = read_offset(frame, "maxOffset")
-            continues = is_linked or one.mark is None or (not messages and one.next < one.high)
-            if one.proven == offset and continues:
-                one.proven = max(one.next, offset)
-                one.mark = _further(one.mark, messages)
-            elif not one.proving:
-                self._prove(one, asked_s)
-            if one.next > offset or not one.may_link:
-                self._ask_again(one)
+                queue.answer_bytes = min(self._bytes_max, 2 * max(room, queue.answer_bytes))
+            queue.next = read_offset(frame, "nextBeginOffset") if left is None else left
+            queue.high = read_offset(frame, "maxOffset")
+            continues = is_linked or queue.mark is None or (not messages and queue.next < queue.high)
+            if queue.proven == offset and continues:
+                queue.proven = max(queue.next, offset)
+                queue.mark = _further(queue.mark, messages)
+            elif not queue.proving:
+                self._prove(queue, asked_s)
+            if queue.next > offset or not queue.may_link:
+                self._ask_again(queue)
             else:
-                one.not_before_s = asked_s + EMPTY_DELAY_S
+                queue.not_before_s = asked_s + EMPTY_DELAY_S
         elif frame.code == Code.PULL_NOT_FOUND:
-            self.refused.pop(one.tp, None)
-            one.high = read_offset(frame, "maxOffset")
-            one.not_before_s = asked_s + EMPTY_DELAY_S
-            if asked_s >= one.look_at_s and not one.proving:  # as many new messages as there were: none would tell
-                one.look_at_s = asked_s + LOOK_EVERY_S
-                self._prove(one, asked_s)
+            self.refused.pop(queue.tp, None)
+            queue.high = read_offset(frame, "maxOffset")
+            queue.not_before_s = asked_s + EMPTY_DELAY_S
+            if asked_s >= queue.look_at_s and not queue.proving:  # a new queue of the same length looks the same
+                queue.look_at_s = asked_s + LOOK_EVERY_S
+                self._prove(queue, asked_s)
         elif frame.code == Code.PULL_OFFSET_MOVED:
             if offset > read_offset(frame, "maxOffset"):
-                self.replaced.add(one.tp)
+                self.replaced.add(queue.tp)
             else:
-                self.moved[one.tp] = None
-            one.not_before_s = asked_s + REFUSED_DELAY_S
+                self.moved[queue.tp] = None
+            queue.not_before_s = asked_s + REFUSED_DELAY_S
         else:
-            self.refused[one.tp] = frame
-            one.not_before_s = asked_s + REFUSED_DELAY_S
+            self.refused[queue.tp] = frame
+            queue.not_before_s = asked_s + REFUSED_DELAY_S
 
-    def _hold(self, one: Pulling, messages: list[StoredMessage], answer_bytes: int) -> None:
-        """Count what is held as it is now, since it may have come packed; and tell by it what the next answer holds."""
+    def _hold(self, queue: Pulling, messages: list[StoredMessage], answer_bytes: int) -> None:
+        """Count messages at their decompressed size, and estimate the next answer by it."""
         count = len(messages)
         held_bytes = max(answer_bytes, size_bytes(messages))
-        one.held += messages
+        queue.held += messages
         is_small = len(messages[-1].body) <= LINK_BYTES_MAX
-        one.last = Mark(*place_of(messages[-1])) if is_small else None
-        one.held_bytes += held_bytes
+        queue.last = Mark(*place_of(messages[-1])) if is_small else None
+        queue.held_bytes += held_bytes
         self._held_bytes += held_bytes
         likely = min(max(count, MESSAGES_MAX), max(1, ANSWER_BYTES * count // answer_bytes))
-        one.answer_bytes = max(ANSWER_BYTES, likely * held_bytes // count)
+        queue.answer_bytes = max(ANSWER_BYTES, likely * held_bytes // count)
 
-    def _prove(self, one: Pulling, now_s: float) -> None:
-        """Ask whether what was read before still stands: then all that came until now continues it."""
-        place = one.find(MASTER)
-        if one.mark is None or one.prove_at_s > now_s or place is None or not place.link.is_up:
-            self._unproven.add(one.tp)
+    def _prove(self, queue: Pulling, now_s: float) -> None:
+        """Ask whether the last message read is still there: then everything read until now continues it."""
+        place = queue.find(MASTER)
+        if queue.mark is None or queue.prove_at_s > now_s or place is None or not place.link.is_up:
+            self._unproven.add(queue.tp)
             return
-        one.proving = True
-        epoch, upto, mark = one.epoch, one.next, one.mark
-        newest = _further(mark, one.held)
+        queue.proving = True
+        epoch, upto, mark = queue.epoch, queue.next, queue.mark
+        newest = _further(mark, queue.held)
 
         def answered(frame: Frame | None) -> None:
-            one.proving = False
-            self._unproven.add(one.tp)
-            if frame is not None and self._was_reset(one, mark.offset, place, frame):
+            queue.proving = False
+            self._unproven.add(queue.tp)
+            if frame is not None and self._was_reset(queue, mark.offset, place, frame):
                 return
-            if one.epoch != epoch or self._queues.get(one.tp) is not one:
+            if queue.epoch != epoch or self._queues.get(queue.tp) is not queue:
                 return
             stands = None if frame is None else mark.stands(of_slave(frame) if place.is_slave else frame)
             if stands is None:
-                one.prove_at_s = time.monotonic() + EMPTY_DELAY_S
+                queue.prove_at_s = time.monotonic() + EMPTY_DELAY_S
             elif stands:
-                one.proven, one.mark = upto, newest
-                if one.proven < one.next:
-                    self._prove(one, time.monotonic())
+                queue.proven, queue.mark = upto, newest
+                if queue.proven < queue.next:
+                    self._prove(queue, time.monotonic())
             else:
-                self.replaced.add(one.tp)
+                self.replaced.add(queue.tp)
 
-        ask = self._asks.pull(one.tp, mark.offset, Subscription(one.tp.topic), messages_max=1)
+        ask = self._asks.pull(queue.tp, mark.offset, Subscription(queue.tp.topic), messages_max=1)
         place.link.ask(ask, answered, PULL_TIMEOUT_S)
 
-    def _find_mark(self, one: Pulling, now_s: float) -> None:
-        """Have a mark of a queue of which nothing was read yet, though it does not begin at its first message."""
-        place = one.find(MASTER)
-        if one.prove_at_s > now_s or place is None or not place.link.is_up:
-            self._unproven.add(one.tp)
+    def _find_mark(self, queue: Pulling, now_s: float) -> None:
+        """Get a mark of a queue from which nothing was read yet, and which is not read from its first message."""
+        place = queue.find(MASTER)
+        if queue.prove_at_s > now_s or place is None or not place.link.is_up:
+            self._unproven.add(queue.tp)
             return
-        one.proving, one.prove_at_s = True, now_s + REFUSED_DELAY_S
-        epoch, offset = one.epoch, max(one.low, one.next - 1)
+        queue.proving, queue.prove_at_s = True, now_s + REFUSED_DELAY_S
+        epoch, offset = queue.epoch, max(queue.low, queue.next - 1)
 
         def answered(frame: Frame | None) -> None:
-            one.proving = False
-            self._unproven.add(one.tp)
-            if frame is None or self._was_reset(one, offset, place, frame):
+            queue.proving = False
+            self._unproven.add(queue.tp)
+            if frame is None or self._was_reset(queue, offset, place, frame):
                 return
-            if frame.code == Code.SUCCESS and one.epoch == epoch and self._queues.get(one.tp) is one and not one.mark:
-                one.mark = self.found[one.tp] = Mark(*place_of(as_stored(frame.body)[0]))
+            if (
+                frame.code == Code.SUCCESS
+                and queue.epoch == epoch
+                and self._queues.get(queue.tp) is queue
+                and not queue.mark
+            ):
+                queue.mark = self.found[queue.tp] = Mark(*place_of(as_stored(frame.body)[0]))
 
-        ask = self._asks.pull(one.tp, offset, Subscription(one.tp.topic), messages_max=1)
+        ask = self._asks.pull(queue.tp, offset, Subscription(queue.tp.topic), messages_max=1)
         place.link.ask(ask, answered, PULL_TIMEOUT_S)
 
-    def _look_at_low(self, one: Pulling, frame: Frame) -> None:
-        """The first offset of a queue never goes back: where there is no mark that tells it is another queue."""
+    def _look_at_low(self, queue: Pulling, frame: Frame) -> None:
+        """A queue's first offset never decreases: without a mark, a lower one shows that the queue was replaced."""
         if "minOffset" in frame.fields:
             low = read_offset(frame, "minOffset")
-            if low < one.low and one.mark is None:
-                self.replaced.add(one.tp)
-            one.low = max(one.low, low)
+            if low < queue.low and queue.mark is None:
+                self.replaced.add(queue.tp)
+            queue.low = max(queue.low, low)
 
-    def _ask_again(self, one: Pulling) -> None:
-        """At once: the broker gets the next answer ready while this one is looked at."""
-        place = None if self._is_awaited else one.find(one.suggested)
-        if place is not None and self._has_room(one):
-            self._pull(one, place, time.monotonic())
+    def _ask_again(self, queue: Pulling) -> None:
+        """Ask at once: the broker prepares the next answer while this one is processed."""
+        place = None if self._is_awaited else queue.find(queue.suggested)
+        if place is not None and self._has_room(queue):
+            self._pull(queue, place, time.monotonic())
 
-    def _proven(self, one: Pulling) -> list[StoredMessage]:
-        """Take out of what is held of a queue what may be handed on."""
-        at = len(one.held) if one.proven >= one.next else bisect_left(one.held, one.proven, key=_OFFSET)
-        messages, one.held = one.held[:at], one.held[at:]
-        left_bytes = min(one.held_bytes, size_bytes(one.held))
-        self._held_bytes -= one.held_bytes - left_bytes
-        one.held_bytes = left_bytes
+    def _proven(self, queue: Pulling) -> list[StoredMessage]:
+        """Remove and return the held messages that may be handed on."""
+        at = len(queue.held) if queue.proven >= queue.next else bisect_left(queue.held, queue.proven, key=_OFFSET)
+        messages, queue.held = queue.held[:at], queue.held[at:]
+        left_bytes = min(queue.held_bytes, size_bytes(queue.held))
+        self._held_bytes -= queue.held_bytes - left_bytes
+        queue.held_bytes = left_bytes
         return messages
 
     def take(self) -> Iterable[Run | ReadPast]:
-        """What has come, in the order of each queue."""
-        for one in list(self._queues.values()):
-            if one.proven == one.given:
+        """Messages that arrived, in the order of each queue."""
+        for queue in list(self._queues.values()):
+            if queue.proven == queue.given:
                 continue
-            is_large = one.held_bytes > RUN_BYTES
-            messages = self._proven(one)
+            is_large = queue.held_bytes > RUN_BYTES
+            messages = self._proven(queue)
             last = messages[-1].offset if messages else -1
-            one.given = one.proven
+            queue.given = queue.proven
             while messages:
                 few = messages[: run_length(len(message.body) for message in messages)] if is_large else messages
                 messages = messages[len(few) :]
-                yield Run(one.tp, few, few[0].offset, few[-1].offset)
-            if one.given > last + 1:
-                yield ReadPast(one.tp, one.given)
+                yield Run(queue.tp, few, few[0].offset, few[-1].offset)
+            if queue.given > last + 1:
+                yield ReadPast(queue.tp, queue.given)
 
 
 def _further(mark: Mark | None, messages: Sequence[StoredMessage]) -> Mark | None:
-    """A mark beyond what is read again tells when the queue loses its end meanwhile."""
+    """The newest mark: one beyond the messages that are read again shows if the queue loses its end meanwhile."""
     if messages and (mark is None or mark.offset < messages[-1].offset):
         return Mark(*place_of(messages[-1]))
     return mark
