@@ -1,4 +1,4 @@
-"""The start on RocketMQ: waits until topics are known and a broker takes us in, and tells what keeps it."""
+"""Startup on RocketMQ: waits until topics are known and a broker accepts this member, and reports what it waits for."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ BROKER_HINT = "the address is the one that the broker tells the name server: che
 
 
 class Joining:
-    """One start; its time begins with it.
+    """A startup; `start_timeout` begins when it is created.
 
     Args:
         settings: `source.rocketmq`.
-        network: Asks.
+        network: Sends the requests.
         asks: Makes the requests.
-        routes: Where topics live.
-        members: Our membership.
-        waiting: Is told what is waited for.
+        routes: Queues and brokers of the topics.
+        members: Membership in the group.
+        waiting: Takes the servers that startup waits for, as text.
     """
 
     def __init__(
@@ -48,20 +48,20 @@ class Joining:
         self._until_s = time.monotonic() + settings.start_timeout_ms / 1000
 
     def await_routes(self) -> None:
-        """As the function of this name."""
+        """See the function of this name."""
         topics, servers = ", ".join(self._settings.topics), self._settings.name_servers
-        self._waiting(f"the name servers at {servers} to tell of the topic {topics}")
+        self._waiting(f"the name servers at {servers} to report the topic {topics}")
         await_routes(self._settings, self._network, self._routes, self._until_s)
 
     def await_brokers(self) -> None:
-        """Wait for one that answers: it is enough to begin with; the others' queues are taken when they come.
+        """Wait for the first broker that answers; the others' queues are taken when these answer.
 
         Raises:
-            UnavailableError: None does within the start-up time.
-            CredentialsError: One refuses the credentials.
+            UnavailableError: No broker answers within the start-up time.
+            CredentialsError: A broker refuses the credentials.
         """
         where = ", ".join(self._routes.addresses.values())
-        masterless = f"a master of {', '.join(sorted(self._routes.masterless))}, of which name servers know slaves only"
+        masterless = f"a master of {', '.join(sorted(self._routes.masterless))}, of which name servers know only slaves"
         self._waiting(f"a broker at {where}" if where else masterless)
         while not any(self._members.is_known(broker) for broker in self._routes.addresses):
             self._routes.refresh()
@@ -75,7 +75,7 @@ class Joining:
                 raise unavailable(self._settings, "no broker could be reached", reason or masterless, BROKER_HINT)
 
     def check_filter(self, subscription: Subscription) -> None:
-        """What a broker cannot filter by it would refuse with every pull; brokers that are away now tell it then.
+        """Check the filter at the reachable brokers; others that cannot apply it refuse each pull later.
 
         Raises:
             ConfigError: A broker cannot filter by this subscription.
@@ -90,21 +90,21 @@ class Joining:
                 )
 
     def await_start(self, begin: Callable[[], Collection[str]]) -> None:
-        """Wait until all brokers have told where a new group begins: what any of them knows decides for all queues.
+        """Wait until all brokers have reported where a new group begins: a commit at any of them decides for all.
 
         Args:
-            begin: Asks them, and tells which did not answer.
+            begin: Asks the brokers, and returns those that did not answer.
 
         Raises:
-            UnavailableError: One is silent for the whole start-up time.
+            UnavailableError: A broker is silent for the whole start-up time.
         """
         while silent := begin():
             self._waiting(f"the broker {', '.join(sorted(silent))}")
             if self._left_s <= 0:
                 raise unavailable(
                     self._settings,
-                    f"{', '.join(sorted(silent))} did not tell whether the group is new, "
-                    "so nobody knows what source.rocketmq.start means",
+                    f"{', '.join(sorted(silent))} did not report whether the group is new, "
+                    "so source.rocketmq.start cannot be applied",
                     "",
                     "start it when all brokers answer, or set source.rocketmq.start: earliest",
                 )
@@ -140,23 +140,23 @@ def await_routes(settings: Settings, network: Network, routes: Routes, until_s: 
                 settings,
                 f"the name servers at {settings.name_servers} {found}",
                 reason,
-                "check source.rocketmq.name_servers, and that one runs and is reachable from here" if reason
+                "check source.rocketmq.name_servers, and that a name server runs and is reachable from here" if reason
                 else "create the topic, or correct source.rocketmq.topics",
             )  # fmt: skip
         network.turn(0.1)
 
 
 def unavailable(settings: Settings, what: str, reason: str, hint: str) -> UnavailableError:
-    """The error of a start whose time is over."""
+    """The error of a startup that took longer than `start_timeout`."""
     waited = f"for {settings.start_timeout_ms / 1000:g} s (source.rocketmq.start_timeout)"
     return UnavailableError(f"RocketMQ: {what} {waited}{': ' if reason else ''}{reason}", hint=hint)
 
 
 def unless_refused(error: RefusedError) -> str:
-    """The error in words, where it is not for want of rights.
+    """The error's text, unless rights are missing.
 
     Raises:
-        CredentialsError: It is.
+        CredentialsError: Rights are missing.
     """
     if is_refusal(error):
         raise refused(error)

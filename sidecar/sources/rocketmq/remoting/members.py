@@ -1,8 +1,8 @@
-"""The membership in a group: heartbeats, who else is there, whose turn each queue is, and the brokers' locks on them.
+"""Membership in a group: heartbeats, other members, queue assignment, and the brokers' locks on queues.
 
-A broker locks a queue for one client id for 60 s, and forgets all locks when it restarts. So nothing is delivered on
-without a lock that was had on the connection there is now; and after a broker came back only its earlier holders take
-their queues again at once, everybody else waits until they had the time to.
+A broker locks a queue for one client id for 60 s, and forgets all locks when it restarts. So nothing is handed on
+without a lock obtained on the present connection. After a broker returns, only the earlier holders take their queues
+at once; other members wait first.
 """
 
 from __future__ import annotations
@@ -25,37 +25,37 @@ LOCK_GOOD_S = 45.0
 """A broker keeps a lock for 60 s."""
 LOCK_RETRY_S = 0.3
 TWIN_S = 150.0
-"""A broker forgets a connection that was cut off without a word after 120 s: until then it may be our own old one."""
+"""A broker forgets a silently broken connection after 120 s; until then, a twin may be our own old connection."""
 RETURN_S = 5.0
-"""So long the queues of a broker that came back are left to those who had them."""
+"""How long the queues of a broker that returned are left to their earlier holders."""
 
 
 @dataclass(slots=True)
 class _Broker:
-    """What is known of our standing at one broker."""
+    """Our membership at one broker."""
 
     connection: int = 0
-    """Number of the connection on which the broker knows us as a member, 0 before the first."""
+    """Number of the connection on which the broker knows this member, 0 before the first."""
     greeted: int = 0
-    """Number of the connection on which it was told."""
+    """Number of the connection on which the first heartbeat was sent."""
     is_back: bool = False
-    """Whether it knew us before that connection."""
+    """Whether the broker knew this member before that connection."""
     known_since_s: float = 0.0
     heartbeat_at_s: float = 0.0
     renew_at_s: float = 0.0
     retry_at_s: float = 0.0
     members: frozenset[str] = frozenset()
     twin_since_s: float | None = None
-    """Since when the broker knows our client id twice."""
+    """Since when the broker has two connections with our client id."""
     locked: dict[TopicPartition, float] = field(default_factory=dict)
-    """Queues whose lock was had on this connection, and until when it is good."""
+    """Queues whose lock was obtained on this connection, and until when it is valid."""
 
 
 class Members:
     """Our membership.
 
     Args:
-        routes: Where topics live.
+        routes: Queues and brokers of the topics.
         asks: Makes the requests.
         share: Shares queues among members.
         subscriptions: Of all topics.
@@ -69,23 +69,23 @@ class Members:
         self._brokers: dict[str, _Broker] = {}
         self._held: set[TopicPartition] = set()
         self.locked: set[TopicPartition] = set()
-        """Queues whose lock we were given and that are not held yet."""
+        """Queues whose lock was obtained and that are not held yet."""
         self.lost: set[TopicPartition] = set()
-        """Queues that we hold and that somebody else has locked."""
+        """Held queues that another member has locked."""
         self.returned: set[TopicPartition] = set()
-        """Queues that we hold and whose lock was had again after it had been lost, or was in doubt."""
+        """Held queues whose lock was obtained again after it was lost or in doubt."""
         self.refusal: RefusedError | None = None
         self._targets: frozenset[TopicPartition] = frozenset()
-        self._reckoned_of: object = None
-        """Topics, members and routes that `_targets` were reckoned from: a ring of 64 queues takes 0.3 ms."""
+        self._computed_from: object = None
+        """Topics, members and routes from which `_targets` was computed: a ring of 64 queues takes 0.3 ms."""
 
     def hold(self, tps: Iterable[TopicPartition]) -> None:
-        """These are ours from here on: their locks are renewed."""
+        """Own these queues: renew their locks from now on."""
         self._held.update(tps)
         self.locked.difference_update(self._held)
 
     def release(self, tps: Iterable[TopicPartition]) -> list[tuple[Link, TopicPartition]]:
-        """These are ours no more; returns whose locks are to be given back, and where."""
+        """Stop owning these queues; return the locks to give back, each with its connection."""
         back = []
         for tp in tps:
             self._held.discard(tp)
@@ -98,7 +98,7 @@ class Members:
         return back
 
     def may_go_on(self, tp: TopicPartition) -> bool:
-        """Whether the queue is locked by us at present, on the connection that there is."""
+        """Whether this member has the queue's lock on the present connection."""
         link = self._routes.link(tp.broker)
         broker = self._broker(tp.broker)
         if link is None or not link.is_up or link.connection != broker.connection:
@@ -106,13 +106,13 @@ class Members:
         return broker.locked.get(tp, 0.0) > time.monotonic() and tp not in self.lost
 
     def is_orphaned(self, tp: TopicPartition) -> bool:
-        """Whether the queue's master is gone, by the name servers' word, and we had its lock: nobody can take it."""
+        """Whether name servers know no master of the queue and this member had its lock: then no other can take it."""
         link = self._routes.link(tp.broker)
         is_away = tp.broker in self._routes.masterless and (link is None or not link.is_up)
         return is_away and tp in self._held and tp not in self.lost and tp in self._broker(tp.broker).locked
 
     def is_known(self, broker: str) -> bool:
-        """Whether the broker answered a heartbeat on the connection that there is."""
+        """Whether the broker answered a heartbeat on the present connection."""
         link = self._routes.link(broker)
         return link is not None and link.is_up and link.connection == self._broker(broker).connection
 
@@ -120,24 +120,24 @@ class Members:
         return self._brokers.setdefault(name, _Broker())
 
     def changed(self) -> None:
-        """A broker tells that members came or went: ask at once."""
+        """A broker reports that members joined or left: ask at once."""
         for broker in self._brokers.values():
             broker.heartbeat_at_s = 0.0
 
     def targets(self, topics: Sequence[str]) -> frozenset[TopicPartition] | None:
-        """The queues whose turn we are; None while no broker has told who is there."""
+        """The queues assigned to this member; None while no broker has reported the members."""
         known = [broker.members for name, broker in self._brokers.items() if self.is_known(name)]
         members = sorted(frozenset().union(*known))
         if self._asks.client_id not in members:
             return None
-        reckoned_of = (topics, members, self._routes.changes)
-        if reckoned_of != self._reckoned_of:
+        computed_from = (topics, members, self._routes.changes)
+        if computed_from != self._computed_from:
             shares = [self._share(self._routes.queues(topic), members, self._asks.client_id) for topic in topics]
-            self._reckoned_of, self._targets = reckoned_of, frozenset().union(*shares)
+            self._computed_from, self._targets = computed_from, frozenset().union(*shares)
         return self._targets
 
     def keep(self, wanted: Iterable[TopicPartition]) -> None:
-        """Send what is due: heartbeats, renewals of locks, and requests for locks on what is wanted."""
+        """Send the heartbeats, lock renewals and requests for locks on `wanted` that are due."""
         now_s = time.monotonic()
         links = self._routes.brokers()
         for name in set(self._brokers) - set(links):
@@ -196,7 +196,7 @@ class Members:
 
     @property
     def has_twin(self) -> bool:
-        """Whether another process has our client id, and so every lock that we have."""
+        """Whether another process has our client id, and with it all our locks."""
         since = [broker.twin_since_s for broker in self._brokers.values() if broker.twin_since_s is not None]
         return bool(since) and time.monotonic() - min(since) >= TWIN_S
 

@@ -1,4 +1,4 @@
-"""A queue that is read by pulls: what is known of it, where it is asked for, and what its answers mean. Values only."""
+"""State of a queue that is read by pulls, where to ask for it, and what its answers mean. Values only."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from sidecar.sources.rocketmq.wire.network import Link
 from sidecar.sources.rocketmq.wire.requests import MASTER, Subscription
 
 IDLE_BYTES = 4 << 10
-"""Kept free for the answer of a queue that was read to its end: it comes with the first message, and so is small.
+"""Room reserved for the answer of a queue that was read to its end: it comes with the first message, so it is small.
 
-If it is not, reading of the connection stops at what may be held.
+If it is not, the connection is not read beyond the limit of held messages.
 """
 ANSWER_BYTES = 256 << 10
-"""What a broker puts into one answer by default, but for a single message that is larger."""
+"""Largest answer of a broker by default, except for a single larger message."""
 
 
 _BODY, _PROPERTIES = itemgetter(1), itemgetter(2)
@@ -35,7 +35,7 @@ class Place(NamedTuple):
 
 
 Find: TypeAlias = Callable[[str], Place | None]
-"""Where to ask, by the number of the broker that the last answer suggests; None while the queue may not be read."""
+"""Returns the place to ask, by the broker number that the last answer suggests; None while reading is not allowed."""
 
 
 @dataclass(slots=True)
@@ -48,13 +48,13 @@ class Pulling:
     next: int
     """The offset to ask for."""
     given: int
-    """The offset after what was handed on."""
+    """The offset after the last message handed on."""
     mark: Mark | None
-    """A message that was read and proven: while it stands where it stood, the queue is what it was."""
+    """A message that was read and proven: while it is still at its offset, the queue is the same."""
     proven: int
-    """The offset up to which what was read may be handed on."""
+    """Messages below this offset may be handed on."""
     last: Mark | None = None
-    """The newest message that was read, if it is small."""
+    """The newest message read, if it is small."""
     may_link: bool = True
     """Whether the next answer may begin with `last`."""
     proving: bool = False
@@ -65,45 +65,45 @@ class Pulling:
     answer_bytes: int = ANSWER_BYTES
     paused: bool = False
     suggested: str = MASTER
-    """Which of the broker's machines is to be asked: a slave, while the master has too much to do."""
+    """Number of the broker to ask: a slave's, if the master suggests it."""
     master_until_s: float = 0.0
-    """Until when its slaves are not asked."""
+    """Slaves are not asked before this time."""
     epoch: int = 0
-    """Answers to what was asked in an earlier one are dropped."""
+    """Answers to requests of an earlier epoch are dropped."""
     low: int = 0
     high: int | None = None
     end_at_s: float = 0.0
-    """When its end is asked for next, while nothing is read of it."""
+    """When a paused queue's end is asked for next."""
     held: list[StoredMessage] = field(default_factory=list)
-    """What was read and not handed on."""
+    """Messages read and not yet handed on."""
     held_bytes: int = 0
 
     @property
     def is_at_end(self) -> bool:
-        """Whether the last answer told of nothing more."""
+        """Whether no message was left after the last answer."""
         return self.high is not None and self.high <= self.next
 
     @property
     def reserved_bytes(self) -> int:
-        """Kept free for the next answer."""
+        """Room reserved for the next answer."""
         return IDLE_BYTES if self.is_at_end else self.answer_bytes
 
 
 def size_bytes(messages: Sequence[StoredMessage]) -> int:
-    """Of bodies and properties."""
+    """Bytes of bodies and properties."""
     return sum(map(len, map(_BODY, messages))) + sum(map(len, map(_PROPERTIES, messages)))
 
 
 def place_of(message: StoredMessage) -> tuple[int, int, int]:
-    """The fields of its mark."""
+    """The fields of the message's mark."""
     return message.offset, message.position, message.stored_ms
 
 
 def of_slave(frame: Frame) -> Frame:
-    """What a slave's answer means.
+    """A slave's answer as its master would give it.
 
-    It may lag behind, so that an offset that it does not have yet is no reason to begin anew. And one that must not be
-    read answers as if nothing matched, with messages left out that it found: they are to be asked of the master.
+    A slave may lag behind, so an offset that it does not have yet is no reason to start anew. A slave that must not be
+    read answers as if no message matched; the messages that it left out must be read from the master.
     """
     if frame.code == Code.PULL_OFFSET_MOVED:
         return frame._replace(code=Code.PULL_NOT_FOUND)
