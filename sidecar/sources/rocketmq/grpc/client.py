@@ -1,4 +1,4 @@
-"""RocketMQ 5 through its proxy over gRPC, as a `LeasedClient`: a thread of its own runs the loop that calls."""
+"""RocketMQ 5 through its proxy over gRPC, as a `LeasedClient`: a separate thread runs the event loop."""
 
 from __future__ import annotations
 
@@ -35,20 +35,20 @@ from sidecar.sources.rocketmq.leased.columns import OVERHEAD_BYTES
 T = TypeVar("T")
 
 CALLS = 16
-"""Requests for messages that are open at once, at most."""
+"""Limit of concurrent requests for messages."""
 MANY_CALLS = 4
-"""So many suffice while many messages come: 16 threads that wait for them took 36 us a message, 4 took 25."""
+"""Limit while many messages arrive: 16 waiting threads took 36 us per message, 4 took 25."""
 SIZE_FIRST = 64 << 10
-"""What a message is taken to have before one was seen: then the largest of late."""
+"""Assumed size of a message until one is seen; after that, the largest recent one counts."""
 SIZE_FADES = 0.99
 RECEIVED_TIMES = 3
-"""While a message is received it is there as it came, as bytes, and as a message."""
+"""While a message is received, it is in memory three times: as received, as bytes, and as a message."""
 ORDERED_TIMES = 4
-"""In order, where a request brings no more than its queues give, so many times more may be asked for."""
+"""Factor by which more may be requested with order, because a request gets no more than its queues give."""
 KEEP_EVERY_S = 2.0
 RETRY_S, AGAIN_S = 0.3, 0.05
 RETURN_S = 1.0
-"""So long a proxy that came back is asked nothing of topics: it would remember for 20 s that it knows none."""
+"""How long a proxy that returned is not asked for topics: it would remember for 20 s that it knows none."""
 CLOSE_S = 5.0
 NO_MESSAGE = 40_401
 _HINTS = {
@@ -86,11 +86,11 @@ class GrpcClient:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="grpc", daemon=True)
         self._arrived: deque[tuple[int, Any, int]] = deque()
-        """Numbers, messages and sizes of what was not taken yet; packed: what it unpacks to is held by who takes it."""
+        """Numbers, messages and sizes of messages not yet taken; compressed, as the caller accounts the rest."""
         self._arrived_bytes = 0
         self._has_arrived = threading.Condition()
         self._taken_bytes = 0
-        """Of what was taken at last, until it is known whether that leaves room for more."""
+        """Bytes taken last, until it is known whether they leave room for more."""
         self._awaits_room = False
         self._size: float = SIZE_FIRST
         self._knows_size = self._attempts.in_order  # else the first request asks for one message
@@ -122,7 +122,7 @@ class GrpcClient:
                 raise self._unavailable(refused)
 
     def receive(self, timeout_s: float) -> Sequence[Handed]:
-        """What has come; at once when something is there, else after the time; nothing while full."""
+        """Messages that arrived; waits for the first, at most for the time; none while full."""
         found: list[Handed] = []
         size_bytes = 0
         self._taken_bytes = 0
@@ -156,7 +156,7 @@ class GrpcClient:
         self._loop.call_soon_threadsafe(self._leases.ack, list(handles))
 
     def extend(self, handles: Collection[Hashable]) -> None:
-        """Keep these from being handed over again meanwhile."""
+        """Extend the leases of these messages."""
         self._loop.call_soon_threadsafe(self._leases.extend, list(handles))
 
     def release(self, handles: Collection[Hashable]) -> None:
@@ -164,11 +164,11 @@ class GrpcClient:
         self._loop.call_soon_threadsafe(self._leases.release, list(handles))
 
     def receipt(self, handle: Hashable) -> str:
-        """What another process needs to acknowledge it; empty when it is acknowledged already."""
+        """The receipt, with which another process can acknowledge it; empty after the acknowledgement."""
         return self._leases.receipt(handle)
 
     def adopt(self, topic: str, message_id: str, receipt: str) -> Hashable:
-        """The handle of a message that another process was given."""
+        """The handle of a message that another process received."""
         self._has_adopted = True
 
         async def add() -> int:
@@ -177,7 +177,7 @@ class GrpcClient:
         return self._do(add())
 
     def pause(self, full: bool) -> None:
-        """Take nothing more in while `full`, or go on."""
+        """Stop receiving while `full`, or resume."""
         self._is_full = full
         if not self._opened.is_set():
             return
@@ -187,7 +187,7 @@ class GrpcClient:
             asyncio.run_coroutine_threadsafe(self._go_on(), self._loop)
 
     def problems(self) -> Mapping[str, str]:
-        """What is wrong at present: a key, and a sentence for an operator."""
+        """Present problems: a key, and a sentence for an operator."""
         return dict(self._problems)
 
     def close(self) -> None:
@@ -234,7 +234,7 @@ class GrpcClient:
         await asyncio.gather(*self._keepers, return_exceptions=True)
 
     async def _keep_open(self) -> None:
-        """A session after the other, with each server in its turn."""
+        """One session after another, with each server in turn."""
         servers, number = (self._settings.endpoints or "").split(","), 0
         wait_s = 0.0
         while True:
@@ -251,7 +251,7 @@ class GrpcClient:
             except ConnectionError as error:
                 self._problems["proxy"] = f"{session.server} is away: {error}"
                 wait_s = RETURN_S if self._session is None and self._opened.is_set() else 0.0
-            except Exception as error:  # noqa: BLE001  # a mistake of ours, or of the proxy: seen, and tried again
+            except Exception as error:  # noqa: BLE001  # a bug here or in the proxy: reported, and tried again
                 self._problems["proxy"] = f"{session.server}: {error!r}"
             finally:
                 self._session = None
@@ -264,7 +264,7 @@ class GrpcClient:
         self._opened.set()
 
     async def _go_on(self) -> None:
-        """What is asked for before the queue of what was adopted is free waits for the whole of `POLL_S`."""
+        """Wait for adopted messages: a request made before their queue is free would wait for all of `POLL_S`."""
         if self._has_adopted:
             self._has_adopted = False
             await self._leases.acknowledged(REQUEST_S)
@@ -272,7 +272,7 @@ class GrpcClient:
             self._may_go_on.set()
 
     async def _call(self, name: str, request: Any) -> Any:
-        """Ask within the present session, or the next one if it comes soon."""
+        """Call in the present session, or in the next one if it begins soon."""
         until_s = time.monotonic() + REQUEST_S
         while self._session is None:
             if time.monotonic() >= until_s:
@@ -290,19 +290,19 @@ class GrpcClient:
         return [receive(session, queue) for queue in session.queues]
 
     def _ahead(self, queues: int) -> int:
-        """How many messages may be asked for at once of one topic and broker."""
+        """Limit of messages requested at once from one topic and broker."""
         times = ORDERED_TIMES if self._attempts.in_order else 1 / RECEIVED_TIMES
         return max(1, int(times * self._queue_bytes / self._size / queues)) if self._knows_size else 1
 
     def _share(self, queues: int) -> tuple[int, int]:
-        """How many requests for one topic and broker may be open, and for how many messages each."""
+        """Limits for one topic and broker: open requests, and messages of each."""
         messages = self._ahead(queues)
         calls = min(max(1, CALLS // queues), messages)
         return calls, min(BATCH_MAX, max(1, messages // calls))
 
     @property
     def _may_ask(self) -> bool:
-        """Whether there is room for one more message like those of late, or no other is on its way."""
+        """Whether there is room for one more message of the recent size, or none is being received."""
         waiting_bytes = self._arrived_bytes + self._taken_bytes
         return not waiting_bytes or waiting_bytes + RECEIVED_TIMES * self._size <= self._queue_bytes
 
@@ -314,7 +314,7 @@ class GrpcClient:
                 await self._room.wait()
 
     async def _receive(self, session: Session, queue: Any) -> None:
-        """Ask for messages: once at a time while few come, more often at once while there are many.
+        """Request messages: one request at a time while few arrive, several while there are many.
 
         A request that waits when its process dies takes a message all the same, which then comes again, and again for
         the next such request; after 16 times a broker gives it to the dead letters.
@@ -337,7 +337,7 @@ class GrpcClient:
             await _cancelled(open_ | done)
 
     async def _receive_in_order(self, session: Session, queue: Any) -> None:
-        """Ask for messages under the attempt ids that are to be used."""
+        """Request messages with the attempt ids that are due."""
         name = _name(queue)
         open_: set[asyncio.Task[bool]] = set()
         done: set[asyncio.Task[bool]] = set()
@@ -348,7 +348,7 @@ class GrpcClient:
                 count = min(BATCH_MAX, room, self._attempts.most(name))
                 for use in self._attempts.free(name, session.counts[name])[: max(0, room // count - len(open_))]:
                     open_.add(asyncio.create_task(self._receive_once(session, queue, count, use)))
-                if not open_:  # two ids hold one queue, since the lock of the first one ended
+                if not open_:  # two ids hold one queue, because the first lock expired
                     await asyncio.sleep(AGAIN_S)
                     continue
                 again_s = AGAIN_S if self._attempts.is_doubted(name) else None
@@ -359,7 +359,7 @@ class GrpcClient:
             await _cancelled(open_ | done)
 
     async def _receive_once(self, session: Session, queue: Any, count: int, use: Use | None = None) -> bool:
-        """Whether as many came as were asked for."""
+        """Whether all requested messages arrived."""
         status = None
         came: list[int] = []
         name = _name(queue)
@@ -396,7 +396,7 @@ class GrpcClient:
             self._has_arrived.notify()
 
     async def _keep(self) -> None:
-        """What waits to be taken is not to be handed over again meanwhile."""
+        """Extend the leases of messages that wait to be taken."""
         while True:
             await asyncio.sleep(KEEP_EVERY_S)
             self._leases.extend([token for token, *_ in list(self._arrived)])
@@ -418,10 +418,10 @@ def _no_credentials(refused: RefusedError) -> CredentialsError:
 
 
 def _credentials(stubs: Stubs, settings: RocketMqSettings) -> Any:
-    """How connections are encrypted, None for not at all."""
+    """TLS credentials of the connections, None without TLS."""
     tls = settings.tls
     if tls is None:
         return None
-    tls_of(settings)  # says it better, when a file cannot be used
+    tls_of(settings)  # has the better error if a file cannot be used
     files = [path.read_bytes() if path else None for path in (tls.ca, tls.key or tls.cert, tls.cert)]
     return stubs.grpc.ssl_channel_credentials(*files)

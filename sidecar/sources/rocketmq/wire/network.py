@@ -1,6 +1,6 @@
 """Connections to name servers and brokers: requests, answers, time-outs, reconnecting. One thread owns all of it.
 
-Only names are looked up and connections made on threads of their own, since both may wait for long.
+Only name look-ups and connects are on separate threads, because both may take long.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from sidecar.sources.rocketmq.wire.frames import ONE_WAY, Frame, FrameReader, Pr
 CONNECT_TIMEOUT_S = 3.0
 REDIAL_S = 0.5
 ANSWER_TIMEOUT_S = 10.0
-"""A peer that leaves a request unanswered for so long is disconnected; who asked may have given up before."""
+"""A peer that leaves a request unanswered for this time is disconnected; the caller may time out earlier."""
 RECEIVE_BYTES = 256 << 10
 RECEIVES_MAX = 16
-"""Of one link in one turn, so that no other waits for long."""
+"""Limit for one link in one turn, so that no other waits for long."""
 
 Answered: TypeAlias = Callable[[Frame | None], None]
-"""Takes the answer, None when the connection broke or no answer came. It may not wait for another answer."""
+"""Takes the answer, None if the connection broke or no answer came. It must not wait for another answer."""
 Sign: TypeAlias = Callable[[Mapping[str, str], bytes], Mapping[str, str]]
-"""Adds to the fields of a request with this body what access control wants."""
+"""Adds the signature of access control to the fields of a request with this body."""
 
 
 class NoAnswerError(Exception):
@@ -43,14 +43,14 @@ class RefusedError(Exception):
     """A peer answered with an error."""
 
     def __init__(self, frame: Frame, address: str) -> None:
-        # Java's remarks go on with a stack trace or a link to a page.
+        # Java's remarks continue with a stack trace or a link to a page.
         remark = frame.remark.split("\n", 1)[0].split(", java.", 1)[0].split("  BROKER:")[0].strip()
         super().__init__(f"{address} answered {remark or 'without a reason'} (code {frame.code})")
         self.code = frame.code
 
 
 class Ask(NamedTuple):
-    """A request to be made."""
+    """A request."""
 
     code: int
     fields: Mapping[str, str]
@@ -60,26 +60,26 @@ class Ask(NamedTuple):
 @dataclass(slots=True)
 class _Waiting:
     answered: Answered | None
-    """None when who asked waits no more."""
+    """None after the caller's time-out."""
     until_s: float
     dead_s: float
-    """When the peer counts as gone."""
+    """When the peer is considered gone."""
 
 
 class Link:
-    """The connection to one address; made anew whenever it breaks, for as long as it is kept.
+    """The connection to an address; reconnects whenever it breaks, until it is closed.
 
     Args:
-        network: To which it belongs.
+        network: Its network.
         address: ``host:port``.
     """
 
     def __init__(self, network: Network, address: str) -> None:
         self.address = address
         self.problem = ""
-        """Why there is no connection, empty while there is one or none was tried."""
+        """Why there is no connection; empty while it is up, and before the first attempt."""
         self.connection = 0
-        """Number of the connection there is, or was last: another one tells that what the peer knew of us is gone."""
+        """Number of the present or last connection: if it changes, the peer has forgotten what it knew of us."""
         self._network = network
         self._socket: socket.socket | None = None
         self._reader = FrameReader()
@@ -90,7 +90,7 @@ class Link:
         self._dialling = False
         self._dial_at_s = 0.0
         self._look_at_s = math.inf
-        """Not before then a request has waited for too long: of idle queues each has one that waits."""
+        """No request times out before this time; checked first, because each idle queue has a pending request."""
         self._closed = False
 
     @property
@@ -99,7 +99,7 @@ class Link:
         return self._socket is not None
 
     def ask(self, ask: Ask, answered: Answered, timeout_s: float = ANSWER_TIMEOUT_S) -> None:
-        """Send a request; without a connection it is answered by None at once."""
+        """Send a request; without a connection, the answer is None at once."""
         if self._socket is None:
             answered(None)
             return
@@ -111,7 +111,7 @@ class Link:
         self._send(ask, self._count, 0)
 
     def tell(self, ask: Ask) -> None:
-        """Send a request that is not answered."""
+        """Send a request without an answer."""
         if self._socket is not None:
             self._count += 1
             self._send(ask, self._count, ONE_WAY)
@@ -122,7 +122,7 @@ class Link:
         self.flush()
 
     def flush(self) -> None:
-        """Send what the socket takes."""
+        """Send as much as the socket accepts."""
         if self._socket is None or not self._out:
             return
         try:
@@ -137,7 +137,7 @@ class Link:
         self._network.watch(self._socket, self, writing=bool(self._out))
 
     def receive(self) -> bool:
-        """Take in what has come; returns whether there may be more."""
+        """Read the data that arrived; returns whether there may be more."""
         for _ in range(RECEIVES_MAX):
             if self._socket is None:
                 return False
@@ -156,14 +156,14 @@ class Link:
         return True
 
     def _take(self, frame: Frame) -> None:
-        self.problem = ""  # not before: a peer that stands still takes connections too
+        self.problem = ""  # not earlier: a frozen peer accepts connections too
         if not frame.is_answer:
             self._network.told(frame)
         elif (waiting := self._waiting.pop(frame.opaque, None)) is not None and waiting.answered is not None:
             waiting.answered(frame)
 
     def check(self, now_s: float) -> None:
-        """Connect where there is no connection; drop one whose peer leaves a request unanswered."""
+        """Connect if necessary; drop a connection whose peer leaves a request unanswered."""
         if now_s > self._look_at_s:
             self._look_at_waiting(now_s)
         if self._dialling:
@@ -188,7 +188,7 @@ class Link:
             self._dialled.put(_connect(self.address, self._network.tls))
         except OSError as error:
             self._dialled.put(error)
-        except (ValueError, OverflowError) as error:  # no name of a host, or no port
+        except (ValueError, OverflowError) as error:  # invalid host name or port
             self._dialled.put(OSError(str(error)))
 
     def _on_dialled(self, found: socket.socket | OSError) -> None:
@@ -206,7 +206,7 @@ class Link:
         self._network.watch(found, self, writing=False)
 
     def drop(self, problem: str) -> None:
-        """Give the connection up; what was asked is answered by None."""
+        """Give the connection up; pending requests are answered with None."""
         if self._socket is not None:
             self._network.forget(self._socket)
             self._socket.close()
@@ -230,7 +230,7 @@ class Network:
     Args:
         sign: See `Sign`; None without access control.
         tls: None without TLS.
-        told: Takes what a peer says on its own. It may not wait for an answer.
+        told: Takes requests that a peer sends. It must not wait for an answer.
     """
 
     def __init__(self, sign: Sign | None, tls: ssl.SSLContext | None, told: Callable[[Frame], None]) -> None:
@@ -239,7 +239,7 @@ class Network:
         self.told = told
         self.links: dict[str, Link] = {}
         self.connections = 0
-        """Made so far."""
+        """Connections made so far."""
         self._selector = selectors.DefaultSelector()
         self._more: set[Link] = set()
 
@@ -256,7 +256,7 @@ class Network:
             link.close()
 
     def watch(self, sock: socket.socket, link: Link, *, writing: bool) -> None:
-        """Wait for this socket, and to write too if there is something left."""
+        """Wait until this socket is readable, or with `writing` also writable."""
         events = selectors.EVENT_READ | (selectors.EVENT_WRITE if writing else 0)
         known = self._selector.get_map().get(sock.fileno())
         if known is None:
@@ -265,12 +265,12 @@ class Network:
             self._selector.modify(sock, events, link)
 
     def forget(self, sock: socket.socket) -> None:
-        """Wait for it no more."""
+        """Stop waiting for this socket."""
         with contextlib.suppress(KeyError, ValueError):
             self._selector.unregister(sock)
 
     def turn(self, timeout_s: float, enough: Callable[[], bool] = lambda: False) -> None:
-        """Wait until something comes or the time is over, and take it in; stops early with `enough`."""
+        """Wait for data, at most for the time, and read it; stops early once `enough` is true."""
         now_s = time.monotonic()
         for link in list(self.links.values()):
             link.check(now_s)
@@ -286,7 +286,7 @@ class Network:
                 self._more.add(link)
 
     def ask_all(self, asks: Sequence[tuple[Link, Ask]], timeout_s: float = ANSWER_TIMEOUT_S) -> list[Frame | None]:
-        """The answers to requests that are all sent at first, None where none came; waits for links that are not up."""
+        """Send all requests, then wait for their answers, None if none came; waits for links that are not up."""
         answers: list[Frame | None] = [None] * len(asks)
         left = set(range(len(asks)))
         deadline_s = time.monotonic() + timeout_s
@@ -309,11 +309,11 @@ class Network:
         return answers
 
     def call(self, link: Link, ask: Ask, timeout_s: float = ANSWER_TIMEOUT_S, also: Sequence[int] = ()) -> Frame:
-        """The answer to one request.
+        """Send a request and return its answer.
 
         Raises:
-            NoAnswerError: None came.
-            RefusedError: Its code is neither 0 nor one of `also`.
+            NoAnswerError: No answer came.
+            RefusedError: The code is neither 0 nor in `also`.
         """
         (answer,) = self.ask_all([(link, ask)], timeout_s)
         if answer is None:
@@ -323,7 +323,7 @@ class Network:
         return answer
 
     def close(self) -> None:
-        """Disconnect from all."""
+        """Close all links."""
         for address in list(self.links):
             self.unlink(address)
         self._selector.close()
@@ -353,5 +353,5 @@ def _text(error: Exception) -> str:
     if isinstance(error, TimeoutError):
         return "no connection within 3 s"
     if isinstance(error, OSError) and error.errno == errno.ECONNREFUSED:
-        return "the connection was refused: nobody listens there"
+        return "the connection was refused: no program listens there"
     return str(error.strerror if isinstance(error, OSError) and error.strerror else error)
