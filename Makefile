@@ -1,4 +1,4 @@
-# What a person types: demo, test, lint, bench, prove, chaos. Everything is set up at its first use: `.venv`, `.cache`.
+# What a person types: demo, test, test-all, lint, bench, prove, chaos. Everything is set up at its first use: `.venv`, `.cache`.
 
 PYTHON ?= python3
 VENV := .venv
@@ -11,11 +11,12 @@ INSTALLED := $(VENV)/installed
 PURE := tests/unit tests/property tests/simulation
 
 .DEFAULT_GOAL := help
-.PHONY: help test lint format docs demo bench bench-spark bench-rocketmq prove prove-spark prove-rocketmq chaos jars clean
+.PHONY: help test test-all lint format docs demo bench bench-spark bench-rocketmq prove prove-spark prove-rocketmq chaos jars clean
 
 help:
 	@echo "make demo    show the daemon at work on generated messages, and the books at the end; SINK=http skips Spark; SOURCE=rocketmq"
-	@echo "make test    lint and all tests, against real brokers, Spark and PostgreSQL"
+	@echo "make test    lint and the quick tests, some against real brokers, Spark and PostgreSQL: 8 minutes on two cores"
+	@echo "make test-all   make test, then the slow tests: 25 minutes"
 	@echo "make lint    ruff and mypy"
 	@echo "make format  fix what ruff can fix, and format"
 	@echo "make docs    generate the tables of keys in docs/ from sidecar/config"
@@ -29,7 +30,10 @@ help:
 
 test: lint jars
 	@$(PYTEST) $(PURE) --cov=sidecar.core --cov-branch --cov-report=term-missing:skip-covered --cov-fail-under=100
-	@$(PYTEST) --no-loadscope-reorder -m "not slow" tests $(addprefix --ignore=,$(PURE))
+	@$(PYTEST) --no-loadscope-reorder -m "not slow and not proof" tests $(addprefix --ignore=,$(PURE))
+
+test-all: test
+	@$(PYTEST) --no-loadscope-reorder -m "slow and not proof" tests $(addprefix --ignore=,$(PURE))
 
 lint: $(INSTALLED)
 	@$(BIN)/ruff check --quiet .

@@ -28,17 +28,31 @@ hypothesis.settings.register_profile(
 hypothesis.settings.load_profile("any machine")
 
 
-LONGEST = (
+SLOW = (
     "test_ingest", "test_kills", "test_zone_killed", "test_rocketmq_cluster", "test_demo", "test_rocketmq_grpc",
-    "test_rocketmq_broker", "test_rocketmq", "test_run_kills", "test_compose", "test_rocketmq_clients", "test_tables",
-    "test_leaders", "test_rocketmq_native", "test_source", "test_ledger", "test_run_engines", "test_members",
+    "test_rocketmq_broker", "test_rocketmq", "test_run_kills", "test_compose", "test_tables", "test_leaders",
+    "test_rocketmq_native", "test_source", "test_ledger", "test_run_engines", "test_members", "test_rocketmq_packed",
+    "test_rocketmq_nodes", "test_faults", "test_memory", "test_rewinds", "test_exactly_once", "test_rocketmq_access",
+    "test_rocketmq_4", "test_rocketmq_flows", "test_rocketmq_letters", "test_rocketmq_origins", "test_rocketmq_resets",
+    "test_run_crashes", "test_run_broker", "test_log_lines",
 )  # fmt: skip
-"""These files begin first, in this order, so that at the end no process is left alone with a long one."""
+"""These files are marked `slow`. They begin in this order: at the end no process is left alone with a long one."""
+OUTSIDE = {"integration", "spark"}
+"""Folders that have such files."""
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put tests in the order of `LONGEST`, then as they are."""
-    items.sort(key=lambda item: LONGEST.index(item.path.stem) if item.path.stem in LONGEST else len(LONGEST))
+    """Mark and order what is in `SLOW`; the rest stays as it is."""
+    for item in items:
+        if _rank(item) < len(SLOW):
+            item.add_marker(pytest.mark.slow)
+    items.sort(key=_rank)
+
+
+def _rank(item: pytest.Item) -> int:
+    is_slow = item.path.stem in SLOW and item.path.parent.name in OUTSIDE
+    return SLOW.index(item.path.stem) if is_slow else len(SLOW)
 
 
 @pytest.hookimpl(wrapper=True)

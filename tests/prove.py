@@ -193,7 +193,7 @@ def spark_checks(n: Sizes) -> dict[str, Check]:
         "spark-drivers": drivers,
         "spark-executors": executors,
         "spark-copies": copies,
-        "spark-tests": partial(suite, "the slow tests on Spark", "spark", mark="slow"),
+        "spark-tests": partial(suite, "tests on Spark with several JVMs", "spark", mark="proof"),
     }
 
 

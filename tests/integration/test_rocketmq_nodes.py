@@ -44,26 +44,26 @@ def test_a_proxy_apart_from_its_broker(node: RocketMqNode, tmp_path: Path) -> No
     assert restarts(node, tmp_path, 800, 1).exact
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 def test_name_servers_in_turn(tmp_path: Path) -> None:
     """Of two name servers one is always there: messages flow."""
     assert are_exact(name_servers(tmp_path, 200, 1))
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 @pytest.mark.parametrize("ahead_s", [600, -600])
 def test_a_clock_that_is_wrong(node: RocketMqNode, tmp_path: Path, ahead_s: int) -> None:
     """The broker's clock is no clock that decides."""
     assert are_exact(clock(node, tmp_path, 800, 1, ahead_s))
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 def test_a_slave_takes_over(tmp_path: Path) -> None:
     """For a while, and for good."""
     assert are_exact([read_from_slave(tmp_path, 2), promoted(tmp_path, 2)])
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 @pytest.mark.parametrize("client", CLIENTS)
 def test_a_broker_that_is_killed_during_a_rebalance(node: RocketMqNode, tmp_path: Path, client: str) -> None:
     """The other broker's messages come once; of its own none is lost."""

@@ -13,7 +13,7 @@ from tests.support.process import wait_until
 PATIENCE_S = 270.0
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 def test_every_wanted_message_is_one_row(tmp_path: Path) -> None:
     """Daemon and query are killed in mid-flow; the table has each wanted message once, and nothing is left behind."""
     with Demo(tmp_path, "--messages", "20000", "--sink", "spark") as demo:

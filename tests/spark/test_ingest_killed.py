@@ -71,7 +71,7 @@ def told(port: int) -> str:
     return http_get(f"http://127.0.0.1:{port}/metrics", timeout_s=10)[1].decode()
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 def test_killed_with_parquet_and_rejects(tmp_path: Path) -> None:
     """Killed, started again with other parallelism, stopped in order: each row is in one of the two tables, once."""
     chance, batches = random.Random(3), list[Batch]()
@@ -101,7 +101,7 @@ def test_killed_with_parquet_and_rejects(tmp_path: Path) -> None:
     assert job.events("ingest.draining")
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 def test_killed_with_deltalake(tmp_path: Path) -> None:
     """Without Delta's jars: killed, then `--once` with other parallelism ends with 0, and each row is there once."""
     chance, batches = random.Random(5), list[Batch]()
@@ -117,7 +117,7 @@ def test_killed_with_deltalake(tmp_path: Path) -> None:
     assert is_acknowledged(tmp_path)
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 @pytest.mark.parametrize("kind", ["parquet", "delta"])
 def test_submitted_to_a_cluster_it_writes_each_row_once(tmp_path: Path, kind: str) -> None:
     """By `spark-submit` on a master and two workers, killed once: the table has each row once."""

@@ -18,7 +18,7 @@ from tests.support.process import free_ports, http_get, wait_until
 PATIENCE_S = 240.0
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 @pytest.mark.timeout(900)  # three JVMs
 def test_a_pending_micro_batch_is_ended_with_the_settings_it_was_begun_with(kafka: Broker, tmp_path: Path) -> None:
     """After kill -9 other cuts are refused; with the old ones it goes on, tells its books, and SIGTERM ends it."""
@@ -62,7 +62,7 @@ def test_a_pending_micro_batch_is_ended_with_the_settings_it_was_begun_with(kafk
     assert not job.events("micro_batch.unbalanced")
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 def test_without_a_connector_our_own_source_reads_the_same(kafka: Broker, tmp_path: Path) -> None:
     """Where Spark has no jar for Kafka the same messages arrive, in micro-batches of at most `span_max`."""
     topics = new_topics(kafka, 1, 2)

@@ -11,13 +11,13 @@ from tests.support.kafka import Broker
 
 
 @pytest.mark.timeout(900)  # two JVMs, on a busy machine
-@pytest.mark.parametrize("reader", [pytest.param("connector", marks=pytest.mark.slow), "client"])
+@pytest.mark.parametrize("reader", [pytest.param("connector", marks=pytest.mark.proof), "client"])
 def test_a_killed_driver_loses_and_renames_nothing(kafka: Broker, tmp_path: Path, reader: str) -> None:
     """Killed in mid-delivery and restarted with other parallelism: each message once, each repeat byte-equal."""
     assert drivers(kafka, tmp_path, 20_000, 1, reader=reader).exact
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 @pytest.mark.timeout(900)  # six JVMs
 @pytest.mark.parametrize("reader", ["connector", "client"])
 def test_a_killed_executor_loses_and_renames_nothing(kafka: Broker, tmp_path: Path, reader: str) -> None:
@@ -25,7 +25,7 @@ def test_a_killed_executor_loses_and_renames_nothing(kafka: Broker, tmp_path: Pa
     assert executors(kafka, tmp_path, 20_000, 2, reader=reader).exact
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 @pytest.mark.timeout(900)  # four JVMs
 @pytest.mark.parametrize("reader", ["connector", "client"])
 def test_speculative_copies_lose_and_rename_nothing(kafka: Broker, tmp_path: Path, reader: str) -> None:

@@ -179,7 +179,7 @@ print(json.dumps({"batches": query.lastProgress["batchId"] + 1, "offsets": sorte
 """
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 @pytest.mark.timeout(900)  # six JVMs
 def test_a_cluster_and_connect(spark: SparkSession, zone: Path, tmp_path: Path) -> None:
     """On a master and two workers, through Connect, with nothing but the wheel's packages: rows exact."""

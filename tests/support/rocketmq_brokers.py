@@ -91,8 +91,7 @@ def rebalances(node: RocketMqNode, client: str, folder: Path, times: int) -> Fin
                 stays.stop()
             found = bodies.tally(receiver)
     repeated = len(found.twice)
-    beyond = Counter(found.twice) - bodies.of_other if client == "remoting" else Counter()
-    found.twice = list(beyond.elements())
+    found.twice = [one for one in found.twice if client == "remoting" and not bodies.of_other[one]]
     point = f"a member joins or leaves while one of two brokers is killed, over `client: {client}`"
     return Finding(point, 2 * times, bodies.sent, found, time.monotonic() - begun_s, "", repeated - len(found.twice))
 
