@@ -1,7 +1,7 @@
-"""The one interface to clients that hand messages over one by one and take acknowledgements back. No implementation.
+"""Interface of leased clients, which hand messages over one by one and take acknowledgements. No implementation.
 
-Such a client owns no queue and can read nothing again: what is not acknowledged is handed over again by the broker, to
-any member of the group, with another offset and another handle.
+A leased client owns no queue and can read nothing again: a message that is not acknowledged is handed over again by the
+broker, to any member of the group, with another offset and another handle.
 """
 
 from __future__ import annotations
@@ -13,39 +13,39 @@ from sidecar.core.records import Header
 
 
 class Handed(NamedTuple):
-    """A message as it was handed over."""
+    """A message that was handed over."""
 
     handle: Hashable
-    """What `ack`, `extend` and `release` want; unique within the process. None where another member has it."""
+    """Argument of `ack`, `extend` and `release`; unique within the process. None if another member has it."""
     topic: str
-    """The topic subscribed to; of a retried message the one that it came from."""
+    """The subscribed topic; for a retried message, its old topic."""
     broker: str
     queue: int
     offset: int
-    """As the broker tells it: of a retried message in the retry queue. -1 where the client cannot tell."""
+    """The broker's offset; for a retried message, in the retry queue. -1 if unknown."""
     body: bytes
     born_ms: int | None
     stored_ms: int | None
     message_id: str
-    """The id that its producer drew (`UNIQ_KEY`). Not unique: two messages can carry one."""
+    """The producer's id (`UNIQ_KEY`). Not unique: two messages can have the same."""
     offset_message_id: str
-    """Broker and commit-log offset in hexadecimal digits, empty where the client cannot tell."""
+    """Broker and commit-log offset in hexadecimal digits; empty if unknown."""
     tag: bytes
-    """Empty where there is none."""
+    """Empty without a tag."""
     keys: Sequence[bytes]
     properties: Sequence[Header]
-    """All of them, in a stable order, with TAGS, KEYS and UNIQ_KEY as far as the message has these."""
+    """All properties, in a stable order, including TAGS, KEYS and UNIQ_KEY."""
     reconsume_times: int
-    """How often it was handed over before."""
+    """Number of earlier deliveries."""
     retry_topic: str = ""
-    """Where it was stored for being handed over again; empty where it stands in `topic` itself."""
+    """The topic of its copy if it is a retried message; empty if it is in `topic` itself."""
 
 
 class LeasedClient(Protocol):
-    """A member of the group, driven by one thread: no method may be called by another."""
+    """A member of the group. All methods must be called from the same thread."""
 
     moves: bool
-    """Whether a message that is handed over again has another topic, queue or offset."""
+    """Whether the topic, queue or offset changes when a message is handed over again."""
 
     def open(self) -> None:
         """Connect and subscribe; returns when messages can be received.
@@ -57,37 +57,37 @@ class LeasedClient(Protocol):
         ...
 
     def receive(self, timeout_s: float) -> Sequence[Handed]:
-        """What has come; at once when something is there, else after the time. Never raises for a broker's absence."""
+        """Messages that arrived; waits for the first, at most for the time. Never raises if a broker is down."""
         ...
 
     def ack(self, handles: Collection[Hashable]) -> None:
-        """Begin to acknowledge. What fails is tried again inside, or the message is handed over again."""
+        """Begin to acknowledge. Failures are retried internally, or the message is handed over again."""
         ...
 
     def extend(self, handles: Collection[Hashable]) -> None:
-        """Keep these from being handed over again meanwhile; nothing where the client does so itself."""
+        """Extend the leases of these messages; does nothing if the client does so itself."""
         ...
 
     def release(self, handles: Collection[Hashable]) -> None:
-        """Give these back, to be handed over again soon."""
+        """Give these messages back; the broker hands them over again soon."""
         ...
 
     def receipt(self, handle: Hashable) -> str:
-        """What another process needs to acknowledge it; empty where none can."""
+        """The receipt, with which another process can acknowledge the message; empty if none can."""
         ...
 
     def adopt(self, topic: str, message_id: str, receipt: str) -> Hashable:
-        """The handle of a message that another process was given."""
+        """The handle of a message that another process received."""
         ...
 
     def pause(self, full: bool) -> None:
-        """Take nothing more in while `full`, or go on; what is on its way already may still be received."""
+        """Stop receiving while `full`, or resume; messages on their way may still be received."""
         ...
 
     def problems(self) -> Mapping[str, str]:
-        """What is wrong at present: a key, and a sentence for an operator."""
+        """Present problems: a key, and a sentence for an operator."""
         ...
 
     def close(self) -> None:
-        """Disconnect after acknowledgements and releases that were begun, for a few seconds; harmless when repeated."""
+        """Finish pending acknowledgements and releases, for a few seconds, and disconnect; may be repeated."""
         ...

@@ -1,4 +1,4 @@
-"""RocketMQ by librocketmq, as a `LeasedClient`: the library is in a child process, which is started again as needed."""
+"""RocketMQ by librocketmq, as a `LeasedClient`: the library is in a child process, which is restarted as needed."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from sidecar.sources.rocketmq.wire.requests import RETRY
 
 _PLACE_DIGITS, _HOST_DIGITS, _HOSTS_MAX = 32, 16, 1_000
 THREADS_MAX = 512
-"""What the library read at once needs one until it is settled."""
+"""Messages that the library read together occupy a thread until all are settled."""
 THREADS_PER_QUEUE = 32
 AGAIN_MIN_S, AGAIN_MAX_S = 0.5, 30.0
 KEPT_S = 2.0
-"""After this time a broker has done what it was told before."""
+"""Time after which a broker has processed earlier commits."""
 STEADY_S = 60.0
-"""A child that lived so long is no sign that the next one will not."""
+"""After a child that lived this long, the restart delay begins at its minimum again."""
 _LOGS = {"log_files": 2, "log_file_mb": 10}
 
 
@@ -43,12 +43,12 @@ class NativeClient:
     Args:
         settings: `source.rocketmq`.
         expression: The tags that brokers filter by, `a || b`, or `*`.
-        held_bytes_max: Of what is handed over and not settled.
-        home: A folder for the child, which is made anew.
+        held_bytes_max: Limit of messages handed over and not settled.
+        home: Folder for the child; it is emptied.
         tell: Writes a log event.
 
     Raises:
-        ConfigError: The library is not there.
+        ConfigError: The library is not installed.
     """
 
     moves = False
@@ -69,14 +69,14 @@ class NativeClient:
         self._child: ChildProcess | None = None
         self._is_ready = self._is_paused = self._is_away = self._closed = False
         self._first = 0
-        """Numbers from here on are the present child's."""
+        """Numbers from this one on are the present child's."""
         self._next = 0
         self._begun_s = self._again_at_s = 0.0
         self._again_s = AGAIN_MIN_S
         self._problem = ""
         self._early: list[Handed] = []
         self._waiting: deque[Message] = deque()
-        """What the child has handed over and nobody has taken: packed, within the child's bound."""
+        """Messages handed over by the child and not yet taken: compressed, within the child's limit."""
 
     def open(self) -> None:
         """Connect and subscribe; returns when messages can be received.
@@ -101,7 +101,7 @@ class NativeClient:
             raise
 
     def receive(self, timeout_s: float) -> Sequence[Handed]:
-        """What has come; at once when something is there, else after the time."""
+        """Messages that arrived; waits for the first, at most for the time."""
         found, self._early = list(self._early), []
         self._cluster.turn()
         self._look_for_brokers()
@@ -123,7 +123,7 @@ class NativeClient:
         return found or self._taken()
 
     def _taken(self) -> list[Handed]:
-        """Of what waits as much as one call may hand over, by what it unpacks to; nothing while full."""
+        """Waiting messages, up to the limit of one call at decompressed size; none while full."""
         found: list[Handed] = []
         size_bytes = 0
         while self._waiting and not self._is_paused and size_bytes < self._held_bytes_max:
@@ -138,14 +138,14 @@ class NativeClient:
                 self._child.reach(can=not self._is_away)
 
     def _look_for_replaced(self) -> None:
-        """Its child would go on in the middle of a new queue; what it has of that one is handed over again."""
+        """End a child that would continue in the middle of a recreated queue; its messages are handed over again."""
         if self._child is not None and self._cluster.marks.replaced:
             self._end_child()
             self._again_at_s = time.monotonic() + AGAIN_MIN_S
             self._problem = "a topic was made again: librocketmq's process is started again"
 
     def _rewind(self) -> bool:
-        """Whether all queues are known to begin where they are to begin."""
+        """Commit the starts of replaced queues; whether the brokers have confirmed all of them."""
         rewound = self._cluster.rewind()
         for tp, offset, has_older in rewound:
             fields = {**tp.fields(), "offset": offset}
@@ -198,7 +198,7 @@ class NativeClient:
         self._waiting.clear()
 
     def _failed(self, why: str, *, is_final: bool = False) -> None:
-        """What it held the broker hands over again."""
+        """End the child and plan its restart; the broker hands its messages over again."""
         self._end_child()
         was_ready, now_s = self._is_ready, time.monotonic()
         if is_final and not was_ready:
@@ -236,7 +236,7 @@ class NativeClient:
         )  # fmt: skip
 
     def _plain(self, name: str) -> str:
-        """A topic's name without the namespace."""
+        """The name of a topic without the namespace."""
         namespace = self._settings.namespace
         return name.replace(f"{namespace}%", "", 1) if namespace else name
 
@@ -247,31 +247,31 @@ class NativeClient:
             self._child.ack(ours)
 
     def extend(self, handles: Collection[Hashable]) -> None:
-        """Nothing: they are had for as long as the connection lasts."""
+        """Do nothing: leases last as long as the connection."""
 
     def release(self, handles: Collection[Hashable]) -> None:
-        """Nothing: what is not acknowledged when this process leaves is handed over again at once."""
+        """Do nothing: unacknowledged messages are handed over again at once when this process leaves."""
 
     def receipt(self, handle: Hashable) -> str:  # noqa: ARG002
-        """None: what is handed over belongs to the child."""
+        """Empty: messages belong to the child."""
         return ""
 
     def adopt(self, topic: str, message_id: str, receipt: str) -> Hashable:
-        """Never asked for, as there are no receipts."""
+        """Never called, because there are no receipts."""
         raise AssertionError(topic, message_id, receipt)
 
     def pause(self, full: bool) -> None:
-        """Take nothing more in while `full`, or go on."""
+        """Stop receiving while `full`, or resume."""
         self._is_paused = full
         if self._child is not None:
             self._child.pause(full=full)
 
     def problems(self) -> Mapping[str, str]:
-        """What is wrong at present: a key, and a sentence for an operator."""
+        """Present problems: a key, and a sentence for an operator."""
         return {**self._cluster.problems(), **({"native": self._problem} if self._problem else {})}
 
     def close(self) -> None:
-        """Tell the brokers what is acknowledged, and end the child; harmless when repeated."""
+        """Report acknowledged messages to the brokers and end the child; may be repeated."""
         if self._closed:
             return
         self._closed = True
@@ -282,10 +282,10 @@ class NativeClient:
 
 
 def check_platform() -> None:
-    """Whether the library runs here.
+    """Check that the library runs on this platform.
 
     Raises:
-        ConfigError: This is no Linux on x86_64.
+        ConfigError: This is not Linux on x86_64.
     """
     if sys.platform != "linux" or platform.machine() != "x86_64":
         raise ConfigError(
@@ -295,7 +295,7 @@ def check_platform() -> None:
 
 
 def check_installed(folder: Path) -> None:
-    """Whether the library is where the configuration says.
+    """Check that the library is in the configured folder.
 
     Raises:
         ConfigError: It is not.
@@ -315,7 +315,7 @@ def _text(value: bytes | None) -> str:
 
 
 def _place(offset_message_id: bytes) -> tuple[str, str]:
-    """Address and id; the library writes the address from its end."""
+    """Address and id; the library writes the address backwards."""
     if len(offset_message_id) != _PLACE_DIGITS:  # IPv6, which the library does not know well
         return "", offset_message_id.decode()
     address, host = _host(offset_message_id[:_HOST_DIGITS])
@@ -324,7 +324,7 @@ def _place(offset_message_id: bytes) -> tuple[str, str]:
 
 @lru_cache(_HOSTS_MAX)
 def _host(digits: bytes) -> tuple[str, str]:
-    """Address, and as it stands in ids of other clients."""
+    """Address, as text and as in the ids of other clients."""
     raw = bytes.fromhex(digits.decode())
     host, port = raw[:4][::-1], raw[4:]
     return f"{'.'.join(map(str, host))}:{int.from_bytes(port)}", (host + port).hex().upper()

@@ -49,26 +49,26 @@ from sidecar.sources.rocketmq.native.child.library import (
 
 BEAT_EVERY_S = 1.0
 WATCH_EVERY_S = 0.05
-"""How often it is looked at what the library has read ahead, while messages come."""
+"""Interval at which the memory read ahead is measured while messages arrive."""
 STUCK_S = 2.0
 LEAVE_S = 1.0
-"""How long a leave waits until callbacks whose messages are settled have returned."""
+"""How long leaving waits for the callbacks of settled messages to return."""
 RETURN_S = 0.1
-"""So long the library may take to note that a callback returned."""
+"""Time that the library may need to record a returned callback."""
 FLUSH_S = 0.3
-"""After so long what the library tells the brokers has left the process: it writes on a thread of its own."""
+"""Time after which the library's commits have left the process: it sends them on a separate thread."""
 TOGETHER_BYTES = 64 << 10
-"""Of messages that are handed over in one frame; a single one may be larger."""
+"""Limit of the messages in one frame; a single message may be larger."""
 JOINED_BYTES = 16 << 10
-"""Frames are written together until one of so many bytes comes."""
+"""Frames up to this size are joined into one write."""
 PULL_TIMEOUT_MS = 8_000
-"""A broker holds a pull for up to 15 s; what it answers later the library ignores, and it has asked again by then."""
+"""A broker holds a pull for up to 15 s; the library ignores later answers, and has asked again by then."""
 _PR_SET_PDEATHSIG = 1
 _EXIT_BROKEN = 70
 
 
 class _Batch:
-    """What one callback waits for."""
+    """The messages of a callback, which returns when all are settled."""
 
     def __init__(self, count: int) -> None:
         self.left = count
@@ -77,13 +77,13 @@ class _Batch:
 
 
 class Parking:
-    """Callbacks that wait.
+    """Callbacks that wait until their messages are settled.
 
     Args:
         reader: Reads messages.
-        held_bytes_max: Of the messages that are handed over and not settled; a single one may be larger.
+        held_bytes_max: Limit of messages handed over and not settled; a single message may be larger.
         first: The first message's number.
-        batches_max: Of what the library hands over at once, up to 32 messages.
+        batches_max: Limit of batches; a batch is up to 32 messages of one callback.
     """
 
     def __init__(self, reader: Reader, held_bytes_max: int, first: int, batches_max: int) -> None:
@@ -94,19 +94,19 @@ class Parking:
         self._next = first
         lock = threading.Lock()
         self._room, self._turns = threading.Condition(lock), threading.Condition(lock)
-        """Where messages wait to be handed over, and what was read at once for one of `batches_max`."""
+        """Messages wait for room in bytes, and batches for one of `batches_max` turns."""
         self._parked: dict[int, tuple[_Batch, int]] = {}
         self._held_bytes = self._returning = self._batches = 0
         self._batches_max = batches_max
         self._is_closed = False
         self.largest_bytes = 0
-        """Of the messages since this was set to 0."""
+        """Size of the largest message since the last reset to 0."""
         self.woken, self._wake = os.pipe()
-        """Readable when messages come while nobody watches; and where that is told."""
+        """Pipe that becomes readable when messages arrive while `watched` is false."""
         self.watched = False
 
     def take(self, handles: list[int]) -> None:
-        """Hand messages over; returns when all are settled. Ends the process rather than raise: see above."""
+        """Hand messages over; returns when all are settled. Ends the process instead of raising: see above."""
         try:
             batch, sizes = _Batch(len(handles)), [self._reader.size(handle) for handle in handles]
             self._begin()
@@ -123,7 +123,7 @@ class Parking:
             os._exit(_EXIT_BROKEN)
 
     def _begin(self) -> None:
-        """What an earlier life had in flight may lie in more batches by now, and must all come: so more in time."""
+        """Wait for a turn, but not longer than 2 s: messages in flight at a crash may be in more batches now."""
         with self._turns:
             until_s = time.monotonic() + STUCK_S
             if not self.watched:
@@ -134,7 +134,7 @@ class Parking:
             self._batches += 1
 
     def _enter(self, sizes: list[int], batch: _Batch) -> tuple[int, int]:
-        """Wait until the first of these may be handed over; returns its number, and how many may be with it."""
+        """Wait until the first message may be handed over; return its number, and how many fit in all."""
         with self._room:
             self.largest_bytes = max(self.largest_bytes, *sizes)
             while self._is_closed or (self._held_bytes and self._held_bytes + sizes[0] > self._held_bytes_max):
@@ -150,7 +150,7 @@ class Parking:
             return first, self._next - first
 
     def settle(self, numbers: list[int]) -> None:
-        """Let the callbacks return whose messages are all settled."""
+        """Mark messages as settled; callbacks without others return."""
         with self._room:
             returning = self._returning
             for number in numbers:
@@ -162,7 +162,7 @@ class Parking:
                         self._batches -= 1
                         self._returning += 1
                         batch.settled.release()
-            # With all of up to 512 waiting threads woken each time, a message took twice as much.
+            # Waking all of up to 512 waiting threads each time doubled the time per message.
             self._turns.notify(self._returning - returning)
             if not self._is_closed:
                 self._room.notify_all()
@@ -173,34 +173,34 @@ class Parking:
         return not (self._batches or self._parked)
 
     def look(self) -> bool:
-        """Once a second: whether messages came, or wait; while they do they are watched."""
+        """Called once a second: whether messages arrived or wait, and so have to be watched."""
         self.watched = bool(self.largest_bytes) or not self.is_empty
         self.largest_bytes = 0
         return self.watched
 
     def close(self) -> None:
-        """Hand over nothing more."""
+        """Stop handing over."""
         with self._room:
             self._is_closed = True
 
     def reopen(self) -> None:
-        """Go on."""
+        """Resume handing over."""
         with self._room:
             self._is_closed = False
             self._room.notify_all()
 
     def await_returned(self, timeout_s: float) -> None:
-        """Wait until the callbacks of what is settled have returned."""
+        """Wait until the callbacks of settled messages have returned."""
         until_s = time.monotonic() + timeout_s
         while self._returning and time.monotonic() < until_s:
             time.sleep(0.01)
 
 
 def subscribe(settings: dict[str, Any]) -> tuple[Parking, Ahead, Any, Any]:
-    """Load, test and start the library; gives what its callbacks and its pulls wait in, itself, and the consumer.
+    """Load, test and start the library; returns parking, read-ahead, library, and the objects to keep alive.
 
     Raises:
-        LibraryError: It cannot be used.
+        LibraryError: The library cannot be used.
     """
     client = load(Path(settings["folder"]))
     from rocketmq.exceptions import RocketMQException
@@ -234,17 +234,17 @@ def subscribe(settings: dict[str, Any]) -> tuple[Parking, Ahead, Any, Any]:
 
 
 def _never(_: Any) -> Any:
-    """The Python package's callback, one message at a time, in whose place `Listener` stands."""
+    """The callback of the Python package; never called, because `Listener` replaces it."""
     os._exit(_EXIT_BROKEN)
 
 
 def main() -> None:
-    """Serve one daemon until it says so, or is gone."""
+    """Serve the daemon until it sends LEAVE or ends."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    for number in (signal.SIGINT, signal.SIGTERM):  # meant for the daemon, which tells what follows
+    for number in (signal.SIGINT, signal.SIGTERM):  # the daemon decides what follows
         signal.signal(number, signal.SIG_IGN)
     output = os.dup(sys.stdout.fileno())
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # the library prints now and then
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # the library prints to stdout
     give_back_large()
     frames = Frames()
     (_, payload), *_ = _read(frames, None)
@@ -287,7 +287,7 @@ def main() -> None:
 
 
 def _read(frames: Frames, timeout_s: float | None, woken: int = 0) -> list[tuple[Kind, bytes]]:
-    """What the daemon says, nothing when woken before; without a daemon the process ends at once."""
+    """Frames from the daemon, none on a time-out or wake-up; ends the process if the daemon is gone."""
     while True:
         ready = select.select({0, woken}, [], [], timeout_s)[0]
         if woken and woken in ready:
@@ -311,11 +311,11 @@ def _write(output: int, frames: queue.SimpleQueue[bytes]) -> None:
             write_all(output, b"".join(found))
         except OSError:
             os._exit(0)
-        found.clear()  # not to be held while the next one is waited for
+        found.clear()  # frees the frames before the next wait
 
 
 def _leave(parking: Parking, dll: Any, consumer: Any) -> None:
-    """The library's own end would wait for the callbacks, and hand over all that it has read ahead."""
+    """End the process: the library's own shutdown would wait for callbacks and hand over everything read ahead."""
     parking.await_returned(LEAVE_S)
     time.sleep(RETURN_S)
     persist(dll, consumer._handle)
