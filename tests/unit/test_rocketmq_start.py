@@ -171,6 +171,19 @@ def test_what_was_read_and_is_not_settled_is_read_again_where_a_queue_lost_its_e
     assert found.marks == {HERE: marks[1:]}
 
 
+def test_a_reset_is_obeyed_where_a_queue_lost_its_end_too() -> None:
+    """It is told once, and waits for as long as the broker does not tell where the queue begins."""
+    link = MadeAgainLink(answers=answering(3, 28, message(25, 64)))
+    marks = Mark(29, 80, 1), Mark(25, 64, 1_700_000_000_001)
+    starts, known = starts_of(link, MadeUpLink()), {HERE: known_with(*marks)}
+    starts.resets[HERE] = 3
+    assert list(starts.find([HERE], known).failed) == [HERE]
+    link.low = link._answers[31] = frame(Code.SUCCESS, offset="0")
+    found = starts.find([HERE], known)
+    assert ([one.read_from for one in found.starts], found.marks) == ([3], {HERE: marks[1:]})
+    assert not starts.resets
+
+
 def test_a_reset_told_to_the_question_for_the_last_message_is_kept() -> None:
     """It is told once, so the next time it is known."""
     moved = frame(Code.PULL_OFFSET_MOVED, minOffset="0", maxOffset="30", nextBeginOffset="3")

@@ -161,7 +161,8 @@ class Starts:
                 continue
             try:
                 told = told._replace(is_same=told.is_same and tp not in replaced)
-                start, found.marks[tp] = self._one(tp, told, known.get(tp), self.resets.pop(tp, None))
+                start, found.marks[tp] = self._one(tp, told, known.get(tp), self.resets.get(tp))
+                self.resets.pop(tp, None)
                 found.starts.append(start)
                 found.committed[tp] = -1 if told.committed is None else told.committed
             except (_UnknownError, ProtocolError) as error:
@@ -262,12 +263,10 @@ class Starts:
             self._beginnings.pop(tp, None)
             self._tell("topic.recreated", "warning", fields | {"action": f"going on at {low}, the first message"})
             return self._fresh(tp, low), ()
-        at = max(low, min(last.offset + 1, progress.watermark))
-        self._tell(
-            "partition.truncated",
-            "error",
-            fields | {"action": f"going on at {at}, with what is not settled of the messages that are there still"},
-        )
+        at, why = max(low, min(last.offset + 1, progress.watermark)), _UNSETTLED
+        if reset is not None:
+            at, why = self._within(reset, low, high, fields), _SET
+        self._tell("partition.truncated", "error", fields | {"action": f"going on at {at}: {why}"})
         return self._fresh(tp, at), marks[marks.index(last) :]
 
     def _same(
@@ -366,6 +365,7 @@ class Starts:
         return self._identity(one.incarnation)
 
 
+_UNSETTLED = "what is not settled of the messages that are there still is read again"
 _SET = "the offset was set by an operator or another program"
 _FROM_STATE = "going on from the state folder"
 _AGAIN = "a crash lost commits, or an operator reset the offset: then reset it again while the daemon runs"
