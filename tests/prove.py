@@ -60,11 +60,12 @@ HEADING = """\
 # Proof
 
 This page is written by `make prove`, `make prove-spark` and `make prove-rocketmq` (last on {about}). They run the
-checks of `make test` with larger numbers, on real Apache Kafka 4.2, Apache Spark 4.2 and Apache RocketMQ 5.5. Each
-check counts what arrives at the receiver or in the table, row by row, and compares it with what was produced. A check
-fails if a message was lost, or arrived twice although that was not promised. With a receiver that does not remember
-names, *twice* counts the repeats that promise 4 allows. If the daemon was ended, *delivers again* is the time from
-the start of its process to the first new row at the receiver. For the simulator, *lost* and *twice* count schedules.
+checks of `make test-all` with larger numbers, on real Apache Kafka 4.2, Apache Spark 4.2 and Apache RocketMQ 5.5.
+Each check counts what arrives at the receiver or in the table, row by row, and compares it with what was produced. A
+check fails if a message was lost, or arrived twice although that was not promised. With a receiver that does not
+remember names, *twice* counts the repeats that promise 4 allows. If the daemon was ended, *delivers again* is the
+time from the start of its process to the first new row at the receiver. For the simulator, *lost* and *twice* count
+schedules.
 """
 
 Check = Callable[[Any, Path], list[Finding]]

@@ -1,4 +1,4 @@
-"""Where the logs end, asked every few seconds without waiting, also while nothing is read. Decides nothing."""
+"""Ends of the logs, requested every few seconds without waiting, also while reading is paused. Decides nothing."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from sidecar.core.records import TopicPartition
 
 ASK_EVERY_S = 5.0
 TIMEOUT_S = 3.0
-"""A leader that is away keeps back the answers about all others for so long."""
+"""How long a leader that is down delays the answers about all others."""
 SILENT_S = 10.0
-"""A broker that has answered about no partition for so long is a problem."""
+"""Time without any answer after which it is a problem."""
 
 
 class Ends:
-    """Knows the ends of the partitions that are ours.
+    """The ends of the assigned partitions.
 
     Args:
-        admin: The client that asks; its answers come from a thread of its own.
-        isolation_level: `isolation.level` of the consumer: what it cannot read yet is no lag.
+        admin: The client; its answers arrive on its own thread.
+        isolation_level: `isolation.level` of the consumer: messages that it cannot read yet are not lag.
         clock: Monotonic seconds.
     """
 
@@ -43,7 +43,7 @@ class Ends:
         self._silent_since_s: float | None = None
 
     def watch(self, tps: Collection[TopicPartition]) -> None:
-        """Ask about these when it is time; take in what came."""
+        """Request the ends of these partitions when due; process answers."""
         now_s = self._clock()
         if self._asked and all(future.done() for future in self._asked.values()):
             self._take(now_s)
@@ -54,7 +54,7 @@ class Ends:
             self._ask(tps)
 
     def ask_soon(self) -> None:
-        """There are new ones among ours."""
+        """Request the ends at once, because partitions were added."""
         self._ask_at_s = 0.0
 
     def _ask(self, tps: Collection[TopicPartition]) -> None:
@@ -74,11 +74,11 @@ class Ends:
             self._silent_since_s = now_s - TIMEOUT_S
 
     def end(self, tp: TopicPartition) -> int | None:
-        """The offset that the partition's next message gets, a few seconds ago; None while unknown."""
+        """The offset of the partition's next message, a few seconds ago; None while unknown."""
         return self._ends.get(tp)
 
     def forget(self, tps: Collection[TopicPartition]) -> None:
-        """These are not ours any more, or another log by now."""
+        """Drop partitions that were revoked, or whose log was replaced."""
         for tp in tps:
             self._ends.pop(tp, None)
             self._asked.pop(tp, None)

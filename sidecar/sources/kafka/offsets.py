@@ -1,4 +1,4 @@
-"""Asks where a group is and what logs hold: many partitions in few requests, in bounded time. Decides nothing."""
+"""Asks for committed offsets and log bounds: many partitions in few requests, in bounded time. Decides nothing."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from confluent_kafka import KafkaError, KafkaException
 from sidecar.core.records import TopicPartition
 
 _EARLIEST, _LATEST = -2, -1
-"""Kafka's own stand-ins for timestamps."""
+"""Kafka's special timestamps."""
 
 
 class Bounds(NamedTuple):
-    """The first offset of a log, and the one that its next message gets; aborted and open transactions left out."""
+    """A log's first offset, and the offset of its next message; without aborted and open transactions."""
 
     low: int
     high: int
 
 
 class Offsets:
-    """Asks, until the time given by `within` is over; then everything raises `KafkaException`.
+    """Asks the broker. Once the time given to `within` is over, every method raises `KafkaException`.
 
     Args:
         consumer: The group's consumer, used on its own thread.
@@ -36,14 +36,14 @@ class Offsets:
         self._deadline_s = 0.0
 
     def within(self, patience_s: float) -> None:
-        """All that is asked from now on may take so long together."""
+        """Limit the total time of all requests from now on."""
         self._deadline_s = time.monotonic() + patience_s
 
     def left_s(self) -> float:
-        """What is left of the time.
+        """The time left.
 
         Raises:
-            KafkaException: Nothing.
+            KafkaException: No time is left.
         """
         left_s = self._deadline_s - time.monotonic()
         if left_s <= 0:
@@ -51,7 +51,7 @@ class Offsets:
         return left_s
 
     def committed(self, tps: Sequence[TopicPartition]) -> dict[TopicPartition, ck.TopicPartition]:
-        """What the group has committed, each with its metadata or its error.
+        """The group's committed offsets, each with its metadata or its error.
 
         Raises:
             KafkaException: The coordinator does not answer, or refuses.
@@ -60,7 +60,7 @@ class Offsets:
         return dict(zip(tps, self._consumer.committed(asked, timeout=self.left_s()), strict=True))
 
     def partitions(self, topics: Sequence[str]) -> list[TopicPartition]:
-        """All partitions that there are of these topics, which are names and patterns.
+        """All partitions of these topics, given as names and patterns.
 
         Raises:
             KafkaException: The broker does not answer.
@@ -70,7 +70,7 @@ class Offsets:
         return [TopicPartition(name, partition) for name in ours for partition in known[name].partitions]
 
     def nothing_committed(self, topics: Sequence[str]) -> bool:
-        """Whether the group has not committed anything of these topics.
+        """Whether the group has committed no offset of these topics.
 
         Raises:
             KafkaException: The broker does not answer.
@@ -78,7 +78,7 @@ class Offsets:
         return all(at.offset < 0 for at in self.committed(self.partitions(topics)).values())
 
     def bounds(self, tps: Sequence[TopicPartition]) -> dict[TopicPartition, Bounds | KafkaError]:
-        """The bounds of these logs, or why they are not known: a leader that is away only keeps back its own.
+        """The bounds of these logs, or why they are unknown: a leader that is down affects only its own partitions.
 
         Raises:
             KafkaException: No broker answers.
@@ -100,7 +100,7 @@ class Offsets:
         return found
 
     def at_time(self, tp: TopicPartition, at_ms: int) -> int | None:
-        """The first message that is not older; None when there is none.
+        """The offset of the first message that is not older; None if there is none.
 
         Raises:
             KafkaException: The leader does not answer.
@@ -111,10 +111,10 @@ class Offsets:
         return found.offset if found.offset >= 0 else None
 
     def _leaders(self, tps: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
-        """Asked first: a question about one partition without a leader keeps back the answers about all others."""
+        """Asked first: a request about a partition without a leader would delay the answers about all others."""
         names = {tp.topic for tp in tps}
-        one = {"topic": next(iter(names))} if len(names) == 1 else {}
-        known = self._consumer.list_topics(timeout=self.left_s(), **one).topics
+        single = {"topic": next(iter(names))} if len(names) == 1 else {}
+        known = self._consumer.list_topics(timeout=self.left_s(), **single).topics
         found = {}
         for tp in tps:
             partition = known[tp.topic].partitions.get(tp.partition) if tp.topic in known else None
@@ -128,7 +128,7 @@ class Offsets:
 
 
 def is_meant(topic: str, name: str) -> bool:
-    """Whether a name or a pattern of `source.kafka.topics` means this topic."""
+    """Whether a name or pattern of `source.kafka.topics` matches this topic."""
     return re.search(topic, name) is not None if topic.startswith("^") else topic == name
 
 

@@ -1,4 +1,4 @@
-"""Where an assigned partition goes on: what is committed, what the log still holds, what the state knows."""
+"""Start offset of an assigned partition, from the commit, the log's bounds and the state folder."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _REASONS = {
 
 
 class Found(NamedTuple):
-    """Where partitions go on, and of the others why it could not be told."""
+    """Start offsets of partitions, and for the others the reason why they are unknown."""
 
     starts: list[Assignment]
     failed: dict[TopicPartition, KafkaError]
@@ -42,9 +42,9 @@ class Starts:
         offsets: Asks the broker.
         topic_ids: Asks for ids of topics.
         settings: `source.kafka`.
-        cluster_id: The cluster, as it tells.
+        cluster_id: The id that the cluster reports.
         rules: 4 bytes, a hash of what decides where a message goes.
-        known: What the state file knows of a partition.
+        known: Returns the state file's snapshot of a partition.
         recall: Decides between broker and state folder.
         tell: Writes a log event.
     """
@@ -69,15 +69,15 @@ class Starts:
         self._recall = recall
         self._tell = tell
         self._topic_ids: dict[TopicPartition, str] = {}
-        """Under which this process had a partition before."""
+        """Topic ids under which this process had partitions before."""
         self._of_new_group: set[TopicPartition] = set()
-        """Asked for when nothing was committed yet: what others of them commit meanwhile does not change that."""
+        """Partitions requested when nothing was committed: later commits of other partitions do not change that."""
         self._asked: Sequence[TopicPartition] = ()
         self._group_is_new: bool | None = None
-        """Asked at most once for all partitions of one question."""
+        """Determined at most once per call of `find`."""
 
     def find(self, tps: Sequence[TopicPartition], patience_s: float) -> Found:
-        """Where each of these partitions goes on, as far as the broker tells it in that time; never raises for it."""
+        """Find the start offsets that the broker reports within this time; a broker that is down is no error."""
         self._offsets.within(patience_s)
         try:
             ids = self._ids.find({tp.topic for tp in tps}, self._offsets.left_s())
@@ -109,7 +109,7 @@ class Starts:
         self.forget([tp])
 
     def forget(self, tps: Collection[TopicPartition]) -> None:
-        """What was met while these were asked for in vain matters no more."""
+        """Drop what earlier failed attempts noted of these partitions."""
         self._of_new_group.difference_update(tps)
         self._recall.forget(tps)
 
@@ -125,15 +125,16 @@ class Starts:
         if offset < 0 and not recreated:
             return self._without_commit(tp, topic_id, bounds)
         known = Identity(self._cluster_id, self._settings.group_id, topic_id, 0)
-        told = decode(metadata, offset, known, self._rules)
-        if told.origin is Origin.OTHER_TOPIC or (recreated and told.origin is not Origin.OURS):
+        decoded = decode(metadata, offset, known, self._rules)
+        if decoded.origin is Origin.OTHER_TOPIC or (recreated and decoded.origin is not Origin.OURS):
             self._tell("topic.recreated", "warning", fields | {"action": "reading the new topic from its start"})
             return self._fresh(tp, low, topic_id)
-        if told.origin is not Origin.OURS or told.state is None:
-            self._tell("partition.reset", "warning", fields | {"reason": _REASONS[told.origin], "action": "new window"})
+        if decoded.origin is not Origin.OURS or decoded.state is None:
+            reason = _REASONS[decoded.origin]
+            self._tell("partition.reset", "warning", fields | {"reason": reason, "action": "new window"})
             return self._fresh(tp, self._within(tp, offset, low, high), topic_id)
-        found = Committed(told.state, told.stamp, told.parent)
-        known = replace(known, incarnation=told.incarnation)
+        found = Committed(decoded.state, decoded.stamp, decoded.parent)
+        known = replace(known, incarnation=decoded.incarnation)
         return self._resumed(tp, known, found, *self._recall.recall(tp, found, known, bounds), bounds)
 
     def _fresh(self, tp: TopicPartition, offset: int, topic_id: str, *, resumed: bool = False) -> Assignment:
@@ -151,10 +152,10 @@ class Starts:
         bounds: Bounds,
     ) -> Assignment:
         state, below = recalled.state, recalled.settled_below
-        mine = before
+        identity = before
         if recalled.fresh:
             start = min(max(state.watermark, bounds.low), bounds.high)
-            state, mine = PartitionState(start, start), replace(before, incarnation=secrets.randbits(64))
+            state, identity = PartitionState(start, start), replace(before, incarnation=secrets.randbits(64))
         elif bounds.low > state.watermark:
             self._tell_expired(tp, state.watermark, bounds)
         remembered = memory.state if memory is not None else None
@@ -167,7 +168,7 @@ class Starts:
         )
         read_from, settled = max(state.watermark, bounds.low), Settled(before.incarnation, below)
         return Assignment(
-            tp, mine.scope, state, mine.topic_id, mine.incarnation, True, read_from, lineage, settled  # noqa: FBT003
+            tp, identity.scope, state, identity.topic_id, identity.incarnation, True, read_from, lineage, settled  # noqa: FBT003
         )  # fmt: skip
 
     def _tell_expired(self, tp: TopicPartition, offset: int, bounds: Bounds) -> None:
@@ -207,7 +208,7 @@ class Starts:
         return high if at is None else at
 
     def _in_new_group(self, tp: TopicPartition) -> bool:
-        """Else the topic or the partition is new, and nothing of it may be skipped."""
+        """Whether the group is new; else the topic or partition is new, and must be read from its first message."""
         if tp in self._of_new_group:
             return True
         if self._group_is_new is None:
