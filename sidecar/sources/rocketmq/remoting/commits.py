@@ -1,7 +1,7 @@
-"""Commits: the core's state into the state file first, then the offset to the broker, and both before it is told.
+"""Commits: first the core's state to the state file, then the offset to the broker; both precede the report.
 
-What the broker cannot take, since it is away or the queue's lock is not ours at present, is not committed: so nothing
-new is sent on then, since every new part waits for its commit.
+If the broker is down or another member has the queue's lock, the commit fails; then no new part is sent, because each
+waits for its commit.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from sidecar.state.interface import ProgressKey, State
 from sidecar.state.offset_map import Identity, encode
 
 FLUSHED_AFTER_S = 15.0
-"""A broker writes committed offsets to its disk every 5 s: one of that age outlives it."""
+"""A broker writes committed offsets to its disk every 5 s: an offset of this age survives a crash."""
 IDLE_S = 1.0
-"""A queue without a commit for so long rests."""
+"""A queue without a commit for this time rests."""
 NOW_TIMEOUT_S = 3.0
 
 
@@ -37,34 +37,34 @@ class _Owned:
 
     identity: Identity
     found: int
-    """What the broker had before."""
+    """The broker's committed offset before ours."""
     committed: int
     """Our newest offset that the broker has."""
     saved: int
-    """Our newest offset that the state file has, or where it began; the broker is told it when it is back."""
+    """Our newest offset in the state file, or the start; committed to the broker when it is back."""
     floor: int
-    """One that it had 15 s before `floor_at_s`."""
+    """An offset that the broker had 15 s before `floor_at_s`."""
     next_floor: int
     floor_at_s: float
     marks: tuple[Mark, ...] = ()
     told: Told = field(default_factory=Told)
-    """What the broker has taken last."""
+    """The last commit that the broker accepted."""
     row: Progress | None = None
-    """What the state file has, or is to get."""
+    """The row in the state file, or on its way there."""
     row_at_s: float = 0.0
     newest: Mark | None = None
-    """What was read last, to be put among the marks."""
+    """The last message read, not yet among the marks."""
 
     def put_mark(self) -> None:
-        """Keep it with the next row."""
+        """Move `newest` to the marks, for the next row."""
         newest, self.newest = self.newest, None
-        if newest is not None and (not self.marks or newest.offset > self.marks[0].offset):  # else it is read again
+        if newest is not None and (not self.marks or newest.offset > self.marks[0].offset):  # else read again
             self.marks = with_newest(self.marks, newest)
 
 
 @dataclass(slots=True)
 class _Pending:
-    """The commit that was begun."""
+    """A pending commit."""
 
     begun_s: float
     offsets: dict[TopicPartition, int]
@@ -81,7 +81,7 @@ class Commits:
         network: Asks.
         asks: Makes the requests.
         state: Keeps the core's states.
-        listener: Is told the ends.
+        listener: Receives the results.
         rules: 4 bytes, a hash of what decides where a message goes.
         place: The connection of a queue, None while it must not be committed.
         may_wait: Whether the state file is enough until the queue's master is back.
@@ -108,14 +108,14 @@ class Commits:
         self._boots: dict[str, Boot] = {}
         self._pending: _Pending | None = None
         self._restless: set[TopicPartition] = set()
-        """Owned queues of which the state file does not have all that brokers have taken."""
+        """Owned queues with commits at the broker that the state file lacks."""
         self._note_at_s = 0.0
         self._disk = ThreadPoolExecutor(1, thread_name_prefix="progress")
 
     def own(
         self, one: Assignment, identity: Identity, known: Progress | None, marks: tuple[Mark, ...], committed: int
     ) -> None:
-        """This queue, of which the broker has this offset, is committed from here on; `start_at` must follow."""
+        """Commit this queue from now on; `committed` is the broker's offset. `start_at` must follow."""
         row = known if known and one.incarnation == known.incarnation else None
         floor, now_s = row.floor if row else 0, time.monotonic()
         at = one.state.watermark
@@ -123,42 +123,42 @@ class Commits:
         self._restless.add(one.tp)
 
     def meet(self, boots: Mapping[str, Boot]) -> None:
-        """What stands for the present run of each broker."""
+        """Set the present run of each broker."""
         self._boots = dict(boots)
 
     def disown(self, tp: TopicPartition) -> None:
-        """This queue is never named again."""
+        """Stop committing this queue."""
         self._owned.pop(tp, None)
         self._restless.discard(tp)
 
     def committed(self) -> dict[TopicPartition, int]:
-        """Our newest offsets that the broker has, or what it had before the first."""
+        """Our newest offsets at the broker, or its own before our first."""
         return {tp: one.committed if one.committed >= 0 else one.found for tp, one in self._owned.items()}
 
     def saved(self) -> dict[TopicPartition, int]:
-        """Our newest offsets, whether the broker has them or the state file alone."""
+        """Our newest offsets, at the broker or only in the state file."""
         return {tp: max(one.saved, one.committed) for tp, one in self._owned.items()}
 
     def mark(self, tp: TopicPartition) -> Mark | None:
-        """The newest message of an owned queue that was read before."""
+        """The newest mark of an owned queue."""
         marks = self._owned[tp].marks
         return marks[0] if marks else None
 
     def read(self, tp: TopicPartition, mark: Mark) -> None:
-        """The newest message that was handed on."""
+        """Note the newest message that was handed on."""
         one = self._owned[tp]
         one.newest = mark
         if not one.marks:
             self._restless.add(tp)
 
     def begin(self, items: Sequence[CommitItem]) -> None:
-        """Begin to make these states durable; `Listener.committed` tells the end."""
+        """Begin to make these states durable; `Listener.committed` reports the end."""
         rows, offsets = self._rows(items)
         saved = self._disk.submit(self._state.save_progress, rows) if rows else None
         self._pending = _Pending(time.monotonic(), offsets, saved, {item.tp: False for item in items})
 
     def go_on(self) -> None:
-        """Do the next step of what was begun, if it can be done."""
+        """Take the next step of the pending commit, if possible."""
         pending = self._pending
         if pending is None and time.monotonic() >= self._note_at_s:
             self._note(IDLE_S)
@@ -218,7 +218,7 @@ class Commits:
         return good
 
     def now(self, items: Sequence[CommitItem]) -> Mapping[TopicPartition, bool]:
-        """Make these states durable behind any commit begun before, whose end is not told any more."""
+        """Make these states durable after any pending commit, whose end is not reported any more."""
         self._pending = None
         rows, offsets = self._rows(items)
         results = {item.tp: False for item in items}
@@ -230,7 +230,7 @@ class Commits:
         return results
 
     def _note(self, after_s: float) -> None:
-        """Keep what brokers have taken by now of queues that rest: of others the next commit keeps it."""
+        """Write the brokers' accepted commits of resting queues to the state file; others have a next commit."""
         rows, now_s = {}, time.monotonic()
         self._note_at_s = now_s + IDLE_S
         for tp in list(self._restless):
@@ -243,17 +243,17 @@ class Commits:
             row = one.row._replace(floor=floor, marks=one.marks, told=one.told)
             if row != one.row:
                 one.row, rows[ProgressKey.of(tp)] = row, row.dump()
-            if row.floor >= min(one.committed, row.watermark):  # it is not raised any further, and `told` is kept
+            if row.floor >= min(one.committed, row.watermark):  # final, and `told` is stored
                 self._restless.discard(tp)
         if rows:
-            self._disk.submit(self._state.save_progress, rows)  # what fails is kept with the next commit
+            self._disk.submit(self._state.save_progress, rows)  # after a failure, the next commit stores it
 
     def _raise_floor(self, one: _Owned, now_s: float) -> None:
         if now_s - one.floor_at_s >= FLUSHED_AFTER_S:
             one.floor, one.next_floor, one.floor_at_s = one.next_floor, one.committed, now_s
 
     def start_at(self, offsets: Mapping[TopicPartition, int]) -> None:
-        """Tell the brokers where queues begin, so that whoever takes them next begins there too."""
+        """Commit the starts of queues at the brokers, so that the next owner starts there too."""
         now_s = time.monotonic()
         for one in (self._owned[tp] for tp in offsets if tp in self._owned):
             one.next_floor, one.floor_at_s = one.floor, now_s  # a broker that was killed may have lost what it had
@@ -274,7 +274,7 @@ class Commits:
         now_s = time.monotonic()
         for item in items:
             one = self._owned.get(item.tp)
-            # It may have waited for the journal while the queue moved: then it is never named again.
+            # While it waited for the journal, the queue may have moved: then it is not committed.
             if one is None or one.identity.scope != item.scope:
                 continue
             if self._place(item.tp) is None and not self._may_wait(item.tp):

@@ -1,4 +1,4 @@
-"""RocketMQ by a pull client of our own: one thread owns it. Decides nothing about messages; the core does."""
+"""RocketMQ through Sidecar's own pull client, owned by one thread. Decides nothing about messages; the core does."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ from sidecar.sources.troubles import Troubles
 from sidecar.state.interface import State
 
 RETRY_S = 1.0
-"""After so long it is asked again where a queue goes on that could not be told."""
+"""Retry interval for queues whose start offset is unknown."""
 HAND_OVER_S = 5.0
-"""So long a queue is kept for what was read of it to be settled: its next owner has another state folder."""
+"""How long to keep a queue so that its messages can settle: its next owner has another state folder."""
 _PACKED = attrgetter("packed")
 _TWIN = "another process has this one's client id, so both read every queue: give them other hostnames or state.dir"
 QUEUE_SHARE = 4
@@ -48,9 +48,9 @@ class RocketMqSource:
         settings: `source.rocketmq`.
         state: Keeps the core's states.
         rules: 4 bytes, a hash of what decides where a message goes.
-        queue_bytes: What may be read ahead.
-        client_id: Stands for this place alone, and stays over restarts: the broker's locks are had under it.
-        expression: The tags that brokers filter by, `a || b`, or `*`; where there is SQL, they filter by that.
+        queue_bytes: Limit of messages read ahead.
+        client_id: Identifies this place, also after a restart: it owns the brokers' locks.
+        expression: The tags that brokers filter by, `a || b`, or `*`; ignored if there is an SQL expression.
     """
 
     name = "RocketMQ"
@@ -86,12 +86,12 @@ class RocketMqSource:
         self._assigned: set[TopicPartition] = set()
         self._paused: frozenset[TopicPartition] = frozenset()
         self._failed: dict[TopicPartition, str] = {}
-        """Locked by us, but where to go on could not be told, and why."""
+        """Locked queues whose start offset is unknown, with the reason."""
         self._replaced: set[TopicPartition] = set()
-        """Queues to be taken anew since they are not what they were."""
+        """Queues to be taken anew because they were replaced."""
         self._retry_at_s = 0.0
         self._leaving: set[TopicPartition] = set()
-        """Assigned, and another member's turn."""
+        """Assigned queues that belong to another member now."""
         self._leave_by_s = 0.0
         self._troubles = Troubles(lambda *told: self._listener.event(*told), "rocketmq.failed", "rocketmq.recovered")
         self._assigned_once = self._closed = False
@@ -136,11 +136,11 @@ class RocketMqSource:
         return {tp: progress for tp, progress in loaded.items() if progress is not None}
 
     def _link(self, tp: TopicPartition) -> Link | None:
-        """The connection of a queue, None while its lock is not ours."""
+        """The connection of a queue, None while this member does not have its lock."""
         return self._routes.link(tp.broker) if self._members.may_go_on(tp) else None
 
     def _place(self, tp: TopicPartition, suggested: str) -> Place | None:
-        """Where a queue is read: at its master, or at a slave when that suggests it or is gone."""
+        """Where a queue is read: at its master, or at a slave if the master suggests it or is dead."""
         link = self._link(tp)
         if link is None and not self._members.is_orphaned(tp):
             return None
@@ -152,7 +152,7 @@ class RocketMqSource:
     def _told(self, frame: Frame) -> None:
         if frame.code == Request.NOTIFY_CONSUMER_IDS_CHANGED:
             self._members.changed()
-        elif frame.code == Request.RESET_CONSUMER_CLIENT_OFFSET:  # since 5.1 the broker does it by itself
+        elif frame.code == Request.RESET_CONSUMER_CLIENT_OFFSET:  # since 5.1, the broker resets by itself
             found = read_reset(frame.body)
             for tp in self._assigned:
                 if (place := (self._asks.wire(tp.topic), tp.broker, tp.partition)) in found:
@@ -161,7 +161,7 @@ class RocketMqSource:
     # Reading
 
     def poll(self, timeout_s: float) -> Iterable[Run | ReadPast]:
-        """What has come, in the order of each queue; serves the listener meanwhile."""
+        """Messages that arrived, in the order of each queue; serves the listener meanwhile."""
         self._pulls.ask()
         self._network.turn(timeout_s, lambda: self._pulls.is_full)
         self._routes.refresh()
@@ -175,7 +175,7 @@ class RocketMqSource:
         return self._hand_on()
 
     def _hand_on(self) -> Iterable[Run | ReadPast]:
-        """One after the other, so that a body is let go of when its row is made, and before the next one's is."""
+        """Yield runs one by one, so that each body is freed before the next row is made."""
         for one in self._pulls.take():
             if isinstance(one, Run):
                 self._look_at(one)
@@ -189,16 +189,16 @@ class RocketMqSource:
                 self._listener.event("body.not_unpacked", "warning", {**run.tp.fields(), "offset": message.offset})
 
     def pause(self, tps: Collection[TopicPartition]) -> None:
-        """Read from all assigned queues but these."""
+        """Pause these queues, and read all other assigned ones."""
         self._paused = frozenset(tps) & self._assigned
         self._pulls.pause(self._paused)
 
     def end(self, tp: TopicPartition) -> int | None:
-        """The offset that the queue's next message will get, as far as known without asking."""
+        """The offset that the queue's next message will get, if known without a request."""
         return self._pulls.end(tp)
 
     def fetch(self, tp: TopicPartition, offset: int) -> Original | None:
-        """One message as the broker has it, None when it is gone; from any one other thread.
+        """One message as the broker has it, None if it is gone; from one other thread.
 
         Raises:
             UnavailableError: The broker does not answer.
@@ -212,11 +212,11 @@ class RocketMqSource:
     # Committing
 
     def commit(self, items: Sequence[CommitItem]) -> None:
-        """Begin to make these states durable; `Listener.committed` tells the end."""
+        """Begin to make these states durable; `Listener.committed` reports the end."""
         self._commits.begin(items)
 
     def commit_now(self, items: Sequence[CommitItem]) -> Mapping[TopicPartition, bool]:
-        """Make these states durable behind any commit begun before, whose end is not told any more."""
+        """Make these states durable after any pending commit, whose end is not reported any more."""
         return self._commits.now(items)
 
     # The group
@@ -269,7 +269,7 @@ class RocketMqSource:
             self._commits.disown(tp)
 
     def _go_on_with_returned(self) -> None:
-        """After a broker came back: what somebody else went on with is taken anew, the rest committed again."""
+        """After a broker returned: take queues anew that another member continued, commit the others again."""
         returned = self._members.returned & self._assigned
         self._members.returned.clear()
         if not returned:
@@ -282,7 +282,7 @@ class RocketMqSource:
         self._commits.start_at({tp: saved[tp] for tp in returned - moved})
 
     def _take(self, tps: Sequence[TopicPartition]) -> None:
-        """Read on; queues whose start cannot be told soon are asked for again, and keep back no other."""
+        """Start reading queues; a queue whose start is unknown is retried, and delays no other."""
         known = self._known() if tps else {}
         found = self._starts.find(tps, known, self._replaced) if tps else Found([], {}, {}, {})
         self._members.hold(tps)
@@ -302,7 +302,7 @@ class RocketMqSource:
         self._listener.assigned(found.starts)
 
     def reload(self, tp: TopicPartition) -> None:
-        """Give the queue up and take it again from what is committed."""
+        """Give the queue up and take it again from its committed state."""
         if tp in self._assigned:
             self._listener.reloading(tp)
             self._drop([tp])
@@ -324,7 +324,7 @@ class RocketMqSource:
     # Problems
 
     def problems(self) -> Mapping[str, str]:
-        """What is wrong with the cluster at present: a key, and a sentence for an operator."""
+        """Present problems of the cluster: a key, and a sentence for an operator."""
         return self._troubles.now
 
     def _tell_problems(self) -> None:
@@ -341,7 +341,7 @@ class RocketMqSource:
         )
 
     def close(self) -> None:
-        """Leave the group and disconnect; what is assigned is revoked first. Harmless when repeated."""
+        """Revoke the assigned queues, leave the group and disconnect; may be repeated."""
         if self._closed:
             return
         self._closed = True

@@ -1,7 +1,7 @@
-"""Where a queue goes on: what the broker has committed, what the state file knows, and what is really in the queue.
+"""Start offset of a queue, from the broker's commit, the state file and the messages in the queue.
 
-The state file is exact for as long as nobody else moved the committed offset, and the queue is still what it was: then
-its newest message that was read stands where it stood.
+The state file is exact while no other program has moved the committed offset and the queue is the same: then the newest
+message read is still at its offset.
 """
 
 from __future__ import annotations
@@ -23,35 +23,35 @@ from sidecar.sources.rocketmq.wire.requests import Asks, Subscription, read_boot
 from sidecar.state.offset_map import Decoded, Identity, Origin
 
 PATIENCE_S = 2.0
-"""How long the loop may stand still to ask where queues go on."""
+"""How long the loop may wait for the answers about start offsets."""
 DOUBT_S = 300.0
-"""An offset that an operator may have reset in vain is a problem for so long."""
+"""How long a possibly ignored reset of an operator is reported as a problem."""
 
 LinkOf = Callable[[str], Link | None]
 
 
 class Found(NamedTuple):
-    """Where queues go on, and of the others why it could not be told."""
+    """Start offsets of queues, and for the others the reason why they are unknown."""
 
     starts: list[Assignment]
     failed: dict[TopicPartition, str]
     marks: dict[TopicPartition, tuple[Mark, ...]]
-    """What was read of each queue and stands there still."""
+    """Of each queue, the marks that are still there."""
     committed: dict[TopicPartition, int]
-    """What the brokers have committed."""
+    """The brokers' committed offsets."""
 
 
 class Boot(NamedTuple):
     """A run of a broker's process."""
 
     connection: int
-    """On which it was told: a connection outlives no process."""
+    """Connection of the answer: no connection outlives its process."""
     stamp: int
     """See `read_boot`."""
 
 
 class _Facts(NamedTuple):
-    """What the broker tells of a queue."""
+    """The broker's answers about a queue."""
 
     committed: int | None
     boot: int
@@ -59,15 +59,15 @@ class _Facts(NamedTuple):
     low: int
     high: int
     is_same: bool
-    """Whether the newest message that was read stands where it stood, or is gone with its time."""
+    """Whether the newest message read is still at its offset, or has expired."""
 
 
 class _UnknownError(Exception):
-    """The broker does not tell."""
+    """The broker's answer does not decide."""
 
 
 class _ResetError(_UnknownError):
-    """It tells of a reset instead, which it does once."""
+    """The broker reported a reset instead, which it does only once."""
 
     def __init__(self, offset: int) -> None:
         super().__init__(f"the offset was set to {offset} at this moment")
@@ -107,23 +107,23 @@ class Starts:
         self._beginnings: dict[TopicPartition, int] = {}
         self._boots: dict[str, Boot] = {}
         self._doubts: dict[TopicPartition, tuple[float, int]] = {}
-        """Until when it is a problem, and the offset: a crash explains it, or an operator's reset in vain."""
+        """Until when it is a problem, and the offset, which a crash explains or an ignored reset of an operator."""
         self.resets: dict[TopicPartition, int] = {}
-        """Where an operator set the offset of queues that are to be taken, as the broker told."""
+        """Offsets that an operator set, as the broker reported them, of queues that are to be taken."""
 
     def begin(self, tps: Sequence[TopicPartition], known: Mapping[TopicPartition, Progress]) -> set[str]:
-        """Decide at the very start where a new group begins: these are the queues there are by now.
+        """Decide at startup where a new group begins in these queues.
 
-        It is new when nothing of it is committed or known. Queues that come later are read from their first message.
+        A group is new if it has no commit and no state. Queues that are added later are read from their first message.
 
         Returns:
-            Brokers that do not answer, any of which may know the group: nothing is decided then.
+            Brokers that do not answer; nothing is decided then, because any of them may know the group.
         """
         if self._start == "earliest" or any(tp in known for tp in tps):
             return set()
         tps = [
             tp for tp in tps if self._link_of(tp.broker) is not None
-        ]  # those of a broker without a master come later
+        ]  # queues of a broker without a master come later
         committed = self._ask([(tp, self._asks.committed(tp)) for tp in tps])
         if any(frame is not None and frame.code != Code.QUERY_NOT_FOUND for frame in committed):
             return set()
@@ -145,12 +145,12 @@ class Starts:
         known: Mapping[TopicPartition, Progress],
         replaced: Collection[TopicPartition] = (),
     ) -> Found:
-        """Where each of these queues goes on, as far as its broker tells; never raises for it.
+        """Find the start offsets that the brokers report; a broker that is down is no error.
 
         Args:
-            tps: The queues; their locks are ours.
+            tps: The queues; this member has their locks.
             known: What the state file knows of queues.
-            replaced: Queues that were found not to be what they were.
+            replaced: Queues that were found to be replaced.
         """
         found = Found([], {}, {}, {})
         facts = self._facts(tps, known)
@@ -175,11 +175,11 @@ class Starts:
         ours: Mapping[TopicPartition, int],
         known: Mapping[TopicPartition, Progress],
     ) -> set[TopicPartition]:
-        """Those of these queues whose offset somebody else has set, or whose broker is silent.
+        """The queues whose offset another program has set, or whose broker is silent.
 
         Args:
             tps: The queues.
-            ours: Our own newest commits.
+            ours: The newest commits of this process.
             known: What the state file knows of queues.
         """
         answers = self._ask([(tp, self._asks.committed(tp)) for tp in tps])
@@ -196,7 +196,7 @@ class Starts:
         }
 
     def boots(self, brokers: Iterable[str]) -> dict[str, Boot]:
-        """What stands for the present run of each of these brokers, as far as they tell it."""
+        """The present runs of these brokers, as far as they report them."""
         for name in brokers:
             link, known = self._link_of(name), self._boots.get(name)
             if link is not None and known and link.is_up and known.connection == link.connection:
@@ -233,9 +233,9 @@ class Starts:
         boots = self.boots({tp.broker for tp in tps})
         found: dict[TopicPartition, _Facts | str] = {}
         for i, tp in enumerate(tps):
-            mine = answers[4 * i : 4 * i + 4]
+            frames = answers[4 * i : 4 * i + 4]
             try:
-                found[tp] = _read(mine, marks.get(tp), boots.get(tp.broker))
+                found[tp] = _read(frames, marks.get(tp), boots.get(tp.broker))
             except _ResetError as reset:
                 self.resets[tp] = reset.offset
                 found[tp] = f"{tp.broker}: {reset}"
@@ -249,14 +249,14 @@ class Starts:
     def _one(
         self, tp: TopicPartition, facts: _Facts, progress: Progress | None, reset: int | None
     ) -> tuple[Assignment, tuple[Mark, ...]]:
-        """Where a queue goes on, and which marks stand."""
+        """A queue's start, and the marks that are still there."""
         self._doubts.pop(tp, None)
         _, _, low, high, is_same = facts
         told = progress.decoded(self._identity(0), self._rules) if progress else Decoded(Origin.NONE)
         marks = progress.marks if progress else ()
         if is_same and (told.origin is not Origin.OURS or told.state is None or told.state.seen <= high):
             return self._same(tp, facts, progress, told, reset), marks
-        low = self._low(tp)  # the first answer may be of the topic that is gone
+        low = self._low(tp)  # the first answer may be about the deleted topic
         fields = {**tp.fields(), "committed": facts.committed, "log_start": low, "log_end": high}
         last = self._newest_standing(tp, [mark for mark in marks if low <= mark.offset < high])
         if progress is None or last is None:
@@ -272,7 +272,7 @@ class Starts:
     def _same(
         self, tp: TopicPartition, facts: _Facts, progress: Progress | None, told: Decoded, reset: int | None
     ) -> Assignment:
-        """Where a queue goes on that is what it was."""
+        """The start of a queue that is still the same."""
         committed, _, low, high, _ = facts
         fields = {**tp.fields(), "committed": committed, "log_start": low, "log_end": high}
         if reset is not None:
@@ -320,7 +320,7 @@ class Starts:
         return Assignment(tp, scope, told.state, "", told.incarnation, resumed=True, read_from=read_from)
 
     def doubt(self) -> str:
-        """A sentence on the offsets that an operator may have reset in vain; empty where there are none."""
+        """A sentence on resets that may have been ignored; empty if there are none."""
         now_s = time.monotonic()
         self._doubts = {tp: doubt for tp, doubt in self._doubts.items() if doubt[0] > now_s}
         if not self._doubts:
@@ -330,14 +330,14 @@ class Starts:
         return f"{tp}{more}: {_FROM_STATE} and not from the older offset {self._doubts[tp][1]}; {_AGAIN}"
 
     def _within(self, offset: int, low: int, high: int, fields: Mapping[str, object]) -> int:
-        """Beyond the end nothing tells what of the queue is new: all of it is read rather than any of it lost."""
+        """Beyond the end, it is unknown which messages are new: all are read, so that none is lost."""
         if low <= offset <= high:
             return offset
         self._tell("offset.expired" if offset < low else "partition.truncated", "error", fields)
         return low
 
     def _newest_standing(self, tp: TopicPartition, marks: Sequence[Mark]) -> Mark | None:
-        """No clock is asked which messages are new: one that was put right would have some of them skipped."""
+        """The newest of these marks that is still there. No clock is used: a corrected clock would skip messages."""
         answers = self._ask([(tp, self._one_message(tp, mark)) for mark in marks])
         for mark, frame in zip(marks, answers, strict=True):
             if frame is None:
@@ -361,7 +361,7 @@ class Starts:
         return Assignment(tp, scope, PartitionState(offset, offset), "", incarnation, resumed, read_from=offset)
 
     def identity(self, one: Assignment) -> Identity:
-        """To what a queue's offsets belong."""
+        """The identity of a queue's offsets."""
         return self._identity(one.incarnation)
 
 
@@ -382,7 +382,7 @@ def _read(answers: Iterable[Frame | None], mark: Mark | None, boot: Boot | None)
     if committed.code not in (Code.SUCCESS, Code.QUERY_NOT_FOUND):
         raise _UnknownError(str(RefusedError(committed, "the broker")))
     offset = read_offset(committed) if committed.code == Code.SUCCESS else None
-    # A queue of a topic that is just being made again may be at -1.
+    # While a topic is being recreated, its queues may be at -1.
     at_low, at_high = max(0, read_offset(low)), max(0, read_offset(high))
     if message.code == Code.PULL_OFFSET_MOVED and at_low <= (mark.offset if mark else 0) <= at_high:
         raise _ResetError(read_offset(message, "nextBeginOffset"))
