@@ -1,6 +1,6 @@
 """Kafka by a consumer group: one thread owns the client. Decides nothing about messages; the core does.
 
-Traps that were met, and how each is closed, are told where the line stands that closes it.
+Comments at the lines concerned explain the client's traps and how each is avoided.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ from sidecar.state.offset_map import Identity
 CHUNK_MESSAGES = 500
 BUSY_WAIT_S = 0.005
 START_PATIENCE_S = 2.0
-"""How long the loop may stand still to ask where partitions go on."""
+"""How long the loop may wait for the answers about start offsets."""
 RETRY_S, RETRY_SHARE = 1.0, 4
-"""They are asked for again after a second, or after four times what the last time took: at most a fifth of the time."""
+"""Retry after 1 s, or after four times the duration of the last attempt: at most a fifth of the time."""
 MEMBER_PATIENCE_S = 1.0
 _GONE = {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION}
 
@@ -52,9 +52,9 @@ class KafkaSource:
 
     Args:
         settings: `source.kafka`.
-        state: For the member id and for what was known of partitions.
+        state: Has the member id and the state of partitions.
         rules: 4 bytes, a hash of what decides where a message goes.
-        queue_bytes: What the client may hold before it is consumed.
+        queue_bytes: Limit of the client's queue.
         client_id: See `place_id`; a `client.id` of the settings may be shared with others, so none is looked up by it.
     """
 
@@ -147,7 +147,7 @@ class KafkaSource:
         self._remember_member()
 
     def _remember_member(self) -> None:
-        """The broker names us before it lets us in: killed from then on, we are evicted by our successor."""
+        """Save the member id before the join ends: if this process is killed from now on, its successor evicts it."""
         deadline = time.monotonic() + MEMBER_PATIENCE_S
         while not (member := self._consumer.memberid()) and time.monotonic() < deadline:
             time.sleep(0.002)
@@ -157,7 +157,7 @@ class KafkaSource:
     def _save_member(self, member: str) -> None:
         try:
             self._state.save_member(self._settings.group_id, member)
-        except StateError as error:  # a full disk costs the next start 9 s, no message
+        except StateError as error:  # a full disk delays the next start by 9 s, and loses no message
             self._listener.event("member.not_saved", "warning", {"reason": str(error)})
 
     def _safely(self, callback: Callable[..., None]) -> Callable[..., None]:
@@ -182,11 +182,11 @@ class KafkaSource:
     # Reading
 
     def poll(self, timeout_s: float) -> Iterable[Run | ReadPast]:
-        """What has come, in the order of each partition; serves the listener meanwhile."""
+        """Messages that arrived, in the order of each partition; serves the listener meanwhile."""
         self._take_waiting()
         self._watch_ends()
-        self._watch_topic_ids()  # before consume(): what came under the old id must not be taken for the new one's
-        # A call that waits takes all that is fetched meanwhile, 20 MB in 50 ms with a queue of 4 MiB; so it is 8 MB.
+        self._watch_topic_ids()  # before consume(): messages of the old id must not be taken for the new one's
+        # A waiting call returns all that is fetched meanwhile: 20 MB in 50 ms with a queue of 4 MiB; this way, 8 MB.
         if not self._busy:
             time.sleep(timeout_s)
         messages = self._consumer.consume(self._chunk, min(timeout_s, BUSY_WAIT_S) if self._busy else 0)
@@ -206,7 +206,7 @@ class KafkaSource:
         return runs_of(messages, one_topic=self._one_topic)
 
     def _adapt_chunk(self, messages: list[Message]) -> None:
-        """One call may hand over 500 messages of 1 MB each: ask for fewer where they are large."""
+        """One call may return 500 messages of 1 MB each: request fewer if messages are large."""
         sample = max(len(messages[i]) for i in (0, len(messages) // 2, -1))
         self._chunk = max(1, min(CHUNK_MESSAGES, self._queue_bytes // (4 * max(sample, 1))))
 
@@ -227,23 +227,23 @@ class KafkaSource:
             elif self._on_partition_error(tp, error):
                 reloaded.add(tp)
         found += runs_of(good) if good else ()
-        return [one for one in found if one.tp not in reloaded]  # what was read before belongs to an ended ownership
+        return [one for one in found if one.tp not in reloaded]  # earlier messages belong to an ended ownership
 
     def _on_partition_error(self, tp: TopicPartition, error: KafkaError) -> bool:
-        """Returns whether the partition was taken anew."""
+        """Return whether the partition was taken anew."""
         code = error.code()
         if code in (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE) and tp in self._assigned:
             self._listener.event("offset.out_of_range", "warning", tp.fields())
             self.reload(tp)
             return True
-        if is_forbidden(error) and not self._joined:  # later it may be a mistake that somebody mends
+        if is_forbidden(error) and not self._joined:  # later, an operator may correct it
             raise forbidden(error, tp.topic, self._settings.group_id)
         if code not in _GONE or self._is_named(tp.topic):
             self._troubles.put(tp.topic or "client", f"{tp.topic} {text_of(error)}".strip())
         return False
 
     def problems(self) -> Mapping[str, str]:
-        """What is wrong with the broker at present: a key, and a sentence for an operator."""
+        """Present problems with the broker: a key, and a sentence for an operator."""
         now = self._troubles.now
         if SESSION not in now or not self._lost or self._lost - now.keys():
             return now
@@ -251,7 +251,7 @@ class KafkaSource:
         return {**now, SESSION: f"{gone} (it is read from its start), or take it out of source.kafka.topics"}
 
     def pause(self, tps: Collection[TopicPartition]) -> None:
-        """Read from all assigned partitions but these."""
+        """Pause these partitions, and read all other assigned ones."""
         wanted = frozenset(tps) & self._assigned
         for change, these in (
             (self._consumer.pause, wanted - self._paused),
@@ -263,14 +263,14 @@ class KafkaSource:
         self._paused = wanted
 
     def end(self, tp: TopicPartition) -> int | None:
-        """The offset that the partition's next message will get, as far as known without asking."""
+        """The offset that the partition's next message will get, if known without a request."""
         bounds = self._consumer.get_watermark_offsets(ck.TopicPartition(*tp[:2]), cached=True)
         asked = self._ends.end(tp)
-        end = max(bounds[1] if bounds else -1, -1 if asked is None else asked)  # the first stands still while paused
+        end = max(bounds[1] if bounds else -1, -1 if asked is None else asked)  # cached: constant while paused
         return end if end >= 0 else None
 
     def fetch(self, tp: TopicPartition, offset: int) -> Original | None:
-        """One message as the broker has it, None when it is gone; from any one other thread.
+        """One message as the broker has it, None if it is gone; from one other thread.
 
         Raises:
             UnavailableError: The broker does not answer.
@@ -280,11 +280,11 @@ class KafkaSource:
     # Committing
 
     def commit(self, items: Sequence[CommitItem]) -> None:
-        """Begin to make these states durable; `Listener.committed` tells the end."""
+        """Begin to make these states durable; `Listener.committed` reports the end."""
         self._commits.begin(items)
 
     def commit_now(self, items: Sequence[CommitItem]) -> Mapping[TopicPartition, bool]:
-        """Make these states durable behind any commit begun before, whose end is not told any more."""
+        """Make these states durable after any pending commit, whose end is not reported any more."""
         return self._commits.now(items)
 
     def _on_commit(self, error: KafkaError | None, done: Sequence[ck.TopicPartition]) -> None:
@@ -302,13 +302,13 @@ class KafkaSource:
             self._troubles.put("client", text_of(error))
 
     def _on_assign(self, consumer: ck.Consumer, partitions: Sequence[ck.TopicPartition]) -> None:
-        # Where they go on is asked after consume(): a list_topics() in here, and the next callback aborts the process.
+        # Start offsets are requested after consume(): after a list_topics() here, the next callback aborts the process.
         self._given = (self._given or []) + [TopicPartition(tp.topic, tp.partition) for tp in partitions]
-        consumer.incremental_assign([])  # else the client would assign all, in its own way
+        consumer.incremental_assign([])  # else the client would assign all by itself
         self._save_member(consumer.memberid() or "")
 
     def _take(self, tps: Sequence[TopicPartition]) -> None:
-        """Read on; partitions whose start cannot be told soon are asked for again, and keep back no other."""
+        """Start reading partitions; a partition whose start is unknown is retried, and delays no other."""
         begun_s = time.monotonic()
         found, failed = self._starts.find(tps, START_PATIENCE_S) if tps else Found([], {})
         self._waiting = {tp: error for tp, error in self._waiting.items() if tp not in tps} | failed
@@ -368,11 +368,11 @@ class KafkaSource:
             if not self._is_named(topic):
                 self._troubles.clear(topic)
         self._tell_waiting()
-        # Not left to the client: it would name those that wait too, fail, and read on what is another member's.
+        # Not left to the client: it would include waiting partitions, fail, and go on reading another member's.
         self._consumer.incremental_unassign([ck.TopicPartition(*tp[:2]) for tp in here])
 
     def reload(self, tp: TopicPartition) -> None:
-        """Give the partition up and take it again from what is committed."""
+        """Give the partition up and take it again from its committed state."""
         self._reload(self._assigned & {tp})
 
     def _reload(self, tps: Collection[TopicPartition]) -> None:
@@ -393,7 +393,7 @@ class KafkaSource:
         self._troubles.put("ends", "no broker has told the ends of our logs for 10 s" if self._ends.silent else "")
 
     def _is_named(self, topic: str) -> bool:
-        """Whether the topic is missed when it is gone: one that a pattern found may go."""
+        """Whether a deleted topic is a problem: a topic that matches a pattern may be deleted."""
         return topic in self._settings.topics
 
     def _watch_topic_ids(self) -> None:

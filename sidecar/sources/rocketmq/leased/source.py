@@ -1,7 +1,7 @@
-"""RocketMQ by clients that hand messages over one by one: numbers them for the core, acknowledges what is settled.
+"""RocketMQ through leased clients: numbers messages for the core, and acknowledges settled ones.
 
-Such messages have no lasting place, so they get numbers of our own, and are known again by what they are. Nothing is
-acknowledged before the state file says that it is settled.
+Leased messages have no lasting place, so they get Sidecar's own numbers and are recognized by their content. No message
+is acknowledged before the state file has it as settled.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from sidecar.sources.troubles import Troubles
 from sidecar.state.interface import ProgressKey, State
 
 HELD_MAX = 20_000
-"""Messages that are held at once: each one must be kept invisible."""
+"""Limit of held messages: the lease of each must be extended."""
 LEAST_SHARE = 8
-"""What an earlier life left must never keep out what comes: an 8th of the room is for new messages."""
+"""Recovered messages must not starve new ones: 1/8 of the room is reserved for new messages."""
 EXTEND_EVERY_S = 2.0
 GONE_AFTER_S = 120.0
-"""What was in flight in an earlier life and does not come again for so long, though the broker answers, is gone."""
+"""Messages in flight at a crash are given up if they do not return for this time although the broker answers."""
 
 GroupsOf = Callable[[TopicPartition, Sequence[Message]], Iterable[str | None]]
-"""The group of each message, None for one that nobody wants."""
+"""The group of each message, None for an unwanted one."""
 
 
 class LeasedSource:
@@ -48,14 +48,13 @@ class LeasedSource:
         group: The consumer group.
         state: Keeps what must outlive a crash.
         rules: 4 bytes, a hash of what decides where a message goes.
-        held_max_bytes: How much may be held.
+        held_max_bytes: Limit of held bytes.
         groups_of: The groups of messages.
-        in_order: Whether what an earlier life left is done with before anything that came later: for order, and for
-            message ids.
-        keep_rows: Whether the state file keeps the messages of parts that are sent, so that they are whole without the
-            broker: one that hands over the rest of a queue only after its first are acknowledged would stall.
-        exchange: Where other members give what they got of what an earlier life left.
-        disk: Writes; a thread of its own by default.
+        in_order: Whether recovery must be complete before new messages are handed on: for order, and for message ids.
+        keep_rows: Whether the state file keeps the messages of sent parts, so that parts are complete without the
+            broker: a FIFO broker hands over the rest of a queue only after its first messages are acknowledged.
+        exchange: Takes messages in flight at a crash from the members that received them.
+        disk: Writes the state file; a separate thread by default.
         clock: Monotonic seconds.
     """
 
@@ -92,34 +91,34 @@ class LeasedSource:
         self._keeps_rows = keep_rows
         self._keep = partial(keep, client) if keep_rows else keep_placement if client.moves else None
         self._placements: dict[bytes, Placement] = {}
-        """Of awaited messages, by identity, as they were first sent."""
+        """Placements of awaited messages when first sent, by identity."""
         self._exchange = exchange
         self._disk = disk or ThreadPoolExecutor(1, thread_name_prefix="progress")
         self._topics: dict[str, Topic] = {}
         self._slots: dict[TopicPartition, Slot] = {}
         self._known: dict[bytes, Taken] = {}
-        """What is held and not settled, by identity."""
+        """Held messages that are not settled, by identity."""
         self._by_number: dict[tuple[TopicPartition, int], Taken] = {}
         self._new = Room()
         self._largest_bytes = 0
-        """Of what is held, as far as none of it has left since."""
+        """Size of the largest held message; 0 after it has left."""
         self._again = Room()
         self._unsaved: dict[ProgressKey, str] = {}
         self._leaving: list[Taken] = []
-        """Settled, but not durably so yet."""
+        """Settled messages, not yet durably."""
         self._late: list[Hashable] = []
-        """More handles of what is settled, or of what is leaving."""
+        """Further handles of settled messages."""
         self._commit: Commit | None = None
         self._paused: frozenset[TopicPartition] = frozenset()
         self._is_full = self._is_held = self._closed = self._assigned = False
         self._extend_at_s = self._turned_s = self._clock()
         self._missed_s = 0.0
         self._uncopied: set[TopicPartition] = set()
-        """Numberings whose ids could not be taken over yet."""
+        """Numberings whose ids could not be copied yet."""
         self._troubles = Troubles(lambda *told: self._listener.event(*told), "rocketmq.failed", "rocketmq.recovered")
         self._keys = Keys()
         self._adopted: list[Handed] = []
-        """Of an earlier life, from the state file."""
+        """Messages recovered from the state file."""
 
     def open(self, listener: Listener) -> None:
         """Connect and subscribe.
@@ -154,12 +153,12 @@ class LeasedSource:
                 self._listener.event("partition.reset", "warning", {"topic": name, "reason": _OTHER_RULES})
 
     def _inherit_ids(self, topic: Topic) -> None:
-        """A new numbering knows the message ids of the one before it."""
+        """Copy the message ids of the previous numbering to the new one."""
         if topic.inherits is not None:
             self._state.copy_ids(topic.inherits, topic.current.tp)
 
     def _begin(self, topic: Topic) -> None:
-        """What an earlier life left is done with, and its ids are known: what came later may follow."""
+        """Recovery is complete and its ids are loaded; start new messages."""
         try:
             self._inherit_ids(topic)
         except StateError as error:  # tried again
@@ -173,14 +172,14 @@ class LeasedSource:
         self._listener.assigned([topic.current.assignment()])
 
     def _begun(self) -> list[Slot]:
-        """The numberings that the core has."""
+        """The numberings that were assigned to the core."""
         late = {topic.current.tp for topic in self._topics.values() if not topic.has_begun}
         return [slot for tp, slot in self._slots.items() if tp not in late]
 
     # Reading
 
     def poll(self, timeout_s: float) -> Iterable[Run | ReadPast]:
-        """What has come; serves the listener meanwhile."""
+        """Messages that arrived; serves the listener meanwhile."""
         if not self._assigned:
             self._assigned = True
             self._listener.assigned([slot.assignment() for slot in self._begun()])
@@ -233,9 +232,8 @@ class LeasedSource:
             yield from self._repeats(topic)
             for slot in topic.earlier:
                 if slot.tp not in self._paused:
-                    for found in slot.ready():
-                        yield self._noted(found)
-                if self._in_order and not slot.is_done and not self._is_full:  # full, what is awaited could not come
+                    yield from map(self._noted, slot.ready())
+                if self._in_order and not slot.is_done and not self._is_full:  # full, they could not arrive
                     break
             else:
                 if not topic.has_begun:
@@ -243,15 +241,15 @@ class LeasedSource:
                 if topic.line and topic.has_begun and topic.current.tp not in self._paused:
                     yield from map(self._noted, topic.number())
 
-    def _noted(self, found: Run | ReadPast) -> Run | ReadPast:
-        if isinstance(found, Run):
-            for message in found.messages:
-                message.place = found.tp, message.number
+    def _noted(self, run: Run | ReadPast) -> Run | ReadPast:
+        if isinstance(run, Run):
+            for message in run.messages:
+                message.place = run.tp, message.number
                 self._by_number[message.place] = message
-        return found
+        return run
 
     def _repeats(self, topic: Topic) -> Iterable[Run]:
-        """For the core to count: numbers below all that are given stand for what is settled."""
+        """Repeats for the core to count, under numbers below all others, which count as settled."""
         repeats, topic.repeats = topic.repeats, []
         for number, message in enumerate(repeats):
             message.number = number
@@ -260,13 +258,13 @@ class LeasedSource:
             yield Run(slot.tp, repeats, 0, len(repeats) - 1)
 
     def _watch_missing(self) -> None:
-        """Time counts only while what is missing could come."""
+        """Give missing messages up after a time, which counts only while they could arrive."""
         now_s = self._clock()
         elapsed_s, self._turned_s = now_s - self._turned_s, now_s
         topics = self._topics.values()
         waiting = [slot for topic in topics for slot in topic.earlier if slot.awaits]
-        # Full and paused, and yet to be read on: the core has no room but by what is awaited.
-        is_stuck = any(one.current.tp in self._paused for one in topics) and any(
+        # Full, and new messages are paused but recovery is not: only awaited messages can make room.
+        is_stuck = any(topic.current.tp in self._paused for topic in topics) and any(
             slot.tp not in self._paused for slot in waiting
         )
         is_cut_off = self._client.problems() or (self._exchange is not None and self._exchange.problem)
@@ -279,15 +277,15 @@ class LeasedSource:
                 slot.give_up(list(slot.missed))
 
     def _hold_back(self) -> None:
-        """What was in flight is awaited whatever is held: it alone makes room again."""
+        """Decide whether to receive: awaited messages are received even while full, because only they make room."""
         awaited = sum(slot.awaits for topic in self._topics.values() for slot in topic.earlier)
         idle = not awaited and all(topic.current.tp in self._paused for topic in self._topics.values())
         count_max = max(HELD_MAX - self._again.count - awaited, HELD_MAX // LEAST_SHARE)
         bytes_max = max(self._held_max_bytes - self._again.nbytes, self._held_max_bytes // LEAST_SHARE)
-        # One more like the largest is not to be beyond it by more than an 8th.
+        # One more message like the largest may exceed the limit by at most 1/8.
         is_large = self._new.nbytes + self._largest_bytes > bytes_max * 9 // 8 and self._new.count > 0
         self._is_full = idle or is_large or self._new.count >= count_max or self._new.nbytes >= bytes_max
-        # What is whole without the broker comes first: it gives nothing more of these queues before.
+        # Parts recovered from the state file come first: until then, the broker gives no more of these queues.
         replays = self._keeps_rows and (bool(self._adopted) or not awaited) and self._has_earlier()
         if (self._is_full or replays) != self._is_held:
             self._is_held = self._is_full or replays
@@ -303,35 +301,35 @@ class LeasedSource:
             self._client.extend([message.handles[-1] for message in held if message.handles])
 
     def pause(self, tps: Collection[TopicPartition]) -> None:
-        """Read from all numberings but these."""
+        """Pause these numberings, and read all others."""
         self._paused = frozenset(tps)
 
     def reload(self, tp: TopicPartition) -> None:
-        """Never asked for: numbers are given here, and none is skipped."""
+        """Never called: the numbers have no gaps."""
         raise AssertionError(f"{tp} has a hole")
 
     def end(self, tp: TopicPartition) -> int | None:  # noqa: ARG002
-        """The client does not tell what is still to come."""
+        """None: leased clients do not report a queue's end."""
         return None
 
     def fetch(self, tp: TopicPartition, offset: int) -> Original | None:
-        """One message that is held, None for another; from any one other thread."""
+        """A held message, None for any other; from one other thread."""
         message = self._by_number.get((tp, offset))
         if message is None:
             return None
-        one = message.handed
-        return Original(key_of(message), one.body, one.properties, one.born_ms, details_of(message))
+        handed = message.handed
+        return Original(key_of(message), handed.body, handed.properties, handed.born_ms, details_of(message))
 
     # Committing
 
     def commit(self, items: Sequence[CommitItem]) -> None:
-        """Begin to make these states durable; `Listener.committed` tells the end."""
+        """Begin to make these states durable; `Listener.committed` reports the end."""
         results = self._prepare(items)
         saved = self._disk.submit(self._state.save_progress, dict(self._unsaved))
         self._commit = Commit(self._clock(), results, saved)
 
     def commit_now(self, items: Sequence[CommitItem]) -> Mapping[TopicPartition, bool]:
-        """Make these states durable behind any commit begun before, whose end is not told any more."""
+        """Make these states durable after any pending commit, whose end is not reported any more."""
         if self._commit is not None:
             self._is_saved(self._commit.saved)
             self._commit = None
@@ -349,7 +347,7 @@ class LeasedSource:
                 settled += done
                 self._unsaved |= rows
         for message in settled:
-            if self._known.get(message.identity) is message:  # else its twin's, that an earlier life had taken too
+            if self._known.get(message.identity) is message:  # else the entry is of a twin from before a crash
                 del self._known[message.identity]
         self._unsaved |= self._settled.add([message.identity for message in settled], self._clock())
         self._leaving += settled
@@ -387,7 +385,7 @@ class LeasedSource:
         return error is None
 
     def _acknowledge_again(self, handle: Hashable) -> None:
-        if self._leaving:  # else what is settled is durable, whatever else is still to be written
+        if self._leaving:  # else all settled messages are durable
             self._late.append(handle)
         else:
             self._client.ack([handle])
@@ -395,11 +393,11 @@ class LeasedSource:
     # The end
 
     def problems(self) -> Mapping[str, str]:
-        """What is wrong with the cluster at present: a key, and a sentence for an operator."""
+        """Present problems of the cluster: a key, and a sentence for an operator."""
         return self._troubles.now
 
     def close(self) -> None:
-        """Give back what is not settled, and disconnect; harmless when repeated."""
+        """Release unsettled messages and disconnect; may be repeated."""
         if self._closed:
             return
         self._closed = True
@@ -410,5 +408,5 @@ class LeasedSource:
         self._disk.shutdown()
 
 
-_OTHER_RULES = "tags, ids or format were changed: what was in flight is new"
+_OTHER_RULES = "tags, ids or format were changed: messages in flight count as new"
 _EVERY_GENERATION = 1 << 62
