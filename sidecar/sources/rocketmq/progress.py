@@ -1,4 +1,4 @@
-"""How far a queue is, as text for the state file: the core's state, and what tells whether it still applies. No broker.
+"""Progress of a queue, as text for the state file: the core's state, and the marks that show if it applies. No broker.
 
 RocketMQ's commits have no metadata, so unlike with Kafka the state file is the authority as long as the broker's own
 committed offset agrees with it.
@@ -19,24 +19,24 @@ from sidecar.state.offset_map import Decoded, Identity, decode
 
 MARKS_MAX = 16
 MARKS_RATIO = 2
-"""Each mark stands at most so many times as far behind the newest as the one before it, as far as they reach."""
+"""Each mark is at most this many times as far behind the newest as the mark before it, as far as possible."""
 
 
 class Mark(NamedTuple):
-    """A message that was read: when another one stands at its offset, or none, the queue is not what it was."""
+    """A message that was read: if its offset has another message, or none, the queue was replaced."""
 
     offset: int
     position: int
-    """Commit-log offset; alone it would not do, since a broker that lost its store begins at 0 again."""
+    """Commit-log offset; not enough alone, because a broker that lost its store starts at 0 again."""
     stored_ms: int
-    """By the broker's clock; compared with what the broker tells, never with a clock."""
+    """By the broker's clock; compared only with the broker's answers, never with a clock."""
 
     def stands_in(self, messages: Iterable[StoredMessage]) -> bool:
-        """Whether this message is among those that a broker has at the mark's offset."""
+        """Whether this message is among those of a broker's answer."""
         return any((one.position, one.stored_ms) == (self.position, self.stored_ms) for one in messages)
 
     def stands(self, answer: Frame) -> bool | None:
-        """Whether an answer from the mark's offset on has it, or it is gone with its time; None if that is not told."""
+        """Whether an answer from the mark's offset on has this message, or it expired; None if that is unknown."""
         if answer.code == Code.SUCCESS:
             return self.stands_in(as_stored(answer.body))
         if answer.code not in (Code.PULL_OFFSET_MOVED, Code.PULL_NOT_FOUND, Code.PULL_RETRY_IMMEDIATELY):
@@ -47,7 +47,7 @@ class Mark(NamedTuple):
 
 
 def with_newest(marks: Sequence[Mark], newest: Mark) -> tuple[Mark, ...]:
-    """Marks, the newest first, at growing distances: where a log lost its end, one not far before still stands."""
+    """Marks, the newest first, at growing distances: if a log lost its end, a mark shortly before is still there."""
     older = [mark for mark in marks if mark.offset < newest.offset]
     kept = [newest]
     for mark, next_one in zip_longest(older, older[1:]):
@@ -58,23 +58,23 @@ def with_newest(marks: Sequence[Mark], newest: Mark) -> tuple[Mark, ...]:
 
 
 class Told(NamedTuple):
-    """A commit that a broker has taken: for as long as its process runs it has no older one but by somebody's hand."""
+    """The last commit that a broker accepted: while its process runs, an older one was set by an operator."""
 
     boot: int = 0
-    """0 where it is not known."""
+    """0 if unknown."""
     offset: int = -1
 
 
 class Progress(NamedTuple):
-    """What is kept of a queue.
+    """The stored progress of a queue.
 
     Args:
-        text: The core's state, as it would stand in a commit's metadata.
+        text: The core's state, as in the metadata of a commit.
         incarnation: Of that state.
         watermark: Of that state.
-        floor: What the broker certainly has on its disk: it writes committed offsets every 5 s.
+        floor: An offset that the broker certainly has on disk: it writes committed offsets every 5 s.
         marks: Messages that were read, the newest first; see `with_newest`.
-        told: The newest offset that the broker has taken, and what stands for that run of its process.
+        told: The newest offset that the broker accepted, and the run of its process.
     """
 
     text: str
@@ -90,10 +90,10 @@ class Progress(NamedTuple):
 
     @classmethod
     def load(cls, text: str) -> Self | None:
-        """From text; None where it is no such text."""
+        """From text; None if the text is invalid."""
         try:
             state, incarnation, watermark, floor, marks, *rest = json.loads(text)
-            if marks and isinstance(marks[0], int):  # one alone, as it was kept at first
+            if marks and isinstance(marks[0], int):  # a single mark, as earlier versions stored it
                 marks = [marks]
             kept = tuple(Mark(*map(int, mark)) for mark in marks or ())
             told = Told(*map(int, rest[0])) if rest else Told()
@@ -103,15 +103,15 @@ class Progress(NamedTuple):
 
     @property
     def mark(self) -> Mark | None:
-        """The newest message that was read, None before the first."""
+        """The newest message read, None before the first."""
         return self.marks[0] if self.marks else None
 
     def with_mark(self, newest: Mark) -> Self:
-        """With one more message that was read."""
+        """A copy with one more mark."""
         return self._replace(marks=with_newest(self.marks, newest))
 
     def was_set_back(self, committed: int, boot: int) -> bool:
-        """Whether a committed offset is older than what this run of the broker has, or has kept in any case."""
+        """Whether a committed offset is older than one that this run of the broker, or its disk, had."""
         is_same = bool(boot) and boot == self.told.boot
         return committed < (self.told.offset if is_same else self.floor)
 

@@ -1,7 +1,7 @@
-"""The cluster of `client: native` by connections of our own: what is there, and where a group begins.
+"""The cluster of `client: native` on Sidecar's own connections: topics, brokers, and where a group starts.
 
-librocketmq says nothing of a topic that is missing, starts a new group where it likes, and goes on at its offset in a
-topic that was made again.
+librocketmq does not report a missing topic, decides itself where a new group starts, and continues at its offset in a
+topic that was recreated.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ ASK_AGAIN_S = 0.5
 
 
 class Rewound(NamedTuple):
-    """Where a queue goes on that is not what it was."""
+    """The start of a queue that was replaced."""
 
     tp: TopicPartition
     offset: int
     has_older: bool
-    """Whether older messages that were read are there still: the queue has lost its end, and is no new one."""
+    """Whether older messages that were read are still there: then the queue lost its end and is not new."""
 
 
 class Cluster:
@@ -45,7 +45,7 @@ class Cluster:
 
     Args:
         settings: `source.rocketmq`.
-        client_id: Stands for this process.
+        client_id: Identifies this process.
     """
 
     def __init__(self, settings: RocketMqSettings, client_id: str) -> None:
@@ -57,13 +57,13 @@ class Cluster:
         self._routes = Routes(self._network, self.asks, settings.name_servers.split(","), settings.topics)
         self.marks = Marks(self.asks, self._routes.link)
         self._names: dict[str, str] = {}
-        """Of brokers, by their addresses in `_named_of`."""
+        """Names of brokers, by their addresses in `_named_of`."""
         self._named_of: Mapping[str, str] = {}
         self._rewound: dict[TopicPartition, int] = {}
-        """What was committed and is still to be asked for."""
+        """Commits of `rewind` that brokers have not confirmed yet."""
 
     def open(self) -> None:
-        """Find the topics, and let a new group begin where it is to begin.
+        """Find the topics, and commit the start of a new group.
 
         Raises:
             UnavailableError: Servers cannot be reached, or a topic is unknown, for the whole start-up time.
@@ -76,7 +76,7 @@ class Cluster:
         if problem:
             raise unavailable(self._settings, "no broker could be asked where the group stands", problem, BROKER_HINT)
 
-    # Where a new group begins
+    # Start of a new group
 
     @property
     def queues(self) -> list[TopicPartition]:
@@ -84,9 +84,9 @@ class Cluster:
         return [tp for topic in self._settings.topics for tp in self._routes.queues(topic)]
 
     def _begin(self) -> str:
-        """Commit the start of a group that has nothing committed; why that could not be, if so.
+        """Commit the start of a group without commits; return the problem, or an empty text.
 
-        A broker that is away holds up nothing: its queues are read from where it says.
+        A broker that is down delays nothing: its queues are read from where it says.
         """
         try:
             answers = self._ask([(tp, self.asks.committed(tp)) for tp in self.queues])
@@ -104,7 +104,7 @@ class Cluster:
         return ""
 
     def _note(self, committed: Mapping[TopicPartition, int]) -> None:
-        """Before where a queue is read on stands a message that was read."""
+        """Note the message before each committed offset as read."""
         asks = [(tp, self._before(tp, offset)) for tp, offset in committed.items() if offset > 0]
         for (tp, _), frame in zip(asks, self._answers(asks), strict=True):
             mark = mark_at(committed[tp] - 1, frame) if frame is not None else None
@@ -136,12 +136,12 @@ class Cluster:
             return [None] * len(asks)
         return self._network.ask_all([(links[tp.broker], ask) for tp, ask in asks], ASK_TIMEOUT_S)
 
-    # Topics made again
+    # Recreated topics
 
     def rewind(self) -> list[Rewound]:
-        """Commit where queues go on that are not what they were; nothing may read them meanwhile.
+        """Commit the starts of replaced queues; no reader may run meanwhile.
 
-        Those whose broker does not answer are left out, and found again.
+        Queues whose broker does not answer are left out, and found again.
         """
         starts: dict[TopicPartition, Mark | None] = {}
         marks = self.marks.by_queue()
@@ -163,9 +163,9 @@ class Cluster:
         return [one for one in found if one.tp in taken]
 
     def keeps_rewound(self) -> bool:
-        """Whether brokers have what `rewind` committed; what they lack they are told again.
+        """Whether brokers have the commits of `rewind`; missing ones are committed again.
 
-        A broker may take the last commits of a killed reader later, and may forget offsets while a topic is deleted.
+        A broker may process the last commits of a killed reader later, and may forget offsets while a topic is deleted.
         """
         asks = [(tp, self.asks.committed(tp)) for tp in self._rewound]
         kept = {
@@ -178,7 +178,7 @@ class Cluster:
         return not self._rewound
 
     def _commit(self, offsets: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
-        """Those that were taken."""
+        """Commit; return the offsets that were accepted."""
         taken: dict[TopicPartition, int] = {}
         for tps in commit_waves(offsets):
             answers = self._answers([(tp, self.asks.commit(tp, offsets[tp])) for tp in tps])
@@ -186,10 +186,10 @@ class Cluster:
             taken |= {tp: offsets[tp] for tp, code in zip(tps, codes, strict=True) if code == Code.SUCCESS}
         return taken
 
-    # While messages come
+    # While messages arrive
 
     def turn(self) -> None:
-        """Keep what is known of the cluster up to date; does not wait."""
+        """Update routes and marks, without waiting."""
         self._routes.refresh()
         self._network.turn(0)
         self.marks.ask(time.monotonic())
@@ -199,14 +199,14 @@ class Cluster:
             self._ask_for(away)
 
     def _ask_for(self, away: set[str]) -> None:
-        """A broker is back only when it has answered, and nothing else is asked here."""
+        """Ask unreachable brokers for anything: a broker counts as back once it has answered."""
         links = self._routes.brokers()
         for tp in {tp.broker: tp for tp in self.queues if tp.broker in away}.values():
             if links[tp.broker].is_up:
                 links[tp.broker].ask(self.asks.low(tp), lambda frame: None)
 
     def broker_at(self, address: str) -> str:
-        """The name of the broker at an address; the address itself where none is known there any more."""
+        """The name of the broker at an address, or the address if it is unknown."""
         if self._routes.addresses is not self._named_of:
             self._named_of = self._routes.addresses
             self._names = {at: name for name, at in self._named_of.items()}
@@ -214,11 +214,11 @@ class Cluster:
 
     @property
     def is_away(self) -> bool:
-        """Whether no broker can be reached; the name servers may have forgotten them, too."""
+        """Whether no broker can be reached, or the name servers know none."""
         return all(link.problem for link in self._routes.brokers().values())
 
     def problems(self) -> Mapping[str, str]:
-        """What is wrong: a key, and a sentence."""
+        """Present problems: a key, and a sentence."""
         links = self._routes.brokers().items()
         found = {name: f"{link.address}: {link.problem}" for name, link in links if link.problem}
         return found | ({"name servers": self._routes.problem} if self._routes.problem else {})

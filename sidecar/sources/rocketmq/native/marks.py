@@ -1,8 +1,8 @@
-"""Whether queues that librocketmq reads are still what they were. Asks brokers, starts nothing.
+"""Detects that queues read by librocketmq were replaced. Asks brokers, starts nothing.
 
-librocketmq goes on at its offset when a topic was deleted and made again, whatever stands there now. So of each queue a
-message that was handed over is kept, and asked for again and again: what was handed over before an answer in which it
-stands belongs to the same queue. What librocketmq has read by then of another one is handed over again, and is known.
+If a topic is deleted and recreated, librocketmq continues at its offset, whatever is there now. So a message of each
+queue is remembered and requested again and again: messages handed over before an answer that has it belong to the same
+queue. Messages of another queue that librocketmq has read by then are handed over again, and recognized.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from sidecar.sources.rocketmq.wire.network import Ask, Link
 from sidecar.sources.rocketmq.wire.requests import Asks, Subscription
 
 READ_S, IDLE_S = 2.0, 10.0
-"""How often it is asked for while messages of its queue are handed over, and otherwise."""
+"""Interval of requests for a mark while messages of its queue are handed over, and otherwise."""
 ANSWER_S = 5.0
 
 
 @dataclass(slots=True)
 class _Queue:
     marks: tuple[Mark, ...] = ()
-    """Messages that stood in the last answer, or were the first of the queue; the newest first."""
+    """Messages that were in the last answer, or were the queue's first; the newest first."""
     newest: Mark | None = None
-    """The newest message that was handed over since."""
+    """The newest message handed over since."""
     asked: bool = False
     asked_s: float = 0.0
 
 
 class Marks:
-    """Messages that were handed over, by queue.
+    """Marks of messages that were handed over, by queue.
 
     Args:
         asks: Makes the requests.
@@ -46,10 +46,10 @@ class Marks:
         self._link_of = link_of
         self._queues: dict[TopicPartition, _Queue] = {}
         self.replaced: set[TopicPartition] = set()
-        """Queues that are not what they were, until `forget`."""
+        """Queues that were replaced, until `forget`."""
 
     def read(self, tp: TopicPartition, mark: Mark) -> None:
-        """A message was handed over."""
+        """Note a message that was handed over."""
         one = self._queues.get(tp) or self._queues.setdefault(tp, _Queue())
         if not one.marks:
             one.marks = (mark,)
@@ -57,7 +57,7 @@ class Marks:
             one.newest = mark
 
     def ask(self, now_s: float) -> None:
-        """Ask for all that are due; does not wait."""
+        """Send the requests that are due, without waiting."""
         for tp, one in self._queues.items():
             due_s = one.asked_s + (READ_S if one.newest else IDLE_S)
             link = self._link_of(tp.broker) if now_s >= due_s and not one.asked else None
@@ -82,7 +82,7 @@ class Marks:
         return take
 
     def of(self, tp: TopicPartition, mark: Mark) -> Ask:
-        """The request for what stands at a mark's offset."""
+        """The request for the message at a mark's offset."""
         return self._asks.pull(tp, mark.offset, Subscription(tp.topic), messages_max=1)
 
     def by_queue(self) -> dict[TopicPartition, tuple[Mark, ...]]:
@@ -90,14 +90,14 @@ class Marks:
         return {tp: one.marks for tp, one in self._queues.items()}
 
     def forget(self, tps: Iterable[TopicPartition]) -> None:
-        """These queues begin anew."""
+        """Drop the marks of these queues, which start anew."""
         for tp in tps:
             self._queues.pop(tp, None)
         self.replaced.clear()
 
 
 def mark_at(offset: int, frame: Frame) -> Mark | None:
-    """The message that an answer has at this offset."""
+    """The mark of the message at this offset in an answer."""
     if frame.code != Code.SUCCESS:
         return None
     found = [one for one in as_stored(frame.body) if one.offset <= offset]

@@ -1,4 +1,4 @@
-"""Where topics live, asked of the name servers now and then, and the connections to their brokers. Reads no message."""
+"""Routes of topics, requested from name servers, and the connections to their brokers. Reads no message."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from sidecar.sources.rocketmq.wire.requests import Asks, Route, read_route
 
 REFRESH_S = 5.0
 FORGET_S = 60.0
-"""A broker that the name servers do not name any more is given up after so long; until then it may come back."""
+"""How long a broker that name servers no longer report is kept, because it may return."""
 
 
 class Routes:
     """Keeps routes.
 
     Args:
-        network: Asks.
+        network: Sends the requests.
         asks: Makes the requests.
         name_servers: Their addresses.
-        topics: Whose routes are wanted.
+        topics: Topics to find routes of.
     """
 
     def __init__(self, network: Network, asks: Asks, name_servers: Sequence[str], topics: Sequence[str]) -> None:
@@ -33,25 +33,25 @@ class Routes:
         self._topics = list(topics)
         self._routes: dict[str, Route] = {}
         self._gone_since_s: dict[tuple[str, str], float] = {}
-        """By topic and broker, since when the route lacks what it had."""
+        """By topic and broker, since when the route lacks the broker."""
         self._refresh_at_s = 0.0
         self.changes = 0
-        """Grows whenever a queue or an address comes or goes."""
+        """Incremented whenever a queue or an address is added or removed."""
         self.addresses: dict[str, str] = {}
-        """By the broker's name, its address; replaced as a whole, so that another thread may read it."""
+        """Addresses by broker name; replaced as a whole, so that another thread may read it."""
         self._slaves: dict[str, Mapping[str, str]] = {}
         self.masterless: set[str] = set()
-        """Brokers of which the name servers know a slave, but no master."""
+        """Brokers with a slave and no master, according to the name servers."""
         self._unreachable = ""
-        """Why no name server can be asked."""
+        """Why no name server is reachable."""
         self._refused: dict[str, str] = {}
-        """By topic, why its route could not be told the last time."""
+        """By topic, why the last request for its route failed."""
         for address in self._name_servers:
             network.link(address)
 
     @property
     def problem(self) -> str:
-        """What is wrong with the name servers."""
+        """The present problem with the name servers, or an empty text."""
         gone = min((topic for topic, route in self._routes.items() if not route.queues), default="")
         found = self._unreachable or min(self._refused.values(), default="")
         return found or (f"they know no broker of {gone} any more" if gone else "")
@@ -62,7 +62,7 @@ class Routes:
         return min((route.cluster for route in self._routes.values()), default="")
 
     def queues(self, topic: str) -> tuple[TopicPartition, ...]:
-        """The queues of a topic, as far as known."""
+        """The known queues of a topic."""
         route = self._routes.get(topic)
         return route.queues if route else ()
 
@@ -72,21 +72,21 @@ class Routes:
         return self._network.link(address) if address else None
 
     def slave(self, broker: str, number: str = "") -> Link | None:
-        """The connection to the slave of this number, or else to any."""
+        """The connection to the slave with this number, else to any slave."""
         slaves = self._slaves.get(broker, {})
         address = slaves.get(number) or next((slaves[one] for one in sorted(slaves)), None)
         return self._network.link(address) if address else None
 
     def brokers(self) -> dict[str, Link]:
-        """By name, the connections to all brokers."""
+        """Connections to all brokers, by name."""
         return {name: self._network.link(address) for name, address in self.addresses.items()}
 
     def find(self, topics: Sequence[str], timeout_s: float) -> list[str]:
-        """Ask for these topics now; returns those that no name server knows.
+        """Request the routes of these topics and wait; return the topics that no name server knows.
 
         Raises:
             NoAnswerError: No name server answers.
-            RefusedError: One refuses to answer.
+            RefusedError: A name server refuses.
         """
         missing = []
         for topic in topics:
@@ -108,7 +108,7 @@ class Routes:
         raise NoAnswerError("; ".join(problems))
 
     def refresh(self) -> None:
-        """Ask again every 5 s without waiting; what cannot be asked stays as it was."""
+        """Request the routes every 5 s, without waiting; those that fail remain unchanged."""
         now_s = time.monotonic()
         if now_s < self._refresh_at_s:
             return
@@ -145,7 +145,7 @@ class Routes:
         self._merge(topic, found)
 
     def _merge(self, topic: str, found: Route) -> None:
-        """A broker that is missing keeps its queues for a while: it went down, or the topic was deleted; pulls tell."""
+        """Keep the queues of a missing broker for a while: it went down, or the topic was deleted; pulls show which."""
         self._meet_slaves(found)
         known = self._routes.get(topic)
         if known is None:
