@@ -1,4 +1,4 @@
-"""Messages that were handed over one by one, by column; and what makes two of them the same. Every line is hot."""
+"""Columns of leased messages, and the identity by which repeats are recognized. Every line is hot."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sidecar.sources.rocketmq.leased.client import Handed
 from sidecar.sources.rocketmq.wire.ids import offset_id
 
 OVERHEAD_BYTES = 1024
-"""What a held message counts beyond its body."""
+"""Accounted size of a held message without its body."""
 _GROUPS_MAX = 10_000
 _LENGTHS = struct.Struct("<q4I")
 
@@ -24,7 +24,7 @@ class Taken:
     """A message from the moment it is handed over until it is settled.
 
     Args:
-        handed: As the client has it.
+        handed: The client's message.
         identity: See `identity_of`.
         number: Its offset for the core.
     """
@@ -36,22 +36,22 @@ class Taken:
         self.identity = identity
         self.number = number
         self.key: int | None = None
-        """Stands for its group in a partition's state; None while nobody wants it."""
+        """Key of its group in a partition's state; None while it is unwanted."""
         self.chunk: int | None = None
-        """The row of the state file that names it as a member of an intent."""
+        """The row of the state file that has it as a member of an intent."""
         self.place: tuple[TopicPartition, int] = TopicPartition("", -1), -1
         self.handles: list[Hashable] = [] if handed.handle is None else [handed.handle]
         self.again = False
-        """Whether it was in flight in an earlier life already."""
+        """Whether it was in flight at a crash."""
 
     @property
     def held_bytes(self) -> int:
-        """What it counts."""
+        """Its accounted size."""
         return len(self.handed.body) + OVERHEAD_BYTES
 
 
 class Keys:
-    """What stands for a group in a partition's state; a bounded number of them is remembered."""
+    """Keys of groups in a partition's state; a limited number is remembered."""
 
     def __init__(self) -> None:
         self._known: dict[str, int] = {}
@@ -78,7 +78,7 @@ def identity_of(one: Handed) -> bytes:
 
 
 def details_of(message: Taken) -> Details:
-    """What RocketMQ alone tells of a message."""
+    """The fields that only RocketMQ messages have."""
     one = message.handed
     return Details(
         one.message_id.encode("utf-8", "surrogateescape") or None,
@@ -91,7 +91,7 @@ def details_of(message: Taken) -> Details:
 
 
 def key_of(message: Taken) -> bytes | None:
-    """The joined keys, as the property KEYS has them."""
+    """The keys, joined as in the property KEYS."""
     return b" ".join(message.handed.keys) or None
 
 
@@ -101,7 +101,7 @@ def _origin(one: Handed) -> bytes:
 
 
 class LeasedColumns:
-    """`records.Columns` for taken messages; offsets are our own numbers, properties are headers."""
+    """`records.Columns` for taken messages; offsets are Sidecar's own numbers, properties are headers."""
 
     def offsets(self, messages: Sequence[Taken]) -> Iterable[int]:
         """The number of each message."""
@@ -120,7 +120,7 @@ class LeasedColumns:
         return map(attrgetter("handed.properties"), messages)
 
     def origins(self, _: TopicPartition, messages: Sequence[Taken]) -> list[Raw]:
-        """Broker and commit-log offset of each message, of one of the retry topic those of its origin."""
+        """Broker and commit-log offset of each message; for the retry topic, those of its origin."""
         return [_origin(message.handed) for message in messages]
 
     def values(self, messages: Sequence[Taken]) -> Iterable[bytes | None]:

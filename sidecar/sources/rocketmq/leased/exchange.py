@@ -1,7 +1,7 @@
-"""Messages in flight when a process died, and with another member since: who misses them gets them from there.
+"""Messages that were in flight when their process died and went to another member: the first process gets them back.
 
-Whoever had them in flight knows alone under which names they were sent. So he sends them once more, and the others, who
-may not send what he has claimed, wait for him.
+Only that process knows the names under which they were sent. So it sends them again; the other members, which may not
+send messages that it has claimed, wait for it.
 """
 
 from __future__ import annotations
@@ -21,32 +21,32 @@ from sidecar.sources.rocketmq.leased.slot import Slot
 
 EVERY_S = 1.0
 MISSED_MAX = 1_000
-"""Messages that are looked for at once: the first ones, for those the others wait."""
+"""Limit of messages looked for at once: the first ones, because the others wait for them."""
 GIVEN_MAX_BYTES = 4 << 20
 SETTLED = b""
-"""In the place of a message that another member has settled."""
+"""Stands for a message that another member has settled."""
 
 
 class Place(Protocol):
-    """Where members of a group meet."""
+    """The table in which members of a group exchange messages."""
 
     problem: str
-    """Why it cannot be used at present."""
+    """Why it is unavailable, or an empty text."""
 
     def exchange(self, group: str, missed: Sequence[bytes], given: Mapping[bytes, bytes]) -> None:
-        """Begin to look for what is missed, and to give what others miss."""
+        """Begin to look for missed messages, and to give those that others miss."""
         ...
 
     def exchanged(self) -> Exchanged | None:
-        """What came of it, once; None while it goes on, and when it failed."""
+        """The result, once; None while the request is pending, and if it failed."""
         ...
 
 
 class Exchange:
-    """One member's side.
+    """A member's side of the exchange.
 
     Args:
-        place: Where the others come too.
+        place: The shared table.
         group: The consumer group.
         clock: Monotonic seconds.
     """
@@ -60,16 +60,16 @@ class Exchange:
 
     @property
     def problem(self) -> str:
-        """Why nothing can be found at present."""
+        """Why the exchange is unavailable, or an empty text."""
         return self._place.problem
 
     def turn(self, slots: Sequence[Slot], known: Mapping[bytes, Taken], settled: Settled) -> list[Handed]:
-        """What was found of what is missed; what is settled elsewhere is missed no more.
+        """Missed messages that were found; those settled by another member are no longer missed.
 
         Args:
-            slots: The numberings of earlier lives.
-            known: What is held and not settled, by identity.
-            settled: Identities of what was settled not long ago.
+            slots: The earlier numberings.
+            known: Held messages that are not settled, by identity.
+            settled: Identities of recently settled messages.
         """
         last = self._place.exchanged()
         if last is not None:
@@ -118,10 +118,10 @@ def unpacked(text: bytes) -> Handed:
 
 
 def _unpacked(identity: bytes, text: bytes, slots: Sequence[Slot]) -> list[Handed]:
-    """The message, if it is that one and is missed still."""
+    """The message, if its identity matches and it is still missed."""
     try:
         one = unpacked(text)
-    except ValueError:  # whoever wrote it
+    except ValueError:  # invalid, whatever wrote it
         return []
     is_missed = any(identity in slot.missed for slot in slots)
     return [one] if is_missed and identity_of(one) == identity else []

@@ -1,4 +1,4 @@
-"""One numbering of a topic's messages: which are unsettled, and which of an earlier life are awaited. No broker.
+"""A numbering of a topic's messages: which are unsettled, and which are awaited after a crash. No broker.
 
 The numbers are the offsets that the core sees. In the state file a slot has a row for the core's state, and rows for
 the members of its intents: what was sent, perhaps, must be told when it is handed over again.
@@ -32,7 +32,7 @@ _MEMBER = struct.Struct("<QQ16s")
 
 
 class Member(NamedTuple):
-    """What is kept of a message of an intent."""
+    """The stored form of a message of an intent."""
 
     number: int
     key: int
@@ -44,11 +44,11 @@ class Slot:
 
     Args:
         tp: The topic, and the slot's number for a partition.
-        identity: To what it belongs.
+        identity: The identity of its offsets.
         rules: 4 bytes, a hash of what decides where a message goes.
-        state: Where it goes on.
-        members: By row, those of its intents, from an earlier life.
-        resumed: Whether it goes on from an earlier life.
+        state: The state that it resumes.
+        members: Members of its intents from before a crash, by row.
+        resumed: Whether it was in the state file.
         kept: What the state file keeps of a message, so that its part is the same again; None keeps nothing.
     """
 
@@ -72,13 +72,13 @@ class Slot:
         self._kept = kept
         self._next = state.seen
         self._held: dict[int | None, list[Taken]] = {}
-        """What was handed to the core and is unsettled, by group and number."""
+        """Unsettled messages that the core has, by group and number."""
         self._rows = {chunk: len(found) for chunk, found in members.items()}
-        """How many members a row names that are unsettled."""
+        """Number of unsettled members in each row."""
         self._next_row = max(members, default=-1) + 1
         self._promised: set[tuple[int | None, int, int]] = set()
         self._awaited: dict[bytes, list[tuple[int, int]]] = {}
-        """Number and row of messages that are to come again, by identity."""
+        """Number and row of awaited messages, by identity."""
         for chunk, found in members.items():
             for one in found:
                 self._awaited.setdefault(one.identity, []).append((one.number, chunk))
@@ -89,14 +89,14 @@ class Slot:
         self._is_complete = False
 
     def assignment(self) -> Assignment:
-        """What the core is to go on from."""
+        """The assignment for the core."""
         state = self._start
         return Assignment(self.tp, self.scope, state, "", self._identity.incarnation, self._resumed, state.watermark)
 
-    # What comes for the first time
+    # New messages
 
     def number(self, messages: list[Taken]) -> Run:
-        """Number these messages, and hold them."""
+        """Number these messages and hold them."""
         first = self._next
         for number, message in enumerate(messages, first):
             message.number = number
@@ -104,25 +104,25 @@ class Slot:
         self._next += len(messages)
         return Run(self.tp, messages, first, self._next - 1)
 
-    # What comes again
+    # Awaited messages
 
     @property
     def awaits(self) -> int:
-        """How many messages are to come again."""
+        """Number of awaited messages."""
         return len(self._missing)
 
     @property
     def missed(self) -> KeysView[bytes]:
-        """Which messages those are, by identity."""
+        """Awaited messages, by identity."""
         return self._awaited.keys()
 
     @property
     def is_done(self) -> bool:
-        """Whether nothing is unsettled."""
+        """Whether no message is unsettled."""
         return not (self._awaited or self._collected or any(self._held.values()))
 
     def collect(self, message: Taken) -> bool:
-        """Take a message that is awaited; False for another one."""
+        """Take a message if it is awaited; return whether it is."""
         found = self._awaited.get(message.identity)
         if not found:
             return False
@@ -135,14 +135,14 @@ class Slot:
         return True
 
     def give_up(self, identities: Collection[bytes]) -> None:
-        """These have not come again, and do not come any more: what is left goes out without them."""
+        """Give up these awaited messages: their parts are sent without them."""
         for identity in identities:
             for number, chunk in self._awaited.pop(identity, ()):
                 self._rows[chunk] -= 1
                 self._missing.discard(number)
 
     def ready(self) -> Iterable[Run | ReadPast]:
-        """What may be handed to the core in order by now, since all before it is there."""
+        """Messages that may be handed to the core in order, because all earlier ones are there."""
         if self._is_complete:
             return
         order = self._order
@@ -162,7 +162,7 @@ class Slot:
     # Settling
 
     def commit(self, state: PartitionState) -> tuple[list[Taken], dict[ProgressKey, str]]:
-        """What is settled by a state, and the rows that make it durable."""
+        """The messages that a state settles, and the rows that make this durable."""
         rows = {ProgressKey.of(self.tp): self._row(state)} | self._record(state)
         settled: list[Taken] = []
         for key, messages in list(self._held.items()):
@@ -184,7 +184,7 @@ class Slot:
         return Progress(text, self._identity.incarnation, state.watermark, 0).dump()
 
     def _record(self, state: PartitionState) -> dict[ProgressKey, str]:
-        """The members of intents that are new."""
+        """The members of new intents."""
         now = {(key, *one) for key in self._held for one in promised(state, key)}
         members: list[Taken] = []
         for key, first, last in now - self._promised:
@@ -197,7 +197,7 @@ class Slot:
         self._rows[chunk] = 0
         packed = bytearray()
         for message in members:
-            if message.chunk is None:  # one that two intents have is named once
+            if message.chunk is None:  # a message of two intents is named once
                 message.chunk = chunk
                 self._rows[chunk] += 1
                 packed += _MEMBER.pack(message.number, message.key, message.identity)
@@ -213,12 +213,12 @@ def members_row(tp: TopicPartition, chunk: int) -> ProgressKey:
 
 
 def rows_row(tp: TopicPartition, chunk: int) -> ProgressKey:
-    """The key of a row with what is kept of those members."""
+    """The key of a row with the stored messages of those members."""
     return ProgressKey.of(tp)._replace(label=f"{ROWS}{chunk}")
 
 
 def read_members(text: str) -> list[Member]:
-    """The members of a row; none where it is damaged."""
+    """The members of a row; none if it is damaged."""
     try:
         return [Member(*found) for found in _MEMBER.iter_unpack(base64.b64decode(text, validate=True))]
     except (binascii.Error, struct.error):
@@ -226,7 +226,7 @@ def read_members(text: str) -> list[Member]:
 
 
 def read_rows(text: str | None) -> list[str]:
-    """The messages of a row; none where there is none, or it is damaged."""
+    """The messages of a row; none if it is missing or damaged."""
     try:
         return [str(one) for one in json.loads(text)] if text else []
     except (ValueError, TypeError):

@@ -1,4 +1,4 @@
-"""Which numberings a topic goes on with: what an earlier life left in the state file. No broker, no thread."""
+"""The numberings that a topic resumes, from the state file. No broker, no thread."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ from sidecar.state.offset_map import Identity, Origin
 
 
 class Start(NamedTuple):
-    """How a topic goes on.
+    """The numberings of a topic at the start.
 
     Args:
-        current: Numbers what comes for the first time.
-        earlier: Those of earlier lives with something pending, the oldest first.
-        inherits: Whose message ids the current one knows too, where it is new.
-        stale: Rows that nothing needs any more.
-        other_rules: Whether something was left that does not apply under the rules of now.
-        kept: What is kept of messages, among them those that earlier lives await.
+        current: Numbers new messages.
+        earlier: Earlier numberings with pending messages, the oldest first.
+        inherits: The numbering whose message ids a new current one takes over.
+        stale: Rows that are no longer needed.
+        other_rules: Whether state was found that does not apply under the present rules.
+        kept: Stored messages, among them those that earlier numberings await.
     """
 
     current: Slot
@@ -46,7 +46,7 @@ class Start(NamedTuple):
 
 
 class _Left(NamedTuple):
-    """A slot as an earlier life left it."""
+    """A slot from the state file."""
 
     tp: TopicPartition
     identity: Identity
@@ -54,13 +54,13 @@ class _Left(NamedTuple):
 
     @property
     def pending(self) -> PartitionState:
-        """Its intents alone: what was open is handed over again, and is new then."""
+        """The state with only its intents: open messages are handed over again, as new ones."""
         lanes = {key: LaneState(None, lane.intents) for key, lane in self.state.lanes.items() if lane.intents}
         ranges = [one for lane in lanes.values() for one in lane.intents]
         ranges += [(one.first, one.last) for one in self.state.shared]
         if not ranges:
             return PartitionState(self.state.seen, self.state.seen)
-        first = min(one[0] for one in ranges)  # but numbers behind the last were given too, and are never given again
+        first = min(one[0] for one in ranges)  # but numbers after the last were used too, and are never used again
         return PartitionState(first, self.state.seen, lanes, None, self.state.shared)
 
 
@@ -72,14 +72,14 @@ def start(
     now_us: int,
     keep: Callable[[Taken], str] | None = None,
 ) -> Start:
-    """How a topic goes on.
+    """Determine the numberings of a topic.
 
     Args:
         topic: Its name.
         rows: What `State.load_progress` found.
         group: The consumer group.
         rules: 4 bytes, a hash of what decides where a message goes.
-        now_us: Wall time: numbers begin there, so that none is ever given twice, whatever was lost.
+        now_us: Wall time: numbers begin there, so that none is used twice, even if the state is lost.
         keep: See `Slot`.
     """
     left, other_rules = _left(topic, rows, group, rules)
@@ -118,7 +118,7 @@ def _is_ours(key: ProgressKey) -> bool:
 
 
 def _left(topic: str, rows: Mapping[ProgressKey, str], group: str, rules: bytes) -> tuple[list[_Left], bool]:
-    """What can be gone on with, by number, and whether rules changed."""
+    """The numberings that can be resumed, by number, and whether rules changed."""
     found, other_rules = [], False
     for key, text in rows.items():
         progress = Progress.load(text) if key.topic == topic and not key.label else None
@@ -133,7 +133,7 @@ def _left(topic: str, rows: Mapping[ProgressKey, str], group: str, rules: bytes)
 
 
 def _members(one: _Left, rows: Mapping[ProgressKey, str]) -> dict[int, list[Member]]:
-    """The unsettled members of its intents, by row."""
+    """The unsettled members of a numbering's intents, by row."""
     found: dict[int, list[Member]] = {}
     for key, text in rows.items():
         if key[:2] != one.tp[:2] or not key.label.startswith(MEMBERS):

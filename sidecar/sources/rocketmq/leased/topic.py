@@ -1,4 +1,4 @@
-"""What a source over a client that hands messages over knows of a topic, and how much it holds. Values only."""
+"""State of a topic in a leased source, and the room that it uses. Values only."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ class Topic:
     current: Slot
     earlier: list[Slot]
     inherits: TopicPartition | None = None
-    """Whose message ids the current one knows too, where it is new."""
+    """The numbering whose message ids a new current one takes over."""
     has_begun: bool = True
-    """Whether the current one is the core's."""
+    """Whether the current numbering is assigned to the core."""
     line: list[Taken] = field(default_factory=list)
     """New messages that have no number yet."""
     repeats: list[Taken] = field(default_factory=list)
     """Duplicates that the core has not counted yet."""
 
     def number(self) -> Iterable[Run]:
-        """Number the line, and hold it."""
+        """Number the messages in line and hold them."""
         while self.line:
             count = run_length(len(message.handed.body) for message in self.line)
             few, self.line = self.line[:count], self.line[count:]
@@ -37,20 +37,20 @@ class Topic:
 
 @dataclass(slots=True)
 class Room:
-    """What is held."""
+    """Number and bytes of held messages."""
 
     count: int = 0
     nbytes: int = 0
 
     def add(self, count: int, nbytes: int) -> None:
-        """More, or less."""
+        """Add to both; negative values subtract."""
         self.count += count
         self.nbytes += nbytes
 
 
 @dataclass(slots=True)
 class Commit:
-    """One that was begun."""
+    """A pending commit."""
 
     begun_s: float
     results: dict[TopicPartition, bool]
