@@ -308,6 +308,15 @@ def test_the_window_of_what_was_settled_has_two_generations(monkeypatch: pytest.
     assert len(state.load_progress()) == 1
 
 
+def test_what_was_settled_is_known_when_a_broker_s_clock_is_put_back() -> None:
+    """By ten minutes: what is acknowledged in vain comes again a minute later than that, also after a restart."""
+    state, identity, other = MemoryState(), xxh3_128_digest(b"1"), xxh3_128_digest(b"2")
+    state.save_progress(Settled({}, 0.0).add([identity], 0.0))
+    window = Settled(state.load_progress(), 1.0)
+    window.add([other], 660.0)
+    assert identity in window
+
+
 def test_other_errors_of_the_disk_are_no_failed_commits() -> None:
     """Only the state's own errors are tried again."""
     scene = Scene()

@@ -13,7 +13,8 @@ from sidecar.state.interface import ProgressKey
 
 GENERATION_MAX = 300_000
 """Identities of a generation; there are two, of up to 100 bytes each in memory."""
-GENERATION_S = 600.0
+GENERATION_S = 900.0
+"""A broker whose clock is put back by ten minutes hands over again so much later what it was not told the end of."""
 CHUNK_MAX = 1_000
 """Identities of a row: the last one is written again until it is full."""
 KIND = "settled"
