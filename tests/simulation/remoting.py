@@ -11,6 +11,7 @@ from collections import Counter, deque
 from sidecar.config.source import RocketMqSource as Settings
 from sidecar.errors import UnavailableError
 from sidecar.sources.rocketmq.progress import Progress
+from sidecar.state.interface import ProgressKey
 from tests.simulation.leased_broker import Chance, CrashError, FragileState, SimulatedReceiver
 from tests.simulation.remoting_broker import (
     GROUP,
@@ -278,7 +279,7 @@ class RemotingWorld:
 
     def _is_met(self, number: int) -> bool:
         """Whether all that the daemon knows of a queue is of the present topic."""
-        row = Progress.load(self.state.load_progress().get(queue_of(number), ""))
+        row = Progress.load(self.state.load_progress().get(ProgressKey.of(queue_of(number)), ""))
         marks = [row and row.mark, self.process.mark(number) if self.process else None]
         queue = (self.broker.queues or ())[number]
         here = {(one.offset, one.position) for one in queue.messages}

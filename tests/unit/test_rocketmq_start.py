@@ -171,6 +171,14 @@ def test_what_was_read_and_is_not_settled_is_read_again_where_a_queue_lost_its_e
     assert found.marks == {HERE: marks[1:]}
 
 
+def test_the_end_of_a_queue_that_grows_is_no_reset() -> None:
+    """An offset beyond the end is sent back to it, though the queue is longer by the time at which its end is told."""
+    moved = frame(Code.PULL_OFFSET_MOVED, minOffset="0", maxOffset="18", nextBeginOffset="18")
+    starts = starts_of(MadeUpLink(answers=answering(20, 30, moved)), MadeUpLink())
+    assert list(starts.find([HERE], {HERE: known_with(Mark(19, 64, 1_700_000_000_001))}).failed) == [HERE]
+    assert not starts.resets
+
+
 def test_a_reset_is_obeyed_where_a_queue_lost_its_end_too() -> None:
     """It is told once, and waits for as long as the broker does not tell where the queue begins."""
     link = MadeAgainLink(answers=answering(3, 28, message(25, 64)))

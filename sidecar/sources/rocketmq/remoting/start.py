@@ -384,8 +384,10 @@ def _read(answers: Iterable[Frame | None], mark: Mark | None, boot: Boot | None)
     offset = read_offset(committed) if committed.code == Code.SUCCESS else None
     # While a topic is being recreated, its queues may be at -1.
     at_low, at_high = max(0, read_offset(low)), max(0, read_offset(high))
-    if message.code == Code.PULL_OFFSET_MOVED and at_low <= (mark.offset if mark else 0) <= at_high:
-        raise _ResetError(read_offset(message, "nextBeginOffset"))
+    if message.code == Code.PULL_OFFSET_MOVED:  # by its own ends: there may be more messages by the time of the others
+        ends = read_offset(message, "minOffset"), read_offset(message, "maxOffset")
+        if ends[0] <= (mark.offset if mark else 0) <= ends[1]:
+            raise _ResetError(read_offset(message, "nextBeginOffset"))
     is_same = True
     if mark is not None and mark.offset >= at_low:
         if message.code == Code.SUCCESS:
