@@ -184,7 +184,8 @@ class RemotingWorld:
         before = self._kept()
         self.broker.send(count, number)
         new = [one for key, one in self._kept().items() if key not in before]
-        if self.start == "earliest" or self.broker.flushed or self.state.load_progress():  # else it is a new group
+        is_known = self.broker.committed and self.broker.flushed  # what is flushed alone may be of a topic that is gone
+        if self.start == "earliest" or is_known or self.state.load_progress():  # else it is a new group
             self.wanted |= {one.key for one in new if GROUPS[one.tag]}
         self.allowed.update(one.key for one in new)
 
