@@ -88,6 +88,14 @@ def test_a_group_that_one_broker_knows_is_not_new(other: MadeUpLink) -> None:
     assert starts_of(MadeUpLink(answers=OLD), other).begin([HERE, THERE], {}) == set()
 
 
+def test_a_group_of_which_another_queue_is_known_is_not_new() -> None:
+    """A topic that is made again with fewer queues, without its offsets, is read from its first message."""
+    answers = NEW | answering(0, 30, frame(Code.PULL_NOT_FOUND)) | {14: frame(Code.QUERY_NOT_FOUND)}
+    starts, known = starts_of(MadeUpLink(answers=answers), MadeUpLink()), {HERE._replace(partition=7): known_with()}
+    assert starts.begin([HERE], known) == set()
+    assert [one.read_from for one in starts.find([HERE], known).starts] == [0]
+
+
 def test_a_queue_that_is_just_being_made_begins_at_its_first_message() -> None:
     """Some brokers put the ends of a queue without a file at -1, where no message can be."""
     empty = frame(Code.SUCCESS, offset="-1")

@@ -119,7 +119,7 @@ class Starts:
         Returns:
             Brokers that do not answer; nothing is decided then, because any of them may know the group.
         """
-        if self._start == "earliest" or any(tp in known for tp in tps):
+        if self._start == "earliest" or {tp.topic for tp in tps} & {tp.topic for tp in known}:
             return set()
         tps = [
             tp for tp in tps if self._link_of(tp.broker) is not None
