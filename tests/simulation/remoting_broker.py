@@ -171,9 +171,13 @@ class SimulatedBroker:
         That would be believed.
         """
         is_made = self.queues is not None or not self.flushed
-        return is_made and self._flushed_beyond <= self._beyond and all(
-            self._flushed_of[number] == self._topics or self._told_of.get(number) == self._flushed_of[number]
-            for number in self.flushed
+        return (
+            is_made
+            and self._flushed_beyond <= self._beyond
+            and all(
+                self._flushed_of[number] == self._topics or self._told_of.get(number) == self._flushed_of[number]
+                for number in self.flushed
+            )
         )
 
     def has_messages(self, number: int) -> bool:
