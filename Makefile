@@ -15,8 +15,8 @@ PURE := tests/unit tests/property tests/simulation
 
 help:
 	@echo "make demo    show the daemon at work on generated messages, and the books at the end; SINK=http skips Spark; SOURCE=rocketmq"
-	@echo "make test    lint and the quick tests, some against real brokers, Spark and PostgreSQL: 8 minutes on two cores"
-	@echo "make test-all   make test, then the slow tests: 25 minutes"
+	@echo "make test    lint and the quick tests, some against real brokers, Spark and PostgreSQL: 7 minutes on two cores"
+	@echo "make test-all   make test, then the slow tests: 26 minutes"
 	@echo "make lint    ruff and mypy"
 	@echo "make format  fix what ruff can fix, and format"
 	@echo "make docs    generate the tables of keys in docs/ from sidecar/config"
