@@ -26,7 +26,6 @@ from sidecar.sources.rocketmq.native.child.ahead import AHEAD_MAX, Ahead
 from sidecar.sources.rocketmq.native.child.frames import (
     Frames,
     Kind,
-    Message,
     frame,
     pack_message,
     unpack_numbers,
@@ -112,7 +111,7 @@ class Parking:
             self._begin()
             while sizes:
                 first, count = self._enter(sizes, batch)
-                messages = (Message(i, *self._reader.read(handle)) for i, handle in enumerate(handles[:count], first))
+                messages = (self._reader.read(i, handle) for i, handle in enumerate(handles[:count], first))
                 self.out.put(frame(Kind.MESSAGES, b"".join(map(pack_message, messages))))
                 del handles[:count], sizes[:count]
             batch.settled.acquire()

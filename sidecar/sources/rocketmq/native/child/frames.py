@@ -51,6 +51,7 @@ class Message(NamedTuple):
     topic: bytes
     """As the subscription names it: of a retried message the one that it came from."""
     offset_message_id: bytes
+    """With the address from its end."""
     properties: bytes
     """``name \\x01 value \\x02`` and so on."""
     body: bytes

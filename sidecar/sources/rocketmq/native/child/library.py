@@ -11,8 +11,9 @@ import ctypes.util
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
+from sidecar.sources.rocketmq.native.child.frames import Message
 from sidecar.sources.rocketmq.native.child.linkage import replace
 
 CLIENT, LIBRARY = "client", "library"
@@ -50,25 +51,6 @@ _TREE = "_ZNSt8_Rb_treeISsSt4pairIKSsSsESt10_Select1stIS2_ESt4lessISsESaIS2_EE8_
 
 class LibraryError(Exception):
     """The library is not there, or is not one that reads messages whole."""
-
-
-class Native(NamedTuple):
-    """A message as the library has it."""
-
-    queue: int
-    offset: int
-    born_ms: int
-    stored_ms: int
-    reconsume_times: int
-    sys_flag: int
-    """With how the body is packed: see `keep_packed`."""
-    topic: bytes
-    """As the subscription names it: of a retried message the one that it came from."""
-    offset_message_id: bytes
-    """With the address from its end."""
-    properties: bytes
-    """``name \\x01 value \\x02`` and so on."""
-    body: bytes
 
 
 class _Lenient(ctypes.CDLL):
@@ -145,11 +127,11 @@ class Reader:
         except AttributeError as error:
             raise LibraryError(f"the library lacks what reads a message whole: {error}") from error
 
-    def read(self, handle: int) -> Native:
-        """A message that was handed over."""
+    def read(self, number: int, handle: int) -> Message:
+        """A message that the library handed over, under this number."""
         facts = [fact(handle) for fact in self._facts]
         texts = _text(self._topic(handle)), _text(self._place(handle)), self.properties(handle), self.body(handle)
-        return Native._make([*facts, *texts])
+        return Message._make([number, *facts, *texts])
 
     def body(self, handle: int) -> bytes:
         """All of the body."""
