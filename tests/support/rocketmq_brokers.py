@@ -15,7 +15,16 @@ from tests.support.kafka import unique
 from tests.support.process import Daemon, wait_until
 from tests.support.receiver import Receiver, value_hash
 from tests.support.rocketmq import BROKER, Message, RocketMqNode
-from tests.support.rocketmq_flow import PATIENCE_S, QUEUES, WANTED, Bodies, await_all, configuration, source_of
+from tests.support.rocketmq_flow import (
+    PATIENCE_S,
+    QUEUES,
+    WANTED,
+    Bodies,
+    await_all,
+    await_arrival,
+    configuration,
+    source_of,
+)
 from tests.support.rocketmq_servers import proxy
 
 OTHER = "broker-b"
@@ -113,10 +122,7 @@ def _restart(other: RocketMqNode, meanwhile: Callable[[], None]) -> None:
 
 
 def _await(bodies: Bodies, receiver: Receiver, *daemons: Daemon) -> None:
-    wait_until(
-        lambda: bodies.has_arrived(receiver), 2 * PATIENCE_S, "all has arrived",
-        detail=lambda: (bodies.lacks(receiver), [(one.status(), one.log_tail()) for one in daemons]),
-    )  # fmt: skip
+    await_arrival(bodies, receiver, *daemons, timeout_s=2 * PATIENCE_S)
 
 
 @contextmanager

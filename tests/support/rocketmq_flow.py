@@ -110,12 +110,17 @@ def configuration(source: Mapping[str, Any], bodies: Bodies, url: str, **change:
     }
 
 
-def await_all(daemon: Daemon, bodies: Bodies, receiver: Receiver, timeout_s: float = PATIENCE_S) -> dict[str, Any]:
-    """Wait until all has arrived and nothing is under way; the books balance."""
+def await_arrival(bodies: Bodies, receiver: Receiver, *daemons: Daemon, timeout_s: float = PATIENCE_S) -> None:
+    """Wait until all has arrived."""
     wait_until(
         lambda: bodies.has_arrived(receiver), timeout_s, "all has arrived",
-        detail=lambda: (bodies.lacks(receiver), daemon.status(), daemon.log_tail()),
+        detail=lambda: (bodies.lacks(receiver), [(one.status(), one.log_tail()) for one in daemons]),
     )  # fmt: skip
+
+
+def await_all(daemon: Daemon, bodies: Bodies, receiver: Receiver, timeout_s: float = PATIENCE_S) -> dict[str, Any]:
+    """Wait until all has arrived and nothing is under way; the books balance."""
+    await_arrival(bodies, receiver, daemon, timeout_s=timeout_s)
     return rest(daemon, timeout_s)
 
 

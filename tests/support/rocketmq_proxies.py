@@ -11,7 +11,7 @@ from tests.support.kafka import unique
 from tests.support.process import Daemon, wait_until
 from tests.support.receiver import Receiver, value_hash
 from tests.support.rocketmq import Message, RocketMqNode
-from tests.support.rocketmq_flow import PATIENCE_S, QUEUES, WANTED, Bodies, await_all, configuration
+from tests.support.rocketmq_flow import PATIENCE_S, QUEUES, WANTED, Bodies, await_all, await_arrival, configuration
 from tests.support.rocketmq_servers import proxy
 
 
@@ -54,10 +54,7 @@ def restarts(
             sent += _send(bodies, messages // times // 4, -1 - number)
             server.start()
             back_s = time.monotonic()
-            wait_until(
-                lambda: bodies.has_arrived(receiver), PATIENCE_S, "all arrive",
-                detail=lambda: (bodies.lacks(receiver), daemon.status(), daemon.log_tail()),
-            )  # fmt: skip
+            await_arrival(bodies, receiver, daemon)
             waits.append(time.monotonic() - back_s)
         await_all(daemon, bodies, receiver)
         daemon.stop()
