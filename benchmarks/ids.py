@@ -20,12 +20,12 @@ import confluent_kafka as ck
 import numpy as np
 
 from sidecar.config.model import Settings
-from sidecar.core.dedup import Moment, RotatingSet
 from sidecar.core.effects import Commit, Send
-from sidecar.core.idruns import Keys, SortedRun
 from sidecar.core.partition.state import PartitionState
 from sidecar.core.pipeline.pipeline import Pipeline
 from sidecar.core.records import Answer, Run, TopicPartition, Verdict
+from sidecar.core.windows.dedup import Moment, RotatingSet
+from sidecar.core.windows.idruns import Keys, SortedRun
 from sidecar.runtime.build import build
 from sidecar.sources.kafka.columns import KafkaColumns
 from sidecar.state.id_file import open_run, write

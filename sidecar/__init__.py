@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from sidecar.core.backoff import Backoff
-    from sidecar.core.batch import BatcherCounts, BatchState, MessageBatch
-    from sidecar.core.batcher import Batcher
-    from sidecar.core.dedup import Deduplicator
-    from sidecar.core.ids import text_id
-    from sidecar.core.tags import TagFilter
-    from sidecar.core.watermark import Progress
+    from sidecar.core.library.batch import BatcherCounts, BatchState, MessageBatch
+    from sidecar.core.library.batcher import Batcher
+    from sidecar.core.library.watermark import Progress
+    from sidecar.core.messages.ids import text_id
+    from sidecar.core.messages.tags import TagFilter
+    from sidecar.core.windows.dedup import Deduplicator
     from sidecar.threaded import Rejected, Retry, ThreadedBatcher
 
 __all__ = [
@@ -32,17 +32,17 @@ __all__ = [
 
 _HOMES = {
     "Backoff": "core.backoff",
-    "BatchState": "core.batch",
-    "Batcher": "core.batcher",
-    "BatcherCounts": "core.batch",
-    "Deduplicator": "core.dedup",
-    "MessageBatch": "core.batch",
-    "Progress": "core.watermark",
+    "BatchState": "core.library.batch",
+    "Batcher": "core.library.batcher",
+    "BatcherCounts": "core.library.batch",
+    "Deduplicator": "core.windows.dedup",
+    "MessageBatch": "core.library.batch",
+    "Progress": "core.library.watermark",
     "Rejected": "threaded",
     "Retry": "threaded",
-    "TagFilter": "core.tags",
+    "TagFilter": "core.messages.tags",
     "ThreadedBatcher": "threaded",
-    "text_id": "core.ids",
+    "text_id": "core.messages.ids",
 }
 
 

@@ -10,8 +10,8 @@ from collections.abc import Callable, Hashable
 from types import TracebackType
 from typing import Generic, TypeVar
 
-from sidecar.core.batch import BatcherCounts, BatchState, Callbacks, MessageBatch
-from sidecar.core.batcher import Batcher, divert
+from sidecar.core.library.batch import BatcherCounts, BatchState, Callbacks, MessageBatch
+from sidecar.core.library.batcher import Batcher, divert
 
 G = TypeVar("G", bound=Hashable)
 M = TypeVar("M")

@@ -18,7 +18,7 @@ def run(path: str) -> None:
     signals = Signals()
     signals.install()  # before the imports, the longest part of startup: a stop during them must be orderly too
 
-    from sidecar.config.loader import load
+    from sidecar.config.file.loader import load
     from sidecar.daemon.lifecycle import Daemon
     from sidecar.ops.log import configure
     from sidecar.runtime.usable import unusable

@@ -14,7 +14,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from sidecar.cli import config_option
-from sidecar.config.loader import load
+from sidecar.config.file.loader import load
 from sidecar.config.model import Settings
 from sidecar.core.books import BOOKS
 from sidecar.core.records import TopicPartition

@@ -9,7 +9,7 @@ import orjson
 
 from sidecar.cli import config_option
 from sidecar.config import InvalidConfigError, Settings, load
-from sidecar.config.explain import dotted
+from sidecar.config.file.explain import dotted
 from sidecar.errors import EXIT_CONFIG, ConfigError
 
 MIB = 1 << 20

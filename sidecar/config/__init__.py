@@ -1,6 +1,6 @@
 """The settings model, its loader and its schema."""
 
-from sidecar.config.loader import InvalidConfigError, load
+from sidecar.config.file.loader import InvalidConfigError, load
 from sidecar.config.model import Settings
 from sidecar.config.schema import schema
 

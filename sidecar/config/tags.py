@@ -10,8 +10,8 @@ from sidecar.config.base import Int, Model, OneOf, Text, kind, problem, words
 from sidecar.config.ledger import Ledger
 from sidecar.config.marks import Kind, NotOnSpark, OnSpark
 from sidecar.config.units import Duration, Size
-from sidecar.core import fields
-from sidecar.core.tags import TagError, TagFilter, parse_expression
+from sidecar.core.messages import fields
+from sidecar.core.messages.tags import TagError, TagFilter, parse_expression
 
 
 class Place(OneOf):

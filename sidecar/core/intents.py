@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from sidecar.core.batching import Buffer
 from sidecar.core.claims import Mark
+from sidecar.core.cutting.batching import Buffer
 from sidecar.core.partition.state import NO_TRIES, Tries
 
 

@@ -1,4 +1,4 @@
-"""Does the steps of a commit: on the writer's thread, the ledger's, at the broker. `core.commit_order` decides them."""
+"""Does the steps of a commit: on threads, at the ledger, at the broker. `core.pipeline.commit_order` decides them."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import NamedTuple
 
-from sidecar.core.commit_order import CommitOrder, Journal, Publish, Refuse, Settle, Step
 from sidecar.core.effects import CommitItem
+from sidecar.core.pipeline.commit_order import CommitOrder, Journal, Publish, Refuse, Settle, Step
 from sidecar.core.pipeline.pipeline import Pipeline
 from sidecar.core.records import TopicPartition
 from sidecar.daemon.ids import IdKeeper

@@ -14,12 +14,12 @@ from typing import NamedTuple
 
 import structlog
 
-from sidecar.core.commit_order import SettledIds
-from sidecar.core.dedup import RotatingSet
 from sidecar.core.effects import CommitItem
-from sidecar.core.idset import UNSORTED_BYTES
+from sidecar.core.pipeline.commit_order import SettledIds
 from sidecar.core.pipeline.pipeline import Pipeline
 from sidecar.core.records import Run, TopicPartition
+from sidecar.core.windows.dedup import RotatingSet
+from sidecar.core.windows.idset import UNSORTED_BYTES
 from sidecar.daemon.record import OVERDUE_S
 from sidecar.errors import SidecarError
 from sidecar.ops.health import Problem

@@ -15,7 +15,7 @@ import structlog
 from sidecar.allocator import give_back_large
 from sidecar.config.model import Settings
 from sidecar.config.source import RocketMqSource as RocketMqSettings
-from sidecar.core.room import Room
+from sidecar.core.partition.room import Room
 from sidecar.daemon.heap import Heap
 from sidecar.daemon.notify import Notifier
 from sidecar.daemon.record import Record

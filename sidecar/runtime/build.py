@@ -11,12 +11,12 @@ from dataclasses import dataclass, replace
 from sidecar.config.model import Settings
 from sidecar.config.tags import OFFSET_MSG_ID, canonical
 from sidecar.core.backoff import Backoff
-from sidecar.core.batching import Limits
-from sidecar.core.cutting import BatchRules
+from sidecar.core.cutting.batching import Limits
+from sidecar.core.cutting.cutting import BatchRules
 from sidecar.core.delivery.rules import DeliveryRules
-from sidecar.core.fields import Field
-from sidecar.core.ids import id_reader, key_reader
 from sidecar.core.intake.reading import Reading, ReadTags
+from sidecar.core.messages.fields import Field
+from sidecar.core.messages.ids import id_reader, key_reader
 from sidecar.core.pipeline.pipeline import Pipeline
 from sidecar.core.records import Columns, Message, TopicPartition
 from sidecar.sinks.base import Sink

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from sidecar.config.base import TlsFiles
-from sidecar.config.document import KeyPath
+from sidecar.config.file.document import KeyPath
 from sidecar.config.model import DeadLetters, Settings
 from sidecar.errors import ConfigError
 

@@ -17,10 +17,10 @@ from operator import attrgetter
 from typing import NamedTuple, Protocol
 
 from sidecar.core.effects import CommitItem
-from sidecar.core.lineage import TOKEN_BITS, Lineage
+from sidecar.core.partition.lineage import TOKEN_BITS, Lineage
+from sidecar.core.partition.room import METADATA_CHARACTERS
 from sidecar.core.partition.state import PartitionState
 from sidecar.core.records import Columns, Header, Run, TopicPartition
-from sidecar.core.room import METADATA_CHARACTERS
 from sidecar.errors import UnavailableError
 from sidecar.sources.base import Assignment, Listener, Original, ReadPast
 from sidecar.state.offset_map import Identity, Origin, decode, encode

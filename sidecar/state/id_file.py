@@ -19,7 +19,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from sidecar import files
-from sidecar.core.idruns import Keys, Sizes, SortedRun, merged
+from sidecar.core.windows.idruns import Keys, Sizes, SortedRun, merged
 
 _HEAD = struct.Struct("<8sQQQQ")
 """Magic, bytes of the filter, bytes of the index, bytes of the keys, bytes of the checksums at the end."""

@@ -20,8 +20,8 @@ from pathlib import Path
 from urllib.parse import quote
 
 from sidecar import files
-from sidecar.core.idruns import GROWTH, RUN_MAX, Keys, SortedRun
 from sidecar.core.records import TopicPartition
+from sidecar.core.windows.idruns import GROWTH, RUN_MAX, Keys, SortedRun
 from sidecar.state.folder import state_error
 from sidecar.state.id_file import DamagedError, Look, MappedRun, open_run, write
 from sidecar.state.interface import Damage, same_cluster

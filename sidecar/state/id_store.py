@@ -16,8 +16,8 @@ from pathlib import Path
 
 import numpy as np
 
-from sidecar.core.idruns import Keys, SortedRun, rising, unmixed
 from sidecar.core.records import TopicPartition
+from sidecar.core.windows.idruns import Keys, SortedRun, rising, unmixed
 from sidecar.errors import StateError
 from sidecar.state import id_segments
 from sidecar.state.database import Database, checksum

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, Self
 
-from sidecar.core.idruns import SortedRun
 from sidecar.core.records import Attempt, DeadLetter, TopicPartition
+from sidecar.core.windows.idruns import SortedRun
 from sidecar.errors import StateError
 
 DEAD_LETTERS_BYTES_MAX = 1 << 30

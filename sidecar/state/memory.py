@@ -9,8 +9,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from sidecar.core.idruns import SortedRun, rising
 from sidecar.core.records import TopicPartition
+from sidecar.core.windows.idruns import SortedRun, rising
 from sidecar.errors import StateError
 from sidecar.state.interface import (
     DEAD_LETTERS_BYTES_MAX,

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from sidecar.core.idruns import unmixed
 from sidecar.core.records import Attempt, DeadLetter, TopicPartition
+from sidecar.core.windows.idruns import unmixed
 from sidecar.errors import StateError
 from sidecar.state.interface import IdSegment, PartitionSnapshot, State, StoredIds, StoredLetter
 from sidecar.state.memory import MemoryState

@@ -9,11 +9,21 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sidecar.core.batching import JOINED_BYTES, Buffer, Limits, body_bytes, halves, held_bytes, pick, rows_of, split
-from sidecar.core.dedup import RotatingBitmap, RotatingSet
+from sidecar.core.cutting.batching import (
+    JOINED_BYTES,
+    Buffer,
+    Limits,
+    body_bytes,
+    halves,
+    held_bytes,
+    pick,
+    rows_of,
+    split,
+)
+from sidecar.core.partition.room import METADATA_CHARACTERS
 from sidecar.core.partition.state import LaneState, PartitionState, SharedIntent
 from sidecar.core.records import Fragment
-from sidecar.core.room import METADATA_CHARACTERS
+from sidecar.core.windows.dedup import RotatingBitmap, RotatingSet
 from sidecar.state.offset_map import Identity, Origin, decode, encode
 
 IDENTITY = Identity("cluster", "group", "topic", 42)

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import numpy as np
 
-from sidecar.core.idruns import mixed
-from sidecar.core.ids import text_id
+from sidecar.core.messages.ids import text_id
 from sidecar.core.records import TopicPartition
+from sidecar.core.windows.idruns import mixed
 from sidecar.state.id_files import IdFiles
 from tests.support.audit import Finding, tally_counts
 from tests.support.kafka import Broker, Outgoing, produce

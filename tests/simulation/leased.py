@@ -11,8 +11,8 @@ from operator import attrgetter
 from unittest.mock import patch
 
 from sidecar.core.effects import Claim, CommitItem, Effect
-from sidecar.core.fields import Field
-from sidecar.core.ids import key_reader
+from sidecar.core.messages.fields import Field
+from sidecar.core.messages.ids import key_reader
 from sidecar.core.pipeline.pipeline import Pipeline
 from sidecar.core.records import TopicPartition
 from sidecar.ledger.memory import MemoryLedger

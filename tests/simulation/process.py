@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from sidecar.core.batching import held_bytes
 from sidecar.core.claims import Want
-from sidecar.core.commit_order import CommitOrder, Journal, Publish, Settle, SettledIds, Step
-from sidecar.core.cutting import UNIT_BYTES
-from sidecar.core.dedup import RotatingSet
+from sidecar.core.cutting.batching import held_bytes
+from sidecar.core.cutting.cutting import UNIT_BYTES
+from sidecar.core.cutting.memory import held_by
 from sidecar.core.effects import Claim, Commit, CommitItem, Effect, Flow, Reload, Report, Send, Store
-from sidecar.core.idruns import SortedRun, rising
-from sidecar.core.memory import held_by
 from sidecar.core.partition.partition import Partition
 from sidecar.core.partition.state import Tries
 from sidecar.core.parts import Part
+from sidecar.core.pipeline.commit_order import CommitOrder, Journal, Publish, Settle, SettledIds, Step
 from sidecar.core.pipeline.pipeline import Pipeline
 from sidecar.core.records import Answer, Attempt, DeadLetter, Run, TopicPartition
+from sidecar.core.windows.dedup import RotatingSet
+from sidecar.core.windows.idruns import SortedRun, rising
 from sidecar.ledger.interface import LedgerError
 from sidecar.ledger.memory import MemoryLedger
 from tests.simulation.broker import BrokenPromiseError, Broker, Life

@@ -10,8 +10,8 @@ import pytest
 from structlog.testing import capture_logs
 
 from sidecar.core.books import Books
-from sidecar.core.dedup import RotatingBitmap, RotatingSet
 from sidecar.core.records import Attempt, DeadLetter, TopicPartition
+from sidecar.core.windows.dedup import RotatingBitmap, RotatingSet
 from sidecar.errors import ConfigError, StateError
 from sidecar.spark.run import folder as folder_module
 from sidecar.spark.run.executor.columns import RUN_ROWS, runs

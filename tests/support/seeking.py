@@ -14,7 +14,7 @@ from typing import Any
 
 import confluent_kafka as ck
 
-from sidecar.config.loader import load
+from sidecar.config.file.loader import load
 from sidecar.config.model import Settings
 from sidecar.core.records import Run
 from sidecar.daemon.lifecycle import Daemon

@@ -7,18 +7,18 @@ from collections.abc import Callable
 from typing import Any
 
 from sidecar.core.backoff import Backoff
-from sidecar.core.batching import Limits
-from sidecar.core.cutting import BatchRules
+from sidecar.core.cutting.batching import Limits
+from sidecar.core.cutting.cutting import BatchRules
 from sidecar.core.delivery.rules import DeliveryRules
 from sidecar.core.effects import Claim, Commit, Effect, Flow, Reload, Report, Send, Store
 from sidecar.core.intake.reading import Reading
+from sidecar.core.partition.room import Room
 from sidecar.core.partition.state import (
     PartitionState,
 )
 from sidecar.core.parts import Batch
 from sidecar.core.pipeline.pipeline import Pipeline
 from sidecar.core.records import Answer, DeadLetter, Run, TopicPartition, Verdict
-from sidecar.core.room import Room
 from sidecar.ledger.interface import Ledger
 from tests.simulation.plan import Columns, LineFramer, Row, read_ids, read_keys, read_tags
 

@@ -23,7 +23,7 @@ import sidecar
 from sidecar import errors
 from sidecar.cli import COMMANDS, EXIT_INTERRUPTED, main
 from sidecar.cli.demo import EXIT_UNBALANCED
-from sidecar.config.loader import load
+from sidecar.config.file.loader import load
 from sidecar.core.records import Attempt, TopicPartition
 from sidecar.ops.health import KINDS
 from sidecar.ops.snapshot import CUT_REASONS, STOP_REASONS

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from sidecar.core.delivery.answers.settlement import Settlement
 from sidecar.core.delivery.outbox import Outbox
-from sidecar.core.delivery.settlement import Settlement
 from sidecar.core.delivery.stages import Event, Stage
 from sidecar.core.parts import Batch, Part
 

@@ -13,17 +13,17 @@ from math import inf
 from typing import NamedTuple
 
 from sidecar.core.backoff import Backoff
-from sidecar.core.batching import pick
 from sidecar.core.claims import DUPLICATE, HELD, Want
+from sidecar.core.cutting.batching import pick
 from sidecar.core.delivery.admission import Admission
+from sidecar.core.delivery.answers.settlement import Settlement
 from sidecar.core.delivery.askings import Asking, Askings
 from sidecar.core.delivery.outbox import Outbox
 from sidecar.core.delivery.output import Changed, GivenUp, Output
 from sidecar.core.delivery.rules import DeliveryRules
-from sidecar.core.delivery.settlement import Settlement
 from sidecar.core.delivery.stages import Event
 from sidecar.core.effects import Claim
-from sidecar.core.ownerships import Ownerships
+from sidecar.core.partition.ownerships import Ownerships
 from sidecar.core.parts import Batch, Hold, Part
 from sidecar.core.records import Fragment
 

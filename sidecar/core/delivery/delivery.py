@@ -7,22 +7,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from sidecar.core.batching import held_bytes
 from sidecar.core.books import Tally
+from sidecar.core.cutting.batching import held_bytes
+from sidecar.core.cutting.memory import ATTEMPT_BYTES, PART_BYTES, Memory, held_by
 from sidecar.core.delivery.admission import Admission
+from sidecar.core.delivery.answers.dead_letters import DeadLetters
+from sidecar.core.delivery.answers.receiver import Receiver
+from sidecar.core.delivery.answers.refusals import Refusals
+from sidecar.core.delivery.answers.retries import Retries
+from sidecar.core.delivery.answers.settlement import Settlement
 from sidecar.core.delivery.claiming import Claiming
-from sidecar.core.delivery.dead_letters import DeadLetters
 from sidecar.core.delivery.outbox import Outbox
 from sidecar.core.delivery.output import Output
-from sidecar.core.delivery.receiver import Receiver
-from sidecar.core.delivery.refusals import Refusals
-from sidecar.core.delivery.retries import Retries
 from sidecar.core.delivery.rules import DeliveryRules
 from sidecar.core.delivery.sending import Sending
-from sidecar.core.delivery.settlement import Settlement
 from sidecar.core.delivery.stages import Event, Stage, StrayEventError
-from sidecar.core.memory import ATTEMPT_BYTES, PART_BYTES, Memory, held_by
-from sidecar.core.ownerships import Ownerships
+from sidecar.core.partition.ownerships import Ownerships
 from sidecar.core.partition.partition import Partition
 from sidecar.core.parts import Batch, Part
 from sidecar.core.records import Answer, Attempt, Verdict

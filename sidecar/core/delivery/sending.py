@@ -8,7 +8,7 @@ from sidecar.core.delivery.output import Output
 from sidecar.core.delivery.rules import DeliveryRules
 from sidecar.core.delivery.stages import Event, Stage
 from sidecar.core.effects import Send
-from sidecar.core.ownerships import Ownerships
+from sidecar.core.partition.ownerships import Ownerships
 from sidecar.core.parts import Batch
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sidecar.core.dedup import Deduplicator, Moment
 from sidecar.core.intake.reading import Reading
 from sidecar.core.partition.partition import Partition
 from sidecar.core.records import Message, TopicPartition
+from sidecar.core.windows.dedup import Deduplicator, Moment
 
 
 class Identities:

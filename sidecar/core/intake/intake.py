@@ -11,17 +11,17 @@ from operator import call
 
 from pyroaring import BitMap64
 
-from sidecar.core.batching import Buffer, held_bytes
-from sidecar.core.dedup import Deduplicator
+from sidecar.core.cutting.batching import Buffer, held_bytes
 from sidecar.core.intake.framing import fragment_of
 from sidecar.core.intake.identities import Identities
 from sidecar.core.intake.positions import Positions
 from sidecar.core.intake.reading import Reading
 from sidecar.core.intents import Intent
+from sidecar.core.messages.tags import Memo
 from sidecar.core.partition.lanes import Lane
 from sidecar.core.partition.partition import Partition
 from sidecar.core.records import Fragment, Message, Run, TopicPartition
-from sidecar.core.tags import Memo
+from sidecar.core.windows.dedup import Deduplicator
 
 CHOSEN_MAX = 256
 _Placed = tuple[str, Intent | Lane | None, list[Message]]

@@ -6,9 +6,9 @@ from bisect import bisect_left
 
 from pyroaring import BitMap64
 
-from sidecar.core.dedup import Deduplicator, RotatingBitmap
 from sidecar.core.partition.partition import Partition
 from sidecar.core.records import Columns, Message, Run, TopicPartition
+from sidecar.core.windows.dedup import Deduplicator, RotatingBitmap
 
 
 class HoleError(Exception):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from sidecar.core.fields import Raw
+from sidecar.core.messages.fields import Raw
 from sidecar.core.records import Columns, Framer, Message, TopicPartition
 
 ReadTags = Callable[[TopicPartition, Sequence[Message]], Sequence[Raw]]

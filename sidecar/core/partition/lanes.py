@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sidecar.core.batching import Buffer
+from sidecar.core.cutting.batching import Buffer
 from sidecar.core.partition.state import lane_key
 from sidecar.core.parts import Part
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import insort
 from collections.abc import Iterable, Mapping, Sequence
 
-from sidecar.core.batching import body_bytes
+from sidecar.core.cutting.batching import body_bytes
 from sidecar.core.intents import Intent
 from sidecar.core.partition.dues import Dues
 from sidecar.core.partition.lanes import Lanes

@@ -11,9 +11,9 @@ from collections.abc import Collection, Iterable, Iterator
 
 from sidecar.core.intents import Intent
 from sidecar.core.partition.lanes import Lane, Lanes
+from sidecar.core.partition.room import Room
 from sidecar.core.partition.state import NO_TRIES, LaneState, PartitionState, SharedIntent, Tries, lane_key
 from sidecar.core.parts import Part
-from sidecar.core.room import Room
 
 INTENT_BYTES = 10
 SHARED_BYTES = 14

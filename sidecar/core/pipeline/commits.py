@@ -7,8 +7,8 @@ from math import inf
 
 from sidecar.core.effects import Commit, CommitItem, Reload
 from sidecar.core.intake.identities import Identities
-from sidecar.core.ownerships import Ownerships
 from sidecar.core.partition.dues import Begun
+from sidecar.core.partition.ownerships import Ownerships
 from sidecar.core.partition.partition import Partition
 from sidecar.core.records import TopicPartition
 

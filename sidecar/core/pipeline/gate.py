@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from sidecar.core.cutting import BatchRules
+from sidecar.core.cutting.cutting import BatchRules
+from sidecar.core.cutting.memory import Memory
 from sidecar.core.delivery.delivery import Delivery
 from sidecar.core.effects import Flow
-from sidecar.core.memory import Memory
-from sidecar.core.ownerships import Ownerships
+from sidecar.core.partition.ownerships import Ownerships
 from sidecar.core.partition.partition import Partition
 from sidecar.core.pipeline.origins import Origins
 from sidecar.core.records import TopicPartition

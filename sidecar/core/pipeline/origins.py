@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from sidecar.core.intake.identities import Identities
-from sidecar.core.ownerships import Ownerships
+from sidecar.core.partition.ownerships import Ownerships
 from sidecar.core.records import TopicPartition
 
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from sidecar.core.books import Accounts
-from sidecar.core.cutting import BatchRules, Cutter
+from sidecar.core.cutting.cutting import BatchRules, Cutter
+from sidecar.core.cutting.memory import Memory
 from sidecar.core.delivery.delivery import Delivery
 from sidecar.core.delivery.output import GivenUp, Outcome, Output, Settled
 from sidecar.core.delivery.rules import DeliveryRules
@@ -17,9 +18,8 @@ from sidecar.core.effects import Effect
 from sidecar.core.intake.intake import Intake
 from sidecar.core.intake.positions import HoleError
 from sidecar.core.intake.reading import Reading
-from sidecar.core.lineage import Fingerprint, Lineage
-from sidecar.core.memory import Memory
-from sidecar.core.ownerships import Ownerships
+from sidecar.core.partition.lineage import Fingerprint, Lineage
+from sidecar.core.partition.ownerships import Ownerships
 from sidecar.core.partition.partition import Partition
 from sidecar.core.partition.state import PartitionState
 from sidecar.core.pipeline.commits import Commits

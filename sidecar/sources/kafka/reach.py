@@ -11,7 +11,7 @@ from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType  # type: ignore[attr-defined]
 
 from sidecar.config.source import KafkaSource as KafkaSettings
-from sidecar.core.room import METADATA_CHARACTERS, METADATA_CHARACTERS_MIN
+from sidecar.core.partition.room import METADATA_CHARACTERS, METADATA_CHARACTERS_MIN
 from sidecar.errors import UnavailableError
 from sidecar.sources.base import Tell
 from sidecar.sources.kafka.errors import forbidden, is_forbidden, refused, text_of

@@ -16,8 +16,8 @@ from confluent_kafka.admin import AdminClient
 
 from sidecar.config.source import KafkaSource as KafkaSettings
 from sidecar.core.effects import CommitItem
+from sidecar.core.partition.room import METADATA_CHARACTERS
 from sidecar.core.records import Columns, Run, TopicPartition
-from sidecar.core.room import METADATA_CHARACTERS
 from sidecar.errors import StateError
 from sidecar.sources.base import SESSION, Listener, Original, ReadPast
 from sidecar.sources.kafka.columns import KafkaColumns, runs_of

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from sidecar.config.document import KeyPath
-from sidecar.config.loader import load
+from sidecar.config.file.document import KeyPath
+from sidecar.config.file.loader import load
 from sidecar.config.model import Settings
 from sidecar.config.spark import Spark, Table
 from sidecar.errors import ConfigError

@@ -14,8 +14,8 @@ from pyspark.sql import Column
 from pyspark.sql import functions as F  # noqa: N812  # everybody's name for it
 
 from sidecar.config.tags import Tags
-from sidecar.core.fields import Field
-from sidecar.core.tags import parse_expression
+from sidecar.core.messages.fields import Field
+from sidecar.core.messages.tags import parse_expression
 
 LOOKED_FOR_MAX = 32
 """More tags than this are not looked for within a value: that would cost more than it saves."""

@@ -8,7 +8,7 @@ from operator import attrgetter
 
 from xxhash import xxh3_128_digest
 
-from sidecar.core.fields import Raw
+from sidecar.core.messages.fields import Raw
 from sidecar.core.partition.state import lane_key
 from sidecar.core.records import Details, Header, Place, TopicPartition
 from sidecar.sources.rocketmq.leased.client import Handed

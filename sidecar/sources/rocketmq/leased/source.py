@@ -12,8 +12,8 @@ from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from functools import partial
 
 from sidecar.core.effects import CommitItem
+from sidecar.core.partition.room import METADATA_CHARACTERS
 from sidecar.core.records import Columns, Message, Run, TopicPartition
-from sidecar.core.room import METADATA_CHARACTERS
 from sidecar.errors import StateError
 from sidecar.sources.base import WAKING_POLL_S, Listener, Original, ReadPast
 from sidecar.sources.rocketmq.leased.client import Handed, LeasedClient

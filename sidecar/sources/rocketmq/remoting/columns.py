@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from operator import itemgetter
 
-from sidecar.core.fields import Raw
+from sidecar.core.messages.fields import Raw
 from sidecar.core.records import Details, Header, TopicPartition
 from sidecar.sources.rocketmq.wire.ids import offset_id
 from sidecar.sources.rocketmq.wire.messages import StoredMessage, properties, property_of

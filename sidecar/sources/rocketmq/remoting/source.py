@@ -9,8 +9,8 @@ from operator import attrgetter
 
 from sidecar.config.source import RocketMqSource as RocketMqSettings
 from sidecar.core.effects import CommitItem
+from sidecar.core.partition.room import METADATA_CHARACTERS
 from sidecar.core.records import Columns, Run, TopicPartition
-from sidecar.core.room import METADATA_CHARACTERS
 from sidecar.sources.base import WAKING_POLL_S, Listener, Original, ReadPast
 from sidecar.sources.rocketmq.config import sign_of, tls_of
 from sidecar.sources.rocketmq.progress import Mark, Progress

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 
 import orjson
 
+from sidecar.core.messages.tags import string_hash_code
 from sidecar.core.records import TopicPartition
-from sidecar.core.tags import string_hash_code
 from sidecar.sources.rocketmq.wire.codes import Code, Request
 from sidecar.sources.rocketmq.wire.frames import Frame, ProtocolError, loads
 from sidecar.sources.rocketmq.wire.network import Ask

@@ -14,8 +14,9 @@ from collections import Counter
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 
-from sidecar.core.batching import Limits, halves, held_bytes
 from sidecar.core.books import Books
+from sidecar.core.cutting.batching import Limits, halves, held_bytes
+from sidecar.core.cutting.memory import Memory
 from sidecar.core.delivery.delivery import Delivery
 from sidecar.core.delivery.output import Halved as OneHalved
 from sidecar.core.delivery.output import Settled
@@ -23,14 +24,13 @@ from sidecar.core.delivery.rules import DeliveryRules
 from sidecar.core.effects import Effect
 from sidecar.core.intake.intake import Intake
 from sidecar.core.intake.reading import Reading
-from sidecar.core.lineage import Lineage
-from sidecar.core.memory import Memory
-from sidecar.core.ownerships import Ownerships
 from sidecar.core.partition.lanes import Lane
+from sidecar.core.partition.lineage import Lineage
+from sidecar.core.partition.ownerships import Ownerships
+from sidecar.core.partition.room import Room
 from sidecar.core.partition.state import PartitionState
 from sidecar.core.parts import Part
 from sidecar.core.records import Answer, Fragment, Run, TopicPartition
-from sidecar.core.room import Room
 
 INTENTS_MAX = 1_000
 """Parts of a range that are cut and not settled; settling one looks at all."""

@@ -12,8 +12,8 @@ import struct
 import zlib
 from pathlib import Path
 
-from sidecar.core.dedup import Window
 from sidecar.core.records import TopicPartition
+from sidecar.core.windows.dedup import Window
 from sidecar.errors import StateError
 from sidecar.spark.run.folder import names, read, write
 

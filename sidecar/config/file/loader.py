@@ -1,0 +1,132 @@
+"""From a file to settings, or to all that is wrong with it at once. The only place that reads the file."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TypeAlias
+
+from pydantic import ValidationError
+
+from sidecar.config.base import Expanded
+from sidecar.config.file.document import Document, KeyPath, Place, Problem, parse
+from sidecar.config.file.expand import FILE_PREFIX, expand, read_secret
+from sidecar.config.file.explain import dotted, explain, is_secret, printable
+from sidecar.config.model import Settings
+from sidecar.errors import ConfigError
+
+FILE_MAX_BYTES = 1 << 20
+PROBLEMS_SHOWN_MAX = 50
+NAME_SHOWN_MAX = 200
+LINE_SHOWN_MAX = 400
+Refusals: TypeAlias = Callable[[Settings], Iterable[tuple[KeyPath, str]]]
+"""What else is wrong with settings that are valid: keys, present or missing, each with the reason."""
+HINT = "sidecar schema, or docs/configuration.md, for every key"
+
+
+class InvalidConfigError(ConfigError):
+    """A configuration file with at least one problem; ``str()`` lists them, a line each.
+
+    Args:
+        file: The file's name as it was given.
+        problems: All that is wrong, in the order of the file.
+    """
+
+    def __init__(self, file: str, problems: Sequence[Problem]) -> None:
+        self.file = file
+        self.problems = tuple(problems)
+        lines = [_line(file, problem) for problem in self.problems[:PROBLEMS_SHOWN_MAX]]
+        if hidden := len(self.problems) - len(lines):
+            lines.append(f"and {hidden} more")
+        count = "1 problem" if len(self.problems) == 1 else f"{len(self.problems)} problems"
+        super().__init__("\n".join([f"{file} cannot be used, {count}:", *lines]), hint=HINT)
+
+
+def load(
+    path: str | Path, environ: Mapping[str, str] | None = None, refusals: Refusals = lambda settings: ()
+) -> Settings:
+    """The settings in a YAML file, its variables and secret files put in.
+
+    Args:
+        path: The file; relative ``file:`` secrets start at its folder.
+        environ: The variables; those of the process when None.
+        refusals: What a caller asks beyond the rules of the file.
+
+    Raises:
+        ConfigError: The file cannot be read, or anything in it is wrong: every problem with line and column.
+    """
+    file = Path(path)
+    resolver = _Resolver(os.environ if environ is None else environ, file.parent)
+    document = parse(_text(file), resolver.resolve)
+    problems = document.problems
+    if document.data is not None:
+        found = _validate(document)
+        if not isinstance(found, Settings):
+            problems += [problem for problem in found if not _follows(problem, document.problems)]
+        elif not problems:
+            problems = [Problem(_nearest(document, key), key, text) for key, text in refusals(found)]
+            if not problems:
+                return found
+    raise InvalidConfigError(str(path), sorted(problems, key=lambda problem: problem.place))
+
+
+def _validate(document: Document) -> Settings | list[Problem]:
+    try:
+        return Settings.model_validate(document.data)
+    except ValidationError as error:
+        return [explain(one, document) for one in error.errors(include_url=False)]
+
+
+def _follows(problem: Problem, known: Sequence[Problem]) -> bool:
+    """Whether it is only wrong because this, or something in it, could not be read in the first place."""
+    return any(problem.path == earlier.path[: len(problem.path)] for earlier in known)
+
+
+def _nearest(document: Document, key: KeyPath) -> Place:
+    """Where a key stands, or what it is missing in."""
+    while key not in document.keys and key:
+        key = key[:-1]
+    return document.keys[key]
+
+
+class _Resolver:
+    def __init__(self, environ: Mapping[str, str], folder: Path) -> None:
+        self._environ = environ
+        self._folder = folder
+
+    def resolve(self, text: str, path: KeyPath) -> str:
+        """The text with variables put in, or what stands in the file that it names."""
+        value = expand(text, self._environ) if "${" in text else text
+        if value.startswith(FILE_PREFIX):
+            if not is_secret(path):
+                raise ValueError(f"cannot come from a file: {FILE_PREFIX} is for passwords, tokens and other secrets")
+            return Expanded.of(read_secret(value, self._folder), text)
+        return Expanded.of(value, text) if value != text else value
+
+
+def _text(file: Path) -> str:
+    try:
+        with file.open("rb") as opened:
+            raw = opened.read(FILE_MAX_BYTES + 1)
+    except FileNotFoundError:
+        raise ConfigError(f"{file}: no such file", hint="check the path after -c") from None
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise ConfigError(f"{file} cannot be read: {reason}") from None
+    if len(raw) > FILE_MAX_BYTES:
+        raise ConfigError(f"{file} is longer than {FILE_MAX_BYTES} bytes: is it the right file?")
+    try:
+        return raw.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        before = raw[: error.start]
+        place = Place(before.count(b"\n") + 1, error.start - before.rfind(b"\n"))
+        raise InvalidConfigError(str(file), [Problem(place, (), "is not UTF-8")]) from None
+
+
+def _line(file: str, problem: Problem) -> str:
+    name = f"{printable(dotted(problem.path), NAME_SHOWN_MAX)}: " if problem.path else ""
+    value = f" ({problem.value})" if problem.value else ""
+    cure = f"; {problem.cure}" if problem.cure else ""
+    text = printable(problem.text, LINE_SHOWN_MAX)
+    return f"{file}:{problem.place.line}:{problem.place.column}: {name}{text}{value}{cure}"

@@ -1,0 +1,1 @@
+"""Open messages, and when they become parts."""

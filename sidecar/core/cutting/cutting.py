@@ -1,0 +1,266 @@
+"""Open messages, and when they become parts: late, within limits and room. Knows no answer and no commit."""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter, deque
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from sidecar.core.cutting.batching import Limits, held_bytes
+from sidecar.core.cutting.memory import Memory
+from sidecar.core.delivery.groups import Groups
+from sidecar.core.partition.lanes import Lane
+from sidecar.core.partition.ownerships import Ownerships
+from sidecar.core.partition.partition import Partition
+from sidecar.core.parts import Part
+from sidecar.core.records import PARTS_HEADER_MAX_BYTES, PARTS_MAX, Fragment, TopicPartition
+
+LANE_BYTES, UNIT_BYTES = 750, 450
+"""Of a lane that has something open, beside its rows, and of what is cut together, beside its lanes; measured."""
+LANE_IDS_BYTES = 120
+"""Of the array of a lane's message ids, beside them; measured."""
+PART_HEADER_BYTES = 64
+"""A part's entry in the header beyond the names of its topic and queue."""
+
+UnitKey = tuple[TopicPartition | None, str | None]
+
+
+@dataclass(frozen=True, slots=True)
+class BatchRules:
+    """When open messages become a batch.
+
+    Args:
+        by_group: A batch may hold parts of several partitions.
+        limits: Upper bounds.
+        linger_ms: Longest time a message stays open while a sender is free.
+        span_max: Offsets between watermark and position at which a partition pauses.
+        held_max_bytes: What may be held; intake pauses at 80 % of it and resumes at 50 %.
+    """
+
+    by_group: bool
+    limits: Limits
+    linger_ms: int
+    span_max: int
+    held_max_bytes: int
+
+
+@dataclass(slots=True)
+class _Unit:
+    """What is cut together: a lane, a group's lanes, or a partition that shares its intents."""
+
+    since_ms: float
+    count: int = 0
+    nbytes: int = 0
+    lanes: dict[tuple[TopicPartition, str], tuple[Partition, Lane]] = field(default_factory=dict)
+
+
+class Cutter:
+    """Holds open messages until they are due.
+
+    What is due is cut as late as possible: only when there is a sender for it soon, so that batches grow meanwhile. Of
+    a failing group, of a fenced partition and beyond the room for intents nothing is cut.
+
+    Args:
+        rules: When they are due.
+        concurrency: Sends at once; twice as many batches are cut at most, where groups do not fail.
+        separator: The rows' separator.
+        owned: The partitions that are ours.
+        groups: How groups fare.
+        memory: What is held.
+        ids: Whether messages have ids that are kept with their rows.
+    """
+
+    def __init__(
+        self,
+        rules: BatchRules,
+        concurrency: int,
+        separator: bytes,
+        owned: Ownerships,
+        groups: Groups,
+        memory: Memory,
+        *,
+        ids: bool = False,
+    ) -> None:
+        self._rules = rules
+        self._ahead_max = 2 * concurrency
+        self._separator = separator
+        self._owned = owned
+        self._groups = groups
+        self._memory = memory
+        self.lane_bytes = LANE_BYTES + (LANE_IDS_BYTES if ids else 0)
+        self.cuts: Counter[str] = Counter()
+        self._units: dict[UnitKey, _Unit] = {}
+        self._due: dict[UnitKey, str] = {}
+        self._lingering: list[tuple[float, int, UnitKey]] = []
+        self._sequence = 0
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is open."""
+        return not self._units
+
+    # Opening
+
+    def open(self, partition: Partition, found: Sequence[tuple[str, Fragment]], now_ms: float) -> list[Part] | None:
+        """Take messages of a partition.
+
+        Returns:
+            None; or else its groups share intents now, for want of room for so many, and these parts were cut before.
+        """
+        parts = None
+        if not partition.promises.admits({group for group, _ in found}, partition.lanes):
+            parts = partition.opening.share(self._rules.limits)
+            self.cuts["groups"] += len(parts)
+            self.forget(partition.tp)
+        for group, fragment in found:
+            self._open(partition, group, fragment, now_ms)
+        return parts
+
+    def _open(self, partition: Partition, group: str, fragment: Fragment, now_ms: float) -> None:
+        lane = partition.lanes.of(group)
+        count, nbytes = lane.buffer.add(fragment)
+        self._memory.hold(held_bytes(fragment))
+        key = self._key(partition, group)
+        unit = self._units.get(key)
+        if unit is None:
+            unit = self._units[key] = _Unit(now_ms)
+            self._memory.hold(UNIT_BYTES)
+            self._linger(key, now_ms)
+        place = partition.tp, group
+        if place not in unit.lanes:
+            unit.lanes[place] = partition, lane
+            self._memory.hold(self.lane_bytes)
+        unit.count += count
+        unit.nbytes += nbytes
+        if key not in self._due:
+            self._check_full(key, unit, lane)
+
+    def _key(self, partition: Partition, group: str) -> UnitKey:
+        if partition.promises.shared_from is not None:
+            return partition.tp, None
+        return (None if self._rules.by_group else partition.tp), group
+
+    def _linger(self, key: UnitKey, since_ms: float) -> None:
+        self._sequence += 1
+        heapq.heappush(self._lingering, (since_ms + self._rules.linger_ms, self._sequence, key))
+
+    def _check_full(self, key: UnitKey, unit: _Unit, lane: Lane) -> None:
+        limits = self._rules.limits
+        shared = key[1] is None
+        count, nbytes = (lane.buffer.count, lane.buffer.nbytes) if shared else (unit.count, unit.nbytes)
+        if count >= limits.max_messages:
+            self._due[key] = "count"
+        elif nbytes >= limits.max_bytes:
+            self._due[key] = "bytes"
+
+    def _refresh(self, key: UnitKey, unit: _Unit) -> None:
+        """Count the unit anew after something was taken from it."""
+        before = len(unit.lanes)
+        unit.lanes = {place: both for place, both in unit.lanes.items() if both[1].buffer.fragments}
+        self._memory.free(self.lane_bytes * (before - len(unit.lanes)))
+        self._due.pop(key, None)
+        if not unit.lanes:
+            del self._units[key]
+            self._memory.free(UNIT_BYTES)
+            return
+        lanes = [lane for _, lane in unit.lanes.values()]
+        unit.count = sum(lane.buffer.count for lane in lanes)
+        unit.nbytes = sum(lane.buffer.nbytes for lane in lanes)
+        unit.since_ms = min(lane.buffer.fragments[0].at_ms for lane in lanes)
+        self._linger(key, unit.since_ms)
+        self._check_full(key, unit, max(lanes, key=lambda lane: lane.buffer.count))
+
+    def forget(self, tp: TopicPartition) -> None:
+        """What is open of this partition is cut otherwise, or not ours any more."""
+        for key, unit in list(self._units.items()):
+            mine = [place for place in unit.lanes if place[0] == tp]
+            for place in mine:
+                del unit.lanes[place]
+            self._memory.free(self.lane_bytes * len(mine))
+            if mine:
+                self._refresh(key, unit)
+
+    def held_up(self) -> list[tuple[UnitKey, float]]:
+        """What is due, and its group does not fail: each with the time since which it is open."""
+        failing = self._groups.failing
+        return [(key, self._units[key].since_ms) for key in self._due if not (key[1] and failing(key[1]))]
+
+    # Cutting
+
+    def step(
+        self, now_ms: float, pressure: str, wide: Iterable[Partition], leaving: Collection[TopicPartition]
+    ) -> Iterator[list[Part]]:
+        """Cut what is due, batch by batch: how many more are cut depends on what is outstanding by then.
+
+        Args:
+            now_ms: Monotonic time.
+            pressure: Why everything open is to be cut; empty when it is not.
+            wide: Partitions with more than half of `span_max` between watermark and position.
+            leaving: Partitions of which nothing may stay open.
+
+        Yields:
+            The parts of a batch, which are to be outstanding before the next one is asked for.
+        """
+        while self._lingering and self._lingering[0][0] <= now_ms:
+            key = heapq.heappop(self._lingering)[2]
+            unit = self._units.get(key)
+            if unit is not None and unit.since_ms + self._rules.linger_ms <= now_ms:
+                self._due.setdefault(key, "linger")
+        if pressure:
+            for key in self._units:
+                self._due.setdefault(key, pressure)
+        for partition in wide:
+            self._hurry(partition)
+        for key, unit in self._units.items() if leaving else ():
+            if any(tp in leaving for tp, _ in unit.lanes):
+                self._due.setdefault(key, "handover")
+        # In turn, one batch of each: a group that is far behind must not keep the senders from the others.
+        work = deque(self._due)
+        while work and self._groups.healthy < self._ahead_max:
+            key = work.popleft()
+            batches = self._cut(key)
+            yield from batches
+            if batches and key in self._due:
+                work.append(key)
+
+    def _hurry(self, partition: Partition) -> None:
+        """The group that holds back a partition's watermark goes first when the span above it grows wide."""
+        lanes = partition.lanes.open()
+        if lanes:
+            oldest = min(lanes, key=lambda lane: lane.buffer.fragments[0].first)
+            self._due.setdefault(self._key(partition, oldest.group), "span")
+
+    def _cut(self, key: UnitKey) -> list[list[Part]]:
+        unit, group = self._units[key], key[1]
+        if group is not None and self._groups.failing(group):
+            return []
+        fenced = self._owned.fenced
+        # What may not be cut stays open, and due: it goes with the next step that finds it free.
+        ways = [way for way in unit.lanes.values() if way[0].tp not in fenced and way[0].promises.may_cut(way[1])]
+        if not ways:
+            return []
+        if group is None:
+            partition, lane = ways[0]
+            batches = [[part] for part in partition.opening.cut(lane, self._rules.limits)]
+        else:
+            batches = [self._gather(ways)]
+        self.cuts[self._due[key]] += 1
+        self._refresh(key, unit)
+        return batches
+
+    def _gather(self, ways: list[tuple[Partition, Lane]]) -> list[Part]:
+        """One part of each lane, oldest first, within a batch's limits."""
+        limits = self._rules.limits
+        messages, size, header = limits.max_messages, limits.max_bytes, PARTS_HEADER_MAX_BYTES
+        parts: list[Part] = []
+        for partition, lane in sorted(ways, key=lambda way: way[1].buffer.fragments[0].at_ms):
+            header -= len(partition.tp.topic) + len(partition.tp.queue) + PART_HEADER_BYTES
+            smallest = len(lane.buffer.fragments[0].data.split(self._separator, 1)[0]) + 1
+            if parts and (len(parts) == PARTS_MAX or header < 0 or messages < 1 or smallest > size):
+                break
+            part = partition.opening.cut(lane, Limits(messages, max(size, 1)))[0]
+            parts.append(part)
+            messages -= part.count
+            size -= part.nbytes
+        return parts

@@ -1,0 +1,95 @@
+"""Dead letters on their way to the store. Knows no batch and no retry of sends."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+from sidecar.core.cutting.batching import rows_of
+from sidecar.core.delivery.stages import Event, Stage, StrayEventError
+from sidecar.core.effects import Store
+from sidecar.core.parts import Part
+from sidecar.core.records import DeadLetter
+
+STORE_RETRY_MS = 1_000
+LETTER_BYTES = 300
+"""Of a dead letter beside its row; an estimate."""
+
+
+class _Storing(NamedTuple):
+    part: Part
+    letters: list[DeadLetter]
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of memory beside those of the part."""
+        return sum([LETTER_BYTES + len(one.row or b"") for one in self.letters])
+
+
+class DeadLetters:
+    """What is being stored, and what is to be tried again.
+
+    A message counts as dead-lettered when its letter is durable, never before; until then its part is not settled.
+    """
+
+    def __init__(self, separator: bytes) -> None:
+        self.held_bytes = 0
+        """Bytes of memory that the letters hold beside their parts."""
+        self._separator = separator
+        self._storing: dict[int, _Storing] = {}
+        self._again: list[tuple[float, int]] = []
+        self._last_token = 0
+
+    def __len__(self) -> int:
+        return len(self._storing)
+
+    def of_rows(self, part: Part, reason: str | Mapping[int, str]) -> Store:
+        """Begin to store all rows of the part, for one reason or for one an offset."""
+        rows = rows_of(part.fragments, self._separator)
+        reasons = dict.fromkeys((offset for offset, _ in rows), reason) if isinstance(reason, str) else reason
+        return self._store(part, [_letter(part, offset, row, reasons[offset]) for offset, row in rows])
+
+    def of_unframeable(self, part: Part) -> Store:
+        """Begin to store the part's messages that have no row."""
+        return self._store(part, [_letter(part, offset, None, "unframeable") for offset in part.unframeable])
+
+    def _store(self, part: Part, letters: list[DeadLetter]) -> Store:
+        self._last_token += 1
+        storing = self._storing[self._last_token] = _Storing(part, letters)
+        self.held_bytes += storing.held_bytes
+        return Store(self._last_token, letters)
+
+    def stored(self, token: int, *, ok: bool, now_ms: float) -> tuple[Part, int] | None:
+        """The part and how many of its messages are durable; None when they are not, or are not ours any more.
+
+        Raises:
+            StrayEventError: Nothing is being stored under that token.
+        """
+        if token not in self._storing:
+            raise StrayEventError(f"dead letters {token}", Stage.ENDED, Event.ANSWERED)
+        if not ok:
+            heapq.heappush(self._again, (now_ms + STORE_RETRY_MS, token))
+            return None
+        part, letters = self._end(token)
+        return (part, len(letters)) if part.life.alive else None
+
+    def due(self, now_ms: float) -> Iterator[Store]:
+        """What is to be tried again by now."""
+        while self._again and self._again[0][0] <= now_ms:
+            token = heapq.heappop(self._again)[1]
+            part, letters = self._storing[token]
+            if part.life.alive:
+                yield Store(token, letters)
+            else:
+                self._end(token)
+
+    def _end(self, token: int) -> _Storing:
+        storing = self._storing.pop(token)
+        self.held_bytes -= storing.held_bytes
+        return storing
+
+
+def _letter(part: Part, offset: int, row: bytes | None, reason: str) -> DeadLetter:
+    # The partition's scope, not the part's: a piece has one of its own, and the message is the same.
+    return DeadLetter(part.tp, offset, part.home, part.group, reason, row, tuple(part.life.history))

@@ -1,0 +1,188 @@
+"""What a refusal leads to: halves, pieces, dead letters. Sends nothing and waits for nothing itself."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from sidecar.core.cutting.batching import halves, pick
+from sidecar.core.delivery.admission import Admission
+from sidecar.core.delivery.answers.receiver import Receiver
+from sidecar.core.delivery.answers.retries import Retries
+from sidecar.core.delivery.answers.settlement import Settlement
+from sidecar.core.delivery.claiming import Claiming
+from sidecar.core.delivery.outbox import Outbox
+from sidecar.core.delivery.output import Halved, Output
+from sidecar.core.delivery.stages import Event, Stage
+from sidecar.core.partition.ownerships import Ownerships
+from sidecar.core.parts import Batch, Part
+from sidecar.core.records import Answer, FailedRow, Verdict
+
+PARTIAL_STATUS = 207
+WHOLE_ANSWERS_MAX = 10
+"""Answers that name every row of a part that once had more, until it is taken for one that the receiver knows."""
+
+
+class Refusals:
+    """Takes apart what was refused, down to the messages at fault.
+
+    Nothing of a refused part was stored, so it may be cut anew; of a part that was taken partly the receiver knows the
+    name, so its pieces' names follow from that.
+
+    Args:
+        separator: The rows' separator.
+        owned: The partitions that are ours.
+        outbox: Has the batches.
+        admission: Takes new ones.
+        settlement: Takes what has its end.
+        receiver: Is judged by what it refuses.
+        retries: Takes what is sent again.
+        claims: Tells the ledger of halves, where there is one.
+        output: Hears of halves.
+    """
+
+    def __init__(
+        self,
+        separator: bytes,
+        owned: Ownerships,
+        outbox: Outbox,
+        admission: Admission,
+        settlement: Settlement,
+        receiver: Receiver,
+        retries: Retries,
+        claims: Claiming | None,
+        output: Output,
+    ) -> None:
+        self._separator = separator
+        self._owned = owned
+        self._outbox = outbox
+        self._admission = admission
+        self._settlement = settlement
+        self._receiver = receiver
+        self._retries = retries
+        self._claims = claims
+        self._output = output
+
+    def refused(self, batch: Batch, answer: Answer, now_ms: float) -> None:
+        """All of the batch was refused for something in it."""
+        alive = batch.alive
+        if not alive:
+            self._outbox.end(batch, "released")
+        elif len(batch.parts) > 1:  # of those that are alive perhaps none is at fault
+            middle = len(alive) // 2
+            self._outbox.put_first([parts for parts in (alive[:middle], alive[middle:]) if parts])
+            self._outbox.end(batch, "split")
+        elif batch.count > 1:
+            self._halve(batch)
+        else:
+            self._refused_alone(batch, answer, now_ms)
+
+    def _refused_alone(self, batch: Batch, answer: Answer, now_ms: float) -> None:
+        self._receiver.judge(batch.parts[0], (0,), 0)
+        if self._receiver.refuses:
+            self._retries.failed(batch, answer, now_ms)
+            return
+        reason = "too_large" if answer.verdict is Verdict.TOO_LARGE else answer.reason or "rejected"
+        self._settlement.give_up(batch.parts[0], reason)
+        self._outbox.end(batch, "dead_lettered")
+
+    def _halve(self, batch: Batch) -> None:
+        """Halve a batch of one part that is alive, as soon as its partition has room for the halves."""
+        part = batch.parts[0]
+        outstanding = self._owned[part.tp].outstanding
+        pieces = halves(part.fragments, self._separator)
+        if not part.life.primary:  # the whole is sent again after a crash, and is taken apart in the same way
+            parts = outstanding.derive(part, dict(zip(("first half", "second half"), pieces, strict=True)))
+        elif self._claims is not None:
+            self._claims.halve(part, pieces)
+            self._outbox.end(batch, "split")
+            return
+        elif outstanding.may_split(part):
+            parts = outstanding.split(part, pieces)
+            self._output.tell(Halved(part.tp, part.group, part.first, part.last))
+        else:
+            if batch not in self._outbox.batches(Stage.CROWDED):
+                self._outbox.move(batch, Event.CROWDED)
+            return
+        self._settlement.replace(part, parts)
+        for piece in parts:
+            self._admission.add([piece])
+        self._outbox.end(batch, "split")
+
+    def step(self) -> None:
+        """Try again what found no room: the smallest first, since little room is enough for it."""
+        for batch in sorted(self._outbox.batches(Stage.CROWDED), key=lambda batch: batch.count):
+            if batch.alive:
+                self._halve(batch)
+            else:
+                self._outbox.end(batch, "released")
+
+    def partial(self, batch: Batch, answer: Answer, now_ms: float) -> None:
+        """Some rows failed, the others were taken."""
+        failed = {row.index: row for row in answer.failed}
+        at = 0
+        again: list[Part] = []
+        for part in batch.parts:
+            # An answer counts rows over the whole batch, whoever owns its parts by now.
+            mine = {index - at: row for index, row in failed.items() if at <= index < at + part.count}
+            at += part.count
+            if not part.life.alive:
+                continue
+            if not mine:
+                self._settlement.finish(part, "delivered", part.count)
+            elif len(mine) < part.count or _remembered(part):
+                self._some_failed(part, mine, answer, now_ms)
+            elif not self._all_failed(part, mine):
+                again.append(part)
+        if again:
+            again_answer = _retry(answer, answer.failed[0].reason)
+            self._retries.failed(self._outbox.shrink(batch, again), again_answer, now_ms)
+        else:
+            self._outbox.end(batch, "partial")
+
+    def _all_failed(self, part: Part, failed: Mapping[int, FailedRow]) -> bool:
+        """Nothing was taken, so the receiver may not know the part's name: it ends, or is sent again, as a whole."""
+        if any(row.retry for row in failed.values()):
+            return False
+        self._receiver.judge(part, failed.keys(), 0)
+        if not self._receiver.refuses:
+            self._settlement.give_up(part, _reasons(part, failed))
+        return not self._receiver.refuses
+
+    def _some_failed(self, part: Part, failed: Mapping[int, FailedRow], answer: Answer, now_ms: float) -> None:
+        """The receiver knows the part's name now, and gives the same answer for it: so the pieces' names may follow."""
+        taken = part.count - len(failed)
+        # While the part has all its rows: the pieces have only those that failed, and other indices.
+        self._settlement.mark(part, "delivered", but=failed.keys())
+        self._settlement.settle_some(part, "delivered", taken)
+        again = {index for index, row in failed.items() if row.retry}
+        refused = failed.keys() - again
+        self._receiver.judge(part, refused, taken)
+        reasons = _reasons(part, failed)
+        rows = {"again": again, "refused": refused}
+        pieces = {why: pick(part.fragments, chosen, self._separator) for why, chosen in rows.items() if chosen}
+        parts = self._owned[part.tp].outstanding.derive(part, pieces)
+        self._settlement.replace(part, parts)
+        if refused and not self._receiver.refuses:
+            self._settlement.give_up(parts.pop(), reasons)
+        for piece in parts:
+            self._retries.failed(self._outbox.begin([piece]), _retry(answer, "207"), now_ms)
+
+
+def _remembered(part: Part) -> bool:
+    """Whether the receiver seems to know a part of which it names every row as failed.
+
+    That is so for ever where what it took of the part was compacted away since, or went to a twin when a claim expired.
+    """
+    answers = sum(attempt.status == PARTIAL_STATUS for attempt in part.life.history)
+    fewer = part.intent.old or (part.hold is not None and part.hold.fewer)
+    return fewer and part.first < part.last and answers >= WHOLE_ANSWERS_MAX
+
+
+def _retry(answer: Answer, reason: str) -> Answer:
+    return replace(answer, verdict=Verdict.RETRY, reason=reason)
+
+
+def _reasons(part: Part, failed: Mapping[int, FailedRow]) -> dict[int, str]:
+    offsets = [offset for fragment in part.fragments for offset in fragment.offsets]
+    return {offsets[index]: row.reason or "rejected" for index, row in failed.items()}

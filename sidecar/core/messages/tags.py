@@ -1,0 +1,175 @@
+"""Which messages are wanted, and in which group they travel: tag expressions and tables of groups."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Generic, TypeVar
+
+from sidecar.core.messages.fields import Raw
+
+UNTAGGED = ""
+"""The group of messages without a tag."""
+MEMO_MAX = 65_536
+MEMO_KEY_BYTES_MAX = 64
+
+V = TypeVar("V")
+
+
+class TagError(ValueError):
+    """A tag expression or a table of groups that cannot be used; `group` is the one at fault, if any."""
+
+    def __init__(self, message: str, group: str | None = None) -> None:
+        super().__init__(message)
+        self.group = group
+
+
+def parse_expression(text: str) -> frozenset[bytes] | None:
+    """Tags of an expression as RocketMQ writes it: ``a || b``; None for ``*``, which is every tag and no tag.
+
+    Raises:
+        TagError: An empty tag, a lone ``|``, or ``*`` beside a tag.
+    """
+    tags = [tag.strip() for tag in text.split("||")]
+    if tags == ["*"]:
+        return None
+    for tag in tags:
+        if not tag:
+            raise TagError(f"{text!r} has an empty tag: write a || b, or * for all")
+        if tag == "*":
+            raise TagError(f"{text!r} has * beside other tags: * alone takes all")
+        if "|" in tag:
+            raise TagError(f"{text!r} has a single |: alternatives are separated by ||")
+    return frozenset(tag.encode("utf-8", "surrogateescape") for tag in tags)
+
+
+def string_hash_code(tag: str) -> int:
+    """Java's ``String.hashCode``, a signed 32-bit number: RocketMQ's tagsCode."""
+    code = 0
+    units = tag.encode("utf-16-be", "surrogatepass")
+    for i in range(0, len(units), 2):
+        code = 31 * code + (units[i] << 8 | units[i + 1]) & 0xFFFFFFFF
+    return code - (1 << 32) if code >> 31 else code
+
+
+class Memo(dict[Raw, V], Generic[V]):
+    """Remembers a function's results, up to 65,536 of them; `memo[x]` is one dictionary look-up when known.
+
+    For more than 64 bytes nothing is remembered: a tag may be a whole key, and a memo of those takes gigabytes.
+    """
+
+    __slots__ = ("_compute",)
+
+    def __init__(self, compute: Callable[[Raw], V]) -> None:
+        super().__init__()
+        self._compute = compute
+
+    def __missing__(self, key: Raw) -> V:
+        if _size_bytes(key) > MEMO_KEY_BYTES_MAX:
+            return self._compute(key)
+        if len(self) >= MEMO_MAX:
+            self.clear()
+        value = self[key] = self._compute(key)
+        return value
+
+
+def _size_bytes(raw: Raw) -> int:
+    if isinstance(raw, tuple):
+        return sum(map(len, raw))
+    return len(raw) if isinstance(raw, bytes) else 0
+
+
+class TagFilter:
+    """Decides for a message's tags whether it is wanted, and names its group.
+
+    A message with several tags is wanted when one of them is subscribed and none is excluded; it goes to the group of
+    its first subscribed tag. Tags in no group have a group of their own, named like the tag.
+
+    Args:
+        subscribe: ``*`` (all, also messages without a tag) or ``a || b``.
+        exclude: Tags that are never wanted, ``a || b``; empty for none.
+        groups: Group name to expression; ``*`` there takes what no other group names.
+        split: Separates several tags in one value; empty when a value is one tag.
+
+    Raises:
+        TagError: Bad expression, overlapping groups, or a grouped tag that is not subscribed.
+
+    >>> tags = TagFilter("created || paid", groups={"money": "paid"})
+    >>> tags.group(b"paid"), tags.group(b"created"), tags.group(b"lost")
+    ('money', 'created', None)
+    """
+
+    def __init__(
+        self, subscribe: str = "*", exclude: str = "", groups: Mapping[str, str] | None = None, split: str = ""
+    ) -> None:
+        self._wanted = parse_expression(subscribe or "*")
+        excluded = parse_expression(exclude) if exclude else frozenset()
+        if excluded is None:
+            raise TagError("exclude: * would take no message at all")
+        self._excluded = excluded
+        self._separator = split.encode()
+        self._rest: str | None = None
+        self._named: dict[bytes, str] = {}
+        for name, expression in (groups or {}).items():
+            self._add_group(name, expression)
+        self._check_names(groups or {})
+        self.groups: Memo[str | None] = Memo(self._resolve)
+        """Raw field value to group, None when it is not wanted: the hot path's table."""
+
+    def _add_group(self, name: str, expression: str) -> None:
+        tags = parse_expression(expression)
+        if tags is None:
+            if self._rest is not None:
+                raise TagError(
+                    f"takes * as the group {self._rest!r} does: only one can have the tags of no other", name
+                )
+            self._rest = name
+            return
+        for tag in sorted(tags):
+            if why := self._why_not(tag):
+                text = tag.decode("utf-8", "surrogateescape")
+                raise TagError(f"names the tag {text!r}, {why}, or take it out of this group", name)
+            self._named[tag] = name
+
+    def _why_not(self, tag: bytes) -> str:
+        if tag in self._named:
+            return f"as the group {self._named[tag]!r} does, and a message goes to one group: take it out there"
+        if self._wanted is not None and tag not in self._wanted:
+            return "which subscribe leaves out, so no such message is read: add it there"
+        return "which exclude drops, so no such message is kept: take it out there" if tag in self._excluded else ""
+
+    def _check_names(self, groups: Mapping[str, str]) -> None:
+        for name in groups:
+            tag = name.encode("utf-8", "surrogateescape")
+            own = self._rest is None and tag not in self._named and (self._wanted is None or tag in self._wanted)
+            if own and tag not in self._excluded:
+                raise TagError(
+                    f"has the name of the tag {name!r}, which stands in no group and so has a group of its own, of the "
+                    "same name: add the tag to this group, or give the group another name",
+                    name,
+                )
+
+    def tags(self, raw: Raw) -> tuple[bytes, ...]:
+        """The tags in a raw field value, in order, without empty ones."""
+        if not raw:
+            return ()
+        values: Iterable[bytes] = raw if isinstance(raw, tuple) else (raw,)
+        if self._separator:
+            values = (tag.strip() for value in values for tag in value.split(self._separator))
+        return tuple(tag for tag in values if tag)
+
+    def group(self, *tags: bytes) -> str | None:
+        """The group of a message with these tags, None when it is not wanted."""
+        return self.groups[tags]
+
+    def _resolve(self, raw: Raw) -> str | None:
+        # No 64-bit mask is tested first: one look into the set of wanted tags takes 70-340 ns however many groups there
+        # are, the masks of the message's tags alone 1,100-5,600.
+        tags = self.tags(raw)
+        if not tags:
+            return (self._rest or UNTAGGED) if self._wanted is None else None
+        if not self._excluded.isdisjoint(tags):
+            return None
+        for tag in tags:
+            if self._wanted is None or tag in self._wanted:
+                return self._named.get(tag) or self._rest or tag.decode("utf-8", "surrogateescape")
+        return None

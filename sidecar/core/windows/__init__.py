@@ -1,0 +1,1 @@
+"""What was seen already: windows of numbers and of message ids."""

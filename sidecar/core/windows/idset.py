@@ -1,0 +1,139 @@
+"""One generation of message ids: the newest in a set, the others in sorted runs. Rotates nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sidecar.core.windows.idruns import Keys, SortedRun, add_run, mixed, unmixed
+
+UNSORTED_BYTES = 90
+"""What a number takes in a Python set, with the number itself."""
+UNSORTED_MIN, UNSORTED_MAX = 64, 8_192
+
+
+class Room:
+    """What windows share: how many numbers they keep unsorted, and the count of their rotations.
+
+    Args:
+        size: Of all windows together, as long as that leaves each `UNSORTED_MIN`.
+    """
+
+    def __init__(self, size: int = 1 << 17) -> None:
+        self.size = size
+        self.each = UNSORTED_MAX
+        self.rotations = 0
+
+    def share(self, windows: int) -> None:
+        """Divide the room among so many windows."""
+        self.each = max(UNSORTED_MIN, min(UNSORTED_MAX, self.size // max(1, windows)))
+
+
+class IdSet:
+    """Numbers added many at a time.
+
+    Args:
+        room: How many of them stay unsorted.
+    """
+
+    def __init__(self, room: Room) -> None:
+        self._room = room
+        self.recent: set[int] = set()
+        self.runs: list[SortedRun] = []
+        """In memory, as made here."""
+        self.stored: list[SortedRun] = []
+        """Kept by the shell, in files perhaps."""
+        self.decided = -1
+        """The highest offset of the messages that were told from others by what is here."""
+        self.added = 0
+        """Numbers that came since it began; what the shell kept of the generation before may lie here as well."""
+        self.begun_ms = self.ended_ms = 0.0
+        """When the first and the last number came; the latter counts once the set is the old generation."""
+        self._sorted = 0
+
+    def __contains__(self, number: int) -> bool:
+        return bool(self.known([number], mixed([number]), -1))
+
+    def __len__(self) -> int:
+        return len(self.recent) + self._sorted
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory; what the shell keeps is not among them."""
+        return UNSORTED_BYTES * len(self.recent) + sum(run.nbytes for run in self.runs)
+
+    def known(self, numbers: Sequence[int], keys: Keys, last: int) -> set[int]:
+        """Those of `numbers` that are here.
+
+        Args:
+            numbers: The numbers.
+            keys: As `mixed` makes them of the numbers.
+            last: The highest offset of their messages.
+        """
+        found = self.recent.intersection(numbers)
+        if self._sorted:
+            mask = np.zeros(len(keys), np.bool_)
+            for run in (*self.runs, *self.stored):
+                mask |= run.contains(keys)
+            found.update(numbers[at] for at in mask.nonzero()[0].tolist())
+        if found:
+            self.decided = max(self.decided, last)
+        return found
+
+    def update(self, numbers: set[int], last: int, now_ms: float) -> None:
+        """Add numbers that are not here."""
+        if not numbers:
+            return
+        if not len(self):
+            self.begun_ms = now_ms
+        self.ended_ms = now_ms
+        self.decided = max(self.decided, last)
+        self.recent |= numbers
+        self.added += len(numbers)
+        if len(self.recent) > self._room.each:
+            self.seal()
+
+    def seal(self) -> None:
+        """Sort what is unsorted."""
+        if self.recent:
+            recent, self.recent = self.recent, set()
+            self.load(np.fromiter(recent, np.int64, len(recent)))
+
+    def numbers(self) -> NDArray[np.int64]:
+        """All of them, rising."""
+        self.seal()
+        numbers = unmixed(np.concatenate([np.empty(0, np.uint64), *(run.keys for run in (*self.runs, *self.stored))]))
+        numbers.sort()
+        return numbers
+
+    def load(self, numbers: NDArray[np.int64]) -> None:
+        """Add many numbers that are not here."""
+        keys = mixed(numbers)
+        keys.sort()
+        add_run(self.runs, SortedRun.of(keys))
+        self._count()
+
+    def install(self, stored: Sequence[SortedRun], elsewhere: Iterable[SortedRun] = ()) -> None:
+        """Take over what the shell keeps, and let go of what that has.
+
+        Args:
+            stored: All that is kept of this set.
+            elsewhere: Kept of another generation, where some of these numbers may have come.
+        """
+        self.seal()
+        self.stored = list(stored)
+        own, self.runs = self.runs, []
+        for run in own:
+            keys = run.keys
+            for kept in (*stored, *elsewhere):
+                keys = keys[~kept.contains(keys)]
+            if len(keys) == len(run):
+                self.runs.append(run)
+            elif len(keys):
+                add_run(self.runs, SortedRun.of(keys))
+        self._count()
+
+    def _count(self) -> None:
+        self._sorted = sum(map(len, (*self.runs, *self.stored)))

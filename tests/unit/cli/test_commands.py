@@ -1,0 +1,201 @@
+"""The commands around the configuration, and what all commands share: exit codes, errors, lazy loading."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import click
+import psutil
+import pytest
+from click.testing import CliRunner, Result
+
+from sidecar.cli import COMMANDS, main
+from sidecar.config import schema
+from sidecar.errors import StateError
+from tests.support.process import wait_until
+
+MINIMAL = Path(__file__).parents[3] / "config" / "minimal.yaml"
+PROGRAM = "from sidecar.cli import main; main(prog_name='sidecar')"
+
+
+def run(*args: str, **environ: str) -> Result:
+    """The command in this process."""
+    return CliRunner().invoke(main, args, env=environ, prog_name="sidecar")
+
+
+@pytest.fixture
+def demo(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """A module in the place of a command, whose `fail` is what the command raises or returns."""
+    module = ModuleType("sidecar.cli.demo")
+
+    @click.command()
+    def command() -> object:
+        if isinstance(module.outcome, BaseException):
+            raise module.outcome
+        return module.outcome
+
+    module.__dict__.update(demo=command, outcome=None)
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    return module
+
+
+def test_validate_says_what_it_would_do() -> None:
+    """A good file gives OK and six lines."""
+    result = run("validate", "-c", str(MINIMAL))
+    assert result.exit_code == 0
+    assert result.stdout.splitlines() == [
+        f"{MINIMAL}: OK",
+        "  reads   orders from localhost:9092 as group orders-sidecar",
+        "  keeps   created || paid || refunded by header tag, one group per tag; duplicates have the same position",
+        "  sends   envelope to http://localhost:8080/ingest, 4 at a time, in batches of 5000 messages or 4MiB or 200ms",
+        "  stores  state in /var/lib/sidecar/orders, dead letters there too; retries: unlimited",
+        "  holds   at most 64MiB of messages; status and metrics: 127.0.0.1:9464",
+        "  uses    up to 143 MiB of memory; limit its unit or container to 384 MiB",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ("sink: {console: {}}\n", "envelope to the console"),
+        ("sink: {file: {path: out.txt}}\n", "envelope to out.txt"),
+        ("sink: {console: {}}\nretry: {give_up_after: 3}\n", "retries: up to 3 attempts"),
+        ("sink: {console: {}}\nretry: {give_up_after: 1h}\n", "retries: up to 1h"),
+        ("sink: {console: {}}\ndead_letters: {kafka: {topic: dead}}\n", "dead letters in the topic dead"),
+        ("sink: {console: {}}\ndedup: {by: {json: $.id}}\n", "duplicates have the same json $.id"),
+        (
+            "sink: {console: {}}\ndedup: {by: key, ledger: {sqlite: {}}}\n",
+            "duplicates have the same key (ledger in sqlite)",
+        ),
+        (
+            "sink: {console: {}}\ntags: {from: key, exclude: x, groups: {g: b || c, rest: '*'}}\n",
+            "* without x by key, groups g, rest;",
+        ),
+        ("sink: {console: {}}\ntags: {}\n", "all messages, in one group"),
+    ],
+)
+def test_validate_summary(change: str, says: str, tmp_path: Path) -> None:
+    """The summary tells sinks, limits, dead letters, ids and tags as they are set."""
+    file = tmp_path / "sidecar.yaml"
+    text = "source: {kafka: {bootstrap_servers: a, group_id: g, topics: [t]}}\nstate: {dir: x}\n"
+    file.write_text(text + change)
+    assert says in run("validate", "-c", str(file)).stdout
+
+
+def test_validate_as_json(tmp_path: Path) -> None:
+    """A program gets the whole settings, or each problem with its place, and the same exit codes."""
+    good = run("validate", "-c", str(MINIMAL), "--json")
+    assert good.exit_code == 0
+    assert json.loads(good.stdout)["settings"]["batch"]["linger"] == "200ms"
+    file = tmp_path / "bad.yaml"
+    file.write_text(MINIMAL.read_text() + "batch: {linger: 5}\n")
+    bad = run("validate", "-c", str(file), "--json")
+    assert bad.exit_code == 78
+    (problem,) = json.loads(bad.stdout)["problems"]
+    assert (problem["line"], problem["column"], problem["key"], problem["value"]) == (14, 17, "batch.linger", "5")
+    gone = run("validate", "-c", str(tmp_path / "gone.yaml"), "--json")
+    assert gone.exit_code == 78
+    assert "no such file" in json.loads(gone.stdout)["problems"][0]["text"]
+
+
+def test_schema_command() -> None:
+    """The schema is printed as JSON, with or without a file named."""
+    assert json.loads(run("schema").stdout) == schema()
+    assert json.loads(run("schema", "-c", "any.yaml").stdout) == schema()
+
+
+@pytest.mark.parametrize(
+    "args", [[], ["frobnicate"], ["validate"], ["validate", "--frob"], ["--frob"], ["schema", "x"]]
+)
+def test_usage_errors(args: list[str]) -> None:
+    """A wrong command line ends with 64 and says how it is used."""
+    result = run(*args)
+    assert result.exit_code == 64
+    assert "Usage: sidecar" in result.stderr
+
+
+def test_help_and_version() -> None:
+    """Help lists every command without loading one; the version is one line."""
+    shown = run("--help")
+    assert shown.exit_code == 0
+    assert all(f"  {name} " in shown.stdout for name in COMMANDS)
+    assert run("--version").stdout.startswith("sidecar ")
+    assert run("validate", "-h").exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("outcome", "code", "says"),
+    [
+        (None, 0, ""),
+        (69, 69, ""),
+        (
+            StateError("the folder is in use", hint="another folder"),
+            73,
+            "error: the folder is in use\nTry: another folder\n",
+        ),
+        (StateError("no hint"), 73, "error: no hint\n"),
+        (KeyError("x\ny"), 70, "error: this is a bug in sidecar: KeyError: 'x\\ny' (SIDECAR_DEBUG=1 shows where)\n"),
+        (KeyboardInterrupt(), 130, ""),
+        (click.exceptions.Exit(5), 5, ""),
+        (SystemExit(7), 7, ""),
+    ],
+)
+def test_outcomes(demo: ModuleType, outcome: object, code: int, says: str) -> None:
+    """What a command raises or returns becomes its exit code and a short message."""
+    demo.__dict__["outcome"] = outcome
+    result = run("demo")
+    assert result.exit_code == code
+    assert result.stderr.strip() == says.strip()
+
+
+def test_debug_shows_where(demo: ModuleType) -> None:
+    """The traceback of an internal error comes with --debug or SIDECAR_DEBUG=1."""
+    demo.__dict__["outcome"] = RuntimeError("odd")
+    for result in (run("--debug", "demo"), run("demo", SIDECAR_DEBUG="1")):
+        assert result.exit_code == 70
+        assert "Traceback" in result.stderr
+
+
+def test_validate_loads_no_client() -> None:
+    """Checking a file imports neither a Kafka client nor an HTTP one."""
+    program = (
+        "import sys; from sidecar.cli import main\n"
+        f"main(['validate', '-c', {str(MINIMAL)!r}], standalone_mode=False)\n"
+        "print(sorted({'confluent_kafka', 'kafka', 'urllib3', 'prometheus_client', 'sqlite3'} & set(sys.modules)))"
+    )
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
+    assert result.stdout.splitlines()[-1] == "[]"
+
+
+def test_broken_pipe_is_quiet() -> None:
+    """A reader that stops early is no error and leaves no message."""
+    read, write = os.pipe()
+    os.close(read)
+    result = subprocess.run(
+        [sys.executable, "-c", PROGRAM, "schema"],
+        stdout=write,
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    os.close(write)
+    assert (result.returncode, result.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("command", [["run"], ["spark", "run"]], ids=" ".join)
+def test_a_stop_while_it_starts_is_a_stop(command: list[str], tmp_path: Path) -> None:
+    """SIGTERM while the configuration is being read ends with 0, since there is nothing to stop in order."""
+    config = tmp_path / "endless.yaml"
+    os.mkfifo(config)
+    start = [sys.executable, "-m", "sidecar", *command, "-c", str(config)]
+    with subprocess.Popen(start) as process, config.open("wb"):  # which waits until it is opened
+        # A signal that comes right before the call that reads is heard after it: never, where nothing comes.
+        wait_until(lambda: psutil.Process(process.pid).status() == psutil.STATUS_SLEEPING, 60, "it reads")
+        process.terminate()
+        assert process.wait(60) == 0

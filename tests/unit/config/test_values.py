@@ -1,0 +1,379 @@
+"""Good values: what the settings hold for what the file says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from ruamel.yaml import YAML
+
+from sidecar.config import Settings, load, schema
+from sidecar.config.file.document import parse
+from sidecar.config.kafka_properties import refusal
+from sidecar.config.units import DURATIONS, SIZES, Duration, Size
+from sidecar.core.messages.fields import Field
+from sidecar.errors import ConfigError
+from tests.support.json_schema import violations
+
+MINIMAL = (Path(__file__).parents[3] / "config" / "minimal.yaml").read_text()
+BASE: dict[str, Any] = YAML(typ="safe", pure=True).load(MINIMAL)
+
+
+def settings(tmp_path: Path, text: str, **environ: str) -> Settings:
+    """The minimal file with more behind it, loaded."""
+    file = tmp_path / "sidecar.yaml"
+    file.write_text(MINIMAL + text)
+    return load(file, environ)
+
+
+def kafka(tmp_path: Path, text: str, **environ: str) -> Any:
+    """The source of the minimal file with one more key in it."""
+    file = tmp_path / "sidecar.yaml"
+    file.write_text(MINIMAL.replace("    topics:", f"    {text}\n    topics:"))
+    return load(file, environ).source.kafka
+
+
+def test_defaults() -> None:
+    """A minimal configuration has the defaults that are promised, in milliseconds and bytes."""
+    found = Settings.model_validate(BASE)
+    http = found.sink.http
+    assert http
+    assert (found.batch.by, found.batch.max_messages, found.batch.max_bytes) == ("partition", 5000, 4 << 20)
+    assert (found.batch.linger_ms, found.batch.span_max) == (200, 1_000_000)
+    assert (found.memory.budget_bytes, found.dedup.capacity, found.dedup.field) == (64 << 20, 100_000_000, None)
+    assert (http.format, http.compression, http.concurrency) == ("envelope", "none", 4)
+    assert (http.ordering, http.timeout_ms, http.tls.verify) == ("none", 10_000, True)
+    assert (found.retry.backoff_ms, found.retry.backoff_max_ms) == (200, 5_000)
+    assert (found.retry.give_up_after_attempts, found.retry.give_up_after_ms) == (None, None)
+    assert (found.dead_letters, found.admin.listen, found.drain_timeout_ms) == ("state", ("127.0.0.1", 9464), 20_000)
+    assert (found.source.kafka.start, found.source.kafka.start_timeout_ms) == ("earliest", 30_000)
+    assert (found.log.format, found.log.level, found.state.dir) == ("auto", "info", Path("/var/lib/sidecar/orders"))
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        ("1ms", 1),
+        ("200ms", 200),
+        ("10s", 10_000),
+        ("10 s", 10_000),
+        ("5m", 300_000),
+        ("1h", 3_600_000),
+        ("1d", 86_400_000),
+    ],
+)
+def test_durations(text: str, number: int) -> None:
+    """Each unit of a duration stands for its milliseconds."""
+    assert Duration("0ms", "9d").parse(text) == number
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        ("512B", 512),
+        ("64KiB", 65_536),
+        ("4MiB", 4_194_304),
+        ("1GiB", 1 << 30),
+        ("1KB", 1000),
+        ("2MB", 2 * 10**6),
+        ("1GB", 10**9),
+    ],
+)
+def test_sizes(text: str, number: int) -> None:
+    """Each unit of a size stands for its bytes, binary and decimal."""
+    assert Size("0B", "9GiB").parse(text) == number
+
+
+@pytest.mark.parametrize(
+    "text", ["", "10", "ms", "-1s", "1.5s", "1e3ms", "1 0s", "1S", "1kib", "٣s", "1ms ", 10, True, None]
+)
+def test_no_quantities(text: object) -> None:
+    """Whatever is not a whole number with a known unit is refused."""
+    for quantity in (Duration("0ms", "9d"), Size("0B", "9GiB")):
+        with pytest.raises(ValueError, match="with its unit"):
+            quantity.parse(text)
+
+
+@given(st.integers(0, 10**12))
+def test_quantities_survive_being_written(number: int) -> None:
+    """What is shown for a number of milliseconds or bytes stands for the same number when it is read."""
+    for quantity in (Duration("0ms", "99999999d"), Size("0B", "99999999GiB")):
+        assert quantity.parse(quantity.text(number)) == number
+
+
+def test_no_unit_is_in_both() -> None:
+    """A duration is never taken for a size."""
+    assert not set(DURATIONS) & set(SIZES)
+
+
+@pytest.mark.parametrize(
+    ("text", "attempts", "after_ms"),
+    [("never", None, None), ("1", 1, None), ("30", 30, None), ("90m", None, 5_400_000), ("${N}", 7, None)],
+)
+def test_give_up_after(text: str, attempts: int | None, after_ms: int | None, tmp_path: Path) -> None:
+    """Giving up is never, after a number of attempts, or after a time."""
+    retry = settings(tmp_path, f"retry:\n  give_up_after: {text}\n", N="7").retry
+    assert (retry.give_up_after_attempts, retry.give_up_after_ms) == (attempts, after_ms)
+
+
+@pytest.mark.parametrize(
+    ("text", "start"),
+    [
+        ("latest", "latest"),
+        ("1970-01-01T00:00:01Z", 1000),
+        ("1970-01-01 01:00:01.5+01:00", 1500),
+        ("'2026-01-31T12:00:00-05:00'", 1_769_878_800_000),
+    ],
+)
+def test_start(text: str, start: object, tmp_path: Path) -> None:
+    """A start is a word, or a timestamp that becomes milliseconds since the epoch."""
+    assert kafka(tmp_path, f"start: {text}").start == start
+
+
+@pytest.mark.parametrize(
+    ("text", "servers"),
+    [
+        ("a", "a"),
+        ("a:1, b:2", "a:1,b:2"),
+        ("[a:1, 'b:2']", "a:1,b:2"),
+        ("SASL_SSL://a:1", "SASL_SSL://a:1"),
+        ("'[::1]:9'", "[::1]:9"),
+    ],
+)
+def test_bootstrap_servers(text: str, servers: str, tmp_path: Path) -> None:
+    """Servers are one text, written as text or as a list."""
+    file = tmp_path / "sidecar.yaml"
+    file.write_text(MINIMAL.replace("localhost:9092", text))
+    assert load(file, {}).source.kafka.bootstrap_servers == servers
+
+
+def test_properties_become_text(tmp_path: Path) -> None:
+    """Numbers and flags among the client's properties arrive as the text that librdkafka takes."""
+    found = kafka(
+        tmp_path, "properties: {fetch.wait.max.ms: 50, enable.ssl.certificate.verification: false, debug: '1'}"
+    )
+    assert found.properties == {
+        "fetch.wait.max.ms": "50",
+        "enable.ssl.certificate.verification": "false",
+        "debug": "1",
+    }
+
+
+@pytest.mark.parametrize(
+    "name", ["security.protocol", "sasl.password", "ssl.ca.location", "isolation.level", "debug", "client.id"]
+)
+def test_allowed_properties(name: str) -> None:
+    """TLS, SASL and what breaks no promise may be set."""
+    assert refusal(name) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "hidden"),
+    [
+        ("sasl.password", True),
+        ("ssl.key.password", True),
+        ("ssl.key.pem", True),
+        ("ssl.keystore.password", True),
+        ("sasl.oauthbearer.client.secret", True),
+        ("sasl.oauthbearer.config", True),
+        ("sasl.oauthbearer.assertion.private.key.passphrase", True),
+        ("sasl.username", False),
+        ("ssl.ca.location", False),
+        ("client.id", False),
+    ],
+)
+def test_secret_properties_are_hidden(name: str, hidden: bool, tmp_path: Path) -> None:
+    """Of the client's properties those that are secrets by name are not shown; the settings hold them."""
+    file = tmp_path / "sidecar.yaml"
+    file.write_text(MINIMAL.replace("    topics:", f"    properties: {{{name}: s3cret}}\n    topics:"))
+    found = load(file, {})
+    assert found.source.kafka.properties == {name: "s3cret"}
+    assert ("s3cret" not in str(found.public())) == hidden
+    assert "s3cret" not in repr(found)
+
+
+@pytest.mark.parametrize(
+    ("text", "listen"),
+    [
+        ("off", None),
+        ("0.0.0.0:0", ("0.0.0.0", 0)),
+        ("'[::1]:80'", ("::1", 80)),
+        ("localhost:9464", ("localhost", 9464)),
+    ],
+)
+def test_listen(text: str, listen: object, tmp_path: Path) -> None:
+    """The address is a host and a port, or off; it is shown as it was written."""
+    found = settings(tmp_path, f"admin: {{listen: {text}}}\n")
+    assert found.admin.listen == listen
+    assert found.public()["admin"]["listen"] == text.strip("'")
+
+
+@pytest.mark.parametrize(
+    ("text", "field"),
+    [
+        ("position", None),
+        ("key", Field("key")),
+        ("{header: id}", Field("header", name="id")),
+        ("{json: '$.a[0]'}", Field("json", path=("a", 0))),
+    ],
+)
+def test_places(text: str, field: Field | None, tmp_path: Path) -> None:
+    """A place in a message becomes the core's field."""
+    assert settings(tmp_path, f"dedup: {{by: {text}}}\n").dedup.field == field
+
+
+def test_tags_become_a_filter(tmp_path: Path) -> None:
+    """The tag settings give the core's filter, with groups, exclusion and separator."""
+    file = tmp_path / "sidecar.yaml"
+    text = "  split: ','\n  exclude: test\n  groups: {money: paid || refunded}\nsink:"
+    file.write_text(MINIMAL.replace("sink:", text))
+    tags = load(file, {}).tags
+    assert tags.field == Field("header", name="tag")
+    groups = tags.filter().groups
+    assert [groups[raw] for raw in (b"paid", b"created", b"x,refunded", b"paid,test", b"x")] == [
+        "money",
+        "created",
+        "money",
+        None,
+        None,
+    ]
+
+
+def test_sinks_and_dead_letters(tmp_path: Path) -> None:
+    """A console or a file sink and a topic for dead letters are taken as they are written."""
+    file = tmp_path / "sidecar.yaml"
+    head, _, tail = MINIMAL.partition("sink:")
+    file.write_text(head + "sink: {file: {path: out, format: ndjson}}\nstate:" + tail.partition("state:")[2])
+    sink = load(file, {}).sink
+    assert sink.file
+    assert (sink.http, sink.console, sink.file.path, sink.file.format) == (None, None, Path("out"), "ndjson")
+    dead = settings(tmp_path, "dead_letters: {kafka: {topic: dead}}\n").dead_letters
+    assert not isinstance(dead, str)
+    assert dead.kafka.topic == "dead"
+
+
+@pytest.mark.parametrize(
+    ("text", "environ", "value"),
+    [
+        ("${A}", {"A": "x"}, "x"),
+        ("a-${A}-${B}", {"A": "1", "B": "2"}, "a-1-2"),
+        ("${A:-d}", {}, "d"),
+        ("${A:-d}", {"A": ""}, "d"),
+        ("${A:-d}", {"A": "x"}, "x"),
+        ("x${A:-}", {}, "x"),
+        ("x${A}", {"A": ""}, "x"),
+        ("$${A}", {}, "${A}"),
+        ("$A $ {A} a$", {}, "$A $ {A} a$"),
+        ("${A}", {"A": "${B}"}, "${B}"),
+        ("'${A}'", {"A": "5"}, "5"),
+    ],
+)
+def test_variables(text: str, environ: dict[str, str], value: str, tmp_path: Path) -> None:
+    """Variables, defaults and the escape are replaced as a shell would, once."""
+    file = tmp_path / "sidecar.yaml"
+    file.write_text(MINIMAL.replace("orders-sidecar", text))
+    assert load(file, environ).source.kafka.group_id == value
+
+
+def test_variables_in_numbers_and_flags(tmp_path: Path) -> None:
+    """A variable may stand where a number, a word, a duration or a flag is needed."""
+    file = tmp_path / "sidecar.yaml"
+    more = "    tls: {verify: '${V}'}\n    concurrency: ${C}\nstate:"
+    file.write_text(
+        MINIMAL.replace("http:/", "https:/").replace("state:", more) + "batch:\n  by: ${B}\n  linger: ${L}\n"
+    )
+    found = load(file, {"V": "false", "C": "8", "B": "group", "L": "1s"})
+    http = found.sink.http
+    assert http
+    assert (http.tls.verify, http.concurrency, found.batch.by, found.batch.linger_ms) == (False, 8, "group", 1000)
+
+
+def test_secrets_from_files(tmp_path: Path) -> None:
+    """Secrets are read relative to the file, without one line end, and are not shown."""
+    for name, content in (("token", "s3cret\r\n"), ("key", "k3y\n\n")):
+        (tmp_path / name).write_text(content, newline="")
+    file = tmp_path / "sidecar.yaml"
+    more = "    headers: {X-Key: file:token}\n    auth: {basic: {username: u, password: file:key}}\nstate:"
+    file.write_text(MINIMAL.replace("state:", more))
+    found = load(file, {})
+    http = found.sink.http
+    assert http and http.auth and http.auth.basic
+    assert http.headers == {"X-Key": "s3cret"}
+    assert http.auth.basic.password.get_secret_value() == "k3y\n"
+    assert not any(
+        secret in text for secret in ("s3cret", "k3y") for text in (str(found.public()), repr(found), str(found))
+    )
+
+
+def test_anchors(tmp_path: Path) -> None:
+    """An alias stands for the value of its anchor."""
+    found = settings(tmp_path, "dedup: {by: &place {header: id}}\n").public()
+    assert found["dedup"]["by"]["header"] == "id"
+    found = settings(tmp_path, "retry: {backoff: &wait 1s, backoff_max: *wait }\n").public()
+    assert found["retry"]["backoff_max"] == "1s"
+
+
+def test_public_is_a_configuration(tmp_path: Path) -> None:
+    """What is shown is what could be written: it loads again and fits the schema."""
+    shown = settings(tmp_path, "batch: {linger: 1500ms}\nretry: {give_up_after: 2h}\n").public()
+    assert Settings.model_validate(shown).public() == shown
+    assert violations(shown, schema()) == []
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"zebra": 1},
+        {"batch": {"linger": 5}},
+        {"batch": {"by": "x"}},
+        {"batch": None},
+        {"sink": {}},
+        {"sink": {"console": {}, "file": {"path": "x"}}},
+        {"state": {}},
+        {"dedup": {"capacity": 1}},
+        {"memory": {"budget": "5"}},
+        {"retry": {"give_up_after": 0}},
+    ],
+)
+def test_schema_refuses(change: dict[str, Any]) -> None:
+    """The schema finds unknown and missing keys, wrong kinds, words, bounds, and two sinks."""
+    assert violations(BASE | change, schema()) != []
+
+
+def test_settings_do_not_change() -> None:
+    """No setting can be changed once it is loaded."""
+    with pytest.raises(ValueError, match="frozen"):
+        Settings.model_validate(BASE).batch.linger_ms = 5
+
+
+@given(st.text(alphabet="ab:[]{}&*!|>'\"%@`#-?,\\ \n\t$0~<=é\x00\ud800", max_size=60))
+def test_any_text_gives_a_document_or_problems(text: str) -> None:
+    """No text makes the reader raise, and without data there is at least one problem."""
+    document = parse(text, lambda value, path: value)
+    assert document.data is not None or document.problems
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from([*BASE, "batch", "dedup", "retry", "zebra"]),
+        st.recursive(
+            st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+            lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+            max_leaves=6,
+        ),
+    )
+)
+def test_any_data_gives_settings_or_a_config_error(
+    tmp_path_factory: pytest.TempPathFactory, data: dict[str, Any]
+) -> None:
+    """Whatever stands where, the outcome is settings or a `ConfigError`, never another exception."""
+    file = tmp_path_factory.getbasetemp() / "any.yaml"
+    with file.open("w", encoding="utf-8", errors="replace") as opened:
+        YAML(typ="safe", pure=True).dump(BASE | data, opened)
+    try:
+        load(file, {})
+    except ConfigError as error:
+        assert "cannot be used" in str(error)

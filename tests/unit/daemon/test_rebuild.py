@@ -1,0 +1,69 @@
+"""What a restart rebuilds from the state: the windows of positions, of the same incarnation only."""
+
+from __future__ import annotations
+
+import queue
+from typing import Any, cast
+
+import pytest
+from pyroaring import BitMap64
+
+from sidecar.config.model import Settings
+from sidecar.core.partition.lineage import Lineage
+from sidecar.core.partition.state import PartitionState
+from sidecar.core.pipeline.pipeline import Pipeline
+from sidecar.core.records import TopicPartition
+from sidecar.core.windows.dedup import RotatingBitmap
+from sidecar.daemon.supervisor import Supervisor
+from sidecar.runtime.build import build
+from sidecar.runtime.worker import Worker
+from sidecar.sources.base import Assignment, Settled
+from sidecar.sources.kafka.columns import KafkaColumns
+from sidecar.state.interface import PartitionSnapshot
+from sidecar.state.memory import MemoryState
+
+TP = TopicPartition("orders", 0)
+SETTINGS = {
+    "source": {"kafka": {"bootstrap_servers": "localhost:9092", "group_id": "g", "topics": ["orders"]}},
+    "sink": {"console": {}},
+    "state": {"dir": "state"},
+}
+
+
+def assigned(state: MemoryState, found: Assignment) -> Pipeline:
+    """The core after a start that got this partition."""
+    writer = Worker()
+    pipeline, _ = build(Settings.model_validate(SETTINGS), KafkaColumns())
+    unused = cast(Any, None)
+    supervisor = Supervisor(pipeline, unused, unused, queue.SimpleQueue(), writer, state, unused, 1.0)
+    supervisor.assigned([found])
+    writer.close()
+    return pipeline
+
+
+@pytest.mark.parametrize(("incarnation", "resumed", "known"), [(7, True, True), (8, True, False), (7, False, False)])
+def test_positions_are_rebuilt_for_the_same_incarnation_alone(incarnation: int, resumed: bool, known: bool) -> None:
+    """An offset that the snapshot holds is a duplicate after a restart, and new after an operator's reset."""
+    written = RotatingBitmap()
+    written.add_range(100, 199)
+    state = MemoryState()
+    state.save_partitions([PartitionSnapshot(TP, "topic-id", 7, 200, 0, written.dump())])
+    found = Assignment(TP, "scope", PartitionState(200, 200), "topic-id", incarnation, resumed=resumed, read_from=200)
+    pipeline = assigned(state, found)
+    bitmaps = map(BitMap64.deserialize, pipeline.intake.positions.dump(pipeline.partitions[TP]))
+    assert any(150 in one for one in bitmaps) is known
+
+
+@pytest.mark.parametrize(("trusted_below", "known"), [(150, True), (140, False)])
+def test_what_is_not_trusted_of_a_window_is_not_found_by_a_later_start(trusted_below: int, known: bool) -> None:
+    """A later start finds commits that were made since, and would take what stands there by then for settled."""
+    written = RotatingBitmap()
+    written.add_range(130, 149)
+    state = MemoryState()
+    state.save_partitions([PartitionSnapshot(TP, "topic-id", 7, 100, 0, written.dump())])
+    for below in (trusted_below, 200):
+        settled = Settled(7, below)
+        found = Assignment(TP, "scope", PartitionState(100, 100), "topic-id", 7, True, 100, Lineage(), settled)  # noqa: FBT003
+        pipeline = assigned(state, found)
+    young, _ = pipeline.intake.positions.dump(pipeline.partitions[TP])
+    assert (145 in BitMap64.deserialize(young)) is known

@@ -1,0 +1,164 @@
+"""The main loop's commits: which are made, and how they and rebalances are counted."""
+
+from __future__ import annotations
+
+import queue
+from array import array
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, cast
+
+from sidecar.config.model import Settings
+from sidecar.core.books import Accounts
+from sidecar.core.effects import Commit, CommitItem, Effect
+from sidecar.core.partition.ownerships import Ownerships
+from sidecar.core.partition.state import PartitionState
+from sidecar.core.pipeline.gate import Orders
+from sidecar.core.pipeline.pipeline import Pipeline
+from sidecar.core.records import TopicPartition
+from sidecar.daemon.supervisor import Supervisor
+from sidecar.errors import StateError
+from sidecar.runtime.build import build
+from sidecar.runtime.worker import Worker
+from sidecar.sources.base import Assignment, Source
+from sidecar.sources.kafka.columns import KafkaColumns
+from sidecar.state.interface import State
+from sidecar.state.memory import MemoryState
+from tests.support.process import wait_until
+
+SETTINGS = {
+    "source": {"kafka": {"bootstrap_servers": "localhost:9092", "group_id": "g", "topics": ["orders"]}},
+    "sink": {"console": {}},
+    "state": {"dir": "state"},
+}
+KEPT, GONE = TopicPartition("orders", 0), TopicPartition("orders", 1)
+
+
+class Core:
+    """A pipeline that has one commit to make, and another partition to give up."""
+
+    def __init__(self) -> None:
+        self.effects: list[Effect] = [Commit([CommitItem(KEPT, "scope", PartitionState(5, 5), 0, array("q", [7]))])]
+        self.delivery = self.outbox = self.commits = self
+        self.groups = self.outstanding = self.idle = False
+        self.orders = Orders()
+        self.partitions, self.books = Ownerships(b"\n"), Accounts()
+
+    def step(self, now_ms: float) -> list[Effect]:
+        effects, self.effects = self.effects, []
+        return effects
+
+    def forget(self, tps: object) -> None:
+        pass
+
+    def sending(self, tps: object) -> bool:
+        return False
+
+    def begin(self, tps: Iterable[TopicPartition]) -> list[CommitItem]:
+        return []
+
+    def committed(self, results: Mapping[TopicPartition, bool], now_ms: float) -> None:
+        pass
+
+
+class Broker:
+    """A source that remembers what was committed."""
+
+    def __init__(self) -> None:
+        self.begun: list[CommitItem] = []
+        self.made: list[CommitItem] = []
+
+    def poll(self, timeout_s: float) -> list[Any]:
+        return []
+
+    def pause(self, tps: object) -> None:
+        pass
+
+    def commit(self, items: Sequence[CommitItem]) -> None:
+        self.begun += items
+
+    def commit_now(self, items: Sequence[CommitItem]) -> dict[TopicPartition, bool]:
+        self.made += items
+        return {}
+
+
+def test_a_commit_that_waited_for_the_journal_while_a_partition_was_revoked_is_not_made() -> None:
+    """Its end would be taken for that of the next commit, whose parts would be sent before they are durable."""
+    broker, state, writer, inbox = Broker(), MemoryState(), Worker(), queue.SimpleQueue[object]()
+    core, unused = cast(Pipeline, Core()), cast(Any, None)
+    supervisor = Supervisor(core, cast(Source, broker), unused, inbox, writer, state, unused, 1.0)
+    supervisor.turn()
+    supervisor.revoking([GONE])
+    supervisor.turn()
+    writer.close()
+    assert broker.begun == []
+    assert state.load_ids(KEPT) == [(0, array("q", [7]).tobytes())]
+
+
+def test_only_commits_that_succeed_are_timed() -> None:
+    """A failed one is counted as such and has no duration; where nothing was to be committed nothing is counted."""
+    supervisor, writer = supervised()
+    supervisor.committed({KEPT: True, GONE: True}, 0.2)
+    supervisor.committed({KEPT: True, GONE: False}, 0.0)
+    supervisor.committed({}, 0.0)
+    supervisor.revoking([])
+    writer.close()
+    assert supervisor.record.commits.counts == {"ok": 1, "failed": 1}
+    timings = supervisor.record.commits.seconds.timings()
+    assert (sum(timings.counts), timings.sum_seconds) == (1, 0.2)
+
+
+class LostState(MemoryState):
+    """A state that is not where it was, until it is found."""
+
+    is_lost = True
+
+    def check_in_place(self) -> None:
+        if self.is_lost:
+            raise StateError("state.db was removed")
+
+
+def test_nothing_is_committed_while_the_state_is_lost() -> None:
+    """What a commit settles may stand in a file that nobody will find: it waits until the state is back."""
+    broker, state = Broker(), LostState()
+    supervisor, writer = supervised(broker, state)
+    begin = [Assignment(tp, "scope", PartitionState(5, 5), "", 1, resumed=True, read_from=5) for tp in (KEPT, GONE)]
+    supervisor.assigned(begin)
+    supervisor.turn()
+    supervisor.revoking([GONE])
+    assert broker.begun == broker.made == []
+    assert supervisor.pipeline.gate.stops == {"state_lost": "state.db was removed"}
+    state.is_lost = False
+    wait_until(lambda: supervisor.turn() and broker.begun, 10, "it is committed")
+    writer.close()
+    assert [item.tp for item in broker.begun] == [KEPT]
+    assert supervisor.pipeline.gate.stops == {}
+
+
+def test_a_stop_does_not_wait_for_a_state_that_is_lost() -> None:
+    """Nothing can be settled then, so a stop is complete at once."""
+    supervisor, writer = supervised(state=LostState())
+    supervisor.assigned([Assignment(KEPT, "scope", PartitionState(5, 5), "", 1, resumed=True, read_from=5)])
+    assert supervisor.turn()
+    supervisor.drain()
+    assert not supervisor.turn()
+    writer.close()
+
+
+def test_a_reload_is_no_rebalance() -> None:
+    """A partition that is read again from its commit is counted as that, and not as lost and assigned."""
+    supervisor, writer = supervised()
+    supervisor.assigned([])
+    supervisor.reloading(KEPT)
+    supervisor.assigned([Assignment(KEPT, "scope", PartitionState(5, 5), "", 1, resumed=True, read_from=5)])
+    supervisor.lost([KEPT])
+    supervisor.assigned([Assignment(KEPT, "scope", PartitionState(5, 5), "", 1, resumed=True, read_from=5)])
+    writer.close()
+    assert supervisor.record.rebalances == {"assigned": 2, "reloaded": 1, "lost": 1}
+
+
+def supervised(broker: Broker | None = None, state: State | None = None) -> tuple[Supervisor, Worker]:
+    """A supervisor of the real pipeline on a broker that takes every commit, and its writer."""
+    pipeline, _ = build(Settings.model_validate(SETTINGS), KafkaColumns())
+    writer, unused = Worker(), cast(Any, None)
+    source, state = cast(Source, broker or Broker()), state or MemoryState()
+    return Supervisor(pipeline, source, unused, queue.SimpleQueue(), writer, state, unused, 1.0), writer

@@ -1,0 +1,47 @@
+"""The commit metadata beside that of other versions: a rolling upgrade goes on exactly, whichever version reads."""
+
+from __future__ import annotations
+
+import base64
+from dataclasses import replace
+
+from sidecar.core.partition.lineage import Stamp
+from sidecar.core.partition.state import LaneState, PartitionState, SharedIntent, Tries
+from sidecar.state.offset_map import Identity, Origin, decode, encode
+
+IDENTITY, RULES = Identity("cluster", "group", "topic", 42), b"rule"
+STATE = PartitionState(
+    100,
+    250,
+    {5: LaneState(120, ((100, 110), (112, 119))), 9: LaneState(None, ((130, 140),))},
+    200,
+    (SharedIntent(150, 160, frozenset({5})),),
+)
+BEFORE = "tQGrzQxjAAAAAAAAACpdTwgNQF/UZ3J1bGVklgFlAQIyCgEAAAAAAAUAAAAAAAUVAgAKAgcAAAAAAAkAAR4K"
+"""The same as the first version wrote it, without stamps and tries."""
+HEAD_BYTES = 6
+"""Magic, version and CRC."""
+
+
+def test_what_an_older_version_wrote_is_read() -> None:
+    """It has no stamps, and nothing has failed."""
+    found = decode(BEFORE, 100, IDENTITY, RULES)
+    assert found == (Origin.OURS, 42, STATE, None, None)
+
+
+def test_an_older_version_reads_what_this_one_writes() -> None:
+    """What it knows stands where it stood, behind the same version; it stops reading before the rest."""
+    tried = PartitionState(
+        STATE.watermark, STATE.seen, STATE.lanes, STATE.shared_from, STATE.shared, {(9, 130, 140): Tries(3, 7)}
+    )
+    old, new = (base64.b64decode(text) for text in (BEFORE, encode(IDENTITY, RULES, tried, Stamp(7, 8), Stamp(9, 10))))
+    assert new[:2] == old[:2]
+    assert new[HEAD_BYTES:].startswith(old[HEAD_BYTES:])
+
+
+def test_stamps_and_tries_travel() -> None:
+    """The next owner gets both stamps, and how often and how long each intent has failed."""
+    tries = {(5, 112, 119): Tries(16_383, 2_097_151), (9, 130, 140): Tries(1, 0)}
+    tried = replace(STATE, tries=tries)
+    found = decode(encode(IDENTITY, RULES, tried, Stamp(7, 8), None), 100, IDENTITY, RULES)
+    assert found == (Origin.OURS, 42, tried, Stamp(7, 8), None)
