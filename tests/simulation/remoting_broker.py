@@ -166,7 +166,7 @@ class SimulatedBroker:
 
     @property
     def may_be_killed(self) -> bool:
-        """Whether it would not get back what was committed of a topic that is deleted, or beyond a lost end.
+        """Whether it would not get back what was committed of a topic that is deleted, or beyond an end.
 
         That would be believed.
         """
@@ -174,11 +174,16 @@ class SimulatedBroker:
         return (
             is_made
             and self._flushed_beyond <= self._beyond
+            and self._past_end(self.flushed) <= self._past_end(self.committed)
             and all(
                 self._flushed_of[number] == self._topics or self._told_of.get(number) == self._flushed_of[number]
                 for number in self.flushed
             )
         )
+
+    def _past_end(self, offsets: Mapping[int, int]) -> set[int]:
+        """Queues of which more is committed than they have: by a member that did not know yet that they are new."""
+        return {number for number, at in offsets.items() if (queue := self._queue(number)) and at > queue.high}
 
     def has_messages(self, number: int) -> bool:
         """Whether a queue has any."""

@@ -142,7 +142,10 @@ class SimulatedNetwork(Network):
 
     def link(self, address: str) -> Any:
         """See `Network.link`."""
-        return self.links.setdefault(address, SimulatedLink(self, address))  # type: ignore[arg-type]
+        found = self.links.get(address)
+        if found is None:
+            found = self.links[address] = SimulatedLink(self, address)  # type: ignore[assignment]
+        return found
 
     def turn(self, timeout_s: float, enough: Callable[[], bool] = lambda: False) -> None:
         """See `Network.turn`."""
