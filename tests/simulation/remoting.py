@@ -364,13 +364,15 @@ class RemotingWorld:
     def _idle(self) -> None:
         """Some minutes in which little happens."""
         assert self.process is not None
-        before, happened = dict(self.broker.committed), (self.made, self.resets, self.broker.stops)
+        was_up, before = self.broker.is_up, dict(self.broker.committed)
+        happened = (self.made, self.resets, self.broker.stops)
         self.state.is_sound = True
         for _ in range(40):
             self.clock.now_s += 8.0
             self._turn()
         self.state.is_sound = False
-        if happened == (self.made, self.resets, self.broker.stops) and self.broker.queues is not None:
+        has_happened = happened != (self.made, self.resets, self.broker.stops)
+        if was_up and not has_happened and self.broker.queues is not None:  # a broker that is away tells nothing
             self._floors = before
 
 
