@@ -12,7 +12,7 @@ from pyspark.sql.streaming.datasource import ReadMaxRows
 from sidecar.config.source import KafkaSource
 from sidecar.core.records import TopicPartition
 from sidecar.errors import StateError
-from sidecar.sources.kafka.offsets import Bounds
+from sidecar.sources.kafka.start.offsets import Bounds
 from sidecar.spark.run import broker
 from sidecar.spark.run.range_source import Range, RangePlanner, Reading
 

@@ -39,10 +39,10 @@ class SeekingSource(KafkaSource):
         found = list(super().poll(timeout_s))
         last = {one.tp: one for one in found if isinstance(one, Run)}
         for tp, run in last.items():
-            if tp in self._assigned and self.random.random() < SHARE:
+            if tp in self._partitions.identities and self.random.random() < SHARE:
                 again = self.random.randint(1, len(run.messages))
                 with contextlib.suppress(ck.KafkaException):  # it is being taken away
-                    self._consumer.seek(ck.TopicPartition(tp.topic, tp.partition, run.last + 1 - again))
+                    self._client.consumer.seek(ck.TopicPartition(tp.topic, tp.partition, run.last + 1 - again))
         return found
 
 

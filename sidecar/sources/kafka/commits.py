@@ -13,7 +13,7 @@ from confluent_kafka import KafkaError, KafkaException
 from sidecar.core.effects import CommitItem
 from sidecar.core.records import TopicPartition
 from sidecar.sources.base import Listener
-from sidecar.sources.kafka.memory import Memories, Memory
+from sidecar.sources.kafka.start.memory import Memories, Memory
 from sidecar.state.offset_map import Identity, encode
 
 
@@ -94,6 +94,10 @@ class Commits:
                 self._failed(str(error or next(tp.error for tp in done if tp.error is not None)))
             self._listener.committed(results, time.monotonic() - pending.begun_s)
         return good
+
+    def close(self) -> None:
+        """Write what is to be remembered."""
+        self._memories.close()
 
     def _failed(self, reason: str) -> None:
         self._listener.event("commit.failed", "warning", {"reason": reason})

@@ -15,8 +15,8 @@ from sidecar.core.records import TopicPartition
 from sidecar.errors import UnavailableError
 from sidecar.sources.kafka.config import client_config
 from sidecar.sources.kafka.errors import is_credentials, text_of
-from sidecar.sources.kafka.offsets import Bounds, Offsets
 from sidecar.sources.kafka.reach import await_topics
+from sidecar.sources.kafka.start.offsets import Bounds, Offsets
 
 REQUEST_S = 10.0
 EARLIEST = -2

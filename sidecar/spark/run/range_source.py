@@ -24,7 +24,7 @@ from sidecar.spark.run.folder import read, write
 
 if TYPE_CHECKING:
     from sidecar.config.source import KafkaSource
-    from sidecar.sources.kafka.offsets import Bounds
+    from sidecar.sources.kafka.start.offsets import Bounds
     from sidecar.spark.run.broker import Places
 
 NAME = "sidecar_ranges"
@@ -136,7 +136,7 @@ class RangePlanner(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return {topic: {p: begun[topic, p] + share[topic, p] for p in places} for topic, places in ends.items()}
 
     def _refuse_lost(self, start: Places, ends: Places) -> None:
-        from sidecar.sources.kafka.offsets import is_meant
+        from sidecar.sources.kafka.start.offsets import is_meant
 
         anew = "begin anew with another spark.checkpoint"  # in the text: of an error here Spark brings nothing else
         for topic, partition, at in _each(start):

@@ -13,8 +13,8 @@ from sidecar.core.partition.state import PartitionState
 from sidecar.core.records import TopicPartition
 from sidecar.errors import UnavailableError
 from sidecar.sources.base import Tell
-from sidecar.sources.kafka.memory import Found, Memories
-from sidecar.sources.kafka.offsets import Bounds
+from sidecar.sources.kafka.start.memory import Found, Memories
+from sidecar.sources.kafka.start.offsets import Bounds
 from sidecar.state.offset_map import Identity
 
 TRUNCATION_PATIENCE_S = 2.0

@@ -14,9 +14,9 @@ from sidecar.core.partition.lineage import TOKEN_BITS, Basis, Committed, Lineage
 from sidecar.core.partition.state import PartitionState
 from sidecar.core.records import TopicPartition
 from sidecar.sources.base import Assignment, Settled, Tell
-from sidecar.sources.kafka.memory import Found as Memory
-from sidecar.sources.kafka.offsets import Bounds, Offsets
-from sidecar.sources.kafka.recall import Recall
+from sidecar.sources.kafka.start.memory import Found as Memory
+from sidecar.sources.kafka.start.offsets import Bounds, Offsets
+from sidecar.sources.kafka.start.recall import Recall
 from sidecar.sources.kafka.topics import TopicIds
 from sidecar.state.interface import PartitionSnapshot
 from sidecar.state.offset_map import Identity, Origin, decode
@@ -96,6 +96,10 @@ class Starts:
             else:
                 self._add(found, tp, at.offset, at.metadata, str(topic_id), between)
         return found
+
+    def identity(self, one: Assignment) -> Identity:
+        """What is committed with the partition's state."""
+        return Identity(self._cluster_id, self._settings.group_id, one.topic_id, one.incarnation)
 
     def _add(
         self, found: Found, tp: TopicPartition, offset: int, metadata: str | None, topic_id: str, bounds: Bounds

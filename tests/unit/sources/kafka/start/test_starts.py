@@ -14,11 +14,11 @@ from confluent_kafka import KafkaError, KafkaException
 from sidecar.config.source import KafkaSource as KafkaSettings
 from sidecar.core.partition.state import PartitionState
 from sidecar.core.records import TopicPartition
-from sidecar.sources.kafka import recall
-from sidecar.sources.kafka.memory import Memories
-from sidecar.sources.kafka.offsets import Offsets
-from sidecar.sources.kafka.recall import Recall
-from sidecar.sources.kafka.start import Starts
+from sidecar.sources.kafka.start import recall
+from sidecar.sources.kafka.start.memory import Memories
+from sidecar.sources.kafka.start.offsets import Offsets
+from sidecar.sources.kafka.start.recall import Recall
+from sidecar.sources.kafka.start.starts import Starts
 from sidecar.sources.kafka.topics import TopicIds
 from sidecar.state.memory import MemoryState
 from sidecar.state.offset_map import Identity, encode

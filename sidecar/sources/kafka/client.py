@@ -1,0 +1,105 @@
+"""The group's client: what its callbacks meet comes out of the loop, and few large messages are taken at once.
+
+Comments at the lines concerned explain the client's traps and how each is avoided.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import confluent_kafka as ck
+from confluent_kafka import KafkaError, KafkaException, Message
+
+from sidecar.config.source import KafkaSource as KafkaSettings
+from sidecar.core.records import Run
+from sidecar.sources.kafka.columns import runs_of
+from sidecar.sources.kafka.config import consumer_config
+from sidecar.sources.kafka.errors import is_credentials, text_of
+from sidecar.sources.kafka.topics import MadeAgain
+from sidecar.sources.troubles import Troubles
+
+CHUNK_MESSAGES = 500
+BUSY_WAIT_S = 0.005
+
+
+class Client:
+    """A consumer of confluent-kafka, used on one thread.
+
+    Args:
+        settings: `source.kafka`.
+        queue_bytes: Limit of the client's queue.
+        client_id: What it calls itself, unless the settings do.
+    """
+
+    consumer: ck.Consumer
+    """Once it is connected."""
+
+    def __init__(self, settings: KafkaSettings, queue_bytes: int, client_id: str) -> None:
+        self.made_again = MadeAgain(aloud="debug" in settings.properties)
+        self.refusal = ""
+        """Why the broker refused the credentials."""
+        self.failure: BaseException | None = None
+        """What a callback raised first."""
+        self._config = consumer_config(settings, queue_bytes, client_id)
+        self._queue_bytes = queue_bytes
+        self._chunk = CHUNK_MESSAGES
+        self._busy = False
+        self._one_topic = len(settings.topics) == 1 and not settings.topics[0].startswith("^")
+
+    def connect(self, troubles: Troubles, on_commit: Callable[..., None]) -> None:
+        """Begin to connect.
+
+        Args:
+            troubles: Are told what the client says of the broker.
+            on_commit: Is told the end of each asynchronous commit.
+        """
+
+        def on_error(error: KafkaError) -> None:
+            if is_credentials(error):
+                self.refusal = text_of(error)
+            if error.fatal():
+                raise KafkaException(error)
+            if error.code() != KafkaError._ALL_BROKERS_DOWN:
+                troubles.put("client", text_of(error))
+
+        callbacks = {"error_cb": self.safely(on_error), "on_commit": self.safely(on_commit)}
+        self.consumer = ck.Consumer(self._config | {"logger": self.made_again} | callbacks)
+
+    @property
+    def isolation_level(self) -> str:
+        """`isolation.level`, as it is set."""
+        return str(self._config["isolation.level"])
+
+    def safely(self, callback: Callable[..., None]) -> Callable[..., None]:
+        """A callback that raises makes consume() lose what it fetched: every one is wrapped."""
+
+        def call(*args: Any) -> None:
+            try:
+                callback(*args)
+            except BaseException as error:  # noqa: BLE001  # `check` raises it instead
+                self.failure = self.failure or error
+
+        return call
+
+    def check(self) -> None:
+        """Raise what a callback raised."""
+        if self.failure is not None:
+            raise self.failure
+
+    def consume(self, timeout_s: float) -> list[Message]:
+        """What was fetched, waiting so long for it; serves callbacks meanwhile."""
+        # A waiting call returns all that is fetched meanwhile: 20 MB in 50 ms with a queue of 4 MiB; this way, 8 MB.
+        if not self._busy:
+            time.sleep(timeout_s)
+        messages = self.consumer.consume(self._chunk, min(timeout_s, BUSY_WAIT_S) if self._busy else 0)
+        self._busy = len(messages) == self._chunk
+        return messages
+
+    def runs(self, messages: list[Message]) -> list[Run]:
+        """Messages without errors, at least one, as runs."""
+        # One call may return 500 messages of 1 MB each: request fewer if messages are large.
+        sample = max(len(messages[i]) for i in (0, len(messages) // 2, -1))
+        self._chunk = max(1, min(CHUNK_MESSAGES, self._queue_bytes // (4 * max(sample, 1))))
+        return runs_of(messages, one_topic=self._one_topic)

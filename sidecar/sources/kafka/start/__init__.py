@@ -1,0 +1,1 @@
+"""Where an assigned partition goes on."""
