@@ -26,7 +26,7 @@ from sidecar.ops.health import Problem
 from sidecar.ops.snapshot import IdsStatus
 from sidecar.runtime.worker import Inbox, Worker
 from sidecar.sources.base import Assignment, ReadPast
-from sidecar.state.interface import IdSegment, PartitionSnapshot, State, StoredIds
+from sidecar.state.interface import Ids, IdSegment, PartitionSnapshot, StoredIds
 
 EVERY_GENERATION = 1 << 62
 MEMORY_BYTES = 64 << 20
@@ -80,7 +80,7 @@ class IdKeeper:
 
     Args:
         pipeline: The core, whose windows these are.
-        state: Keeps settled ids.
+        stored: Keeps settled ids.
         writer: The thread that writes.
         inbox: Takes an `IdsSorted`.
         memory_bytes: `dedup.memory`.
@@ -89,13 +89,13 @@ class IdKeeper:
     def __init__(
         self,
         pipeline: Pipeline,
-        state: State,
+        stored: Ids,
         writer: Worker,
         inbox: Inbox[IdsChanged | IdsSorted],
         memory_bytes: int = MEMORY_BYTES,
     ) -> None:
         self._pipeline = pipeline
-        self._state = state
+        self._stored = stored
         self._writer = writer
         self._inbox = inbox
         self._memory_bytes = memory_bytes
@@ -120,7 +120,7 @@ class IdKeeper:
         """A partition is ours; whether the core may have it at once. Else `sorted` gives it."""
         if not self._pipeline.intake.identities.remembered:
             if not one.resumed:
-                self._writer.wait(lambda: self._state.drop_ids_before(one.tp, EVERY_GENERATION))
+                self._writer.wait(lambda: self._stored.drop_before(one.tp, EVERY_GENERATION))
             return True
         self._number += 1
         self._numbers[one.tp] = self._number
@@ -136,7 +136,7 @@ class IdKeeper:
             self._dropped.pop(one.tp, None)
             try:
                 if not one.resumed:  # an operator's reset replays, a topic made again is another one: no id is known
-                    self._state.drop_ids_before(one.tp, EVERY_GENERATION)
+                    self._stored.drop_before(one.tp, EVERY_GENERATION)
             except SidecarError as error:
                 self._inbox.put(IdsSorted(one.tp, taken.number, None, str(error)))
             else:
@@ -147,7 +147,7 @@ class IdKeeper:
     def _sort(self, tp: TopicPartition, number: int, *, merge: bool) -> None:
         def job() -> None:
             try:
-                stored = self._state.sort_ids(tp, merge=merge)
+                stored = self._stored.sort(tp, merge=merge)
             except (SidecarError, MemoryError) as error:
                 self._inbox.put(IdsSorted(tp, number, None, str(error) or "too little memory"))
                 return
@@ -228,7 +228,7 @@ class IdKeeper:
         """On a sorter's thread."""
         found = set()
         with suppress(SidecarError):  # the folder is gone, which is told anyway
-            found = self._state.changed_ids()
+            found = self._stored.changed()
         self._inbox.put(IdsChanged(found))
 
     def changed(self, told: IdsChanged) -> None:
@@ -267,10 +267,10 @@ class IdKeeper:
     def journal(self, segments: Sequence[SettledIds]) -> str:
         """On the writer thread: ids are durable before the commit that settles them. Why they are not, else empty."""
         try:
-            self._state.append_ids([IdSegment(one.tp, one.generation, one.ids.tobytes()) for one in segments])
+            self._stored.append([IdSegment(one.tp, one.generation, one.ids.tobytes()) for one in segments])
             for tp, generation in {(segment.tp, segment.generation - 1) for segment in segments}:
                 if generation > self._dropped.get(tp, 0):
-                    self._state.drop_ids_before(tp, generation)
+                    self._stored.drop_before(tp, generation)
                     self._dropped[tp] = generation
         except SidecarError as error:
             return str(error)
@@ -293,5 +293,5 @@ class IdKeeper:
 
     def close(self) -> None:
         """Give up what is being sorted."""
-        self._state.stop_sorting()
+        self._stored.stop_sorting()
         self._sorter.close(CLOSE_S)

@@ -101,7 +101,9 @@ class Daemon:
         senders = Senders(sink, settings.sink.chosen.batches_at_once, inbox)
         stack.callback(senders.close, SENDERS_PATIENCE_S)
         send_back = source.send_back if isinstance(source, RocketMqSource) else None
-        dead_letter_writer = DeadLetterWriter(open_dead_letters(settings, state, source.fetch, send_back), inbox)
+        dead_letter_writer = DeadLetterWriter(
+            open_dead_letters(settings, state.letters, source.fetch, send_back), inbox
+        )
         drain_s = settings.drain_timeout_ms / 1000
         supervisor = Supervisor(
             pipeline, source, senders, inbox, writer, state, dead_letter_writer, drain_s, ledger, dedup.memory_bytes

@@ -124,7 +124,7 @@ class StatusKeeper:
     def _count_dead_letters(self) -> int:
         """As many as last time while the file cannot be read: no status is worth the end of the daemon."""
         with suppress(StateError):
-            self._dead_letters = self._state.count_dead_letters()
+            self._dead_letters = self._state.letters.count()
         return self._dead_letters
 
     def _partition(self, pipeline: Pipeline, tp: TopicPartition) -> PartitionStatus:

@@ -75,7 +75,7 @@ class Supervisor:
         ids_memory_bytes: int = MEMORY_BYTES,
     ) -> None:
         self.pipeline = pipeline
-        self.ids = IdKeeper(pipeline, state, writer, inbox, ids_memory_bytes)
+        self.ids = IdKeeper(pipeline, state.ids, writer, inbox, ids_memory_bytes)
         self.source = source
         self.record = Record()
         self.progressed_s = inf

@@ -62,4 +62,4 @@ def ask_status(state_dir: Path, pid: int) -> dict[str, Any] | None:
 def dead_letters(state_dir: Path) -> list[Place]:
     """Places of the dead letters in a state folder that no daemon holds."""
     with contextlib.closing(Store(state_dir)) as state:
-        return [(letter.partition, letter.offset) for letter in state.dead_letters(LETTERS_MAX)]
+        return [(letter.partition, letter.offset) for letter in state.letters.load(LETTERS_MAX)]

@@ -50,9 +50,9 @@ class DeadLetterStore(Protocol):
 
 
 class Keeper(Protocol):
-    """What of a `State` keeps dead letters."""
+    """What of `state.Letters` keeps them."""
 
-    def put_dead_letters(self, letters: Sequence[StoredLetter]) -> int:
+    def put(self, letters: Sequence[StoredLetter]) -> int:
         """Keep these dead letters and return how many were new; raises `StateError` when there is no room for all."""
         ...
 
@@ -149,12 +149,12 @@ class DeadLettersInState:
     """Dead letters in the state folder, with their envelopes, so that they can be sent again.
 
     Args:
-        state: Keeps them.
+        keeper: Keeps them.
         originals: Finds the messages.
     """
 
-    def __init__(self, state: Keeper, originals: Originals) -> None:
-        self._state = state
+    def __init__(self, keeper: Keeper, originals: Originals) -> None:
+        self._keeper = keeper
         self._originals = originals
         self._writing = threading.Lock()
         self._closed = False
@@ -168,7 +168,7 @@ class DeadLettersInState:
         stored = [StoredLetter.of(one, at_ms=int(time.time() * 1000), envelope=self._envelope(one)) for one in letters]
         with self._writing:
             self._check_open()
-            self._state.put_dead_letters(stored)
+            self._keeper.put(stored)
 
     def close(self) -> None:
         """Wait for what is being written; the state may be closed then."""

@@ -11,7 +11,7 @@ import sqlite3
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -54,8 +54,8 @@ class IdStore:
         self._begun.clear()
         self._listed.clear()
 
-    def append(self, segments: Sequence[IdSegment]) -> None:
-        """See `State.append_ids`; many small segments are put together on the way."""
+    def append(self, segments: Iterable[IdSegment]) -> None:
+        """See `Ids.append`; many small segments are put together on the way."""
         wanted = [segment for segment in segments if segment.ids]
         for segment in wanted:
             check_ids(segment.ids)
@@ -68,7 +68,7 @@ class IdStore:
         self._begun |= new
 
     def drop_before(self, tp: TopicPartition, generation: int) -> None:
-        """See `State.drop_ids_before`."""
+        """See `Ids.drop_before`."""
         with self._database.transaction() as connection:
             connection.execute(
                 "DELETE FROM ids WHERE topic = ? AND partition = ? AND broker = ? AND generation < ?", (*tp, generation)
@@ -86,15 +86,15 @@ class IdStore:
         self._database.return_space()
 
     def load(self, tp: TopicPartition) -> list[tuple[int, bytes]]:
-        """See `State.load_ids`."""
+        """See `Ids.load`."""
         with self._database.transaction() as connection:
             found = id_segments.load(connection, tp, self._on_damage)
         filed = self.files.runs(tp)
         found += [(generation, unmixed(run.keys).tobytes()) for generation, runs in filed.items() for run in runs]
         return sorted(found, key=lambda one: one[0])
 
-    def sort(self, tp: TopicPartition, *, merge: bool) -> StoredIds:
-        """See `State.sort_ids`."""
+    def sort(self, tp: TopicPartition, *, merge: bool = True) -> StoredIds:
+        """See `Ids.sort`."""
         with self._sorting[tp]:
             return self._sort(tp, merge=merge)
 
@@ -119,8 +119,12 @@ class IdStore:
             runs.setdefault(generation, []).append(SortedRun.of(keys))
         return StoredIds(runs, begun, problem)
 
+    def stop_sorting(self) -> None:
+        """See `Ids.stop_sorting`."""
+        self.files.closing = True
+
     def changed(self) -> set[TopicPartition]:
-        """See `State.changed_ids`."""
+        """See `Ids.changed`."""
         return self.files.changed()
 
     def _mend(self, tp: TopicPartition) -> None:
@@ -161,7 +165,7 @@ class IdStore:
             self._database.return_space()
 
     def copy(self, source: TopicPartition, target: TopicPartition) -> None:
-        """See `State.copy_ids`."""
+        """See `Ids.copy`."""
         self.drop_before(target, 1 << 62)
         with self._database.transaction() as connection:
             for generation, ids in id_segments.load(connection, source, self._on_damage):

@@ -128,12 +128,75 @@ class Damage(NamedTuple):
     outcome: str
 
 
+class Ids(Protocol):
+    """The settled message ids of a `State`."""
+
+    def append(self, segments: Iterable[IdSegment]) -> None:
+        """Add settled message ids to their generations, in one transaction."""
+        ...
+
+    def drop_before(self, tp: TopicPartition, generation: int) -> None:
+        """Forget the generations below this one."""
+        ...
+
+    def load(self, tp: TopicPartition) -> list[tuple[int, bytes]]:
+        """(generation, ids) with generations rising; within one the segments stand in any order."""
+        ...
+
+    def sort(self, tp: TopicPartition, *, merge: bool = True) -> StoredIds:
+        """All that was appended and not dropped, sorted; from any other threads.
+
+        Args:
+            tp: The partition.
+            merge: Put together what lies in many files, which may take seconds; writes go on meanwhile.
+        """
+        ...
+
+    def copy(self, source: TopicPartition, target: TopicPartition) -> None:
+        """Keep of `target` what is kept of `source`, in place of what was there."""
+        ...
+
+    def stop_sorting(self) -> None:
+        """The process ends: `sort` under way raises `StateError` soon; from any thread."""
+        ...
+
+    def changed(self) -> set[TopicPartition]:
+        """Partitions whose ids others have touched on the disk: `sort` mends that; quick, from any thread."""
+        ...
+
+
+class Letters(Protocol):
+    """The dead letters of a `State`."""
+
+    def put(self, letters: Sequence[StoredLetter]) -> int:
+        """Keep these dead letters and return how many were new; raises `StateError` when there is no room for all."""
+        ...
+
+    def load(self, limit: int, after: int = 0) -> list[StoredLetter]:
+        """Dead letters with an id above `after`, in the order they came; safe from any thread."""
+        ...
+
+    def count(self) -> int:
+        """Dead letters kept; safe from any thread."""
+        ...
+
+
 class State(Protocol):
     """Everything that outlives the process beside what the broker keeps.
 
     A method that writes is durable when it returns, and all or nothing. Every method may raise `StateError`; the state
     stays usable afterwards, and what was there before is still there.
     """
+
+    @property
+    def ids(self) -> Ids:
+        """Settled message ids."""
+        ...
+
+    @property
+    def letters(self) -> Letters:
+        """Dead letters."""
+        ...
 
     def bind(self, cluster_id: str, group_id: str) -> bool:
         """Claim the state for a cluster and a consumer group.
@@ -172,51 +235,6 @@ class State(Protocol):
 
     def load_progress(self) -> dict[ProgressKey, str]:
         """What `save_progress` kept; damaged rows are dropped and reported by `take_damages`."""
-        ...
-
-    def append_ids(self, segments: Iterable[IdSegment]) -> None:
-        """Add settled message ids to their generations, in one transaction."""
-        ...
-
-    def drop_ids_before(self, tp: TopicPartition, generation: int) -> None:
-        """Forget the generations below this one."""
-        ...
-
-    def load_ids(self, tp: TopicPartition) -> list[tuple[int, bytes]]:
-        """(generation, ids) with generations rising; within one the segments stand in any order."""
-        ...
-
-    def sort_ids(self, tp: TopicPartition, *, merge: bool = True) -> StoredIds:
-        """All that was appended and not dropped, sorted; from any other threads.
-
-        Args:
-            tp: The partition.
-            merge: Put together what lies in many files, which may take seconds; writes go on meanwhile.
-        """
-        ...
-
-    def copy_ids(self, source: TopicPartition, target: TopicPartition) -> None:
-        """Keep of `target` what is kept of `source`, in place of what was there."""
-        ...
-
-    def stop_sorting(self) -> None:
-        """The process ends: `sort_ids` under way raises `StateError` soon; from any thread."""
-        ...
-
-    def changed_ids(self) -> set[TopicPartition]:
-        """Partitions whose ids others have touched on the disk: `sort_ids` mends that; quick, from any thread."""
-        ...
-
-    def put_dead_letters(self, letters: Sequence[StoredLetter]) -> int:
-        """Keep these dead letters and return how many were new; raises `StateError` when there is no room for all."""
-        ...
-
-    def dead_letters(self, limit: int, after: int = 0) -> list[StoredLetter]:
-        """Dead letters with an id above `after`, in the order they came; safe from any thread."""
-        ...
-
-    def count_dead_letters(self) -> int:
-        """Dead letters kept; safe from any thread."""
         ...
 
     def check_in_place(self) -> None:

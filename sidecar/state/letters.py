@@ -3,38 +3,61 @@
 from __future__ import annotations
 
 import json
-import sqlite3
 from collections.abc import Callable, Sequence
 
 from sidecar.core.records import Attempt, TopicPartition
-from sidecar.state.database import checksum
-from sidecar.state.interface import Damage, StoredLetter
+from sidecar.state.database import Database, checksum
+from sidecar.state.interface import Damage, StoredLetter, no_room_for_letters
 from sidecar.state.schema import Row
 
 _COLUMNS = (
     'scope, topic, partition, broker, "offset", group_name, reason, status, attempts, first_at_ms, row, envelope, '
     "size_bytes, crc"
 )
-SELECT = f"SELECT id, {_COLUMNS} FROM dead_letters WHERE id > ? ORDER BY id LIMIT ?"
+_SELECT = f"SELECT id, {_COLUMNS} FROM dead_letters WHERE id > ? ORDER BY id LIMIT ?"
 _INSERT = f"INSERT OR IGNORE INTO dead_letters ({_COLUMNS}) VALUES ({', '.join('?' * 14)})"
 
 
-def insert(connection: sqlite3.Connection, letters: Sequence[StoredLetter]) -> int:
-    """Add those that are not there yet, and return how many that were."""
-    return sum(connection.execute(_INSERT, _encode(letter)).rowcount for letter in letters)
+class LetterStore:
+    """The dead letters of one state folder.
 
+    Args:
+        database: Where they stand.
+        place: The folder, for an operator.
+        bytes_max: Rows and envelopes together.
+        on_damage: Told of what was found damaged.
+    """
 
-def decode_all(rows: Sequence[Row], on_damage: Callable[[Damage], None]) -> list[StoredLetter]:
-    """The sound letters of some rows."""
-    found: list[StoredLetter] = []
-    for row in rows:
-        if row[-1] == checksum(*row[1:-1]):
-            found.append(_decode(row))
-        else:
-            tp = TopicPartition(*row[2:5])
-            where = f"{tp.topic}:{tp.queue} offset {row[5]}"
-            on_damage(Damage("dead letter", where, "checksum", f"left out, id {row[0]}"))
-    return found
+    def __init__(self, database: Database, place: str, bytes_max: int, on_damage: Callable[[Damage], None]) -> None:
+        self._database = database
+        self._place = place
+        self._bytes_max = bytes_max
+        self._on_damage = on_damage
+
+    def put(self, letters: Sequence[StoredLetter]) -> int:
+        """See `Letters.put`."""
+        with self._database.transaction() as connection:
+            new = sum(connection.execute(_INSERT, _encode(letter)).rowcount for letter in letters)
+            (size_bytes,) = connection.execute("SELECT size_bytes FROM dead_letter_totals").fetchone()
+            if new and size_bytes > self._bytes_max:
+                raise no_room_for_letters(self._place, size_bytes, self._bytes_max)
+            return new
+
+    def load(self, limit: int, after: int = 0) -> list[StoredLetter]:
+        """See `Letters.load`; a damaged one is reported and left out, but stays in the file."""
+        found: list[StoredLetter] = []
+        for row in self._database.rows(_SELECT, (after, limit)):
+            if row[-1] == checksum(*row[1:-1]):
+                found.append(_decode(row))
+            else:
+                tp = TopicPartition(*row[2:5])
+                where = f"{tp.topic}:{tp.queue} offset {row[5]}"
+                self._on_damage(Damage("dead letter", where, "checksum", f"left out, id {row[0]}"))
+        return found
+
+    def count(self) -> int:
+        """See `Letters.count`."""
+        return int(self._database.rows("SELECT letters FROM dead_letter_totals")[0][0])
 
 
 def _encode(letter: StoredLetter) -> Row:

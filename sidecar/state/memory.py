@@ -27,6 +27,121 @@ from sidecar.state.interface import (
 )
 
 
+class Disk:
+    """Whether what is in memory can be written."""
+
+    def __init__(self) -> None:
+        self.failing = ""
+
+    def check(self) -> None:
+        """Raise `StateError` when it cannot."""
+        if self.failing:
+            raise StateError(f"the state in memory cannot be written: {self.failing}")
+
+
+class MemoryIds:
+    """The message ids of a state in memory.
+
+    Args:
+        disk: Whether they can be written.
+    """
+
+    def __init__(self, disk: Disk) -> None:
+        self._disk = disk
+        self._ids: dict[TopicPartition, dict[int, bytearray]] = {}
+        self._begun_at_ms: dict[tuple[TopicPartition, int], int] = {}
+
+    def append(self, segments: Iterable[IdSegment]) -> None:
+        """See `Ids.append`."""
+        self._disk.check()
+        wanted = [segment for segment in segments if segment.ids]
+        for segment in wanted:
+            check_ids(segment.ids)
+        for segment in wanted:
+            self._begun_at_ms.setdefault((segment.tp, segment.generation), time.time_ns() // 1_000_000)
+            self._ids.setdefault(segment.tp, {}).setdefault(segment.generation, bytearray()).extend(segment.ids)
+
+    def drop_before(self, tp: TopicPartition, generation: int) -> None:
+        """See `Ids.drop_before`."""
+        self._disk.check()
+        generations = self._ids.get(tp, {})
+        for old in [g for g in generations if g < generation]:
+            del generations[old], self._begun_at_ms[tp, old]
+
+    def load(self, tp: TopicPartition) -> list[tuple[int, bytes]]:
+        """See `Ids.load`."""
+        return [(generation, bytes(ids)) for generation, ids in sorted(self._ids.get(tp, {}).items())]
+
+    def sort(self, tp: TopicPartition, *, merge: bool = True) -> StoredIds:  # noqa: ARG002
+        """See `Ids.sort`."""
+        self._disk.check()
+        runs = {
+            generation: [SortedRun.of(rising(np.frombuffer(bytes(ids), np.int64)))]
+            for generation, ids in self._ids.get(tp, {}).items()
+        }
+        return StoredIds(runs, {generation: self._begun_at_ms[tp, generation] for generation in runs})
+
+    def copy(self, source: TopicPartition, target: TopicPartition) -> None:
+        """See `Ids.copy`."""
+        self._disk.check()
+        self._ids[target] = {generation: ids[:] for generation, ids in self._ids.get(source, {}).items()}
+        for generation in self._ids[target]:
+            self._begun_at_ms[target, generation] = self._begun_at_ms[source, generation]
+
+    def stop_sorting(self) -> None:
+        """See `Ids.stop_sorting`: nothing here takes long."""
+
+    def changed(self) -> set[TopicPartition]:
+        """See `Ids.changed`: nobody changes what is in memory."""
+        return set()
+
+    def clear(self) -> None:
+        """Forget all of them."""
+        self._ids.clear()
+        self._begun_at_ms.clear()
+
+
+class MemoryLetters:
+    """The dead letters of a state in memory.
+
+    Args:
+        disk: Whether they can be written.
+        bytes_max: Rows and envelopes together.
+    """
+
+    def __init__(self, disk: Disk, bytes_max: int) -> None:
+        self._disk = disk
+        self._bytes_max = bytes_max
+        self._lock = threading.RLock()
+        self._letters: dict[tuple[str, str, int, str, int], StoredLetter] = {}
+        self._bytes = 0
+
+    def put(self, letters: Sequence[StoredLetter]) -> int:
+        """See `Letters.put`."""
+        self._disk.check()
+        with self._lock:
+            new: dict[tuple[str, str, int, str, int], StoredLetter] = {}
+            for letter in letters:
+                if letter.identity not in self._letters:
+                    new.setdefault(letter.identity, letter)
+            size_bytes = self._bytes + sum(letter.size_bytes for letter in new.values())
+            if new and size_bytes > self._bytes_max:
+                raise no_room_for_letters("memory", size_bytes, self._bytes_max)
+            for letter in new.values():
+                self._letters[letter.identity] = replace(letter, id=len(self._letters) + 1)
+            self._bytes = size_bytes
+            return len(new)
+
+    def load(self, limit: int, after: int = 0) -> list[StoredLetter]:
+        """See `Letters.load`."""
+        with self._lock:
+            return list(self._letters.values())[after : after + limit]
+
+    def count(self) -> int:
+        """See `Letters.count`."""
+        return len(self._letters)
+
+
 class MemoryState:
     """A `State` that lives as long as the object: hand it to the next simulated life as its disk.
 
@@ -34,28 +149,27 @@ class MemoryState:
         dead_letters_bytes_max: As of `Store`.
     """
 
-    failing: str = ""
-    """While this is set every write raises `StateError` with this text and changes nothing: a full disk."""
-
     def __init__(self, *, dead_letters_bytes_max: int = DEAD_LETTERS_BYTES_MAX) -> None:
-        self._lock = threading.RLock()
-        self._letters_bytes_max = dead_letters_bytes_max
+        self._disk = Disk()
+        self.ids = MemoryIds(self._disk)
+        self.letters = MemoryLetters(self._disk, dead_letters_bytes_max)
         self._bound: tuple[str, str] | None = None
         self._member: tuple[str, str] | None = None
         self._partitions: dict[TopicPartition, PartitionSnapshot] = {}
         self._progress: dict[ProgressKey, str] = {}
-        self._ids: dict[TopicPartition, dict[int, bytearray]] = {}
-        self._begun_at_ms: dict[tuple[TopicPartition, int], int] = {}
-        self._letters: dict[tuple[str, str, int, str, int], StoredLetter] = {}
-        self._letters_bytes = 0
 
-    def _check_writable(self) -> None:
-        if self.failing:
-            raise StateError(f"the state in memory cannot be written: {self.failing}")
+    @property
+    def failing(self) -> str:
+        """While this is set every write raises `StateError` with this text and changes nothing: a full disk."""
+        return self._disk.failing
+
+    @failing.setter
+    def failing(self, why: str) -> None:
+        self._disk.failing = why
 
     def bind(self, cluster_id: str, group_id: str) -> bool:
         """See `State.bind`."""
-        self._check_writable()
+        self._disk.check()
         if self._bound is None:
             self._bound = (cluster_id, group_id)
             return True
@@ -66,8 +180,7 @@ class MemoryState:
         if not same:
             self._partitions.clear()
             self._progress.clear()
-            self._ids.clear()
-            self._begun_at_ms.clear()
+            self.ids.clear()
             self._member = None
         self._bound = (cluster_id or bound_cluster, group_id)
         return same
@@ -78,17 +191,17 @@ class MemoryState:
 
     def save_member(self, group_id: str, member_id: str) -> None:
         """See `State.save_member`."""
-        self._check_writable()
+        self._disk.check()
         self._member = (group_id, member_id)
 
     def forget_member(self) -> None:
         """See `State.forget_member`."""
-        self._check_writable()
+        self._disk.check()
         self._member = None
 
     def save_partitions(self, rows: Iterable[PartitionSnapshot]) -> None:
         """See `State.save_partitions`."""
-        self._check_writable()
+        self._disk.check()
         self._partitions.update({row.tp: row for row in rows})
 
     def load_partitions(self) -> dict[TopicPartition, PartitionSnapshot]:
@@ -97,82 +210,13 @@ class MemoryState:
 
     def save_progress(self, rows: Mapping[ProgressKey, str], *, durable: bool = True) -> None:  # noqa: ARG002
         """See `State.save_progress`."""
-        self._check_writable()
+        self._disk.check()
         self._progress.update(rows)
         self._progress = {key: text for key, text in self._progress.items() if text}
 
     def load_progress(self) -> dict[ProgressKey, str]:
         """See `State.load_progress`."""
         return dict(self._progress)
-
-    def append_ids(self, segments: Iterable[IdSegment]) -> None:
-        """See `State.append_ids`."""
-        self._check_writable()
-        wanted = [segment for segment in segments if segment.ids]
-        for segment in wanted:
-            check_ids(segment.ids)
-        for segment in wanted:
-            self._begun_at_ms.setdefault((segment.tp, segment.generation), time.time_ns() // 1_000_000)
-            self._ids.setdefault(segment.tp, {}).setdefault(segment.generation, bytearray()).extend(segment.ids)
-
-    def drop_ids_before(self, tp: TopicPartition, generation: int) -> None:
-        """See `State.drop_ids_before`."""
-        self._check_writable()
-        generations = self._ids.get(tp, {})
-        for old in [g for g in generations if g < generation]:
-            del generations[old], self._begun_at_ms[tp, old]
-
-    def load_ids(self, tp: TopicPartition) -> list[tuple[int, bytes]]:
-        """See `State.load_ids`."""
-        return [(generation, bytes(ids)) for generation, ids in sorted(self._ids.get(tp, {}).items())]
-
-    def sort_ids(self, tp: TopicPartition, *, merge: bool = True) -> StoredIds:  # noqa: ARG002
-        """See `State.sort_ids`."""
-        self._check_writable()
-        runs = {
-            generation: [SortedRun.of(rising(np.frombuffer(bytes(ids), np.int64)))]
-            for generation, ids in self._ids.get(tp, {}).items()
-        }
-        return StoredIds(runs, {generation: self._begun_at_ms[tp, generation] for generation in runs})
-
-    def copy_ids(self, source: TopicPartition, target: TopicPartition) -> None:
-        """See `State.copy_ids`."""
-        self._check_writable()
-        self._ids[target] = {generation: ids[:] for generation, ids in self._ids.get(source, {}).items()}
-        for generation in self._ids[target]:
-            self._begun_at_ms[target, generation] = self._begun_at_ms[source, generation]
-
-    def stop_sorting(self) -> None:
-        """See `State.stop_sorting`: nothing here takes long."""
-
-    def changed_ids(self) -> set[TopicPartition]:
-        """See `State.changed_ids`: nobody changes what is in memory."""
-        return set()
-
-    def put_dead_letters(self, letters: Sequence[StoredLetter]) -> int:
-        """See `State.put_dead_letters`."""
-        self._check_writable()
-        with self._lock:
-            new: dict[tuple[str, str, int, str, int], StoredLetter] = {}
-            for letter in letters:
-                if letter.identity not in self._letters:
-                    new.setdefault(letter.identity, letter)
-            size_bytes = self._letters_bytes + sum(letter.size_bytes for letter in new.values())
-            if new and size_bytes > self._letters_bytes_max:
-                raise no_room_for_letters("memory", size_bytes, self._letters_bytes_max)
-            for letter in new.values():
-                self._letters[letter.identity] = replace(letter, id=len(self._letters) + 1)
-            self._letters_bytes = size_bytes
-            return len(new)
-
-    def dead_letters(self, limit: int, after: int = 0) -> list[StoredLetter]:
-        """See `State.dead_letters`."""
-        with self._lock:
-            return list(self._letters.values())[after : after + limit]
-
-    def count_dead_letters(self) -> int:
-        """See `State.count_dead_letters`."""
-        return len(self._letters)
 
     def check_in_place(self) -> None:
         """See `State.check_in_place`: nobody moves what is in memory."""

@@ -5,26 +5,22 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from sidecar.core.records import TopicPartition
-from sidecar.state import letters
 from sidecar.state.database import Database, checksum
 from sidecar.state.folder import StateFolder
 from sidecar.state.id_store import IdStore
 from sidecar.state.interface import (
     DEAD_LETTERS_BYTES_MAX,
     Damage,
-    IdSegment,
     PartitionSnapshot,
     ProgressKey,
-    StoredIds,
-    StoredLetter,
     another_group,
-    no_room_for_letters,
     same_cluster,
 )
+from sidecar.state.letters import LetterStore
 from sidecar.state.schema import Row
 
 DAMAGES_KEPT_MAX = 1_000
@@ -35,8 +31,8 @@ _PARTITION_COLUMNS = "topic, partition, broker, topic_id, incarnation, watermark
 class Store:
     """A `State` in one SQLite file of a folder that this process alone holds.
 
-    Writes and loads are meant for one thread; `dead_letters` and `count_dead_letters` may come from any and never wait
-    for a write. A damaged file is set aside and a new one begun: see `take_damages`.
+    Writes and loads are meant for one thread; `letters.load` and `letters.count` may come from any and never wait for
+    a write. A damaged file is set aside and a new one begun: see `take_damages`.
 
     Args:
         folder: Made if missing.
@@ -47,7 +43,6 @@ class Store:
     """
 
     def __init__(self, folder: Path | str, *, dead_letters_bytes_max: int = DEAD_LETTERS_BYTES_MAX) -> None:
-        self._letters_bytes_max = dead_letters_bytes_max
         self._damages: deque[Damage] = deque(maxlen=DAMAGES_KEPT_MAX)
         self._bound: tuple[str, str] | None = None
         self._folder = StateFolder(Path(folder))
@@ -56,7 +51,8 @@ class Store:
         except BaseException:
             self._folder.close()
             raise
-        self._ids = IdStore(self._database, self._folder.path, self._damages.append)
+        self.ids = IdStore(self._database, self._folder.path, self._damages.append)
+        self.letters = LetterStore(self._database, str(self._folder.path), dead_letters_bytes_max, self._damages.append)
 
     def bind(self, cluster_id: str, group_id: str) -> bool:
         """See `State.bind`."""
@@ -77,8 +73,8 @@ class Store:
             bound = (cluster_id or bound_cluster, group_id)
             _put_meta(connection, "identity", bound)
         if not same:
-            self._ids.forget_database()
-        self._ids.files.bind(*bound, ours=same and found is not None)
+            self.ids.forget_database()
+        self.ids.files.bind(*bound, ours=same and found is not None)
         self._bound = bound
         if not same:
             self._database.return_space()
@@ -86,7 +82,7 @@ class Store:
 
     def _rebind(self) -> None:
         """A file begun in mid-life belongs to whom the old one belonged."""
-        self._ids.forget_database()
+        self.ids.forget_database()
         if self._bound:
             with self._database.transaction() as connection:
                 _put_meta(connection, "identity", self._bound)
@@ -159,52 +155,6 @@ class Store:
                     connection.execute("DELETE FROM progress WHERE rowid = ?", (rowid,))
                     self._damages.append(Damage("progress", f"{key.topic}:{key.tp.queue}", "checksum", "dropped"))
         return found
-
-    def append_ids(self, segments: Iterable[IdSegment]) -> None:
-        """See `State.append_ids`."""
-        self._ids.append(list(segments))
-
-    def drop_ids_before(self, tp: TopicPartition, generation: int) -> None:
-        """See `State.drop_ids_before`."""
-        self._ids.drop_before(tp, generation)
-
-    def load_ids(self, tp: TopicPartition) -> list[tuple[int, bytes]]:
-        """See `State.load_ids`."""
-        return self._ids.load(tp)
-
-    def sort_ids(self, tp: TopicPartition, *, merge: bool = True) -> StoredIds:
-        """See `State.sort_ids`."""
-        return self._ids.sort(tp, merge=merge)
-
-    def copy_ids(self, source: TopicPartition, target: TopicPartition) -> None:
-        """See `State.copy_ids`."""
-        self._ids.copy(source, target)
-
-    def stop_sorting(self) -> None:
-        """See `State.stop_sorting`."""
-        self._ids.files.closing = True
-
-    def changed_ids(self) -> set[TopicPartition]:
-        """See `State.changed_ids`."""
-        return self._ids.changed()
-
-    def put_dead_letters(self, letters_: Sequence[StoredLetter]) -> int:
-        """See `State.put_dead_letters`."""
-        with self._database.transaction() as connection:
-            new = letters.insert(connection, letters_)
-            (size_bytes,) = connection.execute("SELECT size_bytes FROM dead_letter_totals").fetchone()
-            if new and size_bytes > self._letters_bytes_max:
-                raise no_room_for_letters(str(self._folder.path), size_bytes, self._letters_bytes_max)
-            return new
-
-    def dead_letters(self, limit: int, after: int = 0) -> list[StoredLetter]:
-        """See `State.dead_letters`; a damaged one is reported and left out, but stays in the file."""
-        rows = self._database.rows(letters.SELECT, (after, limit))
-        return letters.decode_all(rows, self._damages.append)
-
-    def count_dead_letters(self) -> int:
-        """See `State.count_dead_letters`."""
-        return int(self._database.rows("SELECT letters FROM dead_letter_totals")[0][0])
 
     def check_in_place(self) -> None:
         """See `State.check_in_place`."""

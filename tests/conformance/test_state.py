@@ -103,7 +103,7 @@ def ids(*values: int) -> bytes:
 def loaded(state: State, tp: TopicPartition = ORDERS) -> dict[int, list[int]]:
     """The ids of a partition by generation."""
     found: dict[int, list[int]] = defaultdict(list)
-    for generation, data in state.load_ids(tp):
+    for generation, data in state.ids.load(tp):
         assert generation >= max(found, default=generation)
         found[generation].extend(array("q", data))
     return {generation: sorted(values) for generation, values in found.items()}
@@ -128,14 +128,14 @@ def test_progress_comes_back_as_it_was(world: World) -> None:
 
 def test_ids_are_kept_by_generation(world: World) -> None:
     """Every appended id is loaded once, under its partition and generation, until that is dropped."""
-    world.state.append_ids([IdSegment(OTHER, 1, ids(1))])
+    world.state.ids.append([IdSegment(OTHER, 1, ids(1))])
     for generation in (1, 2, 3):
         for start in range(0, 300, 3):
-            world.state.append_ids([IdSegment(ORDERS, generation, ids(start, start + 1, -start - 2))])
-    world.state.append_ids([IdSegment(ORDERS, 3, b"")])
+            world.state.ids.append([IdSegment(ORDERS, generation, ids(start, start + 1, -start - 2))])
+    world.state.ids.append([IdSegment(ORDERS, 3, b"")])
     expected = sorted(value for start in range(0, 300, 3) for value in (start, start + 1, -start - 2))
     assert loaded(world.restart()) == {1: expected, 2: expected, 3: expected}
-    world.state.drop_ids_before(ORDERS, 3)
+    world.state.ids.drop_before(ORDERS, 3)
     state = world.restart()
     assert (loaded(state), loaded(state, OTHER)) == ({3: expected}, {1: [1]})
 
@@ -143,7 +143,7 @@ def test_ids_are_kept_by_generation(world: World) -> None:
 def test_ids_that_are_no_array_are_refused_whole(world: World) -> None:
     """A segment of a wrong length is the caller's mistake, and none of its transaction is kept."""
     with pytest.raises(ValueError, match="64-bit"):
-        world.state.append_ids([IdSegment(ORDERS, 1, ids(1)), IdSegment(ORDERS, 1, b"odd")])
+        world.state.ids.append([IdSegment(ORDERS, 1, ids(1)), IdSegment(ORDERS, 1, b"odd")])
     assert loaded(world.state) == {}
 
 
@@ -158,71 +158,71 @@ def numbers(stored: StoredIds) -> dict[int, list[int]]:
 @pytest.mark.parametrize("count", [5, 3_000])
 def test_sorted_ids_are_all_that_was_appended(world: World, count: int) -> None:
     """Few or many, sorted before or not, in this life or the next: each id is found in a run of its generation."""
-    world.state.append_ids([IdSegment(OTHER, 1, ids(7))])
+    world.state.ids.append([IdSegment(OTHER, 1, ids(7))])
     for generation, start in ((4, 0), (5, count), (5, 0)):
-        world.state.append_ids([IdSegment(ORDERS, generation, ids(*range(start, start + count)))])
+        world.state.ids.append([IdSegment(ORDERS, generation, ids(*range(start, start + count)))])
     expected = {4: [*range(count)], 5: [*range(2 * count)]}
-    assert numbers(world.state.sort_ids(ORDERS)) == expected
-    world.state.append_ids([IdSegment(ORDERS, 5, ids(-1))])
+    assert numbers(world.state.ids.sort(ORDERS)) == expected
+    world.state.ids.append([IdSegment(ORDERS, 5, ids(-1))])
     expected[5] = [-1, *expected[5]]
-    assert numbers(world.state.sort_ids(ORDERS)) == numbers(world.restart().sort_ids(ORDERS)) == expected
+    assert numbers(world.state.ids.sort(ORDERS)) == numbers(world.restart().ids.sort(ORDERS)) == expected
     assert loaded(world.state) == expected
-    world.state.drop_ids_before(ORDERS, 5)
-    assert numbers(world.state.sort_ids(ORDERS)) == {5: expected[5]}
-    assert numbers(world.restart().sort_ids(ORDERS)) == {5: expected[5]}
-    assert numbers(world.state.sort_ids(OTHER)) == {1: [7]}
+    world.state.ids.drop_before(ORDERS, 5)
+    assert numbers(world.state.ids.sort(ORDERS)) == {5: expected[5]}
+    assert numbers(world.restart().ids.sort(ORDERS)) == {5: expected[5]}
+    assert numbers(world.state.ids.sort(OTHER)) == {1: [7]}
 
 
 def test_a_generation_knows_when_it_began(world: World) -> None:
     """The time of a generation's first ids outlives the process, and goes with the generation."""
     before_ms = time.time_ns() // 1_000_000
-    world.state.append_ids([IdSegment(ORDERS, 1, ids(1)), IdSegment(ORDERS, 2, ids(2))])
-    begun = world.state.sort_ids(ORDERS).begun_at_ms
+    world.state.ids.append([IdSegment(ORDERS, 1, ids(1)), IdSegment(ORDERS, 2, ids(2))])
+    begun = world.state.ids.sort(ORDERS).begun_at_ms
     assert all(before_ms <= begun[generation] <= time.time_ns() / 1e6 for generation in (1, 2))
-    world.state.append_ids([IdSegment(ORDERS, 2, ids(3))])
-    assert world.restart().sort_ids(ORDERS).begun_at_ms == begun
-    world.state.drop_ids_before(ORDERS, 2)
-    assert world.restart().sort_ids(ORDERS).begun_at_ms == {2: begun[2]}
+    world.state.ids.append([IdSegment(ORDERS, 2, ids(3))])
+    assert world.restart().ids.sort(ORDERS).begun_at_ms == begun
+    world.state.ids.drop_before(ORDERS, 2)
+    assert world.restart().ids.sort(ORDERS).begun_at_ms == {2: begun[2]}
 
 
 @pytest.mark.parametrize("count", [5, 3_000])
 def test_copied_ids_take_the_place_of_others(world: World, count: int) -> None:
     """A copy has the ids and the ages of its source, nothing of what was there, and lives on without the source."""
-    world.state.append_ids([IdSegment(ORDERS, 1, ids(*range(count))), IdSegment(OTHER, 3, ids(*range(9, count + 9)))])
+    world.state.ids.append([IdSegment(ORDERS, 1, ids(*range(count))), IdSegment(OTHER, 3, ids(*range(9, count + 9)))])
     for tp in (ORDERS, OTHER):
-        world.state.sort_ids(tp)
-    world.state.append_ids([IdSegment(ORDERS, 2, ids(7))])
-    source = world.state.sort_ids(ORDERS)
-    world.state.copy_ids(ORDERS, OTHER)
-    world.state.drop_ids_before(ORDERS, 9)
-    copied = world.restart().sort_ids(OTHER)
+        world.state.ids.sort(tp)
+    world.state.ids.append([IdSegment(ORDERS, 2, ids(7))])
+    source = world.state.ids.sort(ORDERS)
+    world.state.ids.copy(ORDERS, OTHER)
+    world.state.ids.drop_before(ORDERS, 9)
+    copied = world.restart().ids.sort(OTHER)
     assert (numbers(copied), copied.begun_at_ms) == ({1: [*range(count)], 2: [7]}, source.begun_at_ms)
-    assert numbers(world.state.sort_ids(ORDERS)) == {}
+    assert numbers(world.state.ids.sort(ORDERS)) == {}
 
 
 def test_ids_of_another_cluster_are_dropped(world: World) -> None:
     """No sorted id of one cluster's topics tells a duplicate in another's; a cluster that learns its id keeps them."""
     world.state.bind("", "g")
-    world.state.append_ids([IdSegment(ORDERS, 1, ids(*range(3_000)))])
-    world.state.sort_ids(ORDERS)
+    world.state.ids.append([IdSegment(ORDERS, 1, ids(*range(3_000)))])
+    world.state.ids.sort(ORDERS)
     world.state.bind("c1", "g")
     world.restart().bind("c1", "g")
-    assert numbers(world.state.sort_ids(ORDERS)) == {1: [*range(3_000)]}
+    assert numbers(world.state.ids.sort(ORDERS)) == {1: [*range(3_000)]}
     world.state.bind("c2", "g")
-    assert numbers(world.state.sort_ids(ORDERS)) == numbers(world.restart().sort_ids(ORDERS)) == {}
+    assert numbers(world.state.ids.sort(ORDERS)) == numbers(world.restart().ids.sort(ORDERS)) == {}
 
 
 def test_dead_letters_are_kept_once(world: World) -> None:
     """A letter put again, in the same call, a later one or a later life, is the same letter."""
-    assert world.state.put_dead_letters([letter(1), letter(2), letter(1)]) == 2
-    assert world.state.put_dead_letters([letter(2), letter(3)]) == 1
+    assert world.state.letters.put([letter(1), letter(2), letter(1)]) == 2
+    assert world.state.letters.put([letter(2), letter(3)]) == 1
     state = world.restart()
-    assert state.put_dead_letters([letter(3, row=b"other")]) == 0
-    assert state.count_dead_letters() == 3
-    kept = state.dead_letters(10)
+    assert state.letters.put([letter(3, row=b"other")]) == 0
+    assert state.letters.count() == 3
+    kept = state.letters.load(10)
     assert [replace(found, id=0) for found in kept] == [letter(1), letter(2), letter(3)]
-    assert [found.offset for found in state.dead_letters(1, after=kept[0].id)] == [2]
-    assert state.dead_letters(10, after=kept[-1].id) == []
+    assert [found.offset for found in state.letters.load(1, after=kept[0].id)] == [2]
+    assert state.letters.load(10, after=kept[-1].id) == []
 
 
 @pytest.mark.parametrize(
@@ -236,21 +236,21 @@ def test_dead_letters_are_kept_once(world: World) -> None:
 )
 def test_odd_dead_letters_come_back_as_they_were(world: World, odd: StoredLetter) -> None:
     """Null, empty and non-UTF-8 parts of a letter are kept as they are."""
-    world.state.put_dead_letters([odd])
-    (kept,) = world.restart().dead_letters(1)
+    world.state.letters.put([odd])
+    (kept,) = world.restart().letters.load(1)
     assert replace(kept, id=0) == odd
 
 
 def test_dead_letters_beyond_the_bound_are_refused_not_dropped(world: World) -> None:
     """What would pass the bound is refused whole with the cure; what is kept stays, and known ones stay welcome."""
-    world.state.put_dead_letters([letter(1, b"x" * 10_000)])
+    world.state.letters.put([letter(1, b"x" * 10_000)])
     with pytest.raises(StateError, match="limit is 20000") as caught:
-        world.state.put_dead_letters([letter(2), letter(3, b"x" * 10_000)])
+        world.state.letters.put([letter(2), letter(3, b"x" * 10_000)])
     assert caught.value.exit_code == 73
     assert "DELETE" in caught.value.hint
-    assert world.state.put_dead_letters([letter(1)]) == 0
-    assert world.state.put_dead_letters([letter(2)]) == 1
-    assert [kept.offset for kept in world.restart().dead_letters(10)] == [1, 2]
+    assert world.state.letters.put([letter(1)]) == 0
+    assert world.state.letters.put([letter(2)]) == 1
+    assert [kept.offset for kept in world.restart().letters.load(10)] == [1, 2]
 
 
 def test_a_letter_of_the_core_is_kept_with_its_story() -> None:
@@ -286,14 +286,14 @@ def test_another_cluster_drops_what_is_not_its_own(world: World) -> None:
     """With another cluster's id all of the old one goes but the dead letters; then it is the other's."""
     world.state.bind("c1", "g")
     world.state.save_partitions([snapshot()])
-    world.state.append_ids([IdSegment(ORDERS, 1, ids(1))])
+    world.state.ids.append([IdSegment(ORDERS, 1, ids(1))])
     world.state.save_member("g", "m")
     world.state.save_progress({QUEUE: "1"})
-    world.state.put_dead_letters([letter(1)])
+    world.state.letters.put([letter(1)])
     assert not world.restart().bind("c2", "g")
     state = world.restart()
     assert (state.load_partitions(), state.load_progress(), loaded(state), state.member()) == ({}, {}, {}, None)
-    assert state.count_dead_letters() == 1
+    assert state.letters.count() == 1
     assert state.bind("c2", "g")
 
 
@@ -311,24 +311,24 @@ def test_a_failed_write_changes_nothing_and_heals(world: World) -> None:
     """With a full disk a write raises, the old content stays whole, and it works again when there is room."""
     world.state.save_partitions([snapshot(watermark=1)])
     world.state.save_progress({QUEUE: "1"})
-    world.state.put_dead_letters([letter(1)])
+    world.state.letters.put([letter(1)])
     with world.full_disk():
         for write in (
-            lambda: world.state.put_dead_letters([letter(2, b"x" * 9_000)]),
+            lambda: world.state.letters.put([letter(2, b"x" * 9_000)]),
             lambda: world.state.save_partitions([snapshot(watermark=2)]),
-            lambda: world.state.append_ids([IdSegment(ORDERS, 1, ids(*range(900)))]),
+            lambda: world.state.ids.append([IdSegment(ORDERS, 1, ids(*range(900)))]),
             lambda: world.state.save_member("g", "m"),
             lambda: world.state.save_progress({QUEUE: "2"}),
         ):
             with pytest.raises(StateError):
                 write()
-        assert world.state.count_dead_letters() == 1
-    assert world.state.put_dead_letters([letter(2)]) == 1
+        assert world.state.letters.count() == 1
+    assert world.state.letters.put([letter(2)]) == 1
     world.state.save_partitions([snapshot(OTHER)])
     state = world.restart()
     assert state.load_partitions() == {ORDERS: snapshot(watermark=1), OTHER: snapshot(OTHER)}
     assert state.load_progress() == {QUEUE: "1"}
-    assert [kept.offset for kept in state.dead_letters(10)] == [1, 2]
+    assert [kept.offset for kept in state.letters.load(10)] == [1, 2]
     assert (loaded(state), state.member(), state.take_damages()) == ({}, None, [])
 
 

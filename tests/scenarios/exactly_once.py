@@ -148,7 +148,7 @@ def dead_lettered(daemon: Daemon) -> set[Place]:
     """Places of the dead letters in the state folder."""
     store = Store(daemon.state_dir)
     try:
-        return {(letter.topic, letter.partition, letter.offset) for letter in store.dead_letters(1_000_000)}
+        return {(letter.topic, letter.partition, letter.offset) for letter in store.letters.load(1_000_000)}
     finally:
         store.close()
 

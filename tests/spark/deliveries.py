@@ -93,7 +93,7 @@ def dead_letters(state: Path) -> Counter[tuple[str, int, int, str, str]]:
     """Topic, partition, offset, group and reason of what lies in a state folder that nobody uses."""
     store = Store(state)
     try:
-        found = store.dead_letters(100_000)
+        found = store.letters.load(100_000)
         return Counter((one.topic, one.partition, one.offset, one.group_name, one.reason) for one in found)
     finally:
         store.close()

@@ -57,7 +57,7 @@ def test_letters_of_the_longest_topics_have_files_of_their_own(tmp_path: Path) -
     for topic in ("t" * 249, "t" * 248 + "u", "orders"):
         files = LetterFiles(tmp_path, f"{topic}-0-123456")
         letter = StoredLetter.of(DeadLetter(TP, 4, "s", topic, "r", None), at_ms=1, envelope=b"")
-        assert files.put_dead_letters([letter]) == 1
+        assert files.put([letter]) == 1
         found[topic] = [one.group_name for name in files.names for one in letters_in(tmp_path / name)]
     assert found == {topic: [topic] for topic in found}
     assert len(list(tmp_path.iterdir())) == 3
@@ -216,14 +216,14 @@ def test_books_are_entered_once_and_letters_reach_the_state(tmp_path: Path) -> N
     letter = DeadLetter(TP, 4, "s", "g \udcff", "HTTP 400", b"\xff row", (Attempt(1, 400, 2.5, "HTTP 400"),))
     for batch in range(2):
         files = LetterFiles(folder.path / "letters" / str(batch), "orders-3-0")
-        files.put_dead_letters([StoredLetter.of(letter, at_ms=1, envelope=b'{"offset":4}')])
+        files.put([StoredLetter.of(letter, at_ms=1, envelope=b'{"offset":4}')])
         books = Books(consumed=60, delivered=50, filtered=9, dead_lettered=1)
         folder.put_books(batch, books_of([Outcome(TP, 99, books, {"count": 2}, {("g", "ack"): 2}, {}, files.names)]))
     begin(query, 0, "offsets", "commits")
     progress = Progress(make_settings(URL), folder, query, state)
     progress.settle()
     assert progress.latest().totals == Books()
-    assert (state.count_dead_letters(), folder.batches_with_books()) == (1, [1])
+    assert (state.letters.count(), folder.batches_with_books()) == (1, [1])
     begin(query, 1, "offsets")
     ends = {"orders": {"3": 100, "1": 40}}
     progress.heard([report(1, 100, 60, '{"orders": {"3": 20, "1": 20}}', ends)])
@@ -239,7 +239,7 @@ def test_books_are_entered_once_and_letters_reach_the_state(tmp_path: Path) -> N
         ("orders", 1, 20, 20, 0), ("orders", 3, 80, 29, 0),
     ]  # fmt: skip
     assert all(one.balanced for one in (now.totals, *now.partitions))
-    (kept,) = state.dead_letters(9)
+    (kept,) = state.letters.load(9)
     assert (kept.group_name, kept.row, kept.envelope, kept.attempts) == (
         "g \udcff",
         b"\xff row",
@@ -268,7 +268,7 @@ def test_books_that_cannot_be_removed_count_once(tmp_path: Path, monkeypatch: py
     """A file of books that stays, as on a file system that refuses, is entered once, and removed when that works."""
     query, folder, state = tmp_path / "query", RunFolder(tmp_path / "sidecar"), MemoryState()
     letters = LetterFiles(folder.path / "letters" / "0", "orders-3-0")
-    letters.put_dead_letters([StoredLetter.of(DeadLetter(TP, 4, "s", "g", "r", None), at_ms=1, envelope=b"")])
+    letters.put([StoredLetter.of(DeadLetter(TP, 4, "s", "g", "r", None), at_ms=1, envelope=b"")])
     progress = Progress(make_settings(URL), folder, query, state)
     folder.put_books(0, books_of([Outcome(TP, 4, Books(consumed=5, delivered=5), letters=letters.names)]))
     progress.heard([report(0, 5, 5, None, {"orders": {"3": 5}})])
@@ -279,17 +279,17 @@ def test_books_that_cannot_be_removed_count_once(tmp_path: Path, monkeypatch: py
         progress.heard([report(1, 5, 5, None, {"orders": {"3": 10}})])
         progress.settle()
     assert folder.batches_with_books() == [0]
-    assert (progress.latest().totals.consumed, state.count_dead_letters()) == (5, 1)
+    assert (progress.latest().totals.consumed, state.letters.count()) == (5, 1)
     progress.settle()
     assert folder.batches_with_books() == []
-    assert (progress.latest().totals.consumed, state.count_dead_letters()) == (5, 1)
+    assert (progress.latest().totals.consumed, state.letters.count()) == (5, 1)
 
 
 def test_letters_wait_for_room_in_the_state(tmp_path: Path) -> None:
     """A full disk loses no dead letter: they stay beside the checkpoint, and `problems` says so."""
     query, folder, state = tmp_path / "query", RunFolder(tmp_path / "sidecar"), MemoryState()
     files = LetterFiles(folder.path / "letters" / "0", "orders-3-0")
-    files.put_dead_letters([StoredLetter.of(DeadLetter(TP, 4, "s", "g", "r", None), at_ms=1, envelope=b"")])
+    files.put([StoredLetter.of(DeadLetter(TP, 4, "s", "g", "r", None), at_ms=1, envelope=b"")])
     folder.put_books(0, books_of([Outcome(TP, 4, Books(), letters=files.names)]))
     begin(query, 0, "offsets", "commits")
     progress = Progress(make_settings(URL), folder, query, state)
@@ -306,15 +306,15 @@ def test_the_last_letters_are_stored_or_the_job_fails(tmp_path: Path) -> None:
     query, folder, state = tmp_path / "query", RunFolder(tmp_path / "sidecar"), MemoryState()
     progress = Progress(make_settings(URL), folder, query, state)
     files = LetterFiles(folder.path / "letters" / "0", "orders-3-0")
-    files.put_dead_letters([StoredLetter.of(DeadLetter(TP, 4, "s", "g", "r", None), at_ms=1, envelope=b"")])
+    files.put([StoredLetter.of(DeadLetter(TP, 4, "s", "g", "r", None), at_ms=1, envelope=b"")])
     folder.put_books(0, books_of([Outcome(TP, 4, Books(consumed=1, dead_lettered=1), letters=files.names)]))
     begin(query, 0, "offsets", "commits")
     progress.settle()
-    assert state.count_dead_letters() == 0
+    assert state.letters.count() == 0
     state.failing = "No space left on device"
     with pytest.raises(StateError, match="No space left"), capture_logs() as events:
         progress.settle(last=True)
     assert [(one["event"], one["batch"]) for one in events] == [("dead_letters.not_stored", 0)]
     state.failing = ""
     progress.settle(last=True)
-    assert (progress.latest().totals.dead_lettered, state.count_dead_letters()) == (1, 1)
+    assert (progress.latest().totals.dead_lettered, state.letters.count()) == (1, 1)

@@ -342,7 +342,7 @@ def dead_lettered(tmp_path: Path) -> Path:
     """A state folder with three dead letters, two of them refused with 400."""
     odd = base64.b64encode(b"\xff").decode()
     with contextlib.closing(Store(tmp_path / "state")) as state:
-        state.put_dead_letters(
+        state.letters.put(
             [
                 letter(7, "HTTP 400: no", {"key": "k", "headers": [["tag", "paid"], ["x", None]], "value": "{}"}),
                 letter(8, "HTTP 400", {"key": None, "headers": [["x", {"base64": odd}]], "value_base64": odd}),
@@ -363,8 +363,8 @@ def test_the_queries_for_dead_letters_work(dead_lettered: Path) -> None:
         with database:
             database.execute(deleting)
     with contextlib.closing(Store(dead_lettered)) as state:
-        assert [one.reason for one in state.dead_letters(10)] == ["unframeable"]
-        assert state.count_dead_letters() == 1
+        assert [one.reason for one in state.letters.load(10)] == ["unframeable"]
+        assert state.letters.count() == 1
 
 
 def test_the_recipe_for_sending_again_works(dead_lettered: Path, monkeypatch: pytest.MonkeyPatch) -> None:

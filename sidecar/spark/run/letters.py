@@ -36,7 +36,7 @@ class LetterFiles:
         self.names: list[str] = []
         """The files written so far."""
 
-    def put_dead_letters(self, letters: Sequence[StoredLetter]) -> int:
+    def put(self, letters: Sequence[StoredLetter]) -> int:
         """Make them durable.
 
         Raises:

@@ -121,7 +121,7 @@ class Progress:
 
     def _store_letters(self, batch: int, books: Mapping[str, Any]) -> None:
         for name in books.get("letters", ()):
-            self._state.put_dead_letters(letters_in(self._folder.path / "letters" / str(batch) / name))
+            self._state.letters.put(letters_in(self._folder.path / "letters" / str(batch) / name))
 
     def _enter(self, batch: int, books: Mapping[str, Any]) -> None:
         counts = {TopicPartition(topic, partition): Books(**found) for topic, partition, found in books["partitions"]}
@@ -199,7 +199,7 @@ class Progress:
             partitions=partitions,
             problems=tuple(problems),
             budget_bytes=self._settings.memory.budget_bytes,
-            dead_letters=self._state.count_dead_letters(),
+            dead_letters=self._state.letters.count(),
             activity=Activity(
                 batches=dict(self._batches),
                 sends=dict(self._sends),

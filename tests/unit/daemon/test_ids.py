@@ -26,7 +26,7 @@ from sidecar.runtime.senders import Senders
 from sidecar.runtime.worker import Worker
 from sidecar.sources.base import Assignment, Source
 from sidecar.state.interface import IdSegment, StoredIds
-from sidecar.state.memory import MemoryState
+from sidecar.state.memory import Disk, MemoryIds, MemoryState
 from tests.support.process import wait_until
 
 ORDERS, OTHER = TopicPartition("orders", 0), TopicPartition("orders", 1)
@@ -104,21 +104,29 @@ class Broker:
         pass
 
 
-class SlowState(MemoryState):
+class SlowIds(MemoryIds):
     """Sorts the ids of one partition when the test lets it, or not at all."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, disk: Disk) -> None:
+        super().__init__(disk)
         self.go_on = threading.Event()
         self.failing_sorts = 0
 
-    def sort_ids(self, tp: TopicPartition, *, merge: bool = True) -> StoredIds:
+    def sort(self, tp: TopicPartition, *, merge: bool = True) -> StoredIds:
         if tp == ORDERS:
             self.go_on.wait(20)
         if self.failing_sorts:
             self.failing_sorts -= 1
             raise StateError("the disk is broken")
-        return super().sort_ids(tp)
+        return super().sort(tp)
+
+
+class SlowState(MemoryState):
+    """A state with such ids."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ids = self.slow = SlowIds(self._disk)
 
 
 class Life:
@@ -174,7 +182,7 @@ def living() -> Iterator[Life]:
     try:
         yield life
     finally:
-        life.state.go_on.set()
+        life.state.slow.go_on.set()
         life.supervisor.ids.close()
         life.senders.close(1.0)
         life.writer.close()
@@ -188,13 +196,13 @@ def ids(*numbers: int) -> bytes:
 def test_what_comes_before_the_ids_waits_for_them() -> None:
     """Partitions are paused until their ids are restored; what came of them meanwhile meets those ids."""
     with living() as life:
-        life.state.append_ids([IdSegment(ORDERS, 3, ids(7)), IdSegment(OTHER, 1, ids(8))])
+        life.state.ids.append([IdSegment(ORDERS, 3, ids(7)), IdSegment(OTHER, 1, ids(8))])
         life.assign(ORDERS, OTHER)
         assert life.broker.paused == {ORDERS, OTHER}
         life.hand_over(ORDERS, 0, 7, 9)
         life.supervisor.turn()
         assert life.books(ORDERS) == (0, 0)
-        life.state.go_on.set()
+        life.state.slow.go_on.set()
         life.until(lambda: not life.supervisor.ids.loading)
         life.hand_over(OTHER, 0, 8, 9)
         life.until(lambda: life.books(OTHER) == (2, 1) and life.books(ORDERS) == (2, 1))
@@ -206,7 +214,7 @@ def test_what_comes_before_the_ids_waits_for_them() -> None:
 def test_a_partition_that_is_not_restored_is_paused_alone() -> None:
     """Others are read and committed while one waits, and the wait is a problem after 10 s."""
     with living() as life:
-        life.state.append_ids([IdSegment(ORDERS, 3, ids(7))])
+        life.state.ids.append([IdSegment(ORDERS, 3, ids(7))])
         life.assign(ORDERS, OTHER)
         life.until(lambda: OTHER in life.supervisor.pipeline.partitions)
         life.hand_over(OTHER, 0, 1, 2)
@@ -225,7 +233,7 @@ def test_a_partition_that_is_not_restored_is_paused_alone() -> None:
 def test_nothing_waits_for_ids(how: str) -> None:
     """A revocation, a loss and a stop are done at once while ids are restored; what comes of them later is ignored."""
     with living() as life:
-        life.state.append_ids([IdSegment(ORDERS, 3, ids(7))])
+        life.state.ids.append([IdSegment(ORDERS, 3, ids(7))])
         life.assign(ORDERS, seen=5)
         begun_s = time.monotonic()
         if how == "stop":
@@ -237,7 +245,7 @@ def test_nothing_waits_for_ids(how: str) -> None:
         else:
             getattr(life.supervisor, how)([ORDERS])
         assert time.monotonic() - begun_s < 1
-        life.state.go_on.set()
+        life.state.slow.go_on.set()
         time.sleep(0.05)
         life.supervisor._take_inbox()
         assert how == "stop" or ORDERS not in life.supervisor.pipeline.partitions
@@ -246,16 +254,16 @@ def test_nothing_waits_for_ids(how: str) -> None:
 def test_a_partition_that_comes_back_is_restored_anew() -> None:
     """What was sorted for an earlier ownership is not taken for the later one's."""
     with living() as life:
-        life.state.go_on.set()
+        life.state.slow.go_on.set()
         life.assign(ORDERS)
         wait_until(lambda: not life.inbox.empty(), 10, "it was sorted")
         life.supervisor.lost([ORDERS])
-        life.state.append_ids([IdSegment(ORDERS, 3, ids(7))])
-        life.state.go_on.clear()
+        life.state.ids.append([IdSegment(ORDERS, 3, ids(7))])
+        life.state.slow.go_on.clear()
         life.assign(ORDERS)
         life.supervisor.turn()
         assert ORDERS not in life.supervisor.pipeline.partitions
-        life.state.go_on.set()
+        life.state.slow.go_on.set()
         life.until(lambda: ORDERS in life.supervisor.pipeline.partitions)
         life.hand_over(ORDERS, 0, 7)
         life.until(lambda: life.books(ORDERS) == (1, 1))
@@ -265,12 +273,12 @@ def test_ids_that_cannot_be_read_are_read_again(monkeypatch: pytest.MonkeyPatch)
     """The partition waits until they can be: without them, twins of what is remembered would pass."""
     monkeypatch.setattr(daemon_ids, "RETRY_S", 0.01)
     with living() as life:
-        life.state.append_ids([IdSegment(ORDERS, 3, ids(7))])
-        life.state.go_on.set()
-        life.state.failing_sorts = 2
+        life.state.ids.append([IdSegment(ORDERS, 3, ids(7))])
+        life.state.slow.go_on.set()
+        life.state.slow.failing_sorts = 2
         life.assign(ORDERS)
         life.until(lambda: ORDERS in life.supervisor.pipeline.partitions)
-        assert life.state.failing_sorts == 0
+        assert life.state.slow.failing_sorts == 0
         life.hand_over(ORDERS, 0, 7)
         life.until(lambda: life.books(ORDERS) == (1, 1))
 
@@ -278,8 +286,8 @@ def test_ids_that_cannot_be_read_are_read_again(monkeypatch: pytest.MonkeyPatch)
 def test_an_operators_reset_knows_no_id() -> None:
     """Ids of before the reset are dropped, also those that wait for the journal; the partition waits for that."""
     with living() as life:
-        life.state.go_on.set()
-        life.state.append_ids([IdSegment(ORDERS, 3, ids(7))])
+        life.state.slow.go_on.set()
+        life.state.ids.append([IdSegment(ORDERS, 3, ids(7))])
         life.state.failing = "full"
         life.settle(ORDERS, 3, 8)
         life.assign(ORDERS, resumed=False)
@@ -287,10 +295,10 @@ def test_an_operators_reset_knows_no_id() -> None:
         assert ORDERS not in life.supervisor.pipeline.partitions
         life.state.failing = ""
         life.until(lambda: ORDERS in life.supervisor.pipeline.partitions)
-        assert life.state.load_ids(ORDERS) == []
+        assert life.state.ids.load(ORDERS) == []
         life.settle(OTHER, 0, 9)
-        assert life.state.load_ids(OTHER) == [(0, ids(9))]
-        assert life.state.load_ids(ORDERS) == []
+        assert life.state.ids.load(OTHER) == [(0, ids(9))]
+        assert life.state.ids.load(ORDERS) == []
 
 
 def test_settled_ids_are_sorted_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -298,7 +306,7 @@ def test_settled_ids_are_sorted_now_and_then(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(daemon_ids, "FILED_MAX", 100)
     monkeypatch.setattr(daemon_ids, "FILED_MIN", 100)
     with living() as life:
-        life.state.go_on.set()
+        life.state.slow.go_on.set()
         life.assign(ORDERS)
         life.until(lambda: ORDERS in life.supervisor.pipeline.partitions)
         life.hand_over(ORDERS, 0, *range(150))
@@ -317,7 +325,7 @@ def test_old_generations_are_dropped_once() -> None:
     with living() as life:
         for generation in (0, 1, 2):
             life.settle(ORDERS, generation, generation)
-        assert life.state.load_ids(ORDERS) == [(1, ids(1)), (2, ids(2))]
+        assert life.state.ids.load(ORDERS) == [(1, ids(1)), (2, ids(2))]
 
 
 def test_ids_that_cannot_be_written_are_held() -> None:
@@ -330,4 +338,4 @@ def test_ids_that_cannot_be_written_are_held() -> None:
         life.state.failing = ""
         life.settle(ORDERS, 0, 1000)
         assert life.supervisor.pipeline.gate.held_bytes == before
-        assert life.state.load_ids(ORDERS) == [(0, ids(*range(1001)))]
+        assert life.state.ids.load(ORDERS) == [(0, ids(*range(1001)))]

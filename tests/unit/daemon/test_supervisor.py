@@ -91,7 +91,7 @@ def test_a_commit_that_waited_for_the_journal_while_a_partition_was_revoked_is_n
     supervisor.turn()
     writer.close()
     assert broker.begun == []
-    assert state.load_ids(KEPT) == [(0, array("q", [7]).tobytes())]
+    assert state.ids.load(KEPT) == [(0, array("q", [7]).tobytes())]
 
 
 def test_only_commits_that_succeed_are_timed() -> None:

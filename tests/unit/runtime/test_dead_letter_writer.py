@@ -55,10 +55,10 @@ def test_a_store_that_is_closed_writes_nothing(monkeypatch: pytest.MonkeyPatch) 
         assert may_end.wait(10)
 
     inbox: queue.SimpleQueue[LettersStored] = queue.SimpleQueue()
-    writer = DeadLetterWriter(DeadLettersInState(state, Originals("ndjson", fetch)), inbox)
+    writer = DeadLetterWriter(DeadLettersInState(state.letters, Originals("ndjson", fetch)), inbox)
     writer.store(1, [DeadLetter(TopicPartition("orders", 0), 7, "9f3ac2d1", "paid", "bad", b"row")])
     assert begun.wait(10)
     writer.close()
     may_end.set()
     assert inbox.get(timeout=10).reason == str(StateError("dead letters are stored no more: the process ends"))
-    assert state.count_dead_letters() == 0
+    assert state.letters.count() == 0

@@ -26,7 +26,7 @@ class Kept:
     def __init__(self) -> None:
         self.letters: list[StoredLetter] = []
 
-    def put_dead_letters(self, letters: Sequence[StoredLetter]) -> int:
+    def put(self, letters: Sequence[StoredLetter]) -> int:
         self.letters += letters
         return len(letters)
 

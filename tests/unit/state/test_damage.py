@@ -42,8 +42,8 @@ def fill(folder: Path) -> None:
     store.save_member("g", "m")
     store.save_partitions([snapshot(), snapshot(TopicPartition("orders", 4))])
     store.save_progress({QUEUE: "how far"})
-    store.append_ids([IdSegment(ORDERS, 1, IDS)])
-    store.put_dead_letters([letter(1), letter(2)])
+    store.ids.append([IdSegment(ORDERS, 1, IDS)])
+    store.letters.put([letter(1), letter(2)])
     store.close()
 
 
@@ -62,16 +62,16 @@ def use(store: Store) -> None:
     for tp, found in store.load_partitions().items():
         assert found == snapshot(tp)
     assert store.load_progress() in ({QUEUE: "how far"}, {})
-    for generation, data in store.load_ids(ORDERS):
+    for generation, data in store.ids.load(ORDERS):
         assert (generation, data) == (1, IDS)
-    for kept in store.dead_letters(100):
+    for kept in store.letters.load(100):
         assert (kept.row, kept.envelope) == (letter(1).row, letter(1).envelope)
     store.save_member("g", "m")
     store.save_partitions([snapshot(), snapshot(TopicPartition("orders", 4))])
-    store.drop_ids_before(ORDERS, 2)
+    store.ids.drop_before(ORDERS, 2)
     store.save_progress({QUEUE: "how far"})
-    store.append_ids([IdSegment(ORDERS, 1, IDS)])
-    store.put_dead_letters([letter(1), letter(2), letter(3)])
+    store.ids.append([IdSegment(ORDERS, 1, IDS)])
+    store.letters.put([letter(1), letter(2), letter(3)])
 
 
 def survives(folder: Path) -> list[str]:
@@ -228,8 +228,8 @@ def test_a_row_that_does_not_check_is_dropped_alone(statement: str, what: str, t
     kept = {
         "partition": len(store.load_partitions()) == 2,
         "progress": store.load_progress() == {QUEUE: "how far"},
-        "message ids": bool(store.load_ids(ORDERS)),
-        "dead letter": len(store.dead_letters(10)) == 2,
+        "message ids": bool(store.ids.load(ORDERS)),
+        "dead letter": len(store.letters.load(10)) == 2,
         "member": store.member() is not None,
         "identity": True,
     }
@@ -243,7 +243,7 @@ def test_damage_in_mid_life_is_healed_without_a_restart(tmp_path: Path) -> None:
     fill(tmp_path)
     store = Store(tmp_path)
     store.bind("c1", "g")
-    store.put_dead_letters([replace(letter(number), row=bytes(20_000)) for number in range(10, 410)])
+    store.letters.put([replace(letter(number), row=bytes(20_000)) for number in range(10, 410)])
     store.close()
     store = Store(tmp_path)
     store.bind("c1", "g")
@@ -251,10 +251,10 @@ def test_damage_in_mid_life_is_healed_without_a_restart(tmp_path: Path) -> None:
         file.seek(4096 * 20)
         file.write(bytes(4096 * 1500))
     with pytest.raises(StateError, match="damaged"):
-        store.dead_letters(1000)
+        store.letters.load(1000)
     store.save_partitions([snapshot()])
     assert store.load_partitions() == {ORDERS: snapshot()}
-    assert (store.count_dead_letters(), store.dead_letters(10)) == (0, [])
+    assert (store.letters.count(), store.letters.load(10)) == (0, [])
     assert [damage.what for damage in store.take_damages()] == ["database"]
     store.close()
     store = Store(tmp_path)

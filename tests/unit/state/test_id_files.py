@@ -35,7 +35,7 @@ def segment(first: int, last: int, generation: int = 1) -> IdSegment:
 
 def known(store: Store) -> list[int]:
     """All ids of the partition."""
-    runs = [run for found in store.sort_ids(ORDERS).runs.values() for run in found]
+    runs = [run for found in store.ids.sort(ORDERS).runs.values() for run in found]
     return sorted(number for run in runs for number in unmixed(run.keys).tolist())
 
 
@@ -90,8 +90,8 @@ def test_a_damaged_file_is_set_aside(tmp_path: Path) -> None:
     """Its ids are forgotten and that is told; the others are known, and new ones are kept."""
     store = Store(tmp_path)
     for generation in (1, 2):
-        store.append_ids([segment(generation * 10_000, generation * 10_000 + 5_000, generation)])
-        store.sort_ids(ORDERS)
+        store.ids.append([segment(generation * 10_000, generation * 10_000 + 5_000, generation)])
+        store.ids.sort(ORDERS)
     store.close()
     first = id_files(tmp_path)[0]
     raw = bytearray(first.read_bytes())
@@ -101,7 +101,7 @@ def test_a_damaged_file_is_set_aside(tmp_path: Path) -> None:
     assert known(store) == [*range(20_000, 25_000)]
     [damage] = store.take_damages()
     assert (damage.what, "checksum of block 0") == ("message ids", damage.reason)
-    store.append_ids([segment(0, 2_000, 2)])
+    store.ids.append([segment(0, 2_000, 2)])
     assert known(store) == [*range(2_000), *range(20_000, 25_000)]
     store.close()
     assert id_files(tmp_path)[0].name.startswith("2-")
@@ -111,8 +111,8 @@ def test_a_damaged_file_is_set_aside(tmp_path: Path) -> None:
 def test_a_file_that_cannot_be_opened_for_now_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Too many open files say nothing about this one: it is no damage, and its ids are there at the next try."""
     store = Store(tmp_path)
-    store.append_ids([segment(0, 4_000)])
-    store.sort_ids(ORDERS)
+    store.ids.append([segment(0, 4_000)])
+    store.ids.sort(ORDERS)
     store.close()
     store = Store(tmp_path)
 
@@ -122,7 +122,7 @@ def test_a_file_that_cannot_be_opened_for_now_stays(tmp_path: Path, monkeypatch:
     with monkeypatch.context() as broken:
         broken.setattr(id_file, "_map", too_many)
         with pytest.raises(StateError, match="Too many open files"):
-            store.sort_ids(ORDERS)
+            store.ids.sort(ORDERS)
     assert known(store) == [*range(4_000)]
     assert store.take_damages() == []
     store.close()
@@ -132,8 +132,8 @@ def test_there_are_few_files(tmp_path: Path) -> None:
     """However often ids are sorted, a partition has a handful of files, and no row is left in the database."""
     store = Store(tmp_path)
     for at in range(0, 90_000, 1_500):
-        store.append_ids([segment(at, at + 1_500)])
-        store.sort_ids(ORDERS)
+        store.ids.append([segment(at, at + 1_500)])
+        store.ids.sort(ORDERS)
     assert known(store) == [*range(90_000)]
     store.close()
     assert len(id_files(tmp_path)) <= 4
@@ -143,12 +143,12 @@ def test_there_are_few_files(tmp_path: Path) -> None:
 def test_what_a_crash_leaves_is_tidied(tmp_path: Path) -> None:
     """Files that were being made are removed, and files that are whole in another one; each id is still known."""
     store = Store(tmp_path)
-    store.append_ids([segment(0, 4_000)])
-    store.sort_ids(ORDERS)
+    store.ids.append([segment(0, 4_000)])
+    store.ids.sort(ORDERS)
     part = id_files(tmp_path)[0]
     copy = part.read_bytes()
-    store.append_ids([segment(4_000, 8_000)])
-    store.sort_ids(ORDERS)
+    store.ids.append([segment(4_000, 8_000)])
+    store.ids.sort(ORDERS)
     store.close()
     [whole] = id_files(tmp_path)
     assert (part.name, whole.name) == ("1-1-1.ids", "1-1-2.ids")
@@ -163,11 +163,11 @@ def test_what_a_crash_leaves_is_tidied(tmp_path: Path) -> None:
 def test_ids_in_rows_and_in_a_file_are_known_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A process that ends between making a file and deleting its rows loses no id."""
     store = Store(tmp_path)
-    store.append_ids([segment(0, 4_000)])
+    store.ids.append([segment(0, 4_000)])
     with monkeypatch.context() as broken:
         broken.setattr("sidecar.state.id_segments.remove", lambda connection, rows: 1 / 0)
         with pytest.raises(ZeroDivisionError):
-            store.sort_ids(ORDERS)
+            store.ids.sort(ORDERS)
     store.close()
     store = Store(tmp_path)
     assert known(store) == [*range(4_000)]
@@ -177,14 +177,14 @@ def test_ids_in_rows_and_in_a_file_are_known_once(tmp_path: Path, monkeypatch: p
 def test_a_full_disk_leaves_ids_in_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where no file can be made all ids are known all the same, the reason is told, and nothing half made is left."""
     store = Store(tmp_path)
-    store.append_ids([segment(0, 4_000)])
+    store.ids.append([segment(0, 4_000)])
 
     def full(fd: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as broken:
         broken.setattr(id_file.os, "fsync", full)
-        found = store.sort_ids(ORDERS)
+        found = store.ids.sort(ORDERS)
         assert "No space left" in found.problem
         assert sum(len(run) for run in found.runs[1]) == 4_000
     assert not list(tmp_path.rglob("ids/*/*"))
@@ -196,10 +196,10 @@ def test_a_full_disk_leaves_ids_in_rows(tmp_path: Path, monkeypatch: pytest.Monk
 def test_a_stop_ends_the_sorting(tmp_path: Path) -> None:
     """What is being sorted when the process ends is given up; no id is lost."""
     store = Store(tmp_path)
-    store.append_ids([segment(0, 4_000)])
-    store.stop_sorting()
+    store.ids.append([segment(0, 4_000)])
+    store.ids.stop_sorting()
     with pytest.raises(StateError, match="stops"):
-        store.sort_ids(ORDERS)
+        store.ids.sort(ORDERS)
     store.close()
     store = Store(tmp_path)
     assert known(store) == [*range(4_000)]
@@ -240,9 +240,9 @@ def test_a_large_table_of_an_earlier_version_is_taken_over_in_pieces(tmp_path: P
     """Its segments may have 10 MiB each: no more than a page of them is held at once, and each id is known after it."""
     store = Store(tmp_path)
     for at in range(0, 2_400_000, 600_000):
-        store.append_ids([segment(at, at + 600_000)])
+        store.ids.append([segment(at, at + 600_000)])
     before = len(id_files(tmp_path))
-    store.sort_ids(ORDERS, merge=False)
+    store.ids.sort(ORDERS, merge=False)
     assert (before, len(id_files(tmp_path))) == (0, 4)
     assert len(known(store)) == 2_400_000
     store.close()

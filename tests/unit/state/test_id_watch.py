@@ -26,8 +26,8 @@ def filled(folder: Path) -> Store:
     store.bind("c1", "g")
     for generation in (1, 2):
         ids = array("q", range(generation * 10_000, generation * 10_000 + 4_000)).tobytes()
-        store.append_ids([IdSegment(ORDERS, generation, ids)])
-        store.sort_ids(ORDERS)
+        store.ids.append([IdSegment(ORDERS, generation, ids)])
+        store.ids.sort(ORDERS)
     return store
 
 
@@ -40,7 +40,7 @@ def opened(folder: Path) -> Store:
 
 def known(store: Store) -> list[int]:
     """All ids of the partition."""
-    runs = [run for found in store.sort_ids(ORDERS).runs.values() for run in found]
+    runs = [run for found in store.ids.sort(ORDERS).runs.values() for run in found]
     return sorted(number for run in runs for number in unmixed(run.keys).tolist())
 
 
@@ -77,11 +77,11 @@ UNDER_US: dict[str, Callable[[Path], object]] = {
 def test_a_file_that_goes_is_made_again(tmp_path: Path, how: str) -> None:
     """What is mapped is written once more: no id is forgotten, in this life or the next, and it is told."""
     store = filled(tmp_path)
-    assert store.changed_ids() == set()
+    assert store.ids.changed() == set()
     UNDER_US[how](first_of(tmp_path))
-    assert store.changed_ids() == {ORDERS}
+    assert store.ids.changed() == {ORDERS}
     assert known(store) == IDS
-    assert store.changed_ids() == set()
+    assert store.ids.changed() == set()
     assert {damage.outcome for damage in store.take_damages()} == {"made again from memory"}
     store.close()
     store = opened(tmp_path)
@@ -102,7 +102,7 @@ def test_a_file_that_is_changed_is_set_aside(
     how(first_of(tmp_path))
     if not is_running:
         store = opened(tmp_path)
-    assert store.changed_ids() == ({ORDERS} if is_running else set())
+    assert store.ids.changed() == ({ORDERS} if is_running else set())
     assert known(store) == IDS[4_000:]
     (damage,) = store.take_damages()
     assert damage.outcome.endswith("its ids are forgotten")
@@ -117,9 +117,9 @@ def test_a_file_that_was_only_touched_stays(tmp_path: Path) -> None:
     """Another time of change, as a backup may leave it, is looked into and is no damage."""
     store = filled(tmp_path)
     os.utime(first_of(tmp_path))
-    assert store.changed_ids() == {ORDERS}
+    assert store.ids.changed() == {ORDERS}
     assert known(store) == IDS
-    assert (store.changed_ids(), store.take_damages()) == (set(), [])
+    assert (store.ids.changed(), store.take_damages()) == (set(), [])
     store.close()
 
 
@@ -140,7 +140,7 @@ def test_a_file_that_is_missing_at_a_start_is_told(tmp_path: Path, how: Callable
     store = opened(tmp_path)
     assert set(known(store)) <= set(IDS[4_000:])
     assert {damage.reason for damage in store.take_damages()} == {reason}
-    store.append_ids([IdSegment(ORDERS, 2, array("q", range(3_000)).tobytes())])
+    store.ids.append([IdSegment(ORDERS, 2, array("q", range(3_000)).tobytes())])
     assert {*range(3_000)} <= set(known(store))
     store.close()
     store = opened(tmp_path)
@@ -152,13 +152,13 @@ def test_a_file_that_is_missing_at_a_start_is_told(tmp_path: Path, how: Callable
 def test_what_was_merged_or_dropped_is_not_missed(tmp_path: Path) -> None:
     """Files that went in order are no damage, also when the process died before it could list the new ones."""
     store = filled(tmp_path)
-    store.drop_ids_before(ORDERS, 2)
+    store.ids.drop_before(ORDERS, 2)
     store.close()
     store = opened(tmp_path)
     assert known(store) == IDS[4_000:]
     part = first_of(tmp_path)
-    store.append_ids([IdSegment(ORDERS, 2, array("q", range(3_000)).tobytes())])
-    store._ids._list = lambda tp: None  # type: ignore[method-assign]
+    store.ids.append([IdSegment(ORDERS, 2, array("q", range(3_000)).tobytes())])
+    store.ids._list = lambda tp: None  # type: ignore[method-assign]
     assert known(store) == [*range(3_000), *IDS[4_000:]]
     assert not part.exists()
     store.close()
@@ -213,9 +213,9 @@ def test_a_folder_that_was_moved_away_is_not_begun_anew(tmp_path: Path) -> None:
     """Files are made again in their own folder alone: what was moved with `state.db` may come back."""
     store = filled(tmp_path / "state")
     (tmp_path / "state").rename(tmp_path / "away")
-    assert store.changed_ids() == {ORDERS}
+    assert store.ids.changed() == {ORDERS}
     with pytest.raises(StateError, match="was removed or moved"):
-        store.sort_ids(ORDERS)
+        store.ids.sort(ORDERS)
     assert not (tmp_path / "state").exists()
     (tmp_path / "away").rename(tmp_path / "state")
     assert known(store) == IDS
@@ -232,7 +232,7 @@ def test_a_file_in_the_place_of_a_folder_is_an_error_of_the_state(tmp_path: Path
     folder.touch()
     store = opened(tmp_path)
     with pytest.raises(StateError, match="orders,3: Not a directory"):
-        store.sort_ids(ORDERS)
+        store.ids.sort(ORDERS)
     folder.unlink()
     assert known(store) == []
     store.close()

@@ -23,7 +23,7 @@ def letter(offset: int) -> StoredLetter:
 def store(tmp_path: Path) -> Iterator[Store]:
     """An open state with a dead letter, in a folder of its own."""
     with contextlib.closing(Store(tmp_path / "state")) as store:
-        store.put_dead_letters([letter(1)])
+        store.letters.put([letter(1)])
         yield store
 
 
@@ -64,11 +64,11 @@ AWAY = {
 def test_nothing_is_stored_where_nobody_finds_it(store: Store, tmp_path: Path, how: str) -> None:
     """Every write is refused, with the file's name and what to do; what had been read before can be read still."""
     AWAY[how](tmp_path / "state")
-    for write in (lambda: store.put_dead_letters([letter(2)]), store.forget_member, store.check_in_place):
+    for write in (lambda: store.letters.put([letter(2)]), store.forget_member, store.check_in_place):
         with pytest.raises(StateError, match=r"state\.db.* was (removed or moved|replaced)") as caught:
             write()
         assert "restart the daemon" in caught.value.hint
-    assert [one.offset for one in store.dead_letters(10)] == [1]
+    assert [one.offset for one in store.letters.load(10)] == [1]
 
 
 def test_a_folder_that_cannot_be_looked_into_is_no_place(store: Store, tmp_path: Path) -> None:
@@ -76,18 +76,18 @@ def test_a_folder_that_cannot_be_looked_into_is_no_place(store: Store, tmp_path:
     (tmp_path / "state").rename(tmp_path / "moved")
     (tmp_path / "state").symlink_to("state")
     with pytest.raises(StateError, match="cannot be found any more: Too many levels of symbolic links"):
-        store.put_dead_letters([letter(2)])
+        store.letters.put([letter(2)])
 
 
 def test_a_folder_that_is_put_back_is_used_again(store: Store, tmp_path: Path) -> None:
     """Moved away and back, it takes writes again, and has all that it was given."""
     move(tmp_path / "state")
     with pytest.raises(StateError):
-        store.put_dead_letters([letter(2)])
+        store.letters.put([letter(2)])
     (tmp_path / "moved").rename(tmp_path / "state")
     store.check_in_place()
-    store.put_dead_letters([letter(2)])
-    assert [one.offset for one in store.dead_letters(10)] == [1, 2]
+    store.letters.put([letter(2)])
+    assert [one.offset for one in store.letters.load(10)] == [1, 2]
 
 
 def test_a_write_is_refused_when_the_folder_goes_meanwhile(store: Store, tmp_path: Path) -> None:
@@ -99,23 +99,23 @@ def test_a_write_is_refused_when_the_folder_goes_meanwhile(store: Store, tmp_pat
             return super().__iter__()
 
     with pytest.raises(StateError, match="removed or moved"):
-        store.put_dead_letters(Letters([letter(2)]))
+        store.letters.put(Letters([letter(2)]))
 
 
 def test_a_file_that_took_its_place_is_left_alone(store: Store, tmp_path: Path) -> None:
     """A new process's state under the same name is neither set aside nor shortened when the old one is closed."""
     move(tmp_path / "state")
     with contextlib.closing(Store(tmp_path / "state")) as other:
-        other.put_dead_letters([letter(7)])
+        other.letters.put([letter(7)])
         (tmp_path / "moved" / "state.db").write_bytes(b"no database at all\n" * 4000)
         with pytest.raises(StateError):
             store.load_partitions()
         (tmp_path / "moved" / "state.db-wal").write_bytes(b"no log at all\n" * 20_000)
         with pytest.raises(StateError):
-            store.dead_letters(10)
+            store.letters.load(10)
         store.close()
-        other.put_dead_letters([letter(8)])
-        assert [one.offset for one in other.dead_letters(10)] == [7, 8]
+        other.letters.put([letter(8)])
+        assert [one.offset for one in other.letters.load(10)] == [7, 8]
     assert [path.name for path in (tmp_path / "state").glob("*.damaged-*")] == []
     with contextlib.closing(Store(tmp_path / "state")) as again:
-        assert again.count_dead_letters() == 2
+        assert again.letters.count() == 2

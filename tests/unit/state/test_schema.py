@@ -56,17 +56,17 @@ def test_a_file_of_the_first_version_has_all_its_content(folder: Path) -> None:
         window.load(kept.bitmaps)
         assert [window.add_range(at, at) for at in (250, 350)]
         assert store.load_progress()[QUEUE] == "how far"
-        ids = {(generation, id_) for generation, data in store.load_ids(ORDERS) for id_ in array("q", data)}
+        ids = {(generation, id_) for generation, data in store.ids.load(ORDERS) for id_ in array("q", data)}
         assert ids == {*((1, id_) for id_ in range(700)), (2, -5), (2, 1 << 62)}
-        assert [(number, list(array("q", data))) for number, data in store.load_ids(QUEUE)] == [(1, [7])]
-        first, second = store.dead_letters(10)
+        assert [(number, list(array("q", data))) for number, data in store.ids.load(QUEUE)] == [(1, [7])]
+        first, second = store.letters.load(10)
         attempts = (
             Attempt(1_700_000_000_000, 503, 1.5, "HTTP 503"),
             Attempt(1_700_000_001_000, 400, 3.5, "HTTP 400: no"),
         )
         assert (first.offset, first.attempts, first.row) == (200, attempts, b"row\x00\xff")
         assert (second.broker, second.group_name, second.reason) == ("b0", "\udcff", "unframeable")
-        assert store.count_dead_letters() == 2
+        assert store.letters.count() == 2
         assert store.take_damages() == []
 
 
@@ -88,8 +88,8 @@ def test_what_others_make_in_a_file_is_no_damage(folder: Path, what: str) -> Non
     ask(folder, OTHERS[what])
     for _ in range(2):
         with contextlib.closing(Store(folder)) as store:
-            store.put_dead_letters([letter(1)])
-            assert store.count_dead_letters() == 3
+            store.letters.put([letter(1)])
+            assert store.letters.count() == 3
             assert store.take_damages() == []
     names = {name for (name,) in ask(folder, "SELECT name FROM sqlite_master")}
     assert names >= {"ids_by_partition", "dead_letter_put"}
@@ -104,7 +104,7 @@ def test_values_that_break_a_rule_of_anothers_table_are_no_damage(folder: Path) 
     for statement in ("SELECT 1", f"{index} sqlite_master WHERE name = 'f'"):
         ask(folder, "PRAGMA writable_schema=ON", statement)
         with contextlib.closing(Store(folder)) as store:
-            assert store.count_dead_letters() == 2
+            assert store.letters.count() == 2
             assert store.take_damages() == []
 
 
@@ -113,7 +113,7 @@ def test_a_table_of_ours_that_was_changed_is_damage(folder: Path, statement: str
     """Without one of its tables, or with another shape of it, a file is set aside."""
     ask(folder, statement)
     with contextlib.closing(Store(folder)) as store:
-        assert store.count_dead_letters() == 0
+        assert store.letters.count() == 0
         assert [damage.reason for damage in store.take_damages()] == ["its tables are not those of a state file"]
 
 
@@ -135,6 +135,6 @@ def test_a_migration_is_all_or_nothing(folder: Path, monkeypatch: pytest.MonkeyP
     assert marks() == [1, schema.APPLICATION_ID + 1]
     monkeypatch.setitem(schema.MIGRATIONS, 1, [more])
     with contextlib.closing(Store(folder)) as store:
-        assert store.count_dead_letters() == 2
+        assert store.letters.count() == 2
         assert store.take_damages() == []
     assert marks() == [2, schema.APPLICATION_ID + 2]

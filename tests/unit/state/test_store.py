@@ -54,7 +54,7 @@ def test_the_folder_is_made_private(tmp_path: Path) -> None:
     before = os.umask(0)
     try:
         store = Store(folder)
-        store.put_dead_letters([letter(1)])
+        store.letters.put([letter(1)])
         modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir()}
         store.close()
     finally:
@@ -161,8 +161,8 @@ def test_small_segments_are_put_together(tmp_path: Path) -> None:
     for _ in range(700):
         values = array("q", (rng.getrandbits(63) for _ in range(rng.choice((1, 50, 3000)))))
         expected.extend(values)
-        store.append_ids([IdSegment(ORDERS, 1, values.tobytes())])
-    found = store.load_ids(ORDERS)
+        store.ids.append([IdSegment(ORDERS, 1, values.tobytes())])
+    found = store.ids.load(ORDERS)
     store.close()
     assert len(found) <= 2 * 64 + 8 * len(expected) / (256 << 10)
     assert sorted(array("q", b"".join(data for _, data in found))) == sorted(expected)
@@ -183,8 +183,8 @@ def test_dropped_ids_give_their_space_back(tmp_path: Path) -> None:
     """The file shrinks when old generations are dropped."""
     store = Store(tmp_path)
     for generation in range(8):
-        store.append_ids([IdSegment(ORDERS, generation, bytes(1_000_000))])
-    store.drop_ids_before(ORDERS, 7)
+        store.ids.append([IdSegment(ORDERS, generation, bytes(1_000_000))])
+    store.ids.drop_before(ORDERS, 7)
     store.close()
     assert (tmp_path / "state.db").stat().st_size < 2_000_000
 
@@ -192,11 +192,11 @@ def test_dropped_ids_give_their_space_back(tmp_path: Path) -> None:
 def test_counting_dead_letters_never_waits_for_a_write(tmp_path: Path) -> None:
     """Another thread reads the dead letters while a write is under way."""
     store = Store(tmp_path)
-    store.put_dead_letters([letter(1)])
+    store.letters.put([letter(1)])
     seen: list[int] = []
 
     def read() -> None:
-        seen.append(store.count_dead_letters() + len(store.dead_letters(5)))
+        seen.append(store.letters.count() + len(store.letters.load(5)))
 
     with store._database.transaction():
         reader = threading.Thread(target=read)
@@ -218,7 +218,7 @@ def test_a_full_disk_at_the_start_is_told(tmp_path: Path) -> None:
     assert caught.value.exit_code == 73
     assert "free space" in caught.value.hint
     store = Store(tmp_path)
-    assert store.put_dead_letters([letter(1)]) == 1
+    assert store.letters.put([letter(1)]) == 1
     assert store.take_damages() == []
     store.close()
 
@@ -226,29 +226,29 @@ def test_a_full_disk_at_the_start_is_told(tmp_path: Path) -> None:
 def test_a_disk_that_fills_up_is_told_and_heals(tmp_path: Path) -> None:
     """What SQLite calls a full disk raises with the cure, changes nothing, and passes when there is room again."""
     store = Store(tmp_path)
-    store.put_dead_letters([letter(1)])
+    store.letters.put([letter(1)])
     store._database._writer.execute("PRAGMA max_page_count=60")
     with pytest.raises(StateError, match="full") as caught:
-        store.put_dead_letters([letter(number, bytes(50_000)) for number in range(2, 12)])
+        store.letters.put([letter(number, bytes(50_000)) for number in range(2, 12)])
     assert "free space" in caught.value.hint
-    assert [kept.offset for kept in store.dead_letters(20)] == [1]
+    assert [kept.offset for kept in store.letters.load(20)] == [1]
     store._database._writer.execute("PRAGMA max_page_count=1000000")
-    assert store.put_dead_letters([letter(number, bytes(50_000)) for number in range(2, 12)]) == 10
+    assert store.letters.put([letter(number, bytes(50_000)) for number in range(2, 12)]) == 10
     store.close()
 
 
 def test_letters_deleted_by_hand_make_room(tmp_path: Path) -> None:
     """The cure that the error names works while the daemon runs: deleting rows with another program."""
     store = Store(tmp_path, dead_letters_bytes_max=5_000)
-    store.put_dead_letters([letter(1, b"x" * 4_000)])
+    store.letters.put([letter(1, b"x" * 4_000)])
     with pytest.raises(StateError, match="limit"):
-        store.put_dead_letters([letter(2, b"x" * 4_000)])
+        store.letters.put([letter(2, b"x" * 4_000)])
     shell = sqlite3.connect(tmp_path / "state.db")
     with shell:
         shell.execute("DELETE FROM dead_letters")
     shell.close()
-    assert store.count_dead_letters() == 0
-    assert store.put_dead_letters([letter(2, b"x" * 4_000)]) == 1
+    assert store.letters.count() == 0
+    assert store.letters.put([letter(2, b"x" * 4_000)]) == 1
     store.close()
 
 
@@ -261,7 +261,7 @@ store = Store(sys.argv[1])
 n = int(sys.argv[2])
 while True:
     n += 1
-    store.put_dead_letters([StoredLetter("t", p, n, "s", "g", "r", None, (), 1, b"x" * 3000, None) for p in range(20)])
+    store.letters.put([StoredLetter("t", p, n, "s", "g", "r", None, (), 1, b"x" * 3000, None) for p in range(20)])
     store.save_partitions(
         [PartitionSnapshot(TopicPartition("t", p), "", 1, n, 0, (b"y" * 9000, b"")) for p in range(20)]
     )
@@ -285,8 +285,8 @@ def test_kill_in_mid_transaction_loses_nothing_acknowledged(tmp_path: Path) -> N
         watermarks = {row.watermark for row in store.load_partitions().values()}
         assert len(watermarks) == 1
         assert acknowledged <= min(watermarks) <= acknowledged + 1
-        assert store.count_dead_letters() % 20 == 0
-        assert len(store.dead_letters(1_000_000)) == store.count_dead_letters()
+        assert store.letters.count() % 20 == 0
+        assert len(store.letters.load(1_000_000)) == store.letters.count()
         assert store.take_damages() == []
         store.close()
         last = acknowledged + 2

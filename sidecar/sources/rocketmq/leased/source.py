@@ -143,7 +143,7 @@ class LeasedSource:
             self._unsaved |= dict.fromkeys(found.stale, "")
             for key in found.stale:
                 if not key.label:
-                    self._state.drop_ids_before(key.tp, _EVERY_GENERATION)
+                    self._state.ids.drop_before(key.tp, _EVERY_GENERATION)
             if not waits:
                 self._inherit_ids(self._topics[name])
             whole, placements = recover(self._client, found.kept, found.earlier)
@@ -155,7 +155,7 @@ class LeasedSource:
     def _inherit_ids(self, topic: Topic) -> None:
         """Copy the message ids of the previous numbering to the new one."""
         if topic.inherits is not None:
-            self._state.copy_ids(topic.inherits, topic.current.tp)
+            self._state.ids.copy(topic.inherits, topic.current.tp)
 
     def _begin(self, topic: Topic) -> None:
         """Recovery is complete and its ids are loaded; start new messages."""

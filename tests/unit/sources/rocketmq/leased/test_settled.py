@@ -195,20 +195,20 @@ def test_other_rules_end_what_was_in_flight() -> None:
 def test_a_new_numbering_knows_the_ids_of_the_one_before() -> None:
     """What a producer sent twice is told across a crash; ids of numberings that are over are not kept."""
     scene = Scene()
-    scene.state.append_ids([IdSegment(scene.found[0].tp, 3, array("q", [7]).tobytes())])
+    scene.state.ids.append([IdSegment(scene.found[0].tp, 3, array("q", [7]).tobytes())])
     scene.poll(handed(1, b"1"))
     begin = scene.found[0].state.seen
     scene.commit(PartitionState(begin, begin + 1, {A: LaneState(None, ((begin, begin),))}))
     again = Scene(scene.state)
     old, new = scene.found[0].tp, again.found[0].tp
     assert again.found[0].resumed and old != new
-    assert again.state.load_ids(new) == again.state.load_ids(old) == [(3, array("q", [7]).tobytes())]
+    assert again.state.ids.load(new) == again.state.ids.load(old) == [(3, array("q", [7]).tobytes())]
     again.settle(0)
     again.poll(handed(2, b"1", times=1))
     again.commit(PartitionState(begin + 1, begin + 1), at=1)
     last = Scene(again.state)
     assert [one.tp for one in last.found] == [new]
-    assert last.state.load_ids(old) == []
+    assert last.state.ids.load(old) == []
 
 
 def test_a_planned_stop_gives_back_what_is_not_settled() -> None:
