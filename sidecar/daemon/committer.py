@@ -100,7 +100,7 @@ class Committer:
 
     def _write(self, step: Journal) -> bool:
         """On the writer's thread."""
-        reason = self._ids.journal(step.segments)
+        reason = self._ids.journal.write(step.segments)
         if reason:
             self._record.commits.ids_failed(reason)
         return not reason

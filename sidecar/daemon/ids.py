@@ -75,8 +75,99 @@ class Taken:
     """What was read of it meanwhile: a poll or two, since it is paused."""
 
 
+@dataclass(slots=True)
+class _Kept:
+    """A partition that is ours."""
+
+    number: int
+    """Of its taking."""
+    unsorted: int = 0
+    """Ids given to the journal since it was sorted last."""
+    sorting: bool = False
+    unfiled: bool = False
+    """Whether its ids could not be put into files."""
+
+
+class IdJournal:
+    """Writes ids before the commits that settle them; for the writer's thread.
+
+    Args:
+        stored: Keeps settled ids.
+    """
+
+    def __init__(self, stored: Ids) -> None:
+        self._stored = stored
+        self._dropped: dict[TopicPartition, int] = {}
+        """Generations below are dropped."""
+
+    def begin(self, tp: TopicPartition, *, resumed: bool) -> None:
+        """A partition is ours; an operator's reset replays, and a topic made again is another one: no id is known then.
+
+        Raises:
+            StateError: They could not be dropped.
+        """
+        self._dropped.pop(tp, None)
+        if not resumed:
+            self._stored.drop_before(tp, EVERY_GENERATION)
+
+    def write(self, segments: Sequence[SettledIds]) -> str:
+        """Make ids durable. Why they are not, else empty."""
+        try:
+            self._stored.append([IdSegment(one.tp, one.generation, one.ids.tobytes()) for one in segments])
+            for tp, generation in {(segment.tp, segment.generation - 1) for segment in segments}:
+                if generation > self._dropped.get(tp, 0):
+                    self._stored.drop_before(tp, generation)
+                    self._dropped[tp] = generation
+        except SidecarError as error:
+            return str(error)
+        return ""
+
+
+class Sorter:
+    """Sorts ids on threads of its own: that may take seconds, and commits wait for the writer.
+
+    Args:
+        stored: Keeps settled ids.
+        inbox: Takes what was found.
+    """
+
+    def __init__(self, stored: Ids, inbox: Inbox[IdsChanged | IdsSorted]) -> None:
+        self._stored = stored
+        self._inbox = inbox
+        self._worker = Worker("sorter", SORTERS)
+
+    def sort(self, tp: TopicPartition, number: int, *, merge: bool) -> None:
+        """Begin to sort a partition's; an `IdsSorted` tells the end. From any thread."""
+
+        def job() -> None:
+            try:
+                stored = self._stored.sort(tp, merge=merge)
+            except (SidecarError, MemoryError) as error:
+                self._inbox.put(IdsSorted(tp, number, None, str(error) or "too little memory"))
+                return
+            self._inbox.put(IdsSorted(tp, number, stored))
+
+        self._worker.do(job)
+
+    def look(self) -> None:
+        """Begin to look what others have changed; an `IdsChanged` tells it."""
+
+        def job() -> None:
+            found = set()
+            with suppress(SidecarError):  # the folder is gone, which is told anyway
+                found = self._stored.changed()
+            self._inbox.put(IdsChanged(found))
+
+        self._worker.do(job)
+
+    def close(self) -> None:
+        """Give up what is being sorted."""
+        self._stored.stop_sorting()
+        self._worker.close(CLOSE_S)
+
+
 class IdKeeper:
-    """The ids of all partitions of this process; its methods are for the main thread, but for `journal`.
+    """The ids of all partitions of this process; only for the main thread.
 
     Args:
         pipeline: The core, whose windows these are.
@@ -94,25 +185,16 @@ class IdKeeper:
         inbox: Inbox[IdsChanged | IdsSorted],
         memory_bytes: int = MEMORY_BYTES,
     ) -> None:
+        self.journal = IdJournal(stored)
+        self.sorter = Sorter(stored, inbox)
+        self.loading: dict[TopicPartition, Taken] = {}
         self._pipeline = pipeline
-        self._stored = stored
         self._writer = writer
         self._inbox = inbox
         self._memory_bytes = memory_bytes
-        self._sorter = Worker("sorter", SORTERS)
-        """Threads of its own: sorting may take seconds, and commits wait for the writer."""
-        self.loading: dict[TopicPartition, Taken] = {}
-        self._numbers: dict[TopicPartition, int] = {}
-        """Of the taking of each partition that is ours."""
+        self._kept: dict[TopicPartition, _Kept] = {}
         self._number = 0
-        self._unsorted: dict[TopicPartition, int] = {}
-        """Ids given to the journal since the partition was sorted last."""
-        self._sorting: set[TopicPartition] = set()
-        self._unfiled: set[TopicPartition] = set()
-        """Whose ids could not be put into files."""
         self._look_at_s = 0.0
-        self._dropped: dict[TopicPartition, int] = {}
-        """The writer's: generations below are dropped."""
 
     # Restoring
 
@@ -120,10 +202,10 @@ class IdKeeper:
         """A partition is ours; whether the core may have it at once. Else `sorted` gives it."""
         if not self._pipeline.intake.identities.remembered:
             if not one.resumed:
-                self._writer.wait(lambda: self._stored.drop_before(one.tp, EVERY_GENERATION))
+                self._writer.wait(lambda: self.journal.begin(one.tp, resumed=False))
             return True
         self._number += 1
-        self._numbers[one.tp] = self._number
+        self._kept[one.tp] = _Kept(self._number)
         taken = self.loading[one.tp] = Taken(one, known, self._number, time.monotonic())
         self._restore(taken)
         return False
@@ -133,62 +215,49 @@ class IdKeeper:
         one = taken.one
 
         def write() -> None:
-            self._dropped.pop(one.tp, None)
             try:
-                if not one.resumed:  # an operator's reset replays, a topic made again is another one: no id is known
-                    self._stored.drop_before(one.tp, EVERY_GENERATION)
+                self.journal.begin(one.tp, resumed=one.resumed)
             except SidecarError as error:
                 self._inbox.put(IdsSorted(one.tp, taken.number, None, str(error)))
             else:
-                self._sort(one.tp, taken.number, merge=False)
+                self.sorter.sort(one.tp, taken.number, merge=False)
 
         self._writer.do(write)
 
-    def _sort(self, tp: TopicPartition, number: int, *, merge: bool) -> None:
-        def job() -> None:
-            try:
-                stored = self._stored.sort(tp, merge=merge)
-            except (SidecarError, MemoryError) as error:
-                self._inbox.put(IdsSorted(tp, number, None, str(error) or "too little memory"))
-                return
-            self._inbox.put(IdsSorted(tp, number, stored))
-
-        self._sorter.do(job)
-
     def sorted(self, told: IdsSorted) -> Taken | None:
         """What the sorter found: the partition that waited for it, to be given to the core now."""
-        if self._numbers.get(told.tp) != told.number:
+        kept = self._kept.get(told.tp)
+        if kept is None or kept.number != told.number:
             return None
         taken = self.loading.get(told.tp)
-        self._sorting.discard(told.tp)
+        kept.sorting = False
         if told.stored is None:
-            self._failed(told, taken)
+            if taken is None:
+                self._tell_filed(told.tp, kept, told.reason)
+            else:
+                taken.retry_at_s = time.monotonic() + RETRY_S
+                log.error("ids.not_loaded", **told.tp.fields(), reason=told.reason)
             return None
-        self._tell_filed(told.tp, told.stored.problem)
+        self._tell_filed(told.tp, kept, told.stored.problem)
         if taken is None:
             self._window(told.tp).install(told.stored.runs)
             return None
         del self.loading[told.tp]
         self._restored(taken, told.stored)
         if sum(map(len, told.stored.runs.values())) > FILES_MAX:
-            self._sorting.add(told.tp)
-            self._sort(told.tp, told.number, merge=True)
+            self._sort(told.tp, kept, merge=True)
         return taken
 
-    def _failed(self, told: IdsSorted, taken: Taken | None) -> None:
-        if taken is None:
-            self._tell_filed(told.tp, told.reason)
-            return
-        taken.retry_at_s = time.monotonic() + RETRY_S
-        log.error("ids.not_loaded", **told.tp.fields(), reason=told.reason)
+    def _sort(self, tp: TopicPartition, kept: _Kept, *, merge: bool) -> None:
+        kept.sorting = True
+        self.sorter.sort(tp, kept.number, merge=merge)
 
-    def _tell_filed(self, tp: TopicPartition, problem: str) -> None:
+    def _tell_filed(self, tp: TopicPartition, kept: _Kept, problem: str) -> None:
         if problem:
-            self._unfiled.add(tp)
             log.warning("ids.not_sorted", **tp.fields(), reason=problem)
-        elif tp in self._unfiled:
-            self._unfiled.discard(tp)
+        elif kept.unfiled:
             log.info("ids.sorted", **tp.fields())
+        kept.unfiled = bool(problem)
 
     def _restored(self, taken: Taken, stored: StoredIds) -> None:
         tp = taken.one.tp
@@ -210,10 +279,7 @@ class IdKeeper:
         """These partitions are not ours any more."""
         for tp in tps:
             self.loading.pop(tp, None)
-            self._numbers.pop(tp, None)
-            self._unsorted.pop(tp, None)
-            self._sorting.discard(tp)
-            self._unfiled.discard(tp)
+            self._kept.pop(tp, None)
 
     def tend(self, now_s: float) -> None:
         """Try again what failed."""
@@ -222,23 +288,16 @@ class IdKeeper:
                 self._restore(taken)
         if self._number and now_s >= self._look_at_s:
             self._look_at_s = inf
-            self._sorter.do(self._look)
-
-    def _look(self) -> None:
-        """On a sorter's thread."""
-        found = set()
-        with suppress(SidecarError):  # the folder is gone, which is told anyway
-            found = self._stored.changed()
-        self._inbox.put(IdsChanged(found))
+            self.sorter.look()
 
     def changed(self, told: IdsChanged) -> None:
         """Have that mended, unless all of the folder is gone; meanwhile look-ups go on in what is mapped."""
         self._look_at_s = time.monotonic() + LOOK_EVERY_S
         if self._pipeline.orders.state_lost:
             return
-        for tp in told.tps & self._numbers.keys() - self.loading.keys() - self._sorting:
-            self._sorting.add(tp)
-            self._sort(tp, self._numbers[tp], merge=False)
+        for tp in told.tps & self._kept.keys() - self.loading.keys():
+            if not self._kept[tp].sorting:
+                self._sort(tp, self._kept[tp], merge=False)
 
     def problems(self, now_s: float) -> Iterator[Problem]:
         """Partitions that have waited long."""
@@ -252,35 +311,23 @@ class IdKeeper:
     def count(self, items: Collection[CommitItem]) -> None:
         """These commits settle ids: once there are enough of a partition, have them sorted."""
         for item in items:
-            if item.ids is not None:
-                count = self._unsorted[item.tp] = self._unsorted.get(item.tp, 0) + len(item.ids)
-                if count >= self._filed_at_once and item.tp not in self._sorting and item.tp in self._numbers:
-                    self._sorting.add(item.tp)
-                    self._unsorted[item.tp] = 0
-                    self._sort(item.tp, self._numbers[item.tp], merge=True)
+            kept = self._kept.get(item.tp)
+            if item.ids is not None and kept is not None:
+                kept.unsorted += len(item.ids)
+                if kept.unsorted >= self._filed_at_once and not kept.sorting:
+                    kept.unsorted = 0
+                    self._sort(item.tp, kept, merge=True)
 
     @property
     def _filed_at_once(self) -> int:
-        each = self._memory_bytes // 2 // SORTED_BYTES // max(1, len(self._numbers))
+        each = self._memory_bytes // 2 // SORTED_BYTES // max(1, len(self._kept))
         return max(FILED_MIN, min(FILED_MAX, each))
-
-    def journal(self, segments: Sequence[SettledIds]) -> str:
-        """On the writer thread: ids are durable before the commit that settles them. Why they are not, else empty."""
-        try:
-            self._stored.append([IdSegment(one.tp, one.generation, one.ids.tobytes()) for one in segments])
-            for tp, generation in {(segment.tp, segment.generation - 1) for segment in segments}:
-                if generation > self._dropped.get(tp, 0):
-                    self._stored.drop_before(tp, generation)
-                    self._dropped[tp] = generation
-        except SidecarError as error:
-            return str(error)
-        return ""
 
     # The rest
 
     def status(self, now_s: float) -> IdsStatus:
         """What is remembered, and what it takes."""
-        windows = [self._window(tp) for tp in self._numbers.keys() & set(self._pipeline.intake.ids.keys())]
+        windows = [self._window(tp) for tp in self._kept.keys() & set(self._pipeline.intake.ids.keys())]
         sets = [one for window in windows for one in (window.young, window.old) if len(one)]
         return IdsStatus(
             remembered=sum(map(len, sets)),
@@ -290,8 +337,3 @@ class IdKeeper:
             rotations=self._pipeline.intake.ids.room.rotations,
             loading=len(self.loading),
         )
-
-    def close(self) -> None:
-        """Give up what is being sorted."""
-        self._stored.stop_sorting()
-        self._sorter.close(CLOSE_S)

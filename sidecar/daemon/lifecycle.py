@@ -17,11 +17,13 @@ from sidecar.config.model import Settings
 from sidecar.config.source import RocketMqSource as RocketMqSettings
 from sidecar.core.partition.room import Room
 from sidecar.daemon.heap import Heap
+from sidecar.daemon.mail import Told
 from sidecar.daemon.notify import Notifier
 from sidecar.daemon.record import Record
 from sidecar.daemon.statewatch import tell_damages
-from sidecar.daemon.status import StatusKeeper, status_line
-from sidecar.daemon.supervisor import Supervisor, Told
+from sidecar.daemon.status.keeper import StatusKeeper, status_line
+from sidecar.daemon.supervisor import Supervisor
+from sidecar.errors import SidecarError
 from sidecar.ops.admin import AdminServer
 from sidecar.ops.metrics import Metrics
 from sidecar.runtime.build import HELD_SHARE, build, groups_of, plan_memory, pushed_expression, rules_hash
@@ -76,14 +78,14 @@ class Daemon:
             SidecarError: Something that a person must act on; all is let go of then.
         """
         with ExitStack() as stack:
-            supervisor, keeper = self._start(stack)
+            supervisor, keeper, leave = self._start(stack)
             self._notifier.ready()
             log.info("daemon.started", group_id=self._settings.source.group_id)
             self._serve(supervisor, keeper)
-            supervisor.close()
+            leave()
             log.info("daemon.stopped")
 
-    def _start(self, stack: ExitStack) -> tuple[Supervisor, StatusKeeper]:
+    def _start(self, stack: ExitStack) -> tuple[Supervisor, StatusKeeper, Callable[[], None]]:
         settings = self._settings
         if settings.source.rocketmq:  # the other client takes blocks of this size all the time
             give_back_large()
@@ -104,13 +106,14 @@ class Daemon:
         dead_letter_writer = DeadLetterWriter(
             open_dead_letters(settings, state.letters, source.fetch, send_back), inbox
         )
-        drain_s = settings.drain_timeout_ms / 1000
         supervisor = Supervisor(
-            pipeline, source, senders, inbox, writer, state, dead_letter_writer, drain_s, ledger, dedup.memory_bytes
+            pipeline, source, senders, inbox, writer, state, dead_letter_writer, ledger, dedup.memory_bytes
         )
         supervisor.record.damaged(damages, time.monotonic())
-        stack.callback(supervisor.ids.close)
-        keeper = StatusKeeper(supervisor, state, group, settings.memory.budget_bytes, settings.tags.known_groups)
+        stack.callback(supervisor.ids.sorter.close)
+        keeper = StatusKeeper(
+            supervisor, ledger, state, group, settings.memory.budget_bytes, settings.tags.known_groups
+        )
         # The endpoint before the broker: while that is awaited, health can be asked.
         url = "off"
         if settings.admin.listen:
@@ -121,7 +124,7 @@ class Daemon:
             url = admin.url
         log.info("daemon.starting", group_id=group, admin=url, version=version())
         with _tells_when_slow(supervisor.record):
-            source.open(supervisor)
+            source.open(supervisor.listener)
             pipeline.partitions.limit(Room.within(source.metadata_characters))
         supervisor.record.joined()
         stack.callback(source.close)
@@ -129,7 +132,7 @@ class Daemon:
         gc.collect()
         gc.freeze()  # and a high threshold: 16 % of the CPU time otherwise
         gc.set_threshold(100_000, 20, 100)
-        return supervisor, keeper
+        return supervisor, keeper, lambda: leave(supervisor, writer, state, dead_letter_writer)
 
     def _serve(self, supervisor: Supervisor, keeper: StatusKeeper) -> None:
         refreshed_s = feed_at_s = tell_at_s = 0.0
@@ -150,8 +153,20 @@ class Daemon:
                 tell_at_s = now_s + TELL_SYSTEMD_EVERY_S
             if self._stop_asked():
                 self._notifier.stopping()
-                supervisor.drain()
+                supervisor.drain(self._settings.drain_timeout_ms / 1000)
         keeper.refresh()
+
+
+def leave(supervisor: Supervisor, writer: Worker, state: State, dead_letter_writer: DeadLetterWriter) -> None:
+    """Commit and snapshot what is settled, then leave the group."""
+    dead_letter_writer.close()  # it reads from the source and writes into the state
+    supervisor.listener.settle()
+    supervisor.source.close()
+    try:
+        writer.wait(state.forget_member)
+    except SidecarError as error:  # the next start asks the group to remove a member that is gone: harmless
+        log.warning("member.not_saved", reason=str(error))
+    tell_damages(state)
 
 
 @contextmanager

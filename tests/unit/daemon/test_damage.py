@@ -13,6 +13,7 @@ import structlog
 
 from sidecar.core.pipeline.gate import Orders
 from sidecar.core.records import TopicPartition
+from sidecar.daemon.lifecycle import leave
 from sidecar.daemon.supervisor import Supervisor
 from sidecar.runtime.worker import Worker
 from sidecar.state.database import DATABASE_FILE
@@ -38,9 +39,9 @@ def test_damage_that_is_found_in_mid_life_is_told(tmp_path: Path) -> None:
         with contextlib.closing(sqlite3.connect(tmp_path / DATABASE_FILE)) as other:
             other.execute("UPDATE partitions SET watermark = 6")
             other.commit()
-        supervisor = Supervisor(nothing, broker, unused, queue.SimpleQueue(), writer, state, dead_letter_writer, 1.0)
+        supervisor = Supervisor(nothing, broker, unused, queue.SimpleQueue(), writer, state, dead_letter_writer)
         assert state.load_partitions() == {}
         with structlog.testing.capture_logs() as lines:
-            supervisor.close()
+            leave(supervisor, writer, state, dead_letter_writer)
     told = [(line["event"], line["what"], line["where"]) for line in lines if line["log_level"] == "error"]
     assert told == [("state.damaged", "partition", "orders:3")]

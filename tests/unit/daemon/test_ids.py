@@ -18,6 +18,8 @@ from sidecar.core.effects import Commit, CommitItem
 from sidecar.core.partition.state import PartitionState
 from sidecar.core.records import Run, TopicPartition
 from sidecar.daemon import ids as daemon_ids
+from sidecar.daemon.lifecycle import leave
+from sidecar.daemon.rebalances import Rebalances
 from sidecar.daemon.supervisor import Supervisor
 from sidecar.errors import StateError
 from sidecar.runtime.build import build
@@ -81,7 +83,7 @@ class Broker:
 
     name = "test"
     idle_poll_s = 0.05
-    listener: Supervisor
+    listener: Rebalances
 
     def __init__(self) -> None:
         self.ready: list[Run] = []
@@ -137,6 +139,7 @@ class Life:
         self.broker, self.state, self.writer = Broker(), SlowState(), Worker()
         inbox = self.inbox = queue.SimpleQueue[object]()
         self.senders = Senders(sink, 1, inbox)
+        self.letters = DeadLetterWriter(Mock(), inbox)
         self.supervisor = Supervisor(
             pipeline,
             cast(Source, self.broker),
@@ -144,13 +147,14 @@ class Life:
             inbox,
             self.writer,
             self.state,
-            DeadLetterWriter(Mock(), inbox),
-            5.0,
+            self.letters,
         )
-        self.broker.listener = self.supervisor
+        self.broker.listener = self.supervisor.listener
 
     def assign(self, *tps: TopicPartition, seen: int = 0, resumed: bool = True) -> None:
-        self.supervisor.assigned([Assignment(tp, "scope", PartitionState(0, seen), "", 1, resumed, 0) for tp in tps])
+        self.supervisor.listener.assigned(
+            [Assignment(tp, "scope", PartitionState(0, seen), "", 1, resumed, 0) for tp in tps]
+        )
 
     def hand_over(self, tp: TopicPartition, first: int, *numbers: int) -> None:
         messages = [Message(first + i, number) for i, number in enumerate(numbers)]
@@ -161,7 +165,7 @@ class Life:
         counts = self.supervisor.record.commits.counts
         before = sum(counts.values())
         item = CommitItem(tp, "scope", PartitionState(5, 5), generation, array("q", numbers))
-        self.supervisor._perform(Commit([item]))
+        self.supervisor._effects.perform(Commit([item]))
         self.until(lambda: sum(counts.values()) > before)
 
     def until(self, holds: Callable[[], object]) -> None:
@@ -183,7 +187,7 @@ def living() -> Iterator[Life]:
         yield life
     finally:
         life.state.slow.go_on.set()
-        life.supervisor.ids.close()
+        life.supervisor.ids.sorter.close()
         life.senders.close(1.0)
         life.writer.close()
 
@@ -237,17 +241,17 @@ def test_nothing_waits_for_ids(how: str) -> None:
         life.assign(ORDERS, seen=5)
         begun_s = time.monotonic()
         if how == "stop":
-            life.supervisor.drain()
+            life.supervisor.drain(5.0)
             while life.supervisor.turn():
                 pass
-            life.supervisor.close()
-            life.supervisor.ids.close()
+            leave(life.supervisor, life.writer, life.state, life.letters)
+            life.supervisor.ids.sorter.close()
         else:
-            getattr(life.supervisor, how)([ORDERS])
+            getattr(life.supervisor.listener, how)([ORDERS])
         assert time.monotonic() - begun_s < 1
         life.state.slow.go_on.set()
         time.sleep(0.05)
-        life.supervisor._take_inbox()
+        life.supervisor._mail.take()
         assert how == "stop" or ORDERS not in life.supervisor.pipeline.partitions
 
 
@@ -257,7 +261,7 @@ def test_a_partition_that_comes_back_is_restored_anew() -> None:
         life.state.slow.go_on.set()
         life.assign(ORDERS)
         wait_until(lambda: not life.inbox.empty(), 10, "it was sorted")
-        life.supervisor.lost([ORDERS])
+        life.supervisor.listener.lost([ORDERS])
         life.state.ids.append([IdSegment(ORDERS, 3, ids(7))])
         life.state.slow.go_on.clear()
         life.assign(ORDERS)

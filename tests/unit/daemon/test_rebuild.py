@@ -35,8 +35,8 @@ def assigned(state: MemoryState, found: Assignment) -> Pipeline:
     writer = Worker()
     pipeline, _ = build(Settings.model_validate(SETTINGS), KafkaColumns())
     unused = cast(Any, None)
-    supervisor = Supervisor(pipeline, unused, unused, queue.SimpleQueue(), writer, state, unused, 1.0)
-    supervisor.assigned([found])
+    supervisor = Supervisor(pipeline, unused, unused, queue.SimpleQueue(), writer, state, unused)
+    supervisor.listener.assigned([found])
     writer.close()
     return pipeline
 

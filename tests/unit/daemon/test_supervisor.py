@@ -85,9 +85,9 @@ def test_a_commit_that_waited_for_the_journal_while_a_partition_was_revoked_is_n
     """Its end would be taken for that of the next commit, whose parts would be sent before they are durable."""
     broker, state, writer, inbox = Broker(), MemoryState(), Worker(), queue.SimpleQueue[object]()
     core, unused = cast(Pipeline, Core()), cast(Any, None)
-    supervisor = Supervisor(core, cast(Source, broker), unused, inbox, writer, state, unused, 1.0)
+    supervisor = Supervisor(core, cast(Source, broker), unused, inbox, writer, state, unused)
     supervisor.turn()
-    supervisor.revoking([GONE])
+    supervisor.listener.revoking([GONE])
     supervisor.turn()
     writer.close()
     assert broker.begun == []
@@ -97,10 +97,10 @@ def test_a_commit_that_waited_for_the_journal_while_a_partition_was_revoked_is_n
 def test_only_commits_that_succeed_are_timed() -> None:
     """A failed one is counted as such and has no duration; where nothing was to be committed nothing is counted."""
     supervisor, writer = supervised()
-    supervisor.committed({KEPT: True, GONE: True}, 0.2)
-    supervisor.committed({KEPT: True, GONE: False}, 0.0)
-    supervisor.committed({}, 0.0)
-    supervisor.revoking([])
+    supervisor.listener.committed({KEPT: True, GONE: True}, 0.2)
+    supervisor.listener.committed({KEPT: True, GONE: False}, 0.0)
+    supervisor.listener.committed({}, 0.0)
+    supervisor.listener.revoking([])
     writer.close()
     assert supervisor.record.commits.counts == {"ok": 1, "failed": 1}
     timings = supervisor.record.commits.seconds.timings()
@@ -122,9 +122,9 @@ def test_nothing_is_committed_while_the_state_is_lost() -> None:
     broker, state = Broker(), LostState()
     supervisor, writer = supervised(broker, state)
     begin = [Assignment(tp, "scope", PartitionState(5, 5), "", 1, resumed=True, read_from=5) for tp in (KEPT, GONE)]
-    supervisor.assigned(begin)
+    supervisor.listener.assigned(begin)
     supervisor.turn()
-    supervisor.revoking([GONE])
+    supervisor.listener.revoking([GONE])
     assert broker.begun == broker.made == []
     assert supervisor.pipeline.gate.stops == {"state_lost": "state.db was removed"}
     state.is_lost = False
@@ -137,9 +137,9 @@ def test_nothing_is_committed_while_the_state_is_lost() -> None:
 def test_a_stop_does_not_wait_for_a_state_that_is_lost() -> None:
     """Nothing can be settled then, so a stop is complete at once."""
     supervisor, writer = supervised(state=LostState())
-    supervisor.assigned([Assignment(KEPT, "scope", PartitionState(5, 5), "", 1, resumed=True, read_from=5)])
+    supervisor.listener.assigned([Assignment(KEPT, "scope", PartitionState(5, 5), "", 1, resumed=True, read_from=5)])
     assert supervisor.turn()
-    supervisor.drain()
+    supervisor.drain(5.0)
     assert not supervisor.turn()
     writer.close()
 
@@ -147,11 +147,11 @@ def test_a_stop_does_not_wait_for_a_state_that_is_lost() -> None:
 def test_a_reload_is_no_rebalance() -> None:
     """A partition that is read again from its commit is counted as that, and not as lost and assigned."""
     supervisor, writer = supervised()
-    supervisor.assigned([])
-    supervisor.reloading(KEPT)
-    supervisor.assigned([Assignment(KEPT, "scope", PartitionState(5, 5), "", 1, resumed=True, read_from=5)])
-    supervisor.lost([KEPT])
-    supervisor.assigned([Assignment(KEPT, "scope", PartitionState(5, 5), "", 1, resumed=True, read_from=5)])
+    supervisor.listener.assigned([])
+    supervisor.listener.reloading(KEPT)
+    supervisor.listener.assigned([Assignment(KEPT, "scope", PartitionState(5, 5), "", 1, resumed=True, read_from=5)])
+    supervisor.listener.lost([KEPT])
+    supervisor.listener.assigned([Assignment(KEPT, "scope", PartitionState(5, 5), "", 1, resumed=True, read_from=5)])
     writer.close()
     assert supervisor.record.rebalances == {"assigned": 2, "reloaded": 1, "lost": 1}
 
@@ -161,4 +161,4 @@ def supervised(broker: Broker | None = None, state: State | None = None) -> tupl
     pipeline, _ = build(Settings.model_validate(SETTINGS), KafkaColumns())
     writer, unused = Worker(), cast(Any, None)
     source, state = cast(Source, broker or Broker()), state or MemoryState()
-    return Supervisor(pipeline, source, unused, queue.SimpleQueue(), writer, state, unused, 1.0), writer
+    return Supervisor(pipeline, source, unused, queue.SimpleQueue(), writer, state, unused), writer

@@ -9,11 +9,12 @@ from typing import Generic, TypeVar
 from sidecar.core.books import Books
 from sidecar.core.pipeline.pipeline import Pipeline
 from sidecar.core.records import TopicPartition, group_label
-from sidecar.daemon.chronicle import Chronicle
 from sidecar.daemon.record import OVERDUE_S, TOLD_S
+from sidecar.daemon.status.chronicle import Chronicle
 from sidecar.daemon.supervisor import Supervisor
 from sidecar.ops.health import STOPPED, Problem
 from sidecar.ops.snapshot import PartitionStatus, RetryingGroup
+from sidecar.runtime.ledger_worker import LedgerWorker
 from sidecar.sources.base import SESSION
 
 LOOK_EVERY_S = 1.0
@@ -45,11 +46,13 @@ class Problems:
 
     Args:
         supervisor: Whose daemon it is.
+        ledger: Where business keys are claimed, if anywhere.
         chronicle: Is told of stops of the intake.
     """
 
-    def __init__(self, supervisor: Supervisor, chronicle: Chronicle) -> None:
+    def __init__(self, supervisor: Supervisor, ledger: LedgerWorker | None, chronicle: Chronicle) -> None:
         self._supervisor = supervisor
+        self._ledger = ledger
         self._chronicle = chronicle
         self._stops = Lasting[str]()
         self._unread = Lasting[tuple[TopicPartition, int]]()
@@ -76,8 +79,8 @@ class Problems:
         source = supervisor.source
         for key, text in source.problems().items():
             found.append(Problem("membership" if key == SESSION else "broker", f"{source.name}: {text}"))
-        if supervisor.ledger is not None and supervisor.ledger.problem:
-            found.append(Problem("ledger", f"nothing is sent: the ledger is unavailable: {supervisor.ledger.problem}"))
+        if self._ledger is not None and self._ledger.problem:
+            found.append(Problem("ledger", f"nothing is sent: the ledger is unavailable: {self._ledger.problem}"))
         for group in list(retrying)[:GROUPS_SHOWN_MAX]:
             found.append(
                 Problem("group", f"group {group_label(group.group)} fails since {group.since}: {group.reason}")

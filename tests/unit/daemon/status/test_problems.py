@@ -14,9 +14,9 @@ import structlog
 from sidecar.core.books import Books
 from sidecar.core.delivery.delivery import Delivery
 from sidecar.core.records import TopicPartition
-from sidecar.daemon.chronicle import OVER_S, SUMMARY_EVERY_S, Chronicle
-from sidecar.daemon.problems import FULL_S, Problems
 from sidecar.daemon.record import OVERDUE_S, TOLD_S, Record
+from sidecar.daemon.status.chronicle import OVER_S, SUMMARY_EVERY_S, Chronicle
+from sidecar.daemon.status.problems import FULL_S, Problems
 from sidecar.ops.health import HEALTHY, KINDS, Problem, judge
 from sidecar.ops.outages import Outages
 from sidecar.ops.snapshot import PartitionStatus
@@ -39,10 +39,8 @@ class World:
         self.broker: dict[str, str] = {}
         source = SimpleNamespace(name="Kafka", problems=lambda: self.broker)
         ids = SimpleNamespace(problems=lambda now_s: [])
-        supervisor: Any = SimpleNamespace(
-            pipeline=self.pipeline, record=self.record, source=source, ledger=None, ids=ids
-        )
-        self.problems = Problems(supervisor, Chronicle())
+        supervisor: Any = SimpleNamespace(pipeline=self.pipeline, record=self.record, source=source, ids=ids)
+        self.problems = Problems(supervisor, None, Chronicle())
         self.place = PartitionStatus(topic="orders", partition=0, watermark=5, position=7, lag=2)
         self.totals = Books()
 

@@ -11,7 +11,7 @@ import structlog
 from sidecar.config.model import Settings
 from sidecar.core.books import Books
 from sidecar.daemon.lifecycle import Daemon
-from sidecar.daemon.status import _blocking, status_line
+from sidecar.daemon.status.keeper import _blocking, status_line
 from sidecar.errors import UnavailableError
 from sidecar.ops.health import KINDS, Problem
 from sidecar.ops.snapshot import StatusSnapshot

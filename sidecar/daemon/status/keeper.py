@@ -14,8 +14,8 @@ from sidecar.core.delivery.stages import Stage
 from sidecar.core.partition.partition import Partition
 from sidecar.core.pipeline.pipeline import Pipeline
 from sidecar.core.records import TopicPartition, group_label
-from sidecar.daemon.chronicle import Chronicle
-from sidecar.daemon.problems import Problems
+from sidecar.daemon.status.chronicle import Chronicle
+from sidecar.daemon.status.problems import Problems
 from sidecar.daemon.supervisor import Supervisor
 from sidecar.errors import StateError
 from sidecar.ops.health import Problem, in_order
@@ -29,6 +29,7 @@ from sidecar.ops.snapshot import (
     RetryingGroup,
     StatusSnapshot,
 )
+from sidecar.runtime.ledger_worker import LedgerWorker
 from sidecar.state.interface import State
 from sidecar.version import version
 
@@ -46,6 +47,7 @@ class StatusKeeper:
 
     Args:
         supervisor: Whose state is told.
+        ledger: Where business keys are claimed, if anywhere.
         state: Counts the dead letters.
         group_id: The consumer group.
         budget_bytes: `memory.budget`.
@@ -53,15 +55,22 @@ class StatusKeeper:
     """
 
     def __init__(
-        self, supervisor: Supervisor, state: State, group_id: str, budget_bytes: int, groups: Iterable[str] = ()
+        self,
+        supervisor: Supervisor,
+        ledger: LedgerWorker | None,
+        state: State,
+        group_id: str,
+        budget_bytes: int,
+        groups: Iterable[str] = (),
     ) -> None:
         self._supervisor = supervisor
+        self._ledger = ledger
         self._state = state
         self._group_id = group_id
         self._budget_bytes = budget_bytes
         self._groups = tuple(map(group_label, groups))
         self._chronicle = Chronicle()
-        self._problems = Problems(supervisor, self._chronicle)
+        self._problems = Problems(supervisor, ledger, self._chronicle)
         self._started = datetime.now(UTC)
         self._dead_letters = 0
         self._went_s: dict[TopicPartition, float] = {}
@@ -148,7 +157,7 @@ class StatusKeeper:
         ]
 
     def _activity(self, pipeline: Pipeline) -> Activity:
-        supervisor, record = self._supervisor, self._supervisor.record
+        record = self._supervisor.record
         return Activity(
             batches=pipeline.delivery.outbox.ended.counts(),
             sends=pipeline.delivery.sends.counts(),
@@ -157,7 +166,7 @@ class StatusKeeper:
             commits=dict(record.commits.counts),
             rebalances=dict(record.rebalances),
             snapshots=dict(record.snapshots),
-            ledger=_NO_TRANSACTIONS | supervisor.ledger.transactions if supervisor.ledger else {},
+            ledger=_NO_TRANSACTIONS | self._ledger.transactions if self._ledger else {},
             twins_waiting=pipeline.delivery.claims.askings.waiting if pipeline.delivery.claims else 0,
             send_seconds=record.send_seconds.timings(),
             commit_seconds=record.commits.seconds.timings(),

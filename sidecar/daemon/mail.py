@@ -1,0 +1,84 @@
+"""What the threads have to tell the main thread, each kind given to what it concerns. Decides nothing."""
+
+from __future__ import annotations
+
+import queue
+import time
+from typing import TypeAlias, assert_never
+
+from sidecar.core.pipeline.pipeline import Pipeline
+from sidecar.daemon.committer import Committer, StepEnded
+from sidecar.daemon.feed import Feed
+from sidecar.daemon.ids import IdKeeper, IdsChanged, IdsSorted
+from sidecar.daemon.record import Record
+from sidecar.daemon.snapshots import Snapped, Snapshots
+from sidecar.runtime.dead_letter_writer import LettersStored
+from sidecar.runtime.ledger_worker import ClaimAnswered
+from sidecar.runtime.senders import Answered
+
+Told: TypeAlias = Answered | ClaimAnswered | LettersStored | StepEnded | IdsChanged | IdsSorted | Snapped
+"""What comes to the inbox."""
+
+
+class Mail:
+    """Takes in what comes; only for the main thread.
+
+    Args:
+        inbox: Where it comes.
+        pipeline: Learns answers, claims and dead letters.
+        record: Counts and times.
+        committer: Learns how steps of a commit end.
+        ids: Learns of ids that others have touched.
+        feed: Learns of ids that are there.
+        snapshots: Learn what was written.
+    """
+
+    def __init__(
+        self,
+        inbox: queue.SimpleQueue[Told],
+        pipeline: Pipeline,
+        record: Record,
+        committer: Committer,
+        ids: IdKeeper,
+        feed: Feed,
+        snapshots: Snapshots,
+    ) -> None:
+        self._inbox = inbox
+        self._pipeline = pipeline
+        self._record = record
+        self._committer = committer
+        self._ids = ids
+        self._feed = feed
+        self._snapshots = snapshots
+
+    def take(self, timeout_s: float = 0.0) -> None:
+        """Take in all that is there, waiting so long for the first."""
+        now_ms = time.monotonic() * 1000
+        while True:
+            try:
+                told = self._inbox.get(timeout=timeout_s) if timeout_s else self._inbox.get_nowait()
+            except queue.Empty:
+                return
+            timeout_s = 0.0
+            self._take(told, now_ms)
+
+    def _take(self, told: Told, now_ms: float) -> None:
+        match told:
+            case Answered(batch_id, answer):
+                self._record.send_seconds.observe(answer.elapsed_ms / 1000)
+                self._pipeline.answered(batch_id, answer, now_ms, time.time_ns() // 1_000_000)
+            case ClaimAnswered(number, verdicts):
+                self._pipeline.claimed(number, verdicts, now_ms)
+            case LettersStored(token, reason, letters):
+                self._record.letters_stored(token, reason, letters, now_ms / 1000)
+                self._pipeline.stored(token, ok=not reason, now_ms=now_ms)
+            case Snapped():
+                self._snapshots.ended(told)
+            case StepEnded():
+                self._committer.ended(told)
+            case IdsChanged():
+                self._ids.changed(told)
+            case IdsSorted():
+                self._feed.sorted(told)
+            case _:
+                assert_never(told)

@@ -1,0 +1,128 @@
+"""What the source tells: partitions come and go, commits end. Waits for disk and answers within a bound."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Mapping, Sequence
+
+import structlog
+
+from sidecar.core.pipeline.pipeline import Pipeline
+from sidecar.core.records import TopicPartition
+from sidecar.daemon.committer import Committer
+from sidecar.daemon.feed import Feed
+from sidecar.daemon.ids import IdKeeper
+from sidecar.daemon.mail import Mail
+from sidecar.daemon.record import Record
+from sidecar.daemon.snapshots import Snapshots
+from sidecar.sources.base import Assignment
+
+REVOKE_DRAIN_S = 3.0
+"""How long a rebalance waits for answers of what is being sent; the session lasts 9 s."""
+
+log = structlog.get_logger()
+
+
+class Rebalances:
+    """A `sources.base.Listener`; only for the main thread.
+
+    Args:
+        pipeline: The core.
+        record: Counts.
+        committer: Commits what is settled of partitions that go.
+        ids: Forgets the ids of partitions that are gone.
+        feed: Gives the core the partitions that come.
+        snapshots: Are of the partitions that are ours.
+        mail: Brings the answers that a revocation waits for.
+    """
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        record: Record,
+        committer: Committer,
+        ids: IdKeeper,
+        feed: Feed,
+        snapshots: Snapshots,
+        mail: Mail,
+    ) -> None:
+        self._pipeline = pipeline
+        self._record = record
+        self._committer = committer
+        self._ids = ids
+        self._feed = feed
+        self._snapshots = snapshots
+        self._mail = mail
+        self._reloading: set[TopicPartition] = set()
+
+    def assigned(self, found: Sequence[Assignment]) -> None:
+        """These partitions are ours from here on."""
+        self._record.assigned()
+        here = {one.tp for one in found}
+        if not here or here - self._reloading:
+            self._record.rebalances["assigned"] += 1
+        self._reloading -= here
+        for one in found:
+            if not one.resumed:
+                self._committer.begin_anew(one.tp)
+        self._feed.take(found)
+        names = [f"{one.tp}@{one.state.watermark}" for one in found]
+        log.info("partitions.assigned", partitions=names[:50], count=len(names))
+
+    def handing_over(self, tps: Collection[TopicPartition]) -> bool:
+        """These partitions, all of them, will be revoked soon: read no more of them, and settle what was read."""
+        self._pipeline.orders.leave(tps)
+        return self._pipeline.has_settled(tps)
+
+    def revoking(self, tps: Collection[TopicPartition]) -> None:
+        """These partitions are taken away when this returns: settle and commit what can be."""
+        self._record.rebalances["revoked"] += 1
+        self._reloading.clear()
+        self._pipeline.partitions.fence(tps)
+        deadline_s = time.monotonic() + REVOKE_DRAIN_S
+        while self._pipeline.delivery.outbox.sending(set(tps)) and time.monotonic() < deadline_s:
+            self._mail.take(timeout_s=0.05)
+        self._committer.now(tps, self._mail.take)
+        self._forget(tps, "partitions.revoked")
+
+    def lost(self, tps: Collection[TopicPartition]) -> None:
+        """These partitions are another member's already: forget, commit nothing."""
+        self._record.rebalances["lost"] += 1
+        self._reloading.clear()
+        self._forget(tps, "partitions.lost")
+
+    def reloading(self, tp: TopicPartition) -> None:
+        """This partition is given up, to be taken again from what is committed: forget, commit nothing."""
+        self._record.rebalances["reloaded"] += 1
+        self._reloading.add(tp)
+        self._forget([tp], "partitions.lost")
+
+    def settle(self) -> None:
+        """The process ends: commit and snapshot what is settled."""
+        self._committer.now(list(self._pipeline.partitions), self._mail.take)
+        self._snapshots.now()
+
+    def _forget(self, tps: Collection[TopicPartition], event: str) -> None:
+        books = self._pipeline.books
+        released = sum(books[tp].in_flight for tp in tps if tp in books)
+        self._pipeline.forget(tps)
+        self._ids.forget(tps)
+        self._committer.forget(tps)
+        for tp in tps:
+            self._snapshots.assignments.pop(tp, None)
+        log.info(event, partitions=[str(tp) for tp in tps][:50], count=len(tps), released=released)
+
+    def committed(self, results: Mapping[TopicPartition, bool], elapsed_s: float) -> None:
+        """The commit begun by `commit` ended."""
+        self._committer.committed(results, elapsed_s)
+
+    def event(self, name: str, level: str, fields: Mapping[str, object]) -> None:
+        """Something for the log."""
+        if name == "commit.failed":
+            self._record.commits.failed(str(fields["reason"]), fields)
+        else:
+            getattr(log, level)(name, **fields)
+
+    def waiting(self, what: str) -> None:
+        """The start waits for this."""
+        self._record.waits_for = what
