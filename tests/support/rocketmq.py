@@ -612,7 +612,7 @@ def java(
     home.mkdir(parents=True, exist_ok=True)
     command = [
         executable("java"), f"-Xms{heap}", f"-Xmx{heap}", "-XX:+UseSerialGC", "-XX:-UsePerfData",
-        "-XX:TieredStopAtLevel=1", "-XX:MaxDirectMemorySize=256m", *_MODULES, f"-Duser.home={home}",
+        "-XX:TieredStopAtLevel=1", "-XX:MaxDirectMemorySize=2g", *_MODULES, f"-Duser.home={home}",
         f"-Drmq.logback.configurationFile=rmq.{name}.logback.xml", *options,
         "-cp", f"{rocketmq_jars(version)}/*", main, *arguments,
     ]  # fmt: skip
