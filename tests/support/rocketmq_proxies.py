@@ -14,6 +14,9 @@ from tests.support.rocketmq import Message, RocketMqNode
 from tests.support.rocketmq_flow import PATIENCE_S, QUEUES, WANTED, Bodies, await_all, await_arrival, configuration
 from tests.support.rocketmq_servers import proxy
 
+Sent = tuple[int, int, str]
+"""Queue, offset as the broker gave it (requests under way overtake each other), and hash."""
+
 
 def restarts(
     node: RocketMqNode, folder: Path, messages: int, times: int, *, proxies: int = 1, fifo: bool = False
@@ -32,7 +35,7 @@ def restarts(
         AssertionError: With `fifo`, a message arrived before one that stands before it in its queue.
     """
     begun_s, bodies, waits = time.monotonic(), Bodies(node), list[float]()
-    sent: list[Message] = []
+    sent: list[Sent] = []
     if fifo:
         node.create_topic(bodies.topic, QUEUES, "FIFO")
         node.create_group(bodies.group, orderly=True)
@@ -67,17 +70,18 @@ def restarts(
     return Finding(point, 2 * times, bodies.sent, found, time.monotonic() - begun_s, notes)
 
 
-def _send(bodies: Bodies, count: int, number: int) -> list[Message]:
+def _send(bodies: Bodies, count: int, number: int) -> list[Sent]:
     messages = [
         Message(b"%d %d" % (number, i), WANTED[0], queue=i % QUEUES, properties={"__SHARDINGKEY": f"{i % QUEUES}"})
         for i in range(count)
     ]
-    bodies.send_these(messages)
-    return messages
+    places: list[tuple[int, int]] = []
+    bodies.send_these(messages, by=lambda some: places.extend(bodies.node.send(bodies.topic, some, queues=QUEUES)))
+    return [(*place, value_hash(message.body)) for place, message in zip(places, messages, strict=True)]
 
 
-def _check_order(receiver: Receiver, sent: list[Message]) -> None:
-    place = {row[3]: at for at, row in reversed(list(enumerate(receiver.rows())))}
+def _check_order(receiver: Receiver, sent: list[Sent]) -> None:
+    arrived_at = {row[3]: at for at, row in reversed(list(enumerate(receiver.rows())))}
     for queue in range(QUEUES):
-        found = [place[value_hash(one.body)] for one in sent if one.queue == queue]
-        assert found == sorted(found), f"queue {queue} came in the order {found[:50]}"
+        order = [arrived_at[hashed] for of_queue, _, hashed in sorted(sent) if of_queue == queue]
+        assert order == sorted(order), f"queue {queue} came in the order {order}"
