@@ -52,6 +52,8 @@ class _Owned:
     row: Progress | None = None
     """The row in the state file, or on its way there."""
     row_at_s: float = 0.0
+    noted: Future[None] | None = None
+    """The last write of `row` by a note."""
     newest: Mark | None = None
     """The last message read, not yet among the marks."""
 
@@ -237,16 +239,21 @@ class Commits:
             one = self._owned[tp]
             if one.row is None or one.told.offset < 0 or now_s - one.row_at_s < after_s or self._place(tp) is None:
                 continue
+            if one.noted is not None and not one.noted.done():
+                continue
+            has_failed = one.noted is not None and one.noted.exception() is not None
             self._raise_floor(one, now_s)
             one.put_mark()
             floor = max(one.row.floor, min(one.floor, one.row.watermark))
             row = one.row._replace(floor=floor, marks=one.marks, told=one.told)
-            if row != one.row:
-                one.row, rows[ProgressKey.of(tp)] = row, row.dump()
-            if row.floor >= min(one.committed, row.watermark):  # final, and `told` is stored
+            if row != one.row or has_failed:
+                one.row, rows[tp] = row, row.dump()
+            elif row.floor >= min(one.committed, row.watermark):  # final, and `told` is stored
                 self._restless.discard(tp)
         if rows:
-            self._disk.submit(self._state.save_progress, rows)  # after a failure, the next commit stores it
+            noted = self._disk.submit(self._state.save_progress, {ProgressKey.of(tp): row for tp, row in rows.items()})
+            for tp in rows:
+                self._owned[tp].noted = noted
 
     def _raise_floor(self, one: _Owned, now_s: float) -> None:
         if now_s - one.floor_at_s >= FLUSHED_AFTER_S:

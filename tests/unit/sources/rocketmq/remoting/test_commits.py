@@ -13,11 +13,12 @@ from sidecar.core.records import TopicPartition
 from sidecar.sources.base import Assignment
 from sidecar.sources.rocketmq.progress import Progress
 from sidecar.sources.rocketmq.remoting import commits as rocketmq_commits
-from sidecar.sources.rocketmq.remoting.commits import FLUSHED_AFTER_S, Commits
+from sidecar.sources.rocketmq.remoting.commits import FLUSHED_AFTER_S, IDLE_S, Commits
 from sidecar.sources.rocketmq.wire.codes import Code
 from sidecar.sources.rocketmq.wire.frames import Frame
 from sidecar.sources.rocketmq.wire.network import Ask, Network
 from sidecar.sources.rocketmq.wire.requests import Asks
+from sidecar.state.interface import ProgressKey
 from sidecar.state.memory import MemoryState
 from sidecar.state.offset_map import Identity
 from tests.simulation.leased_broker import Inline
@@ -39,34 +40,68 @@ class TakingLink:
         """Nothing to do."""
 
 
-@pytest.mark.parametrize(("is_killed", "floor"), [(True, 0), (False, 10)], ids=["killed", "not killed"])
-def test_what_a_killed_broker_is_told_again_is_not_on_its_disk_at_once(
-    is_killed: bool, floor: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Until 15 s after it is back, an older offset may be one that it forgot, and is taken for no reset."""
+IDENTITY = Identity("cluster", "g", "", 5)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """In place of the module `time`."""
     clock = Clock()
     monkeypatch.setattr(rocketmq_commits, "time", clock)
-    state, identity = MemoryState(), Identity("cluster", "g", "", 5)
+    return clock
+
+
+def commits_of(state: MemoryState) -> Commits:
+    """Commits of a queue that begins at its first message."""
     listener: Any = SimpleNamespace(committed=lambda *_: None)
     link: Any = TakingLink()
     network, asks = Network(None, None, lambda _: None), Asks("me", "g")
     commits = Commits(network, asks, state, listener, b"rule", lambda _: link, lambda _: False)
     commits._disk = Inline()  # type: ignore[assignment]
-    start = Assignment(QUEUE, identity.scope, PartitionState(0, 0), "", 5, resumed=False, read_from=0)
-    commits.own(start, identity, None, (), -1)
+    start = Assignment(QUEUE, IDENTITY.scope, PartitionState(0, 0), "", 5, resumed=False, read_from=0)
+    commits.own(start, IDENTITY, None, (), -1)
+    return commits
 
-    def commit(offset: int) -> None:
-        commits.begin([CommitItem(QUEUE, identity.scope, PartitionState(offset, offset))])
-        commits.go_on()
 
-    commit(10)
+def commit(commits: Commits, offset: int) -> None:
+    """Make it durable."""
+    commits.begin([CommitItem(QUEUE, IDENTITY.scope, PartitionState(offset, offset))])
+    commits.go_on()
+
+
+def progress_of(state: MemoryState) -> Progress:
+    """What the state file knows of the queue."""
+    progress = Progress.load(state.load_progress()[ProgressKey.of(QUEUE)])
+    assert progress is not None
+    return progress
+
+
+@pytest.mark.parametrize(("is_killed", "floor"), [(True, 0), (False, 10)], ids=["killed", "not killed"])
+def test_what_a_killed_broker_is_told_again_is_not_on_its_disk_at_once(
+    is_killed: bool, floor: int, clock: Clock
+) -> None:
+    """Until 15 s after it is back, an older offset may be one that it forgot, and is taken for no reset."""
+    state = MemoryState()
+    commits = commits_of(state)
+    commit(commits, 10)
     clock.now_s += FLUSHED_AFTER_S
-    commit(10)
+    commit(commits, 10)
     clock.now_s += FLUSHED_AFTER_S - 1
     if is_killed:
         commits.start_at({QUEUE: 10})
     clock.now_s += 1
-    commit(20)
-    progress = Progress.load(state.load_progress()[QUEUE])
-    assert progress is not None
-    assert progress.floor == floor
+    commit(commits, 20)
+    assert progress_of(state).floor == floor
+
+
+def test_a_note_that_could_not_be_written_is_written_again(clock: Clock) -> None:
+    """A queue that rests has no next commit that would tell the state file what the broker has."""
+    state = MemoryState()
+    commits = commits_of(state)
+    commit(commits, 10)
+    assert progress_of(state).told.offset == -1
+    for failing in ("full", ""):
+        state.failing = failing
+        clock.now_s += IDLE_S
+        commits.go_on()
+    assert progress_of(state).told.offset == 10
