@@ -186,8 +186,11 @@ class Starts:
         boots = self.boots({tp.broker for tp in tps})
 
         def is_foreign(tp: TopicPartition, committed: int) -> bool:
-            boot = boots[tp.broker].stamp if tp.broker in boots else 0
-            return committed > ours.get(tp, -1) or (tp in known and known[tp].was_set_back(committed, boot))
+            boot, row = boots[tp.broker].stamp if tp.broker in boots else 0, known.get(tp)
+            if row is None:
+                return committed > ours.get(tp, -1)
+            # What the state file has may be ours, too: a commit that the broker took after it told of a reset.
+            return committed > max(ours.get(tp, -1), row.watermark) or row.was_set_back(committed, boot)
 
         return {
             tp

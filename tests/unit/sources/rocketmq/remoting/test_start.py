@@ -220,6 +220,13 @@ def test_a_run_of_a_broker_that_is_over_proves_no_reset() -> None:
     assert list(starts.find([HERE], known).failed) == [HERE]
 
 
+@pytest.mark.parametrize(("committed", "moved"), [(20, set()), (21, {HERE})], ids=["ours", "another member's"])
+def test_a_commit_taken_after_a_reset_was_told_is_no_other_members(committed: int, moved: set[TopicPartition]) -> None:
+    """The queue begins at 7 by then, though the broker has, as the state file, what was settled before: 7 is kept."""
+    starts = starts_of(MadeUpLink(answers=answering(committed, 30, message(19, 64))), MadeUpLink())
+    assert starts.has_moved([HERE], {HERE: 7}, {HERE: known_with()}) == moved
+
+
 class MadeAgainLink(MadeUpLink):
     """Another topic is there from the second turn on, of which the broker tells this as its first offset."""
 
