@@ -121,9 +121,7 @@ class Starts:
         """
         if self._start == "earliest" or {tp.topic for tp in tps} & {tp.topic for tp in known}:
             return set()
-        tps = [
-            tp for tp in tps if self._link_of(tp.broker) is not None
-        ]  # queues of a broker without a master come later
+        tps = [tp for tp in tps if self._link_of(tp.broker) is not None]  # those without a master come later
         committed = self._ask([(tp, self._asks.committed(tp)) for tp in tps])
         if any(frame is not None and frame.code != Code.QUERY_NOT_FOUND for frame in committed):
             return set()
@@ -180,17 +178,15 @@ class Starts:
         Args:
             tps: The queues.
             ours: The newest commits of this process.
-            known: What the state file knows of queues.
+            known: What the state file knows of queues; the broker may take a commit of that after it told of a reset.
         """
         answers = self._ask([(tp, self._asks.committed(tp)) for tp in tps])
         boots = self.boots({tp.broker for tp in tps})
 
         def is_foreign(tp: TopicPartition, committed: int) -> bool:
             boot, row = boots[tp.broker].stamp if tp.broker in boots else 0, known.get(tp)
-            if row is None:
-                return committed > ours.get(tp, -1)
-            # What the state file has may be ours, too: a commit that the broker took after it told of a reset.
-            return committed > max(ours.get(tp, -1), row.watermark) or row.was_set_back(committed, boot)
+            newest = max(ours.get(tp, -1), row.watermark if row else -1)
+            return committed > newest or (row is not None and row.was_set_back(committed, boot))
 
         return {
             tp
