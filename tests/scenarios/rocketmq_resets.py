@@ -63,8 +63,9 @@ def resets(node: RocketMqNode, folder: Path, rounds: Iterable[tuple[str, str]]) 
                 _flow_and_end(daemon, flow, receiver, end)
                 {"runs on": lambda: None, "is killed": node.kill, "is restarted": node.stop}[broker]()
                 node.start()
-                offsets = _set_back(node, group, topic, starts)
                 before = _rows_at_rest(receiver, topic)
+                lacked = sorted(set(flow.wanted) - before.keys(), reverse=True)
+                offsets = _set_back(node, group, topic, starts, dict(lacked))
                 seen = len(daemon.events())
                 daemon.start(shifted(HOURS_S) if end == "idle for hours" else None)
                 obeyed = _verdicts(daemon, topic, offsets, seen)
@@ -97,15 +98,18 @@ def _flow_and_end(daemon: Daemon, flow: Flow, receiver: Receiver, end: str) -> N
     daemon.stop() if end == "planned" else daemon.kill9()
 
 
-def _set_back(node: RocketMqNode, group: str, topic: str, starts: dict[int, int]) -> dict[int, int]:
+def _set_back(
+    node: RocketMqNode, group: str, topic: str, starts: dict[int, int], lacked: dict[int, int]
+) -> dict[int, int]:
     """To the round's first message, to its middle, nearly to what is committed; by both requests that tools send.
 
-    A broker that was killed soon may have nothing committed at all.
+    A broker that was killed soon may have nothing committed at all. No queue is set beyond the first message that has
+    not arrived, `lacked`: what is before an offset that an operator sets is given up.
     """
     found: dict[int, int] = {}
     for queue, at in (node.end_offsets(topic, QUEUES) | node.committed(group, topic, QUEUES)).items():
         wished = [None, starts[queue], starts[queue] + EACH // 2, at - 3][queue % 4]
-        if wished is not None and 0 <= wished < at:
+        if wished is not None and 0 <= wished < at and wished <= lacked.get(queue, at):
             found[queue] = wished
             (node.commit if queue < QUEUES // 2 else node.reset)(group, topic, queue, wished)
     return found
