@@ -60,8 +60,9 @@ TOGETHER_BYTES = 64 << 10
 """Limit of the messages in one frame; a single message may be larger."""
 JOINED_BYTES = 16 << 10
 """Frames up to this size are joined into one write."""
-PULL_TIMEOUT_MS = 8_000
-"""A broker holds a pull for up to 15 s; the library ignores later answers, and has asked again by then."""
+PULL_TIMEOUT_MS, PULL_TIMEOUT_PER_QUEUE_MS, PULL_TIMEOUT_MAX_MS = 8_000, 60, 30_000
+"""The library asks again after this time. It ignores later answers, and waits as long for a broker that was killed; above
+133 queues it waits longer, since asking costs CPU."""
 _PR_SET_PDEATHSIG = 1
 _EXIT_BROKEN = 70
 
@@ -222,7 +223,8 @@ def subscribe(settings: dict[str, Any]) -> tuple[Parking, Ahead, Any, Any]:
         dll.SetPushConsumerLogFileNumAndSize(consumer._handle, settings["log_files"], settings["log_file_mb"])
         check_layout(consumer._handle)
         begin_at_first(dll, consumer._handle)
-        await_answers(consumer._handle, PULL_TIMEOUT_MS)
+        timeout_ms = max(PULL_TIMEOUT_MS, min(PULL_TIMEOUT_MAX_MS, PULL_TIMEOUT_PER_QUEUE_MS * settings["queues"]))
+        await_answers(consumer._handle, timeout_ms)
         for topic, expression in settings["topics"].items():
             consumer.subscribe(topic, _never, expression)
         listener = Listener(dll, consumer._handle, parking.take)
