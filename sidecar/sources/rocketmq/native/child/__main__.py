@@ -61,8 +61,10 @@ TOGETHER_BYTES = 64 << 10
 JOINED_BYTES = 16 << 10
 """Frames up to this size are joined into one write."""
 PULL_TIMEOUT_MS, PULL_TIMEOUT_PER_QUEUE_MS, PULL_TIMEOUT_MAX_MS = 8_000, 60, 30_000
-"""The library asks again after this time. It ignores later answers, and waits as long for a broker that was killed; above
-133 queues it waits longer, since asking costs CPU."""
+"""The library asks again after this time. It ignores later answers, and waits as long for a broker that was killed.
+
+Above 133 queues it waits longer, since asking costs CPU.
+"""
 _PR_SET_PDEATHSIG = 1
 _EXIT_BROKEN = 70
 
