@@ -26,7 +26,7 @@ from typing import Any
 
 from benchmarks import memory
 from tests.scenarios import exactly_once as once
-from tests.scenarios import health, ids, kills, ledger, library, members, rewinds, rocketmq, tables
+from tests.scenarios import health, ids, kills, ledger, library, members, rewinds, rocketmq, tables, upgrade
 from tests.scenarios import rocketmq_resets as resets
 from tests.simulation import run as simulation
 from tests.support import rocketmq_flow as flows
@@ -134,6 +134,9 @@ def daemon_checks(n: Sizes) -> dict[str, Check]:
         "many-groups": many_groups,
         "members": come_and_go,
         "members-by-group": come_and_go_by_group,
+        "upgrade": lambda broker, folder: [
+            upgrade.upgrades(broker, _made(folder / by), n(4, 2), by=by) for by in ("partition", "group")
+        ],
         "outages": outages,
         "rewinds": lambda broker, folder: rewinds.rewinds(broker, folder, n(5)),
         "ids": lambda broker, folder: [ids.restored(broker, folder, n(30_000_000, 1_000_000), n(200_000, 2_000))],

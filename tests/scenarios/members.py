@@ -89,7 +89,7 @@ def _come_and_go(group: list[Daemon], chance: random.Random, seconds: float) -> 
     until = time.monotonic() + seconds
     while time.monotonic() < until:
         gone = [member for member in group if not member.running]
-        owners = [member for member in group if member.running and _owns(member)]
+        owners = [member for member in group if member.running and owns(member)]
         ending = [member for member in group if member.running and set(owners) - {member}]
         what = chance.choice([*(["join"] * bool(gone)), *(["leave", "kill"] * bool(ending))] or ["wait"])
         if what == "join":
@@ -103,7 +103,7 @@ def _come_and_go(group: list[Daemon], chance: random.Random, seconds: float) -> 
     return events
 
 
-def _owns(member: Daemon) -> bool:
+def owns(member: Daemon) -> bool:
     """Whether it has partitions, and their ends are known to it."""
     code, body = http_get(f"{member.admin_url}/status")
     return code == 200 and any(partition["lag"] is not None for partition in json.loads(body)["partitions"])
