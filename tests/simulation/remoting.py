@@ -203,6 +203,8 @@ class RemotingWorld:
         queue = broker.queues[number]
         offset = self.chance.random.randrange(queue.low, queue.high + 1)
         is_back = offset < broker.committed.get(number, -1)
+        if self.process is None:  # put back to where it stopped, it knows of no offset that was set meanwhile
+            is_back &= offset < broker.taken.get(number, -1)
         is_known = self._is_known(number, offset)
         self.resets += 1
         self.wanted -= {one.key for one in queue.messages[:offset]}

@@ -104,6 +104,8 @@ class SimulatedBroker:
         """Is called before a question for a mark is answered."""
         self.taken_at_s: dict[int, float] = {}
         """When a commit of a member was taken last."""
+        self.taken: dict[int, int] = {}
+        """The offset of that commit."""
         self._position = 0
         self._keys = 0
 
@@ -274,7 +276,7 @@ class SimulatedBroker:
             return answer_of(Code.TOPIC_NOT_EXIST)
         if number not in self.resets:
             self._keep(number, offset)
-            self.taken_at_s[number] = self._clock.now_s
+            self.taken_at_s[number], self.taken[number] = self._clock.now_s, offset
         return answer_of()
 
     def _pull(self, number: int, fields: Mapping[str, str]) -> Frame | None:
