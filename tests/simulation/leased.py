@@ -199,7 +199,7 @@ class LeasedWorld:
         held: set[int] = set()
         for process in self.processes:
             if process:
-                held |= {int(str(h)) for one in process.source._known.values() for h in one.handles[-1:]}
+                held |= {int(str(h)) for one in process.source._held.unsettled.values() for h in one.handles[-1:]}
         self.broker.expire([handle for handle in self.broker.leases if handle not in held])
 
     def check(self) -> None:

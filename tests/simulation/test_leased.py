@@ -13,6 +13,7 @@ from sidecar.ledger.memory import MemoryLedger
 from sidecar.sources.rocketmq.grpc.attempts import Attempts
 from sidecar.sources.rocketmq.leased import source
 from sidecar.sources.rocketmq.leased.exchange import Exchange
+from sidecar.sources.rocketmq.leased.held import handles_of
 from sidecar.sources.rocketmq.leased.kept import Placement
 from sidecar.sources.rocketmq.leased.settled import Settled
 from sidecar.sources.rocketmq.leased.slot import Slot
@@ -67,7 +68,7 @@ def acknowledge_early(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def wrong(self: LeasedSource, items: Any) -> Any:
         results = prepare(self, items)
-        self._client.ack([handle for one in self._leaving for handle in one.handles])
+        self._client.ack(handles_of(one for _, leaving in self._held._leaving for one in leaving))
         return results
 
     monkeypatch.setattr(LeasedSource, "_prepare", wrong)

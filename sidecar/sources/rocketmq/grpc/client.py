@@ -366,13 +366,11 @@ class GrpcClient:
         self._attempts.begin(use)
         try:
             request = self._requests.receive(queue, count, INVISIBLE_S, self._attempts.attempt_id(use))
-            async for part in session.stream(request):
-                kind = part.WhichOneof("content")
-                if kind == "message":
-                    came.append(part.message.system_properties.queue_id)
-                    await self._put(part.message, use)
-                elif kind == "status":
-                    status = part.status
+            async for parts in session.stream(request):
+                messages = [part.message for part in parts if part.HasField("message")]
+                came += [message.system_properties.queue_id for message in messages]
+                status = next((part.status for part in parts if part.HasField("status")), status)
+                await self._put(messages, use)
             if status is None or status.code in (OK, NO_MESSAGE):
                 self._problems.pop(name, None)
                 return len(came) >= count
@@ -385,14 +383,16 @@ class GrpcClient:
             wholly = len(came) < count and status is not None and status.code in (OK, NO_MESSAGE)
             self._attempts.answered(use, came, wholly=wholly, cut=status is None)
 
-    async def _put(self, message: Any, use: Use | None) -> None:
-        system = message.system_properties
-        token = self._leases.add(message.topic.name, system.message_id, system.receipt_handle, use)
+    async def _put(self, messages: Sequence[Any], use: Use | None) -> None:
+        arrived = []
+        for message in messages:
+            system = message.system_properties
+            token = self._leases.add(message.topic.name, system.message_id, system.receipt_handle, use)
+            arrived.append((token, message, len(message.body) + OVERHEAD_BYTES))
         await self._await_room(lambda: self._arrived_bytes < self._queue_bytes)
-        size_bytes = len(message.body) + OVERHEAD_BYTES
         with self._has_arrived:
-            self._arrived.append((token, message, size_bytes))
-            self._arrived_bytes += size_bytes
+            self._arrived += arrived
+            self._arrived_bytes += sum(size_bytes for *_, size_bytes in arrived)
             self._has_arrived.notify()
 
     async def _keep(self) -> None:

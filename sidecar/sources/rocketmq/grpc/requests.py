@@ -182,7 +182,8 @@ class Requests:
         system, topic = message.system_properties, message.topic.name
         place = place_of(system.receipt_handle) or Place("0", "", system.queue_id, system.queue_offset, -1)
         kind, broker, queue, offset, position = place
-        message_id, tag, keys = system.message_id, system.tag.encode(), [key.encode() for key in system.keys]
+        message_id, tag, words = system.message_id, system.tag.encode(), system.keys
+        keys = [key.encode() for key in words] if words else []  # to go through an empty one takes 0.4 us
         retry = self._retry_topic(topic, kind) if kind != "0" else ""
         return Handed(
             token, topic, broker, queue, offset, self._body(message, system, place),
@@ -214,10 +215,8 @@ class Requests:
 
 
 def _milliseconds(system: Any, name: str) -> int | None:
-    if not system.HasField(name):
-        return None
     at = getattr(system, name)
-    return int(at.seconds * 1000 + at.nanos // 1_000_000)
+    return at.seconds * 1000 + at.nanos // 1_000_000 or (0 if system.HasField(name) else None)
 
 
 def _offset_message_id(host: str, position: int) -> str:
@@ -241,13 +240,14 @@ def _properties(
     found: list[Header] = []
     if users := message.user_properties:
         found += [(name, value.encode()) for name, value in sorted(users.items())]
-    for name, value in (
-        ("TAGS", tag),
-        ("KEYS", b" ".join(keys)),
-        ("UNIQ_KEY", message_id.encode()),
-        ("__SHARDINGKEY", system.message_group.encode()),
-        ("RETRY_TOPIC", retried.encode()),
-    ):
-        if value:
-            found.append((name, value))
+    if tag:
+        found.append(("TAGS", tag))
+    if keys and (joined := b" ".join(keys)):
+        found.append(("KEYS", joined))
+    if message_id:
+        found.append(("UNIQ_KEY", message_id.encode()))
+    if group := system.message_group:
+        found.append(("__SHARDINGKEY", group.encode()))
+    if retried:
+        found.append(("RETRY_TOPIC", retried.encode()))
     return found

@@ -129,15 +129,14 @@ class Session:
         except self._grpc.RpcError as error:
             raise self._broken(error) from error
 
-    async def stream(self, request: Any) -> AsyncIterator[Any]:
-        """Ask for messages; gives the parts of the answer as they come, or for as long as they may take."""
+    async def stream(self, request: Any) -> AsyncIterator[list[Any]]:
+        """Ask for messages; gives the parts of the answer, some together, as they come, or for as long as they may."""
         answer = self._stub.ReceiveMessage(request, metadata=self._requests.metadata(), timeout=STREAM_S)
         try:
             is_over = False
             while not is_over:
                 parts, is_over = await self._in_thread(self._some, answer)
-                for part in parts:
-                    yield part
+                yield parts
         except self._grpc.RpcError as error:
             if error.code() is not self._grpc.StatusCode.DEADLINE_EXCEEDED:
                 raise

@@ -8,7 +8,7 @@ from operator import attrgetter
 
 from xxhash import xxh3_128_digest
 
-from sidecar.core.messages.fields import Raw
+from sidecar.core.messages.fields import Raw, header_column
 from sidecar.core.partition.state import lane_key
 from sidecar.core.records import Details, Header, Place, TopicPartition
 from sidecar.sources.rocketmq.leased.client import Handed
@@ -29,7 +29,7 @@ class Taken:
         number: Its offset for the core.
     """
 
-    __slots__ = ("again", "chunk", "handed", "handles", "identity", "key", "number", "place")
+    __slots__ = ("again", "chunk", "handed", "handles", "held_bytes", "identity", "key", "number")
 
     def __init__(self, handed: Handed, identity: bytes, number: int = -1) -> None:
         self.handed = handed
@@ -39,15 +39,11 @@ class Taken:
         """Key of its group in a partition's state; None while it is unwanted."""
         self.chunk: int | None = None
         """The row of the state file that has it as a member of an intent."""
-        self.place: tuple[TopicPartition, int] = TopicPartition("", -1), -1
         self.handles: list[Hashable] = [] if handed.handle is None else [handed.handle]
         self.again = False
         """Whether it was in flight at a crash."""
-
-    @property
-    def held_bytes(self) -> int:
+        self.held_bytes = len(handed.body) + OVERHEAD_BYTES
         """Its accounted size."""
-        return len(self.handed.body) + OVERHEAD_BYTES
 
 
 class Keys:
@@ -118,6 +114,12 @@ class LeasedColumns:
     def headers(self, messages: Sequence[Taken]) -> Iterable[Sequence[Header] | None]:
         """The properties of each message."""
         return map(attrgetter("handed.properties"), messages)
+
+    def header(self, messages: Sequence[Taken], name: str) -> list[Raw]:
+        """The value of this property of each message; the tag is at hand without a search."""
+        if name != "TAGS":
+            return header_column(self, messages, name)
+        return [one.handed.tag or header_column(self, [one], name)[0] for one in messages]
 
     def origins(self, _: TopicPartition, messages: Sequence[Taken]) -> list[Raw]:
         """Broker and commit-log offset of each message; for the retry topic, those of its origin."""

@@ -7,7 +7,8 @@ is acknowledged before the state file has it as settled.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from functools import partial
 
@@ -19,11 +20,12 @@ from sidecar.sources.base import WAKING_POLL_S, Listener, Original, ReadPast
 from sidecar.sources.rocketmq.leased.client import Handed, LeasedClient
 from sidecar.sources.rocketmq.leased.columns import Keys, LeasedColumns, Taken, details_of, identity_of, key_of
 from sidecar.sources.rocketmq.leased.exchange import Exchange
+from sidecar.sources.rocketmq.leased.held import Held, handles_of
 from sidecar.sources.rocketmq.leased.kept import Placement, keep, keep_placement, recover
 from sidecar.sources.rocketmq.leased.settled import Settled
 from sidecar.sources.rocketmq.leased.slot import Slot
 from sidecar.sources.rocketmq.leased.start import start
-from sidecar.sources.rocketmq.leased.topic import Commit, Room, Topic
+from sidecar.sources.rocketmq.leased.topic import Commit, Topic
 from sidecar.sources.troubles import Troubles
 from sidecar.state.interface import ProgressKey, State
 
@@ -96,18 +98,8 @@ class LeasedSource:
         self._disk = disk or ThreadPoolExecutor(1, thread_name_prefix="progress")
         self._topics: dict[str, Topic] = {}
         self._slots: dict[TopicPartition, Slot] = {}
-        self._known: dict[bytes, Taken] = {}
-        """Held messages that are not settled, by identity."""
-        self._by_number: dict[tuple[TopicPartition, int], Taken] = {}
-        self._new = Room()
-        self._largest_bytes = 0
-        """Size of the largest held message; 0 after it has left."""
-        self._again = Room()
+        self._held = Held()
         self._unsaved: dict[ProgressKey, str] = {}
-        self._leaving: list[Taken] = []
-        """Settled messages, not yet durably."""
-        self._late: list[Hashable] = []
-        """Further handles of settled messages."""
         self._commit: Commit | None = None
         self._paused: frozenset[TopicPartition] = frozenset()
         self._is_full = self._is_held = self._closed = self._assigned = False
@@ -190,13 +182,13 @@ class LeasedSource:
         self._sort(adopted or self._client.receive(timeout_s))
         if self._exchange is not None:
             earlier = [slot for topic in self._topics.values() for slot in topic.earlier]
-            self._sort(self._exchange.turn(earlier, self._known, self._settled))
+            self._sort(self._exchange.turn(earlier, self._held.unsettled, self._settled))
         self._watch_missing()
         self._troubles.replace(self._client.problems())
         return list(self._hand_on())
 
     def _sort(self, handed: Sequence[Handed]) -> None:
-        new: dict[str, list[Taken]] = {}
+        held, new = self._held, defaultdict[str, list[Taken]](list)
         for one in handed:
             topic = self._topics.get(one.topic)
             if topic is None:
@@ -206,26 +198,22 @@ class LeasedSource:
                 if placement := self._placements.pop(message.identity, None):
                     message.handed = placement.restore(one)
                 self._missed_s = 0.0
-                self._hold(message)
-                new.setdefault(one.topic, []).append(message)
-            elif (twin := self._known.get(message.identity)) is not None:
+                held.add(message)
+                new[one.topic].append(message)
+            elif (twin := held.unsettled.get(message.identity)) is not None:
                 twin.handles.append(one.handle)
                 topic.repeats.append(message)
             elif message.identity in self._settled:
-                self._acknowledge_again(one.handle)
+                if not held.acknowledge_late(one.handle):
+                    self._client.ack([one.handle])
                 topic.repeats.append(message)
             else:
-                self._hold(message)
+                held.add(message)
                 topic.line.append(message)
-                new.setdefault(one.topic, []).append(message)
+                new[one.topic].append(message)
         for name, messages in new.items():
             for message, group in zip(messages, self._groups_of(TopicPartition(name, 0), messages), strict=True):
                 message.key = None if group is None else self._keys.of(group)
-
-    def _hold(self, message: Taken) -> None:
-        self._known[message.identity] = message
-        self._largest_bytes = max(self._largest_bytes, message.held_bytes)
-        (self._again if message.again else self._new).add(1, message.held_bytes)
 
     def _hand_on(self) -> Iterable[Run | ReadPast]:
         for topic in self._topics.values():
@@ -243,9 +231,7 @@ class LeasedSource:
 
     def _noted(self, run: Run | ReadPast) -> Run | ReadPast:
         if isinstance(run, Run):
-            for message in run.messages:
-                message.place = run.tp, message.number
-                self._by_number[message.place] = message
+            self._held.number(run)
         return run
 
     def _repeats(self, topic: Topic) -> Iterable[Run]:
@@ -278,13 +264,14 @@ class LeasedSource:
 
     def _hold_back(self) -> None:
         """Decide whether to receive: awaited messages are received even while full, because only they make room."""
+        new, again = self._held.new, self._held.again
         awaited = sum(slot.awaits for topic in self._topics.values() for slot in topic.earlier)
         idle = not awaited and all(topic.current.tp in self._paused for topic in self._topics.values())
-        count_max = max(HELD_MAX - self._again.count - awaited, HELD_MAX // LEAST_SHARE)
-        bytes_max = max(self._held_max_bytes - self._again.nbytes, self._held_max_bytes // LEAST_SHARE)
+        count_max = max(HELD_MAX - again.count - awaited, HELD_MAX // LEAST_SHARE)
+        bytes_max = max(self._held_max_bytes - again.nbytes, self._held_max_bytes // LEAST_SHARE)
         # One more message like the largest may exceed the limit by at most 1/8.
-        is_large = self._new.nbytes + self._largest_bytes > bytes_max * 9 // 8 and self._new.count > 0
-        self._is_full = idle or is_large or self._new.count >= count_max or self._new.nbytes >= bytes_max
+        is_large = new.nbytes + self._held.largest_bytes > bytes_max * 9 // 8 and new.count > 0
+        self._is_full = idle or is_large or new.count >= count_max or new.nbytes >= bytes_max
         # Parts recovered from the state file come first: until then, the broker gives no more of these queues.
         replays = self._keeps_rows and (bool(self._adopted) or not awaited) and self._has_earlier()
         if (self._is_full or replays) != self._is_held:
@@ -297,8 +284,7 @@ class LeasedSource:
     def _extend(self) -> None:
         if self._clock() >= self._extend_at_s:
             self._extend_at_s = self._clock() + EXTEND_EVERY_S
-            held = [*self._known.values(), *self._leaving]
-            self._client.extend([message.handles[-1] for message in held if message.handles])
+            self._client.extend([message.handles[-1] for message in self._held.all() if message.handles])
 
     def pause(self, tps: Collection[TopicPartition]) -> None:
         """Pause these numberings, and read all others."""
@@ -314,7 +300,7 @@ class LeasedSource:
 
     def fetch(self, tp: TopicPartition, offset: int) -> Original | None:
         """A held message, None for any other; from one other thread."""
-        message = self._by_number.get((tp, offset))
+        message = self._held.at(tp, offset)
         if message is None:
             return None
         handed = message.handed
@@ -338,19 +324,16 @@ class LeasedSource:
         return self._end(results, saved)
 
     def _prepare(self, items: Sequence[CommitItem]) -> dict[TopicPartition, bool]:
-        results, settled = {}, []
+        results, identities = {}, []
         for item in items:
             slot = self._slots.get(item.tp)
             results[item.tp] = slot is not None and slot.scope == item.scope
             if slot is not None and results[item.tp]:
-                done, rows = slot.commit(item.state)
-                settled += done
+                settled, rows = slot.commit(item.state)
+                self._held.settle(item.tp, settled)
+                identities += [message.identity for message in settled]
                 self._unsaved |= rows
-        for message in settled:
-            if self._known.get(message.identity) is message:  # else the entry is of a twin from before a crash
-                del self._known[message.identity]
-        self._unsaved |= self._settled.add([message.identity for message in settled], self._clock())
-        self._leaving += settled
+        self._unsaved |= self._settled.add(identities, self._clock())
         return results
 
     def _go_on(self) -> None:
@@ -364,14 +347,7 @@ class LeasedSource:
         if not self._is_saved(saved):
             return dict.fromkeys(results, False)
         self._unsaved.clear()
-        for message in self._leaving:
-            (self._again if message.again else self._new).add(-1, -message.held_bytes)
-            if message.held_bytes >= self._largest_bytes:
-                self._largest_bytes = 0
-            del self._by_number[message.place]
-        leaving, self._leaving = self._leaving, []
-        handles = [handle for message in leaving for handle in message.handles] + self._late
-        self._late = []
+        handles = self._held.saved()
         if handles:
             self._client.ack(handles)
         return results
@@ -383,12 +359,6 @@ class LeasedSource:
         elif error is not None:
             raise error
         return error is None
-
-    def _acknowledge_again(self, handle: Hashable) -> None:
-        if self._leaving:  # else all settled messages are durable
-            self._late.append(handle)
-        else:
-            self._client.ack([handle])
 
     # The end
 
@@ -403,7 +373,7 @@ class LeasedSource:
         self._closed = True
         if self._assigned:
             self._listener.revoking([slot.tp for slot in self._begun()])
-        self._client.release([handle for message in self._known.values() for handle in message.handles])
+        self._client.release(handles_of(self._held.unsettled.values()))
         self._client.close()
         self._disk.shutdown()
 

@@ -1,4 +1,4 @@
-"""State of a topic in a leased source, and the room that it uses. Values only."""
+"""State of a topic in a leased source, and a pending commit. Values only."""
 
 from __future__ import annotations
 
@@ -33,19 +33,6 @@ class Topic:
             count = run_length(len(message.handed.body) for message in self.line)
             few, self.line = self.line[:count], self.line[count:]
             yield self.current.number(few)
-
-
-@dataclass(slots=True)
-class Room:
-    """Number and bytes of held messages."""
-
-    count: int = 0
-    nbytes: int = 0
-
-    def add(self, count: int, nbytes: int) -> None:
-        """Add to both; negative values subtract."""
-        self.count += count
-        self.nbytes += nbytes
 
 
 @dataclass(slots=True)
