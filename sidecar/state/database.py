@@ -7,25 +7,22 @@ import threading
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from sidecar.errors import StateError
 from sidecar.state import schema
+from sidecar.state.aside import set_aside
 from sidecar.state.folder import StateFolder, state_error
 from sidecar.state.interface import Damage
 from sidecar.state.presence import Presence
 from sidecar.state.schema import DamagedError, Row
 
 DATABASE_FILE = "state.db"
-DAMAGED_KEPT_MAX = 10
-"""Set-aside files that are kept; the oldest goes when one more comes."""
 BUSY_TIMEOUT_MS = 5_000
 WAL_PAGES = 1_000
 WAL_BYTES_KEPT_MAX = 16 << 20
 FREE_PAGES_RETURNED_MAX = 4_096
-_SIDE_FILES = ("-wal", "-shm", "-journal")
 _DAMAGE_CODES = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
 # At the opening alone: a schema or format that SQLite cannot read, and a header that calls a writable file read-only.
 _OPENING_CODES = _DAMAGE_CODES | {sqlite3.SQLITE_ERROR, sqlite3.SQLITE_READONLY}
@@ -62,7 +59,7 @@ class Database:
         try:
             self._writer = self._connect_sound()
         except DamagedError as error:
-            self._set_aside(str(error))
+            self._on_damage(set_aside(self._folder, self.path, str(error)))
             try:
                 self._writer = self._connect_sound()
             except DamagedError as again:
@@ -101,39 +98,6 @@ class Database:
             _close_quietly(connection)
             raise
         return connection
-
-    def _set_aside(self, reason: str) -> None:
-        stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
-        target = self.path.with_name(f"{self.path.name}.damaged-{stamp}")
-        number = 1
-        while target.exists():
-            number += 1
-            target = self.path.with_name(f"{self.path.name}.damaged-{stamp}-{number}")
-        try:
-            # Side files first: a log must never stand beside a database that is not its own.
-            for suffix in (*_SIDE_FILES, ""):
-                with suppress(FileNotFoundError):
-                    Path(f"{self.path}{suffix}").rename(f"{target}{suffix}")
-            self._folder.sync()
-            removed = self._remove_oldest()
-        except OSError as error:
-            raise state_error("set aside the damaged", self.path, error) from error
-        outcome = f"set aside as {target.name}, a new one begun" + (f", {removed} removed" if removed else "")
-        self._on_damage(Damage("database", str(self.path), reason, outcome))
-
-    def _remove_oldest(self) -> str:
-        kept = sorted(
-            (
-                path
-                for path in self._folder.path.glob(f"{DATABASE_FILE}.damaged-*")
-                if not path.name.endswith(_SIDE_FILES)
-            ),
-            key=lambda path: (path.stat().st_mtime_ns, path.name),
-        )
-        for path in kept[:-DAMAGED_KEPT_MAX]:
-            for suffix in (*_SIDE_FILES, ""):
-                Path(f"{path}{suffix}").unlink(missing_ok=True)
-        return ", ".join(path.name for path in kept[:-DAMAGED_KEPT_MAX])
 
     @contextmanager
     def transaction(self, *, durable: bool = True) -> Iterator[sqlite3.Connection]:
@@ -189,7 +153,7 @@ class Database:
         self.check_in_place()  # what stands there by now may be another process's, and sound
         self._close_connections()
         self._is_open = False
-        self._set_aside(str(error))
+        self._on_damage(set_aside(self._folder, self.path, str(error)))
         self._reopen()
         return StateError(
             f"{self.path} was damaged: {error}", hint="it was set aside and replaced by a new one; try again"

@@ -39,6 +39,54 @@ class ZoneFullError(Exception):
     """Nothing may be landed before a consumer has read more; the text says which one."""
 
 
+class _Names:
+    """Landed parts that are known by name, the oldest of too many left out."""
+
+    def __init__(self, entries: Iterable[Entry]) -> None:
+        self._names: dict[bytes, None] = {}
+        for entry in entries:
+            self.know(entry)
+
+    def know(self, entry: Entry) -> None:
+        """These parts are landed."""
+        self._names.update((digest_of(entry.group, part.name), None) for part in entry.parts)
+        while len(self._names) > NAMES_MAX:
+            del self._names[next(iter(self._names))]
+
+    def fresh(self, parts: Sequence[Part]) -> list[Part]:
+        """Those that are not known, each once."""
+        by_name = {digest_of(text_of_name(part.group), part.name): part for part in parts}
+        return [part for digest, part in by_name.items() if digest not in self._names]
+
+
+class _Room:
+    """What retention leaves of a writer's files.
+
+    Args:
+        root: The zone.
+        writer: The writer.
+        retention: What is removed.
+    """
+
+    def __init__(self, root: Path, writer: str, retention: Retention) -> None:
+        self.floor = read_floor(root, writer)
+        self._root = root
+        self._writer = writer
+        self._retention = retention
+        self._collect_at_s = 0.0
+
+    def make(self, head: Entry, clock_ms: Callable[[], int]) -> None:
+        """Remove what may go; raise `ZoneFullError` where too much is left behind this newest entry."""
+        landed, limit = head.before + head.bytes, self._retention.bytes_max
+        if time.monotonic() >= self._collect_at_s or landed - self.floor.before > limit:
+            collected = collect(self._root, self._writer, head, self._retention, clock_ms())
+            self.floor = collected.floor
+            self._collect_at_s = time.monotonic() + (0 if collected.more else COLLECT_EVERY_S)
+        if landed - self.floor.before > limit:
+            behind = who_is_behind(acknowledged(self._root), self._writer, head.seq)
+            raise ZoneFullError(f"the landing zone is full ({limit:,} bytes): {behind}")
+
+
 class ZoneWriter:
     """The one writer of a part of a zone; several sidecars have several parts.
 
@@ -75,19 +123,21 @@ class ZoneWriter:
         self.writer = writer
         self._root = root
         self._format: Format = format
-        self._retention = retention
         self._clock_ms = clock_ms
         self._guard = threading.Lock()
-        self._closed = False
         self._debris: Path | None = None
-        self._collect_at_s = 0.0
         files.make_folder(manifest_folder(root, writer))
         files.make_folder(data_folder(root, writer))
-        self._lock_fd = self._lock()
+        lock_fd = self._lock()
+        self._lock_fd: int | None = lock_fd
+        """None once it is closed."""
         try:
-            self._start(report)
+            found = Recovery(root, writer, report).run(ENTRIES_MAX)
+            self._lines, self._head, self._seq = found.lines, found.head, found.seq
+            self._names = _Names(found.names)
+            self._room = _Room(root, writer, retention)
         except BaseException:
-            files.unlock(self._lock_fd)
+            files.unlock(lock_fd)
             raise
 
     def _lock(self) -> int:
@@ -99,14 +149,6 @@ class ZoneWriter:
             )
         return fd
 
-    def _start(self, report: Callable[[str], None]) -> None:
-        found = Recovery(self._root, self.writer, report).run(ENTRIES_MAX)
-        self._lines, self._head, self._seq = found.lines, found.head, found.seq
-        self._floor = read_floor(self._root, self.writer)
-        self._names: dict[bytes, None] = {}
-        for entry in found.names:
-            self._know(entry)
-
     def land(self, batch: Batch) -> Entry | None:
         """Land the parts of a batch that are not there yet; None when all are.
 
@@ -116,29 +158,26 @@ class ZoneWriter:
             OSError: It failed, and nothing is visible; to be tried again. A closed writer fails so too.
         """
         with self._guard:
-            if self._closed:
+            if self._lock_fd is None:
                 raise OSError(0, "the landing zone is closed")
             self._check_in_place()  # also for what is known: it may be gone since
             self._mend()
-            fresh = self._fresh(batch.parts)
+            fresh = self._names.fresh(batch.parts)
             if not any(part.count for part in fresh):
                 return None
-            self._make_room()
+            if self._head is not None:
+                self._room.make(self._head, self._clock_ms)
             return self._land(Batch(batch.id, batch.group, fresh))
 
     def close(self) -> None:
         """Let go of the zone once a delivery under way has ended. Harmless when repeated."""
         with self._guard:
-            if not self._closed:
-                self._closed = True
+            if self._lock_fd is not None:
+                lock_fd, self._lock_fd = self._lock_fd, None
                 with contextlib.suppress(OSError):
                     self._mend()
                 self._lines.close()
-                files.unlock(self._lock_fd)
-
-    def _fresh(self, parts: Sequence[Part]) -> list[Part]:
-        by_name = {digest_of(text_of_name(part.group), part.name): part for part in parts}
-        return [part for digest, part in by_name.items() if digest not in self._names]
+                files.unlock(lock_fd)
 
     def _land(self, batch: Batch) -> Entry:
         entry = self._entry(batch)
@@ -157,7 +196,7 @@ class ZoneWriter:
             raise
         self._debris = None
         self._head, self._seq = entry, entry.seq + 1
-        self._know(entry)
+        self._names.know(entry)
         self._check_in_place()
         return entry
 
@@ -173,7 +212,7 @@ class ZoneWriter:
         group, now_ms = text_of_name(batch.group), self._clock_ms()
         parts, covers = _parts_and_covers(batch.parts)
         file = data_file(self.writer, self._seq, group, batch.count, now_ms, self._format)
-        before = self._head.before + self._head.bytes if self._head else self._floor.before
+        before = self._head.before + self._head.bytes if self._head else self._room.floor.before
         return Entry(self.writer, self._seq, file, group, batch.count, 0, 0, before, now_ms, parts, covers)
 
     def _append(self, entry: Entry) -> None:
@@ -190,23 +229,6 @@ class ZoneWriter:
             self._lines.cut()
             files.remove(self._debris)
             self._debris = None
-
-    def _know(self, entry: Entry) -> None:
-        self._names.update((digest_of(entry.group, part.name), None) for part in entry.parts)
-        while len(self._names) > NAMES_MAX:
-            del self._names[next(iter(self._names))]
-
-    def _make_room(self) -> None:
-        if self._head is None:
-            return
-        landed, limit = self._head.before + self._head.bytes, self._retention.bytes_max
-        if time.monotonic() >= self._collect_at_s or landed - self._floor.before > limit:
-            collected = collect(self._root, self.writer, self._head, self._retention, self._clock_ms())
-            self._floor = collected.floor
-            self._collect_at_s = time.monotonic() + (0 if collected.more else COLLECT_EVERY_S)
-        if landed - self._floor.before > limit:
-            behind = who_is_behind(acknowledged(self._root), self.writer, self._head.seq)
-            raise ZoneFullError(f"the landing zone is full ({limit:,} bytes): {behind}")
 
 
 def _parts_and_covers(parts: Iterable[Part]) -> tuple[tuple[PartRows, ...], tuple[Cover, ...]]:

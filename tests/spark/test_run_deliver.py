@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from sidecar.spark.run.folder import RunFolder
+from sidecar.spark.run.folder import Notes, RunFolder
 from sidecar.spark.run.letters import letters_in
 from tests.spark.support import Message, make_settings, run_task
 from tests.support.receiver import Receiver
@@ -132,7 +132,7 @@ def test_a_stalled_task_tells_why_and_goes_on_by_itself(tmp_path: Path, receiver
     settings = make_settings(receiver.url)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("sidecar.spark.run.executor.deliver.NOTE_EVERY_S", 0.0)
-        patch.setattr(RunFolder, "note", lambda self, tp, text: told.append(text))
+        patch.setattr(Notes, "put", lambda self, tp, text: told.append(text))
         outcome = run_task(settings, tmp_path, [(i, "t", b"x") for i in range(10)])
     assert outcome.books.delivered == 10 and not outcome.letters
     assert outcome.sends["t", "halt"] == 5
@@ -146,8 +146,8 @@ def test_a_group_that_fails_is_told_with_its_reason(tmp_path: Path, receiver: Re
     seen: list[dict[str, str]] = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("sidecar.spark.run.executor.deliver.NOTE_EVERY_S", 0.0)
-        write = RunFolder.note
-        patch.setattr(RunFolder, "note", lambda self, *note: (write(self, *note), seen.append(self.notes())))
+        write = Notes.put
+        patch.setattr(Notes, "put", lambda self, *note: (write(self, *note), seen.append(self.all())))
         run_task(make_settings(receiver.url), tmp_path, [(1, "t", b"x")])
     assert any("group t fails for" in note["orders-3"] and "HTTP 503" in note["orders-3"] for note in seen if note)
-    assert folder.notes() == {}
+    assert folder.notes.all() == {}

@@ -69,13 +69,13 @@ def test_halves_are_kept_for_groups_of_any_bytes(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     parts = {("t", 0, 9), ("caf\u00e9 \udcff\x00/", 3, 7)}
     for part in parts:
-        folder.add_halved(4, TP, [part])
-    assert set(folder.halved(4, TP)) == parts
-    assert folder.halved(5, TP) == folder.halved(4, TopicPartition(TP.topic, 0)) == []
-    folder.forget_halved(5)
-    assert set(folder.halved(4, TP)) == parts
-    folder.forget_halved(6)
-    assert folder.halved(4, TP) == []
+        folder.halves.add(4, TP, [part])
+    assert set(folder.halves.of(4, TP)) == parts
+    assert folder.halves.of(5, TP) == folder.halves.of(4, TopicPartition(TP.topic, 0)) == []
+    folder.halves.forget(5)
+    assert set(folder.halves.of(4, TP)) == parts
+    folder.halves.forget(6)
+    assert folder.halves.of(4, TP) == []
 
 
 @pytest.mark.parametrize("kind", [RotatingSet, RotatingBitmap])
@@ -218,12 +218,12 @@ def test_books_are_entered_once_and_letters_reach_the_state(tmp_path: Path) -> N
         files = LetterFiles(folder.path / "letters" / str(batch), "orders-3-0")
         files.put([StoredLetter.of(letter, at_ms=1, envelope=b'{"offset":4}')])
         books = Books(consumed=60, delivered=50, filtered=9, dead_lettered=1)
-        folder.put_books(batch, books_of([Outcome(TP, 99, books, {"count": 2}, {("g", "ack"): 2}, {}, files.names)]))
+        folder.books.put(batch, books_of([Outcome(TP, 99, books, {"count": 2}, {("g", "ack"): 2}, {}, files.names)]))
     begin(query, 0, "offsets", "commits")
     progress = Progress(make_settings(URL), folder, query, state)
     progress.settle()
     assert progress.latest().totals == Books()
-    assert (state.letters.count(), folder.batches_with_books()) == (1, [1])
+    assert (state.letters.count(), folder.books.batches()) == (1, [1])
     begin(query, 1, "offsets")
     ends = {"orders": {"3": 100, "1": 40}}
     progress.heard([report(1, 100, 60, '{"orders": {"3": 20, "1": 20}}', ends)])
@@ -254,7 +254,7 @@ def test_each_range_that_was_planned_must_be_told_of(tmp_path: Path, ranges: int
     """Where tasks read by themselves Spark counts ranges: one without books is an error, and the others count."""
     query, folder = tmp_path / "query", RunFolder(tmp_path / "sidecar")
     progress = Progress(make_settings(URL), folder, query, MemoryState())
-    folder.put_books(0, books_of([Outcome(TP, 99, Books(consumed=60, delivered=50, filtered=10))]))
+    folder.books.put(0, books_of([Outcome(TP, 99, Books(consumed=60, delivered=50, filtered=10))]))
     begin(query, 0, "offsets", "commits")
     seen = report(0, 0, 0, None, {"orders": {"3": 100}}) | {"observedMetrics": {"sidecar_ranges": {"rows": ranges}}}
     with capture_logs() as events:
@@ -270,7 +270,7 @@ def test_books_that_cannot_be_removed_count_once(tmp_path: Path, monkeypatch: py
     letters = LetterFiles(folder.path / "letters" / "0", "orders-3-0")
     letters.put([StoredLetter.of(DeadLetter(TP, 4, "s", "g", "r", None), at_ms=1, envelope=b"")])
     progress = Progress(make_settings(URL), folder, query, state)
-    folder.put_books(0, books_of([Outcome(TP, 4, Books(consumed=5, delivered=5), letters=letters.names)]))
+    folder.books.put(0, books_of([Outcome(TP, 4, Books(consumed=5, delivered=5), letters=letters.names)]))
     progress.heard([report(0, 5, 5, None, {"orders": {"3": 5}})])
     begin(query, 0, "offsets", "commits")
     with monkeypatch.context() as broken:
@@ -278,10 +278,10 @@ def test_books_that_cannot_be_removed_count_once(tmp_path: Path, monkeypatch: py
         progress.settle()
         progress.heard([report(1, 5, 5, None, {"orders": {"3": 10}})])
         progress.settle()
-    assert folder.batches_with_books() == [0]
+    assert folder.books.batches() == [0]
     assert (progress.latest().totals.consumed, state.letters.count()) == (5, 1)
     progress.settle()
-    assert folder.batches_with_books() == []
+    assert folder.books.batches() == []
     assert (progress.latest().totals.consumed, state.letters.count()) == (5, 1)
 
 
@@ -290,7 +290,7 @@ def test_letters_wait_for_room_in_the_state(tmp_path: Path) -> None:
     query, folder, state = tmp_path / "query", RunFolder(tmp_path / "sidecar"), MemoryState()
     files = LetterFiles(folder.path / "letters" / "0", "orders-3-0")
     files.put([StoredLetter.of(DeadLetter(TP, 4, "s", "g", "r", None), at_ms=1, envelope=b"")])
-    folder.put_books(0, books_of([Outcome(TP, 4, Books(), letters=files.names)]))
+    folder.books.put(0, books_of([Outcome(TP, 4, Books(), letters=files.names)]))
     begin(query, 0, "offsets", "commits")
     progress = Progress(make_settings(URL), folder, query, state)
     state.failing = "No space left on device"
@@ -307,7 +307,7 @@ def test_the_last_letters_are_stored_or_the_job_fails(tmp_path: Path) -> None:
     progress = Progress(make_settings(URL), folder, query, state)
     files = LetterFiles(folder.path / "letters" / "0", "orders-3-0")
     files.put([StoredLetter.of(DeadLetter(TP, 4, "s", "g", "r", None), at_ms=1, envelope=b"")])
-    folder.put_books(0, books_of([Outcome(TP, 4, Books(consumed=1, dead_lettered=1), letters=files.names)]))
+    folder.books.put(0, books_of([Outcome(TP, 4, Books(consumed=1, dead_lettered=1), letters=files.names)]))
     begin(query, 0, "offsets", "commits")
     progress.settle()
     assert state.letters.count() == 0

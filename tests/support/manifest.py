@@ -9,8 +9,9 @@ from typing import TypeAlias
 
 from pyroaring import BitMap64
 
+from sidecar.spark.source.ahead import Offsets
 from sidecar.spark.source.options import Limit
-from sidecar.spark.source.planner import Offsets, Planner
+from sidecar.spark.source.planner import Planner
 from sidecar.spark.source.tasks import Share
 from sidecar.zone.entry import Cover, Entry, PartRows, Place, line_of
 from sidecar.zone.floor import Floor, write_floor

@@ -38,6 +38,97 @@ HALVED_KEPT = 2
 """Micro-batches: a task that was given up may still look for the halves of the one before."""
 
 
+class Halves:
+    """Parts that were replaced by their halves, by micro-batch and partition."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def of(self, batch: int, tp: TopicPartition) -> list[Halved]:
+        """The parts of a partition's range that were replaced."""
+        folder = self._folder(batch, tp)
+        found = [orjson.loads(read(folder / name)) for name in names(folder)]
+        return [(raw.encode("latin-1").decode("utf-8", "surrogateescape"), first, last) for raw, first, last in found]
+
+    def add(self, batch: int, tp: TopicPartition, parts: Collection[Halved]) -> None:
+        """Make durable that these parts were replaced.
+
+        Raises:
+            StateError: They could not be written.
+        """
+        for group, first, last in parts:
+            raw = group.encode("utf-8", "surrogateescape")  # tags that are not UTF-8 are no JSON
+            name = hashlib.blake2b(b"%d-%d-%s" % (first, last, raw), digest_size=16).hexdigest()
+            write(self._folder(batch, tp) / name, orjson.dumps([raw.decode("latin-1"), first, last]))
+
+    def _folder(self, batch: int, tp: TopicPartition) -> Path:
+        return self._path / str(batch) / f"{tp.topic}-{tp.partition}"
+
+    def forget(self, batch: int) -> None:
+        """Remove what no replay can ask for once micro-batch `batch` is about to be committed."""
+        for name in names(self._path):
+            if name.isdigit() and int(name) <= batch - HALVED_KEPT:
+                _remove(self._path / name)
+
+
+class BatchBooks:
+    """What micro-batches came to, and the dead letters that their books name."""
+
+    def __init__(self, path: Path, letters: Path) -> None:
+        self._path = path
+        self._letters = letters
+
+    def put(self, batch: int, books: dict[str, Any]) -> None:
+        """Keep what a micro-batch came to."""
+        write(self._path / str(batch), orjson.dumps(books))
+
+    def of(self, batch: int) -> dict[str, Any] | None:
+        """What a micro-batch came to; None when it is not known (any more)."""
+        path = self._path / str(batch)
+        return orjson.loads(read(path)) if path.exists() else None
+
+    def batches(self) -> list[int]:
+        """The micro-batches whose books are kept."""
+        return sorted(int(name) for name in names(self._path) if name.isdigit())
+
+    def forget(self, batch: int) -> None:
+        """The books of a micro-batch were entered, and its letters, like those of all before it, are in the state."""
+        books = self._path / str(batch)
+        _remove(books)
+        if not books.exists():  # else a next life would look for the letters that it names
+            for name in names(self._letters):
+                if name.isdigit() and int(name) <= batch:
+                    _remove(self._letters / name)
+
+
+class Notes:
+    """Why tasks get no further; one that is lost harms nothing."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def put(self, tp: TopicPartition, text: str) -> None:
+        """Tell the driver why a partition's task gets no further; empty when it does."""
+        path = self._path / f"{tp.topic}-{tp.partition}"
+        with contextlib.suppress(OSError, StateError):
+            if text:
+                write(path, text.encode("utf-8", "replace"))
+            else:
+                path.unlink(missing_ok=True)
+
+    def all(self) -> dict[str, str]:
+        """By partition, why its task gets no further."""
+        found = {}
+        for name in names(self._path):
+            with contextlib.suppress(OSError, StateError):
+                found[name] = read(self._path / name).decode("utf-8", "replace")
+        return found
+
+    def clear(self) -> None:
+        """Those of an earlier life say nothing any more."""
+        shutil.rmtree(self._path, ignore_errors=True)
+
+
 class RunFolder:
     """The folder of one checkpoint.
 
@@ -47,28 +138,9 @@ class RunFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-
-    # Parts that were halved
-
-    def halved(self, batch: int, tp: TopicPartition) -> list[Halved]:
-        """The parts of a partition's range that were replaced by their halves."""
-        folder = self._halved(batch, tp)
-        found = [orjson.loads(read(folder / name)) for name in names(folder)]
-        return [(raw.encode("latin-1").decode("utf-8", "surrogateescape"), first, last) for raw, first, last in found]
-
-    def add_halved(self, batch: int, tp: TopicPartition, parts: Collection[Halved]) -> None:
-        """Make durable that these parts were replaced.
-
-        Raises:
-            StateError: They could not be written.
-        """
-        for group, first, last in parts:
-            raw = group.encode("utf-8", "surrogateescape")  # tags that are not UTF-8 are no JSON
-            name = hashlib.blake2b(b"%d-%d-%s" % (first, last, raw), digest_size=16).hexdigest()
-            write(self._halved(batch, tp) / name, orjson.dumps([raw.decode("latin-1"), first, last]))
-
-    def _halved(self, batch: int, tp: TopicPartition) -> Path:
-        return self.path / "halved" / str(batch) / f"{tp.topic}-{tp.partition}"
+        self.halves = Halves(path / "halved")
+        self.books = BatchBooks(path / "books", path / "letters")
+        self.notes = Notes(path / "notes")
 
     # Topics
 
@@ -82,21 +154,6 @@ class RunFolder:
     def known_topics(self) -> dict[str, str]:
         """The topics read so far, with their ids."""
         return {name: read(self.path / "topics" / name).decode() for name in names(self.path / "topics")}
-
-    # Books
-
-    def put_books(self, batch: int, books: dict[str, Any]) -> None:
-        """Keep what a micro-batch came to."""
-        write(self.path / "books" / str(batch), orjson.dumps(books))
-
-    def books(self, batch: int) -> dict[str, Any] | None:
-        """What a micro-batch came to; None when it is not known (any more)."""
-        path = self.path / "books" / str(batch)
-        return orjson.loads(read(path)) if path.exists() else None
-
-    def batches_with_books(self) -> list[int]:
-        """The micro-batches whose books are kept."""
-        return sorted(int(name) for name in names(self.path / "books") if name.isdigit())
 
     # The receiver's answers
 
@@ -115,29 +172,6 @@ class RunFolder:
         else:
             (self.path / "answers").unlink(missing_ok=True)
 
-    # Notes
-
-    def note(self, tp: TopicPartition, text: str) -> None:
-        """Tell the driver why a task gets no further; empty when it does. A note that is lost harms nothing."""
-        path = self.path / "notes" / f"{tp.topic}-{tp.partition}"
-        with contextlib.suppress(OSError, StateError):
-            if text:
-                write(path, text.encode("utf-8", "replace"))
-            else:
-                path.unlink(missing_ok=True)
-
-    def notes(self) -> dict[str, str]:
-        """By partition, why its task gets no further."""
-        found = {}
-        for name in names(self.path / "notes"):
-            with contextlib.suppress(OSError, StateError):
-                found[name] = read(self.path / "notes" / name).decode("utf-8", "replace")
-        return found
-
-    def clear_notes(self) -> None:
-        """Those of an earlier life say nothing any more."""
-        shutil.rmtree(self.path / "notes", ignore_errors=True)
-
     # Stopping
 
     def hold_from(self, batch: int | None) -> None:
@@ -151,23 +185,6 @@ class RunFolder:
         """Whether a task of this micro-batch must not begin."""
         path = self.path / "hold"
         return path.exists() and batch >= int(read(path))
-
-    # The past
-
-    def forget_halved(self, batch: int) -> None:
-        """Remove what no replay can ask for once micro-batch `batch` is about to be committed."""
-        for name in names(self.path / "halved"):
-            if name.isdigit() and int(name) <= batch - HALVED_KEPT:
-                _remove(self.path / "halved" / name)
-
-    def forget_books(self, batch: int) -> None:
-        """The books of a micro-batch were entered, and its letters, like those of all before it, are in the state."""
-        books, letters = self.path / "books" / str(batch), self.path / "letters"
-        _remove(books)
-        if not books.exists():  # else a next life would look for the letters that it names
-            for name in names(letters):
-                if name.isdigit() and int(name) <= batch:
-                    _remove(letters / name)
 
 
 def names(folder: Path) -> list[str]:

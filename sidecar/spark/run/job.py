@@ -95,7 +95,7 @@ class SparkRun:
         for topic in self._folder.known_topics():
             claim(kafka, cluster_id, self._folder, topic)
         self._folder.hold_from(None)
-        self._folder.clear_notes()
+        self._folder.notes.clear()
         return checkpoint
 
     # Starting

@@ -32,47 +32,24 @@ OBSERVED_RANGES = "sidecar_ranges"
 log = structlog.get_logger()
 
 
-class Progress:
-    """Keeps the books of one run.
+class Tally:
+    """What micro-batches came to, and where partitions are.
 
     Args:
-        settings: The configuration.
-        folder: Where tasks and commits leave what they have to tell.
         query: Spark's own checkpoint.
-        state: Takes the dead letters.
     """
 
-    def __init__(self, settings: Settings, folder: RunFolder, query: Path, state: State) -> None:
-        self._settings = settings
-        self._folder = folder
+    def __init__(self, query: Path) -> None:
+        self.totals = Books()
+        self.partitions: dict[TopicPartition, PartitionStatus] = {}
         self._query = query
-        self._state = state
-        self._begun_after = latest_batch(query, "commits")
-        self._settled = -1
-        self._observed: dict[int, Mapping[str, Any]] = {}
-        self._started = datetime.now(UTC)
-        self._partitions: dict[TopicPartition, PartitionStatus] = {}
-        self._totals = Books()
         self._cuts: Counter[str] = Counter()
         self._sends: Counter[tuple[str, str]] = Counter()
         self._batches: Counter[tuple[str, str]] = Counter()
         self._commits = 0
-        self._problem = ""
-        self._live = True
-        self._snapshot = self._build()
 
-    # What came to pass
-
-    def heard(self, reports: Iterable[Mapping[str, Any]]) -> None:
-        """Spark's own reports, in their order; those heard before are known."""
-        for report in reports:
-            batch = int(report["batchId"])
-            if report.get("observedMetrics") and batch not in self._observed:
-                self._observed[batch] = report
-            for source in report["sources"]:
-                self._places(source)
-
-    def _places(self, source: Mapping[str, Any]) -> None:
+    def places(self, source: Mapping[str, Any]) -> None:
+        """Spark's report of where a source is."""
         at, ends = (_offsets_in(source.get(name)) for name in ("endOffset", "latestOffset"))
         for tp, offset in at.items():
             status = self._status(tp)
@@ -81,52 +58,17 @@ class Progress:
                 status.lag = max(0, ends[tp] - offset) if tp in ends else None
 
     def _status(self, tp: TopicPartition) -> PartitionStatus:
-        return self._partitions.setdefault(tp, PartitionStatus(topic=tp.topic, partition=tp.partition))
+        return self.partitions.setdefault(tp, PartitionStatus(topic=tp.topic, partition=tp.partition))
 
-    def settle(self, *, last: bool = False) -> None:
-        """Enter the books of micro-batches that are committed, and put their dead letters into the state.
+    def enter(self, batch: int, books: Mapping[str, Any], report: Mapping[str, Any]) -> None:
+        """A micro-batch is committed.
 
         Args:
-            last: Nothing more is heard, and nothing is tried again.
-
-        Raises:
-            SidecarError: It is the last time, and dead letters cannot be stored; they stay for the next start.
+            batch: Its number.
+            books: What its tasks came to.
+            report: Spark's own, empty where it was not heard.
         """
-        committed = latest_batch(self._query, "commits")
-        heard = committed if last else max(self._observed, default=-1)
-        known, self._problem = self._problem, ""
-        for batch in self._folder.batches_with_books():
-            if batch <= self._settled:  # its file could not be removed
-                self._folder.forget_books(batch)
-                continue
-            if batch > committed or (batch > self._begun_after and batch > heard):
-                break
-            books = self._folder.books(batch)
-            try:
-                self._store_letters(batch, books or {})
-            except SidecarError as error:  # a full disk: they stay where they are, and are tried again
-                self._problem = f"dead letters of micro-batch {batch} wait for room: {error}"
-                if self._problem != known:
-                    log.error("dead_letters.not_stored", batch=batch, reason=str(error))
-                if last:
-                    raise
-                break
-            if books is not None and batch > self._begun_after:
-                self._enter(batch, books)
-            self._settled = batch
-            self._folder.forget_books(batch)
-        if known and not self._problem:
-            log.info("dead_letters.stored")
-        self._snapshot = self._build()
-
-    def _store_letters(self, batch: int, books: Mapping[str, Any]) -> None:
-        for name in books.get("letters", ()):
-            self._state.letters.put(letters_in(self._folder.path / "letters" / str(batch) / name))
-
-    def _enter(self, batch: int, books: Mapping[str, Any]) -> None:
         counts = {TopicPartition(topic, partition): Books(**found) for topic, partition, found in books["partitions"]}
-        report = self._observed.get(batch, {})
-        self._observed = {one: kept for one, kept in self._observed.items() if one > batch}
         total = _sum_of(counts.values())
         names = (OBSERVED_READ, OBSERVED_PASSED, OBSERVED_RANGES)
         read, passed, ranges = (observed_rows(report, name) for name in names)
@@ -144,7 +86,7 @@ class Progress:
             status = self._status(tp)
             status += found
         total = _sum_of(counts.values())
-        self._totals += total
+        self.totals += total
         self._cuts.update(books["cuts"])
         for table, rows in ((self._sends, books["sends"]), (self._batches, books["batches"])):
             for group, kind, count in rows:
@@ -171,6 +113,92 @@ class Progress:
         except OSError:
             return {}
 
+    def activity(self) -> Activity:
+        """What was done, as the status has it."""
+        return Activity(
+            batches=dict(self._batches),
+            sends=dict(self._sends),
+            cuts=dict(self._cuts),
+            commits={"ok": self._commits} if self._commits else {},
+        )
+
+
+class Progress:
+    """Keeps the books of one run.
+
+    Args:
+        settings: The configuration.
+        folder: Where tasks and commits leave what they have to tell.
+        query: Spark's own checkpoint.
+        state: Takes the dead letters.
+    """
+
+    def __init__(self, settings: Settings, folder: RunFolder, query: Path, state: State) -> None:
+        self._settings = settings
+        self._folder = folder
+        self._query = query
+        self._state = state
+        self._begun_after = latest_batch(query, "commits")
+        self._settled = -1
+        self._observed: dict[int, Mapping[str, Any]] = {}
+        self._started = datetime.now(UTC)
+        self._tally = Tally(query)
+        self._problem = ""
+        self._live = True
+        self._snapshot = self._build()
+
+    # What came to pass
+
+    def heard(self, reports: Iterable[Mapping[str, Any]]) -> None:
+        """Spark's own reports, in their order; those heard before are known."""
+        for report in reports:
+            batch = int(report["batchId"])
+            if report.get("observedMetrics") and batch not in self._observed:
+                self._observed[batch] = report
+            for source in report["sources"]:
+                self._tally.places(source)
+
+    def settle(self, *, last: bool = False) -> None:
+        """Enter the books of micro-batches that are committed, and put their dead letters into the state.
+
+        Args:
+            last: Nothing more is heard, and nothing is tried again.
+
+        Raises:
+            SidecarError: It is the last time, and dead letters cannot be stored; they stay for the next start.
+        """
+        committed = latest_batch(self._query, "commits")
+        heard = committed if last else max(self._observed, default=-1)
+        known, self._problem = self._problem, ""
+        for batch in self._folder.books.batches():
+            if batch <= self._settled:  # its file could not be removed
+                self._folder.books.forget(batch)
+                continue
+            if batch > committed or (batch > self._begun_after and batch > heard):
+                break
+            books = self._folder.books.of(batch)
+            try:
+                self._store_letters(batch, books or {})
+            except SidecarError as error:  # a full disk: they stay where they are, and are tried again
+                self._problem = f"dead letters of micro-batch {batch} wait for room: {error}"
+                if self._problem != known:
+                    log.error("dead_letters.not_stored", batch=batch, reason=str(error))
+                if last:
+                    raise
+                break
+            if books is not None and batch > self._begun_after:
+                self._tally.enter(batch, books, self._observed.get(batch, {}))
+                self._observed = {one: kept for one, kept in self._observed.items() if one > batch}
+            self._settled = batch
+            self._folder.books.forget(batch)
+        if known and not self._problem:
+            log.info("dead_letters.stored")
+        self._snapshot = self._build()
+
+    def _store_letters(self, batch: int, books: Mapping[str, Any]) -> None:
+        for name in books.get("letters", ()):
+            self._state.letters.put(letters_in(self._folder.path / "letters" / str(batch) / name))
+
     # What is told
 
     def ended(self, problem: str = "") -> None:
@@ -184,28 +212,23 @@ class Progress:
 
     def _build(self) -> StatusSnapshot:
         # Copies: other threads read what is told, while the books are being entered.
-        partitions = tuple(replace(self._partitions[tp]) for tp in sorted(self._partitions))
+        partitions = tuple(replace(self._tally.partitions[tp]) for tp in sorted(self._tally.partitions))
         lags = [one.lag for one in partitions if one.lag is not None]
         kind, text = ("dead_letters_store", "") if self._live else ("ended", "the query has ended")
         problems = [Problem(kind, self._problem or text)] if self._problem or text else []
-        problems += [Problem("group", f"{place}: {text}") for place, text in self._folder.notes().items()]
+        problems += [Problem("group", f"{place}: {text}") for place, text in self._folder.notes.all().items()]
         return StatusSnapshot(
             group_id=self._settings.source.kafka.group_id,
             started_at=self._started.isoformat(timespec="milliseconds"),
             version=version(),
             live=self._live,
-            totals=replace(self._totals),
+            totals=replace(self._tally.totals),
             lag=sum(lags) if lags else None,
             partitions=partitions,
             problems=tuple(problems),
             budget_bytes=self._settings.memory.budget_bytes,
             dead_letters=self._state.letters.count(),
-            activity=Activity(
-                batches=dict(self._batches),
-                sends=dict(self._sends),
-                cuts=dict(self._cuts),
-                commits={"ok": self._commits} if self._commits else {},
-            ),
+            activity=self._tally.activity(),
         )
 
 

@@ -53,9 +53,9 @@ class RangeWriter(DataSourceStreamArrowWriter):
         """All tasks of a micro-batch are done: keep its books, for the driver's own process to read."""
         folder = RunFolder(self._path)
         outcomes = [m.outcome for m in messages if isinstance(m, Delivered) and m.outcome is not None]
-        folder.put_books(batchId, books_of(outcomes))
+        folder.books.put(batchId, books_of(outcomes))
         folder.add_answers(sum(one.books.delivered for one in outcomes), sum(one.refused for one in outcomes))
-        folder.forget_halved(batchId)
+        folder.halves.forget(batchId)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         """A micro-batch failed; what of it was sent is sent again under the same names."""

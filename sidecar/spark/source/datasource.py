@@ -28,9 +28,10 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.types import StructType
 
 from sidecar.errors import ConfigError
+from sidecar.spark.source.ahead import Offsets
 from sidecar.spark.source.consumer import Consumer
 from sidecar.spark.source.options import Limit, Options, parse
-from sidecar.spark.source.planner import Offsets, Planner
+from sidecar.spark.source.planner import Planner
 from sidecar.spark.source.tasks import Share, pack
 from sidecar.zone import DDL, SCHEMA
 

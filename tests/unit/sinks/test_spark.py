@@ -108,7 +108,7 @@ def test_a_damaged_zone_stops_the_intake(tmp_path: Path) -> None:
     """Damage that is met at work is told and lands nothing."""
     made = sink(tmp_path)
     made.deliver(batch(made, 0))
-    made._zone._collect_at_s = 0.0
+    made._zone._room._collect_at_s = 0.0
     (tmp_path / "manifest" / "a" / "floor.json").write_bytes(b"{")
     answer = made.deliver(batch(made, 3))
     assert answer.verdict is Verdict.HALT
@@ -209,7 +209,7 @@ def test_settings_make_the_sink(tmp_path: Path) -> None:
     with pytest.raises(StateError, match="another process writes"):
         build(config, ListColumns())
     again.close()
-    assert made._zone._retention == Retention(7_200_000, 5 << 20)
+    assert made._zone._room._retention == Retention(7_200_000, 5 << 20)
 
 
 def test_a_landing_that_cannot_be_is_told(tmp_path: Path) -> None:

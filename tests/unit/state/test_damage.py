@@ -15,7 +15,7 @@ import pytest
 
 from sidecar.core.records import TopicPartition
 from sidecar.errors import StateError
-from sidecar.state.database import DAMAGED_KEPT_MAX
+from sidecar.state.aside import DAMAGED_KEPT_MAX
 from sidecar.state.interface import IdSegment, PartitionSnapshot, StoredLetter
 from sidecar.state.store import Store
 

@@ -256,7 +256,7 @@ def test_not_too_much_at_once(tmp_path: Path, clock: Clock, monkeypatch: pytest.
     acknowledge(tmp_path, "job", {"a": 99})
     zone = keeper(tmp_path, clock)
     land(zone, *range(5))
-    zone._collect_at_s = 0.0
+    zone._room._collect_at_s = 0.0
     clock.now_ms += 2 * HOUR_MS
     land(zone, 5)
     assert len(numbers(tmp_path)) == 4

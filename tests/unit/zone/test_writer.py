@@ -258,7 +258,7 @@ def test_a_clock_that_jumps_moves_no_row(tmp_path: Path) -> None:
     zone = writer(tmp_path, retention=retention.Retention(60_000, 1 << 40), clock_ms=lambda: next(times))
     zone.land(batch(0))
     for first in (3, 6):
-        zone._collect_at_s = float("inf")
+        zone._room._collect_at_s = float("inf")
         zone.land(batch(first))
     zone.land(batch(9))
     zone.close()

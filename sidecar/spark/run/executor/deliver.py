@@ -23,7 +23,7 @@ from sidecar.sources.kafka.config import client_config
 from sidecar.sources.kafka.fetch import Fetcher
 from sidecar.spark.run.executor.ranges import Halve, RangePipeline
 from sidecar.spark.run.executor.windows import Windows
-from sidecar.spark.run.folder import RunFolder
+from sidecar.spark.run.folder import Notes, RunFolder
 from sidecar.spark.run.letters import LetterFiles
 from sidecar.spark.run.outcome import Outcome
 
@@ -77,6 +77,89 @@ def deliver(settings: Settings, folder: RunFolder, task: Task, columns: Columns,
         return delivery.finish()
 
 
+class _Letters:
+    """The task's dead letters.
+
+    Args:
+        settings: The configuration.
+        files: Keep them where no topic is named.
+        stack: Closes what is opened for them.
+    """
+
+    def __init__(self, settings: Settings, files: LetterFiles, stack: ExitStack) -> None:
+        self.files = files
+        self.refused = 0
+        """How many the receiver refused."""
+        self._settings, self._stack = settings, stack
+        self._store: DeadLetterStore | None = None
+        self._unstored = False
+
+    def keep(self, letters: list[DeadLetter]) -> bool:
+        """Make these durable; whether they are."""
+        try:
+            self._opened_store().store(letters)
+        except SidecarError as error:  # tried again; the messages stay unsettled meanwhile
+            log.error("dead_letters.not_stored", count=len(letters), reason=str(error))
+            self._unstored = True
+            return False
+        if self._unstored:
+            self._unstored = False
+            log.info("dead_letters.stored")
+        self.refused += sum(bool(one.attempts) for one in letters)
+        for one in letters[:10]:
+            log.warning(
+                "message.dead_lettered", topic=one.tp.topic, partition=one.tp.partition, offset=one.offset,
+                group=group_label(one.group), reason=one.reason,
+            )  # fmt: skip
+        return True
+
+    def _opened_store(self) -> DeadLetterStore:
+        """Made when it is first needed: most tasks have no dead letter, and a producer connects at once."""
+        if self._store is None:
+            fetcher = Fetcher(client_config(self._settings.source.kafka))
+            self._stack.callback(fetcher.close)
+            self._store = open_dead_letters(self._settings, self.files, fetcher.fetch)
+            self._stack.callback(self._store.close)
+        return self._store
+
+
+class _Note:
+    """What the driver is told while the task lasts: why it gets no further.
+
+    Args:
+        notes: Tell it.
+        tp: The partition.
+    """
+
+    def __init__(self, notes: Notes, tp: TopicPartition) -> None:
+        self._notes = notes
+        self._tp = tp
+        self._noted = ""
+        self._note_at_s = time.monotonic() + NOTE_EVERY_S
+
+    def tend(self, pipeline: RangePipeline, now_s: float) -> None:
+        """Tell it now and then."""
+        if now_s >= self._note_at_s:
+            self._note_at_s = now_s + NOTE_EVERY_S
+            self.tell(self._trouble(pipeline))
+
+    def _trouble(self, pipeline: RangePipeline) -> str:
+        if pipeline.stalled:
+            return pipeline.stalled
+        failing = [one for one in pipeline.delivery.outbox.groups.values() if one.failing_since_ms is not None]
+        if not failing:
+            return ""
+        longest = min(failing, key=lambda one: one.failing_since_ms or 0.0)
+        since_s = time.monotonic() - (longest.failing_since_ms or 0.0) / 1000
+        return f"group {group_label(longest.name)} fails for {since_s:.0f} s: {longest.reason}"
+
+    def tell(self, text: str) -> None:
+        """It gets no further for this reason; empty when it does."""
+        if text != self._noted:
+            self._notes.put(self._tp, text)
+            self._noted = text
+
+
 class _Delivery:
     def __init__(self, settings: Settings, folder: RunFolder, task: Task, columns: Columns, stack: ExitStack) -> None:
         self._folder = folder
@@ -94,25 +177,20 @@ class _Delivery:
             random.random,
             task.tp,
             task.scope,
-            halved=folder.halved(task.batch, task.tp),
+            halved=folder.halves.of(task.batch, task.tp),
             again=task.again,
         )
         for taken, refused in folder.answers():  # a receiver that refuses everything is known to the next task too
             self._pipeline.delivery.receiver.recall(task.tp, taken, refused)
-        self._letters = LetterFiles(
-            folder.path / "letters" / str(task.batch), f"{task.tp.topic}-{task.tp.partition}-{task.attempt}"
-        )
-        self._settings, self._stack = settings, stack
-        self._store: DeadLetterStore | None = None
+        stem = f"{task.tp.topic}-{task.tp.partition}-{task.attempt}"
+        files = LetterFiles(folder.path / "letters" / str(task.batch), stem)
+        self._letters = _Letters(settings, files, stack)
+        self._note = _Note(folder.notes, task.tp)
         self._windows: Windows | None = None
         if reading.ids is not None:
             self._windows = Windows(folder.path, task.ids_scope, task.tp, task.batch)
             self._windows.load(self._pipeline.intake.ids.window(task.tp))
         self._last = -1
-        self._refused = 0
-        self._unstored = False
-        self._noted = ""
-        self._note_at_s = time.monotonic() + NOTE_EVERY_S
 
     def feed(self, run: Run) -> None:
         """Take a run in, once there is room for more."""
@@ -131,10 +209,18 @@ class _Delivery:
             self._turn(WAIT_S)
         if self._windows is not None:
             self._windows.save(pipeline.intake.ids.window(task.tp))
-        self._tell("")
+        self._note.tell("")
         sends, batches = pipeline.delivery.sends.counts(), pipeline.delivery.outbox.ended.counts()
+        letters = self._letters
         return Outcome(
-            task.tp, self._last, pipeline.books, dict(pipeline.cuts), sends, batches, self._letters.names, self._refused
+            task.tp,
+            self._last,
+            pipeline.books,
+            dict(pipeline.cuts),
+            sends,
+            batches,
+            letters.files.names,
+            letters.refused,
         )
 
     # The loop
@@ -145,9 +231,7 @@ class _Delivery:
         while effects := self._pipeline.step(now_s * 1000):
             for effect in effects:
                 self._perform(effect)
-        if now_s >= self._note_at_s:
-            self._note_at_s = now_s + NOTE_EVERY_S
-            self._tell(self._trouble())
+        self._note.tend(self._pipeline, now_s)
 
     def _take_inbox(self, wait_s: float) -> None:
         try:
@@ -163,53 +247,9 @@ class _Delivery:
             case Send(batch):
                 self._senders.send(batch)
             case Halve(parts):
-                self._folder.add_halved(self._task.batch, self._task.tp, parts)
+                self._folder.halves.add(self._task.batch, self._task.tp, parts)
                 self._pipeline.halved()
             case Store(token, letters):
-                self._pipeline.stored(token, ok=self._store_letters(letters), now_ms=time.monotonic() * 1000)
+                self._pipeline.stored(token, ok=self._letters.keep(letters), now_ms=time.monotonic() * 1000)
             case Report(event, level, fields):
                 getattr(log, level)(event, **fields)
-
-    def _store_letters(self, letters: list[DeadLetter]) -> bool:
-        try:
-            self._opened_store().store(letters)
-        except SidecarError as error:  # tried again; the messages stay unsettled meanwhile
-            log.error("dead_letters.not_stored", count=len(letters), reason=str(error))
-            self._unstored = True
-            return False
-        if self._unstored:
-            self._unstored = False
-            log.info("dead_letters.stored")
-        self._refused += sum(bool(one.attempts) for one in letters)
-        for one in letters[:10]:
-            log.warning(
-                "message.dead_lettered", topic=one.tp.topic, partition=one.tp.partition, offset=one.offset,
-                group=group_label(one.group), reason=one.reason,
-            )  # fmt: skip
-        return True
-
-    def _opened_store(self) -> DeadLetterStore:
-        """Made when it is first needed: most tasks have no dead letter, and a producer connects at once."""
-        if self._store is None:
-            fetcher = Fetcher(client_config(self._settings.source.kafka))
-            self._stack.callback(fetcher.close)
-            self._store = open_dead_letters(self._settings, self._letters, fetcher.fetch)
-            self._stack.callback(self._store.close)
-        return self._store
-
-    # What the driver is told while the task lasts
-
-    def _trouble(self) -> str:
-        if self._pipeline.stalled:
-            return self._pipeline.stalled
-        failing = [one for one in self._pipeline.delivery.outbox.groups.values() if one.failing_since_ms is not None]
-        if not failing:
-            return ""
-        longest = min(failing, key=lambda one: one.failing_since_ms or 0.0)
-        since_s = time.monotonic() - (longest.failing_since_ms or 0.0) / 1000
-        return f"group {group_label(longest.name)} fails for {since_s:.0f} s: {longest.reason}"
-
-    def _tell(self, text: str) -> None:
-        if text != self._noted:
-            self._folder.note(self._task.tp, text)
-            self._noted = text

@@ -10,9 +10,8 @@ are sent.
 from __future__ import annotations
 
 import sys
-from collections import Counter
-from collections.abc import Callable, Collection
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
 
 from sidecar.core.books import Books
 from sidecar.core.cutting.batching import Limits, halves, held_bytes
@@ -24,20 +23,19 @@ from sidecar.core.delivery.rules import DeliveryRules
 from sidecar.core.effects import Effect
 from sidecar.core.intake.intake import Intake
 from sidecar.core.intake.reading import Reading
-from sidecar.core.partition.lanes import Lane
 from sidecar.core.partition.lineage import Lineage
 from sidecar.core.partition.ownerships import Ownerships
 from sidecar.core.partition.room import Room
 from sidecar.core.partition.state import PartitionState
 from sidecar.core.parts import Part
-from sidecar.core.records import Answer, Fragment, Run, TopicPartition
+from sidecar.core.records import Answer, Run, TopicPartition
+from sidecar.spark.run.executor.cutting import RangeCutter
 
 INTENTS_MAX = 1_000
 """Parts of a range that are cut and not settled; settling one looks at all."""
-FLUSH_AHEAD = 256
 HIGH = 0.8
 OPEN_SHARE = 2
-"""Half of the budget is for what is open: beyond it the largest group is cut."""
+"""Half of the budget is for what is open."""
 
 Halved = tuple[str, int, int]
 """Group, first and last offset of a part that was replaced by its halves."""
@@ -79,12 +77,10 @@ class RangePipeline:
         again: bool = False,
     ) -> None:
         self._separator = reading.framer.separator
-        self._limits = limits
         self._held_max_bytes = held_max_bytes
         self._halved = set(halved)
         self._fresh: list[Halved] = []
         self._again = again
-        self._open_bytes = 0
         owned = Ownerships(self._separator)
         owned.limit(Room(extra_bytes=sys.maxsize))  # a part may always be split: the room for intents is a folder
         owned.take(tp, scope, PartitionState(0, 0), Lineage())
@@ -93,8 +89,7 @@ class RangePipeline:
         self.memory = Memory()
         self.delivery = Delivery(rules, owned, self.memory, jitter)
         self.books = Books()
-        self.cuts: Counter[str] = Counter()
-        """Batches cut, by reason."""
+        self._cutter = RangeCutter(self.range, limits, held_max_bytes // OPEN_SHARE, self._separator)
         self._ending = False
 
     # Reading
@@ -104,46 +99,13 @@ class RangePipeline:
         found = self.intake.sort(self.range, run, now_ms)
         self.books.read(len(run.messages), found.duplicate, found.filtered)
         for group, fragment in found.opened:
-            self._open(group, fragment)
-        self._cut_for_memory()
+            self.memory.hold(held_bytes(fragment))
+            for part in self._cutter.open(group, fragment):
+                self._add(part)
+        for part in self._cutter.for_memory():
+            self._add(part)
         self.range.read_past(run.last + 1)
         self.range.dues.drop_ids()  # the daemon's journal is a file of windows here
-
-    def _open(self, group: str, fragment: Fragment) -> None:
-        self.memory.hold(held_bytes(fragment))
-        if fragment.unframeable:
-            odd = Fragment((), b"", None, fragment.unframeable, fragment.at_ms)
-            self._add(self._part_without_rows(group, odd))
-            fragment = replace(fragment, unframeable=())
-        if not fragment.offsets:
-            return
-        lane = self.range.lanes.of(group)
-        self._open_bytes += lane.buffer.add(fragment)[1]
-        while reason := self._full(lane):
-            self._cut(lane, reason)
-
-    def _part_without_rows(self, group: str, fragment: Fragment) -> Part:
-        """A part of messages that the format cannot hold: they must not move where the others are cut."""
-        aside = Lane(group, self._separator)
-        aside.buffer.add(fragment)
-        (part,) = self.range.opening.cut(aside, Limits(1, 1))
-        return part
-
-    def _full(self, lane: Lane) -> str:
-        if lane.buffer.count >= self._limits.max_messages:
-            return "count"
-        return "bytes" if lane.buffer.nbytes >= self._limits.max_bytes else ""
-
-    def _cut_for_memory(self) -> None:
-        """By what is open alone, which follows from the rows: what is being sent would make it chance."""
-        while self._open_bytes > self._held_max_bytes // OPEN_SHARE:
-            self._cut(max(self.range.lanes.values(), key=lambda lane: (lane.buffer.nbytes, lane.group)), "memory")
-
-    def _cut(self, lane: Lane, reason: str) -> None:
-        (part,) = self.range.opening.cut(lane, self._limits)
-        self._open_bytes -= part.nbytes
-        self.cuts[reason] += 1
-        self._add(part)
 
     def _add(self, part: Part) -> None:
         part.intent.stand(old=self._again)
@@ -157,11 +119,6 @@ class RangePipeline:
     def end(self) -> None:
         """The range has no more rows: what is open is cut, bit by bit as there is room."""
         self._ending = True
-
-    def _flush(self) -> None:
-        for lane in list(self.range.lanes.values()):
-            while lane.buffer.fragments and len(self.range.promises.intents) < FLUSH_AHEAD:
-                self._cut(lane, "linger")  # a micro-batch lasts as long as the linger: see the trigger
 
     # Delivery
 
@@ -184,7 +141,8 @@ class RangePipeline:
     def step(self, now_ms: float) -> list[Effect | Halve]:
         """Cut and send what is due; all effects since the last step."""
         if self._ending:
-            self._flush()
+            for part in self._cutter.rest():
+                self._add(part)
         self.delivery.step(now_ms)
         self._apply()
         effects: list[Effect | Halve] = list(self.delivery.output.take_effects())
@@ -202,6 +160,11 @@ class RangePipeline:
                     self.books.settle(name, messages)
                 case OneHalved(_, group, first, last):
                     self._fresh.append((group, first, last))
+
+    @property
+    def cuts(self) -> Mapping[str, int]:
+        """Batches cut, by reason."""
+        return self._cutter.cuts
 
     @property
     def full(self) -> bool:

@@ -1,0 +1,87 @@
+"""What was read of a zone and is not delivered yet, in memory. Decides nothing, and nothing of Spark may come in."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Collection, Iterator, Mapping
+from pathlib import Path
+from typing import TypeAlias
+
+from sidecar.errors import ZoneError
+from sidecar.spark.source.tasks import with_hint
+from sidecar.zone import Entry, Tail
+from sidecar.zone.floor import read_floor
+
+Offsets: TypeAlias = dict[str, int]
+
+
+class Ahead:
+    """Follows the manifests of all writers.
+
+    Args:
+        root: The zone.
+        last: Of each writer the number that is read first has this one before it.
+        report: Is told of each damaged line that could be made again, in words.
+    """
+
+    def __init__(self, root: Path, last: Mapping[str, int], report: Callable[[str], None]) -> None:
+        self.last = dict(last)
+        """Of each writer the last number that was polled."""
+        self.waiting: dict[str, list[Entry]] = {}
+        """Of each writer what was polled and was not taken."""
+        self._root = root
+        self._tail = Tail(root, dict(last), report)
+        self._firsts = {writer: self._first(writer) for writer in self._tail.floors()}
+
+    @property
+    def writers(self) -> Collection[str]:
+        """Those that there were at the beginning."""
+        return self._firsts.keys()
+
+    def _first(self, writer: str) -> int:
+        return read_floor(self._root, writer).first
+
+    def removed(self) -> int:
+        """How many lines were removed since the beginning."""
+        return sum(self._first(writer) - first for writer, first in self._firsts.items())
+
+    def take(self, start: Mapping[str, int], end: Mapping[str, int]) -> Iterator[Entry]:
+        """Know all entries up to `end`, and take those up to `start`.
+
+        Raises:
+            ZoneError: Something of it is lost.
+        """
+        while True:
+            for writer, waiting in self.waiting.items():
+                count = bisect_right(waiting, start.get(writer, -1), key=seq_of)
+                yield from waiting[:count]
+                del waiting[:count]
+            behind = {writer for writer, seq in end.items() if self.last.get(writer, -1) < seq}
+            if not behind or not self._poll(self.last.keys() - behind):
+                return
+
+    def fill(self, most: int | None) -> None:
+        """Read on until nothing is new, or enough is waiting of each writer.
+
+        Raises:
+            ZoneError: Something of it is lost.
+        """
+        more = True
+        while more:
+            full = {writer for writer, waiting in self.waiting.items() if most is not None and len(waiting) >= most}
+            more = self._poll(full)
+
+    def _poll(self, skip: Collection[str]) -> bool:
+        try:
+            found = self._tail.poll(skip=skip)
+        except ZoneError as error:
+            raise with_hint(error) from error
+        for writer, entries in found.items():
+            self.waiting.setdefault(writer, []).extend(entries)
+            self.last[writer] = entries[-1].seq
+        return bool(found)
+
+
+def seq_of(entry: Entry) -> int:
+    """The entry's number."""
+    return entry.seq

@@ -1,0 +1,50 @@
+"""Damaged databases, set aside under another name; a bounded number is kept. What is in them may not come in."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from datetime import UTC, datetime
+from pathlib import Path
+
+from sidecar.state.folder import StateFolder, state_error
+from sidecar.state.interface import Damage
+
+DAMAGED_KEPT_MAX = 10
+"""Set-aside files that are kept; the oldest goes when one more comes."""
+_SIDE_FILES = ("-wal", "-shm", "-journal")
+
+
+def set_aside(folder: StateFolder, path: Path, reason: str) -> Damage:
+    """Rename a database of this folder that is damaged, with what stands beside it; returns what to tell of it.
+
+    Raises:
+        StateError: It could not be renamed.
+    """
+    stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
+    target = path.with_name(f"{path.name}.damaged-{stamp}")
+    number = 1
+    while target.exists():
+        number += 1
+        target = path.with_name(f"{path.name}.damaged-{stamp}-{number}")
+    try:
+        # Side files first: a log must never stand beside a database that is not its own.
+        for suffix in (*_SIDE_FILES, ""):
+            with suppress(FileNotFoundError):
+                Path(f"{path}{suffix}").rename(f"{target}{suffix}")
+        folder.sync()
+        removed = _remove_oldest(path)
+    except OSError as error:
+        raise state_error("set aside the damaged", path, error) from error
+    outcome = f"set aside as {target.name}, a new one begun" + (f", {removed} removed" if removed else "")
+    return Damage("database", str(path), reason, outcome)
+
+
+def _remove_oldest(path: Path) -> str:
+    kept = sorted(
+        (one for one in path.parent.glob(f"{path.name}.damaged-*") if not one.name.endswith(_SIDE_FILES)),
+        key=lambda one: (one.stat().st_mtime_ns, one.name),
+    )
+    for one in kept[:-DAMAGED_KEPT_MAX]:
+        for suffix in (*_SIDE_FILES, ""):
+            Path(f"{one}{suffix}").unlink(missing_ok=True)
+    return ", ".join(one.name for one in kept[:-DAMAGED_KEPT_MAX])
