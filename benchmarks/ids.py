@@ -28,7 +28,7 @@ from sidecar.core.windows.dedup import Moment, RotatingSet
 from sidecar.core.windows.idruns import Keys, SortedRun
 from sidecar.runtime.build import build
 from sidecar.sources.kafka.columns import KafkaColumns
-from sidecar.state.id_file import open_run, write
+from sidecar.state.ids.file import open_run, write
 
 TP = TopicPartition("orders", 0)
 RUN = 500

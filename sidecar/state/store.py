@@ -11,7 +11,7 @@ from pathlib import Path
 from sidecar.core.records import TopicPartition
 from sidecar.state.database import Database, checksum
 from sidecar.state.folder import StateFolder
-from sidecar.state.id_store import IdStore
+from sidecar.state.ids.store import IdStore
 from sidecar.state.interface import (
     DEAD_LETTERS_BYTES_MAX,
     Damage,

@@ -14,7 +14,7 @@ import numpy as np
 from sidecar.core.messages.ids import text_id
 from sidecar.core.records import TopicPartition
 from sidecar.core.windows.idruns import mixed
-from sidecar.state.id_files import IdFiles
+from sidecar.state.ids.files import IdFiles
 from tests.support.audit import Finding, tally_counts
 from tests.support.kafka import Broker, Outgoing, produce
 from tests.support.process import http_get, wait_until

@@ -7,44 +7,22 @@ was about to be removed when the process ended. One thread at a time makes those
 
 from __future__ import annotations
 
-import contextlib
-import errno
-import json
 import os
-import re
 import shutil
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from urllib.parse import quote
 
 from sidecar import files
 from sidecar.core.records import TopicPartition
 from sidecar.core.windows.idruns import GROWTH, RUN_MAX, Keys, SortedRun
 from sidecar.state.folder import state_error
-from sidecar.state.id_file import DamagedError, Look, MappedRun, open_run, write
-from sidecar.state.interface import Damage, same_cluster
+from sidecar.state.ids.file import Look, MappedRun, open_run, write
+from sidecar.state.ids.places import IdFile, Places
+from sidecar.state.interface import Damage
 
 FOLDER = "ids"
-_OWNER = "owner"
-_NAME = re.compile(r"(\d+)-(\d+)-(\d+)\.ids")
-
-
-@dataclass(frozen=True, slots=True)
-class IdFile:
-    """One file, mapped."""
-
-    path: Path
-    generation: int
-    first: int
-    last: int
-    run: MappedRun
-
-    def holds(self, name: str) -> bool:
-        """Whether all that is in the file of this name is here, too."""
-        generation, first, last = _parts(name) or (-1, 0, 0)
-        return self.generation == generation and self.first <= first and last <= self.last
 
 
 class IdFiles:
@@ -56,9 +34,7 @@ class IdFiles:
     """
 
     def __init__(self, folder: Path, on_damage: Callable[[Damage], None]) -> None:
-        self._folder = folder / FOLDER
-        self._on_damage = on_damage
-        self._owner = ("", "")
+        self._places = Places(folder / FOLDER, on_damage)
         self._lock = threading.RLock()
         self._open: dict[TopicPartition, list[IdFile]] = {}
         """What was looked for so far, in the order of generations and additions."""
@@ -78,23 +54,9 @@ class IdFiles:
         Raises:
             StateError: The folder cannot be written.
         """
-        self._owner = (cluster_id, group_id)
-        path = self._folder / _OWNER
-        try:
-            if not self._folder.exists():
-                return
-            found = _pair(files.read_from(path))
-            if found is None and not ours and next(self._folder.rglob("*.ids"), None):
-                self._on_damage(
-                    Damage("message ids", str(path), "it does not tell whose they are", "all are forgotten")
-                )
-            cluster, group = found or (self._owner if ours else ("", ""))
-            if group != group_id or not same_cluster(cluster, cluster_id):
-                self.drop_all()
-            if found != self._owner:
-                files.put(path, json.dumps(self._owner).encode())
-        except OSError as error:
-            raise state_error("write", path, error) from error
+        with self._lock:
+            if not self._places.bind((cluster_id, group_id), ours=ours):
+                self._open.clear()
 
     def add(self, tp: TopicPartition, generation: int, keys: Keys) -> None:
         """Keep rising keys, durably.
@@ -105,17 +67,10 @@ class IdFiles:
         """
         number = max((one.last for one in self._files(tp)), default=0) + 1
         try:
-            self._made_place(tp)
+            self._places.made(tp)
             self._make(tp, generation, number, number, [keys], ())
         except OSError as error:
-            raise state_error("write", self._place(tp), error) from error
-
-    def _made_place(self, tp: TopicPartition) -> Path:
-        place = self._place(tp)
-        files.make_folder(place)
-        if not (self._folder / _OWNER).exists():
-            files.put_shared(self._folder / _OWNER, json.dumps(self._owner).encode())  # threads of all partitions
-        return place
+            raise state_error("write", self._places.of(tp), error) from error
 
     def totals(self, tp: TopicPartition) -> dict[str, int]:
         """The names of a partition's files, each with its checksum.
@@ -135,12 +90,14 @@ class IdFiles:
         told = self._aside.pop(tp, set())
         for one in found:
             if totals.get(one.path.name, one.run.total) != one.run.total:
-                self._set_aside(tp, one.path, "another file stands there")
+                self._places.set_aside(tp, one.path, "another file stands there")
                 self._exchange(tp, one, None)
                 told.add(one.path.name)
         for name in totals.keys() - told:
             if not any(one.holds(name) for one in found):
-                self._tell(tp, self._place(tp) / name, "removed while no daemon ran", "its ids are forgotten")
+                self._places.tell(
+                    tp, self._places.of(tp) / name, "removed while no daemon ran", "its ids are forgotten"
+                )
 
     def changed(self) -> set[TopicPartition]:
         """Partitions of which a file is not what was mapped, 2 µs a file; from any thread.
@@ -153,7 +110,7 @@ class IdFiles:
         try:
             return {tp for tp, one in known if Look.at(one.path) != one.run.look}
         except OSError as error:
-            raise state_error("look at", self._folder, error) from error
+            raise state_error("look at", self._places.folder, error) from error
 
     def mend(self, tp: TopicPartition) -> None:
         """Make again what was removed or replaced under us, since it is still mapped; look into what was changed.
@@ -173,10 +130,10 @@ class IdFiles:
         if now == known or known is None:
             return
         if now is not None and now[:2] == known[:2]:
-            run = self._sound(tp, one.path)
+            run = self._places.sound(tp, one.path)
             self._exchange(tp, one, run)
             return
-        hidden = self._made_place(tp) / f"{files.HIDDEN}{one.path.name}"
+        hidden = self._places.made(tp) / f"{files.HIDDEN}{one.path.name}"
         write(hidden, [one.run.keys], lambda: self.closing)
         run = open_run(hidden)
         with self._lock:
@@ -186,7 +143,7 @@ class IdFiles:
             os.rename(hidden, one.path)  # noqa: PTH104
             files.sync(one.path.parent)
             self._exchange(tp, one, run)
-        self._tell(tp, one.path, "removed" if now is None else "replaced", "made again from memory")
+        self._places.tell(tp, one.path, "removed" if now is None else "replaced", "made again from memory")
 
     def _exchange(self, tp: TopicPartition, one: IdFile, run: MappedRun | None) -> None:
         with self._lock:
@@ -209,12 +166,12 @@ class IdFiles:
                 try:
                     self._make(tp, generation, together[0].first, together[-1].last, keys, together)
                 except OSError as error:
-                    raise state_error("write", self._place(tp), error) from error
+                    raise state_error("write", self._places.of(tp), error) from error
 
     def _make(
         self, tp: TopicPartition, generation: int, first: int, last: int, keys: Sequence[Keys], old: Sequence[IdFile]
     ) -> None:
-        path = self._place(tp) / f"{generation}-{first}-{last}.ids"
+        path = self._places.of(tp) / f"{generation}-{first}-{last}.ids"
         hidden = path.with_name(f"{files.HIDDEN}{path.name}")
         write(hidden, keys, lambda: self.closing)
         run = open_run(hidden)
@@ -250,7 +207,7 @@ class IdFiles:
             StateError: A file cannot be removed.
         """
         with self._lock:
-            if tp not in self._open and not self._place(tp).exists():
+            if tp not in self._open and not self._places.of(tp).exists():
                 return
             for one in [one for one in self._files(tp) if one.generation < generation]:
                 try:
@@ -258,20 +215,6 @@ class IdFiles:
                 except OSError as error:
                     raise state_error("remove", one.path, error) from error
                 self._open[tp].remove(one)
-
-    def drop_all(self) -> None:
-        """Remove the files of all partitions.
-
-        Raises:
-            OSError: One cannot be removed.
-        """
-        with self._lock:
-            for place in self._folder.iterdir() if self._folder.exists() else ():
-                for path in place.iterdir() if place.is_dir() else ():
-                    files.remove(path)
-                if place.is_dir():
-                    files.remove_folder_if_empty(place)
-            self._open.clear()
 
     def copy(self, source: TopicPartition, target: TopicPartition) -> None:
         """Keep of `target` what is kept of `source`, in its place; the bytes are not copied.
@@ -283,7 +226,7 @@ class IdFiles:
         found = self._files(source)
         if not found:
             return
-        place = self._place(target)
+        place = self._places.of(target)
         try:
             files.make_folder(place)
             for one in found:
@@ -294,84 +237,15 @@ class IdFiles:
         with self._lock:
             self._open.pop(target, None)
 
-    def _place(self, tp: TopicPartition) -> Path:
-        topic, partition, broker = tp
-        names = [quote(topic, safe=""), str(partition), *([quote(broker, safe="")] if broker else [])]
-        return self._folder / ",".join(names)
-
     def _files(self, tp: TopicPartition) -> list[IdFile]:
         found = self._open.get(tp)
         if found is None:
-            looked = self._look(tp)
+            looked, aside = self._places.look(tp)
             with self._lock:
+                if aside:
+                    self._aside.setdefault(tp, set()).update(aside)
                 found = self._open.setdefault(tp, looked)
         return list(found)
-
-    def _look(self, tp: TopicPartition) -> list[IdFile]:
-        """What an earlier life left: whole files, of which some may be in others."""
-        place = self._place(tp)
-        named: list[tuple[int, int, int, Path]] = []
-        try:
-            there = list(place.iterdir()) if place.exists() else []
-        except OSError as error:
-            raise state_error("read", place, error) from error
-        for path in there:
-            if parts := _parts(path.name):
-                generation, first, last = parts
-                named.append((generation, first, -last, path))
-            elif path.name.startswith(files.HIDDEN):
-                with contextlib.suppress(OSError):
-                    files.remove(path)
-        found: list[IdFile] = []
-        for generation, first, last, path in sorted(named):
-            if found and found[-1].generation == generation and -last <= found[-1].last:
-                with contextlib.suppress(OSError):
-                    files.remove(path)
-            elif (run := self._sound(tp, path)) is not None:
-                found.append(IdFile(path, generation, first, -last, run))
-            else:
-                self._aside.setdefault(tp, set()).add(path.name)
-        return found
-
-    def _sound(self, tp: TopicPartition, path: Path) -> MappedRun | None:
-        try:
-            return open_run(path)
-        except (DamagedError, ValueError) as error:
-            reason = str(error)
-        except OSError as error:
-            if error.errno != errno.EIO:  # too many open files, say: the file may be sound
-                raise state_error("read", path, error) from error
-            reason = str(error)
-        self._set_aside(tp, path, reason)
-        return None
-
-    def _set_aside(self, tp: TopicPartition, path: Path, reason: str) -> None:
-        aside = path.with_name("damaged")  # the newest; what an earlier one lost is lost
-        with contextlib.suppress(OSError):
-            path.rename(aside)
-        self._tell(tp, path, reason, f"set aside as {aside}, its ids are forgotten")
-
-    def _tell(self, tp: TopicPartition, path: Path, reason: str, outcome: str) -> None:
-        self._on_damage(Damage("message ids", f"{tp.topic}:{tp.queue} {path.name}", reason, outcome))
-
-
-def generation_of(name: str) -> int:
-    """Of a file of this name."""
-    return (_parts(name) or (-1, 0, 0))[0]
-
-
-def _parts(name: str) -> tuple[int, int, int] | None:
-    """Generation, first and last addition of a file's name; None of another name."""
-    found = _NAME.fullmatch(name)
-    return (int(found[1]), int(found[2]), int(found[3])) if found else None
-
-
-def _pair(raw: bytes | None) -> tuple[str, str] | None:
-    """Cluster and group of an owner's file; None where it is missing or damaged."""
-    with contextlib.suppress(ValueError, TypeError):
-        first, second = json.loads(raw or b"")
-        return str(first), str(second)
-    return None
 
 
 def _link(source: Path, target: Path) -> None:

@@ -19,10 +19,11 @@ import numpy as np
 from sidecar.core.records import TopicPartition
 from sidecar.core.windows.idruns import Keys, SortedRun, rising, unmixed
 from sidecar.errors import StateError
-from sidecar.state import id_segments
 from sidecar.state.database import Database, checksum
-from sidecar.state.id_file import StoppedError
-from sidecar.state.id_files import IdFiles, generation_of
+from sidecar.state.ids import segments as id_segments
+from sidecar.state.ids.file import StoppedError
+from sidecar.state.ids.files import IdFiles
+from sidecar.state.ids.places import generation_of
 from sidecar.state.interface import Damage, IdSegment, StoredIds, check_ids
 
 FILED_MIN = 1_024

@@ -14,9 +14,9 @@ import pytest
 from sidecar.core.records import TopicPartition
 from sidecar.core.windows.idruns import Keys, mixed, unmixed
 from sidecar.errors import StateError
-from sidecar.state import id_file
-from sidecar.state.id_file import DamagedError, open_run, write
-from sidecar.state.id_files import IdFiles
+from sidecar.state.ids import file as id_file
+from sidecar.state.ids.file import DamagedError, open_run, write
+from sidecar.state.ids.files import IdFiles
 from sidecar.state.interface import Damage, IdSegment
 from sidecar.state.store import Store
 
@@ -165,7 +165,7 @@ def test_ids_in_rows_and_in_a_file_are_known_once(tmp_path: Path, monkeypatch: p
     store = Store(tmp_path)
     store.ids.append([segment(0, 4_000)])
     with monkeypatch.context() as broken:
-        broken.setattr("sidecar.state.id_segments.remove", lambda connection, rows: 1 / 0)
+        broken.setattr("sidecar.state.ids.segments.remove", lambda connection, rows: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             store.ids.sort(ORDERS)
     store.close()
@@ -217,7 +217,7 @@ def test_what_is_dropped_while_it_is_merged_stays_dropped(tmp_path: Path, monkey
         write(path, *more)  # type: ignore[arg-type]
         files.drop_before(ORDERS, 2)
 
-    monkeypatch.setattr("sidecar.state.id_files.write", interrupted)
+    monkeypatch.setattr("sidecar.state.ids.files.write", interrupted)
     files.tidy(ORDERS)
     assert files.runs(ORDERS) == {}
     assert not id_files(tmp_path)

@@ -1,0 +1,187 @@
+"""Where the files of sorted message ids are, whose they are, and what stands there. Makes none, and holds none open."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import quote
+
+from sidecar import files
+from sidecar.core.records import TopicPartition
+from sidecar.state.folder import state_error
+from sidecar.state.ids.file import DamagedError, MappedRun, open_run
+from sidecar.state.interface import Damage, same_cluster
+
+_OWNER = "owner"
+_NAME = re.compile(r"(\d+)-(\d+)-(\d+)\.ids")
+
+
+@dataclass(frozen=True, slots=True)
+class IdFile:
+    """One file, mapped."""
+
+    path: Path
+    generation: int
+    first: int
+    last: int
+    run: MappedRun
+
+    def holds(self, name: str) -> bool:
+        """Whether all that is in the file of this name is here, too."""
+        generation, first, last = _parts(name) or (-1, 0, 0)
+        return self.generation == generation and self.first <= first and last <= self.last
+
+
+class Places:
+    """The folders of all partitions.
+
+    Args:
+        folder: Where they are; it may be missing.
+        on_damage: Told of what was set aside.
+    """
+
+    def __init__(self, folder: Path, on_damage: Callable[[Damage], None]) -> None:
+        self.folder = folder
+        self._on_damage = on_damage
+        self._owner = ("", "")
+
+    def bind(self, owner: tuple[str, str], *, ours: bool) -> bool:
+        """Remove the files of another owner.
+
+        Args:
+            owner: Cluster and group.
+            ours: Whether files that do not tell theirs are this owner's, too.
+
+        Returns:
+            Whether nothing was removed.
+
+        Raises:
+            StateError: The folder cannot be written.
+        """
+        self._owner = owner
+        path = self.folder / _OWNER
+        try:
+            if not self.folder.exists():
+                return True
+            found = _pair(files.read_from(path))
+            if found is None and not ours and next(self.folder.rglob("*.ids"), None):
+                self._on_damage(
+                    Damage("message ids", str(path), "it does not tell whose they are", "all are forgotten")
+                )
+            cluster, group = found or (owner if ours else ("", ""))
+            same = group == owner[1] and same_cluster(cluster, owner[0])
+            if not same:
+                self._remove_all()
+            if found != owner:
+                files.put(path, json.dumps(owner).encode())
+            return same
+        except OSError as error:
+            raise state_error("write", path, error) from error
+
+    def _remove_all(self) -> None:
+        for place in self.folder.iterdir():
+            for path in place.iterdir() if place.is_dir() else ():
+                files.remove(path)
+            if place.is_dir():
+                files.remove_folder_if_empty(place)
+
+    def of(self, tp: TopicPartition) -> Path:
+        """The folder of a partition."""
+        topic, partition, broker = tp
+        names = [quote(topic, safe=""), str(partition), *([quote(broker, safe="")] if broker else [])]
+        return self.folder / ",".join(names)
+
+    def made(self, tp: TopicPartition) -> Path:
+        """The folder of a partition, made where it is missing; it tells its owner.
+
+        Raises:
+            OSError: It cannot be made.
+        """
+        place = self.of(tp)
+        files.make_folder(place)
+        if not (self.folder / _OWNER).exists():
+            files.put_shared(self.folder / _OWNER, json.dumps(self._owner).encode())  # threads of all partitions
+        return place
+
+    def look(self, tp: TopicPartition) -> tuple[list[IdFile], set[str]]:
+        """What an earlier life left: whole files, of which some may be in others; and the names of the damaged.
+
+        Raises:
+            StateError: A file cannot be read, for a reason that is not its own.
+        """
+        place = self.of(tp)
+        named: list[tuple[int, int, int, Path]] = []
+        try:
+            there = list(place.iterdir()) if place.exists() else []
+        except OSError as error:
+            raise state_error("read", place, error) from error
+        for path in there:
+            if parts := _parts(path.name):
+                generation, first, last = parts
+                named.append((generation, first, -last, path))
+            elif path.name.startswith(files.HIDDEN):
+                with contextlib.suppress(OSError):
+                    files.remove(path)
+        found: list[IdFile] = []
+        damaged: set[str] = set()
+        for generation, first, last, path in sorted(named):
+            if found and found[-1].generation == generation and -last <= found[-1].last:
+                with contextlib.suppress(OSError):
+                    files.remove(path)
+            elif (run := self.sound(tp, path)) is not None:
+                found.append(IdFile(path, generation, first, -last, run))
+            else:
+                damaged.add(path.name)
+        return found, damaged
+
+    def sound(self, tp: TopicPartition, path: Path) -> MappedRun | None:
+        """A file of the partition, mapped; None of a damaged one, which is set aside.
+
+        Raises:
+            StateError: It cannot be read, for a reason that is not its own.
+        """
+        try:
+            return open_run(path)
+        except (DamagedError, ValueError) as error:
+            reason = str(error)
+        except OSError as error:
+            if error.errno != errno.EIO:  # too many open files, say: the file may be sound
+                raise state_error("read", path, error) from error
+            reason = str(error)
+        self.set_aside(tp, path, reason)
+        return None
+
+    def set_aside(self, tp: TopicPartition, path: Path, reason: str) -> None:
+        """A file of the partition is not what was written."""
+        aside = path.with_name("damaged")  # the newest; what an earlier one lost is lost
+        with contextlib.suppress(OSError):
+            path.rename(aside)
+        self.tell(tp, path, reason, f"set aside as {aside}, its ids are forgotten")
+
+    def tell(self, tp: TopicPartition, path: Path, reason: str, outcome: str) -> None:
+        """Something happened to a file of the partition."""
+        self._on_damage(Damage("message ids", f"{tp.topic}:{tp.queue} {path.name}", reason, outcome))
+
+
+def generation_of(name: str) -> int:
+    """Of a file of this name."""
+    return (_parts(name) or (-1, 0, 0))[0]
+
+
+def _parts(name: str) -> tuple[int, int, int] | None:
+    """Generation, first and last addition of a file's name; None of another name."""
+    found = _NAME.fullmatch(name)
+    return (int(found[1]), int(found[2]), int(found[3])) if found else None
+
+
+def _pair(raw: bytes | None) -> tuple[str, str] | None:
+    """Cluster and group of an owner's file; None where it is missing or damaged."""
+    with contextlib.suppress(ValueError, TypeError):
+        first, second = json.loads(raw or b"")
+        return str(first), str(second)
+    return None
