@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Collection, Hashable
 from types import TracebackType
 from typing import Generic, TypeVar
 
@@ -38,18 +38,88 @@ def _log(error: BaseException) -> None:
     logging.getLogger("sidecar").error("a callback of a batcher raised", exc_info=error)
 
 
-class _Later(Generic[G, M]):
-    """Keeps the calls of ends and retries, for a time when the lock is free."""
+class _Calls(Generic[G, M]):
+    """The calls of ends and retries, kept for a time when the lock is free, and made one at a time, in their order.
 
-    def __init__(self, callbacks: Callbacks[G, M]) -> None:
-        self.calls: deque[Callable[[], object]] = deque()
+    Args:
+        callbacks: What is called.
+        on_error: Called with what a callback raised.
+        lock: The batcher's.
+        senders: Threads in which nothing that is raised may come out.
+    """
+
+    def __init__(
+        self,
+        callbacks: Callbacks[G, M],
+        on_error: Callable[[BaseException], object],
+        lock: threading.Lock,
+        senders: Collection[threading.Thread],
+    ) -> None:
+        self.changed = threading.Condition(lock)
+        """Who waits for the calls waits for it, and for all else that has ended."""
         self._callbacks = callbacks
+        self._on_error = on_error
+        self._lock = lock
+        self._senders = senders
+        self._kept: deque[Callable[[], object]] = deque()
+        self._caller: int | None = None  # the thread that makes calls
 
     def ended(self, batch: MessageBatch[G, M]) -> None:
-        self.calls.extend(self._callbacks.of_end(batch))
+        self._kept.extend(self._callbacks.of_end(batch))
 
     def retried(self, batch: MessageBatch[G, M], wait_ms: float) -> None:
-        self.calls.append(lambda: self._callbacks.retried(batch, wait_ms))
+        self._kept.append(lambda: self._callbacks.retried(batch, wait_ms))
+
+    @property
+    def made(self) -> bool:
+        """Whether all are; under the lock."""
+        return not self._kept and self._caller is None
+
+    def is_own_thread(self) -> bool:
+        """Whether this runs in a callback or in `send`."""
+        return threading.current_thread() in self._senders or self._caller == threading.get_ident()
+
+    def take(self) -> list[Callable[[], object]]:
+        """Take over all that are kept, under the lock: `make` makes none of them."""
+        taken = list(self._kept)
+        self._kept.clear()
+        return taken
+
+    def make(self) -> None:
+        """Make the calls that are kept, or wait until the thread that does it has made them."""
+        with self._lock:
+            if self._caller == threading.get_ident():
+                return
+            self.changed.wait_for(lambda: self._caller is None)
+            self._caller = threading.get_ident()
+            try:
+                while self._kept:
+                    self._unlocked(self._kept.popleft())
+            finally:
+                self._caller = None
+                self.changed.notify_all()
+
+    def _unlocked(self, call: Callable[[], object]) -> None:
+        self._lock.release()
+        try:
+            self.guarded(call)
+        finally:
+            self._lock.acquire()
+
+    def guarded(self, call: Callable[[], object]) -> None:
+        """Make this call; what it raises is told."""
+        try:
+            call()
+        except BaseException as error:
+            if not isinstance(error, Exception) and threading.current_thread() not in self._senders:
+                raise  # Ctrl-C in a thread of the caller
+            self._tell(error)
+
+    def _tell(self, error: BaseException) -> None:
+        try:
+            self._on_error(error)
+        except Exception as worse:  # noqa: BLE001
+            _log(worse)
 
 
 class ThreadedBatcher(Generic[G, M]):
@@ -90,19 +160,15 @@ class ThreadedBatcher(Generic[G, M]):
             raise ValueError(f"senders must be at least 1, not {senders}")
         self._batcher = batcher
         self._send = send
-        self._on_error = on_error
-        self._later: _Later[G, M] = _Later(batcher.callbacks)
-        divert(batcher, self._later)
         self._lock = threading.Lock()
         self._work = threading.Condition(self._lock)
         """Senders wait for it: something may be due."""
-        self._rest = threading.Condition(self._lock)
-        """All others wait for it: something has ended, or its callbacks were called."""
+        self._senders = [threading.Thread(target=self._run, name=f"sender-{i}", daemon=True) for i in range(senders)]
+        self._calls: _Calls[G, M] = _Calls(batcher.callbacks, on_error, self._lock, self._senders)
+        divert(batcher, self._calls)
         self._wake_at_ms = float("inf")  # when the senders that wait look by themselves
-        self._caller: int | None = None  # the thread that makes callbacks
         self._closing = False
         self._clean: bool | None = None  # what `close` returned
-        self._senders = [threading.Thread(target=self._run, name=f"sender-{i}", daemon=True) for i in range(senders)]
         for thread in self._senders:
             thread.start()
 
@@ -132,9 +198,9 @@ class ThreadedBatcher(Generic[G, M]):
                     self._wake_senders()
                     return True
                 left_s = None if until_s is None else until_s - time.monotonic()
-                if self._is_own_thread() or (left_s is not None and left_s <= 0):
+                if self._calls.is_own_thread() or (left_s is not None and left_s <= 0):
                     return False
-                self._rest.wait(left_s)
+                self._calls.changed.wait(left_s)
             raise RuntimeError("this batcher is closed or closing: it accepts no message")
 
     def counts(self) -> BatcherCounts:
@@ -152,7 +218,7 @@ class ThreadedBatcher(Generic[G, M]):
         with self._lock:
             self._batcher.flush()
             self._wake_senders()
-            return self._rest.wait_for(self._is_at_rest, timeout_s)
+            return self._calls.changed.wait_for(self._is_at_rest, timeout_s)
 
     def release(self, where: Callable[[G], bool] = lambda _: True) -> list[M]:
         """Let go of what has not ended, and of the answers of sends that run; callbacks have been called at return.
@@ -165,8 +231,8 @@ class ThreadedBatcher(Generic[G, M]):
         """
         with self._lock:
             released = self._batcher.release(where)
-            self._rest.notify_all()
-        self._call_back()
+            self._calls.changed.notify_all()
+        self._calls.make()
         return released
 
     def close(self, timeout_s: float = 30.0) -> bool:
@@ -189,20 +255,19 @@ class ThreadedBatcher(Generic[G, M]):
             self._batcher.drain(_now_ms(), 0)
             self._wake_all()
             done = self._is_at_rest if first else lambda: self._clean is not None
-            in_time = self._rest.wait_for(done, timeout_s)
+            in_time = self._calls.changed.wait_for(done, timeout_s)
             if not first:
                 return bool(self._clean)
             self._batcher.release()
-            calls = list(self._later.calls)
-            self._later.calls.clear()
+            calls = self._calls.take()
             self._wake_all()
         for call in calls:
-            self._guarded(call)
+            self._calls.guarded(call)
         for thread in self._senders:
             thread.join(max(0.0, until_s - time.monotonic()))
         with self._lock:
             self._clean = in_time
-            self._rest.notify_all()
+            self._calls.changed.notify_all()
         return in_time
 
     # Senders
@@ -214,7 +279,7 @@ class ThreadedBatcher(Generic[G, M]):
                 if batch.state is BatchState.IN_FLIGHT:
                     verdict()
                 self._wake_all()
-            self._call_back()
+            self._calls.make()
 
     def _take(self) -> MessageBatch[G, M] | None:
         with self._lock:
@@ -248,53 +313,13 @@ class ThreadedBatcher(Generic[G, M]):
 
     def _wake_all(self) -> None:
         self._work.notify_all()
-        self._rest.notify_all()
-
-    # Callbacks
-
-    def _call_back(self) -> None:
-        """Make the calls that are kept, or wait until the thread that does it has made them."""
-        with self._lock:
-            if self._caller == threading.get_ident():
-                return
-            self._rest.wait_for(lambda: self._caller is None)
-            self._caller = threading.get_ident()
-            try:
-                while self._later.calls:
-                    self._guarded_unlocked(self._later.calls.popleft())
-            finally:
-                self._caller = None
-                self._rest.notify_all()
-
-    def _guarded_unlocked(self, call: Callable[[], object]) -> None:
-        self._lock.release()
-        try:
-            self._guarded(call)
-        finally:
-            self._lock.acquire()
-
-    def _guarded(self, call: Callable[[], object]) -> None:
-        try:
-            call()
-        except BaseException as error:
-            if not isinstance(error, Exception) and threading.current_thread() not in self._senders:
-                raise  # Ctrl-C in a thread of the caller
-            self._tell(error)
-
-    def _tell(self, error: BaseException) -> None:
-        try:
-            self._on_error(error)
-        except Exception as worse:  # noqa: BLE001
-            _log(worse)
+        self._calls.changed.notify_all()
 
     def _is_at_rest(self) -> bool:
-        return self._batcher.idle and not self._later.calls and self._caller is None
-
-    def _is_own_thread(self) -> bool:
-        return threading.current_thread() in self._senders or self._caller == threading.get_ident()
+        return self._batcher.idle and self._calls.made
 
     def _check_thread(self, method: str) -> None:
-        if self._is_own_thread():
+        if self._calls.is_own_thread():
             raise RuntimeError(f"{method}() in a callback or in send() would wait for itself")
 
 
