@@ -1,0 +1,192 @@
+"""A broker in memory: topics, groups and their offsets. No socket and no clock may come in."""
+
+from __future__ import annotations
+
+import secrets
+import threading
+from collections import defaultdict
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
+
+from sidecar.core.records import Header, TopicPartition
+
+CHUNK_MESSAGES = 500
+"""The most messages of one partition that a poll returns."""
+
+
+class SimulatedMessage(NamedTuple):
+    """A message as the broker keeps it."""
+
+    offset: int
+    value: bytes | None
+    key: bytes | None = None
+    headers: Sequence[Header] = ()
+    timestamp_ms: int | None = None
+
+
+class Committed(NamedTuple):
+    """A group's offset in a partition; without metadata an operator's reset."""
+
+    offset: int
+    metadata: str = ""
+
+
+@dataclass(slots=True)
+class _Log:
+    messages: list[SimulatedMessage] = field(default_factory=list)
+    first: int = 0
+    """The lowest offset that can be read."""
+
+
+@dataclass(slots=True)
+class _Topic:
+    id: str
+    logs: list[_Log]
+
+
+class Member(Protocol):
+    """What shares a group's partitions with others."""
+
+    group: str
+    topics: Sequence[str]
+
+
+class Members:
+    """Who is in which group, and owns which of its partitions; from any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._members: dict[str, list[Member]] = defaultdict(list)
+        self._owners: dict[tuple[str, TopicPartition], Member] = {}
+
+    def join(self, member: Member) -> None:
+        """Let a member share the group's partitions."""
+        with self._lock:
+            self._members[member.group].append(member)
+
+    def leave(self, member: Member) -> None:
+        """A member ends, or its session does: what it owned is free. Harmless when repeated."""
+        with self._lock:
+            if member in self._members[member.group]:
+                self._members[member.group].remove(member)
+            self._owners = {at: owner for at, owner in self._owners.items() if owner is not member}
+
+    def share(self, member: Member, topics: Mapping[str, Sequence[TopicPartition]]) -> set[TopicPartition]:
+        """The partitions of these topics that this member should own: each is dealt out among those who read it."""
+        with self._lock:
+            found: set[TopicPartition] = set()
+            for topic, tps in topics.items():
+                readers = [one for one in self._members[member.group] if topic in one.topics]
+                found.update(tps[readers.index(member) :: len(readers)] if member in readers else ())
+            return found
+
+    def acquire(self, member: Member, tps: Collection[TopicPartition]) -> list[TopicPartition]:
+        """Become the owner of those partitions that have none; returns these, sorted."""
+        with self._lock:
+            free = [tp for tp in sorted(tps) if (member.group, tp) not in self._owners]
+            self._owners |= {(member.group, tp): member for tp in free}
+            return free
+
+    def release(self, member: Member, tps: Collection[TopicPartition]) -> None:
+        """Own these no more."""
+        with self._lock:
+            for tp in tps:
+                if self._owners.get((member.group, tp)) is member:
+                    del self._owners[member.group, tp]
+
+
+class SimulatedBroker:
+    """Topics, groups and their offsets; from any thread.
+
+    Attributes:
+        failing: While this is set, nothing is read, commits fail, and every source tells this text as its problem.
+    """
+
+    def __init__(self) -> None:
+        self.failing = ""
+        self._lock = threading.RLock()
+        self._topics: dict[str, _Topic] = {}
+        self.members = Members()
+        self._committed: dict[tuple[str, TopicPartition], Committed] = {}
+
+    # Topics
+
+    def create_topic(self, name: str, partitions: int = 1) -> None:
+        """Make a topic; one of this name that was deleted before had another id."""
+        with self._lock:
+            if name in self._topics:
+                raise ValueError(f"there is a topic {name} already")
+            self._topics[name] = _Topic(secrets.token_hex(8), [_Log() for _ in range(partitions)])
+
+    def delete_topic(self, name: str) -> None:
+        """Delete a topic; as with Kafka, groups keep their offsets."""
+        with self._lock:
+            del self._topics[name]
+
+    def produce(
+        self,
+        topic: str,
+        value: bytes | None,
+        *,
+        key: bytes | None = None,
+        headers: Sequence[Header] = (),
+        partition: int = 0,
+        timestamp_ms: int | None = None,
+    ) -> int:
+        """Append a message; returns its offset."""
+        with self._lock:
+            log = self._topics[topic].logs[partition]
+            offset = log.messages[-1].offset + 1 if log.messages else log.first
+            log.messages.append(SimulatedMessage(offset, value, key, headers, timestamp_ms))
+            return offset
+
+    def expire(self, topic: str, partition: int, below: int) -> None:
+        """Delete the messages below an offset, as retention does."""
+        with self._lock:
+            log = self._topics[topic].logs[partition]
+            log.messages = [message for message in log.messages if message.offset >= below]
+            log.first = max(log.first, below)
+
+    def topic_id(self, topic: str) -> str:
+        """The topic's id, empty while there is no such topic."""
+        with self._lock:
+            return self._topics[topic].id if topic in self._topics else ""
+
+    def partitions(self, topic: str) -> Sequence[TopicPartition]:
+        """The topic's partitions, none while there is no such topic."""
+        with self._lock:
+            found = self._topics.get(topic)
+            return [TopicPartition(topic, number) for number in range(len(found.logs) if found else 0)]
+
+    def bounds(self, tp: TopicPartition) -> tuple[int, int]:
+        """The lowest offset that can be read, and that of the next message; zeros while there is no such topic."""
+        with self._lock:
+            if tp.topic not in self._topics:
+                return 0, 0
+            log = self._topics[tp.topic].logs[tp.partition]
+            return log.first, log.messages[-1].offset + 1 if log.messages else log.first
+
+    def read(self, tp: TopicPartition, offset: int, count: int = CHUNK_MESSAGES) -> list[SimulatedMessage]:
+        """Messages from an offset on, in order."""
+        with self._lock:
+            if self.failing or tp.topic not in self._topics:
+                return []
+            log = self._topics[tp.topic].logs[tp.partition]
+            start = max(0, offset - log.messages[0].offset) if log.messages else 0
+            return log.messages[start : start + count]
+
+    # Offsets
+
+    def committed(self, group: str, tp: TopicPartition) -> Committed | None:
+        """What the group committed of a partition, None where it committed nothing."""
+        with self._lock:
+            return self._committed.get((group, tp))
+
+    def commit(self, group: str, tp: TopicPartition, committed: Committed | None) -> None:
+        """Set a group's offset, or forget it; without metadata this is an operator's reset."""
+        with self._lock:
+            if committed is None:
+                self._committed.pop((group, tp), None)
+            else:
+                self._committed[group, tp] = committed

@@ -1,0 +1,290 @@
+"""The source of a broker in memory. No socket, thread or clock may come in.
+
+It behaves as Kafka does where a pipeline can tell: partitions of a topic are divided among the members of a group, the
+committed offset carries metadata, a topic that is made again has another id, and an offset without metadata is an
+operator's reset.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import repeat
+from operator import attrgetter
+
+from sidecar.core.effects import CommitItem
+from sidecar.core.partition.lineage import TOKEN_BITS, Lineage
+from sidecar.core.partition.room import METADATA_CHARACTERS
+from sidecar.core.partition.state import PartitionState
+from sidecar.core.records import Columns, Header, Run, TopicPartition
+from sidecar.errors import UnavailableError
+from sidecar.sources.base import Assignment, Listener, Original, ReadPast, Tell
+from sidecar.sources.simulated.broker import Committed, SimulatedBroker, SimulatedMessage
+from sidecar.state.offset_map import Identity, Origin, decode, encode
+
+CLUSTER = "simulated"
+
+
+class SimulatedColumns:
+    """`records.Columns` for simulated messages."""
+
+    def offsets(self, messages: Sequence[SimulatedMessage]) -> Iterable[int]:
+        """The offset of each message."""
+        return map(attrgetter("offset"), messages)
+
+    def timestamps(self, messages: Sequence[SimulatedMessage]) -> Iterable[int | None]:
+        """The timestamp of each message in milliseconds since the epoch, None where it has none."""
+        return map(attrgetter("timestamp_ms"), messages)
+
+    def keys(self, messages: Sequence[SimulatedMessage]) -> Iterable[bytes | None]:
+        """The key of each message."""
+        return map(attrgetter("key"), messages)
+
+    def headers(self, messages: Sequence[SimulatedMessage]) -> Iterable[Sequence[Header]]:
+        """The headers of each message."""
+        return map(attrgetter("headers"), messages)
+
+    def values(self, messages: Sequence[SimulatedMessage]) -> Iterable[bytes | None]:
+        """The value of each message."""
+        return map(attrgetter("value"), messages)
+
+    def details(self, messages: Sequence[SimulatedMessage]) -> Iterable[None]:
+        """None."""
+        return repeat(None, len(messages))
+
+
+@dataclass(slots=True)
+class _Owned:
+    """A partition that is ours."""
+
+    identity: Identity
+    position: int
+    told_end: int = -1
+    """Up to where the listener knows that nothing is left to read."""
+
+    def read(self, broker: SimulatedBroker, tp: TopicPartition) -> Iterable[Run | ReadPast]:
+        """What comes next of it."""
+        messages = broker.read(tp, self.position)
+        if messages:
+            self.position = messages[-1].offset + 1
+            yield Run(tp, messages, messages[0].offset, messages[-1].offset)
+        elif self.told_end != self.position:
+            self.told_end = self.position
+            yield ReadPast(tp, self.position)
+
+
+class _Commits:
+    """Makes states durable; their ends are told later.
+
+    Args:
+        broker: Keeps them.
+        group: The consumer group.
+        rules: See `SimulatedSource`.
+        owned: The partitions that are ours.
+        listener: Is told.
+    """
+
+    def __init__(
+        self,
+        broker: SimulatedBroker,
+        group: str,
+        rules: bytes,
+        owned: Mapping[TopicPartition, _Owned],
+        listener: Listener,
+    ) -> None:
+        self._broker = broker
+        self._group = group
+        self._rules = rules
+        self._owned = owned
+        self._listener = listener
+        self._begun: list[Mapping[TopicPartition, bool]] = []
+
+    def begin(self, items: Sequence[CommitItem]) -> None:
+        self._begun.append(self._commit(items))
+
+    def now(self, items: Sequence[CommitItem]) -> Mapping[TopicPartition, bool]:
+        self._begun.clear()
+        return self._commit(items)
+
+    def tell(self) -> None:
+        begun, self._begun = self._begun, []
+        for results in begun:
+            self._listener.committed(results, 0.0)
+
+    def _commit(self, items: Sequence[CommitItem]) -> Mapping[TopicPartition, bool]:
+        ours = [item for item in items if item.tp in self._owned]
+        ours = [item for item in ours if self._owned[item.tp].identity.scope == item.scope]
+        if self._broker.failing and ours:
+            self._listener.event("commit.failed", "warning", {"reason": self._broker.failing})
+            return dict.fromkeys((item.tp for item in ours), False)
+        for item in ours:
+            parent = item.lineage.parent if item.lineage is not None else None
+            text = encode(self._owned[item.tp].identity, self._rules, item.state, item.stamp, parent)
+            self._broker.commit(self._group, item.tp, Committed(item.state.watermark, text))
+        return dict.fromkeys((item.tp for item in ours), True)
+
+
+class SimulatedSource:
+    """A member of a group on a simulated broker.
+
+    Args:
+        broker: Where messages come from.
+        group: The consumer group.
+        topics: Their names.
+        rules: 4 bytes, a hash of what decides where a message goes: other rules discard the committed state.
+    """
+
+    name = "Simulated"
+    columns: Columns = SimulatedColumns()
+    metadata_characters = METADATA_CHARACTERS
+    idle_poll_s = 0.05
+
+    def __init__(self, broker: SimulatedBroker, group: str, topics: Sequence[str], rules: bytes = b"rule") -> None:
+        self.group = group
+        self.topics = topics
+        self._broker = broker
+        self._rules = rules
+        self._owned: dict[TopicPartition, _Owned] = {}
+        self._paused: frozenset[TopicPartition] = frozenset()
+        self._joined = False
+
+    def open(self, listener: Listener) -> None:
+        """Join the group.
+
+        Raises:
+            UnavailableError: The broker is failing, or a topic is unknown.
+        """
+        self._listener = listener
+        missing = [topic for topic in self.topics if not self._broker.topic_id(topic)]
+        if self._broker.failing or missing:
+            raise UnavailableError(self._broker.failing or f"there is no topic {missing[0]}")
+        self._commits = _Commits(self._broker, self.group, self._rules, self._owned, listener)
+        self._broker.members.join(self)
+
+    # Reading
+
+    def poll(self, timeout_s: float) -> Iterable[Run | ReadPast]:  # noqa: ARG002
+        """What has come, in the order of each partition; serves the listener meanwhile, and never waits."""
+        self._commits.tell()
+        if self._broker.failing:
+            return []
+        self._rebalance()
+        found: list[Run | ReadPast] = []
+        for tp in sorted(self._owned.keys() - self._paused):
+            if self._owned[tp].position < self._broker.bounds(tp)[0]:
+                self._listener.event("offset.out_of_range", "warning", tp.fields())
+                self.reload(tp)
+            found += self._owned[tp].read(self._broker, tp)
+        return found
+
+    def pause(self, tps: Collection[TopicPartition]) -> None:
+        """Read from all assigned partitions but these."""
+        self._paused = frozenset(tps)
+
+    def end(self, tp: TopicPartition) -> int | None:
+        """The offset that the partition's next message will get."""
+        return self._broker.bounds(tp)[1]
+
+    def problems(self) -> Mapping[str, str]:
+        """What the broker is told to fail with, and the topics that are gone."""
+        if self._broker.failing:
+            return {"client": self._broker.failing}
+        gone = [topic for topic in self.topics if not self._broker.topic_id(topic)]
+        return {topic: f"the topic {topic} does not exist any more" for topic in gone}
+
+    def fetch(self, tp: TopicPartition, offset: int) -> Original | None:
+        """One message as the broker has it, None when it is gone.
+
+        Raises:
+            UnavailableError: The broker is failing.
+        """
+        if self._broker.failing:
+            raise UnavailableError(self._broker.failing)
+        for message in self._broker.read(tp, offset, 1):
+            if message.offset == offset:
+                return Original(message.key, message.value, message.headers, message.timestamp_ms)
+        return None
+
+    # Committing
+
+    def commit(self, items: Sequence[CommitItem]) -> None:
+        """Make these states durable; the next poll tells the listener."""
+        self._commits.begin(items)
+
+    def commit_now(self, items: Sequence[CommitItem]) -> Mapping[TopicPartition, bool]:
+        """Make these states durable; the ends of commits begun before are not told any more."""
+        return self._commits.now(items)
+
+    # The group
+
+    def _rebalance(self) -> None:
+        share = self._broker.members.share(self, {topic: self._broker.partitions(topic) for topic in self.topics})
+        if leaving := self._owned.keys() - share:
+            self._listener.revoking(leaving)
+            self._drop(leaving)
+        for tp in [tp for tp, one in self._owned.items() if one.identity.topic_id != self._broker.topic_id(tp.topic)]:
+            self.reload(tp)
+        taken = self._acquire(share - self._owned.keys())
+        if taken or not self._joined:
+            self._joined = True
+            self._listener.assigned(taken)
+
+    def _acquire(self, tps: Collection[TopicPartition]) -> list[Assignment]:
+        taken = []
+        for tp in self._broker.members.acquire(self, tps):
+            start, self._owned[tp] = _begin(self._broker, self.group, self._rules, tp, self._listener.event)
+            taken.append(start)
+        return taken
+
+    def _drop(self, tps: Collection[TopicPartition]) -> None:
+        self._broker.members.release(self, tps)
+        for tp in list(tps):
+            del self._owned[tp]
+
+    def reload(self, tp: TopicPartition) -> None:
+        """Give the partition up and take it again from what is committed."""
+        if tp in self._owned:
+            self._listener.reloading(tp)
+            self._drop({tp})
+            self._listener.assigned(self._acquire([tp]))
+
+    def lose(self) -> None:
+        """End as a member whose session is over: its partitions are others' already, and it may join again."""
+        tps = set(self._owned)
+        self._broker.members.leave(self)
+        self._listener.lost(tps)
+        self._drop(tps)
+        self._broker.members.join(self)
+
+    def close(self) -> None:
+        """Leave the group; what is assigned is revoked first. Harmless when repeated."""
+        if tps := set(self._owned):
+            self._listener.revoking(tps)
+            self._drop(tps)
+        self._broker.members.leave(self)
+
+
+def _begin(
+    broker: SimulatedBroker, group: str, rules: bytes, tp: TopicPartition, tell: Tell
+) -> tuple[Assignment, _Owned]:
+    """Where a partition goes on."""
+    topic_id, (low, high) = broker.topic_id(tp.topic), broker.bounds(tp)
+    known, committed = Identity(CLUSTER, group, topic_id, 0), broker.committed(group, tp)
+    state, incarnation, stamp = PartitionState(low, low), secrets.randbits(64), None
+    resumed = False
+    if committed is not None:
+        told = decode(committed.metadata, committed.offset, known, rules)
+        if resumed := told.origin is Origin.OURS and told.state is not None:
+            assert told.state is not None
+            state, incarnation, stamp = told.state, told.incarnation, told.stamp
+        else:
+            event = "topic.recreated" if told.origin is Origin.OTHER_TOPIC else "partition.reset"
+            start = low if told.origin is Origin.OTHER_TOPIC else min(max(committed.offset, low), high)
+            state = PartitionState(start, start)
+            tell(event, "warning", tp.fields() | {"reason": told.origin.value})
+    identity = Identity(CLUSTER, group, topic_id, incarnation)
+    read_from = max(state.watermark, low)
+    lineage = Lineage(secrets.randbits(TOKEN_BITS), stamp)
+    assignment = Assignment(tp, identity.scope, state, topic_id, incarnation, resumed, read_from, lineage)
+    return assignment, _Owned(identity, read_from)
