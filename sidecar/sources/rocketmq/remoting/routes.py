@@ -16,6 +16,80 @@ FORGET_S = 60.0
 """How long a broker that name servers no longer report is kept, because it may return."""
 
 
+class NameServers:
+    """Asks name servers.
+
+    Args:
+        network: Sends the requests.
+        asks: Makes the requests.
+        addresses: Theirs.
+    """
+
+    def __init__(self, network: Network, asks: Asks, addresses: Sequence[str]) -> None:
+        self._network = network
+        self._asks = asks
+        self.addresses = list(addresses)
+        self._unreachable = ""
+        """Why none is reachable."""
+        self._refused: dict[str, str] = {}
+        """By topic, why the last request for its route failed."""
+        for address in self.addresses:
+            network.link(address)
+
+    @property
+    def problem(self) -> str:
+        """The present problem with them, or an empty text."""
+        return self._unreachable or min(self._refused.values(), default="")
+
+    def call(self, topic: str, timeout_s: float) -> Frame:
+        """The answer to the request for a topic's route.
+
+        Raises:
+            NoAnswerError: None answers.
+            RefusedError: One refuses.
+        """
+        problems = []
+        for link in sorted(map(self._network.link, self.addresses), key=lambda one: not one.is_up):
+            try:
+                return self._network.call(link, self._asks.route(topic), timeout_s, also=[Code.TOPIC_NOT_EXIST])
+            except NoAnswerError as error:
+                problems.append(str(error))
+        raise NoAnswerError("; ".join(problems))
+
+    def ask(self, topics: Sequence[str], found: Callable[[str, Route], None]) -> None:
+        """Request the routes of these topics without waiting; those that are told go to `found`."""
+        links = [self._network.link(address) for address in self.addresses]
+        up = [link for link in links if link.is_up]
+        self._unreachable = (
+            "" if up else "; ".join(f"{link.address}: {link.problem or 'not connected'}" for link in links)
+        )
+        for topic in topics if up else ():
+            up[0].ask(self._asks.route(topic), self._answered(topic, up[0], found))
+
+    def _answered(self, topic: str, link: Link, found: Callable[[str, Route], None]) -> Callable[[Frame | None], None]:
+        def take(frame: Frame | None) -> None:
+            if frame is None:
+                return
+            self._refused.pop(topic, None)
+            if frame.code == Code.SUCCESS:
+                if (route := self.read(topic, frame)) is not None:
+                    found(topic, route)
+            elif frame.code == Code.TOPIC_NOT_EXIST:
+                found(topic, Route("", {}, ()))
+            else:
+                self._refused[topic] = str(RefusedError(frame, link.address))
+
+        return take
+
+    def read(self, topic: str, frame: Frame) -> Route | None:
+        """The route that an answer tells; None of one that cannot be read, which is a problem."""
+        try:
+            return read_route(topic, frame)
+        except ProtocolError as error:
+            self._refused[topic] = str(error)
+            return None
+
+
 class Routes:
     """Keeps routes.
 
@@ -28,8 +102,7 @@ class Routes:
 
     def __init__(self, network: Network, asks: Asks, name_servers: Sequence[str], topics: Sequence[str]) -> None:
         self._network = network
-        self._asks = asks
-        self._name_servers = list(name_servers)
+        self._name_servers = NameServers(network, asks, name_servers)
         self._topics = list(topics)
         self._routes: dict[str, Route] = {}
         self._gone_since_s: dict[tuple[str, str], float] = {}
@@ -42,19 +115,12 @@ class Routes:
         self._slaves: dict[str, Mapping[str, str]] = {}
         self.masterless: set[str] = set()
         """Brokers with a slave and no master, according to the name servers."""
-        self._unreachable = ""
-        """Why no name server is reachable."""
-        self._refused: dict[str, str] = {}
-        """By topic, why the last request for its route failed."""
-        for address in self._name_servers:
-            network.link(address)
 
     @property
     def problem(self) -> str:
         """The present problem with the name servers, or an empty text."""
         gone = min((topic for topic, route in self._routes.items() if not route.queues), default="")
-        found = self._unreachable or min(self._refused.values(), default="")
-        return found or (f"they know no broker of {gone} any more" if gone else "")
+        return self._name_servers.problem or (f"they know no broker of {gone} any more" if gone else "")
 
     @property
     def cluster(self) -> str:
@@ -90,22 +156,12 @@ class Routes:
         """
         missing = []
         for topic in topics:
-            frame = self._ask_any(topic, timeout_s)
+            frame = self._name_servers.call(topic, timeout_s)
             if frame.code == Code.TOPIC_NOT_EXIST:
                 missing.append(topic)
-            else:
-                self._take(topic, frame)
+            elif (route := self._name_servers.read(topic, frame)) is not None:
+                self._merge(topic, route)
         return missing
-
-    def _ask_any(self, topic: str, timeout_s: float) -> Frame:
-        links = [self._network.link(address) for address in self._name_servers]
-        problems = []
-        for link in sorted(links, key=lambda one: not one.is_up):
-            try:
-                return self._network.call(link, self._asks.route(topic), timeout_s, also=[Code.TOPIC_NOT_EXIST])
-            except NoAnswerError as error:
-                problems.append(str(error))
-        raise NoAnswerError("; ".join(problems))
 
     def refresh(self) -> None:
         """Request the routes every 5 s, without waiting; those that fail remain unchanged."""
@@ -114,35 +170,7 @@ class Routes:
             return
         self._refresh_at_s = now_s + REFRESH_S
         self._forget_gone(now_s)
-        links = [self._network.link(address) for address in self._name_servers]
-        up = [link for link in links if link.is_up]
-        self._unreachable = (
-            "" if up else "; ".join(f"{link.address}: {link.problem or 'not connected'}" for link in links)
-        )
-        for topic in self._topics if up else ():
-            up[0].ask(self._asks.route(topic), self._answered(topic, up[0]))
-
-    def _answered(self, topic: str, link: Link) -> Callable[[Frame | None], None]:
-        def take(frame: Frame | None) -> None:
-            if frame is None:
-                return
-            self._refused.pop(topic, None)
-            if frame.code == Code.SUCCESS:
-                self._take(topic, frame)
-            elif frame.code == Code.TOPIC_NOT_EXIST:
-                self._merge(topic, Route("", {}, ()))
-            else:
-                self._refused[topic] = str(RefusedError(frame, link.address))
-
-        return take
-
-    def _take(self, topic: str, frame: Frame) -> None:
-        try:
-            found = read_route(topic, frame)
-        except ProtocolError as error:
-            self._refused[topic] = str(error)
-            return
-        self._merge(topic, found)
+        self._name_servers.ask(self._topics, self._merge)
 
     def _merge(self, topic: str, found: Route) -> None:
         """Keep the queues of a missing broker for a while: it went down, or the topic was deleted; pulls show which."""
@@ -190,7 +218,7 @@ class Routes:
         self.changes += 1
         used = {tp.broker for one in self._routes.values() for tp in one.queues}
         found = {name: at for one in self._routes.values() for name, at in one.addresses.items() if name in used}
-        for address in set(self.addresses.values()) - set(found.values()) - set(self._name_servers):
+        for address in set(self.addresses.values()) - set(found.values()) - set(self._name_servers.addresses):
             self._network.unlink(address)
         for address in found.values():
             self._network.link(address)

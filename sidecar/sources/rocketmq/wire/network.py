@@ -1,28 +1,21 @@
-"""Connections to name servers and brokers: requests, answers, time-outs, reconnecting. One thread owns all of it.
-
-Only name look-ups and connects are on separate threads, because both may take long.
-"""
+"""Connections to name servers and brokers: requests, answers, time-outs, reconnecting. One thread owns all of it."""
 
 from __future__ import annotations
 
 import contextlib
-import errno
 import math
-import queue
 import selectors
 import socket
 import ssl
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
 from sidecar.sources.rocketmq.wire.codes import Code
+from sidecar.sources.rocketmq.wire.dial import Dial, text_of
 from sidecar.sources.rocketmq.wire.frames import ONE_WAY, Frame, FrameReader, ProtocolError, encode
 
-CONNECT_TIMEOUT_S = 3.0
-REDIAL_S = 0.5
 ANSWER_TIMEOUT_S = 10.0
 """A peer that leaves a request unanswered for this time is disconnected; the caller may time out earlier."""
 RECEIVE_BYTES = 256 << 10
@@ -66,6 +59,55 @@ class _Waiting:
     """When the peer is considered gone."""
 
 
+class _Awaited:
+    """The answers that a peer owes."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[int, _Waiting] = {}
+        self._count = 0
+        self._look_at_s = math.inf
+        """No request times out before this time; checked first, because each idle queue has a pending request."""
+
+    def number(self) -> int:
+        """Of the next request."""
+        self._count += 1
+        return self._count
+
+    def add(self, answered: Answered, timeout_s: float) -> int:
+        """Await an answer; returns the number of its request."""
+        number, now_s = self.number(), time.monotonic()
+        until_s = now_s + timeout_s
+        self._look_at_s = min(self._look_at_s, until_s)
+        self._waiting[number] = _Waiting(answered, until_s, max(until_s, now_s + ANSWER_TIMEOUT_S))
+        return number
+
+    def take(self, frame: Frame) -> None:
+        """An answer came."""
+        if (waiting := self._waiting.pop(frame.opaque, None)) is not None and waiting.answered is not None:
+            waiting.answered(frame)
+
+    def look(self, now_s: float) -> bool:
+        """Answer None after callers' time-outs; returns whether the peer is considered gone."""
+        if now_s <= self._look_at_s:
+            return False
+        if any(one.dead_s < now_s for one in self._waiting.values()):
+            return True
+        for one in [one for one in self._waiting.values() if one.until_s < now_s]:
+            answered, one.answered = one.answered, None
+            if answered is not None:
+                answered(None)
+        dues = [one.until_s if one.answered else one.dead_s for one in self._waiting.values()]
+        self._look_at_s = min(dues, default=math.inf)
+        return False
+
+    def give_up(self) -> None:
+        """Answer None to all."""
+        waiting, self._waiting, self._look_at_s = self._waiting, {}, math.inf
+        for one in waiting.values():
+            if one.answered is not None:
+                one.answered(None)
+
+
 class Link:
     """The connection to an address; reconnects whenever it breaks, until it is closed.
 
@@ -84,13 +126,8 @@ class Link:
         self._socket: socket.socket | None = None
         self._reader = FrameReader()
         self._out = bytearray()
-        self._waiting: dict[int, _Waiting] = {}
-        self._count = 0
-        self._dialled: queue.SimpleQueue[socket.socket | OSError] = queue.SimpleQueue()
-        self._dialling = False
-        self._dial_at_s = 0.0
-        self._look_at_s = math.inf
-        """No request times out before this time; checked first, because each idle queue has a pending request."""
+        self._awaited = _Awaited()
+        self._dial = Dial(address, network.tls)
         self._closed = False
 
     @property
@@ -103,18 +140,12 @@ class Link:
         if self._socket is None:
             answered(None)
             return
-        self._count += 1
-        now_s = time.monotonic()
-        until_s = now_s + timeout_s
-        self._look_at_s = min(self._look_at_s, until_s)
-        self._waiting[self._count] = _Waiting(answered, until_s, max(until_s, now_s + ANSWER_TIMEOUT_S))
-        self._send(ask, self._count, 0)
+        self._send(ask, self._awaited.add(answered, timeout_s), 0)
 
     def tell(self, ask: Ask) -> None:
         """Send a request without an answer."""
         if self._socket is not None:
-            self._count += 1
-            self._send(ask, self._count, ONE_WAY)
+            self._send(ask, self._awaited.number(), ONE_WAY)
 
     def _send(self, ask: Ask, number: int, flag: int) -> None:
         fields = self._network.sign(ask.fields, ask.body) if self._network.sign else ask.fields
@@ -132,7 +163,7 @@ class Link:
         except (BlockingIOError, ssl.SSLWantWriteError, ssl.SSLWantReadError):
             pass
         except OSError as error:
-            self.drop(_text(error))
+            self.drop(text_of(error))
             return
         self._network.watch(self._socket, self, writing=bool(self._out))
 
@@ -151,7 +182,7 @@ class Link:
             except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
                 return False
             except (OSError, ProtocolError) as error:
-                self.drop(_text(error))
+                self.drop(text_of(error))
                 return False
         return True
 
@@ -159,42 +190,21 @@ class Link:
         self.problem = ""  # not earlier: a frozen peer accepts connections too
         if not frame.is_answer:
             self._network.told(frame)
-        elif (waiting := self._waiting.pop(frame.opaque, None)) is not None and waiting.answered is not None:
-            waiting.answered(frame)
+        else:
+            self._awaited.take(frame)
 
     def check(self, now_s: float) -> None:
         """Connect if necessary; drop a connection whose peer leaves a request unanswered."""
-        if now_s > self._look_at_s:
-            self._look_at_waiting(now_s)
-        if self._dialling:
-            with contextlib.suppress(queue.Empty):
-                self._on_dialled(self._dialled.get_nowait())
-        elif self._socket is None and now_s >= self._dial_at_s and not self._closed:
-            self._dialling = True
-            threading.Thread(target=self._dial, name=f"dial {self.address}", daemon=True).start()
-
-    def _look_at_waiting(self, now_s: float) -> None:
-        if any(one.dead_s < now_s for one in self._waiting.values()):
+        if self._awaited.look(now_s):
             self.drop("no answer came in time")
-        for one in [one for one in self._waiting.values() if one.until_s < now_s]:
-            answered, one.answered = one.answered, None
-            if answered is not None:
-                answered(None)
-        dues = [one.until_s if one.answered else one.dead_s for one in self._waiting.values()]
-        self._look_at_s = min(dues, default=math.inf)
-
-    def _dial(self) -> None:
-        try:
-            self._dialled.put(_connect(self.address, self._network.tls))
-        except OSError as error:
-            self._dialled.put(error)
-        except (ValueError, OverflowError) as error:  # invalid host name or port
-            self._dialled.put(OSError(str(error)))
+        found = self._dial.turn(now_s, wanted=self._socket is None and not self._closed)
+        if found is not None:
+            self._on_dialled(found)
 
     def _on_dialled(self, found: socket.socket | OSError) -> None:
-        self._dialling = False
         if isinstance(found, OSError):
-            self.problem, self._dial_at_s = _text(found), time.monotonic() + REDIAL_S
+            self.problem = text_of(found)
+            self._dial.put_off()
             return
         if self._closed:
             found.close()
@@ -211,12 +221,9 @@ class Link:
             self._network.forget(self._socket)
             self._socket.close()
             self._socket = None
-            self._dial_at_s = time.monotonic() + REDIAL_S
+            self._dial.put_off()
         self.problem = problem
-        waiting, self._waiting = self._waiting, {}
-        for one in waiting.values():
-            if one.answered is not None:
-                one.answered(None)
+        self._awaited.give_up()
 
     def close(self) -> None:
         """Disconnect for good."""
@@ -327,31 +334,3 @@ class Network:
         for address in list(self.links):
             self.unlink(address)
         self._selector.close()
-
-
-def _connect(address: str, tls: ssl.SSLContext | None) -> socket.socket:
-    host, _, port = address.rpartition(":")
-    host = host.strip("[]")
-    found = socket.create_connection((host, int(port)), CONNECT_TIMEOUT_S)
-    try:
-        found.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        found.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        if tls is not None:
-            found = tls.wrap_socket(found, server_hostname=host)
-        found.settimeout(0)
-    except BaseException:
-        found.close()
-        raise
-    return found
-
-
-def _text(error: Exception) -> str:
-    if isinstance(error, ssl.SSLError):
-        return f"TLS: {error.reason or error}".replace("_", " ").lower().replace("tls", "TLS")
-    if isinstance(error, socket.gaierror):
-        return f"the name cannot be looked up: {error.strerror}"
-    if isinstance(error, TimeoutError):
-        return "no connection within 3 s"
-    if isinstance(error, OSError) and error.errno == errno.ECONNREFUSED:
-        return "the connection was refused: no program listens there"
-    return str(error.strerror if isinstance(error, OSError) and error.strerror else error)

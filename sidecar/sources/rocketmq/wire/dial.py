@@ -1,0 +1,83 @@
+"""Connecting to an address: on a thread of its own, because name look-ups and connects may take long."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import queue
+import socket
+import ssl
+import threading
+import time
+
+CONNECT_TIMEOUT_S = 3.0
+REDIAL_S = 0.5
+
+
+class Dial:
+    """Connects, one attempt at a time.
+
+    Args:
+        address: ``host:port``.
+        tls: None without TLS.
+    """
+
+    def __init__(self, address: str, tls: ssl.SSLContext | None) -> None:
+        self._address = address
+        self._tls = tls
+        self._found: queue.SimpleQueue[socket.socket | OSError] = queue.SimpleQueue()
+        self._under_way = False
+        self._at_s = 0.0
+
+    def turn(self, now_s: float, *, wanted: bool) -> socket.socket | OSError | None:
+        """What the attempt under way came to, None while it lasts; else one begins, if it is wanted and due."""
+        if self._under_way:
+            with contextlib.suppress(queue.Empty):
+                found = self._found.get_nowait()
+                self._under_way = False
+                return found
+        elif wanted and now_s >= self._at_s:
+            self._under_way = True
+            threading.Thread(target=self._dial, name=f"dial {self._address}", daemon=True).start()
+        return None
+
+    def put_off(self) -> None:
+        """Begin no attempt for a while."""
+        self._at_s = time.monotonic() + REDIAL_S
+
+    def _dial(self) -> None:
+        try:
+            self._found.put(_connect(self._address, self._tls))
+        except OSError as error:
+            self._found.put(error)
+        except (ValueError, OverflowError) as error:  # invalid host name or port
+            self._found.put(OSError(str(error)))
+
+
+def _connect(address: str, tls: ssl.SSLContext | None) -> socket.socket:
+    host, _, port = address.rpartition(":")
+    host = host.strip("[]")
+    found = socket.create_connection((host, int(port)), CONNECT_TIMEOUT_S)
+    try:
+        found.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        found.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        if tls is not None:
+            found = tls.wrap_socket(found, server_hostname=host)
+        found.settimeout(0)
+    except BaseException:
+        found.close()
+        raise
+    return found
+
+
+def text_of(error: Exception) -> str:
+    """Why there is no connection, or no more."""
+    if isinstance(error, ssl.SSLError):
+        return f"TLS: {error.reason or error}".replace("_", " ").lower().replace("tls", "TLS")
+    if isinstance(error, socket.gaierror):
+        return f"the name cannot be looked up: {error.strerror}"
+    if isinstance(error, TimeoutError):
+        return "no connection within 3 s"
+    if isinstance(error, OSError) and error.errno == errno.ECONNREFUSED:
+        return "the connection was refused: no program listens there"
+    return str(error.strerror if isinstance(error, OSError) and error.strerror else error)
