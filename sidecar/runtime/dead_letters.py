@@ -11,7 +11,8 @@ from typing import Any, Protocol, TypeVar
 import confluent_kafka as ck
 import orjson
 
-from sidecar.config.model import DeadLetters, Settings
+from sidecar.config.failures import DeadLetters
+from sidecar.config.model import Settings
 from sidecar.core.records import DeadLetter, Details, Place, TopicPartition, group_label
 from sidecar.errors import StateError, UnavailableError
 from sidecar.sinks.formats import envelope_row

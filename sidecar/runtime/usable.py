@@ -9,8 +9,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from sidecar.config.base import TlsFiles
+from sidecar.config.failures import DeadLetters
 from sidecar.config.file.document import KeyPath
-from sidecar.config.model import DeadLetters, Settings
+from sidecar.config.model import Settings
 from sidecar.errors import ConfigError
 
 
