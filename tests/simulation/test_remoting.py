@@ -9,7 +9,7 @@ import pytest
 
 from sidecar.sources.rocketmq.progress import Mark, Progress
 from sidecar.sources.rocketmq.remoting.commits import Commits
-from sidecar.sources.rocketmq.remoting.pulls import Pulls
+from sidecar.sources.rocketmq.remoting.proofs import Proofs
 from sidecar.sources.rocketmq.remoting.start import Starts
 from sidecar.sources.rocketmq.wire.requests import read_offset
 from tests.simulation.remoting import run_remoting
@@ -47,12 +47,12 @@ def believe_the_folder(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def overhear_resets(monkeypatch: pytest.MonkeyPatch) -> None:
     """Drop the answer to a question for a mark when it tells of a reset instead."""
-    was_reset: Callable[..., bool] = Pulls._was_reset
+    was_reset: Callable[..., bool] = Proofs.was_reset
 
-    def wrong(self: Pulls, one: Any, asked: int, *rest: Any) -> bool:
+    def wrong(self: Proofs, one: Any, asked: int, *rest: Any) -> bool:
         return (one.mark is None or asked != one.mark.offset) and was_reset(self, one, asked, *rest)
 
-    monkeypatch.setattr(Pulls, "_was_reset", wrong)
+    monkeypatch.setattr(Proofs, "was_reset", wrong)
 
 
 def trust_clocks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -62,7 +62,7 @@ def trust_clocks(monkeypatch: pytest.MonkeyPatch) -> None:
     def wrong(self: Starts, tp: Any, facts: Any, progress: Any, reset: Any) -> Any:
         if facts.is_same or not progress or not progress.mark:
             return real(self, tp, facts, progress, reset)
-        (frame,) = self._ask([(tp, self._asks.at_time(tp, progress.mark.stored_ms))])
+        (frame,) = self.brokers.ask([(tp, self._asks.at_time(tp, progress.mark.stored_ms))])
         at = min(read_offset(frame), facts.high) if frame else facts.low
         return self._fresh(tp, max(at, facts.low)), ()
 

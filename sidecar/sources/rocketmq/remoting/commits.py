@@ -16,7 +16,7 @@ from sidecar.core.records import TopicPartition
 from sidecar.errors import StateError
 from sidecar.sources.base import Assignment, Listener
 from sidecar.sources.rocketmq.progress import Mark, Progress, Told, with_newest
-from sidecar.sources.rocketmq.remoting.start import Boot
+from sidecar.sources.rocketmq.remoting.brokers import Boot
 from sidecar.sources.rocketmq.wire.codes import Code
 from sidecar.sources.rocketmq.wire.frames import Frame
 from sidecar.sources.rocketmq.wire.network import Link, Network

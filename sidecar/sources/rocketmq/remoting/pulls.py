@@ -9,12 +9,20 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_left
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable
 from operator import itemgetter
 
 from sidecar.core.records import Run, TopicPartition
 from sidecar.sources.base import RUN_BYTES, ReadPast, run_length
 from sidecar.sources.rocketmq.progress import Mark
+from sidecar.sources.rocketmq.remoting.proofs import (
+    EMPTY_DELAY_S,
+    PULL_TIMEOUT_S,
+    REFUSED_DELAY_S,
+    Findings,
+    Proofs,
+    further,
+)
 from sidecar.sources.rocketmq.remoting.pulling import (
     ANSWER_BYTES,
     IDLE_BYTES,
@@ -27,15 +35,13 @@ from sidecar.sources.rocketmq.remoting.pulling import (
 )
 from sidecar.sources.rocketmq.wire.codes import Code
 from sidecar.sources.rocketmq.wire.frames import Frame
-from sidecar.sources.rocketmq.wire.messages import StoredMessage, as_stored, decode_some
+from sidecar.sources.rocketmq.wire.messages import StoredMessage, decode_some
 from sidecar.sources.rocketmq.wire.requests import MASTER, MESSAGES_MAX, Asks, Subscription, read_offset
 
 SUSPEND_MS = 5_000
 """How long an answer waits for a first message; the broker answers at once when a message arrives."""
 MANY_QUEUES, SUSPEND_MANY_MS = 100, 10_000
 """With more queues than this, answers wait longer, because each answer costs even if it has no message."""
-PULL_TIMEOUT_S = 20.0
-EMPTY_DELAY_S, REFUSED_DELAY_S = 0.05, 1.0
 LINK_BYTES_MAX = 4 << 10
 """Largest message that is read again, as proof, with the next ones; a larger message is asked for separately."""
 LOOK_EVERY_S = 60.0
@@ -48,6 +54,23 @@ SHUNNED_S = 60.0
 _OFFSET = itemgetter(0)
 
 
+class Budget:
+    """Bytes of messages held and requested.
+
+    Args:
+        most: Their limit, together; one request is always allowed.
+    """
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self.held = self.asked = self.idle = 0
+
+    def has_room(self, reserved: int) -> bool:
+        """Answers that wait for a first message reserve no room: that may take long."""
+        taken = self.held + self.asked
+        return taken <= self.idle or taken + reserved <= self.most
+
+
 class Pulls:
     """Reads queues.
 
@@ -57,26 +80,16 @@ class Pulls:
     """
 
     def __init__(self, asks: Asks, bytes_max: int) -> None:
+        self.findings = Findings()
         self._asks = asks
-        self._bytes_max = bytes_max
+        self._budget = Budget(bytes_max)
         self._queues: dict[TopicPartition, Pulling] = {}
         self._turn: dict[TopicPartition, None] = {}
         """Queues without a request, in the order of the next requests."""
-        self._unproven: set[TopicPartition] = set()
-        """Queues that may need another request as proof."""
+        self._proofs = Proofs(asks, self._queues, self.findings)
         self._paused: set[TopicPartition] = set()
-        self._held_bytes = 0
-        self._asked_bytes = self._idle_bytes = 0
         self._is_awaited = False
         """Whether a queue waits for room; then no other queue is read before it."""
-        self.moved: dict[TopicPartition, int | None] = {}
-        """Queues to be taken anew: the offset that an operator set, or None if theirs cannot be read."""
-        self.replaced: set[TopicPartition] = set()
-        """Queues that were replaced: the last message read is no longer there."""
-        self.found: dict[TopicPartition, Mark] = {}
-        """Marks of queues from which nothing was read yet."""
-        self.refused: dict[TopicPartition, Frame] = {}
-        """Why a queue cannot be read at present."""
 
     def add(
         self,
@@ -106,10 +119,7 @@ class Pulls:
             queue = self._queues.pop(tp, None)
             if queue is not None:
                 self._drop_held(queue)
-                self.moved.pop(tp, None)
-                self.replaced.discard(tp)
-                self.found.pop(tp, None)
-                self.refused.pop(tp, None)
+                self.findings.forget(tp)
                 self._turn.pop(tp, None)
                 self._paused.discard(tp)
 
@@ -122,7 +132,7 @@ class Pulls:
         self._paused = set(tps) & self._queues.keys()
 
     def _drop_held(self, queue: Pulling) -> None:
-        self._held_bytes -= queue.held_bytes
+        self._budget.held -= queue.held_bytes
         queue.held, queue.held_bytes = [], 0
         queue.next = queue.proven = queue.given
         queue.last = None
@@ -136,7 +146,7 @@ class Pulls:
     @property
     def is_full(self) -> bool:
         """Whether the limit is reached, and some of the held messages can be handed on."""
-        return self._held_bytes >= self._bytes_max and any(
+        return self._budget.held >= self._budget.most and any(
             queue.proven > queue.given for queue in self._queues.values()
         )
 
@@ -146,33 +156,17 @@ class Pulls:
         for tp in self._paused:
             if self._queues[tp].end_at_s <= now_s:
                 self._ask_end(self._queues[tp], now_s)
-        self._prove_again(now_s)
+        self._proofs.ask(now_s)
         self._is_awaited = False
         for tp in list(self._turn):
             queue = self._queues[tp]
             place = None if queue.paused or queue.not_before_s > now_s else queue.find(queue.suggested)
             if place is None or not place.link.is_up:
                 continue
-            if not self._has_room(queue):
+            if not self._budget.has_room(queue.reserved_bytes):
                 self._is_awaited = True
                 return
             self._pull(queue, place, now_s)
-
-    def _prove_again(self, now_s: float) -> None:
-        unproven, self._unproven = self._unproven, set()
-        for tp in unproven:
-            queue = self._queues.get(tp)
-            if queue is None or queue.proving:
-                continue
-            if queue.mark is None and queue.next > 0:
-                self._find_mark(queue, now_s)
-            elif queue.proven < queue.next:
-                self._prove(queue, now_s)
-
-    def _has_room(self, queue: Pulling) -> bool:
-        """Answers that wait for a first message reserve no room: that may take long."""
-        taken = self._held_bytes + self._asked_bytes
-        return taken <= self._idle_bytes or taken + queue.reserved_bytes <= self._bytes_max
 
     def _pull(self, queue: Pulling, place: Place, now_s: float) -> None:
         offset, epoch, reserved = queue.next, queue.epoch, queue.reserved_bytes
@@ -184,26 +178,26 @@ class Pulls:
         )
         queue.asked = True
         self._turn.pop(queue.tp, None)
-        self._asked_bytes += reserved
-        self._idle_bytes += idle
+        self._budget.asked += reserved
+        self._budget.idle += idle
 
         def answered(frame: Frame | None) -> None:
             queue.asked = False
-            self._asked_bytes -= reserved
-            self._idle_bytes -= idle
+            self._budget.asked -= reserved
+            self._budget.idle -= idle
             if frame is None:
                 queue.not_before_s, queue.suggested = now_s + EMPTY_DELAY_S, MASTER
-            elif self._was_reset(queue, wanted, place, frame):
+            elif self._proofs.was_reset(queue, wanted, place, frame):
                 queue.not_before_s = now_s + REFUSED_DELAY_S
             elif queue.epoch == epoch and self._queues.get(queue.tp) is queue:
                 may_leave = now_s >= queue.master_until_s
                 queue.suggested = frame.fields.get("suggestWhichBrokerId", MASTER) if may_leave else MASTER
                 if not place.is_slave:
-                    self._look_at_low(queue, frame)
+                    self._proofs.look_at_low(queue, frame)
                 if queue.mark is None:
-                    self._unproven.add(queue.tp)
+                    self._proofs.wanted.add(queue.tp)
                 self._take(queue, offset, link, of_slave(frame) if place.is_slave else frame, now_s)
-                if place.is_slave and queue.tp in self.refused:
+                if place.is_slave and queue.tp in self.findings.refused:
                     queue.suggested, queue.not_before_s = MASTER, now_s + EMPTY_DELAY_S
                     queue.master_until_s = now_s + SHUNNED_S
             if not queue.asked and self._queues.get(queue.tp) is queue:
@@ -214,15 +208,6 @@ class Pulls:
         suspend_ms = SUSPEND_MS if len(self._queues) <= MANY_QUEUES else SUSPEND_MANY_MS
         ask = self._asks.pull(queue.tp, wanted, queue.subscription, suspend_ms=suspend_ms if queue.is_at_end else 0)
         place.link.ask(ask, answered, PULL_TIMEOUT_S)
-
-    def _was_reset(self, queue: Pulling, asked: int, place: Place, frame: Frame) -> bool:
-        """Whether an operator set another offset: a broker reports that once, in any answer, however late."""
-        if frame.code != Code.PULL_OFFSET_MOVED or place.is_slave or queue.tp not in self._queues:
-            return False
-        if not read_offset(frame, "minOffset") <= asked <= read_offset(frame, "maxOffset"):
-            return False
-        self.moved[queue.tp] = read_offset(frame, "nextBeginOffset")
-        return True
 
     def _ask_end(self, queue: Pulling, now_s: float) -> None:
         """Of a paused queue: a queue that is read reports its end with every answer."""
@@ -240,9 +225,9 @@ class Pulls:
         if link is not None and "minOffset" in frame.fields and read_offset(frame, "minOffset") > link.offset:
             queue.may_link = False  # it expired
         elif frame.code in (Code.SUCCESS, Code.PULL_RETRY_IMMEDIATELY):
-            self.refused.pop(queue.tp, None)
-            room = self._bytes_max - self._held_bytes - self._asked_bytes
-            messages, left = decode_some(frame.body, offset, room, one=not self._held_bytes)
+            self.findings.refused.pop(queue.tp, None)
+            room = self._budget.most - self._budget.held - self._budget.asked
+            messages, left = decode_some(frame.body, offset, room, one=not self._budget.held)
             is_linked = link is not None and link.stands_in(messages)
             # A batch that is stored as one message arrives whole, even if its first messages were read before.
             if messages and messages[0].offset < offset:
@@ -251,34 +236,34 @@ class Pulls:
             if messages:
                 self._hold(queue, messages, len(frame.body))
             elif left is not None:  # read again with more room, in the end with all of it
-                queue.answer_bytes = min(self._bytes_max, 2 * max(room, queue.answer_bytes))
+                queue.answer_bytes = min(self._budget.most, 2 * max(room, queue.answer_bytes))
             queue.next = read_offset(frame, "nextBeginOffset") if left is None else left
             queue.high = read_offset(frame, "maxOffset")
             continues = is_linked or queue.mark is None or (not messages and queue.next < queue.high)
             if queue.proven == offset and continues:
                 queue.proven = max(queue.next, offset)
-                queue.mark = _further(queue.mark, messages)
+                queue.mark = further(queue.mark, messages)
             elif not queue.proving:
-                self._prove(queue, asked_s)
+                self._proofs.prove(queue, asked_s)
             if queue.next > offset or not queue.may_link:
                 self._ask_again(queue)
             else:
                 queue.not_before_s = asked_s + EMPTY_DELAY_S
         elif frame.code == Code.PULL_NOT_FOUND:
-            self.refused.pop(queue.tp, None)
+            self.findings.refused.pop(queue.tp, None)
             queue.high = read_offset(frame, "maxOffset")
             queue.not_before_s = asked_s + EMPTY_DELAY_S
             if asked_s >= queue.look_at_s and not queue.proving:  # a new queue of the same length looks the same
                 queue.look_at_s = asked_s + LOOK_EVERY_S
-                self._prove(queue, asked_s)
+                self._proofs.prove(queue, asked_s)
         elif frame.code == Code.PULL_OFFSET_MOVED:
             if offset > read_offset(frame, "maxOffset"):
-                self.replaced.add(queue.tp)
+                self.findings.replaced.add(queue.tp)
             else:
-                self.moved[queue.tp] = None
+                self.findings.moved[queue.tp] = None
             queue.not_before_s = asked_s + REFUSED_DELAY_S
         else:
-            self.refused[queue.tp] = frame
+            self.findings.refused[queue.tp] = frame
             queue.not_before_s = asked_s + REFUSED_DELAY_S
 
     def _hold(self, queue: Pulling, messages: list[StoredMessage], answer_bytes: int) -> None:
@@ -289,77 +274,14 @@ class Pulls:
         is_small = len(messages[-1].body) <= LINK_BYTES_MAX
         queue.last = Mark(*place_of(messages[-1])) if is_small else None
         queue.held_bytes += held_bytes
-        self._held_bytes += held_bytes
+        self._budget.held += held_bytes
         likely = min(max(count, MESSAGES_MAX), max(1, ANSWER_BYTES * count // answer_bytes))
         queue.answer_bytes = max(ANSWER_BYTES, likely * held_bytes // count)
-
-    def _prove(self, queue: Pulling, now_s: float) -> None:
-        """Ask whether the last message read is still there: then everything read until now continues it."""
-        place = queue.find(MASTER)
-        if queue.mark is None or queue.prove_at_s > now_s or place is None or not place.link.is_up:
-            self._unproven.add(queue.tp)
-            return
-        queue.proving = True
-        epoch, upto, mark = queue.epoch, queue.next, queue.mark
-        newest = _further(mark, queue.held)
-
-        def answered(frame: Frame | None) -> None:
-            queue.proving = False
-            self._unproven.add(queue.tp)
-            if frame is not None and self._was_reset(queue, mark.offset, place, frame):
-                return
-            if queue.epoch != epoch or self._queues.get(queue.tp) is not queue:
-                return
-            stands = None if frame is None else mark.stands(of_slave(frame) if place.is_slave else frame)
-            if stands is None:
-                queue.prove_at_s = time.monotonic() + EMPTY_DELAY_S
-            elif stands:
-                queue.proven, queue.mark = upto, newest
-                if queue.proven < queue.next:
-                    self._prove(queue, time.monotonic())
-            else:
-                self.replaced.add(queue.tp)
-
-        ask = self._asks.pull(queue.tp, mark.offset, Subscription(queue.tp.topic), messages_max=1)
-        place.link.ask(ask, answered, PULL_TIMEOUT_S)
-
-    def _find_mark(self, queue: Pulling, now_s: float) -> None:
-        """Get a mark of a queue from which nothing was read yet, and which is not read from its first message."""
-        place = queue.find(MASTER)
-        if queue.prove_at_s > now_s or place is None or not place.link.is_up:
-            self._unproven.add(queue.tp)
-            return
-        queue.proving, queue.prove_at_s = True, now_s + REFUSED_DELAY_S
-        epoch, offset = queue.epoch, max(queue.low, queue.next - 1)
-
-        def answered(frame: Frame | None) -> None:
-            queue.proving = False
-            self._unproven.add(queue.tp)
-            if frame is None or self._was_reset(queue, offset, place, frame):
-                return
-            if (
-                frame.code == Code.SUCCESS
-                and queue.epoch == epoch
-                and self._queues.get(queue.tp) is queue
-                and not queue.mark
-            ):
-                queue.mark = self.found[queue.tp] = Mark(*place_of(as_stored(frame.body)[0]))
-
-        ask = self._asks.pull(queue.tp, offset, Subscription(queue.tp.topic), messages_max=1)
-        place.link.ask(ask, answered, PULL_TIMEOUT_S)
-
-    def _look_at_low(self, queue: Pulling, frame: Frame) -> None:
-        """A queue's first offset never decreases: without a mark, a lower one shows that the queue was replaced."""
-        if "minOffset" in frame.fields:
-            low = read_offset(frame, "minOffset")
-            if low < queue.low and queue.mark is None:
-                self.replaced.add(queue.tp)
-            queue.low = max(queue.low, low)
 
     def _ask_again(self, queue: Pulling) -> None:
         """Ask at once: the broker prepares the next answer while this one is processed."""
         place = None if self._is_awaited else queue.find(queue.suggested)
-        if place is not None and self._has_room(queue):
+        if place is not None and self._budget.has_room(queue.reserved_bytes):
             self._pull(queue, place, time.monotonic())
 
     def _proven(self, queue: Pulling) -> list[StoredMessage]:
@@ -367,7 +289,7 @@ class Pulls:
         at = len(queue.held) if queue.proven >= queue.next else bisect_left(queue.held, queue.proven, key=_OFFSET)
         messages, queue.held = queue.held[:at], queue.held[at:]
         left_bytes = min(queue.held_bytes, size_bytes(queue.held))
-        self._held_bytes -= queue.held_bytes - left_bytes
+        self._budget.held -= queue.held_bytes - left_bytes
         queue.held_bytes = left_bytes
         return messages
 
@@ -386,10 +308,3 @@ class Pulls:
                 yield Run(queue.tp, few, few[0].offset, few[-1].offset)
             if queue.given > last + 1:
                 yield ReadPast(queue.tp, queue.given)
-
-
-def _further(mark: Mark | None, messages: Sequence[StoredMessage]) -> Mark | None:
-    """The newest mark: one beyond the messages that are read again shows if the queue loses its end meanwhile."""
-    if messages and (mark is None or mark.offset < messages[-1].offset):
-        return Mark(*place_of(messages[-1]))
-    return mark

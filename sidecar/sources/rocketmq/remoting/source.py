@@ -156,7 +156,7 @@ class RocketMqSource:
             found = read_reset(frame.body)
             for tp in self._assigned:
                 if (place := (self._asks.wire(tp.topic), tp.broker, tp.partition)) in found:
-                    self._pulls.moved[tp] = found[place]
+                    self._pulls.findings.moved[tp] = found[place]
 
     # Reading
 
@@ -169,7 +169,7 @@ class RocketMqSource:
         self._commits.go_on()
         self._take_moved()
         self._tell_problems()
-        marks, self._pulls.found = self._pulls.found, {}
+        marks, self._pulls.findings.found = self._pulls.findings.found, {}
         for tp, mark in marks.items():
             self._commits.read(tp, mark)
         return self._hand_on()
@@ -278,7 +278,7 @@ class RocketMqSource:
         for tp in sorted(moved):
             self.reload(tp)
         saved = self._commits.saved()
-        self._commits.meet(self._starts.boots({tp.broker for tp in returned}))
+        self._commits.meet(self._starts.brokers.boots({tp.broker for tp in returned}))
         self._commits.start_at({tp: saved[tp] for tp in returned - moved})
 
     def _take(self, tps: Sequence[TopicPartition]) -> None:
@@ -286,7 +286,7 @@ class RocketMqSource:
         known = self._known() if tps else {}
         found = self._starts.find(tps, known, self._replaced) if tps else Found([], {}, {}, {})
         self._members.hold(tps)
-        self._commits.meet(self._starts.boots({one.tp.broker for one in found.starts}))
+        self._commits.meet(self._starts.brokers.boots({one.tp.broker for one in found.starts}))
         self._failed = {tp: text for tp, text in self._failed.items() if tp not in tps} | found.failed
         self._retry_at_s = time.monotonic() + RETRY_S
         for one in found.starts:
@@ -309,14 +309,14 @@ class RocketMqSource:
             self._take([tp])
 
     def _take_moved(self) -> None:
-        moved, self._pulls.moved = self._pulls.moved, {}
+        moved, self._pulls.findings.moved = self._pulls.findings.moved, {}
         for tp, reset in moved.items():
             if reset is None:
                 self._listener.event("offset.out_of_range", "warning", tp.fields())
             elif tp in self._assigned:
                 self._starts.resets[tp] = reset
             self.reload(tp)
-        replaced, self._pulls.replaced = self._pulls.replaced, set()
+        replaced, self._pulls.findings.replaced = self._pulls.findings.replaced, set()
         for tp in sorted(replaced & self._assigned):
             self._replaced.add(tp)
             self.reload(tp)
@@ -332,7 +332,9 @@ class RocketMqSource:
         links = self._routes.brokers()
         self._troubles.clear(*(self._troubles.now.keys() - {"name servers", "start", "offsets", "group", *links}))
         for name, link in links.items():
-            refusals = [f"{tp}: {frame.remark}" for tp, frame in self._pulls.refused.items() if tp.broker == name]
+            refusals = [
+                f"{tp}: {frame.remark}" for tp, frame in self._pulls.findings.refused.items() if tp.broker == name
+            ]
             self._troubles.put(name, f"{link.address}: {link.problem}" if link.problem else min(refusals, default=""))
         self._troubles.put("group", str(self._members.refusal or (_TWIN if self._members.has_twin else "")))
         self._troubles.put("offsets", self._starts.doubt())

@@ -8,26 +8,23 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from sidecar.core.partition.state import PartitionState
 from sidecar.core.records import TopicPartition
 from sidecar.sources.base import Assignment, Tell
 from sidecar.sources.rocketmq.progress import Mark, Progress
+from sidecar.sources.rocketmq.remoting.brokers import Boot, Brokers, LinkOf
 from sidecar.sources.rocketmq.wire.codes import Code
 from sidecar.sources.rocketmq.wire.frames import Frame, ProtocolError
 from sidecar.sources.rocketmq.wire.messages import as_stored
-from sidecar.sources.rocketmq.wire.network import Ask, Link, Network, RefusedError
-from sidecar.sources.rocketmq.wire.requests import Asks, Subscription, read_boot, read_offset
+from sidecar.sources.rocketmq.wire.network import Ask, Network, RefusedError
+from sidecar.sources.rocketmq.wire.requests import Asks, Subscription, read_offset
 from sidecar.state.offset_map import Decoded, Identity, Origin
 
-PATIENCE_S = 2.0
-"""How long the loop may wait for the answers about start offsets."""
 DOUBT_S = 300.0
 """How long a possibly ignored reset of an operator is reported as a problem."""
-
-LinkOf = Callable[[str], Link | None]
 
 
 class Found(NamedTuple):
@@ -39,15 +36,6 @@ class Found(NamedTuple):
     """Of each queue, the marks that are still there."""
     committed: dict[TopicPartition, int]
     """The brokers' committed offsets."""
-
-
-class Boot(NamedTuple):
-    """A run of a broker's process."""
-
-    connection: int
-    """Connection of the answer: no connection outlives its process."""
-    stamp: int
-    """See `read_boot`."""
 
 
 class _Facts(NamedTuple):
@@ -97,15 +85,13 @@ class Starts:
         rules: bytes,
         tell: Tell,
     ) -> None:
-        self._network = network
+        self.brokers = Brokers(network, asks, link_of)
         self._asks = asks
-        self._link_of = link_of
         self._cluster_id = cluster_id
         self._start = start
         self._rules = rules
         self._tell = tell
         self._beginnings: dict[TopicPartition, int] = {}
-        self._boots: dict[str, Boot] = {}
         self._doubts: dict[TopicPartition, tuple[float, int]] = {}
         """Until when it is a problem, and the offset, which a crash explains or an ignored reset of an operator."""
         self.resets: dict[TopicPartition, int] = {}
@@ -121,8 +107,8 @@ class Starts:
         """
         if self._start == "earliest" or {tp.topic for tp in tps} & {tp.topic for tp in known}:
             return set()
-        tps = [tp for tp in tps if self._link_of(tp.broker) is not None]  # those without a master come later
-        committed = self._ask([(tp, self._asks.committed(tp)) for tp in tps])
+        tps = [tp for tp in tps if self.brokers.link_of(tp.broker) is not None]  # those without a master come later
+        committed = self.brokers.ask([(tp, self._asks.committed(tp)) for tp in tps])
         if any(frame is not None and frame.code != Code.QUERY_NOT_FOUND for frame in committed):
             return set()
         if silent := {tp.broker for tp, frame in zip(tps, committed, strict=True) if frame is None}:
@@ -131,7 +117,7 @@ class Starts:
             asks = [(tp, self._asks.high(tp)) for tp in tps]
         else:
             asks = [(tp, self._asks.at_time(tp, int(self._start))) for tp in tps]
-        answers = self._ask(asks)
+        answers = self.brokers.ask(asks)
         for tp, frame in zip(tps, answers, strict=True):
             if frame is not None and frame.code == Code.SUCCESS:
                 self._beginnings[tp] = read_offset(frame)
@@ -180,8 +166,8 @@ class Starts:
             ours: The newest commits of this process.
             known: What the state file knows of queues; the broker may take a commit of that after it told of a reset.
         """
-        answers = self._ask([(tp, self._asks.committed(tp)) for tp in tps])
-        boots = self.boots({tp.broker for tp in tps})
+        answers = self.brokers.ask([(tp, self._asks.committed(tp)) for tp in tps])
+        boots = self.brokers.boots({tp.broker for tp in tps})
 
         def is_foreign(tp: TopicPartition, committed: int) -> bool:
             boot, row = boots[tp.broker].stamp if tp.broker in boots else 0, known.get(tp)
@@ -194,30 +180,11 @@ class Starts:
             if frame is None or (frame.code == Code.SUCCESS and is_foreign(tp, read_offset(frame)))
         }
 
-    def boots(self, brokers: Iterable[str]) -> dict[str, Boot]:
-        """The present runs of these brokers, as far as they report them."""
-        for name in brokers:
-            link, known = self._link_of(name), self._boots.get(name)
-            if link is not None and known and link.is_up and known.connection == link.connection:
-                continue
-            self._boots.pop(name, None)  # that run may be over
-            if link is not None:
-                (frame,) = self._network.ask_all([(link, self._asks.runtime())], PATIENCE_S)
-                if frame is not None:
-                    self._boots[name] = Boot(link.connection, read_boot(frame))
-        return self._boots
-
-    def _ask(self, asks: Sequence[tuple[TopicPartition, Ask]]) -> list[Frame | None]:
-        places = [(link, ask) for tp, ask in asks if (link := self._link_of(tp.broker)) is not None]
-        if len(places) < len(asks):
-            return [None] * len(asks)
-        return self._network.ask_all(places, PATIENCE_S)
-
     def _facts(
         self, tps: Sequence[TopicPartition], known: Mapping[TopicPartition, Progress]
     ) -> dict[TopicPartition, _Facts | str]:
         marks = {tp: known[tp].mark for tp in tps if tp in known}
-        answers = self._ask(
+        answers = self.brokers.ask(
             [
                 (tp, ask)
                 for tp in tps
@@ -225,11 +192,11 @@ class Starts:
                     self._asks.committed(tp),
                     self._asks.low(tp),
                     self._asks.high(tp),
-                    self._one_message(tp, marks.get(tp)),
+                    _one_message(self._asks, tp, marks.get(tp)),
                 )
             ]
         )
-        boots = self.boots({tp.broker for tp in tps})
+        boots = self.brokers.boots({tp.broker for tp in tps})
         found: dict[TopicPartition, _Facts | str] = {}
         for i, tp in enumerate(tps):
             frames = answers[4 * i : 4 * i + 4]
@@ -241,9 +208,6 @@ class Starts:
             except (_UnknownError, ProtocolError) as error:
                 found[tp] = f"{tp.broker}: {error}"
         return found
-
-    def _one_message(self, tp: TopicPartition, mark: Mark | None) -> Ask:
-        return self._asks.pull(tp, mark.offset if mark else 0, Subscription(tp.topic), messages_max=1)
 
     def _one(
         self, tp: TopicPartition, facts: _Facts, progress: Progress | None, reset: int | None
@@ -337,7 +301,7 @@ class Starts:
 
     def _newest_standing(self, tp: TopicPartition, marks: Sequence[Mark]) -> Mark | None:
         """The newest of these marks that is still there. No clock is used: a corrected clock would skip messages."""
-        answers = self._ask([(tp, self._one_message(tp, mark)) for mark in marks])
+        answers = self.brokers.ask([(tp, _one_message(self._asks, tp, mark)) for mark in marks])
         for mark, frame in zip(marks, answers, strict=True):
             if frame is None:
                 raise _UnknownError("no answer came")
@@ -346,7 +310,7 @@ class Starts:
         return None
 
     def _low(self, tp: TopicPartition) -> int:
-        (frame,) = self._ask([(tp, self._asks.low(tp))])
+        (frame,) = self.brokers.ask([(tp, self._asks.low(tp))])
         if frame is None or frame.code != Code.SUCCESS:
             raise _UnknownError("no answer came" if frame is None else str(RefusedError(frame, tp.broker)))
         return max(0, read_offset(frame))
@@ -369,6 +333,10 @@ _SET = "the offset was set by an operator or another program"
 _FROM_STATE = "going on from the state folder"
 _AGAIN = "a crash lost commits, or an operator reset the offset: then reset it again while the daemon runs"
 _RULES = "tags, groups, ids or format were changed in the configuration"
+
+
+def _one_message(asks: Asks, tp: TopicPartition, mark: Mark | None) -> Ask:
+    return asks.pull(tp, mark.offset if mark else 0, Subscription(tp.topic), messages_max=1)
 
 
 def _read(answers: Iterable[Frame | None], mark: Mark | None, boot: Boot | None) -> _Facts:

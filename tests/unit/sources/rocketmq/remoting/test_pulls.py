@@ -105,7 +105,7 @@ def test_a_slave_that_refuses_or_lags_costs_no_message(code: int, remark: str, m
     slave.answer(code, remark, nextBeginOffset=33)
     pulls.ask()
     assert (master.offsets, slave.offsets) == ([0, 1], [1])
-    assert not pulls.moved
+    assert not pulls.findings.moved
 
 
 @pytest.mark.parametrize("leave", ["take", "pause", "remove"])
@@ -115,7 +115,7 @@ def test_what_came_packed_counts_as_it_is_held(leave: str) -> None:
     pulls = pulling(link, link)
     link.answer(FOUND, body=packed(0, 5 << 20), nextBeginOffset=1)
     assert pulls.is_full
-    assert pulls._held_bytes >= 5 << 20
+    assert pulls._budget.held >= 5 << 20
     pulls.ask()
     assert link.offsets == [0]
     if leave == "take":
@@ -124,7 +124,7 @@ def test_what_came_packed_counts_as_it_is_held(leave: str) -> None:
         pulls.pause([TP])
     else:
         pulls.remove([TP])
-    assert (pulls._held_bytes, pulls._asked_bytes, pulls.is_full) == (0, 0, False)
+    assert (pulls._budget.held, pulls._budget.asked, pulls.is_full) == (0, 0, False)
 
 
 def test_what_has_no_room_is_left_to_the_next_pull() -> None:
@@ -177,7 +177,7 @@ def test_of_all_outstanding_answers_one_alone_is_unpacked_beyond_the_room(monkey
         for link in links:
             if link.offsets.count(0) > len(link.answers):
                 link.answer(FOUND, body=packed(0, 5 << 20), nextBeginOffset=1, maxOffset=1)
-        assert pulls._held_bytes < 6 << 20
+        assert pulls._budget.held < 6 << 20
         list(pulls.take())
         pulls.ask()
     assert all(link.offsets[-1] == 1 for link in links)
@@ -240,7 +240,7 @@ def test_nothing_is_handed_on_before_the_message_read_last_is_seen_to_stand() ->
     link.position = 5000
     link.answer(FOUND, body=stored(Stored(offset=1)), nextBeginOffset=2)
     assert (link.questions, list(pulls.take())) == ([0], [])
-    assert pulls.replaced == {TP}
+    assert pulls.findings.replaced == {TP}
 
 
 def test_where_more_is_known_to_be_there_the_next_answer_proves_itself() -> None:
@@ -257,7 +257,7 @@ def test_where_more_is_known_to_be_there_the_next_answer_proves_itself() -> None
     assert (link.offsets, link.questions) == ([0, 0, 1], [])
     link.position = 6000
     link.answer(FOUND, body=stored(Stored(offset=1, position=6000)), nextBeginOffset=2, maxOffset=9)
-    assert not pulls.replaced  # it brought nothing to be proven, as before a message that fills an answer
+    assert not pulls.findings.replaced  # it brought nothing to be proven, as before a message that fills an answer
     pulls.ask()
     assert link.offsets == [0, 0, 1, 2]
 
@@ -297,7 +297,7 @@ def test_a_topic_that_is_away_breaks_no_connection() -> None:
     link.answer(FOUND, body=stored(Stored(offset=0)), nextBeginOffset=1, maxOffset=9)
     pulls.ask()
     link._answered(Frame(17, 1, 1, "no such topic", {}, b""))
-    assert pulls.refused[TP].code == 17
+    assert pulls.findings.refused[TP].code == 17
 
 
 @pytest.mark.parametrize("late", [False, True], ids=["to a question for proof", "to a pull before a pause"])
@@ -314,7 +314,7 @@ def test_a_reset_is_obeyed_whichever_answer_tells_it(late: bool) -> None:
     else:
         link.moved_to = 0
         link.answer(FOUND, body=stored(Stored(offset=1, position=5000)), nextBeginOffset=2)
-    assert pulls.moved == {TP: 0}
+    assert pulls.findings.moved == {TP: 0}
 
 
 def test_what_waits_for_proof_is_asked_for_though_another_queue_has_no_room() -> None:
@@ -326,8 +326,8 @@ def test_what_waits_for_proof_is_asked_for_though_another_queue_has_no_room() ->
         pulls.add(tp, 0, Subscription("orders"), lambda _: Place(link), Mark(0, link.position, 0))
     held = pulls._queues[TP]
     held.next = 1
-    pulls._unproven.add(TP)
-    held.held, pulls._held_bytes = decode(stored(Stored(offset=0))), 5 << 20
+    pulls._proofs.wanted.add(TP)
+    held.held, pulls._budget.held = decode(stored(Stored(offset=0))), 5 << 20
     pulls.ask()
     assert link.questions == [0]
     assert pulls._is_awaited
@@ -342,7 +342,7 @@ def test_a_queue_read_to_its_end_is_proven(code: int) -> None:
     link.position = 5000
     pulls.ask()
     link.answer(code, nextBeginOffset=2, maxOffset=2)
-    assert (link.questions, pulls.replaced) == ([0], {TP})
+    assert (link.questions, pulls.findings.replaced) == ([0], {TP})
 
 
 def test_a_queue_begun_in_its_middle_gets_a_mark() -> None:
@@ -354,7 +354,7 @@ def test_a_queue_begun_in_its_middle_gets_a_mark() -> None:
     link.answer(19, nextBeginOffset=7, maxOffset=7)
     pulls.ask()
     assert link.questions == [6]
-    assert pulls.found[TP].offset == 6
+    assert pulls.findings.found[TP].offset == 6
 
 
 def test_a_queue_without_a_mark_whose_first_offset_goes_back_is_another_one() -> None:
@@ -368,4 +368,4 @@ def test_a_queue_without_a_mark_whose_first_offset_goes_back_is_another_one() ->
     pulls._queues[TP].prove_at_s = 1e12
     pulls.ask()
     link.answer(19, nextBeginOffset=7, minOffset=0, maxOffset=7)
-    assert pulls.replaced == {TP}
+    assert pulls.findings.replaced == {TP}

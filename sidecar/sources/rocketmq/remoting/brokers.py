@@ -1,0 +1,61 @@
+"""Asking several brokers at once, and which run of its process each is in. Decides nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
+
+from sidecar.core.records import TopicPartition
+from sidecar.sources.rocketmq.wire.frames import Frame
+from sidecar.sources.rocketmq.wire.network import Ask, Link, Network
+from sidecar.sources.rocketmq.wire.requests import Asks, read_boot
+
+PATIENCE_S = 2.0
+"""How long the loop may wait for the answers about start offsets."""
+
+LinkOf = Callable[[str], Link | None]
+
+
+class Boot(NamedTuple):
+    """A run of a broker's process."""
+
+    connection: int
+    """Connection of the answer: no connection outlives its process."""
+    stamp: int
+    """See `read_boot`."""
+
+
+class Brokers:
+    """The brokers of a group.
+
+    Args:
+        network: Asks.
+        asks: Makes the requests.
+        link_of: The connection to a broker.
+    """
+
+    def __init__(self, network: Network, asks: Asks, link_of: LinkOf) -> None:
+        self.link_of = link_of
+        self._network = network
+        self._asks = asks
+        self._boots: dict[str, Boot] = {}
+
+    def boots(self, brokers: Iterable[str]) -> dict[str, Boot]:
+        """The present runs of these brokers, as far as they report them."""
+        for name in brokers:
+            link, known = self.link_of(name), self._boots.get(name)
+            if link is not None and known and link.is_up and known.connection == link.connection:
+                continue
+            self._boots.pop(name, None)  # that run may be over
+            if link is not None:
+                (frame,) = self._network.ask_all([(link, self._asks.runtime())], PATIENCE_S)
+                if frame is not None:
+                    self._boots[name] = Boot(link.connection, read_boot(frame))
+        return self._boots
+
+    def ask(self, asks: Sequence[tuple[TopicPartition, Ask]]) -> list[Frame | None]:
+        """Their answers, in the order of the requests; None where none came, and all None where one has no master."""
+        places = [(link, ask) for tp, ask in asks if (link := self.link_of(tp.broker)) is not None]
+        if len(places) < len(asks):
+            return [None] * len(asks)
+        return self._network.ask_all(places, PATIENCE_S)

@@ -1,0 +1,147 @@
+"""Proofs that a queue is still the one that was read, by messages that are asked for again. Hands nothing on."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from sidecar.core.records import TopicPartition
+from sidecar.sources.rocketmq.progress import Mark
+from sidecar.sources.rocketmq.remoting.pulling import Place, Pulling, of_slave, place_of
+from sidecar.sources.rocketmq.wire.codes import Code
+from sidecar.sources.rocketmq.wire.frames import Frame
+from sidecar.sources.rocketmq.wire.messages import StoredMessage, as_stored
+from sidecar.sources.rocketmq.wire.requests import MASTER, Asks, Subscription, read_offset
+
+PULL_TIMEOUT_S = 20.0
+EMPTY_DELAY_S, REFUSED_DELAY_S = 0.05, 1.0
+
+
+@dataclass(slots=True)
+class Findings:
+    """What answers tell of queues."""
+
+    moved: dict[TopicPartition, int | None] = field(default_factory=dict)
+    """Queues to be taken anew: the offset that an operator set, or None if theirs cannot be read."""
+    replaced: set[TopicPartition] = field(default_factory=set)
+    """Queues that were replaced: the last message read is no longer there."""
+    found: dict[TopicPartition, Mark] = field(default_factory=dict)
+    """Marks of queues from which nothing was read yet."""
+    refused: dict[TopicPartition, Frame] = field(default_factory=dict)
+    """Why a queue cannot be read at present."""
+
+    def forget(self, tp: TopicPartition) -> None:
+        """This queue is not read any more."""
+        self.moved.pop(tp, None)
+        self.replaced.discard(tp)
+        self.found.pop(tp, None)
+        self.refused.pop(tp, None)
+
+
+class Proofs:
+    """Asks for proofs.
+
+    Args:
+        asks: Makes the requests.
+        queues: Those that are read.
+        findings: Take what is found.
+    """
+
+    def __init__(self, asks: Asks, queues: Mapping[TopicPartition, Pulling], findings: Findings) -> None:
+        self._asks = asks
+        self._queues = queues
+        self._findings = findings
+        self.wanted: set[TopicPartition] = set()
+        """Queues that may need another request as proof."""
+
+    def ask(self, now_s: float) -> None:
+        """Send the requests for proofs that are due."""
+        unproven, self.wanted = self.wanted, set()
+        for tp in unproven:
+            queue = self._queues.get(tp)
+            if queue is None or queue.proving:
+                continue
+            if queue.mark is None and queue.next > 0:
+                self._find_mark(queue, now_s)
+            elif queue.proven < queue.next:
+                self.prove(queue, now_s)
+
+    def prove(self, queue: Pulling, now_s: float) -> None:
+        """Ask whether the last message read is still there: then everything read until now continues it."""
+        place = queue.find(MASTER)
+        if queue.mark is None or queue.prove_at_s > now_s or place is None or not place.link.is_up:
+            self.wanted.add(queue.tp)
+            return
+        queue.proving = True
+        epoch, upto, mark = queue.epoch, queue.next, queue.mark
+        newest = further(mark, queue.held)
+
+        def answered(frame: Frame | None) -> None:
+            queue.proving = False
+            self.wanted.add(queue.tp)
+            if frame is not None and self.was_reset(queue, mark.offset, place, frame):
+                return
+            if queue.epoch != epoch or self._queues.get(queue.tp) is not queue:
+                return
+            stands = None if frame is None else mark.stands(of_slave(frame) if place.is_slave else frame)
+            if stands is None:
+                queue.prove_at_s = time.monotonic() + EMPTY_DELAY_S
+            elif stands:
+                queue.proven, queue.mark = upto, newest
+                if queue.proven < queue.next:
+                    self.prove(queue, time.monotonic())
+            else:
+                self._findings.replaced.add(queue.tp)
+
+        ask = self._asks.pull(queue.tp, mark.offset, Subscription(queue.tp.topic), messages_max=1)
+        place.link.ask(ask, answered, PULL_TIMEOUT_S)
+
+    def _find_mark(self, queue: Pulling, now_s: float) -> None:
+        """Get a mark of a queue from which nothing was read yet, and which is not read from its first message."""
+        place = queue.find(MASTER)
+        if queue.prove_at_s > now_s or place is None or not place.link.is_up:
+            self.wanted.add(queue.tp)
+            return
+        queue.proving, queue.prove_at_s = True, now_s + REFUSED_DELAY_S
+        epoch, offset = queue.epoch, max(queue.low, queue.next - 1)
+
+        def answered(frame: Frame | None) -> None:
+            queue.proving = False
+            self.wanted.add(queue.tp)
+            if frame is None or self.was_reset(queue, offset, place, frame):
+                return
+            if (
+                frame.code == Code.SUCCESS
+                and queue.epoch == epoch
+                and self._queues.get(queue.tp) is queue
+                and not queue.mark
+            ):
+                queue.mark = self._findings.found[queue.tp] = Mark(*place_of(as_stored(frame.body)[0]))
+
+        ask = self._asks.pull(queue.tp, offset, Subscription(queue.tp.topic), messages_max=1)
+        place.link.ask(ask, answered, PULL_TIMEOUT_S)
+
+    def look_at_low(self, queue: Pulling, frame: Frame) -> None:
+        """A queue's first offset never decreases: without a mark, a lower one shows that the queue was replaced."""
+        if "minOffset" in frame.fields:
+            low = read_offset(frame, "minOffset")
+            if low < queue.low and queue.mark is None:
+                self._findings.replaced.add(queue.tp)
+            queue.low = max(queue.low, low)
+
+    def was_reset(self, queue: Pulling, asked: int, place: Place, frame: Frame) -> bool:
+        """Whether an operator set another offset: a broker reports that once, in any answer, however late."""
+        if frame.code != Code.PULL_OFFSET_MOVED or place.is_slave or queue.tp not in self._queues:
+            return False
+        if not read_offset(frame, "minOffset") <= asked <= read_offset(frame, "maxOffset"):
+            return False
+        self._findings.moved[queue.tp] = read_offset(frame, "nextBeginOffset")
+        return True
+
+
+def further(mark: Mark | None, messages: Sequence[StoredMessage]) -> Mark | None:
+    """The newest mark: one beyond the messages that are read again shows if the queue loses its end meanwhile."""
+    if messages and (mark is None or mark.offset < messages[-1].offset):
+        return Mark(*place_of(messages[-1]))
+    return mark
