@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tomllib
 import zipfile
+from collections import Counter
 from collections.abc import Iterator
 from email.message import Message
 from email.parser import Parser
@@ -189,6 +190,20 @@ def circles(below: dict[str, set[str]]) -> dict[str, set[str]]:
         before, reached = len(left), set().union(*left.values())
         left = {name: found & left.keys() for name, found in left.items() if found & left.keys() and name in reached}
     return left
+
+
+def test_no_folder_has_more_than_15_modules() -> None:
+    """A package that grows beyond is divided by what its modules are about."""
+    counts = Counter(path.parent for path in PACKAGE.rglob("*.py"))
+    assert {str(folder): count for folder, count in counts.items() if count > 15} == {}
+
+
+def test_unit_tests_lie_as_the_package_lies() -> None:
+    """Each folder below `tests/unit` is one of the package's."""
+    unit = ROOT / "tests" / "unit"
+    folders = {path.parent.relative_to(unit) for path in unit.rglob("test_*.py")}
+    assert len(folders) > 20
+    assert {str(folder) for folder in folders if not (PACKAGE / folder / "__init__.py").exists()} == set()
 
 
 def test_no_constructor_starts_a_thread() -> None:
