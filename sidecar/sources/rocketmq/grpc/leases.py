@@ -59,19 +59,21 @@ class Leases:
         self._changes = asyncio.Semaphore(CHANGE_CALLS)
         self._tasks = {asyncio.ensure_future(self._acknowledge()) for _ in range(ACK_CALLS)}
 
-    def add(self, topic: str, message_id: str, receipt: str, use: Use | None = None) -> int:
+    def add(self, message: Any, use: Use | None = None) -> int:
         """A message that was just received, under this attempt id; its number."""
-        self._given += 1
-        self._leases[self._given] = _Lease(topic, message_id, receipt, time.monotonic() + INVISIBLE_S, use)
+        system, until_s = message.system_properties, time.monotonic() + INVISIBLE_S
         if use is not None:
             self._attempts.hold(use)
+        return self._added(_Lease(message.topic.name, system.message_id, system.receipt_handle, until_s, use))
+
+    def _added(self, lease: _Lease) -> int:
+        self._given += 1
+        self._leases[self._given] = lease
         return self._given
 
     def adopt(self, topic: str, message_id: str, receipt: str) -> int:
         """A message that another process received; its number. How long it is ours still is not known."""
-        number = self.add(topic, message_id, renewed(receipt))
-        self._leases[number].until_s = time.monotonic()
-        return number
+        return self._added(_Lease(topic, message_id, renewed(receipt), time.monotonic()))
 
     def receipt(self, token: Hashable) -> str:
         """The receipt handle at present, empty without one; from any thread."""
@@ -157,8 +159,9 @@ class Leases:
                 again = {one.receipt_handle for one in answer.entries if not _is_final(one.status.code)}
                 left = [lease for lease in leases if lease.receipt in again]
         left = [lease for lease in left if lease.until_s > time.monotonic()]  # others come again by themselves
-        for lease in set(leases).difference(left):
-            self._end_use(lease)
+        if self._attempts.in_order:
+            for lease in set(leases).difference(left):
+                self._end_use(lease)
         if left:
             await asyncio.sleep(RETRY_S)
             self._acks.setdefault(topic, []).extend(left)

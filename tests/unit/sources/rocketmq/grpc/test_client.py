@@ -20,6 +20,7 @@ from sidecar.config.source import RocketMqSource as Settings
 from sidecar.errors import ConfigError
 from sidecar.sources.base import Tell
 from sidecar.sources.rocketmq.grpc import stubs
+from sidecar.sources.rocketmq.grpc.arrivals import Arrivals
 from sidecar.sources.rocketmq.grpc.client import GrpcClient
 from sidecar.sources.rocketmq.grpc.requests import Place, Requests, place_of, renewed
 from sidecar.sources.rocketmq.grpc.session import Session
@@ -181,15 +182,15 @@ def test_servers_are_named_as_the_protocol_does(server: str, scheme: str) -> Non
 
 def test_large_messages_are_asked_for_one_by_one() -> None:
     """What requests that are open at once may bring stays within the budget, by the largest message of late."""
-    client = GrpcClient(settings(), "*", 4 << 20, silent)
-    assert client._share(1) == (1, 1)
-    client._knows_size, client._size = True, 1024
-    assert client._share(1) == (16, 32)
-    client._size = 256 << 10
-    assert client._share(1) == (5, 1)
-    client._size = 64 << 20
-    assert client._share(4) == (1, 1)
-    client.close()
+    arrivals = Arrivals(4 << 20, asyncio.new_event_loop(), in_order=False)
+    assert arrivals.share(1) == (1, 1)
+    arrivals._knows_size, arrivals._size = True, 1024
+    assert arrivals.share(1) == (16, 32)
+    arrivals._size = 256 << 10
+    assert arrivals.share(1) == (5, 1)
+    arrivals._size = 64 << 20
+    assert arrivals.share(4) == (1, 1)
+    arrivals._loop.close()
 
 
 def test_a_call_within_a_session_that_is_closed_ends() -> None:
