@@ -36,5 +36,5 @@ def allocated_bytes() -> int:
     except AttributeError:
         return 0
     mallinfo.restype = _MallInfo
-    found = mallinfo()
-    return int(found.uordblks + found.hblkhd)
+    info = mallinfo()
+    return int(info.uordblks + info.hblkhd)

@@ -23,10 +23,10 @@ _TEXTS = {
 
 def shortage(error: BaseException) -> ResourceError | None:
     """What lacks, when that is behind this error; None when it is not."""
-    for one in _behind(error):
-        what = _what(one)
+    for cause in _behind(error):
+        what = _what(cause)
         if what:
-            text = " ".join(str(one).split()) or type(one).__name__
+            text = " ".join(str(cause).split()) or type(cause).__name__
             return _MADE[what](text)
     return None
 

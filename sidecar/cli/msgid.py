@@ -36,10 +36,10 @@ class _Id(click.ParamType[MessageId]):
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def msgid(message_id: MessageId, broker: str | None, as_json: bool) -> None:
     """Decode a RocketMQ message id: which broker stored the message and where, or which producer sent it and when."""
-    found = dict(_facts(message_id))
+    facts = dict(_facts(message_id))
     if broker is not None:
-        found |= _message(message_id, broker)
-    click.echo(orjson.dumps(found).decode() if as_json else "\n".join(_lines(found)))
+        facts |= _message(message_id, broker)
+    click.echo(orjson.dumps(facts).decode() if as_json else "\n".join(_lines(facts)))
 
 
 def _facts(message_id: MessageId) -> Mapping[str, Any]:
@@ -93,5 +93,5 @@ _KINDS = {
 }
 
 
-def _lines(found: Mapping[str, Any]) -> list[str]:
-    return [_KINDS[found["kind"]], *(f"  {name:<18}{value}" for name, value in found.items() if name != "kind")]
+def _lines(facts: Mapping[str, Any]) -> list[str]:
+    return [_KINDS[facts["kind"]], *(f"  {name:<18}{value}" for name, value in facts.items() if name != "kind")]

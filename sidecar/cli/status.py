@@ -34,16 +34,16 @@ _EXPECTED = {*BOOKS, "group_id", "health", "ready", "started_at", "partitions", 
 @click.option("--check", is_flag=True, help="Print only its health; exit with 69 unless it is healthy or degraded.")
 def status(path: str, as_json: bool, check: bool) -> None:
     """Show what the running daemon has consumed, delivered and still holds."""
-    found = ask(load(path))
+    snapshot = ask(load(path))
     if check:
-        health = Health(**found["health"])
+        health = Health(**snapshot["health"])
         click.echo(json.dumps(health.to_json()) if as_json else str(health))
         sys.exit(0 if health.ready else EXIT_UNAVAILABLE)
     if as_json:
-        click.echo(json.dumps(found))
+        click.echo(json.dumps(snapshot))
         return
     console = Console(width=None if sys.stdout.isatty() else PIPE_COLUMNS, highlight=False)
-    for line in _lines(found):
+    for line in _lines(snapshot):
         console.print(line)
 
 
@@ -58,16 +58,16 @@ def ask(settings: Settings) -> dict[str, Any]:
     tried: list[str] = []
     if written:
         tried.append(written.url)
-        found = _get(written.url)
+        snapshot = _get(written.url)
         # After kill -9 the file remains, and another daemon may have taken the port.
-        if found is not None and found.get("pid") == written.pid:
-            return found
+        if snapshot is not None and snapshot.get("pid") == written.pid:
+            return snapshot
     if settings.admin.listen and settings.admin.listen.port:
         url = reachable_url(*settings.admin.listen)
         tried.append(url)
-        found = _get(url)
-        if found is not None and found.get("group_id") == settings.source.group_id:
-            return found
+        snapshot = _get(url)
+        if snapshot is not None and snapshot.get("group_id") == settings.source.group_id:
+            return snapshot
     where = f"no answer from it at {' or '.join(dict.fromkeys(tried))}" if tried else "admin.listen is off"
     raise UnavailableError(
         f"no running sidecar found for state folder {folder}: {where}",
@@ -80,27 +80,28 @@ def _get(url: str) -> dict[str, Any] | None:
     try:
         with urllib3.PoolManager(timeout=TIMEOUT_SECONDS, retries=False) as pool:
             answer = pool.request("GET", f"{url}/status", preload_content=False)
-            found = json.loads(answer.read(ANSWER_BYTES_MAX)) if answer.status == 200 else None
+            body = json.loads(answer.read(ANSWER_BYTES_MAX)) if answer.status == 200 else None
             answer.close()
     except (urllib3.exceptions.HTTPError, ValueError, RecursionError):
         return None
-    return found if isinstance(found, dict) and found.keys() >= _EXPECTED else None
+    return body if isinstance(body, dict) and body.keys() >= _EXPECTED else None
 
 
-def _lines(found: dict[str, Any]) -> list[str | Table]:
-    stopped = f"intake stopped: {', '.join(found['intake_stopped'])}; " if found["intake_stopped"] else ""
-    health = Health(**found["health"])
+def _lines(snapshot: dict[str, Any]) -> list[str | Table]:
+    stopped = f"intake stopped: {', '.join(snapshot['intake_stopped'])}; " if snapshot["intake_stopped"] else ""
+    health = Health(**snapshot["health"])
     color = "green" if health.state == HEALTHY else "red"
-    memory = f"{found['held_bytes']:,} of {found['budget_bytes']:,} bytes held"
-    rows = [_partition(row) for row in found["partitions"]]
+    stored = f"{snapshot['dead_letters_stored']:,} dead letters stored, {snapshot['retries_waiting']:,} retries waiting"
+    memory = f"{snapshot['held_bytes']:,} of {snapshot['budget_bytes']:,} bytes held"
+    rows = [_partition(row) for row in snapshot["partitions"]]
     return [
-        f"[bold]{escape(found['group_id'])}[/]: [{color}]{escape(str(health))}[/]",
-        *(f"[red]{escape(problem)}[/]" for problem in found["problems"][1:]),
-        f"{escape(stopped)}running since {found['started_at']}, version {found['version']}",
-        f"{memory}, {found['dead_letters_stored']:,} dead letters stored, {found['retries_waiting']:,} retries waiting",
-        _table(("partition", "watermark", "position", "lag", *BOOKS), [*rows, _all(found)]),
-        *(_waiting(wait) for wait in found["retrying"]),
-        *(_holding(block) for block in found["blocking"]),
+        f"[bold]{escape(snapshot['group_id'])}[/]: [{color}]{escape(str(health))}[/]",
+        *(f"[red]{escape(problem)}[/]" for problem in snapshot["problems"][1:]),
+        f"{escape(stopped)}running since {snapshot['started_at']}, version {snapshot['version']}",
+        f"{memory}, {stored}",
+        _table(("partition", "watermark", "position", "lag", *BOOKS), [*rows, _all(snapshot)]),
+        *(_waiting(wait) for wait in snapshot["retrying"]),
+        *(_holding(block) for block in snapshot["blocking"]),
     ]
 
 
@@ -117,13 +118,13 @@ def _partition(row: dict[str, Any]) -> list[Any]:
     return [_place(row), row["watermark"], row["position"], row["lag"], *(row[name] for name in BOOKS)]
 
 
-def _place(found: dict[str, Any]) -> str:
-    tp = TopicPartition(found["topic"], found["partition"], found.get("broker", ""))
+def _place(row: dict[str, Any]) -> str:
+    tp = TopicPartition(row["topic"], row["partition"], row.get("broker", ""))
     return f"{tp.topic}:{tp.queue}"
 
 
-def _all(found: dict[str, Any]) -> list[Any]:
-    return ["all", "", "", found["lag"], *(found[name] for name in BOOKS)]
+def _all(snapshot: dict[str, Any]) -> list[Any]:
+    return ["all", "", "", snapshot["lag"], *(snapshot[name] for name in BOOKS)]
 
 
 def _table(head: tuple[str, ...], rows: list[list[Any]]) -> Table:

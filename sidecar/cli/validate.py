@@ -124,10 +124,10 @@ def _letters(shown: dict[str, Any]) -> str:
 
 
 def _origin(source: dict[str, Any]) -> str:
-    kind, found = next(iter(source.items()))
+    kind, options = next(iter(source.items()))
     servers, group = ("bootstrap_servers", "group_id") if kind == "kafka" else ("name_servers", "group")
-    servers = "endpoints" if found.get("client") == "grpc" else servers
-    return f"{', '.join(found['topics'])} from {found[servers]} as group {found[group]}"
+    servers = "endpoints" if options.get("client") == "grpc" else servers
+    return f"{', '.join(options['topics'])} from {options[servers]} as group {options[group]}"
 
 
 def _wanted(tags: dict[str, Any]) -> str:

@@ -66,8 +66,8 @@ class OneOf(Model):
             handler(data)
         except ValidationError as error:  # what is wrong inside is reported along with it
             errors += [
-                InitErrorDetails(type=one["type"], loc=one["loc"], input=one["input"], ctx=one.get("ctx", {}))
-                for one in error.errors()
+                InitErrorDetails(type=inner["type"], loc=inner["loc"], input=inner["input"], ctx=inner.get("ctx", {}))
+                for inner in error.errors()
             ]
         raise ValidationError.from_exception_data(cls.__name__, errors)
 

@@ -71,6 +71,6 @@ class Ledger(OneOf):
     @property
     def remembering(self) -> Remembering:
         """How long it remembers."""
-        found = self.sqlite or self.postgresql
-        assert found is not None
-        return found
+        chosen = self.sqlite or self.postgresql
+        assert chosen is not None
+        return chosen

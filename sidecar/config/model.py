@@ -91,10 +91,10 @@ class Listen(NamedTuple):
 def _listen(value: Any) -> Listen | None:
     if value == "off":
         return None
-    found = re.fullmatch(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):(\d{1,5})", value) if isinstance(value, str) else None
-    if not found or int(found[2]) > 65_535:
+    match = re.fullmatch(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):(\d{1,5})", value) if isinstance(value, str) else None
+    if not match or int(match[2]) > 65_535:
         raise ValueError("needs HOST:PORT, such as 127.0.0.1:9464, or off")
-    return Listen(found[1].strip("[]"), int(found[2]))
+    return Listen(match[1].strip("[]"), int(match[2]))
 
 
 def _listen_text(listen: Listen | None) -> str:
@@ -249,11 +249,11 @@ class Settings(Model):
         if ledger is None or http is None or 3 * http.timeout_ms <= ledger.remembering.claim_timeout_ms:
             return self
         name = "sqlite" if ledger.sqlite else "postgresql"
-        least, found = (CLAIM_TIMEOUT.text(ms) for ms in (3 * http.timeout_ms, ledger.remembering.claim_timeout_ms))
+        least, actual = (CLAIM_TIMEOUT.text(ms) for ms in (3 * http.timeout_ms, ledger.remembering.claim_timeout_ms))
         text = f"must be at least three times sink.http.timeout, which is {least}"
         given = "claim_timeout_ms" in ledger.remembering.model_fields_set
-        place = ("dedup", "ledger", name, *(["claim_timeout"] if given else []))
-        error = problem(text if given else f"needs a claim_timeout: it {text}", found if given else None, *place)
+        path = ("dedup", "ledger", name, *(["claim_timeout"] if given else []))
+        error = problem(text if given else f"needs a claim_timeout: it {text}", actual if given else None, *path)
         raise ValidationError.from_exception_data("settings", [error])
 
     @model_validator(mode="after")

@@ -15,7 +15,7 @@ END = "<!-- End of what is generated. -->\n"
 
 def keys() -> str:
     """Every key with its type, default and meaning."""
-    rows = (f"| `{one.name}` | {one.kind} | {_default(one)} | {_cell(one.meaning)} |" for one in options())
+    rows = (f"| `{key.name}` | {key.kind} | {_default(key)} | {_cell(key.meaning)} |" for key in options())
     return _table("| key | type | default | meaning |\n|---|---|---|---|", rows)
 
 
@@ -30,12 +30,12 @@ def keys_on_spark() -> str:
 
 def _on_spark() -> Iterator[tuple[str, str]]:
     covered: set[tuple[str, ...]] = set()
-    for one in options():
-        text = f"refused: {one.not_on_spark}" if one.not_on_spark else one.on_spark
-        inside = any(one.path[:length] in covered for length in range(len(one.path)))
-        if text or not (one.section or inside):
-            covered.add(one.path)
-            yield one.name, text or "applies"
+    for option in options():
+        text = f"refused: {option.not_on_spark}" if option.not_on_spark else option.on_spark
+        inside = any(option.path[:length] in covered for length in range(len(option.path)))
+        if text or not (option.section or inside):
+            covered.add(option.path)
+            yield option.name, text or "applies"
 
 
 def _default(option: Option) -> str:
@@ -57,8 +57,8 @@ DOCUMENTS: dict[str, Callable[[], str]] = {"docs/configuration.md": keys, "docs/
 
 def renewed(document: str, table: str) -> str:
     """The document with this table between its marks."""
-    found = re.compile(f"{re.escape(BEGIN)}.*?{re.escape(END)}", re.DOTALL)
-    return found.sub(lambda _: f"{BEGIN}\n{table}\n{END}", document)
+    marked = re.compile(f"{re.escape(BEGIN)}.*?{re.escape(END)}", re.DOTALL)
+    return marked.sub(lambda _: f"{BEGIN}\n{table}\n{END}", document)
 
 
 if __name__ == "__main__":

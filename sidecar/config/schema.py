@@ -99,7 +99,7 @@ def _kind(annotation: Any, metadata: Sequence[Any]) -> str:
         return _kind(arguments[0], arguments[1:])
     origin = get_origin(annotation)
     if origin in (Union, UnionType):
-        return " or ".join(_kind(one, ()) for one in arguments if one is not NoneType)
+        return " or ".join(_kind(argument, ()) for argument in arguments if argument is not NoneType)
     if origin in (list, dict):
         return f"{'list' if origin is list else 'section'} of {_kind(arguments[-1], ())}"
     if annotation is int:
@@ -120,20 +120,20 @@ def _defaults(model: type[Model]) -> dict[str, Any]:
 
 def schema() -> dict[str, Any]:
     """The JSON Schema (2020-12) of the file, for editors and other tools."""
-    found = Settings.model_json_schema(by_alias=True)
-    _put_defaults(found, Settings)
+    generated = Settings.model_json_schema(by_alias=True)
+    _put_defaults(generated, Settings)
     for model in _models(Settings):
-        _put_defaults(found["$defs"][model.__name__], model)
+        _put_defaults(generated["$defs"][model.__name__], model)
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
-        **_plain(found),
+        **_plain(generated),
         "title": "Sidecar configuration",
     }
 
 
 def _models(model: type[Model]) -> set[type[Model]]:
-    found = {section for info in model.model_fields.values() if (section := _section(info))}
-    return found.union(*(_models(section) for section in found))
+    sections = {section for info in model.model_fields.values() if (section := _section(info))}
+    return sections.union(*(_models(section) for section in sections))
 
 
 def _put_defaults(section: dict[str, Any], model: type[Model]) -> None:

@@ -40,7 +40,7 @@ def _servers(value: Any) -> Any:
     servers = value.split(",") if isinstance(value, str) else value
     if not isinstance(servers, list) or not servers or not all(map(_is_server, servers)):
         raise ValueError("needs HOST:PORT, several as a list or separated by commas")
-    if any(int(found[1]) not in range(1, 65_536) for server in servers if (found := re.search(r":(\d+)$", server))):
+    if any(int(port[1]) not in range(1, 65_536) for server in servers if (port := re.search(r":(\d+)$", server))):
         raise ValueError("has a port that is not from 1 to 65535")
     return ",".join(server.strip() for server in servers)
 
@@ -89,7 +89,9 @@ _NAME_COMPLAINT = "is not a valid RocketMQ name (letters, digits, % _ - |, at mo
 def _name_servers(value: Any) -> Any:
     servers = value.split(",") if isinstance(value, str) else value
     bare = re.compile(r"(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):\d{1,5}")
-    if isinstance(servers, list) and not all(isinstance(one, str) and bare.fullmatch(one.strip()) for one in servers):
+    if isinstance(servers, list) and not all(
+        isinstance(server, str) and bare.fullmatch(server.strip()) for server in servers
+    ):
         raise ValueError("needs HOST:PORT, several as a list or separated by commas")
     return _servers(value)
 

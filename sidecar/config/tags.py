@@ -97,8 +97,8 @@ class Tags(Model):
         """The groups that are known before any message came."""
         filter_, wanted = self.filter(), parse_expression(self.subscribe)
         tagged = [filter_.group(tag) for tag in wanted or ()]
-        found = {*self.groups, *(group for group in tagged if group is not None)}
-        return sorted(found | {filter_.group() or ""} - {""})
+        known = {*self.groups, *(group for group in tagged if group is not None)}
+        return sorted(known | {filter_.group() or ""} - {""})
 
     @field_validator("exclude")
     @classmethod
@@ -117,8 +117,8 @@ class Tags(Model):
             try:
                 TagFilter(info.data["subscribe"], info.data["exclude"] or "", groups)
             except TagError as error:
-                at = [error.group] if error.group else []
-                raise ValidationError.from_exception_data("groups", [problem(str(error), groups, *at)]) from error
+                path = [error.group] if error.group else []
+                raise ValidationError.from_exception_data("groups", [problem(str(error), groups, *path)]) from error
         return groups
 
 

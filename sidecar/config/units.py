@@ -33,8 +33,8 @@ class Quantity:
 
     def number(self, text: str) -> int | None:
         """The number that `text` stands for, None when it is no quantity with one of the units."""
-        found = _QUANTITY.fullmatch(text)
-        return int(found[1]) * self.units[found[2]] if found and found[2] in self.units else None
+        match = _QUANTITY.fullmatch(text)
+        return int(match[1]) * self.units[match[2]] if match and match[2] in self.units else None
 
     def text(self, number: int) -> str:
         """The shortest way to write `number`: the largest unit that divides it."""

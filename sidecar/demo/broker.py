@@ -37,8 +37,8 @@ class Broker:
         # The mock keeps 5 MB a partition and drops the oldest beyond that: compressed, 200,000 messages stay far below.
         config = {"test.mock.num.brokers": 1, "compression.type": "lz4", "linger.ms": 20, "log_level": 3}
         self._producer = ck.Producer({"bootstrap.servers": "mock", **config})
-        found = self._producer.list_topics(TOPIC, timeout=TIMEOUT_S)
-        (only,) = found.brokers.values()
+        cluster = self._producer.list_topics(TOPIC, timeout=TIMEOUT_S)
+        (only,) = cluster.brokers.values()
         self.address = f"{only.host}:{only.port}"
         self._left = stream(total)
         self._produced = 0
@@ -70,7 +70,7 @@ class Broker:
             committed = client.committed(partitions, timeout=TIMEOUT_S)
         return {
             "dropped": sum(low for low, _ in bounds if low),
-            "committed": sum(max(0, at.offset) for at in committed),
+            "committed": sum(max(0, position.offset) for position in committed),
         }
 
 

@@ -54,8 +54,8 @@ def ask_status(state_dir: Path, pid: int) -> dict[str, Any] | None:
         return None
     with contextlib.suppress(urllib3.exceptions.HTTPError, ValueError):
         answer = urllib3.request("GET", f"{address.url}/status", timeout=TIMEOUT_S, retries=False)
-        found: dict[str, Any] = answer.json()
-        return found if found.get("pid") == pid else None
+        status: dict[str, Any] = answer.json()
+        return status if status.get("pid") == pid else None
     return None
 
 

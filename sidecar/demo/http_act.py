@@ -102,7 +102,7 @@ class HttpAct:
             self._stage.audience.progress(counts, tick - begun)
             if status:
                 self._watch(status, delivered)
-            settled = sum(one["watermark"] for one in status["partitions"]) if status else 0
+            settled = sum(partition["watermark"] for partition in status["partitions"]) if status else 0
             if self._resumed_at and settled == total:
                 return
             if moved != (self._stage.produced, delivered, settled):
@@ -136,10 +136,10 @@ def receiver_file() -> Path:
 def _fastest(history: list[tuple[float, int]]) -> int:
     """The most rows of a second, from (seconds, rows so far)."""
     best, start = 0.0, 0
-    for at, rows in history:
-        while at - history[start][0] > 1.0 and start < len(history) - 1:
+    for now, rows in history:
+        while now - history[start][0] > 1.0 and start < len(history) - 1:
             start += 1
         since, before = history[max(0, start - 1)]
-        if at - since >= 1.0:
-            best = max(best, (rows - before) / (at - since))
+        if now - since >= 1.0:
+            best = max(best, (rows - before) / (now - since))
     return round(best)

@@ -17,12 +17,12 @@ INSTALL = "pip install 'consumer-sidecar[spark]'"
 def lacking() -> str | None:
     """What this machine has not, and the act needs; None when it has all."""
     try:
-        found = importlib.metadata.version("pyspark")
+        installed = importlib.metadata.version("pyspark")
         importlib.metadata.version("pyarrow")
     except importlib.metadata.PackageNotFoundError as error:
         return f"{error.name} is missing; install it with: {INSTALL}"
-    if tuple(map(int, found.split(".")[:2])) < SPARK_MIN:
-        return f"pyspark {found} is too old; install a newer one with: {INSTALL}"
+    if tuple(map(int, installed.split(".")[:2])) < SPARK_MIN:
+        return f"pyspark {installed} is too old; install a newer one with: {INSTALL}"
     java = _java_version()
     if java is None:
         return f"Java is missing; install version {JAVA_MIN} or later, or set JAVA_HOME"
@@ -34,6 +34,6 @@ def _java_version() -> int | None:
     program = f"{home}/bin/java" if home else shutil.which("java")
     with suppress(OSError):
         said = subprocess.run([program or "", "-version"], capture_output=True, text=True, check=False).stderr
-        if found := re.search(r'version "(?:1\.)?(\d+)', said):
-            return int(found[1])
+        if match := re.search(r'version "(?:1\.)?(\d+)', said):
+            return int(match[1])
     return None

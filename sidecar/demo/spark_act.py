@@ -118,7 +118,7 @@ class SparkAct:
             counts = {"landed": (landed, self._wanted), "in the table": (read, self._wanted)}
             self._stage.audience.progress(counts, tick - begun)
             self._strike(landed)
-            settled = sum(one["watermark"] for one in status["partitions"]) if status else 0
+            settled = sum(partition["watermark"] for partition in status["partitions"]) if status else 0
             if self._daemon_killed and self._query_killed and settled == self._stage.total and read == landed:
                 return
             if moved != (landed, read):

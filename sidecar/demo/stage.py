@@ -132,10 +132,10 @@ class Stage:
             UnavailableError: The broker did not take all, or ended.
         """
         while self.produced < until:
-            told = self._broker.ask(min(until - self.produced, PRODUCE_MAX))
-            self.produced = told["produced"]
-            if told["failed"]:
-                raise self._broker.failed(f"did not take {told['failed']} messages")
+            answer = self._broker.ask(min(until - self.produced, PRODUCE_MAX))
+            self.produced = answer["produced"]
+            if answer["failed"]:
+                raise self._broker.failed(f"did not take {answer['failed']} messages")
 
     def consumed(self, group: str) -> int:
         """Messages below the offsets that a consumer group has committed.

@@ -56,8 +56,8 @@ class MemoryLedger:
             now_ms = self._now_ms()
             keys = [key for want in wants for key in keys_in(want.keys)]
             rows = {key: row for key in keys if (row := self._rows.get(key)) is not None}
-            found = {key: row.entry._replace(expired=row.until_ms <= now_ms) for key, row in rows.items()}
-            verdicts, writes = decide(wants, found)
+            entries = {key: row.entry._replace(expired=row.until_ms <= now_ms) for key, row in rows.items()}
+            verdicts, writes = decide(wants, entries)
             for key, place, offset, token in writes:
                 before = rows.get(key)
                 state, since_ms = State.PROCESSING, now_ms
@@ -85,22 +85,22 @@ class MemoryLedger:
         """See `Ledger.exchange`."""
         with self._alone():
             now_ms, rows = self._now_ms(), self._missed
-            found: dict[bytes, bytes] = {}
-            for one in missed:
-                row = rows.setdefault((group, one), _Missed(now_ms))
+            messages: dict[bytes, bytes] = {}
+            for key in missed:
+                row = rows.setdefault((group, key), _Missed(now_ms))
                 row.asked_ms = now_ms
                 if row.message is not None:
-                    found[one] = row.message
-                    del rows[group, one]
-            for one, message in given.items():
-                if (group, one) in rows:
-                    rows[group, one].message = message
+                    messages[key] = row.message
+                    del rows[group, key]
+            for key, message in given.items():
+                if (group, key) in rows:
+                    rows[group, key].message = message
             for place in [place for place, row in rows.items() if row.asked_ms <= now_ms - GIVEN_FOR_MS]:
                 del rows[place]
-            since_ms, mine = now_ms - MISSED_FOR_MS, set(missed)
-            sought = [one for (whose, one), row in rows.items() if whose == group and row.asked_ms > since_ms]
-            others = [one for one in sought if one not in mine and rows[group, one].message is None]
-            return Exchanged(found, others[:MISSED_MAX])
+            since_ms, asked = now_ms - MISSED_FOR_MS, set(missed)
+            sought = [key for (whose, key), row in rows.items() if whose == group and row.asked_ms > since_ms]
+            others = [key for key in sought if key not in asked and rows[group, key].message is None]
+            return Exchanged(messages, others[:MISSED_MAX])
 
     def prune(self, keep_ms: int, keys_max: int, step: int) -> int:
         """See `Ledger.prune`."""

@@ -139,18 +139,18 @@ class PostgresqlLedger:
         for _ in range(RACES_MAX):
             with self._transaction() as db:
                 rows = (row for some in _chunks(keys) for row in db.execute(self._find, [some], binary=True))
-                found = {row[0]: _entry(row) for row in rows}
-                verdicts, writes = decide(wants, found)
-                if self._write(db, sorted(writes), found.keys(), timeout_ms):
+                entries = {row[0]: _entry(row) for row in rows}
+                verdicts, writes = decide(wants, entries)
+                if self._write(db, sorted(writes), entries.keys(), timeout_ms):
                     return verdicts
                 raise psycopg.Rollback
         raise LedgerError("postgresql: other sidecars claim the same keys all the time")
 
-    def _write(self, db: Connection[Any], writes: list[Claimed], found: Any, timeout_ms: int) -> bool:
+    def _write(self, db: Connection[Any], writes: list[Claimed], known: Any, timeout_ms: int) -> bool:
         """False when another process has put in one of the keys since."""
-        for some in _chunks([row for row in writes if row.key in found]):
+        for some in _chunks([row for row in writes if row.key in known]):
             db.execute(self._update, (timeout_ms, *_columns(some)))
-        new = [_columns(some) for some in _chunks([row for row in writes if row.key not in found])]
+        new = [_columns(some) for some in _chunks([row for row in writes if row.key not in known])]
         return all(db.execute(self._insert, (timeout_ms, *some)).rowcount == len(some[0]) for some in new)
 
     def settle(self, marks: Sequence[Mark]) -> None:
@@ -166,16 +166,16 @@ class PostgresqlLedger:
 
     def exchange(self, group: str, missed: Sequence[bytes], given: Mapping[bytes, bytes]) -> Exchanged:
         """See `Ledger.exchange`."""
-        mine = list(missed)
+        asked = list(missed)
         with self._transaction() as db:
             db.execute("SELECT pg_advisory_xact_lock(%s)", [LOCK + 1])  # each has what the other misses: one at a time
-            found: dict[bytes, bytes] = dict(db.execute(FOUND, (group, mine), binary=True)) if mine else {}
-            if left := [one for one in mine if one not in found]:
+            messages: dict[bytes, bytes] = dict(db.execute(FOUND, (group, asked), binary=True)) if asked else {}
+            if left := [key for key in asked if key not in messages]:
                 db.execute(MISS, (group, left))
             if given:
                 db.execute(GIVE, (list(given.keys()), list(given.values()), group))
             db.execute(FORGET)
-            return Exchanged(found, [one for (one,) in db.execute(MISSED, (group, mine), binary=True)])
+            return Exchanged(messages, [key for (key,) in db.execute(MISSED, (group, asked), binary=True)])
 
     def prune(self, keep_ms: int, keys_max: int, step: int) -> int:
         """See `Ledger.prune`."""
@@ -205,8 +205,8 @@ class PostgresqlLedger:
                 # Asked, since IF NOT EXISTS needs the right to create also where there is nothing to create.
                 if db.execute("SELECT to_regclass(%s) IS NULL", [table]).fetchone() == (True,):
                     db.execute(statements)
-            found = db.execute("SHOW synchronous_commit").fetchone()
-        if found == ("off",):  # a claim that a crash of the server forgets would be a message that comes twice
+            mode = db.execute("SHOW synchronous_commit").fetchone()
+        if mode == ("off",):  # a claim that a crash of the server forgets would be a message that comes twice
             db.execute("SET synchronous_commit = on")
         return db
 
@@ -228,4 +228,4 @@ def _columns(rows: Sequence[Claimed]) -> list[list[Any]]:
 
 
 def _chunks(rows: list[T]) -> Iterator[list[T]]:
-    return (rows[at : at + ROWS_MAX] for at in range(0, len(rows), ROWS_MAX))
+    return (rows[start : start + ROWS_MAX] for start in range(0, len(rows), ROWS_MAX))

@@ -74,8 +74,8 @@ class SqliteLedger:
         """See `Ledger.claim`."""
         with self._transaction() as db:
             now_ms = self._now_ms()
-            found = _find(db, [key for want in wants for key in keys_in(want.keys)], now_ms)
-            verdicts, writes = decide(wants, found)
+            entries = _find(db, [key for want in wants for key in keys_in(want.keys)], now_ms)
+            verdicts, writes = decide(wants, entries)
             db.executemany(CLAIM, [(*row, now_ms, now_ms + timeout_ms) for row in writes])
         return verdicts
 
@@ -148,10 +148,10 @@ class SqliteLedger:
 
 
 def _find(db: sqlite3.Connection, keys: Sequence[bytes], now_ms: int) -> dict[bytes, Entry]:
-    found = {}
-    for at in range(0, len(keys), KEYS_ASKED):
-        some = keys[at : at + KEYS_ASKED]
+    entries = {}
+    for start in range(0, len(keys), KEYS_ASKED):
+        some = keys[start : start + KEYS_ASKED]
         padded = (now_ms, *some, *[None] * (KEYS_ASKED - len(some)))
         for key, place, position, token, state, expired in db.execute(FIND, padded):
-            found[key] = Entry(place, position, token, State(state), bool(expired))
-    return found
+            entries[key] = Entry(place, position, token, State(state), bool(expired))
+    return entries

@@ -171,8 +171,8 @@ def reachable_url(host: str, port: int) -> str:
 def read_address(state_dir: Path) -> Address | None:
     """Where the daemon of this state folder said it answers; None when it said nothing that can be read."""
     try:
-        found = json.loads((state_dir / ADDRESS_FILE).read_bytes())
-        return Address(str(found["url"]), int(found["pid"]))
+        written = json.loads((state_dir / ADDRESS_FILE).read_bytes())
+        return Address(str(written["url"]), int(written["pid"]))
     except (OSError, ValueError, KeyError, TypeError):
         return None
 

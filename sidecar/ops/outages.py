@@ -65,16 +65,16 @@ class _Outage:
 
     def failed(self, subject: Hashable, now_s: float) -> dict[str, Any] | None:
         """What to add to the line; None when it is to be held back."""
-        one = self._find(subject, now_s)
+        state = self._find(subject, now_s)
         self.failures += 1
-        begins = not one.is_open
+        begins = not state.is_open
         if begins:
-            one.is_open, one.since_s = True, now_s
-        if begins and now_s - one.told_s >= MINUTE_S and self._begun < LINES_MAX:
+            state.is_open, state.since_s = True, now_s
+        if begins and now_s - state.told_s >= MINUTE_S and self._begun < LINES_MAX:
             self._begun += 1
         elif now_s - self.told_s < MINUTE_S:
             return None
-        one.told_s = self.told_s = now_s
+        state.told_s = self.told_s = now_s
         failures, self.failures = self.failures, 0
         others = sum(other.is_open for other in self.subjects.values()) - 1
         return ({"failures": failures} if failures > 1 else {}) | ({"others": others} if others else {})
@@ -82,15 +82,15 @@ class _Outage:
     def ended(self, subject: Hashable | None, now_s: float) -> dict[str, Any] | None:
         """The same for the line that tells the end, of all subjects when none is named."""
         if subject is None:
-            found = [one for one in self.subjects.values() if one.is_open]
+            ending = [state for state in self.subjects.values() if state.is_open]
         else:
-            found = [one for one in [self.subjects.get(subject)] if one is not None and one.is_open]
-        if not found:
+            ending = [state for state in [self.subjects.get(subject)] if state is not None and state.is_open]
+        if not ending:
             return {}
-        for one in found:
-            one.is_open = False
-        since_s = min(one.since_s for one in found)
-        if self._ended >= LINES_MAX or max(one.told_s for one in found) < since_s:
+        for state in ending:
+            state.is_open = False
+        since_s = min(state.since_s for state in ending)
+        if self._ended >= LINES_MAX or max(state.told_s for state in ending) < since_s:
             return None  # its beginning was held back
         self._ended += 1
         return {"seconds": round(now_s - since_s, 3)}
@@ -98,11 +98,11 @@ class _Outage:
     def _find(self, subject: Hashable, now_s: float) -> _Subject:
         if now_s - self._minute_s >= MINUTE_S:
             self._minute_s, self._begun, self._ended = now_s, 0, 0
-        one = self.subjects.setdefault(subject, _Subject())
+        state = self.subjects.setdefault(subject, _Subject())
         self.subjects.move_to_end(subject)
         if len(self.subjects) > SUBJECTS_MAX:
             self.subjects.popitem(last=False)
-        return one
+        return state
 
 
 class Outages:

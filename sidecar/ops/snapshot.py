@@ -69,9 +69,9 @@ class PartitionStatus(Books):
 
     def to_json(self) -> dict[str, Any]:
         """Place first, books after it."""
-        place: dict[str, Any] = {**TopicPartition(self.topic, self.partition, self.broker).fields()}
-        place |= {name: getattr(self, name) for name in ("watermark", "position", "lag")}
-        return place | {name: getattr(self, name) for name in BOOKS}
+        row: dict[str, Any] = {**TopicPartition(self.topic, self.partition, self.broker).fields()}
+        row |= {name: getattr(self, name) for name in ("watermark", "position", "lag")}
+        return row | {name: getattr(self, name) for name in BOOKS}
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,8 +185,8 @@ class StatusSnapshot:
             "retries_waiting": self.retries_waiting,
             "retrying": [asdict(group) | {"group": group_label(group.group)} for group in self.retrying[:RETRYING_MAX]],
             "blocking": [
-                {**TopicPartition(one.topic, one.partition, one.broker).fields(), "group": group_label(one.group)}
-                for one in self.blocking
+                {**TopicPartition(row.topic, row.partition, row.broker).fields(), "group": group_label(row.group)}
+                for row in self.blocking
             ],
             "dead_letters_stored": self.dead_letters,
             "partitions": [partition.to_json() for partition in self.partitions],

@@ -49,10 +49,10 @@ class DeadLetterWriter:
             self._store.store(letters)
         except Exception as error:  # noqa: BLE001  # tried again; the messages stay unsettled meanwhile
             return str(error) or type(error).__name__
-        for one in letters[:LINES_MAX]:
+        for letter in letters[:LINES_MAX]:
             log.warning(
-                "message.dead_lettered", **one.tp.fields(), offset=one.offset,
-                group=group_label(one.group), reason=one.reason,
+                "message.dead_lettered", **letter.tp.fields(), offset=letter.offset,
+                group=group_label(letter.group), reason=letter.reason,
             )  # fmt: skip
         return ""
 

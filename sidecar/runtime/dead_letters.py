@@ -76,21 +76,21 @@ class Originals:
             return _opened(letter.row)
         if self._format == "row" and letter.row is not None:
             return _unpacked(letter.row)
-        found = self._fetch(letter.tp, letter.offset)
-        return found if found is not None else Original(None, letter.row, [], None)
+        fetched = self._fetch(letter.tp, letter.offset)
+        return fetched if fetched is not None else Original(None, letter.row, [], None)
 
 
 def _opened(row: bytes) -> Original:
-    found: dict[str, Any] = orjson.loads(row)
-    pairs = found["properties"].items() if "properties" in found else found["headers"]
+    fields: dict[str, Any] = orjson.loads(row)
+    pairs = fields["properties"].items() if "properties" in fields else fields["headers"]
     headers = [(_text(name), _bytes(value)) for name, value in pairs]
-    return Original(_field(found, "key"), _field(found, "value"), headers, found["timestamp"], _details(found))
+    return Original(_field(fields, "key"), _field(fields, "value"), headers, fields["timestamp"], _details(fields))
 
 
 def _details(row: dict[str, Any]) -> Details | None:
     if "message_id" not in row:
         return None
-    keys = [_bytes(one) or b"" for one in row["keys"]]
+    keys = [_bytes(key) or b"" for key in row["keys"]]
     place = Place(row["topic"], row["broker"], row["partition"], row["offset"])
     return Details(_bytes(row["message_id"]), row["offset_message_id"], keys, row["reconsume_times"], place)
 
@@ -98,8 +98,8 @@ def _details(row: dict[str, Any]) -> Details | None:
 def _unpacked(row: bytes) -> Original:
     from sidecar.zone.rows import unpack  # its package needs pyarrow, which other formats do without
 
-    found = unpack(row)
-    return Original(found.key, found.value, found.headers, found.timestamp_ms)
+    unpacked = unpack(row)
+    return Original(unpacked.key, unpacked.value, unpacked.headers, unpacked.timestamp_ms)
 
 
 def _field(row: dict[str, Any], name: str) -> bytes | None:
@@ -137,12 +137,12 @@ def open_dead_letters(
         fetch: Reads one message again.
         send_back: Hands one message back; of RocketMQ alone.
     """
-    originals, place = Originals(settings.sink.chosen.row_format, fetch), settings.dead_letters
-    if isinstance(place, DeadLetters) and place.rocketmq:
+    originals, chosen = Originals(settings.sink.chosen.row_format, fetch), settings.dead_letters
+    if isinstance(chosen, DeadLetters) and chosen.rocketmq:
         assert send_back is not None
-        return DeadLettersAtBroker(send_back, place.delay_level, DeadLettersInState(keeper, originals))
-    if isinstance(place, DeadLetters):
-        return DeadLettersInTopic(client_config(settings.source.kafka), place.kafka.topic, originals)
+        return DeadLettersAtBroker(send_back, chosen.delay_level, DeadLettersInState(keeper, originals))
+    if isinstance(chosen, DeadLetters):
+        return DeadLettersInTopic(client_config(settings.source.kafka), chosen.kafka.topic, originals)
     return DeadLettersInState(keeper, originals)
 
 
@@ -166,7 +166,8 @@ class DeadLettersInState:
         Raises:
             StateError: There is no room for them, or the store is closed.
         """
-        stored = [StoredLetter.of(one, at_ms=int(time.time() * 1000), envelope=self._envelope(one)) for one in letters]
+        at_ms = int(time.time() * 1000)
+        stored = [StoredLetter.of(letter, at_ms=at_ms, envelope=self._envelope(letter)) for letter in letters]
         with self._writing:
             self._check_open()
             self._keeper.put(stored)
@@ -182,10 +183,10 @@ class DeadLettersInState:
 
     def _envelope(self, letter: DeadLetter) -> bytes:
         self._check_open()  # a message that is read again takes seconds at worst
-        found = self._originals.find(letter)
+        original = self._originals.find(letter)
         return envelope_row(
-            letter.tp, letter.offset, timestamp_ms=found.timestamp_ms, key=found.key, tags=(), headers=found.headers,
-            value=found.value, details=found.details,
+            letter.tp, letter.offset, timestamp_ms=original.timestamp_ms, key=original.key, tags=(),
+            headers=original.headers, value=original.value, details=original.details,
         )  # fmt: skip
 
 
@@ -208,12 +209,12 @@ class DeadLettersAtBroker:
     def store(self, letters: Sequence[DeadLetter]) -> None:
         """Have them copied; those that are gone, or stand in a batch that is one message, go to the rest."""
         left = []
-        for one in letters:
-            name = one.scope, one.tp, one.offset
-            if name in self._copied or self._send_back(one.tp, one.offset, self._level):
+        for letter in letters:
+            name = letter.scope, letter.tp, letter.offset
+            if name in self._copied or self._send_back(letter.tp, letter.offset, self._level):
                 self._copied.add(name)
             else:
-                left.append(one)
+                left.append(letter)
         if left:
             self._rest.store(left)
         self._copied.clear()
@@ -263,10 +264,10 @@ class DeadLettersInTopic:
                 failures.append(error.str())
 
         for letter in letters:
-            found = self._originals.find(letter)
+            original = self._originals.find(letter)
             self._safely(
-                self._producer.produce, self._topic, value=found.value, key=found.key,
-                headers=[*found.headers, *_story(letter)], timestamp=found.timestamp_ms or 0, on_delivery=told,
+                self._producer.produce, self._topic, value=original.value, key=original.key,
+                headers=[*original.headers, *_story(letter)], timestamp=original.timestamp_ms or 0, on_delivery=told,
             )  # fmt: skip
         left = self._safely(self._producer.flush, PRODUCE_TIMEOUT_S)
         if left or failures:

@@ -96,8 +96,8 @@ class LedgerWorker:
         """Begin a `Ledger.exchange`, unless one is going on."""
 
         def job() -> None:
-            found = self._try("exchange", lambda: self._ledger.exchange(group, missed, given))
-            self._exchanged, self._exchanging = found, False
+            exchanged = self._try("exchange", lambda: self._ledger.exchange(group, missed, given))
+            self._exchanged, self._exchanging = exchanged, False
 
         if not self._exchanging:
             self._exchanging = True
@@ -105,10 +105,10 @@ class LedgerWorker:
 
     def exchanged(self) -> Exchanged | None:
         """What the last exchange came to, once; None while it goes on, and when it failed."""
-        found = None
+        exchanged = None
         if not self._exchanging:
-            found, self._exchanged = self._exchanged, None
-        return found
+            exchanged, self._exchanged = self._exchanged, None
+        return exchanged
 
     def tend(self, now_s: float) -> None:
         """Forget what is too old or too much: a little every second, more only while nothing else is to be done."""
@@ -125,7 +125,7 @@ class LedgerWorker:
     def _try(self, kind: str, call: Callable[[], T]) -> T | None:
         """What the call gives; None when it failed."""
         try:
-            found = call()
+            answer = call()
         except Exception as error:  # noqa: BLE001  # a mistake in a driver must not end the thread: it is tried again
             self.transactions[kind, "failed"] += 1
             reason = str(error) if isinstance(error, SidecarError) else f"{type(error).__name__}: {error}"
@@ -136,7 +136,7 @@ class LedgerWorker:
         if self.problem:
             log.info("ledger.recovered", ledger=self._ledger.name)
             self.problem = ""
-        return found
+        return answer
 
     def close(self) -> None:
         """Finish what was given, then let go of the ledger."""

@@ -132,12 +132,12 @@ class DeltaSink:
         while group := self._next():
             begun_s = time.monotonic()
             try:
-                answer = _CLOSED if self._closed.is_set() else self._table.append([one.batch for one in group])
+                answer = _CLOSED if self._closed.is_set() else self._table.append([waiting.batch for waiting in group])
             except Exception as error:  # noqa: BLE001  # whoever waits must be answered, and the thread live on
                 answer = Answer(Verdict.RETRY, f"the sink failed: {type(error).__name__}: {_line(error)}")
-            for one in group:
-                one.answer.set_result(answer)
-            del group, one  # the wait for more must not hold them
+            for waiting in group:
+                waiting.answer.set_result(answer)
+            del group, waiting  # the wait for more must not hold them
             self._closed.wait(min(PAUSES * (time.monotonic() - begun_s), PAUSE_MAX_S))
 
     def _next(self) -> list[_Waiting]:
@@ -145,7 +145,7 @@ class DeltaSink:
         first = self._held or self._work.get()
         self._held = None
         group = [first] if first else []
-        size = sum(one.batch.nbytes for one in group)
+        size = sum(waiting.batch.nbytes for waiting in group)
         while group and not self._work.empty():
             more = self._work.get()
             if more is None:
@@ -204,14 +204,14 @@ class _Table:
     def _fresh(self, batches: Iterable[Batch]) -> list[tuple[Batch, dict[bytes, Part]]]:
         """Batches with those of their parts that are not in the table, by digest of the name, each once."""
         seen: set[bytes] = set()
-        found = []
+        fresh = []
         for batch in batches:
             parts = {digest_of(text_of_name(part.group), part.name): part for part in batch.parts if part.count}
             parts = {digest: part for digest, part in parts.items() if digest not in self._names and digest not in seen}
             seen.update(parts)
             if parts:
-                found.append((batch, parts))
-        return found
+                fresh.append((batch, parts))
+        return fresh
 
     def _commit(self, fresh: Sequence[tuple[Batch, dict[bytes, Part]]]) -> bool:
         """Make the next version of the table; False when somebody else made it."""
@@ -223,19 +223,19 @@ class _Table:
         digests = [digest for _, parts in fresh for digest in parts]
         metadata = {_KEY: base64.b64encode(b"".join(digests)).decode()}
         properties = CommitProperties(custom_metadata=metadata, max_commit_retries=0)
-        mine = self._version + 1
+        version = self._version + 1
         try:
             # In one chunk: several are written side by side, and a part's rows would stand in any order.
             write_deltalake(self._table, rows.combine_chunks(), mode="append", commit_properties=properties)
         except CommitFailedError:
             self._look_again()
-            if self._version < mine:
+            if self._version < version:
                 raise
             return False
-        sync_commit(self._path, mine)
-        if self._table.version() == mine:
+        sync_commit(self._path, version)
+        if self._table.version() == version:
             self._know(digests)
-            self._version = mine
+            self._version = version
         else:
             self._learn()
         return True
@@ -302,13 +302,14 @@ def _check_newest(path: str, version: int) -> None:
     root = _folder(path)
     if root is None:
         return
-    for at in range(max(0, version - UNSYNCED_MAX), version + 1):
-        for name, size in _added(root, at):
+    for torn in range(max(0, version - UNSYNCED_MAX), version + 1):
+        for name, size in _added(root, torn):
             file = root / name
             if file.exists() and file.stat().st_size != size:  # one that is gone was compacted and vacuumed
                 raise ConfigError(
-                    f"the Delta table {path} was torn by a power loss: {name} is incomplete, and version {at} names it",
-                    hint=f"Remove {_log(root, at).name} and later files from _delta_log: they were not acknowledged",
+                    f"the Delta table {path} was torn by a power loss: {name} is incomplete, and version "
+                    f"{torn} names it",
+                    hint=f"Remove {_log(root, torn).name} and later files from _delta_log: they were not acknowledged",
                 )
 
 
@@ -325,8 +326,8 @@ def _log(root: Path, version: int) -> Path:
 def _added(root: Path, version: int) -> list[tuple[str, int]]:
     """Files and sizes in bytes that a commit adds; none where it is cleaned up by now."""
     actions = map(orjson.loads, (files.read_from(_log(root, version)) or b"").splitlines())
-    found = [action["add"] for action in actions if "add" in action]
-    return [(unquote(add["path"]), add["size"]) for add in found]
+    adds = [action["add"] for action in actions if "add" in action]
+    return [(unquote(add["path"]), add["size"]) for add in adds]
 
 
 def _digests_in(commit: Mapping[str, Any]) -> list[bytes]:
@@ -336,7 +337,7 @@ def _digests_in(commit: Mapping[str, Any]) -> list[bytes]:
         raw = base64.b64decode(text, validate=True) if isinstance(text, str) else b""
     except ValueError:
         return []
-    return [raw[at : at + _DIGEST_BYTES] for at in range(0, len(raw), _DIGEST_BYTES)]
+    return [raw[start : start + _DIGEST_BYTES] for start in range(0, len(raw), _DIGEST_BYTES)]
 
 
 def _check_columns(table: DeltaTable) -> None:

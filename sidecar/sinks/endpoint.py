@@ -93,11 +93,11 @@ def _checked(headers: Mapping[str, str]) -> dict[str, str]:
 
 
 def _secrets(values: Iterable[str]) -> list[bytes]:
-    found: list[str] = []
+    secrets: list[str] = []
     for value in values:
         scheme, _, token = value.partition(" ")
-        found += [value, token]
+        secrets += [value, token]
         if scheme == "Basic":
             with contextlib.suppress(ValueError):
-                found.append(base64.b64decode(token).decode().partition(":")[2])
-    return sorted({text.encode() for text in found if len(text) >= SECRET_MIN_CHARS}, key=len, reverse=True)
+                secrets.append(base64.b64decode(token).decode().partition(":")[2])
+    return sorted({text.encode() for text in secrets if len(text) >= SECRET_MIN_CHARS}, key=len, reverse=True)

@@ -178,23 +178,23 @@ def _row_of_pieces(row: dict[str, Any], value: bytes) -> bytes:
 
 
 def _joined(head: bytes, name: bytes, pieces: Iterable[bytes | memoryview]) -> bytes:
-    found = io.BytesIO(head + name)
-    found.seek(0, io.SEEK_END)
+    row = io.BytesIO(head + name)
+    row.seek(0, io.SEEK_END)
     for piece in pieces:
-        found.write(piece)
-    found.write(b'"}')
-    return found.getvalue()
+        row.write(piece)
+    row.write(b'"}')
+    return row.getvalue()
 
 
 def _text_pieces(value: bytes) -> Iterator[memoryview]:
     decoder = codecs.getincrementaldecoder("utf-8")()
-    for at in range(0, len(value), PIECE_BYTES):
-        text = decoder.decode(value[at : at + PIECE_BYTES], at + PIECE_BYTES >= len(value))
+    for start in range(0, len(value), PIECE_BYTES):
+        text = decoder.decode(value[start : start + PIECE_BYTES], start + PIECE_BYTES >= len(value))
         yield memoryview(orjson.dumps(text))[1:-1]
 
 
 def _base64_pieces(value: bytes) -> Iterator[bytes]:
-    return (base64.b64encode(value[at : at + PIECE_BYTES]) for at in range(0, len(value), PIECE_BYTES))
+    return (base64.b64encode(value[start : start + PIECE_BYTES]) for start in range(0, len(value), PIECE_BYTES))
 
 
 def _put(row: dict[str, Any], name: str, raw: bytes | None) -> None:

@@ -45,15 +45,15 @@ class LetterStore:
 
     def load(self, limit: int, after: int = 0) -> list[StoredLetter]:
         """See `Letters.load`; a damaged one is reported and left out, but stays in the file."""
-        found: list[StoredLetter] = []
+        letters: list[StoredLetter] = []
         for row in self._database.rows(_SELECT, (after, limit)):
             if row[-1] == checksum(*row[1:-1]):
-                found.append(_decode(row))
+                letters.append(_decode(row))
             else:
                 tp = TopicPartition(*row[2:5])
                 where = f"{tp.topic}:{tp.queue} offset {row[5]}"
                 self._on_damage(Damage("dead letter", where, "checksum", f"left out, id {row[0]}"))
-        return found
+        return letters
 
     def count(self) -> int:
         """See `Letters.count`."""

@@ -111,20 +111,20 @@ def encode(
     for key, lane in sorted(state.lanes.items()):
         out += key.to_bytes(6, "big")
         _put(out, 0 if lane.open_from is None else lane.open_from - base + 1, len(lane.intents))
-        at = base
+        before = base
         for first, last in lane.intents:
-            _put(out, first - at, last - first)
-            at = last
-    for one in (stamp or _NO_STAMP, parent or _NO_STAMP):
-        out += one.token.to_bytes(TOKEN_BITS // 8, "big")
-        _put(out, one.number)
+            _put(out, first - before, last - first)
+            before = last
+    for known in (stamp or _NO_STAMP, parent or _NO_STAMP):
+        out += known.token.to_bytes(TOKEN_BITS // 8, "big")
+        _put(out, known.number)
     places = {place: number for number, place in enumerate(_places(state.lanes))}
     tries = sorted((places[place], tried) for place, tried in state.tries.items() if place in places)
     _put(out, len(tries))
-    at = 0
+    before = 0
     for number, tried in tries:
-        _put(out, number - at, *tried)
-        at = number
+        _put(out, number - before, *tried)
+        before = number
     text = base64.b64encode(_HEAD.pack(MAGIC, VERSION, zlib.crc32(out)) + out).decode()
     if len(text) > METADATA_CHARACTERS:
         raise ValueError(f"{len(text)} characters of metadata, {METADATA_CHARACTERS} fit")
@@ -199,15 +199,15 @@ class _Reader:
         size = TOKEN_BITS // 8
         token = int.from_bytes(self._raw[self._at : self._at + size], "big")
         self._at += size
-        found = Stamp(token, self.number())
-        return None if found == _NO_STAMP else found
+        stamp = Stamp(token, self.number())
+        return None if stamp == _NO_STAMP else stamp
 
     def tries(self, places: list[Place]) -> Iterator[tuple[Place, Tries]]:
         """None where an earlier version has written the rest."""
-        at = 0
+        number = 0
         for _ in range(self.number() if self._at < len(self._raw) else 0):
-            at += self.number()
-            yield places[at], Tries(self.number(), self.number())
+            number += self.number()
+            yield places[number], Tries(self.number(), self.number())
 
     def keys(self, count: int) -> Iterator[int]:
         for _ in range(count):
@@ -225,11 +225,11 @@ def _read(reader: _Reader) -> PartitionState:
     for _ in range(lanes):
         (key,) = reader.keys(1)
         opened, count = reader.number(), reader.number()
-        intents, at = [], base
+        intents, end = [], base
         for _ in range(count):
-            first = at + reader.number()
-            at = first + reader.number()
-            intents.append((first, at))
+            first = end + reader.number()
+            end = first + reader.number()
+            intents.append((first, end))
         found_lanes[key] = LaneState(base + opened - 1 if opened else None, tuple(intents))
     return PartitionState(
         base, base + ahead, found_lanes, base + shared_from - 1 if shared_from else None, tuple(found_shared)

@@ -33,19 +33,19 @@ class Presence:
         """
         for path, known in self._known.items():
             try:
-                found = _identity(path)
+                identity = _identity(path)
             except OSError as error:
                 raise _lost(f"{path} cannot be found any more: {error.strerror}") from error
-            if found != known:
-                raise _lost(f"{path} was {'removed or moved' if found is None else 'replaced'} while it was in use")
+            if identity != known:
+                raise _lost(f"{path} was {'removed or moved' if identity is None else 'replaced'} while it was in use")
 
 
 def _identity(path: Path) -> tuple[int, int] | None:
     try:
-        found = os.stat(path)  # noqa: PTH116  # a third of the time that Path.stat takes
+        stat = os.stat(path)  # noqa: PTH116  # a third of the time that Path.stat takes
     except (FileNotFoundError, NotADirectoryError):
         return None
-    return found.st_dev, found.st_ino
+    return stat.st_dev, stat.st_ino
 
 
 def _lost(what: str) -> StateError:

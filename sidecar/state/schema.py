@@ -94,16 +94,16 @@ def upgrade(connection: sqlite3.Connection, version: int) -> None:
 def _check_pages(connection: sqlite3.Connection) -> None:
     """Complaints about tables of others are none of ours."""
     try:
-        found = [text for (text,) in connection.execute(f"PRAGMA quick_check({MESSAGES_MAX})")]
+        faults = [text for (text,) in connection.execute(f"PRAGMA quick_check({MESSAGES_MAX})")]
     except sqlite3.OperationalError as error:  # a function or collation that only their program has
-        found = [str(error)]
-    if found == ["ok"]:
+        faults = [str(error)]
+    if faults == ["ok"]:
         return
     ours = {name for kind, name, *_ in _expected_objects() if kind == "table"}
     theirs = {table for _, _, table, _ in _objects(connection)} - ours
     checks = [connection.execute(f"PRAGMA quick_check('{name}')").fetchone()[0] for name in sorted(ours)]
-    if not theirs or len(found) == MESSAGES_MAX or any(text != "ok" for text in checks) or _is_structural(found):
-        raise DamagedError(found[0])
+    if not theirs or len(faults) == MESSAGES_MAX or any(text != "ok" for text in checks) or _is_structural(faults):
+        raise DamagedError(faults[0])
 
 
 def _is_structural(complaints: Sequence[str]) -> bool:

@@ -57,8 +57,8 @@ class Store:
     def bind(self, cluster_id: str, group_id: str) -> bool:
         """See `State.bind`."""
         with self._database.transaction() as connection:
-            found = self._meta(connection, "identity")
-            bound_cluster, bound_group = found or (cluster_id, group_id)
+            stored = self._meta(connection, "identity")
+            bound_cluster, bound_group = stored or (cluster_id, group_id)
             if bound_group != group_id:
                 raise another_group(str(self._folder.path), bound_group, group_id)
             same = same_cluster(bound_cluster, cluster_id)
@@ -74,7 +74,7 @@ class Store:
             _put_meta(connection, "identity", bound)
         if not same:
             self.ids.forget_database()
-        self.ids.files.bind(*bound, ours=same and found is not None)
+        self.ids.files.bind(*bound, ours=same and stored is not None)
         self._bound = bound
         if not same:
             self._database.return_space()
@@ -123,17 +123,17 @@ class Store:
 
     def load_partitions(self) -> dict[TopicPartition, PartitionSnapshot]:
         """See `State.load_partitions`."""
-        found: dict[TopicPartition, PartitionSnapshot] = {}
+        snapshots: dict[TopicPartition, PartitionSnapshot] = {}
         with self._database.transaction() as connection:
             for rowid, *row in connection.execute(f"SELECT rowid, {_PARTITION_COLUMNS} FROM partitions").fetchall():
                 if row[-1] == checksum(*row[:-1]):
                     snapshot = _partition_snapshot(tuple(row))
-                    found[snapshot.tp] = snapshot
+                    snapshots[snapshot.tp] = snapshot
                 else:
                     connection.execute("DELETE FROM partitions WHERE rowid = ?", (rowid,))
                     tp = TopicPartition(*row[:3])
                     self._damages.append(Damage("partition", f"{tp.topic}:{tp.queue}", "checksum", "dropped"))
-        return found
+        return snapshots
 
     def save_progress(self, rows: Mapping[ProgressKey, str], *, durable: bool = True) -> None:
         """See `State.save_progress`."""
@@ -145,16 +145,16 @@ class Store:
 
     def load_progress(self) -> dict[ProgressKey, str]:
         """See `State.load_progress`."""
-        found: dict[ProgressKey, str] = {}
+        texts: dict[ProgressKey, str] = {}
         with self._database.transaction() as connection:
             for rowid, *columns, text, crc in connection.execute("SELECT rowid, * FROM progress").fetchall():
                 key = ProgressKey(*columns)
                 if crc == checksum(*key, text):
-                    found[key] = text
+                    texts[key] = text
                 else:
                     connection.execute("DELETE FROM progress WHERE rowid = ?", (rowid,))
                     self._damages.append(Damage("progress", f"{key.topic}:{key.tp.queue}", "checksum", "dropped"))
-        return found
+        return texts
 
     def check_in_place(self) -> None:
         """See `State.check_in_place`."""

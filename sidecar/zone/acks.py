@@ -61,8 +61,8 @@ def acknowledged(root: Path | str) -> dict[str, dict[str, int]]:
 def _read(path: Path) -> dict[str, int] | None:
     data = files.read_from(path)
     try:
-        found = orjson.loads(data or b"")
+        acks = orjson.loads(data or b"")
     except ValueError:
         return None
-    whole = isinstance(found, dict) and all(type(seq) is int for seq in found.values())
-    return found if whole else None
+    whole = isinstance(acks, dict) and all(type(seq) is int for seq in acks.values())
+    return acks if whole else None

@@ -45,13 +45,13 @@ def _chunks(part: Part) -> Iterator[tuple[list[int], list[bytes]]]:
         if len(fragment.offsets):
             offsets += fragment.offsets
             rows += bytes(fragment.data).split(SEPARATOR)
-    at = 0
-    while at < len(rows):
-        end = min(at + ROWS_MAX, len(rows))
-        while end - at > 1 and sum(map(len, rows[at:end])) > BATCH_BYTES:
-            end = (at + end) // 2
-        yield offsets[at:end], rows[at:end]
-        at = end
+    start = 0
+    while start < len(rows):
+        end = min(start + ROWS_MAX, len(rows))
+        while end - start > 1 and sum(map(len, rows[start:end])) > BATCH_BYTES:
+            end = (start + end) // 2
+        yield offsets[start:end], rows[start:end]
+        start = end
 
 
 def _batch(part: Part, offsets: list[int], rows: list[Row], constants: tuple[str, int, str]) -> pa.RecordBatch:

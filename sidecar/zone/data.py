@@ -72,7 +72,7 @@ def read(
             kept = _without(batch, rows, entry, drop) if drop and dropping else batch
             rows += batch.num_rows
             chosen = kept.select(wanted).replace_schema_metadata(None)
-            yield from (chosen.slice(at, rows_max) for at in range(0, kept.num_rows, rows_max))
+            yield from (chosen.slice(start, rows_max) for start in range(0, kept.num_rows, rows_max))
     except (pa.ArrowInvalid, OSError) as error:  # its line was made again from a file that was damaged by then
         raise ZoneError(f"landing zone: {entry.file} cannot be read: {error}", hint=_DAMAGED) from error
     if rows != entry.rows:
@@ -112,10 +112,10 @@ def _batches(data: bytes, format: str, columns: list[str]) -> Iterator[pa.Record
 def _without(batch: pa.RecordBatch, begin: int, entry: Entry, drop: Mapping[Place, BitMap64]) -> pa.RecordBatch:
     """The batch, whose first row is row `begin` of the entry, without the rows whose offsets are to be dropped."""
     kept: list[pa.RecordBatch] = []
-    at = 0
+    row = 0
     for part in entry.parts:
-        start, stop = max(at - begin, 0), min(at + part.rows - begin, batch.num_rows)
-        at += part.rows
+        start, stop = max(row - begin, 0), min(row + part.rows - begin, batch.num_rows)
+        row += part.rows
         if start >= stop:
             continue
         piece = batch.slice(start, stop - start)

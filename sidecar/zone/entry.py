@@ -105,11 +105,11 @@ def document(entry: Entry) -> dict[str, Any]:
     }
 
 
-def entry_of(found: Any, size: int, crc: int) -> Entry:
+def entry_of(fields: Any, size: int, crc: int) -> Entry:
     """The entry of a document.
 
     Args:
-        found: What JSON gave.
+        fields: What JSON gave.
         size: Of the data file, in bytes.
         crc: CRC-32 of the data file.
 
@@ -117,18 +117,19 @@ def entry_of(found: Any, size: int, crc: int) -> Entry:
         DamagedLineError: It is no such document, or of another version.
     """
     try:
-        if found["v"] != VERSION:
-            raise DamagedLineError(f"is of layout version {found['v']}, and this program knows {VERSION}")
+        if fields["v"] != VERSION:
+            raise DamagedLineError(f"is of layout version {fields['v']}, and this program knows {VERSION}")
         return Entry(
-            found["writer"], found["seq"], found["file"], found["group"], found["rows"], size, crc, found["before"],
-            found["at"], tuple(PartRows(*part) for part in found["parts"]), tuple(map(_cover, found["offsets"])),
+            fields["writer"], fields["seq"], fields["file"], fields["group"], fields["rows"], size, crc,
+            fields["before"], fields["at"], tuple(PartRows(*part) for part in fields["parts"]),
+            tuple(map(_cover, fields["offsets"])),
         )  # fmt: skip
     except (KeyError, TypeError, binascii.Error) as error:
         raise DamagedLineError("is no entry") from error
 
 
-def _cover(found: Iterable[Any]) -> Cover:
-    topic, scope, partition, text = found
+def _cover(fields: Iterable[Any]) -> Cover:
+    topic, scope, partition, text = fields
     return Cover(topic, scope, partition, base64.b64decode(text, validate=True))
 
 
@@ -148,8 +149,8 @@ def parse(line: bytes) -> Entry:
     if line[:9] != b"%08x " % crc32(body):
         raise DamagedLineError("has a wrong checksum")
     try:
-        found = orjson.loads(body)
-        size, crc = found["bytes"], found["crc"]
+        fields = orjson.loads(body)
+        size, crc = fields["bytes"], fields["crc"]
     except (ValueError, TypeError, KeyError) as error:
         raise DamagedLineError("is no entry") from error
-    return entry_of(found, size, crc)
+    return entry_of(fields, size, crc)

@@ -54,5 +54,5 @@ def data_file(writer: str, seq: int, group: str, rows: int, at_ms: int, format: 
 
 def seq_of(name: str) -> int | None:
     """The sequence number in a data file's name, None for other files."""
-    found = re.match(r"(\d{12,})-", name)
-    return int(found[1]) if found else None
+    match = re.match(r"(\d{12,})-", name)
+    return int(match[1]) if match else None

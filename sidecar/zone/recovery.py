@@ -69,56 +69,56 @@ class Recovery:
         first = segments[-1] if segments else first_of(self._floor.seq + 1)
         lines = files.Lines(segment_path(self._root, self._writer, first))
         try:
-            found = Recovered(lines, None, first)
-            self._read_last(found)
-            self._read_earlier(found, segments[:-1], entries_max)
-            found.head = found.names[-1] if found.names else None
-            self._sweep(found)
+            recovered = Recovered(lines, None, first)
+            self._read_last(recovered)
+            self._read_earlier(recovered, segments[:-1], entries_max)
+            recovered.head = recovered.names[-1] if recovered.names else None
+            self._sweep(recovered)
         except BaseException:
-            found.lines.close()
+            recovered.lines.close()
             raise
-        return found
+        return recovered
 
-    def _read_last(self, found: Recovered) -> None:
-        for entry in self._scan(found.lines, found.seq):
-            found.seq += 1
+    def _read_last(self, recovered: Recovered) -> None:
+        for entry in self._scan(recovered.lines, recovered.seq):
+            recovered.seq += 1
             if entry is not None:
-                found.names.append(entry)
+                recovered.names.append(entry)
 
-    def _read_earlier(self, found: Recovered, segments: list[int], entries_max: int) -> None:
+    def _read_earlier(self, recovered: Recovered, segments: list[int], entries_max: int) -> None:
         for first in reversed(segments):
-            if len(found.names) >= entries_max:
+            if len(recovered.names) >= entries_max:
                 break
             with contextlib.closing(files.Lines(segment_path(self._root, self._writer, first))) as lines:
-                found.names[:0] = [entry for entry in self._scan(lines, first) if entry is not None]
+                recovered.names[:0] = [entry for entry in self._scan(lines, first) if entry is not None]
 
     def _scan(self, lines: files.Lines, first: int) -> Iterator[Entry | None]:
         """The entries of a segment, None for one that is lost; the segment is whole afterwards."""
         path = segment_path(self._root, self._writer, first)
         data = files.read_from(path) or b""
-        at, seq = 0, first
-        while at < len(data):
+        start, seq = 0, first
+        while start < len(data):
             where = f"line {seq - first + 1} of {path.relative_to(self._root)}"
-            end = data.find(b"\n", at)
-            text = data[at:] if end < 0 else data[at:end]
+            end = data.find(b"\n", start)
+            text = data[start:] if end < 0 else data[start:end]
             entry = self._whole(text, seq)
             if entry is None or end < 0:
                 made = entry or find_entry(self._root, self._writer, seq)
                 if made is None and end < 0:
-                    lines.cut(at)
+                    lines.cut(start)
                     self._report(f"{where} was torn; {len(text)} bytes of it were cut off")
                     return
                 if made is None:
                     self._tell_lost(where, seq)
                 else:
                     text = line_of(made)
-                    lines.mend(at, text)
+                    lines.mend(start, text)
                     self._report(f"{where} was damaged or torn; it was made again")
                 entry = made
-            at += len(text) + 1
+            start += len(text) + 1
             seq += 1
             yield entry
-        lines.end = at
+        lines.end = start
 
     def _whole(self, text: bytes, seq: int) -> Entry | None:
         try:
@@ -131,22 +131,22 @@ class Recovery:
         if seq > self._floor.seq:
             self._report(f"{where} is damaged and has no data file to make it again from: readers will stop there")
 
-    def _sweep(self, found: Recovered) -> None:
+    def _sweep(self, recovered: Recovered) -> None:
         """Enter whole data files behind the last line, and remove what is of no use."""
-        if self._floor.seq >= found.seq:
-            raise self._older(found.seq, f"data up to number {self._floor.seq} was removed as read")
+        if self._floor.seq >= recovered.seq:
+            raise self._older(recovered.seq, f"data up to number {self._floor.seq} was removed as read")
         useless: list[tuple[Path, str]] = []
         folder = data_folder(self._root, self._writer)
         for path in sorted(folder.glob("*/*"), key=lambda path: path.name):
             seq = seq_of(path.name)
-            if seq is not None and self._floor.seq < seq < found.seq:
+            if seq is not None and self._floor.seq < seq < recovered.seq:
                 continue
             name = path.relative_to(self._root).as_posix()
-            if seq == found.seq and (entry := find_entry(self._root, self._writer, seq)) and entry.file == name:
-                self._enter(found, entry)
+            if seq == recovered.seq and (entry := find_entry(self._root, self._writer, seq)) and entry.file == name:
+                self._enter(recovered, entry)
                 self._report(f"{name} had no line in the manifest; it was entered")
-            elif seq is not None and seq > found.seq and entry_in(path, name) is not None:
-                raise self._older(found.seq, f"{name} is whole")
+            elif seq is not None and seq > recovered.seq and entry_in(path, name) is not None:
+                raise self._older(recovered.seq, f"{name} is whole")
             elif path.name[0] == files.HIDDEN or seq is not None:
                 useless.append((path, name))
         for path, name in useless:
@@ -161,11 +161,11 @@ class Recovery:
             f"data/{self._writer} out of the zone: a new writer begins, and only those files have what was not read",
         )
 
-    def _enter(self, found: Recovered, entry: Entry) -> None:
+    def _enter(self, recovered: Recovered, entry: Entry) -> None:
         files.sync((self._root / entry.file).parent)
-        if found.seq == first_of(found.seq) and found.lines.end:
-            last, found.lines = found.lines, files.Lines(segment_path(self._root, self._writer, found.seq))
+        if recovered.seq == first_of(recovered.seq) and recovered.lines.end:
+            last, recovered.lines = recovered.lines, files.Lines(segment_path(self._root, self._writer, recovered.seq))
             last.close()
-        found.lines.append(line_of(entry))
-        found.names.append(entry)
-        found.head, found.seq = entry, found.seq + 1
+        recovered.lines.append(line_of(entry))
+        recovered.names.append(entry)
+        recovered.head, recovered.seq = entry, recovered.seq + 1

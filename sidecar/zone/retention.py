@@ -102,8 +102,8 @@ def _entries(root: Path, writer: str, seq: int, last: int) -> Iterator[Entry]:
         if not lines or seq == first_of(seq):
             data = files.read_from(segment_path(root, writer, seq)) or b""
             lines = data.split(b"\n")[:-1]
-        at = seq - first_of(seq)
-        entry = _entry(root, writer, seq, lines[at]) if at < len(lines) else None
+        index = seq - first_of(seq)
+        entry = _entry(root, writer, seq, lines[index]) if index < len(lines) else None
         if entry is None:
             return
         yield entry

@@ -58,7 +58,7 @@ class RowFramer:
             columns.headers(messages),
             strict=True,
         )
-        return self.separator.join([pack(at, key, value, tags, headers) for at, key, value, tags, headers in rows]), ()
+        return self.separator.join([pack(*row) for row in rows]), ()
 
 
 def pack(
@@ -118,16 +118,16 @@ def unpack(row: bytes) -> Row:
     )
 
 
-def _unpack_headers(row: bytes, at: int) -> list[Header]:
+def _unpack_headers(row: bytes, start: int) -> list[Header]:
     headers: list[Header] = []
-    while at < len(row):
-        name_length, value_length = _NAMED.unpack_from(row, at)
-        begin = at + _NAMED.size
-        at = begin + name_length
-        name = row[begin:at].decode("utf-8", "surrogatepass")
+    while start < len(row):
+        name_length, value_length = _NAMED.unpack_from(row, start)
+        begin = start + _NAMED.size
+        start = begin + name_length
+        name = row[begin:start].decode("utf-8", "surrogatepass")
         if value_length == _ABSENT:
             headers.append((name, None))
         else:
-            headers.append((name, row[at : at + value_length]))
-            at += value_length
+            headers.append((name, row[start : start + value_length]))
+            start += value_length
     return headers

@@ -66,8 +66,8 @@ class Tail:
             ZoneError: Entries that were not read yet are lost; the message says where.
             OSError: The zone cannot be read.
         """
-        found = {writer: self._read(writer, lines_max) for writer in self._writers() if writer not in skip}
-        return {writer: entries for writer, entries in found.items() if entries}
+        read = {writer: self._read(writer, lines_max) for writer in self._writers() if writer not in skip}
+        return {writer: entries for writer, entries in read.items() if entries}
 
     def floors(self) -> dict[str, int]:
         """Writer to the last sequence number whose data may be gone: a new consumer begins behind it.
@@ -89,8 +89,8 @@ class Tail:
         return {writer: self._head(writer) for writer in self._writers()}
 
     def _head(self, writer: str) -> int:
-        place = self._places.get(writer)
-        first = first_of(place.seq) if place else read_floor(self._root, writer).first
+        position = self._places.get(writer)
+        first = first_of(position.seq) if position else read_floor(self._root, writer).first
         while segment_path(self._root, writer, first + SEGMENT_LINES).exists():
             first += SEGMENT_LINES
         lines = files.read_from(segment_path(self._root, writer, first)) or b""
@@ -102,67 +102,68 @@ class Tail:
 
     def _read(self, writer: str, lines_max: int) -> list[Entry]:
         entries: list[Entry] = []
-        place = self._places.get(writer) or self._begin(writer)
+        position = self._places.get(writer) or self._begin(writer)
         while len(entries) < lines_max:
-            data = files.read_from(segment_path(self._root, writer, place.seq), place.at)
-            if data is None and self._removed(writer, place):
-                place = self._begin(writer)
+            data = files.read_from(segment_path(self._root, writer, position.seq), position.at)
+            if data is None and self._removed(writer, position):
+                position = self._begin(writer)
                 continue
-            if data and self._take(writer, place, data, entries, lines_max):
+            if data and self._take(writer, position, data, entries, lines_max):
                 continue
-            if len(entries) == lines_max or not self._look_again(writer, place):
+            if len(entries) == lines_max or not self._look_again(writer, position):
                 break
         return entries
 
-    def _look_again(self, writer: str, place: _Place) -> bool:
+    def _look_again(self, writer: str, position: _Place) -> bool:
         """Whether the next segment is there already, so that this one must have been finished meanwhile.
 
         Raises:
             ZoneError: It was looked at again, and its lines are not there.
         """
-        path = segment_path(self._root, writer, first_of(place.seq) + SEGMENT_LINES)
+        path = segment_path(self._root, writer, first_of(position.seq) + SEGMENT_LINES)
         if not path.exists():
             return False
-        if place.stuck:
-            name = segment_path(self._root, writer, place.seq).relative_to(self._root)
-            raise ZoneError(f"landing zone: {name} lacks its lines from number {place.seq} on", hint=_RESTORE)
-        place.stuck = True
+        if position.stuck:
+            name = segment_path(self._root, writer, position.seq).relative_to(self._root)
+            raise ZoneError(f"landing zone: {name} lacks its lines from number {position.seq} on", hint=_RESTORE)
+        position.stuck = True
         return True
 
     def _begin(self, writer: str) -> _Place:
         first = read_floor(self._root, writer).first
-        place = _Place(max(first, first_of(self._after.get(writer, -1) + 1)))
-        self._places[writer] = place
-        return place
+        position = _Place(max(first, first_of(self._after.get(writer, -1) + 1)))
+        self._places[writer] = position
+        return position
 
-    def _removed(self, writer: str, place: _Place) -> bool:
+    def _removed(self, writer: str, position: _Place) -> bool:
         """Whether a segment that is missing was there once; then reading has to begin anew.
 
         Raises:
             ZoneError: Something was read before it, and what was in it is lost to this reader.
         """
         floor = read_floor(self._root, writer)
-        if floor.first <= place.seq:
+        if floor.first <= position.seq:
             return False
-        if place.started:
-            raise _lost(writer, place.seq, floor)
+        if position.started:
+            raise _lost(writer, position.seq, floor)
         return True
 
-    def _take(self, writer: str, place: _Place, data: bytes, entries: list[Entry], lines_max: int) -> bool:
+    def _take(self, writer: str, position: _Place, data: bytes, entries: list[Entry], lines_max: int) -> bool:
         """Take the lines of a segment; whether to go on with the next one."""
-        at, last = 0, first_of(place.seq) + SEGMENT_LINES
-        while place.seq < last and len(entries) < lines_max:
-            end = data.find(b"\n", at)
+        start, last = 0, first_of(position.seq) + SEGMENT_LINES
+        while position.seq < last and len(entries) < lines_max:
+            end = data.find(b"\n", start)
             if end < 0:
                 return False
-            entry, length = self._parse(writer, place.seq, data[at:end])
+            entry, length = self._parse(writer, position.seq, data[start:end])
             if entry is not None and entry.seq > self._after.get(writer, -1):
                 entries.append(entry)
-            at += length
-            place.seq, place.at, place.started, place.stuck = place.seq + 1, place.at + length, True, False
-        if place.seq == last:
-            place.at = 0
-        return place.seq == last
+            start += length
+            position.seq, position.at = position.seq + 1, position.at + length
+            position.started, position.stuck = True, False
+        if position.seq == last:
+            position.at = 0
+        return position.seq == last
 
     def _parse(self, writer: str, seq: int, line: bytes) -> tuple[Entry | None, int]:
         """The entry of a line and the bytes to go on by; no entry where it is lost and nobody needs its rows."""

@@ -235,12 +235,12 @@ def _parts_and_covers(parts: Iterable[Part]) -> tuple[tuple[PartRows, ...], tupl
     bitmaps: dict[Place, BitMap64] = {}
     named: list[PartRows] = []
     for part in parts:
-        place = part.tp.topic, part.home or part.scope, part.tp.partition
-        bitmap = bitmaps.setdefault(place, BitMap64())
+        origin = part.tp.topic, part.home or part.scope, part.tp.partition
+        bitmap = bitmaps.setdefault(origin, BitMap64())
         for fragment in part.fragments:
             bitmap.update(array("Q", fragment.offsets))  # the daemon's are of type q, which pyroaring refuses
-        named.append(PartRows(part.name, part.count, list(bitmaps).index(place)))
-    return tuple(named), tuple(Cover(*place, _serialized(bitmap)) for place, bitmap in bitmaps.items())
+        named.append(PartRows(part.name, part.count, list(bitmaps).index(origin)))
+    return tuple(named), tuple(Cover(*origin, _serialized(bitmap)) for origin, bitmap in bitmaps.items())
 
 
 def _serialized(bitmap: BitMap64) -> bytes:

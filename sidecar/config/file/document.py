@@ -124,24 +124,24 @@ class _Reader:
         if isinstance(node, MappingNode):
             return self._mapping(node, path)
         if isinstance(node, SequenceNode):
-            found = [self.read(child, (*path, i)) for i, child in enumerate(node.value)]
-            return [None if child is _UNREADABLE else child for child in found]
+            children = [self.read(child, (*path, i)) for i, child in enumerate(node.value)]
+            return [None if child is _UNREADABLE else child for child in children]
         return self._scalar(node, path) if isinstance(node, ScalarNode) else _UNREADABLE
 
     def _mapping(self, node: MappingNode, path: KeyPath) -> dict[str, Any]:
-        found: dict[str, Any] = {}
+        mapping: dict[str, Any] = {}
         for key, value in node.value:
             here = (*path, str(key.value) if isinstance(key, ScalarNode) else "?")
             if not _is_text(here[-1]):
                 self._report(key, here, "is not valid Unicode")
             elif not isinstance(key, ScalarNode) or key.tag == f"{_TAG}merge":
                 self._report(key, here, "is not a key; merge keys (<<) are not supported, aliases of whole values are")
-            elif key.value in found:
+            elif key.value in mapping:
                 self._report(key, here, f"is repeated, first in line {self._document.keys[here].line}")
             else:
                 self._document.keys[here] = _place(key)
-                found[key.value] = self.read(value, here)
-        return {key: value for key, value in found.items() if value is not _UNREADABLE}
+                mapping[key.value] = self.read(value, here)
+        return {key: value for key, value in mapping.items() if value is not _UNREADABLE}
 
     def _scalar(self, node: ScalarNode, path: KeyPath) -> Any:
         kind = str(node.tag).removeprefix(_TAG)

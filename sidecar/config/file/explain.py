@@ -70,12 +70,12 @@ def dotted(path: Iterable[str | int]) -> str:
 
 def _path(error: ErrorDetails, document: Document) -> tuple[KeyPath, bool]:
     """The error's path without the names that pydantic puts in for its own, and whether it is about a key."""
-    found: list[str | int] = []
+    path: list[str | int] = []
     steps = error["loc"]
     for i, step in enumerate(steps):
-        if (*found, step) in document.keys or (error["type"] == "missing" and i == len(steps) - 1):
-            found.append(step)
-    return tuple(found), "[key]" in steps
+        if (*path, step) in document.keys or (error["type"] == "missing" and i == len(steps) - 1):
+            path.append(step)
+    return tuple(path), "[key]" in steps
 
 
 def _at(document: Document, path: KeyPath, *, key: bool) -> Place:

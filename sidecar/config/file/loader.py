@@ -61,13 +61,13 @@ def load(
     document = parse(_text(file), resolver.resolve)
     problems = document.problems
     if document.data is not None:
-        found = _validate(document)
-        if not isinstance(found, Settings):
-            problems += [problem for problem in found if not _follows(problem, document.problems)]
+        outcome = _validate(document)
+        if not isinstance(outcome, Settings):
+            problems += [problem for problem in outcome if not _follows(problem, document.problems)]
         elif not problems:
-            problems = [Problem(_nearest(document, key), key, text) for key, text in refusals(found)]
+            problems = [Problem(_nearest(document, key), key, text) for key, text in refusals(outcome)]
             if not problems:
-                return found
+                return outcome
     raise InvalidConfigError(str(path), sorted(problems, key=lambda problem: problem.place))
 
 
@@ -75,7 +75,7 @@ def _validate(document: Document) -> Settings | list[Problem]:
     try:
         return Settings.model_validate(document.data)
     except ValidationError as error:
-        return [explain(one, document) for one in error.errors(include_url=False)]
+        return [explain(details, document) for details in error.errors(include_url=False)]
 
 
 def _follows(problem: Problem, known: Sequence[Problem]) -> bool:

@@ -55,10 +55,10 @@ class Look(NamedTuple):
             OSError: It cannot be told.
         """
         try:
-            found = os.stat(place)  # noqa: PTH116  # a third of the time that Path.stat takes
+            stat = os.stat(place)  # noqa: PTH116  # a third of the time that Path.stat takes
         except (FileNotFoundError, NotADirectoryError):
             return None
-        return cls(found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)
+        return cls(stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns)
 
 
 class MappedRun(SortedRun):
@@ -122,14 +122,14 @@ def _write(fd: int, runs: Sequence[Keys], stopped: Callable[[], bool]) -> None:
 
 def _sums(fd: int, end: int) -> list[int]:
     """Checksums of the blocks from the filter to `end`."""
-    found = []
+    sums = []
     buffer = bytearray(_BLOCK)
-    for at in range(_DATA_AT, end, _BLOCK):
-        view = memoryview(buffer)[: min(_BLOCK, end - at)]
-        if os.preadv(fd, [view], at) != len(view):
+    for start in range(_DATA_AT, end, _BLOCK):
+        view = memoryview(buffer)[: min(_BLOCK, end - start)]
+        if os.preadv(fd, [view], start) != len(view):
             raise DamagedError("shorter than it was")
-        found.append(xxhash.xxh3_64_intdigest(view))
-    return found
+        sums.append(xxhash.xxh3_64_intdigest(view))
+    return sums
 
 
 def open_run(path: Path) -> MappedRun:
@@ -171,8 +171,8 @@ def open_run(path: Path) -> MappedRun:
 
 def _map(fd: int) -> mmap.mmap:
     if sys.version_info >= (3, 13):  # else each file takes a descriptor as long as it is mapped
-        found = mmap.mmap(fd, 0, access=mmap.ACCESS_READ, trackfd=False)
+        mapped = mmap.mmap(fd, 0, access=mmap.ACCESS_READ, trackfd=False)
     else:
-        found = mmap.mmap(fd, 0, access=mmap.ACCESS_READ)
-    found.madvise(mmap.MADV_RANDOM)
-    return found
+        mapped = mmap.mmap(fd, 0, access=mmap.ACCESS_READ)
+    mapped.madvise(mmap.MADV_RANDOM)
+    return mapped

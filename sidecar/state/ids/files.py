@@ -65,7 +65,7 @@ class IdFiles:
             StateError: The file cannot be written.
             StoppedError: The process ends.
         """
-        number = max((one.last for one in self._files(tp)), default=0) + 1
+        number = max((file.last for file in self._files(tp)), default=0) + 1
         try:
             self._places.made(tp)
             self._make(tp, generation, number, number, [keys], ())
@@ -78,7 +78,7 @@ class IdFiles:
         Raises:
             StateError: A file cannot be read, for a reason that is not its own.
         """
-        return {one.path.name: one.run.total for one in self._files(tp)}
+        return {file.path.name: file.run.total for file in self._files(tp)}
 
     def expect(self, tp: TopicPartition, totals: Mapping[str, int]) -> None:
         """Tell what is missing of what an earlier life had by `totals`, and set aside what is another file by now.
@@ -86,15 +86,15 @@ class IdFiles:
         Raises:
             StateError: A file cannot be read, for a reason that is not its own.
         """
-        found = self._files(tp)
-        told = self._aside.pop(tp, set())
-        for one in found:
-            if totals.get(one.path.name, one.run.total) != one.run.total:
-                self._places.set_aside(tp, one.path, "another file stands there")
-                self._exchange(tp, one, None)
-                told.add(one.path.name)
-        for name in totals.keys() - told:
-            if not any(one.holds(name) for one in found):
+        known = self._files(tp)
+        reported = self._aside.pop(tp, set())
+        for file in known:
+            if totals.get(file.path.name, file.run.total) != file.run.total:
+                self._places.set_aside(tp, file.path, "another file stands there")
+                self._exchange(tp, file, None)
+                reported.add(file.path.name)
+        for name in totals.keys() - reported:
+            if not any(file.holds(name) for file in known):
                 self._places.tell(
                     tp, self._places.of(tp) / name, "removed while no daemon ran", "its ids are forgotten"
                 )
@@ -106,9 +106,9 @@ class IdFiles:
             StateError: It cannot be told.
         """
         with self._lock:
-            known = [(tp, one) for tp, found in self._open.items() for one in found]
+            known = [(tp, file) for tp, open_files in self._open.items() for file in open_files]
         try:
-            return {tp for tp, one in known if Look.at(one.path) != one.run.look}
+            return {tp for tp, file in known if Look.at(file.path) != file.run.look}
         except OSError as error:
             raise state_error("look at", self._places.folder, error) from error
 
@@ -119,37 +119,37 @@ class IdFiles:
             StateError: A file cannot be read or written.
             StoppedError: The process ends.
         """
-        for one in self._files(tp):
+        for file in self._files(tp):
             try:
-                self._mend(tp, one)
+                self._mend(tp, file)
             except OSError as error:
-                raise state_error("write", one.path, error) from error
+                raise state_error("write", file.path, error) from error
 
-    def _mend(self, tp: TopicPartition, one: IdFile) -> None:
-        now, known = Look.at(one.path), one.run.look
+    def _mend(self, tp: TopicPartition, file: IdFile) -> None:
+        now, known = Look.at(file.path), file.run.look
         if now == known or known is None:
             return
         if now is not None and now[:2] == known[:2]:
-            run = self._places.sound(tp, one.path)
-            self._exchange(tp, one, run)
+            run = self._places.sound(tp, file.path)
+            self._exchange(tp, file, run)
             return
-        hidden = self._places.made(tp) / f"{files.HIDDEN}{one.path.name}"
-        write(hidden, [one.run.keys], lambda: self.closing)
+        hidden = self._places.made(tp) / f"{files.HIDDEN}{file.path.name}"
+        write(hidden, [file.run.keys], lambda: self.closing)
         run = open_run(hidden)
         with self._lock:
-            if one not in self._open[tp]:  # dropped meanwhile
+            if file not in self._open[tp]:  # dropped meanwhile
                 files.remove(hidden)
                 return
-            os.rename(hidden, one.path)  # noqa: PTH104
-            files.sync(one.path.parent)
-            self._exchange(tp, one, run)
-        self._places.tell(tp, one.path, "removed" if now is None else "replaced", "made again from memory")
+            os.rename(hidden, file.path)  # noqa: PTH104
+            files.sync(file.path.parent)
+            self._exchange(tp, file, run)
+        self._places.tell(tp, file.path, "removed" if now is None else "replaced", "made again from memory")
 
-    def _exchange(self, tp: TopicPartition, one: IdFile, run: MappedRun | None) -> None:
+    def _exchange(self, tp: TopicPartition, file: IdFile, run: MappedRun | None) -> None:
         with self._lock:
             now = self._open[tp]
-            if one in now:
-                now[now.index(one) : now.index(one) + 1] = [replace(one, run=run)] if run is not None else []
+            if file in now:
+                now[now.index(file) : now.index(file) + 1] = [replace(file, run=run)] if run is not None else []
 
     def tidy(self, tp: TopicPartition) -> None:
         """Put files together that are of like size, so that there are few.
@@ -158,11 +158,11 @@ class IdFiles:
             StateError: A file cannot be written; all that was there still is.
             StoppedError: The process ends.
         """
-        for generation in sorted({one.generation for one in self._files(tp)}):
-            own = [one for one in self._files(tp) if one.generation == generation]
+        for generation in sorted({file.generation for file in self._files(tp)}):
+            own = [file for file in self._files(tp) if file.generation == generation]
             together = _alike(own)
             if len(together) > 1:
-                keys = [one.run.keys for one in together]
+                keys = [file.run.keys for file in together]
                 try:
                     self._make(tp, generation, together[0].first, together[-1].last, keys, together)
                 except OSError as error:
@@ -177,17 +177,17 @@ class IdFiles:
         run = open_run(hidden)
         with self._lock:
             now = self._open[tp]
-            if any(one not in now for one in old):  # dropped meanwhile
+            if any(file not in now for file in old):  # dropped meanwhile
                 files.remove(hidden)
                 return
             os.rename(hidden, path)  # noqa: PTH104
             files.sync(path.parent)
-            kept = [one for one in now if one not in old]
+            kept = [file for file in now if file not in old]
             self._open[tp] = sorted(
-                [*kept, IdFile(path, generation, first, last, run)], key=lambda one: (one.generation, one.first)
+                [*kept, IdFile(path, generation, first, last, run)], key=lambda file: (file.generation, file.first)
             )
-            for one in old:
-                files.remove(one.path)
+            for file in old:
+                files.remove(file.path)
 
     def runs(self, tp: TopicPartition) -> dict[int, list[SortedRun]]:
         """What is kept of a partition, by generation; damaged files are set aside.
@@ -195,10 +195,10 @@ class IdFiles:
         Raises:
             StateError: A file cannot be read, for a reason that is not its own.
         """
-        found: dict[int, list[SortedRun]] = {}
-        for one in self._files(tp):
-            found.setdefault(one.generation, []).append(one.run)
-        return found
+        runs: dict[int, list[SortedRun]] = {}
+        for file in self._files(tp):
+            runs.setdefault(file.generation, []).append(file.run)
+        return runs
 
     def drop_before(self, tp: TopicPartition, generation: int) -> None:
         """Remove the generations below this one.
@@ -209,12 +209,12 @@ class IdFiles:
         with self._lock:
             if tp not in self._open and not self._places.of(tp).exists():
                 return
-            for one in [one for one in self._files(tp) if one.generation < generation]:
+            for file in [file for file in self._files(tp) if file.generation < generation]:
                 try:
-                    files.remove(one.path)
+                    files.remove(file.path)
                 except OSError as error:
-                    raise state_error("remove", one.path, error) from error
-                self._open[tp].remove(one)
+                    raise state_error("remove", file.path, error) from error
+                self._open[tp].remove(file)
 
     def copy(self, source: TopicPartition, target: TopicPartition) -> None:
         """Keep of `target` what is kept of `source`, in its place; the bytes are not copied.
@@ -223,29 +223,29 @@ class IdFiles:
             StateError: It failed.
         """
         self.drop_before(target, 1 << 62)
-        found = self._files(source)
-        if not found:
+        originals = self._files(source)
+        if not originals:
             return
-        place = self._places.of(target)
+        folder = self._places.of(target)
         try:
-            files.make_folder(place)
-            for one in found:
-                _link(one.path, place / one.path.name)
-            files.sync(place)
+            files.make_folder(folder)
+            for file in originals:
+                _link(file.path, folder / file.path.name)
+            files.sync(folder)
         except OSError as error:
-            raise state_error("write", place, error) from error
+            raise state_error("write", folder, error) from error
         with self._lock:
             self._open.pop(target, None)
 
     def _files(self, tp: TopicPartition) -> list[IdFile]:
-        found = self._open.get(tp)
-        if found is None:
+        known = self._open.get(tp)
+        if known is None:
             looked, aside = self._places.look(tp)
             with self._lock:
                 if aside:
                     self._aside.setdefault(tp, set()).update(aside)
-                found = self._open.setdefault(tp, looked)
-        return list(found)
+                known = self._open.setdefault(tp, looked)
+        return list(known)
 
 
 def _link(source: Path, target: Path) -> None:
@@ -258,8 +258,8 @@ def _link(source: Path, target: Path) -> None:
 
 def _alike(own: Sequence[IdFile]) -> Sequence[IdFile]:
     """The newest files, back to the first that is much larger than all after it together."""
-    size, at = len(own[-1].run), len(own) - 1
-    while at and len(own[at - 1].run) < GROWTH * size and len(own[at - 1].run) + size <= RUN_MAX:
-        at -= 1
-        size += len(own[at].run)
-    return own[at:]
+    size, first = len(own[-1].run), len(own) - 1
+    while first and len(own[first - 1].run) < GROWTH * size and len(own[first - 1].run) + size <= RUN_MAX:
+        first -= 1
+        size += len(own[first].run)
+    return own[first:]

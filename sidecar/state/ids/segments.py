@@ -39,7 +39,7 @@ def load(
     connection: sqlite3.Connection, tp: TopicPartition, on_damage: Callable[[Damage], None]
 ) -> list[tuple[int, bytes]]:
     """The sound segments of a partition with generations rising; the others are deleted."""
-    found: list[tuple[int, bytes]] = []
+    segments: list[tuple[int, bytes]] = []
     rows = connection.execute(
         "SELECT seq, generation, level, data, crc FROM ids WHERE topic = ? AND partition = ? AND broker = ? "
         "ORDER BY generation, seq",
@@ -47,10 +47,10 @@ def load(
     ).fetchall()
     for seq, generation, level, data, crc in rows:
         if ids := _sound(tp, generation, level, data, crc, on_damage):
-            found.append((generation, ids))
+            segments.append((generation, ids))
         else:
             connection.execute("DELETE FROM ids WHERE seq = ?", (seq,))
-    return found
+    return segments
 
 
 class Page(NamedTuple):

@@ -89,10 +89,10 @@ class IdStore:
     def load(self, tp: TopicPartition) -> list[tuple[int, bytes]]:
         """See `Ids.load`."""
         with self._database.transaction() as connection:
-            found = id_segments.load(connection, tp, self._on_damage)
+            stored = id_segments.load(connection, tp, self._on_damage)
         filed = self.files.runs(tp)
-        found += [(generation, unmixed(run.keys).tobytes()) for generation, runs in filed.items() for run in runs]
-        return sorted(found, key=lambda one: one[0])
+        stored += [(generation, unmixed(run.keys).tobytes()) for generation, runs in filed.items() for run in runs]
+        return sorted(stored, key=lambda segment: segment[0])
 
     def sort(self, tp: TopicPartition, *, merge: bool = True) -> StoredIds:
         """See `Ids.sort`."""
