@@ -227,6 +227,8 @@ class Starts:
             self._tell("topic.recreated", "warning", fields | {"action": f"going on at {low}, the first message"})
             return self._fresh(tp, low), ()
         at, why = max(low, min(last.offset + 1, progress.watermark)), _UNSETTLED
+        if reset is None and facts.committed is not None and progress.was_set_back(facts.committed, facts.boot):
+            reset = facts.committed
         if reset is not None:
             at, why = self._within(reset, low, high, fields), _SET
         self._tell("partition.truncated", "error", fields | {"action": f"going on at {at}: {why}"})
