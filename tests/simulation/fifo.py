@@ -292,6 +292,8 @@ class FifoWorld(LeasedWorld):
             self._has_died = True  # what was out is given under other ids, so that more of them are in use than queues
         if self._jumps and self.chance(0.01):
             off_s = self.chance.random.choice([600.0, 0.0, -600.0])
+            if off_s * self._off_s < 0:
+                off_s = 0.0  # by more at once, messages come again after a process has forgotten that it delivered them
             self.broker.now_s += off_s - self._off_s
             self._off_s = off_s
 

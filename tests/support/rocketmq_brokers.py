@@ -102,7 +102,10 @@ def rebalances(node: RocketMqNode, client: str, folder: Path, times: int) -> Fin
     repeated = len(found.twice)
     found.twice = [one for one in found.twice if client == "remoting" and not bodies.of_other[one]]
     point = f"a member joins or leaves while one of two brokers is killed, over `client: {client}`"
-    return Finding(point, 2 * times, bodies.sent, found, time.monotonic() - begun_s, "", repeated - len(found.twice))
+    notes = (
+        f"repeats only of {'the killed broker' if client == 'remoting' else 'what was in flight or not yet flushed'}"
+    )
+    return Finding(point, 2 * times, bodies.sent, found, time.monotonic() - begun_s, notes, repeated - len(found.twice))
 
 
 @contextmanager
