@@ -237,12 +237,12 @@ class Commits:
         self._note_at_s = now_s + IDLE_S
         for tp in list(self._restless):
             one = self._owned[tp]
-            if one.row is None or one.told.offset < 0 or now_s - one.row_at_s < after_s or self._place(tp) is None:
+            if one.row is None or one.told.offset < 0 or now_s - one.row_at_s < after_s:
                 continue
             if one.noted is not None and not one.noted.done():
                 continue
             has_failed = one.noted is not None and one.noted.exception() is not None
-            self._raise_floor(one, now_s)
+            self._raise_floor(tp, one, now_s)
             one.put_mark()
             floor = max(one.row.floor, min(one.floor, one.row.watermark))
             row = one.row._replace(floor=floor, marks=one.marks, told=one.told)
@@ -255,8 +255,9 @@ class Commits:
             for tp in rows:
                 self._owned[tp].noted = noted
 
-    def _raise_floor(self, one: _Owned, now_s: float) -> None:
-        if now_s - one.floor_at_s >= FLUSHED_AFTER_S:
+    def _raise_floor(self, tp: TopicPartition, one: _Owned, now_s: float) -> None:
+        """A broker that is away writes nothing any more."""
+        if now_s - one.floor_at_s >= FLUSHED_AFTER_S and self._place(tp) is not None:
             one.floor, one.next_floor, one.floor_at_s = one.next_floor, one.committed, now_s
 
     def start_at(self, offsets: Mapping[TopicPartition, int]) -> None:
@@ -286,7 +287,7 @@ class Commits:
                 continue
             if self._place(item.tp) is None and not self._may_wait(item.tp):
                 continue
-            self._raise_floor(one, now_s)
+            self._raise_floor(item.tp, one, now_s)
             one.put_mark()
             at = item.state.watermark
             text = encode(one.identity, self._rules, item.state)

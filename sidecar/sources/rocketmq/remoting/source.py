@@ -84,7 +84,6 @@ class RocketMqSource:
         self._pulls = Pulls(self._asks, QUEUE_SHARE * queue_bytes)
         self._fetcher = Fetcher(self._asks, sign, tls, lambda: self._routes.addresses)
         self._assigned: set[TopicPartition] = set()
-        self._paused: frozenset[TopicPartition] = frozenset()
         self._failed: dict[TopicPartition, str] = {}
         """Locked queues whose start offset is unknown, with the reason."""
         self._replaced: set[TopicPartition] = set()
@@ -190,8 +189,7 @@ class RocketMqSource:
 
     def pause(self, tps: Collection[TopicPartition]) -> None:
         """Pause these queues, and read all other assigned ones."""
-        self._paused = frozenset(tps) & self._assigned
-        self._pulls.pause(self._paused)
+        self._pulls.pause(frozenset(tps) & self._assigned)
 
     def end(self, tp: TopicPartition) -> int | None:
         """The offset that the queue's next message will get, if known without a request."""
@@ -263,7 +261,6 @@ class RocketMqSource:
 
     def _drop(self, tps: Collection[TopicPartition]) -> None:
         self._assigned.difference_update(tps)
-        self._paused -= frozenset(tps)
         self._pulls.remove(tps)
         for tp in tps:
             self._commits.disown(tp)

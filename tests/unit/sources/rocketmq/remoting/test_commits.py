@@ -51,12 +51,13 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return clock
 
 
-def commits_of(state: MemoryState) -> Commits:
-    """Commits of a queue that begins at its first message."""
+def commits_of(state: MemoryState, link: TakingLink | None = None, *, may_wait: bool = False) -> Commits:
+    """Commits of a queue that begins at its first message; its place is `link` while that is up."""
     listener: Any = SimpleNamespace(committed=lambda *_: None)
-    link: Any = TakingLink()
+    at: Any = link or TakingLink()
     network, asks = Network(None, None, lambda _: None), Asks("me", "g")
-    commits = Commits(network, asks, state, listener, b"rule", lambda _: link, lambda _: False)
+    place = lambda _: at if at.is_up else None  # noqa: E731
+    commits = Commits(network, asks, state, listener, b"rule", place, lambda _: may_wait)
     commits._disk = Inline()  # type: ignore[assignment]
     start = Assignment(QUEUE, IDENTITY.scope, PartitionState(0, 0), "", 5, resumed=False, read_from=0)
     commits.own(start, IDENTITY, None, (), -1)
@@ -105,3 +106,30 @@ def test_a_note_that_could_not_be_written_is_written_again(clock: Clock) -> None
         clock.now_s += IDLE_S
         commits.go_on()
     assert progress_of(state).told.offset == 10
+
+
+def test_what_the_broker_took_is_noted_although_the_lock_lapsed(clock: Clock) -> None:
+    """Else an operator's reset that comes after it seems to be a commit that a crash lost."""
+    state, link = MemoryState(), TakingLink()
+    commits = commits_of(state, link)
+    commit(commits, 10)
+    link.is_up = False
+    clock.now_s += IDLE_S
+    commits.go_on()
+    assert progress_of(state).told.offset == 10
+
+
+@pytest.mark.parametrize("rests", [True, False])
+def test_what_a_broker_had_before_it_went_away_is_not_on_its_disk(rests: bool, clock: Clock) -> None:
+    """It may have been killed before it wrote that; whatever is older would be taken for a reset."""
+    state, link = MemoryState(), TakingLink()
+    commits = commits_of(state, link, may_wait=True)
+    commit(commits, 10)
+    link.is_up = False
+    for _ in range(2):
+        clock.now_s += FLUSHED_AFTER_S
+        if rests:
+            commits.go_on()
+        else:
+            commit(commits, 10)
+    assert progress_of(state).floor == 0
