@@ -32,7 +32,7 @@ from sidecar.core.records import TopicPartition
 from sidecar.errors import StateError
 
 if TYPE_CHECKING:
-    from sidecar.spark.run.executor.ranges import Halved
+    from sidecar.core.ranges.pipeline import Halved
 
 HALVED_KEPT = 2
 """Micro-batches: a task that was given up may still look for the halves of the one before."""

@@ -14,6 +14,7 @@ import structlog
 from sidecar.config.model import Settings
 from sidecar.core.cutting.batching import Limits
 from sidecar.core.effects import Report, Send, Store
+from sidecar.core.ranges.pipeline import Halve, RangePipeline
 from sidecar.core.records import Columns, DeadLetter, Run, TopicPartition, group_label
 from sidecar.errors import SidecarError
 from sidecar.runtime.build import build_reading, delivery_rules, plan_memory
@@ -21,7 +22,6 @@ from sidecar.runtime.dead_letters import DeadLetterStore, open_dead_letters
 from sidecar.runtime.senders import Answered, Senders
 from sidecar.sources.kafka.config import client_config
 from sidecar.sources.kafka.fetch import Fetcher
-from sidecar.spark.run.executor.ranges import Halve, RangePipeline
 from sidecar.spark.run.executor.windows import Windows
 from sidecar.spark.run.folder import Notes, RunFolder
 from sidecar.spark.run.letters import LetterFiles

@@ -9,7 +9,6 @@ are sent.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
@@ -28,8 +27,8 @@ from sidecar.core.partition.ownerships import Ownerships
 from sidecar.core.partition.room import Room
 from sidecar.core.partition.state import PartitionState
 from sidecar.core.parts import Part
+from sidecar.core.ranges.cutting import RangeCutter
 from sidecar.core.records import Answer, Run, TopicPartition
-from sidecar.spark.run.executor.cutting import RangeCutter
 
 INTENTS_MAX = 1_000
 """Parts of a range that are cut and not settled; settling one looks at all."""
@@ -82,7 +81,7 @@ class RangePipeline:
         self._fresh: list[Halved] = []
         self._again = again
         owned = Ownerships(self._separator)
-        owned.limit(Room(extra_bytes=sys.maxsize))  # a part may always be split: the room for intents is a folder
+        owned.limit(Room(extra_bytes=1 << 62))  # a part may always be split: the room for intents is a folder
         owned.take(tp, scope, PartitionState(0, 0), Lineage())
         self.range = owned[tp]
         self.intake = Intake(reading)
@@ -95,7 +94,7 @@ class RangePipeline:
     # Reading
 
     def read(self, run: Run, now_ms: float) -> None:
-        """The next rows of the range."""
+        """The next rows of the range; where a run ends must follow from the rows: a cut for memory falls there."""
         found = self.intake.sort(self.range, run, now_ms)
         self.books.read(len(run.messages), found.duplicate, found.filtered)
         for group, fragment in found.opened:
@@ -153,7 +152,7 @@ class RangePipeline:
         return effects
 
     def _apply(self) -> None:
-        """Enter what an event led to; nothing else comes of any here, without a commit and without a ledger."""
+        """Enter what an event led to; nothing is committed here, so a change of the partition's state means nothing."""
         for outcome in self.delivery.output.take_outcomes():
             match outcome:
                 case Settled(_, name, messages):

@@ -1,0 +1,1 @@
+"""One range of offsets, whose cuts follow from its messages alone."""
