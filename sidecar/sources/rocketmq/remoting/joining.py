@@ -11,6 +11,7 @@ from sidecar.sources.rocketmq.config import is_refusal, refused
 from sidecar.sources.rocketmq.remoting.members import Members
 from sidecar.sources.rocketmq.remoting.routes import Routes
 from sidecar.sources.rocketmq.wire.codes import Code
+from sidecar.sources.rocketmq.wire.membership import MemberAsks
 from sidecar.sources.rocketmq.wire.network import Network, NoAnswerError, RefusedError
 from sidecar.sources.rocketmq.wire.requests import Asks, Subscription
 
@@ -81,7 +82,8 @@ class Joining:
             ConfigError: A broker cannot filter by this subscription.
         """
         links = [link for link in self._routes.brokers().values() if link.is_up]
-        answers = self._network.ask_all([(link, self._asks.check(subscription)) for link in links], ASK_TIMEOUT_S)
+        check = MemberAsks(self._asks).check(subscription)
+        answers = self._network.ask_all([(link, check) for link in links], ASK_TIMEOUT_S)
         for link, frame in zip(links, answers, strict=True):
             if frame is not None and frame.code != Code.SUCCESS:
                 raise ConfigError(

@@ -16,8 +16,9 @@ from sidecar.sources.rocketmq.remoting.routes import Routes
 from sidecar.sources.rocketmq.remoting.sharing import Share
 from sidecar.sources.rocketmq.wire.codes import Code
 from sidecar.sources.rocketmq.wire.frames import Frame
-from sidecar.sources.rocketmq.wire.network import Link, RefusedError
-from sidecar.sources.rocketmq.wire.requests import Asks, Subscription, read_members
+from sidecar.sources.rocketmq.wire.membership import MemberAsks, read_members
+from sidecar.sources.rocketmq.wire.network import Ask, Link, RefusedError
+from sidecar.sources.rocketmq.wire.requests import Asks, Subscription
 
 HEARTBEAT_S = 5.0
 LOCK_RENEW_S = 10.0
@@ -63,7 +64,7 @@ class Members:
 
     def __init__(self, routes: Routes, asks: Asks, share: Share, subscriptions: Iterable[Subscription]) -> None:
         self._routes = routes
-        self._asks = asks
+        self._asks = MemberAsks(asks)
         self._share = share
         self._subscriptions = list(subscriptions)
         self._brokers: dict[str, _Broker] = {}
@@ -84,8 +85,8 @@ class Members:
         self._held.update(tps)
         self.locked.difference_update(self._held)
 
-    def release(self, tps: Iterable[TopicPartition]) -> list[tuple[Link, TopicPartition]]:
-        """Stop owning these queues; return the locks to give back, each with its connection."""
+    def release(self, tps: Iterable[TopicPartition]) -> list[tuple[Link, Ask]]:
+        """Stop owning these queues; return the requests that give locks back, each with its connection."""
         back = []
         for tp in tps:
             self._held.discard(tp)
@@ -94,8 +95,12 @@ class Members:
             self.locked.discard(tp)
             link = self._routes.link(tp.broker)
             if self._broker(tp.broker).locked.pop(tp, None) is not None and link is not None and link.is_up:
-                back.append((link, tp))
+                back.append((link, self._asks.unlock([tp])))
         return back
+
+    def leave(self) -> list[tuple[Link, Ask]]:
+        """The requests that end the membership, each with its connection."""
+        return [(link, self._asks.leave()) for link in self._routes.brokers().values() if link.is_up]
 
     def may_go_on(self, tp: TopicPartition) -> bool:
         """Whether this member has the queue's lock on the present connection."""

@@ -250,8 +250,8 @@ class RocketMqSource:
             self._failed.pop(tp, None)
             self._starts.resets.pop(tp, None)
             self._replaced.discard(tp)
-        for link, tp in self._members.release(tps):
-            link.tell(self._asks.unlock([tp]))
+        for link, ask in self._members.release(tps):
+            link.tell(ask)
 
     def _give_up(self, tps: set[TopicPartition]) -> None:
         if tps & self._assigned:
@@ -348,9 +348,7 @@ class RocketMqSource:
         if ours:
             self._listener.revoking(ours)
             self._drop(ours)
-        links = [link for link in self._routes.brokers().values() if link.is_up]
-        asks = [(link, self._asks.unlock([tp])) for link, tp in self._members.release(ours | set(self._failed))]
-        asks += [(link, self._asks.leave()) for link in links]
+        asks = self._members.release(ours | set(self._failed)) + self._members.leave()
         self._network.ask_all(asks, ASK_TIMEOUT_S)
         self._commits.close()
         self._fetcher.close()

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 
 import orjson
 
-from sidecar.core.messages.tags import string_hash_code
 from sidecar.core.records import TopicPartition
 from sidecar.sources.rocketmq.wire.codes import Code, Request
 from sidecar.sources.rocketmq.wire.frames import Frame, ProtocolError, loads
@@ -65,7 +64,7 @@ class Subscription:
 
 @dataclass(frozen=True, slots=True)
 class Asks:
-    """The requests of one member.
+    """The requests of one member about queues; those about its membership are `MemberAsks`.
 
     Args:
         client_id: Which member it is; the same one after a restart.
@@ -99,56 +98,6 @@ class Asks:
         """Where a topic lives, asked of a name server."""
         return Ask(Request.GET_ROUTEINFO_BY_TOPIC, {"topic": self.wire(topic)})
 
-    def heartbeat(self, subscriptions: Iterable[Subscription]) -> Ask:
-        """Be a member of the group, with these subscriptions."""
-        consumer = {
-            "groupName": self.wire(self.group), "consumeType": "CONSUME_ACTIVELY", "messageModel": "CLUSTERING",
-            "consumeFromWhere": "CONSUME_FROM_FIRST_OFFSET", "unitMode": False,
-            "subscriptionDataSet": [self._subscription(one) for one in subscriptions],
-        }  # fmt: skip
-        body = {"clientID": self.client_id, "producerDataSet": [], "consumerDataSet": [consumer]}
-        return Ask(Request.HEART_BEAT, {}, orjson.dumps(body))
-
-    def _subscription(self, one: Subscription) -> dict[str, object]:
-        tags = one.tags
-        return {
-            "topic": self.wire(one.topic), "subString": one.expression, "tagsSet": tags,
-            "codeSet": list(map(string_hash_code, tags)), "subVersion": 0, "expressionType": one.kind,
-            "classFilterMode": False,
-        }  # fmt: skip
-
-    def check(self, one: Subscription) -> Ask:
-        """Whether a broker can filter by this subscription; refused with the reason if not."""
-        wanted = {"clientId": self.client_id, "group": self.wire(self.group)}
-        body = orjson.dumps(wanted | {"subscriptionData": self._subscription(one)})
-        return Ask(Request.CHECK_CLIENT_CONFIG, {}, body)
-
-    def leave(self) -> Ask:
-        """Be a member no more."""
-        fields = {"clientID": self.client_id, "consumerGroup": self.wire(self.group)}
-        return Ask(Request.UNREGISTER_CLIENT, fields)
-
-    def members(self) -> Ask:
-        """The client ids of the group's members; refused while there are none."""
-        return Ask(Request.GET_CONSUMER_LIST_BY_GROUP, {"consumerGroup": self.wire(self.group)})
-
-    def lock(self, tps: Iterable[TopicPartition]) -> Ask:
-        """Lock queues for 60 s, or renew the locks; the answer names those that are ours."""
-        return Ask(Request.LOCK_BATCH_MQ, {}, self._queues(tps))
-
-    def read_locked(self, tps: Iterable[TopicPartition], answer: Frame) -> set[TopicPartition]:
-        """Those of `tps` that the answer to `lock` names."""
-        found = {(one["topic"], one["brokerName"], one["queueId"]) for one in loads(answer.body)["lockOKMQSet"]}
-        return {tp for tp in tps if (self.wire(tp.topic), tp.broker, tp.partition) in found}
-
-    def unlock(self, tps: Iterable[TopicPartition]) -> Ask:
-        """Give locks back."""
-        return Ask(Request.UNLOCK_BATCH_MQ, {}, self._queues(tps))
-
-    def _queues(self, tps: Iterable[TopicPartition]) -> bytes:
-        wanted = [{"topic": self.wire(tp.topic), "brokerName": tp.broker, "queueId": tp.partition} for tp in tps]
-        return orjson.dumps({"consumerGroup": self.wire(self.group), "clientId": self.client_id, "mqSet": wanted})
-
     def committed(self, tp: TopicPartition) -> Ask:
         """What the group has committed; code 22 when it has not."""
         # Else 0 is answered for a queue that begins at 0, whether it was committed or not (5.x; 4.x always does).
@@ -168,10 +117,6 @@ class Asks:
                 "maxReconsumeTimes": str(RECONSUME_TIMES_MAX),
             },
         )  # fmt: skip
-
-    def runtime(self) -> Ask:
-        """What the broker tells of itself; see `read_boot`."""
-        return Ask(Request.GET_BROKER_RUNTIME_INFO, {})
 
     def low(self, tp: TopicPartition) -> Ask:
         """The first offset that can be read."""
@@ -229,11 +174,6 @@ def read_route(topic: str, answer: Frame) -> Route:
     except (KeyError, TypeError) as error:
         raise ProtocolError(f"the route of {topic} lacks {error}") from error
     return Route(cluster, masters, queues, slaves)
-
-
-def read_members(answer: Frame) -> list[str]:
-    """The answer to `Asks.members`."""
-    return list(loads(answer.body)["consumerIdList"]) if answer.body else []
 
 
 def read_reset(body: bytes) -> dict[tuple[str, str, int], int]:

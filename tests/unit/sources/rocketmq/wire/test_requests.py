@@ -8,6 +8,7 @@ import pytest
 from sidecar.core.records import TopicPartition
 from sidecar.sources.rocketmq.wire.acl import signer
 from sidecar.sources.rocketmq.wire.frames import Frame, ProtocolError
+from sidecar.sources.rocketmq.wire.membership import MemberAsks
 from sidecar.sources.rocketmq.wire.requests import Asks, Subscription, commit_waves, read_offset, read_reset, read_route
 
 TP = TopicPartition("orders", 3, "broker-a")
@@ -44,13 +45,13 @@ def test_names_on_the_wire_have_the_namespace() -> None:
 def test_locks_are_found_in_the_answer_under_their_wire_names() -> None:
     """A queue is ours when the answer names it, with its namespace."""
     locked = {"lockOKMQSet": [{"topic": "space%orders", "brokerName": "broker-a", "queueId": 3}]}
-    asks = Asks("me", "g", "space")
+    asks = MemberAsks(Asks("me", "g", "space"))
     assert asks.read_locked({TP, TP._replace(partition=4)}, answer(orjson.dumps(locked))) == {TP}
 
 
 def test_a_heartbeat_names_the_tags() -> None:
     """The broker filters by the tags' hashes, for which it is told text and hash."""
-    body = orjson.loads(Asks("me", "g").heartbeat([Subscription("orders", "Aa || BB")]).body)
+    body = orjson.loads(MemberAsks(Asks("me", "g")).heartbeat([Subscription("orders", "Aa || BB")]).body)
     (subscription,) = body["consumerDataSet"][0]["subscriptionDataSet"]
     assert (subscription["tagsSet"], subscription["codeSet"]) == (["Aa", "BB"], [2112, 2112])
 
