@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from sidecar.sources.rocketmq.progress import Mark, Progress
-from sidecar.sources.rocketmq.remoting.commits import Commits
+from sidecar.sources.rocketmq.remoting.owned import OwnedQueues
 from sidecar.sources.rocketmq.remoting.proofs import Proofs
 from sidecar.sources.rocketmq.remoting.start import Starts
 from sidecar.sources.rocketmq.wire.requests import read_offset
@@ -83,8 +83,8 @@ def go_on_after_what_was_read(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def keep_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Commit to the broker alone."""
-    rows: Callable[..., Any] = Commits._rows
-    monkeypatch.setattr(Commits, "_rows", lambda self, items: ({}, rows(self, items)[1]))
+    rows: Callable[..., Any] = OwnedQueues.rows
+    monkeypatch.setattr(OwnedQueues, "rows", lambda self, items: ({}, rows(self, items)[1]))
 
 
 @pytest.mark.parametrize(

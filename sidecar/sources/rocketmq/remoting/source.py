@@ -170,7 +170,7 @@ class RocketMqSource:
         self._tell_problems()
         marks, self._pulls.findings.found = self._pulls.findings.found, {}
         for tp, mark in marks.items():
-            self._commits.read(tp, mark)
+            self._commits.owned.read(tp, mark)
         return self._hand_on()
 
     def _hand_on(self) -> Iterable[Run | ReadPast]:
@@ -182,7 +182,7 @@ class RocketMqSource:
 
     def _look_at(self, run: Run) -> None:
         last = run.messages[-1]
-        self._commits.read(run.tp, Mark(last.offset, last.position, last.stored_ms))
+        self._commits.owned.read(run.tp, Mark(last.offset, last.position, last.stored_ms))
         if any(map(_PACKED, run.messages)):
             for message in filter(_PACKED, run.messages):
                 self._listener.event("body.not_unpacked", "warning", {**run.tp.fields(), "offset": message.offset})
@@ -263,7 +263,7 @@ class RocketMqSource:
         self._assigned.difference_update(tps)
         self._pulls.remove(tps)
         for tp in tps:
-            self._commits.disown(tp)
+            self._commits.owned.disown(tp)
 
     def _go_on_with_returned(self) -> None:
         """After a broker returned: take queues anew that another member continued, commit the others again."""
@@ -271,10 +271,10 @@ class RocketMqSource:
         self._members.returned.clear()
         if not returned:
             return
-        moved = self._starts.has_moved(sorted(returned), self._commits.committed(), self._known())
+        moved = self._starts.has_moved(sorted(returned), self._commits.owned.committed(), self._known())
         for tp in sorted(moved):
             self.reload(tp)
-        saved = self._commits.saved()
+        saved = self._commits.owned.saved()
         self._commits.meet(self._starts.brokers.boots({tp.broker for tp in returned}))
         self._commits.start_at({tp: saved[tp] for tp in returned - moved})
 
@@ -289,10 +289,12 @@ class RocketMqSource:
         for one in found.starts:
             self._replaced.discard(one.tp)
             marks, committed = found.marks[one.tp], found.committed[one.tp]
-            self._commits.own(one, self._starts.identity(one), known.get(one.tp), marks, committed)
+            self._commits.owned.own(one, self._starts.identity(one), known.get(one.tp), marks, committed)
             subscription = self._subscriptions[one.tp.topic]
             find = partial(self._place, one.tp)
-            self._pulls.add(one.tp, one.read_from, subscription, find, self._commits.mark(one.tp), one.state.watermark)
+            self._pulls.add(
+                one.tp, one.read_from, subscription, find, self._commits.owned.mark(one.tp), one.state.watermark
+            )
         self._commits.start_at({one.tp: one.state.watermark for one in found.starts})
         self._assigned.update(one.tp for one in found.starts)
         self._assigned_once = True

@@ -13,7 +13,9 @@ from sidecar.core.records import TopicPartition
 from sidecar.sources.base import Assignment
 from sidecar.sources.rocketmq.progress import Progress
 from sidecar.sources.rocketmq.remoting import commits as rocketmq_commits
-from sidecar.sources.rocketmq.remoting.commits import FLUSHED_AFTER_S, IDLE_S, Commits
+from sidecar.sources.rocketmq.remoting import owned as rocketmq_owned
+from sidecar.sources.rocketmq.remoting.commits import IDLE_S, Commits
+from sidecar.sources.rocketmq.remoting.owned import FLUSHED_AFTER_S
 from sidecar.sources.rocketmq.wire.codes import Code
 from sidecar.sources.rocketmq.wire.frames import Frame
 from sidecar.sources.rocketmq.wire.network import Ask, Network
@@ -47,7 +49,8 @@ IDENTITY = Identity("cluster", "g", "", 5)
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """In place of the module `time`."""
     clock = Clock()
-    monkeypatch.setattr(rocketmq_commits, "time", clock)
+    for module in (rocketmq_commits, rocketmq_owned):
+        monkeypatch.setattr(module, "time", clock)
     return clock
 
 
@@ -60,7 +63,7 @@ def commits_of(state: MemoryState, link: TakingLink | None = None, *, may_wait: 
     commits = Commits(network, asks, state, listener, b"rule", place, lambda _: may_wait)
     commits._disk = Inline()  # type: ignore[assignment]
     start = Assignment(QUEUE, IDENTITY.scope, PartitionState(0, 0), "", 5, resumed=False, read_from=0)
-    commits.own(start, IDENTITY, None, (), -1)
+    commits.owned.own(start, IDENTITY, None, (), -1)
     return commits
 
 

@@ -1,0 +1,210 @@
+"""Queues that this member may commit: what the broker and the state file have of each. Asks nobody, writes nothing."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+
+from sidecar.core.effects import CommitItem
+from sidecar.core.records import TopicPartition
+from sidecar.sources.base import Assignment
+from sidecar.sources.rocketmq.progress import Mark, Progress, Told, with_newest
+from sidecar.state.interface import ProgressKey
+from sidecar.state.offset_map import Identity, encode
+
+FLUSHED_AFTER_S = 15.0
+"""A broker writes committed offsets to its disk every 5 s: an offset of this age survives a crash."""
+
+
+@dataclass(slots=True)
+class Floor:
+    """An offset that the broker certainly has on its disk."""
+
+    offset: int
+    since_s: float
+    """When `_next` was committed."""
+    _next: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._next = self.offset
+
+    def rise(self, committed: int, now_s: float) -> None:
+        """The broker is there, and has this offset now."""
+        if now_s - self.since_s >= FLUSHED_AFTER_S:
+            self.offset, self._next, self.since_s = self._next, committed, now_s
+
+    def restart(self, now_s: float) -> None:
+        """A broker that was killed may have lost what it had."""
+        self._next, self.since_s = self.offset, now_s
+
+
+@dataclass(slots=True)
+class Owned:
+    """A queue that may be committed."""
+
+    identity: Identity
+    found: int
+    """The broker's committed offset before ours."""
+    saved: int
+    """Our newest offset in the state file, or the start; committed to the broker when it is back."""
+    floor: Floor
+    committed: int = -1
+    """Our newest offset that the broker has."""
+    marks: tuple[Mark, ...] = ()
+    told: Told = field(default_factory=Told)
+    """The last commit that the broker accepted."""
+    row: Progress | None = None
+    """The row in the state file, or on its way there."""
+    row_at_s: float = 0.0
+    noted: Future[None] | None = None
+    """The last write of `row` by a note."""
+    newest: Mark | None = None
+    """The last message read, not yet among the marks."""
+
+    def put_mark(self) -> None:
+        """Move `newest` to the marks, for the next row."""
+        newest, self.newest = self.newest, None
+        if newest is not None and (not self.marks or newest.offset > self.marks[0].offset):  # else read again
+            self.marks = with_newest(self.marks, newest)
+
+    def row_of(self, item: CommitItem, rules: bytes, now_s: float) -> Progress:
+        """The row of a state that is to be durable."""
+        self.put_mark()
+        watermark = item.state.watermark
+        text = encode(self.identity, rules, item.state)
+        floor = min(self.floor.offset, watermark)
+        self.row = Progress(text, self.identity.incarnation, watermark, floor, self.marks, self.told)
+        self.row_at_s = now_s
+        return self.row
+
+    def note_of(self, row: Progress) -> Progress | None:
+        """The row with what the broker accepted since; None if it is stored, or on its way."""
+        has_failed = self.noted is not None and self.noted.exception() is not None
+        self.put_mark()
+        floor = max(row.floor, min(self.floor.offset, row.watermark))
+        note = row._replace(floor=floor, marks=self.marks, told=self.told)
+        if note == row and not has_failed:
+            return None
+        self.row = note
+        return note
+
+
+class OwnedQueues:
+    """The queues that this member may commit.
+
+    Args:
+        rules: 4 bytes, a hash of what decides where a message goes.
+        is_there: Whether a queue's broker is there and may be told of commits.
+        may_wait: Whether the state file is enough until the queue's master is back.
+    """
+
+    def __init__(
+        self, rules: bytes, is_there: Callable[[TopicPartition], bool], may_wait: Callable[[TopicPartition], bool]
+    ) -> None:
+        self._rules = rules
+        self._is_there = is_there
+        self._may_wait = may_wait
+        self._queues: dict[TopicPartition, Owned] = {}
+        self._restless: set[TopicPartition] = set()
+        """Those with commits at the broker that the state file lacks."""
+
+    def own(
+        self,
+        assignment: Assignment,
+        identity: Identity,
+        known: Progress | None,
+        marks: tuple[Mark, ...],
+        committed: int,
+    ) -> None:
+        """Commit this queue from now on; `committed` is the broker's offset. `restart` must follow."""
+        row = known if known and assignment.incarnation == known.incarnation else None
+        now_s = time.monotonic()
+        floor = Floor(row.floor if row else 0, now_s)
+        start = assignment.state.watermark
+        self._queues[assignment.tp] = Owned(identity, committed, start, floor, marks=marks, row=row, row_at_s=now_s)
+        self._restless.add(assignment.tp)
+
+    def disown(self, tp: TopicPartition) -> None:
+        """Stop committing this queue."""
+        self._queues.pop(tp, None)
+        self._restless.discard(tp)
+
+    def get(self, tp: TopicPartition) -> Owned | None:
+        """A queue, if it is owned."""
+        return self._queues.get(tp)
+
+    def committed(self) -> dict[TopicPartition, int]:
+        """Our newest offsets at the broker, or its own before our first."""
+        return {tp: queue.committed if queue.committed >= 0 else queue.found for tp, queue in self._queues.items()}
+
+    def saved(self) -> dict[TopicPartition, int]:
+        """Our newest offsets, at the broker or only in the state file."""
+        return {tp: max(queue.saved, queue.committed) for tp, queue in self._queues.items()}
+
+    def mark(self, tp: TopicPartition) -> Mark | None:
+        """The newest mark of an owned queue."""
+        marks = self._queues[tp].marks
+        return marks[0] if marks else None
+
+    def read(self, tp: TopicPartition, mark: Mark) -> None:
+        """Note the newest message that was handed on."""
+        queue = self._queues[tp]
+        queue.newest = mark
+        if not queue.marks:
+            self._restless.add(tp)
+
+    def took(self, tp: TopicPartition, told: Told) -> None:
+        """The broker accepted this commit."""
+        queue = self._queues.get(tp)
+        if queue is not None:
+            queue.committed, queue.told = told.offset, told
+            self._restless.add(tp)
+
+    def restart(self, tps: Iterable[TopicPartition]) -> None:
+        """These queues are committed anew: at a broker that was killed, or by their new owner."""
+        now_s = time.monotonic()
+        for tp in tps:
+            if tp in self._queues:
+                self._queues[tp].floor.restart(now_s)
+
+    def rows(self, items: Sequence[CommitItem]) -> tuple[dict[ProgressKey, str], dict[TopicPartition, int]]:
+        """Rows and offsets of the states that may be made durable."""
+        rows, offsets, now_s = {}, {}, time.monotonic()
+        for item in items:
+            queue = self._queues.get(item.tp)
+            # While it waited for the journal, the queue may have moved: then it is not committed.
+            if queue is None or queue.identity.scope != item.scope:
+                continue
+            is_there = self._is_there(item.tp)
+            if not is_there and not self._may_wait(item.tp):
+                continue
+            if is_there:
+                queue.floor.rise(queue.committed, now_s)
+            rows[ProgressKey.of(item.tp)] = queue.row_of(item, self._rules, now_s).dump()
+            offsets[item.tp] = item.state.watermark
+        return rows, offsets
+
+    def notes(self, after_s: float) -> dict[TopicPartition, Progress]:
+        """Rows with what brokers accepted of queues that rest for `after_s`; others have a next commit."""
+        notes, now_s = {}, time.monotonic()
+        for tp in list(self._restless):
+            queue = self._queues[tp]
+            if queue.row is None or queue.told.offset < 0 or now_s - queue.row_at_s < after_s:
+                continue
+            if queue.noted is not None and not queue.noted.done():
+                continue
+            if self._is_there(tp):
+                queue.floor.rise(queue.committed, now_s)
+            note = queue.note_of(queue.row)
+            if note is not None:
+                notes[tp] = note
+            elif queue.row.floor >= min(queue.committed, queue.row.watermark):  # final, and `told` is stored
+                self._restless.discard(tp)
+        return notes
+
+    def noted(self, tps: Iterable[TopicPartition], noted: Future[None]) -> None:
+        """The notes of these queues are on their way."""
+        for tp in tps:
+            self._queues[tp].noted = noted
