@@ -246,9 +246,10 @@ class RemotingWorld:
         ]
 
     def _forget_resets(self) -> None:
-        """A broker that is killed just after a reset is ahead again: as if another member had gone on."""
+        """A broker that is killed just after a reset may be ahead again: as if another member had gone on."""
         for number, queue in enumerate(self.broker.queues or ()):
-            if (at := self.broker.flushed.get(number, -1)) > self.broker.committed.get(number, -1):
+            known = min(offsets.get(number, -1) for offsets in (self.broker.committed, self.broker.taken))
+            if (at := self.broker.flushed.get(number, -1)) > known:
                 self.allowed.update(one.key for one in queue.messages[at:])
                 self.wanted -= {one.key for one in queue.messages[:at]}
 

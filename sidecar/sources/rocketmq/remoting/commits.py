@@ -172,6 +172,7 @@ class Commits:
         """Commit the starts of queues at the brokers, so that the next owner starts there too."""
         self.owned.restart(offsets)
         self._ask_all(offsets)
+        self._note(0.0)  # which run of the broker's process has them
 
     def _ask_all(self, offsets: Mapping[TopicPartition, int]) -> dict[TopicPartition, bool]:
         results: dict[TopicPartition, bool] = {}

@@ -214,21 +214,21 @@ class Starts:
     ) -> tuple[Assignment, tuple[Mark, ...]]:
         """A queue's start, and the marks that are still there."""
         self._doubts.pop(tp, None)
-        _, _, low, high, is_same = facts
+        committed, boot, low, high, is_same = facts
+        if progress is not None and committed is not None and progress.was_set_back(committed, boot):
+            reset = committed  # set after any offset that an answer to a pull reported
         told = progress.decoded(self._identity(0), self._rules) if progress else Decoded(Origin.NONE)
         marks = progress.marks if progress else ()
         if is_same and (told.origin is not Origin.OURS or told.state is None or told.state.seen <= high):
             return self._same(tp, facts, progress, told, reset), marks
         low = self._low(tp)  # the first answer may be about the deleted topic
-        fields = {**tp.fields(), "committed": facts.committed, "log_start": low, "log_end": high}
+        fields = {**tp.fields(), "committed": committed, "log_start": low, "log_end": high}
         last = self._newest_standing(tp, [mark for mark in marks if low <= mark.offset < high])
         if progress is None or last is None:
             self._beginnings.pop(tp, None)
             self._tell("topic.recreated", "warning", fields | {"action": f"going on at {low}, the first message"})
             return self._fresh(tp, low), ()
         at, why = max(low, min(last.offset + 1, progress.watermark)), _UNSETTLED
-        if reset is None and facts.committed is not None and progress.was_set_back(facts.committed, facts.boot):
-            reset = facts.committed
         if reset is not None:
             at, why = self._within(reset, low, high, fields), _SET
         self._tell("partition.truncated", "error", fields | {"action": f"going on at {at}: {why}"})
@@ -261,16 +261,13 @@ class Starts:
         progress: Progress,
         told: Decoded,
     ) -> Assignment:
-        committed, boot, low, high, _ = facts
+        committed, _, low, high, _ = facts
         if committed is None:
             known = {**tp.fields(), "offset": progress.watermark}
             self._tell("commit.expired", "warning", known | {"action": _FROM_STATE})
         elif progress.watermark < committed <= high:
             self._tell("partition.moved_on", "info", {**fields, "known": progress.watermark})
             return self._fresh(tp, self._within(committed, low, high, fields), resumed=True)
-        elif progress.was_set_back(committed, boot):
-            self._tell("partition.reset", "warning", {**fields, "reason": _SET, "action": "new window"})
-            return self._fresh(tp, self._within(committed, low, high, fields))
         elif committed < progress.watermark:
             self._doubts[tp] = time.monotonic() + DOUBT_S, committed
             action = f"{_FROM_STATE}; {_AGAIN}"

@@ -29,6 +29,9 @@ from tests.simulation.remoting_broker import Clock
 QUEUE = TopicPartition("orders", 0, "a")
 
 
+TAKEN = Frame(Code.SUCCESS, 0, 1, "", {}, b"")
+
+
 class TakingLink:
     """Takes each commit at once."""
 
@@ -36,7 +39,7 @@ class TakingLink:
 
     def ask(self, ask: Ask, answered: Any, timeout_s: float = 0) -> None:
         """Answer."""
-        answered(Frame(Code.SUCCESS, 0, 1, "", {}, b""))
+        answered(TAKEN)
 
     def check(self, now_s: float) -> None:
         """Nothing to do."""
@@ -119,6 +122,17 @@ def test_what_the_broker_took_is_noted_although_the_lock_lapsed(clock: Clock) ->
     link.is_up = False
     clock.now_s += IDLE_S
     commits.go_on()
+    assert progress_of(state).told.offset == 10
+
+
+def test_what_a_broker_is_told_again_is_noted_at_once(clock: Clock) -> None:
+    """An operator's reset may follow within the second after a broker is back."""
+    state = MemoryState()
+    commits = commits_of(state)
+    commit(commits, 10)
+    assert progress_of(state).told.offset == -1
+    commits._network.ask_all = lambda asks, timeout_s: [TAKEN for _ in asks]  # type: ignore[method-assign]
+    commits.start_at({QUEUE: 10})
     assert progress_of(state).told.offset == 10
 
 

@@ -104,7 +104,9 @@ def test_a_queue_that_is_just_being_made_begins_at_its_first_message() -> None:
     assert [(one.state.watermark, one.read_from) for one in found.starts] == [(0, 0)]
 
 
-def begun_at(boot: int, committed: int, tell: Callable[..., None] = lambda *told: None) -> tuple[Starts, int]:
+def begun_at(
+    boot: int, committed: int, tell: Callable[..., None] = lambda *told: None, reset: int | None = None
+) -> tuple[Starts, int]:
     """A queue known as read to 30, of which run 7 of the broker took 20 last, and 10 is on its disk in any case."""
     asks = Asks("me", "g")
     identity = Identity("cluster", asks.wire("g"), "", 5)
@@ -112,9 +114,17 @@ def begun_at(boot: int, committed: int, tell: Callable[..., None] = lambda *told
     answers = {14: frame(Code.SUCCESS, offset=str(committed)), 30: frame(Code.SUCCESS, offset="30")}
     answers |= {31: frame(Code.SUCCESS, offset="0"), 11: frame(Code.PULL_NOT_FOUND), 28: booted(boot)}
     starts = starts_of(MadeUpLink(answers=answers), MadeUpLink(), tell=tell)
+    if reset is not None:
+        starts.resets[HERE] = reset
     (one,) = starts.find([HERE], {HERE: known}).starts
     assert one.read_from is not None
     return starts, one.read_from
+
+
+@pytest.mark.parametrize(("committed", "at"), [(20, 5), (4, 4), (5, 5)])
+def test_of_two_resets_the_one_that_is_committed_came_last(committed: int, at: int) -> None:
+    """Of one at 5 a pull was told; a broker that has an older commit than ours since then was reset once more."""
+    assert begun_at(7, committed, reset=5)[1] == at
 
 
 @pytest.mark.parametrize(
