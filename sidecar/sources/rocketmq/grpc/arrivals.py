@@ -53,7 +53,7 @@ class Arrivals:
 
     def take(self, timeout_s: float, handed: Callable[[int, Any], Handed]) -> list[Handed]:
         """Messages that arrived; waits for the first, at most for the time; none while full."""
-        found: list[Handed] = []
+        messages: list[Handed] = []
         size_bytes = 0
         self._taken_bytes = 0
         self._tell_room()
@@ -64,15 +64,15 @@ class Arrivals:
         while self._messages and not self.is_full and size_bytes < self._queue_bytes:
             number, message, one_bytes = self._messages.popleft()
             arrived_bytes += one_bytes
-            found.append(handed(number, message))
-            self._taken_bytes = size_bytes = size_bytes + self._measured(found[-1])
+            messages.append(handed(number, message))
+            self._taken_bytes = size_bytes = size_bytes + self._measured(messages[-1])
         with self._changed:
             self._nbytes -= arrived_bytes
         self._tell_room()
-        return found
+        return messages
 
-    def _measured(self, one: Handed) -> int:
-        size_bytes = len(one.body) + OVERHEAD_BYTES
+    def _measured(self, message: Handed) -> int:
+        size_bytes = len(message.body) + OVERHEAD_BYTES
         self._size = max(size_bytes, self._size * SIZE_FADES if self._knows_size else 0)
         self._knows_size = True
         return size_bytes

@@ -108,6 +108,7 @@ class Attempts:
         """Count an unacknowledged message."""
         self._uses[use] += 1
 
-    def end(self, use: Use) -> None:
+    def end(self, use: Use | None) -> None:
         """Stop counting a message: it is acknowledged, or not ours any more."""
-        self._uses[use] -= 1
+        if use is not None:
+            self._uses[use] -= 1

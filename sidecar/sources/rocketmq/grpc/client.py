@@ -75,12 +75,12 @@ class GrpcClient:
 
     def receive(self, timeout_s: float) -> Sequence[Handed]:
         """Messages that arrived; waits for the first, at most for the time; none while full."""
-        found = self._arrivals.take(timeout_s, self._requests.handed)
+        messages = self._arrivals.take(timeout_s, self._requests.handed)
         now_s = time.monotonic()
-        for one in found:
-            self._skipped.look(one, now_s)
+        for message in messages:
+            self._skipped.look(message, now_s)
         self._skipped.turn(now_s)
-        return found
+        return messages
 
     def ack(self, handles: Collection[Hashable]) -> None:
         """Begin to acknowledge."""
@@ -143,7 +143,7 @@ class GrpcClient:
         if not self._arrivals.is_full:
             self._receiver.may_go_on.set()
         keep_open = self._sessions.keep_open(self._receiver.workers)
-        self._keepers = [asyncio.ensure_future(keep_open), asyncio.ensure_future(self._keep())]
+        self._keepers = [asyncio.ensure_future(keep_open), asyncio.ensure_future(_keep(self._leases, self._arrivals))]
 
     async def _end(self) -> None:
         self._receiver.may_go_on.clear()
@@ -161,8 +161,9 @@ class GrpcClient:
         if not self._arrivals.is_full:
             self._receiver.may_go_on.set()
 
-    async def _keep(self) -> None:
-        """Extend the leases of messages that wait to be taken."""
-        while True:
-            await asyncio.sleep(KEEP_EVERY_S)
-            self._leases.extend(self._arrivals.numbers())
+
+async def _keep(leases: Leases, arrivals: Arrivals) -> None:
+    """Extend the leases of messages that wait to be taken."""
+    while True:
+        await asyncio.sleep(KEEP_EVERY_S)
+        leases.extend(arrivals.numbers())

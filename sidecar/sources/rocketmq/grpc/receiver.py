@@ -6,9 +6,10 @@ import asyncio
 from collections.abc import Awaitable, Collection
 from typing import Any
 
+from sidecar.sources.rocketmq.grpc.acks import OK
 from sidecar.sources.rocketmq.grpc.arrivals import Arrivals
 from sidecar.sources.rocketmq.grpc.attempts import Attempts, Use
-from sidecar.sources.rocketmq.grpc.leases import INVISIBLE_S, OK, Leases
+from sidecar.sources.rocketmq.grpc.leases import INVISIBLE_S, Leases
 from sidecar.sources.rocketmq.grpc.requests import BATCH_MAX, Requests
 from sidecar.sources.rocketmq.grpc.session import Session
 
@@ -63,8 +64,8 @@ class Receiver:
                 while len(open_) < min(wanted, calls) and (self._arrivals.may_ask or not open_):
                     open_.add(asyncio.create_task(self._receive_once(session, queue, count)))
                 done, open_ = await asyncio.wait(open_, return_when=asyncio.FIRST_COMPLETED)
-                for one in done:
-                    wanted = min(2 * wanted, MANY_CALLS) if one.result() else max(1, wanted - 1)
+                for task in done:
+                    wanted = min(2 * wanted, MANY_CALLS) if task.result() else max(1, wanted - 1)
         finally:
             await _cancelled(open_ | done)
 
@@ -85,8 +86,8 @@ class Receiver:
                     continue
                 again_s = AGAIN_S if self._attempts.is_doubted(name) else None
                 done, open_ = await asyncio.wait(open_, timeout=again_s, return_when=asyncio.FIRST_COMPLETED)
-                for one in done:
-                    one.result()
+                for task in done:
+                    task.result()
         finally:
             await _cancelled(open_ | done)
 
@@ -121,6 +122,6 @@ def _name(queue: Any) -> str:
 
 
 async def _cancelled(tasks: Collection[asyncio.Task[bool]]) -> None:
-    for one in tasks:
-        one.cancel()
+    for task in tasks:
+        task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)

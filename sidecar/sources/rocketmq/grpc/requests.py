@@ -96,7 +96,7 @@ class Requests:
     def metadata(self) -> _Metadata:
         """What goes with each request: who asks, and its signature where there are keys."""
         settings, now = self._settings, datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
-        found = [
+        headers = [
             ("x-mq-language", "PYTHON"), ("x-mq-protocol", "GRPC_V2"), ("x-mq-client-version", VERSION),
             ("x-mq-date-time", now), ("x-mq-request-id", str(uuid.uuid4())), ("x-mq-client-id", self._client_id),
             ("x-mq-namespace", settings.namespace or ""),
@@ -105,10 +105,10 @@ class Requests:
             key = settings.secret_key.get_secret_value().encode()
             signature = hmac.new(key, now.encode(), hashlib.sha1).hexdigest()
             credential = f"MQv2-HMAC-SHA1 Credential={settings.access_key}, SignedHeaders=x-mq-date-time"
-            found.append(("authorization", f"{credential}, Signature={signature}"))
+            headers.append(("authorization", f"{credential}, Signature={signature}"))
             if settings.security_token:
-                found.append(("x-mq-session-token", settings.security_token.get_secret_value()))
-        return found
+                headers.append(("x-mq-session-token", settings.security_token.get_secret_value()))
+        return headers
 
     def endpoints(self, server: str) -> Any:
         """A server as the protocol names it."""
@@ -215,8 +215,8 @@ class Requests:
 
 
 def _milliseconds(system: Any, name: str) -> int | None:
-    at = getattr(system, name)
-    return at.seconds * 1000 + at.nanos // 1_000_000 or (0 if system.HasField(name) else None)
+    stamp = getattr(system, name)
+    return stamp.seconds * 1000 + stamp.nanos // 1_000_000 or (0 if system.HasField(name) else None)
 
 
 def _offset_message_id(host: str, position: int) -> str:
@@ -237,17 +237,17 @@ def _host(host: str) -> str:
 def _properties(
     message: Any, system: Any, message_id: str, tag: bytes, keys: list[bytes], retried: str
 ) -> list[Header]:
-    found: list[Header] = []
+    properties: list[Header] = []
     if users := message.user_properties:
-        found += [(name, value.encode()) for name, value in sorted(users.items())]
+        properties += [(name, value.encode()) for name, value in sorted(users.items())]
     if tag:
-        found.append(("TAGS", tag))
+        properties.append(("TAGS", tag))
     if keys and (joined := b" ".join(keys)):
-        found.append(("KEYS", joined))
+        properties.append(("KEYS", joined))
     if message_id:
-        found.append(("UNIQ_KEY", message_id.encode()))
+        properties.append(("UNIQ_KEY", message_id.encode()))
     if group := system.message_group:
-        found.append(("__SHARDINGKEY", group.encode()))
+        properties.append(("__SHARDINGKEY", group.encode()))
     if retried:
-        found.append(("RETRY_TOPIC", retried.encode()))
-    return found
+        properties.append(("RETRY_TOPIC", retried.encode()))
+    return properties

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from sidecar.config.source import RocketMqSource as RocketMqSettings
-from sidecar.sources.rocketmq.grpc.leases import OK
+from sidecar.sources.rocketmq.grpc.acks import OK
 from sidecar.sources.rocketmq.grpc.requests import POLL_S, REQUEST_S, Requests
 from sidecar.sources.rocketmq.grpc.stubs import Stubs
 
@@ -93,14 +93,14 @@ class Session:
             await asyncio.sleep(wait_s)
             await self._find_queues()
             is_open()
-            tasks = [asyncio.ensure_future(one) for one in (self._listen(stream), self._beat(), self._watch(), *work())]
+            tasks = [asyncio.ensure_future(job) for job in (self._listen(stream), self._beat(), self._watch(), *work())]
             try:
                 await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             finally:
                 for task in tasks:
                     task.cancel()
                 ended = await asyncio.gather(*tasks, return_exceptions=True)
-            raise next(one for one in ended if isinstance(one, Exception))
+            raise next(error for error in ended if isinstance(error, Exception))
         except (self._grpc.RpcError, TimeoutError) as error:
             raise self._broken(error) from error
 
@@ -145,19 +145,19 @@ class Session:
 
     def _some(self, answer: Any) -> tuple[list[Any], bool]:
         """The next parts of an answer, and whether these are the last; a proxy sends all of them at once."""
-        found: list[Any] = []
+        parts: list[Any] = []
         size_bytes = 0
         try:
             for part in answer:
-                found.append(part)
+                parts.append(part)
                 size_bytes += len(part.message.body)
                 if size_bytes >= TOGETHER_BYTES:
-                    return found, False
+                    return parts, False
         except self._grpc.RpcError:
-            if not found:
+            if not parts:
                 raise
-            return found, False  # and is raised the next time
-        return found, True
+            return parts, False  # and is raised the next time
+        return parts, True
 
     def _broken(self, error: Any) -> Exception:
         """What a failure of the connection means."""
@@ -188,16 +188,16 @@ class Session:
             raise RefusedError(status.code, status.message)
 
     async def _find_queues(self) -> None:
-        found = []
+        shares = []
         for topic in self._settings.topics:
             answer = await self.call("QueryRoute", self._requests.route(topic, self.server))
             self._check(answer.status)
-            self.counts |= Counter(f"{one.topic.name} on {one.broker.name}" for one in answer.message_queues)
-            brokers = {one.broker.name: one for one in answer.message_queues}
-            for _, one in sorted(brokers.items()):
-                one.id = -1
-                found.append(one)
-        self.queues = found
+            self.counts |= Counter(f"{routed.topic.name} on {routed.broker.name}" for routed in answer.message_queues)
+            brokers = {routed.broker.name: routed for routed in answer.message_queues}
+            for _, share in sorted(brokers.items()):
+                share.id = -1
+                shares.append(share)
+        self.queues = shares
 
     # While it lasts
 
@@ -219,7 +219,7 @@ class Session:
         """New brokers begin a new session."""
         while True:
             await asyncio.sleep(ROUTE_S)
-            before = [one.broker.name for one in self.queues]
+            before = [share.broker.name for share in self.queues]
             await self._find_queues()
-            if [one.broker.name for one in self.queues] != before:
+            if [share.broker.name for share in self.queues] != before:
                 raise ConnectionError("the brokers of a topic changed")

@@ -65,14 +65,15 @@ class Skipped:
         where = handed.topic, handed.broker
         topic = self._topics.get(where) or self._topics.setdefault(where, _Topic())
         queue = topic.queues.get(handed.queue) or topic.queues.setdefault(handed.queue, _Queue())
-        place = int(handed.offset_message_id[-16:], 16), handed.offset
-        if place[0] > queue.highest[0] and handed.offset <= queue.highest[1]:
+        position = int(handed.offset_message_id[-16:], 16)
+        stored = position, handed.offset
+        if position > queue.highest[0] and handed.offset <= queue.highest[1]:
             topic.queues[handed.queue] = queue = _Queue()
-            _begin(topic, place[0], now_s)
-        queue.recent.append(place)
-        queue.highest = max(queue.highest, place)
+            _begin(topic, position, now_s)
+        queue.recent.append(stored)
+        queue.highest = max(queue.highest, stored)
         if queue.old_end is not None:
-            _note(queue, [place], topic.begins_at, now_s)
+            _note(queue, [stored], topic.begins_at, now_s)
 
     def turn(self, now_s: float) -> None:
         """Tell what is certain by now."""
@@ -88,12 +89,12 @@ class Skipped:
         self._tell("offset.skipped", "error", {**tp.fields(), "offset": offset, "skipped": offset, "action": action})
 
 
-def _begin(topic: _Topic, position: int, now_s: float) -> None:
+def _begin(topic: _Topic, first: int, now_s: float) -> None:
     """A queue began anew: so did the others, somewhere behind what they had before."""
-    begins_at = min(topic.begins_at, position) if now_s < topic.new_until_s else position
+    begins_at = min(topic.begins_at, first) if now_s < topic.new_until_s else first
     topic.begins_at, topic.new_until_s = begins_at, now_s + SETTLES_S
     for queue in topic.queues.values():
-        older = [offset for at, offset in queue.recent if at < begins_at]
+        older = [offset for position, offset in queue.recent if position < begins_at]
         if older:
             queue.old_end, queue.first = max(older) + 1, _NONE
             _note(queue, queue.recent, begins_at, now_s)
@@ -101,7 +102,7 @@ def _begin(topic: _Topic, position: int, now_s: float) -> None:
 
 def _note(queue: _Queue, places: Iterable[tuple[int, int]], begins_at: int, now_s: float) -> None:
     """The first of these since the topic was made again, if it is earlier than what is known."""
-    first = min((offset for at, offset in places if at >= begins_at), default=_NONE)
+    first = min((offset for position, offset in places if position >= begins_at), default=_NONE)
     if queue.first == _NONE > first:
         queue.told_at_s = now_s + SETTLES_S
     queue.first = min(queue.first, first)

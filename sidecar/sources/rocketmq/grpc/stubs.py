@@ -66,12 +66,12 @@ def _folder() -> Path:
     """Where the stubs are."""
     needs = f"source.rocketmq.client: grpc needs {DISTRIBUTION} {VERSION}"
     try:
-        found = metadata.distribution(DISTRIBUTION)
+        installed = metadata.distribution(DISTRIBUTION)
     except metadata.PackageNotFoundError:
         raise ConfigError(f"{needs}, which is not installed{_others()}", hint=_CURE) from None
-    if found.version != VERSION:
-        raise ConfigError(f"{needs}, and {found.version} is installed", hint=_CURE)
-    folder = Path(str(found.locate_file(_FOLDER)))
+    if installed.version != VERSION:
+        raise ConfigError(f"{needs}, and {installed.version} is installed", hint=_CURE)
+    folder = Path(str(installed.locate_file(_FOLDER)))
     if not (folder / "service_pb2.py").is_file():
         cure = f"pip install --force-reinstall --no-deps {DISTRIBUTION}=={VERSION}"
         raise ConfigError(f"{needs}, whose files are gone{_others()}", hint=cure)
