@@ -45,9 +45,11 @@ def test_a_broker_that_was_killed(node: RocketMqNode, group: str, monkeypatch: p
         assert not any(first.commit().values()), "what the broker cannot take is not committed"
         node.start()
         second.until(lambda: BROKER not in second.source.problems(), "the broker is back")
-        second.until(lambda: all(map(second.source._members.may_go_on, theirs)), "its locks are had again")
+        second.until(lambda: all(map(second.source._cluster.members.may_go_on, theirs)), "its locks are had again")
         wait_until(lambda: second.turn() or node.members(group) == ["b"], PATIENCE_S, "the first is still away")
-        second.until(lambda: second.source._members.targets([topic]) == ours | theirs, "all queues are its turn")
+        second.until(
+            lambda: second.source._cluster.members.targets([topic]) == ours | theirs, "all queues are its turn"
+        )
         assert _own(second, topic) == theirs
         node.send(topic, sent[20:])
         first.read(20)

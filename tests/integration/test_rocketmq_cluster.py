@@ -103,7 +103,7 @@ def test_a_master_with_too_much_to_do_sends_readers_to_its_slave(
             assert reader.read(500) == SENT
             assert [one.offset for one in reader.messages[TopicPartition(copied, 0, BROKER)]] == list(range(500))
             assert all(reader.commit().values())
-            assert slave.broker_address in reader.source._network.links
+            assert slave.broker_address in reader.source._cluster.network.links
     finally:
         master.configure(accessMessageInMemoryMaxRatio="40")
         slave.link(slave.broker_address).ask(25, {}, b"slaveReadEnable=true\n")

@@ -16,7 +16,7 @@ from sidecar.core.records import TopicPartition
 from sidecar.errors import ConfigError, UnavailableError
 from sidecar.sinks.formats import EnvelopeFramer
 from sidecar.sources.rocketmq.progress import Progress
-from sidecar.sources.rocketmq.remoting.pulls import Pulls
+from sidecar.sources.rocketmq.remoting.pulls.pulls import Pulls
 from sidecar.sources.rocketmq.wire.messages import properties
 from tests.support.kafka import unique
 from tests.support.process import wait_until
@@ -317,7 +317,7 @@ def test_a_reset_while_it_is_cut_off_replays(rocketmq: Node, queues: MakeQueues,
         reader.read(3)
         reader.commit()
         reader.until(lambda: any(one.told.offset == 3 for one in known(reader)), "what the broker took is kept")
-        reader.source._network.links[rocketmq.brokers()[BROKER]].drop("cut off")
+        reader.source._cluster.network.links[rocketmq.brokers()[BROKER]].drop("cut off")
         rocketmq.commit(group, topic, 0, 1)
         reader.until(lambda: reader.told("partition.reset"), "the reset is told")
         assert reader.read(2) == [b"b", b"c"]

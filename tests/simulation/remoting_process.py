@@ -11,18 +11,18 @@ from sidecar.core.pipeline.pipeline import Pipeline
 from sidecar.sources.base import Assignment
 from sidecar.sources.rocketmq.progress import Mark
 from sidecar.sources.rocketmq.remoting import (
+    assignments,
+    cluster,
     commits,
     fetch,
     joining,
     members,
     owned,
-    proofs,
-    pulls,
     routes,
-    source,
     start,
 )
 from sidecar.sources.rocketmq.remoting.columns import RocketMqColumns
+from sidecar.sources.rocketmq.remoting.pulls import proofs, pulls
 from sidecar.sources.rocketmq.remoting.source import RocketMqSource
 from sidecar.sources.rocketmq.wire.messages import StoredMessage, properties
 from tests.simulation.leased_broker import Inline
@@ -92,7 +92,7 @@ class Process(Shell):
 
     def die(self) -> None:
         """Killed."""
-        self.source._network.die()  # type: ignore[attr-defined]
+        self.source._cluster.network.die()  # type: ignore[attr-defined]
 
 
 def tag_of(message: StoredMessage) -> bytes:
@@ -108,7 +108,7 @@ def simulated(world: RemotingWorld) -> Iterator[None]:
         return SimulatedNetwork(world.broker, world.clock, world.chance, world.happen, told)  # type: ignore[arg-type]
 
     modules = (
-        source,
+        assignments,
         commits,
         joining,
         members,
@@ -121,6 +121,6 @@ def simulated(world: RemotingWorld) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         for module in modules:
             stack.enter_context(patch.object(module, "time", world.clock))
-        for module in (source, fetch):
+        for module in (cluster, fetch):
             stack.enter_context(patch.object(module, "Network", network))
         yield

@@ -9,7 +9,7 @@ import pytest
 
 from sidecar.sources.rocketmq.progress import Mark, Progress
 from sidecar.sources.rocketmq.remoting.owned import OwnedQueues
-from sidecar.sources.rocketmq.remoting.proofs import Proofs
+from sidecar.sources.rocketmq.remoting.pulls.proofs import Proofs
 from sidecar.sources.rocketmq.remoting.start import Starts
 from sidecar.sources.rocketmq.wire.requests import read_offset
 from tests.simulation.remoting import run_remoting
@@ -37,7 +37,7 @@ def read_on_in_another_topic(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def look_at_nothing_that_rests(monkeypatch: pytest.MonkeyPatch) -> None:
     """Wait for a message beyond the old end, however many there are anew."""
-    monkeypatch.setattr("sidecar.sources.rocketmq.remoting.pulls.LOOK_EVERY_S", 1e9)
+    monkeypatch.setattr("sidecar.sources.rocketmq.remoting.pulls.pulls.LOOK_EVERY_S", 1e9)
 
 
 def believe_the_folder(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -72,7 +72,7 @@ class Reader:
 
     def die(self) -> None:
         """End as a process does that is killed: connections break, nothing is said."""
-        self.source._network.close()
+        self.source._cluster.network.close()
         self._dead = True
 
     # The listener

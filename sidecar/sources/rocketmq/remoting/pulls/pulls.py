@@ -15,7 +15,7 @@ from operator import itemgetter
 from sidecar.core.records import Run, TopicPartition
 from sidecar.sources.base import RUN_BYTES, ReadPast, run_length
 from sidecar.sources.rocketmq.progress import Mark
-from sidecar.sources.rocketmq.remoting.proofs import (
+from sidecar.sources.rocketmq.remoting.pulls.proofs import (
     EMPTY_DELAY_S,
     PULL_TIMEOUT_S,
     REFUSED_DELAY_S,
@@ -23,7 +23,7 @@ from sidecar.sources.rocketmq.remoting.proofs import (
     Proofs,
     further,
 )
-from sidecar.sources.rocketmq.remoting.pulling import (
+from sidecar.sources.rocketmq.remoting.pulls.pulling import (
     ANSWER_BYTES,
     IDLE_BYTES,
     Find,

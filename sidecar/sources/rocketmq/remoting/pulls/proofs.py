@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from sidecar.core.records import TopicPartition
 from sidecar.sources.rocketmq.progress import Mark
-from sidecar.sources.rocketmq.remoting.pulling import Place, Pulling, of_slave, place_of
+from sidecar.sources.rocketmq.remoting.pulls.pulling import Place, Pulling, of_slave, place_of
 from sidecar.sources.rocketmq.wire.codes import Code
 from sidecar.sources.rocketmq.wire.frames import Frame
 from sidecar.sources.rocketmq.wire.messages import StoredMessage, as_stored

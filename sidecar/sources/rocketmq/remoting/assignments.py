@@ -1,0 +1,211 @@
+"""The queues of this member: takes them, hands them over and gives them up. Decides nothing about messages."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+from sidecar.core.records import TopicPartition
+from sidecar.sources.base import Assignment, Listener
+from sidecar.sources.rocketmq.progress import Progress
+from sidecar.sources.rocketmq.remoting.cluster import Cluster
+from sidecar.sources.rocketmq.remoting.commits import Commits
+from sidecar.sources.rocketmq.remoting.pulls.pulls import Pulls
+from sidecar.sources.rocketmq.remoting.start import Found, Starts
+from sidecar.state.interface import State
+
+RETRY_S = 1.0
+"""Retry interval for queues whose start offset is unknown."""
+HAND_OVER_S = 5.0
+"""How long to keep a queue so that its messages can settle: its next owner has another state folder."""
+
+
+@dataclass(slots=True)
+class _Untaken:
+    """Locked queues that are not read yet."""
+
+    failed: dict[TopicPartition, str] = field(default_factory=dict)
+    """Those whose start offset is unknown, with the reason."""
+    replaced: set[TopicPartition] = field(default_factory=set)
+    """Those to be taken anew because they were replaced."""
+    retry_at_s: float = 0.0
+
+    def due(self) -> set[TopicPartition]:
+        """The queues whose start offset is to be asked for again."""
+        return set(self.failed) if time.monotonic() >= self.retry_at_s else set()
+
+    def asked(self, tps: Collection[TopicPartition], failed: dict[TopicPartition, str]) -> None:
+        """The start offsets of these queues were asked for; it failed for some."""
+        self.failed = {tp: reason for tp, reason in self.failed.items() if tp not in tps} | failed
+        self.retry_at_s = time.monotonic() + RETRY_S
+
+    def forget(self, tp: TopicPartition) -> None:
+        """This queue is another member's."""
+        self.failed.pop(tp, None)
+        self.replaced.discard(tp)
+
+
+@dataclass(slots=True)
+class _Leaving:
+    """Assigned queues that belong to another member now."""
+
+    tps: set[TopicPartition] = field(default_factory=set)
+    by_s: float = 0.0
+    """Until when their messages may settle."""
+
+    def are(self, tps: set[TopicPartition]) -> bool:
+        """Set them; whether the listener is to be asked: there are some, or were until now."""
+        has_changed = tps != self.tps
+        if has_changed:
+            self.tps, self.by_s = tps, time.monotonic() + HAND_OVER_S
+        return has_changed or bool(tps)
+
+
+class Assignments:
+    """The queues that are assigned to this member.
+
+    Args:
+        cluster: The cluster.
+        starts: Decides where queues begin.
+        commits: Makes states durable.
+        pulls: Reads queues.
+        state: Keeps the core's states.
+        listener: Is told of queues.
+    """
+
+    def __init__(
+        self, cluster: Cluster, starts: Starts, commits: Commits, pulls: Pulls, state: State, listener: Listener
+    ) -> None:
+        self._cluster = cluster
+        self._starts = starts
+        self._commits = commits
+        self._pulls = pulls
+        self._state = state
+        self._listener = listener
+        self._untaken = _Untaken()
+        self._leaving = _Leaving()
+        self._assigned_once = False
+        self.tps: set[TopicPartition] = set()
+        """Queues that are read."""
+
+    def problems(self) -> dict[str, str]:
+        """What is wrong with start offsets: a key, and a sentence for an operator, empty if nothing is."""
+        unread = (f"{tp} cannot be read yet: {reason}" for tp, reason in self._untaken.failed.items())
+        return {"offsets": self._starts.doubt(), "start": min(unread, default="")}
+
+    def share(self) -> None:
+        """Take the queues that are this member's turn, and part with the others."""
+        members = self._cluster.members
+        targets = members.targets(list(self._cluster.subscriptions))
+        wanted = self.tps if targets is None else targets
+        members.keep(wanted)
+        self._give_up(set(members.lost))
+        self._go_on_with_returned()
+        if targets is not None:
+            leaving = self.tps - targets
+            self._hand_over({tp for tp in leaving if not members.is_orphaned(tp)}, targets)
+        ready = (members.locked | self._untaken.due()) & wanted
+        if ready or (targets is not None and not targets and not self._assigned_once):
+            self._take(sorted(ready))
+
+    def _hand_over(self, tps: set[TopicPartition], targets: frozenset[TopicPartition]) -> None:
+        self._unlock((self._cluster.members.locked | set(self._untaken.failed)) - targets)
+        if not self._leaving.are(tps):
+            return
+        settled = self._listener.handing_over(tps)
+        if tps and (settled or time.monotonic() >= self._leaving.by_s):
+            self._listener.revoking(tps)
+            self._drop(tps)
+            self._unlock(tps)
+
+    def _unlock(self, tps: Collection[TopicPartition]) -> None:
+        for tp in tps:
+            self._untaken.forget(tp)
+            self._starts.resets.pop(tp, None)
+        self._cluster.unlock(tps)
+
+    def _give_up(self, tps: set[TopicPartition]) -> None:
+        if tps & self.tps:
+            self._listener.lost(tps & self.tps)
+            self._drop(tps & self.tps)
+        self._unlock(tps)
+
+    def _drop(self, tps: Collection[TopicPartition]) -> None:
+        self.tps.difference_update(tps)
+        self._pulls.remove(tps)
+        for tp in tps:
+            self._commits.owned.disown(tp)
+
+    def _go_on_with_returned(self) -> None:
+        """After a broker returned: take queues anew that another member continued, commit the others again."""
+        returned = self._cluster.members.returned & self.tps
+        self._cluster.members.returned.clear()
+        if not returned:
+            return
+        moved = self._starts.has_moved(sorted(returned), self._commits.owned.committed(), known_of(self._state))
+        for tp in sorted(moved):
+            self.reload(tp)
+        saved = self._commits.owned.saved()
+        self._commits.meet(self._starts.brokers.boots({tp.broker for tp in returned}))
+        self._commits.start_at({tp: saved[tp] for tp in returned - moved})
+
+    def _take(self, tps: Sequence[TopicPartition]) -> None:
+        """Start reading queues; a queue whose start is unknown is retried, and delays no other."""
+        known = known_of(self._state) if tps else {}
+        found = self._starts.find(tps, known, self._untaken.replaced) if tps else Found([], {}, {}, {})
+        self._cluster.members.hold(tps)
+        self._commits.meet(self._starts.brokers.boots({start.tp.broker for start in found.starts}))
+        self._untaken.asked(tps, found.failed)
+        for start in found.starts:
+            tp = start.tp
+            self._untaken.replaced.discard(tp)
+            identity = self._starts.identity(start)
+            self._commits.owned.own(start, identity, known.get(tp), found.marks[tp], found.committed[tp])
+            self._read(start)
+        self._commits.start_at({start.tp: start.state.watermark for start in found.starts})
+        self.tps.update(start.tp for start in found.starts)
+        self._assigned_once = True
+        self._listener.assigned(found.starts)
+
+    def _read(self, start: Assignment) -> None:
+        tp, mark = start.tp, self._commits.owned.mark(start.tp)
+        find = partial(self._cluster.place, tp)
+        self._pulls.add(tp, start.read_from, self._cluster.subscriptions[tp.topic], find, mark, start.state.watermark)
+
+    def reload(self, tp: TopicPartition) -> None:
+        """Give the queue up and take it again from its committed state."""
+        if tp in self.tps:
+            self._listener.reloading(tp)
+            self._drop([tp])
+            self._take([tp])
+
+    def take_moved(self) -> None:
+        """Take queues anew that answers found to be moved or replaced."""
+        findings = self._pulls.findings
+        moved, findings.moved = findings.moved, {}
+        for tp, reset in moved.items():
+            if reset is None:
+                self._listener.event("offset.out_of_range", "warning", tp.fields())
+            elif tp in self.tps:
+                self._starts.resets[tp] = reset
+            self.reload(tp)
+        replaced, findings.replaced = findings.replaced, set()
+        for tp in sorted(replaced & self.tps):
+            self._untaken.replaced.add(tp)
+            self.reload(tp)
+
+    def leave(self) -> None:
+        """Revoke all queues, and leave the group."""
+        ours = set(self.tps)
+        if ours:
+            self._listener.revoking(ours)
+            self._drop(ours)
+        self._cluster.leave(ours | set(self._untaken.failed))
+
+
+def known_of(state: State) -> dict[TopicPartition, Progress]:
+    """What a state file knows of queues."""
+    loaded = {key.tp: Progress.load(text) for key, text in state.load_progress().items()}
+    return {tp: progress for tp, progress in loaded.items() if progress is not None}

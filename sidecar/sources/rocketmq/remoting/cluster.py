@@ -1,0 +1,83 @@
+"""The cluster as one member sees it: connections, routes, membership, and where each queue is asked. Reads nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+
+from sidecar.config.source import RocketMqSource as Settings
+from sidecar.core.records import TopicPartition
+from sidecar.sources.rocketmq.config import sign_of, tls_of
+from sidecar.sources.rocketmq.remoting.joining import ASK_TIMEOUT_S
+from sidecar.sources.rocketmq.remoting.members import Members
+from sidecar.sources.rocketmq.remoting.pulls.pulling import Place
+from sidecar.sources.rocketmq.remoting.routes import Routes
+from sidecar.sources.rocketmq.remoting.sharing import SHARES
+from sidecar.sources.rocketmq.wire.frames import Frame
+from sidecar.sources.rocketmq.wire.network import Link, Network
+from sidecar.sources.rocketmq.wire.requests import MASTER, Asks, Subscription
+
+_TWIN = "another process has this one's client id, so both read every queue: give them other hostnames or state.dir"
+
+
+class Cluster:
+    """The cluster.
+
+    Args:
+        settings: `source.rocketmq`.
+        client_id: Identifies this place, also after a restart: it owns the brokers' locks.
+        expression: The tags that brokers filter by, `a || b`, or `*`; ignored if there is an SQL expression.
+        told: Takes what brokers send by themselves.
+
+    Attributes:
+        asks: Makes the requests.
+        subscriptions: By topic, the retry topic among them.
+        network: All connections.
+        routes: Queues and brokers of the topics.
+        members: Membership in the group.
+    """
+
+    def __init__(self, settings: Settings, client_id: str, expression: str, told: Callable[[Frame], None]) -> None:
+        self.asks = asks = Asks(client_id, settings.group, settings.namespace or "")
+        kind = "SQL92" if settings.sql else "TAG"
+        self.subscriptions = {topic: Subscription(topic, settings.sql or expression, kind) for topic in settings.topics}
+        self.subscriptions[asks.retry_topic] = Subscription(asks.retry_topic)
+        self.network = Network(sign_of(settings), tls_of(settings), told)
+        name_servers = (settings.name_servers or "").split(",")
+        self.routes = Routes(self.network, asks, name_servers, list(self.subscriptions))
+        self.members = Members(self.routes, asks, SHARES[settings.share], self.subscriptions.values())
+
+    def link(self, tp: TopicPartition) -> Link | None:
+        """The connection of a queue, None while this member does not have its lock."""
+        return self.routes.link(tp.broker) if self.members.may_go_on(tp) else None
+
+    def place(self, tp: TopicPartition, suggested: str) -> Place | None:
+        """Where a queue is read: at its master, or at a slave if the master suggests it or is dead."""
+        link = self.link(tp)
+        if link is None and not self.members.is_orphaned(tp):
+            return None
+        slave = self.routes.slave(tp.broker, suggested) if link is None or suggested != MASTER else None
+        if slave is not None and (slave.is_up or link is None):
+            return Place(slave, is_slave=True)
+        return Place(link) if link else None
+
+    def problems(self, refused: Mapping[TopicPartition, Frame]) -> dict[str, str]:
+        """What is wrong with servers and membership: a key, and a sentence for an operator, empty if nothing is.
+
+        Args:
+            refused: The brokers' last answers about queues that they refuse.
+        """
+        problems = {"name servers": self.routes.problem}
+        for name, link in self.routes.brokers().items():
+            refusals = [f"{tp}: {frame.remark}" for tp, frame in refused.items() if tp.broker == name]
+            problems[name] = f"{link.address}: {link.problem}" if link.problem else min(refusals, default="")
+        problems["group"] = str(self.members.refusal or (_TWIN if self.members.has_twin else ""))
+        return problems
+
+    def unlock(self, tps: Iterable[TopicPartition]) -> None:
+        """Give the locks of these queues back."""
+        for link, ask in self.members.release(tps):
+            link.tell(ask)
+
+    def leave(self, tps: Iterable[TopicPartition]) -> None:
+        """Give the locks of these queues back, and be a member no more."""
+        self.network.ask_all(self.members.release(tps) + self.members.leave(), ASK_TIMEOUT_S)
