@@ -145,6 +145,8 @@ class RemotingWorld:
         self._turns += 1
         if not self.broker.is_up or not self.chance(10 * rate) or self.clock.now_s < self.broker.obeyed_at_s + TOLD_S:
             return False
+        if self.process and self.process.is_told():
+            return False
         is_new = self.start == "latest" and not self.state.load_progress()
         since_s, turns = self.begun
         if self.clock.now_s < since_s + MARKED_S or self._turns < turns + MARKED_TURNS:

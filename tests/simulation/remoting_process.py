@@ -69,6 +69,10 @@ class Process(Shell):
         """Whether a queue is read by it."""
         return queue_of(number) in self.pipeline.partitions
 
+    def is_told(self) -> bool:
+        """Whether it was told of a reset of a queue that it could not take yet."""
+        return bool(self.source._assignments._starts.resets)
+
     def offsets(self) -> dict[int, int]:
         """Where it is in each queue."""
         return {tp.partition: one.next for tp, one in self.source._pulls._queues.items()}

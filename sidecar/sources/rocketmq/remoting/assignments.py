@@ -154,7 +154,7 @@ class Assignments:
     def _take(self, tps: Sequence[TopicPartition]) -> None:
         """Start reading queues; a queue whose start is unknown is retried, and delays no other."""
         known = known_of(self._state) if tps else {}
-        found = self._starts.find(tps, known, self._untaken.replaced) if tps else Found([], {}, {}, {})
+        found = self._starts.find(tps, known, self._untaken.replaced) if tps else Found([], {}, {}, {}, {})
         self._cluster.members.hold(tps)
         self._commits.meet(self._starts.brokers.boots({start.tp.broker for start in found.starts}))
         self._untaken.asked(tps, found.failed)
@@ -163,16 +163,16 @@ class Assignments:
             self._untaken.replaced.discard(tp)
             identity = self._starts.identity(start)
             self._commits.owned.own(start, identity, known.get(tp), found.marks[tp], found.committed[tp])
-            self._read(start)
+            self._read(start, found.lows[tp])
         self._commits.start_at({start.tp: start.state.watermark for start in found.starts})
         self.tps.update(start.tp for start in found.starts)
         self._assigned_once = True
         self._listener.assigned(found.starts)
 
-    def _read(self, start: Assignment) -> None:
-        tp, mark = start.tp, self._commits.owned.mark(start.tp)
-        find = partial(self._cluster.place, tp)
-        self._pulls.add(tp, start.read_from, self._cluster.subscriptions[tp.topic], find, mark, start.state.watermark)
+    def _read(self, start: Assignment, low: int) -> None:
+        tp, mark, watermark = start.tp, self._commits.owned.mark(start.tp), start.state.watermark
+        subscription, find = self._cluster.subscriptions[tp.topic], partial(self._cluster.place, tp)
+        self._pulls.add(tp, start.read_from, subscription, find, mark, watermark, min(low, start.read_from))
 
     def reload(self, tp: TopicPartition) -> None:
         """Give the queue up and take it again from its committed state."""

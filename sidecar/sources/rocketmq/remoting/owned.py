@@ -46,7 +46,7 @@ class Owned:
 
     identity: Identity
     found: int
-    """The broker's committed offset before ours."""
+    """The broker's committed offset before ours, or an older one of ours that it may have."""
     saved: int
     """Our newest offset in the state file, or the start; committed to the broker when it is back."""
     floor: Floor
@@ -109,6 +109,8 @@ class OwnedQueues:
         self._queues: dict[TopicPartition, Owned] = {}
         self._restless: set[TopicPartition] = set()
         """Those with commits at the broker that the state file lacks."""
+        self._left: dict[TopicPartition, int] = {}
+        """Our newest offset of each queue that was given up: at the broker it is nobody else's."""
 
     def own(
         self,
@@ -123,13 +125,16 @@ class OwnedQueues:
         now_s = time.monotonic()
         floor = Floor(row.floor if row else 0, now_s)
         start = assignment.state.watermark
-        self._queues[assignment.tp] = Owned(identity, committed, start, floor, marks=marks, row=row, row_at_s=now_s)
+        found = max(committed, self._left.pop(assignment.tp, -1))
+        self._queues[assignment.tp] = Owned(identity, found, start, floor, marks=marks, row=row, row_at_s=now_s)
         self._restless.add(assignment.tp)
 
     def disown(self, tp: TopicPartition) -> None:
         """Stop committing this queue."""
-        self._queues.pop(tp, None)
+        queue = self._queues.pop(tp, None)
         self._restless.discard(tp)
+        if queue is not None:
+            self._left[tp] = max(queue.found, queue.committed, queue.saved)
 
     def get(self, tp: TopicPartition) -> Owned | None:
         """A queue, if it is owned."""

@@ -36,6 +36,8 @@ class Found(NamedTuple):
     """Of each queue, the marks that are still there."""
     committed: dict[TopicPartition, int]
     """The brokers' committed offsets."""
+    lows: dict[TopicPartition, int]
+    """The first offsets that can be read."""
 
 
 class _Facts(NamedTuple):
@@ -136,7 +138,7 @@ class Starts:
             known: What the state file knows of queues.
             replaced: Queues that were found to be replaced.
         """
-        found = Found([], {}, {}, {})
+        found = Found([], {}, {}, {}, {})
         facts = self._facts(tps, known)
         for tp in tps:
             told = facts[tp]
@@ -149,6 +151,7 @@ class Starts:
                 self.resets.pop(tp, None)
                 found.starts.append(start)
                 found.committed[tp] = -1 if told.committed is None else told.committed
+                found.lows[tp] = told.low
             except (_UnknownError, ProtocolError) as error:
                 found.failed[tp] = str(error)
         return found
@@ -250,6 +253,7 @@ class Starts:
             return self._fresh(tp, self._within(progress.watermark, low, high, fields), resumed=True)
         if committed is not None:
             return self._fresh(tp, self._within(committed, low, high, fields), resumed=progress is not None)
+        low = self._low(tp) if low else 0  # the first answer may be about a deleted topic
         begin = self._beginnings.get(tp, low)
         return self._fresh(tp, begin if low <= begin <= high else low)
 

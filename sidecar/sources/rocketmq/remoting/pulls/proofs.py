@@ -111,6 +111,8 @@ class Proofs:
             self.wanted.add(queue.tp)
             if frame is None or self.was_reset(queue, offset, place, frame):
                 return
+            if not place.is_slave:
+                self.look_at_low(queue, frame)
             if (
                 frame.code == Code.SUCCESS
                 and queue.epoch == epoch

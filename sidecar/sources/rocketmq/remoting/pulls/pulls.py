@@ -99,6 +99,7 @@ class Pulls:
         find: Find,
         mark: Mark | None = None,
         given: int | None = None,
+        low: int = 0,
     ) -> None:
         """Read a queue from an offset on.
 
@@ -109,8 +110,10 @@ class Pulls:
             find: Finds the place to ask.
             mark: A message of the queue that was read before.
             given: The offset after the last message handed on; messages between the two are gone.
+            low: The first offset that can be read, as far as it is known.
         """
-        self._queues[tp] = Pulling(tp, subscription, find, offset, offset if given is None else given, mark, offset)
+        given = offset if given is None else given
+        self._queues[tp] = Pulling(tp, subscription, find, offset, given, mark, offset, low=low)
         self._turn[tp] = None
 
     def remove(self, tps: Collection[TopicPartition]) -> None:

@@ -150,3 +150,13 @@ def test_what_a_broker_had_before_it_went_away_is_not_on_its_disk(rests: bool, c
         else:
             commit(commits, 10)
     assert progress_of(state).floor == 0
+
+
+def test_a_commit_of_what_a_queue_was_before_is_nobody_elses() -> None:
+    """One that was on its way when the queue was taken anew may be what the broker has."""
+    commits = commits_of(MemoryState())
+    commit(commits, 10)
+    commits.owned.disown(QUEUE)
+    start = Assignment(QUEUE, IDENTITY.scope, PartitionState(0, 0), "", 5, resumed=False, read_from=0)
+    commits.owned.own(start, IDENTITY, None, (), 9)
+    assert commits.owned.committed() == {QUEUE: 10}

@@ -265,3 +265,11 @@ def test_a_topic_that_is_made_again_between_two_answers_begins_at_its_own_first_
     found = starts_of(link, MadeUpLink()).find([HERE], {HERE: known_with(Mark(19, 64, 1_700_000_000_001))})
     assert [one.read_from for one in found.starts] == at
     assert len(found.failed) == 1 - len(at)
+
+
+def test_a_new_queue_begins_where_the_topic_begins_that_is_there_by_then() -> None:
+    """All of the old topic's messages had expired; its first offset may lie behind the new one's messages."""
+    answers = answering(0, 30, frame(Code.PULL_NOT_FOUND)) | {14: frame(Code.QUERY_NOT_FOUND)}
+    link = MadeAgainLink(answers=answers | {31: frame(Code.SUCCESS, offset="16")})
+    link.low = frame(Code.SUCCESS, offset="0")
+    assert [start.read_from for start in starts_of(link, MadeUpLink()).find([HERE], {}).starts] == [0]

@@ -369,3 +369,19 @@ def test_a_queue_without_a_mark_whose_first_offset_goes_back_is_another_one() ->
     pulls.ask()
     link.answer(19, nextBeginOffset=7, minOffset=0, maxOffset=7)
     assert pulls.findings.replaced == {TP}
+
+
+@pytest.mark.parametrize("by", ["an answer", "a question"])
+def test_the_first_offset_at_the_start_is_of_the_queue_that_was_there_then(by: str) -> None:
+    """The topic may have been made again before the first pull."""
+    link = Asked()
+    pulls = Pulls(Asks("me", "group"), 4 << 20)
+    pulls.add(TP, 7, Subscription("orders"), lambda _: Place(link), low=7)
+    pulls.ask()
+    if by == "an answer":
+        link.answer(19, nextBeginOffset=7, minOffset=0, maxOffset=7)
+    else:
+        pulls._proofs.wanted.add(TP)
+        pulls.ask()
+        assert link.questions == [7]
+    assert pulls.findings.replaced == {TP}
