@@ -100,10 +100,10 @@ def place_of(tp: TopicPartition, scope: str = "") -> int:
 
 def keys_in(keys: bytes) -> list[bytes]:
     """The single keys."""
-    return [keys[at : at + KEY_BYTES] for at in range(0, len(keys), KEY_BYTES)]
+    return [keys[start : start + KEY_BYTES] for start in range(0, len(keys), KEY_BYTES)]
 
 
-def mark_of(place: int, fragments: Sequence[Fragment], state: State, but: Collection[int] = ()) -> Mark:
+def mark_of(number: int, fragments: Sequence[Fragment], state: State, but: Collection[int] = ()) -> Mark:
     """Rows of these fragments have come to their end, but for those whose index is in `but`."""
     offsets = [offset for fragment in fragments for offset in fragment.offsets]
     keys = b"".join([fragment.keys for fragment in fragments])
@@ -111,15 +111,15 @@ def mark_of(place: int, fragments: Sequence[Fragment], state: State, but: Collec
         ended = [i for i in range(len(offsets)) if i not in but]
         single = keys_in(keys)
         offsets, keys = [offsets[i] for i in ended], b"".join([single[i] for i in ended])
-    return Mark(place, state, offsets, keys)
+    return Mark(number, state, offsets, keys)
 
 
-def decide(wants: Sequence[Want], found: Mapping[bytes, Entry]) -> tuple[list[list[int]], list[Claimed]]:
+def decide(wants: Sequence[Want], entries: Mapping[bytes, Entry]) -> tuple[list[list[int]], list[Claimed]]:
     """What is ours, and what is to be written so that it is; to be called within one transaction.
 
     Args:
         wants: What is to be claimed.
-        found: The entries of all their keys, where there are any.
+        entries: The entries of all their keys, where there are any.
 
     Returns:
         For each want and row the token that it is ours under, or `DUPLICATE` or `HELD`; and the entries to write.
@@ -128,11 +128,11 @@ def decide(wants: Sequence[Want], found: Mapping[bytes, Entry]) -> tuple[list[li
     verdicts = [[HELD] * len(keys) for keys in rows]
     writes: list[Claimed] = []
     taken: set[bytes] = set()
-    if found:  # ours first: it may have been sent, so a twin in the same request must not take it when it expired
+    if entries:  # ours first: it may have been sent, so a twin in the same request must not take it when it expired
         for want, keys, verdict in zip(wants, rows, verdicts, strict=True):
-            _keep(want, keys, verdict, found, taken, writes)
+            _keep(want, keys, verdict, entries, taken, writes)
     for want, keys, verdict in zip(wants, rows, verdicts, strict=True):
-        _take(want, keys, verdict, found, taken, writes)
+        _take(want, keys, verdict, entries, taken, writes)
     return verdicts, writes
 
 
@@ -140,12 +140,12 @@ def _keep(
     want: Want,
     keys: list[bytes],
     verdict: list[int],
-    found: Mapping[bytes, Entry],
+    entries: Mapping[bytes, Entry],
     taken: set[bytes],
     writes: list[Claimed],
 ) -> None:
     for i, (key, offset) in enumerate(zip(keys, want.offsets, strict=True)):
-        entry = found.get(key)
+        entry = entries.get(key)
         if entry is None or (entry.place, entry.offset) != (want.place, offset):
             continue
         verdict[i] = want.token if entry.token == want.was else entry.token
@@ -158,7 +158,7 @@ def _take(
     want: Want,
     keys: list[bytes],
     verdict: list[int],
-    found: Mapping[bytes, Entry],
+    entries: Mapping[bytes, Entry],
     taken: set[bytes],
     writes: list[Claimed],
 ) -> None:
@@ -166,7 +166,7 @@ def _take(
     for i, (key, offset) in enumerate(zip(keys, want.offsets, strict=True)):
         if verdict[i] >= 0:
             continue
-        entry = found.get(key)
+        entry = entries.get(key)
         if entry is not None and entry.state == State.SUCCESS:
             verdict[i] = DUPLICATE
         elif blocked or key in taken or (entry and (want.renewed or _runs(entry))):

@@ -58,8 +58,8 @@ class Intent:
 
     def covers(self, key: int, offset: int) -> bool:
         """Whether a message of that group at that offset belongs to this intent."""
-        mine = key not in self.excluded if self.key is None else key == self.key
-        return mine and self.first <= offset <= self.last
+        is_ours = key not in self.excluded if self.key is None else key == self.key
+        return is_ours and self.first <= offset <= self.last
 
     def stand(self, *, old: bool) -> None:
         """It is durable without a commit: where what it was cut from is, and every life cuts it so again."""

@@ -30,9 +30,9 @@ def unseal(kind: str, version: int, blob: bytes) -> bytes:
     """
     if len(blob) < _HEAD.size or not blob.startswith(MAGIC):
         raise ValueError("these bytes are no snapshot")
-    _, name, found, checksum = _HEAD.unpack_from(blob)
+    _, name, version_found, checksum = _HEAD.unpack_from(blob)
     payload = blob[_HEAD.size :]
-    if name != kind.encode().ljust(16, b"\0") or found != version:
+    if name != kind.encode().ljust(16, b"\0") or version_found != version:
         raise ValueError(f"this is no snapshot of {kind} in version {version}")
     if checksum != _checksum(kind, version, payload):
         raise ValueError(f"this snapshot of {kind} is damaged: its checksum is wrong")

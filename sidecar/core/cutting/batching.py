@@ -150,8 +150,8 @@ def _growing(fragment: Fragment) -> Fragment:
     """A copy whose sequences can be extended, until it is taken."""
     data = bytearray(fragment.data)
     ids = None if fragment.ids is None else array("q", fragment.ids)
-    odd, at = fragment.unframeable, fragment.at_ms
-    return Fragment(array("q", fragment.offsets), data, ids, odd, at, fragment.keys, fragment.after)
+    odd, at_ms = fragment.unframeable, fragment.at_ms
+    return Fragment(array("q", fragment.offsets), data, ids, odd, at_ms, fragment.keys, fragment.after)
 
 
 def split(fragment: Fragment, border: int, separator: bytes) -> tuple[Fragment, Fragment]:
@@ -160,19 +160,19 @@ def split(fragment: Fragment, border: int, separator: bytes) -> tuple[Fragment, 
     data = fragment.data.split(separator)
     ids, odd = fragment.ids, fragment.unframeable
     odd_head, odd_tail = [o for o in odd if o < border], [o for o in odd if o >= border]
-    at, keys, keys_at = fragment.at_ms, fragment.keys, rows * KEY_BYTES
+    at_ms, keys, keys_at = fragment.at_ms, fragment.keys, rows * KEY_BYTES
     return (
         Fragment(
             fragment.offsets[:rows],
             separator.join(data[:rows]),
             ids and ids[:rows],
             odd_head,
-            at,
+            at_ms,
             keys[:keys_at],
             fragment.after,
         ),
         Fragment(
-            fragment.offsets[rows:], separator.join(data[rows:]), ids and ids[rows:], odd_tail, at, keys[keys_at:]
+            fragment.offsets[rows:], separator.join(data[rows:]), ids and ids[rows:], odd_tail, at_ms, keys[keys_at:]
         ),
     )
 
@@ -198,15 +198,15 @@ def halves(fragments: list[Fragment], separator: bytes) -> tuple[list[Fragment],
 
 def pick(fragments: list[Fragment], wanted: set[int], separator: bytes) -> list[Fragment]:
     """Only the rows whose index, counted over all fragments, is in `wanted`."""
-    picked, at = [], 0
+    picked, before = [], 0
     for fragment in fragments:
-        rows = [i for i in range(len(fragment.offsets)) if at + i in wanted]
+        rows = [i for i in range(len(fragment.offsets)) if before + i in wanted]
         if rows:
             data = fragment.data.split(separator)
             ids = fragment.ids and array("q", [fragment.ids[i] for i in rows])
             offsets, keys = array("q", [fragment.offsets[i] for i in rows]), pick_keys(fragment.keys, rows)
             picked.append(Fragment(offsets, separator.join(data[i] for i in rows), ids, keys=keys))
-        at += len(fragment.offsets)
+        before += len(fragment.offsets)
     return picked
 
 

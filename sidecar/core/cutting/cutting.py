@@ -102,18 +102,18 @@ class Cutter:
 
     # Opening
 
-    def open(self, partition: Partition, found: Sequence[tuple[str, Fragment]], now_ms: float) -> list[Part] | None:
+    def open(self, partition: Partition, opened: Sequence[tuple[str, Fragment]], now_ms: float) -> list[Part] | None:
         """Take messages of a partition.
 
         Returns:
             None; or else its groups share intents now, for want of room for so many, and these parts were cut before.
         """
         parts = None
-        if not partition.promises.admits({group for group, _ in found}, partition.lanes):
+        if not partition.promises.admits({group for group, _ in opened}, partition.lanes):
             parts = partition.opening.share(self._rules.limits)
             self.cuts["groups"] += len(parts)
             self.forget(partition.tp)
-        for group, fragment in found:
+        for group, fragment in opened:
             self._open(partition, group, fragment, now_ms)
         return parts
 
@@ -157,7 +157,7 @@ class Cutter:
     def _refresh(self, key: UnitKey, unit: _Unit) -> None:
         """Count the unit anew after something was taken from it."""
         before = len(unit.lanes)
-        unit.lanes = {place: both for place, both in unit.lanes.items() if both[1].buffer.fragments}
+        unit.lanes = {lane_key: both for lane_key, both in unit.lanes.items() if both[1].buffer.fragments}
         self._memory.free(self.lane_bytes * (before - len(unit.lanes)))
         self._due.pop(key, None)
         if not unit.lanes:
@@ -174,11 +174,11 @@ class Cutter:
     def forget(self, tp: TopicPartition) -> None:
         """What is open of this partition is cut otherwise, or not ours any more."""
         for key, unit in list(self._units.items()):
-            mine = [place for place in unit.lanes if place[0] == tp]
-            for place in mine:
-                del unit.lanes[place]
-            self._memory.free(self.lane_bytes * len(mine))
-            if mine:
+            gone = [lane_key for lane_key in unit.lanes if lane_key[0] == tp]
+            for lane_key in gone:
+                del unit.lanes[lane_key]
+            self._memory.free(self.lane_bytes * len(gone))
+            if gone:
                 self._refresh(key, unit)
 
     def held_up(self) -> list[tuple[UnitKey, float]]:

@@ -141,8 +141,8 @@ class Claiming:
         lost = {part.tp for part, hold, rows in alive if _told_apart_elsewhere(hold, rows)}
         for tp in lost:
             self._output.tell(GivenUp(tp, "another owner of the partition told its rows apart"))
-        ours = [one for one in alive if one[0].tp not in lost]
-        taken = [self._taken(*one, asking.at_ms, now_ms) for one in ours]
+        ours = [piece for piece in alive if piece[0].tp not in lost]
+        taken = [self._taken(*piece, asking.at_ms, now_ms) for piece in ours]
         parts = [part for part in taken if part is not None]
         if asking.batch is None:
             for part in parts:
@@ -194,12 +194,12 @@ class Claiming:
     def _replace(self, part: Part, hold: Hold, pieces: Mapping[int, list[Fragment]]) -> list[_Piece]:
         parts = self._owned[part.tp].outstanding.separate(part, pieces, hold.token)
         self._settlement.replace(part, parts)
-        found = []
+        pieces_made = []
         for piece, token in zip(parts, pieces, strict=True):
             fewer = token == hold.token and part.life.attempts > 0
             piece.hold = Hold(token, fewer=fewer, tries=hold.tries, barrier=hold.barrier)
-            found.append(_Piece(piece, piece.hold))
-        return found
+            pieces_made.append(_Piece(piece, piece.hold))
+        return pieces_made
 
     def halve(self, part: Part, halves: Sequence[list[Fragment]]) -> None:
         """Put the halves in the place of a refused part that was claimed.

@@ -43,7 +43,7 @@ class Identities:
         known = self._known_of_origins(partition.tp, numbers)
         others = [None if number in known else number for number in numbers] if known else numbers
         new = self._windows.window(partition.tp).take(others, moment)
-        return [one and number not in known for one, number in zip(new, numbers, strict=True)] if known else new
+        return [is_new and number not in known for is_new, number in zip(new, numbers, strict=True)] if known else new
 
     def generation(self, tp: TopicPartition) -> int:
         """Of the partition's window of message ids."""

@@ -92,11 +92,11 @@ class Intake:
     def divide(self, run: Run, border: int) -> tuple[Run | None, Run]:
         """What of a run stands below the offset `border`, and the others; `run.last` is not below it."""
         offsets = list(self._r.columns.offsets(run.messages))
-        at = bisect_left(offsets, border)
-        if not at:
+        index = bisect_left(offsets, border)
+        if not index:
             return None, run
-        below = Run(run.tp, run.messages[:at], run.first, offsets[at - 1])
-        return below, Run(run.tp, run.messages[at:], offsets[at], run.last)
+        below = Run(run.tp, run.messages[:index], run.first, offsets[index - 1])
+        return below, Run(run.tp, run.messages[index:], offsets[index], run.last)
 
     def _wanted(
         self, partition: Partition, messages: list[Message], result: Sorted, now_ms: float
@@ -142,18 +142,18 @@ class Intake:
             placed += self._place(partition, group, chosen, settled)
         if self._r.ids is not None:
             placed = self._without_known_ids(partition, placed, result, now_ms)
-        for group, place, chosen in placed:
-            if place is None:
+        for group, owner, chosen in placed:
+            if owner is None:
                 result.duplicate += len(chosen)
                 partition.passed.add(group, list(self._r.columns.offsets(chosen)))
                 continue
             fragment = fragment_of(self._r, tp, chosen, now_ms)
-            if isinstance(place, Lane):
+            if isinstance(owner, Lane):
                 fragment.after = partition.passed.pop(group)
                 result.opened.append((group, fragment))
             else:
-                assert place.collected is not None
-                place.collected.setdefault(group, Buffer(self._r.framer.separator)).add(fragment)
+                assert owner.collected is not None
+                owner.collected.setdefault(group, Buffer(self._r.framer.separator)).add(fragment)
                 result.collected_bytes += held_bytes(fragment)
 
     def _place(
@@ -161,16 +161,16 @@ class Intake:
     ) -> Iterator[_Placed]:
         """Where a group's messages belong: what an intent covers is never thinned, and else the window decides."""
         offsets = list(self._r.columns.offsets(messages))
-        for place, start, stop in partition.place(group, offsets):
+        for owner, start, stop in partition.place(group, offsets):
             known = [offset in settled for offset in offsets[start:stop]] if settled else [False]
-            if isinstance(place, Intent) and not all(known):
-                place.fresh.add(group)
-            if not isinstance(place, Lane) or not any(known):
-                yield group, place, messages[start:stop]
+            if isinstance(owner, Intent) and not all(known):
+                owner.fresh.add(group)
+            if not isinstance(owner, Lane) or not any(known):
+                yield group, owner, messages[start:stop]
                 continue
-            at = start
+            begin = start
             for is_known, run in groupby(known):
-                yield group, None if is_known else place, messages[at : (at := at + len(list(run)))]
+                yield group, None if is_known else owner, messages[begin : (begin := begin + len(list(run)))]
 
     def _without_known_ids(
         self, partition: Partition, placed: list[_Placed], result: Sorted, now_ms: float
@@ -181,7 +181,7 @@ class Intake:
         twin stays what it is: the settled one may have been its duplicate.
         """
         messages = [message for _, _, chosen in placed for message in chosen]
-        settled = [place is None for _, place, chosen in placed for _ in chosen]
+        settled = [owner is None for _, owner, chosen in placed for _ in chosen]
         order = sorted(range(len(messages)), key=list(self._r.columns.offsets(messages)).__getitem__)
         messages = [messages[i] for i in order]
         numbers = self.identities.read(partition.tp, messages)
@@ -193,10 +193,10 @@ class Intake:
                 result.duplicate += not new
             elif new and number is not None:
                 partition.dues.journal(number)
-        kept, at = [], 0
-        for group, place, chosen in placed:
-            rest = [message for i, message in enumerate(chosen, at) if fresh[i]]
-            at += len(chosen)
+        kept, before = [], 0
+        for group, owner, chosen in placed:
+            rest = [message for i, message in enumerate(chosen, before) if fresh[i]]
+            before += len(chosen)
             if rest:
-                kept.append((group, place, rest))
+                kept.append((group, owner, rest))
         return kept

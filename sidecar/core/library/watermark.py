@@ -129,8 +129,8 @@ class Progress(Generic[K]):
 
     def to_commit(self) -> dict[K, int]:
         """What to commit, as Kafka means it: for each key the next offset to read; none that is committed already."""
-        found = {key: span.watermark for key, span in self._spans.items()}
-        return {key: offset for key, offset in found.items() if offset != self._spans[key].committed}
+        watermarks = {key: span.watermark for key, span in self._spans.items()}
+        return {key: offset for key, offset in watermarks.items() if offset != self._spans[key].committed}
 
     def committed(self, key: K, offset: int) -> None:
         """The broker has this commit; until it is told, `to_commit` names it again. A forgotten key is passed over."""

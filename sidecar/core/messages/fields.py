@@ -54,13 +54,15 @@ def parse_json_path(text: str) -> JsonPath:
     if not text.startswith("$"):
         raise FieldError(f"a JSON path starts with $, as in $.order.id, not {text!r}")
     steps: list[str | int] = []
-    at = 1
-    while at < len(text):
-        step = _STEP.match(text, at)
+    position = 1
+    while position < len(text):
+        step = _STEP.match(text, position)
         if not step:
-            raise FieldError(f"cannot read {text[at:]!r} in the JSON path {text!r}: write .name, ['a name'] or [0]")
+            raise FieldError(
+                f"cannot read {text[position:]!r} in the JSON path {text!r}: write .name, ['a name'] or [0]"
+            )
         steps.append(int(step["index"]) if step["index"] else step["name"] or step["single"] or step["double"])
-        at = step.end()
+        position = step.end()
     if not steps:
         raise FieldError("the JSON path $ names the whole value: name a member, as in $.order.id")
     return tuple(steps)
@@ -100,17 +102,17 @@ def header_column(columns: Columns, messages: Sequence[Message], name: str) -> l
     """The value of header `name` of each message; a tuple where it is repeated."""
     try:
         rows = columns.headers(messages)
-        found: list[Raw] = [value for row in rows if row is not None for ((key, value),) in [row] if key == name]
+        column: list[Raw] = [value for row in rows if row is not None for ((key, value),) in [row] if key == name]
     except (TypeError, ValueError):  # a message with none or several; with one each, the usual case, twice as fast
-        found = []
-    if len(found) == len(messages):
-        return found
+        column = []
+    if len(column) == len(messages):
+        return column
     return [_header(row, name) if row else None for row in columns.headers(messages)]
 
 
 def _header(row: Sequence[Header], name: str) -> Raw:
-    found = [value for key, value in row if key == name and value is not None]
-    return tuple(found) if len(found) > 1 else found[0] if found else None
+    matching = [value for key, value in row if key == name and value is not None]
+    return tuple(matching) if len(matching) > 1 else matching[0] if matching else None
 
 
 def json_at(value: bytes | None, path: JsonPath) -> Raw:
@@ -128,33 +130,33 @@ def json_at(value: bytes | None, path: JsonPath) -> Raw:
 
 def _literal(value: bytes) -> Json:
     """Slower, but numbers stay as written, and lone surrogates pass, as most writers let them."""
-    found: Json = json.loads(value, parse_int=str, parse_float=str, parse_constant=str)
-    return found
+    value_read: Json = json.loads(value, parse_int=str, parse_float=str, parse_constant=str)
+    return value_read
 
 
-def _walk(found: Json, path: JsonPath) -> Json:
+def _walk(value: Json, path: JsonPath) -> Json:
     for step in path:
-        found = _member(found, step)
-    return found
+        value = _member(value, step)
+    return value
 
 
-def _member(found: Json, step: str | int) -> Json:
+def _member(value: Json, step: str | int) -> Json:
     if isinstance(step, str):
-        return found[step] if isinstance(found, dict) else None
-    return found[step] if isinstance(found, list) else None
+        return value[step] if isinstance(value, dict) else None
+    return value[step] if isinstance(value, list) else None
 
 
-def _raw(found: Json) -> Raw:
-    if isinstance(found, list):
-        return tuple(raw for raw in map(_scalar, found) if raw is not None)
-    return _scalar(found)
+def _raw(value: Json) -> Raw:
+    if isinstance(value, list):
+        return tuple(raw for raw in map(_scalar, value) if raw is not None)
+    return _scalar(value)
 
 
-def _scalar(found: Json) -> bytes | None:
-    if isinstance(found, str):
-        return found.encode("utf-8", "surrogatepass")
-    if isinstance(found, float):
+def _scalar(value: Json) -> bytes | None:
+    if isinstance(value, str):
+        return value.encode("utf-8", "surrogatepass")
+    if isinstance(value, float):
         raise ValueError("2**64 and 2**64 + 1 are one float")
-    if found is None or isinstance(found, dict | list):
+    if value is None or isinstance(value, dict | list):
         return None
-    return orjson.dumps(found)
+    return orjson.dumps(value)

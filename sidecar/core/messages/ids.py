@@ -57,7 +57,7 @@ def key_reader(
     business, own = (f"{group_id}\0{kind}\0".encode("utf-8", "surrogatepass") for kind in ("id", "place"))
 
     def keys(tp: TopicPartition, messages: Sequence[Message]) -> bytes:
-        place = own + b"%d\0" % place_of(tp)
+        prefix = own + b"%d\0" % place_of(tp)
         ids, offsets = list(map(normal, read(tp, messages))), columns.offsets(messages)
         details = columns.details(messages) if None in ids else repeat(None, len(ids))
 
@@ -65,7 +65,7 @@ def key_reader(
             if raw is not None:
                 return xxhash.xxh3_128_digest(business + raw)
             identity = known.identity if known is not None else None
-            return xxhash.xxh3_128_digest(place + b"%d" % offset if identity is None else own + identity)
+            return xxhash.xxh3_128_digest(prefix + b"%d" % offset if identity is None else own + identity)
 
         return b"".join(starmap(one, zip(ids, offsets, details, strict=True)))
 

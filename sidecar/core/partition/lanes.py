@@ -38,10 +38,10 @@ class Lanes(dict[str, Lane]):
 
     def of(self, group: str) -> Lane:
         """The lane of `group`, begun when it has none."""
-        found = self.get(group)
-        if found is None:
-            found = self[group] = Lane(group, self._separator)
-        return found
+        lane = self.get(group)
+        if lane is None:
+            lane = self[group] = Lane(group, self._separator)
+        return lane
 
     def open(self) -> list[Lane]:
         """Those with open messages."""

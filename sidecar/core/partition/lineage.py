@@ -136,16 +136,16 @@ class Recalled(NamedTuple):
     compared: bool = False
 
 
-def recall(found: Committed | None, memory: Remembered | None, log: Log) -> Recalled:
+def recall(committed: Committed | None, memory: Remembered | None, log: Log) -> Recalled:
     """What to go on from.
 
     Args:
-        found: What the broker has; None where nothing is committed any more.
+        committed: What the broker has; None where nothing is committed any more.
         memory: What the folder has, of the same incarnation.
         log: The log.
     """
-    state = found.state if found is not None else PartitionState(log.low, log.low)
-    whose = basis(found, memory)
+    state = committed.state if committed is not None else PartitionState(log.low, log.low)
+    whose = basis(committed, memory)
     seen = state.seen if memory is None or whose is Basis.BROKER else max(state.seen, memory.state.seen)
     cut = seen > log.high
     if cut:
@@ -153,7 +153,7 @@ def recall(found: Committed | None, memory: Remembered | None, log: Log) -> Reca
     if memory is None or (whose is Basis.BROKER and not cut and memory.known_below <= state.seen):
         return Recalled(state, whose, 0 if cut else state.seen, cut)
     agreed = _agreed(memory, log)
-    if found is None:
+    if committed is None:
         agreed = -1 if agreed is None and memory.fingerprints else agreed
     elif agreed is None or (whose is not Basis.BROKER and memory.newest_below(memory.state.seen) < 0):
         return Recalled(state, whose, 0, cut, compared=True)
@@ -169,20 +169,20 @@ def recall(found: Committed | None, memory: Remembered | None, log: Log) -> Reca
     return Recalled(state, whose, below, fresh=False, agreed=agreed, compared=True)
 
 
-def basis(found: Committed | None, memory: Remembered | None) -> Basis:
+def basis(committed: Committed | None, memory: Remembered | None) -> Basis:
     """Whose state is newer."""
-    if found is None:
+    if committed is None:
         return Basis.FOLDER
-    if memory is None or memory.state.seen <= found.state.watermark:
+    if memory is None or memory.state.seen <= committed.state.watermark:
         return Basis.BROKER
-    stamp, own = found.stamp, memory.stamp
+    stamp, own = committed.stamp, memory.stamp
     if stamp is not None:
-        later = [one for one in (stamp, found.parent) if one is not None and one.token == own.token]
-        if any(one.number >= own.number for one in later):
+        later = [each for each in (stamp, committed.parent) if each is not None and each.token == own.token]
+        if any(each.number >= own.number for each in later):
             return Basis.BROKER
         if stamp.token == own.token or stamp.number <= memory.ancestors.get(stamp.token, 0):
             return Basis.FOLDER
-    return Basis.FOLDER if memory.state.watermark >= found.state.seen else Basis.BOTH
+    return Basis.FOLDER if memory.state.watermark >= committed.state.seen else Basis.BOTH
 
 
 def _agreed(memory: Remembered, log: Log) -> int | None:
@@ -198,32 +198,32 @@ def _agreed(memory: Remembered, log: Log) -> int | None:
     return -1 if compared else None
 
 
-def _settled_to(found: PartitionState, watermark: int) -> PartitionState:
+def _settled_to(state: PartitionState, watermark: int) -> PartitionState:
     """The same state, when all below `watermark` is known to be settled but what a part needs to be whole."""
-    shared = [one for one in found.shared if one.last >= watermark]
+    shared = [each for each in state.shared if each.last >= watermark]
     lanes = {}
-    for key, lane in found.lanes.items():
+    for key, lane in state.lanes.items():
         opened = None if lane.open_from is None else max(lane.open_from, watermark)
         intents = tuple(intent for intent in lane.intents if intent[1] >= watermark)
         if opened is not None or intents:
             lanes[key] = LaneState(opened, intents)
-    firsts = [one.first for one in shared] + [first for lane in lanes.values() for first, _ in lane.intents]
-    low = max(found.watermark, min([watermark, *firsts]))
-    shared_from = None if found.shared_from is None else max(found.shared_from, low)
-    return PartitionState(low, max(found.seen, low), lanes, shared_from, tuple(shared), found.tries)
+    firsts = [each.first for each in shared] + [first for lane in lanes.values() for first, _ in lane.intents]
+    low = max(state.watermark, min([watermark, *firsts]))
+    shared_from = None if state.shared_from is None else max(state.shared_from, low)
+    return PartitionState(low, max(state.seen, low), lanes, shared_from, tuple(shared), state.tries)
 
 
-def inherited(found: Committed | None, memory: Remembered | None) -> dict[int, int]:
+def inherited(committed: Committed | None, memory: Remembered | None) -> dict[int, int]:
     """The commits after which a state made from these two comes: the highest number by token, oldest first."""
     stamps: list[Stamp | None] = []
     if memory is not None:
-        stamps += [*(Stamp(*one) for one in memory.ancestors.items()), memory.stamp]
-    if found is not None:
-        stamps += [found.parent, found.stamp]
+        stamps += [*(Stamp(*each) for each in memory.ancestors.items()), memory.stamp]
+    if committed is not None:
+        stamps += [committed.parent, committed.stamp]
     table: dict[int, int] = {}
-    for one in stamps:
-        if one is not None:
-            table[one.token] = max(one.number, table.pop(one.token, 0))
+    for each in stamps:
+        if each is not None:
+            table[each.token] = max(each.number, table.pop(each.token, 0))
     return dict(list(table.items())[-ANCESTORS_MAX:])
 
 
@@ -240,10 +240,10 @@ class Trail:
     def add(self, newest: Fingerprint) -> None:
         """The log was read up to here, again perhaps; what is known beyond stays."""
         kept = self._kept
-        at = bisect_left(kept, newest.offset, key=attrgetter("offset"))
-        kept[at : at + (at < len(kept) and kept[at].offset == newest.offset)] = [newest]
+        index = bisect_left(kept, newest.offset, key=attrgetter("offset"))
+        kept[index : index + (index < len(kept) and kept[index].offset == newest.offset)] = [newest]
         # One is left out where its neighbours are nearer to each other than the older one is to half the way back.
-        for i in range(at - 1, 0, -1):
+        for i in range(index - 1, 0, -1):
             if 2 * (kept[i + 1].offset - kept[i - 1].offset) <= newest.offset - kept[i - 1].offset:
                 del kept[i]
         del kept[:-FINGERPRINTS_MAX]

@@ -108,12 +108,12 @@ class Outstanding:
             token: The part's own: this piece keeps its name.
         """
         parts = []
-        for one, fragments in pieces.items():
+        for owner, fragments in pieces.items():
             piece = self.add(part.group, part.intent, fragments)
-            if one == token:
+            if owner == token:
                 piece.scope, piece.life.primary = part.scope, part.life.primary
             else:
-                piece.scope = derived_scope(piece.scope, part.first, part.last, one)
+                piece.scope = derived_scope(piece.scope, part.first, part.last, owner)
             parts.append(piece)
         part.intent.partly = True
         self._remove(part)

@@ -87,7 +87,7 @@ class Partition:
         yield from _offsets(self.open_fragments())
         for part in self.lanes.parts():
             yield from _offsets(part.fragments)
-        yield from (range(one.first, one.last + 1) for one in self.promises.intents if one.partly)
+        yield from (range(intent.first, intent.last + 1) for intent in self.promises.intents if intent.partly)
 
     # Reading
 
@@ -103,16 +103,16 @@ class Partition:
         """
         key = lane_key(group)
         intents, open_from = self.promises.of(key, self.reach.seen)
-        borders = sorted({open_from, *(border for one in intents for border in (one.first, one.last + 1))})
+        borders = sorted({open_from, *(border for intent in intents for border in (intent.first, intent.last + 1))})
         start = 0
         while start < len(offsets):
             offset = offsets[start]
-            place: Intent | Lane | None = next((one for one in intents if one.covers(key, offset)), None)
-            if place is None and offset >= open_from:
-                place = self.lanes.of(group)
+            owner: Intent | Lane | None = next((intent for intent in intents if intent.covers(key, offset)), None)
+            if owner is None and offset >= open_from:
+                owner = self.lanes.of(group)
             beyond = bisect_right(borders, offset)
             stop = bisect_left(offsets, borders[beyond], start) if beyond < len(borders) else len(offsets)
-            yield place, start, stop
+            yield owner, start, stop
             start = stop
 
     def read_past(self, position: int) -> list[Part]:
@@ -122,7 +122,7 @@ class Partition:
             self.promises.all_read()
         # What is past its last offset gets no more messages, even where some are gone from the log.
         complete = [
-            one for one in self.promises.intents if one.collected is not None and one.last < self.reach.position
+            each for each in self.promises.intents if each.collected is not None and each.last < self.reach.position
         ]
         parts = [part for intent in complete for part in self._complete(intent)]
         self.outstanding.drop_finished()

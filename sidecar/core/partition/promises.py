@@ -126,9 +126,9 @@ class Promises:
 
     def take_finished(self) -> list[Intent]:
         """Remove and return those that are wholly read and settled."""
-        finished = [one for one in self.intents if not one.live and one.collected is None]
+        finished = [intent for intent in self.intents if not intent.live and intent.collected is None]
         if finished:
-            self.intents = [one for one in self.intents if one.live or one.collected is not None]
+            self.intents = [intent for intent in self.intents if intent.live or intent.collected is not None]
         return finished
 
     # Reading again
@@ -177,8 +177,10 @@ def _resumed(state: PartitionState, *, durable: bool) -> Iterator[Intent]:
         for first, last in lane.intents:
             tries = state.tries.get((key, first, last), NO_TRIES)
             yield Intent(key, first, last, durable=durable, old=True, collected={}, tries=tries)
-    for one in state.shared:
-        yield Intent(None, one.first, one.last, durable=durable, old=True, excluded=set(one.excluded), collected={})
+    for shared in state.shared:
+        yield Intent(
+            None, shared.first, shared.last, durable=durable, old=True, excluded=set(shared.excluded), collected={}
+        )
 
 
 def _longest_tried(intents: Iterable[Intent], most: int) -> dict[tuple[int, int, int], Tries]:

@@ -120,8 +120,8 @@ class CommitOrder:
 
     def _drop(self, segments: Sequence[SettledIds]) -> None:
         dropped = set(map(id, segments))
-        self.unwritten_bytes -= sum(_bytes_of(one) for one in self._ids if id(one) in dropped)
-        self._ids = [one for one in self._ids if id(one) not in dropped]
+        self.unwritten_bytes -= sum(_bytes_of(segment) for segment in self._ids if id(segment) in dropped)
+        self._ids = [segment for segment in self._ids if id(segment) not in dropped]
 
     def _next(self, items: list[CommitItem]) -> Step:
         if self._ids:
@@ -148,7 +148,7 @@ class CommitOrder:
 
     def forget_ids(self, tp: TopicPartition) -> None:
         """The partition begins anew: what was settled before tells no duplicate any more."""
-        self._drop([one for one in self._ids if one.tp == tp])
+        self._drop([segment for segment in self._ids if segment.tp == tp])
 
 
 def _bytes_of(segment: SettledIds) -> int:

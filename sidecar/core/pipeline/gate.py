@@ -161,7 +161,7 @@ class Gate:
     def _held_back(self, wide: Sequence[Partition]) -> frozenset[TopicPartition]:
         """Those whose span is used up, until a quarter of it is free again, and those that leave."""
         most, before = self._rules.span_max, self._paused
-        spans = [(one.tp, one.reach) for one in wide if not one.reach.replaying]
+        spans = [(partition.tp, partition.reach) for partition in wide if not partition.reach.replaying]
         paused = {tp for tp, reach in spans if reach.span > (most * 3 // 4 if tp in before else most)}
         leaving = self._owned.keys() & self._orders.leaving
         return frozenset(paused | {tp for tp in leaving if not self._owned[tp].reach.replaying})
@@ -175,5 +175,5 @@ class Gate:
         if self._halted or (self._memory_full and not is_stuck):
             return frozenset(self._owned)
         waiting = self._origins.awaited()
-        replaying = [tp for tp, one in self._owned.items() if one.reach.replaying and tp not in waiting]
+        replaying = [tp for tp, partition in self._owned.items() if partition.reach.replaying and tp not in waiting]
         return frozenset(self._owned.keys() - set(replaying[:1] if self._memory_full else replaying))

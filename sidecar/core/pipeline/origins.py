@@ -34,5 +34,9 @@ class Origins:
         """Partitions of copies, while others of their broker are read again: until then it is open what was sent."""
         if not self._any_copies:
             return set()
-        again = [tp for tp, one in self._owned.items() if one.reach.replaying and not self._identities.has_copies(tp)]
+        again = [
+            tp
+            for tp, partition in self._owned.items()
+            if partition.reach.replaying and not self._identities.has_copies(tp)
+        ]
         return self.copies_of(again)

@@ -114,13 +114,13 @@ class Pipeline:
             self._apply([GivenUp(run.tp, f"{hole} was skipped before")], now_ms)
 
     def _read(self, partition: Partition, run: Run, now_ms: float) -> None:
-        found, before_bytes = self.intake.sort(partition, run, now_ms), self.memory.held_bytes
-        self.books[run.tp].read(len(run.messages), found.duplicate, found.filtered)
-        self.memory.hold(found.collected_bytes)
+        sorted_run, before_bytes = self.intake.sort(partition, run, now_ms), self.memory.held_bytes
+        self.books[run.tp].read(len(run.messages), sorted_run.duplicate, sorted_run.filtered)
+        self.memory.hold(sorted_run.collected_bytes)
         if self._digest is not None:
             partition.stamps.read(Fingerprint(run.last, self._digest(run.messages[-1])))
-        if found.opened:
-            cut = self.cutter.open(partition, found.opened, now_ms)
+        if sorted_run.opened:
+            cut = self.cutter.open(partition, sorted_run.opened, now_ms)
             if cut is not None:
                 for part in cut:
                     self.delivery.cut([part])

@@ -95,9 +95,9 @@ class RangePipeline:
 
     def read(self, run: Run, now_ms: float) -> None:
         """The next rows of the range; where a run ends must follow from the rows: a cut for memory falls there."""
-        found = self.intake.sort(self.range, run, now_ms)
-        self.books.read(len(run.messages), found.duplicate, found.filtered)
-        for group, fragment in found.opened:
+        sorted_run = self.intake.sort(self.range, run, now_ms)
+        self.books.read(len(run.messages), sorted_run.duplicate, sorted_run.filtered)
+        for group, fragment in sorted_run.opened:
             self.memory.hold(held_bytes(fragment))
             for part in self._cutter.open(group, fragment):
                 self._add(part)

@@ -169,9 +169,9 @@ class RotatingSet:
         """
         self.generation = max(runs, default=0)
         self.install(runs)
-        for one, number in ((self.young, self.generation), (self.old, self.generation - 1)):
-            one.decided, one.added = decided, len(one)
-            one.begun_ms, one.ended_ms = begun_ms.get(number, now_ms), now_ms
+        for generation, number in ((self.young, self.generation), (self.old, self.generation - 1)):
+            generation.decided, generation.added = decided, len(generation)
+            generation.begun_ms, generation.ended_ms = begun_ms.get(number, now_ms), now_ms
 
     def dump(self) -> tuple[bytes, bytes]:
         """Young and old generation: arrays of native 64-bit integers, rising."""
@@ -184,9 +184,9 @@ class RotatingSet:
             ValueError: The bytes are no arrays of 64-bit integers.
         """
         self.young, self.old = (IdSet(self._room) for _ in dumped)
-        for one, blob in zip((self.young, self.old), dumped, strict=True):
-            one.load(np.frombuffer(blob, np.int64))
-            one.added = len(one)
+        for ids, blob in zip((self.young, self.old), dumped, strict=True):
+            ids.load(np.frombuffer(blob, np.int64))
+            ids.added = len(ids)
 
 
 def _are_unique_ids(unique: set[int | None]) -> TypeGuard[set[int]]:
@@ -286,11 +286,11 @@ class RotatingBitmap:
 
     def pop_from(self, border: int) -> BitMap64:
         """Remove and return the numbers from `border` on."""
-        found = self.young | self.old
-        found.remove_range(0, border)
+        offsets = self.young | self.old
+        offsets.remove_range(0, border)
         for bitmap in (self.young, self.old):
             bitmap.remove_range(border, FOR_EVER)
-        return found
+        return offsets
 
 
 class Deduplicator(Generic[K]):
@@ -328,11 +328,11 @@ class Deduplicator(Generic[K]):
 
     def window(self, key: K) -> Window:
         """The window of `key`, begun when it has none."""
-        found = self._windows.get(key)
-        if found is None:
-            found = self._windows[key] = self._new()
+        window = self._windows.get(key)
+        if window is None:
+            window = self._windows[key] = self._new()
             self.room.share(len(self._windows))
-        return found
+        return window
 
     def _new(self) -> Window:
         return RotatingBitmap(self.capacity) if self._bitmap else RotatingSet(self.capacity, self.room, self._keep_ms)

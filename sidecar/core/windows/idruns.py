@@ -104,8 +104,8 @@ class SortedRun:
     def contains(self, keys: Keys) -> Mask:
         """Which of `keys` are here."""
         bits = keys >> self._filter_shift
-        found = (self.filter[(bits >> np.uint64(3)).view(np.int64)] >> (bits & _LOW).astype(np.uint8)) & 1
-        mask: Mask = found.view(np.bool_)
+        bits_set = (self.filter[(bits >> np.uint64(3)).view(np.int64)] >> (bits & _LOW).astype(np.uint8)) & 1
+        mask: Mask = bits_set.view(np.bool_)
         maybe = mask.nonzero()[0]
         if len(maybe):
             mask[maybe] = self._search(keys[maybe])
@@ -119,8 +119,8 @@ class SortedRun:
             less = self.keys[np.minimum(middle, len(self.keys) - 1)] < keys
             more = less & (low < high)
             low, high = np.where(more, middle + 1, low), np.where(more, high, np.minimum(middle, high))
-        found: Mask = self.keys[np.minimum(low, len(self.keys) - 1)] == keys
-        return found
+        equal: Mask = self.keys[np.minimum(low, len(self.keys) - 1)] == keys
+        return equal
 
 
 def rising(numbers: Sequence[int] | NDArray[np.int64]) -> Keys:

@@ -72,15 +72,15 @@ class IdSet:
             keys: As `mixed` makes them of the numbers.
             last: The highest offset of their messages.
         """
-        found = self.recent.intersection(numbers)
+        known = self.recent.intersection(numbers)
         if self._sorted:
             mask = np.zeros(len(keys), np.bool_)
             for run in (*self.runs, *self.stored):
                 mask |= run.contains(keys)
-            found.update(numbers[at] for at in mask.nonzero()[0].tolist())
-        if found:
+            known.update(numbers[index] for index in mask.nonzero()[0].tolist())
+        if known:
             self.decided = max(self.decided, last)
-        return found
+        return known
 
     def update(self, numbers: set[int], last: int, now_ms: float) -> None:
         """Add numbers that are not here."""

@@ -24,7 +24,7 @@ class _Storing(NamedTuple):
     @property
     def held_bytes(self) -> int:
         """Bytes of memory beside those of the part."""
-        return sum([LETTER_BYTES + len(one.row or b"") for one in self.letters])
+        return sum([LETTER_BYTES + len(letter.row or b"") for letter in self.letters])
 
 
 class DeadLetters:

@@ -120,19 +120,19 @@ class Refusals:
     def partial(self, batch: Batch, answer: Answer, now_ms: float) -> None:
         """Some rows failed, the others were taken."""
         failed = {row.index: row for row in answer.failed}
-        at = 0
+        before = 0
         again: list[Part] = []
         for part in batch.parts:
             # An answer counts rows over the whole batch, whoever owns its parts by now.
-            mine = {index - at: row for index, row in failed.items() if at <= index < at + part.count}
-            at += part.count
+            rows = {index - before: row for index, row in failed.items() if before <= index < before + part.count}
+            before += part.count
             if not part.life.alive:
                 continue
-            if not mine:
+            if not rows:
                 self._settlement.finish(part, "delivered", part.count)
-            elif len(mine) < part.count or _remembered(part):
-                self._some_failed(part, mine, answer, now_ms)
-            elif not self._all_failed(part, mine):
+            elif len(rows) < part.count or _remembered(part):
+                self._some_failed(part, rows, answer, now_ms)
+            elif not self._all_failed(part, rows):
                 again.append(part)
         if again:
             again_answer = _retry(answer, answer.failed[0].reason)
