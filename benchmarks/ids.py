@@ -67,13 +67,13 @@ def filed(folder: Path, ids: int) -> list[Path]:
     return paths
 
 
-def restored(paths: Sequence[Path]) -> dict[int, list[SortedRun]]:
+def restored(paths: Sequence[Path]) -> dict[int, Sequence[SortedRun]]:
     """Files, checked and mapped, as two generations."""
     runs = [open_run(path) for path in paths]
     return {0: runs[:1], 1: runs[1:]}
 
 
-def window_of(runs: dict[int, list[SortedRun]], capacity: int) -> RotatingSet:
+def window_of(runs: dict[int, Sequence[SortedRun]], capacity: int) -> RotatingSet:
     """A window with these."""
     window = RotatingSet(capacity)
     window.restore(runs, {}, 0.0, -1)
@@ -114,7 +114,7 @@ def others(runs: Iterator[list[int]], rounds: int, size: int) -> Iterator[tuple[
 class Core:
     """A pipeline whose sink and broker take all at once."""
 
-    def __init__(self, runs: dict[int, list[SortedRun]], capacity: int) -> None:
+    def __init__(self, runs: dict[int, Sequence[SortedRun]], capacity: int) -> None:
         settings = Settings.model_validate(SETTINGS | {"dedup": {"by": {"header": "id"}, "capacity": capacity}})
         self.pipeline: Pipeline = build(settings, KafkaColumns())[0]
         cast(RotatingSet, self.pipeline.intake.ids.window(TP)).restore(runs, {}, 0.0, -1)

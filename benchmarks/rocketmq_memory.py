@@ -38,12 +38,12 @@ class Case(NamedTuple):
     """Bodies, all of one size."""
 
     body_mib: int
-    count: int
+    bodies: int
     packed: str = "zlib"
     """Empty for bodies that do not pack."""
 
     def __str__(self) -> str:
-        return f"{self.count} of {self.body_mib} MiB, {self.packed or 'do not pack'}"
+        return f"{self.bodies} of {self.body_mib} MiB, {self.packed or 'do not pack'}"
 
 
 CASES = [Case(16, 12), Case(4, 48), Case(1, 128, "")]
@@ -54,7 +54,7 @@ def filled(node: Node, case: Case, queues: int = QUEUES) -> Iterator[str]:
     """The name of a topic with these bodies, in all its queues in turn."""
     topic = node.create_topic(unique("memory"), queues)
     body = b"x" * (case.body_mib * MIB) if case.packed else random.Random(1).randbytes(case.body_mib * MIB)
-    for number in range(case.count):
+    for number in range(case.bodies):
         node.send(topic, [Message(body, tag="paid", queue=number % queues, compress=case.packed)], queues=queues)
     yield topic
     node.delete_topic(topic)
@@ -119,7 +119,7 @@ def measure(node: RocketMqNode, client: str, topic: str, case: Case, folder: Pat
             receiver.faults.clear()
             begun_s = time.monotonic()
             wait_until(
-                lambda: daemon.status()["delivered"] == case.count, PATIENCE_S, "all is delivered",
+                lambda: daemon.status()["delivered"] == case.bodies, PATIENCE_S, "all is delivered",
                 detail=daemon.log_tail,
             )  # fmt: skip
             flowing, seconds = resident.most_bytes, time.monotonic() - begun_s

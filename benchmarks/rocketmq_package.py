@@ -43,7 +43,7 @@ class Counter:
 
 def grpc(address: str, topic: str, group: str, expression: str, counted: Callable[[], None]) -> None:
     """The push consumer of `rocketmq-python-client`."""
-    from rocketmq import (  # type: ignore[attr-defined]
+    from rocketmq import (
         ClientConfiguration,
         ConsumeResult,
         Credentials,

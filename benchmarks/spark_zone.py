@@ -15,6 +15,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -57,7 +58,7 @@ def polls(counts: list[int]) -> list[Polls]:
             at = planner.latest({}, Limit())
             planner.plan(at, at)
             restart_s = time.perf_counter() - begun_s
-            idle_ms = _median_ms(lambda planner=planner, at=at: planner.latest(at, Limit(files=1_000)), 200)
+            idle_ms = _median_ms(partial(planner.latest, at, Limit(files=1_000)), 200)
             busy_ms = []
             for number in range(count, count + 50):
                 lines.land("ab"[number % 2], {place(): range(number * 500, number * 500 + 500)})

@@ -54,7 +54,7 @@ def world(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[World]:
         memory = MemoryLedger(lambda: time.time() * 1000)
         made = World(lambda: memory)
     elif request.param == "sqlite":
-        made = World(lambda: SqliteLedger(tmp_path, pytest.fail))
+        made = World(lambda: SqliteLedger(tmp_path, lambda damage: pytest.fail(str(damage))))
     else:
         database = request.getfixturevalue("postgresql")
         url = database.schema()
@@ -284,7 +284,7 @@ def test_tables_that_somebody_else_made(postgresql: Database) -> None:
     )
     with closing(maker), closing(users[0]), closing(users[1]), Database(url, postgresql.password).connect() as db:
         maker.claim([want(1)], LONG_MS)
-        (schema,) = db.execute("SELECT current_schema()").fetchone() or ()
+        ((schema,),) = db.execute("SELECT current_schema()").fetchall()
         db.execute(f"GRANT USAGE ON SCHEMA {schema} TO pg_monitor")
         db.execute(f"GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA {schema} TO pg_monitor")
         assert users[0].claim([want(1, 2, place=THERE)], LONG_MS) == [[HELD, 0]]

@@ -143,9 +143,8 @@ def test_a_message_can_be_fetched_again(origin: Origin, topic: str, open_: Open)
     send(origin, topic, VALUES)
     reading.read(len(VALUES))
     tp, messages = next((tp, found) for tp, found in reading.messages.items() if found)
-    offset, value = (
-        next(iter(of(messages[:1]))) for of in (reading.source.columns.offsets, reading.source.columns.values)
-    )
+    columns = reading.source.columns
+    (offset,), (value,) = columns.offsets(messages[:1]), columns.values(messages[:1])
     found = reading.source.fetch(tp, offset)
     assert found is not None
     assert (found.value, dict(found.headers)[HEADER]) == (value, b"blau")

@@ -16,13 +16,13 @@ import pytest
 from sidecar.core.records import Attempt, DeadLetter, TopicPartition
 from sidecar.core.windows.idruns import unmixed
 from sidecar.errors import StateError
-from sidecar.state.interface import IdSegment, PartitionSnapshot, State, StoredIds, StoredLetter
+from sidecar.state.interface import IdSegment, PartitionSnapshot, ProgressKey, State, StoredIds, StoredLetter
 from sidecar.state.memory import MemoryState
 from sidecar.state.store import Store
 
 ORDERS = TopicPartition("orders", 3)
 OTHER = TopicPartition("orders", 4)
-QUEUE = TopicPartition("orders", 3, "b0")
+QUEUE = ProgressKey("orders", 3, "b0")
 LETTERS_BYTES_MAX = 20_000
 
 
@@ -118,7 +118,7 @@ def test_snapshots_come_back_as_they_were(world: World) -> None:
 
 def test_progress_comes_back_as_it_was(world: World) -> None:
     """How far a queue is outlives the process, the newest of each; two brokers' queues of one number are two."""
-    elsewhere = QUEUE._replace(broker="b1")
+    elsewhere = QUEUE._replace(label="b1")
     world.state.save_progress({QUEUE: "1", elsewhere: "é\x00"})
     world.state.save_progress({QUEUE: "2"})
     assert world.restart().load_progress() == {QUEUE: "2", elsewhere: "é\x00"}

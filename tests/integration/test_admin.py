@@ -20,11 +20,12 @@ import pytest
 from click.testing import CliRunner
 
 from sidecar.cli.status import status
+from sidecar.core.books import Books
 from sidecar.errors import SidecarError
 from sidecar.ops.admin import ADDRESS_FILE, CONNECTIONS_MAX, AdminServer, read_address
 from sidecar.ops.health import KINDS, Problem
 from sidecar.ops.metrics import Metrics
-from sidecar.ops.snapshot import Books, PartitionStatus, StatusSnapshot
+from sidecar.ops.snapshot import PartitionStatus, StatusSnapshot
 
 GROUP = "orders-sidecar"
 FILES_MAX = resource.getrlimit(resource.RLIMIT_NOFILE)[1]

@@ -134,7 +134,7 @@ def test_the_sidecar_on_rocketmq_is_configured_for_its_node(tmp_path: Path) -> N
     file = tmp_path / "sidecar.yaml"
     file.write_text(COMPOSE["configs"]["sidecar-rocketmq"]["content"])
     found = load(file, {})
-    assert found.source.rocketmq
+    assert found.source.rocketmq and found.source.rocketmq.name_servers
     host, _, port = found.source.rocketmq.name_servers.partition(":")
     assert (host in SERVICES, port) == (True, "9876")
     broker = dict(line.split("=") for line in COMPOSE["configs"]["rocketmq"]["content"].split())

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from confluent_kafka import KafkaException
-from confluent_kafka.admin import NewTopic
+from confluent_kafka.cimpl import NewTopic
 
 from sidecar.config.source import KafkaSource as KafkaSettings
 from sidecar.sources.kafka.group import evict
@@ -77,8 +77,8 @@ def deliver(scene: Scene, seconds: float) -> float:
 
 def throw_out(scene: Scene) -> None:
     """The group's members are removed: what they have is lost to them at once."""
-    kafka = {"bootstrap_servers": scene.broker.bootstrap, "group_id": scene.group, "topics": [scene.topic]}
-    evict(KafkaSettings(**kafka), [member.member_id for member in scene.broker.members(scene.group)])
+    kafka = KafkaSettings(bootstrap_servers=scene.broker.bootstrap, group_id=scene.group, topics=[scene.topic])
+    evict(kafka, [member.member_id for member in scene.broker.members(scene.group)])
 
 
 def waits(daemon: Daemon) -> bool:

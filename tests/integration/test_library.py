@@ -35,7 +35,7 @@ def test_without_faults_nothing_comes_twice(kafka: Broker, make_topic: MakeTopic
         one.finish()
         second.stop()
         third.stop()
-        dead = defaultdict(int)
+        dead = defaultdict[tuple[int, int], int](int)
         for member in one.members:
             for line in member.letters.read_text().splitlines() if member.letters.exists() else []:
                 letter = json.loads(line)

@@ -69,7 +69,7 @@ def test_signed_requests_are_served(guarded: RocketMqNode, group: str) -> None:
 
 
 @pytest.mark.parametrize("keys", [{}, {"access_key": USER, "secret_key": "wrong"}], ids=["no key", "a wrong key"])
-def test_a_refusal_is_told_at_the_start(guarded: RocketMqNode, group: str, keys: dict[str, str]) -> None:
+def test_a_refusal_is_told_at_the_start(guarded: RocketMqNode, group: str, keys: dict[str, Any]) -> None:
     """Without a key or with a wrong one the start ends at once, and says what was refused and what to check."""
     topic = guarded.create_topic(unique("topic"), 1)
     with pytest.raises(CredentialsError) as caught:
@@ -85,7 +85,7 @@ def test_a_reset_where_the_broker_may_not_be_asked_is_told(guarded: RocketMqNode
     user = {"username": "reader", "password": PASSWORD, "userType": "Normal"}
     guarded.ask_broker(3001, {"username": "reader"}, json.dumps(user).encode())
     guarded.ask_broker(3006, {"subject": "User:reader"}, json.dumps(reader_only).encode())
-    keys = {"access_key": "reader", "secret_key": PASSWORD}
+    keys: dict[str, Any] = {"access_key": "reader", "secret_key": PASSWORD}
     topic = guarded.create_topic(unique("topic"), 1)
     guarded.send_batch(topic, [b"a", b"b", b"c"])
     with Reader(guarded, group, [topic], **keys) as first:
@@ -125,7 +125,7 @@ def test_a_proxy_serves_signed_requests_over_tls(guarded: RocketMqNode, certific
 
 
 @pytest.mark.parametrize("keys", [{}, {"access_key": USER, "secret_key": "wrong"}], ids=["no key", "a wrong key"])
-def test_a_proxy_s_refusal_is_told_at_the_start(guarded: RocketMqNode, group: str, keys: dict[str, str]) -> None:
+def test_a_proxy_s_refusal_is_told_at_the_start(guarded: RocketMqNode, group: str, keys: dict[str, Any]) -> None:
     """Over gRPC too: exit code 77, and what to check."""
     topic = guarded.create_topic(unique("topic"), 1)
     guarded.create_group(group)

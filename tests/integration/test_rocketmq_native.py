@@ -52,13 +52,13 @@ def answer(node: RocketMqNode, ask: Ask) -> bytes:
 
 def child_of(daemon: Daemon) -> int:
     """The child's process id."""
-    found = [
-        one.pid
-        for one in psutil.Process(daemon.pid).children()
-        if "sidecar.sources.rocketmq.native.child" in one.cmdline()
+    children: list[int] = [
+        child.pid
+        for child in psutil.Process(daemon.pid).children()
+        if "sidecar.sources.rocketmq.native.child" in child.cmdline()
     ]
-    assert len(found) == 1, found
-    return found[0]
+    assert len(children) == 1, children
+    return children[0]
 
 
 def test_of_what_is_sent_twice_one_is_delivered_whoever_gets_it(
@@ -181,12 +181,11 @@ def test_a_new_group_begins_where_it_is_told(node: RocketMqNode, source: dict[st
 def test_what_is_not_there_ends_the_start(node: RocketMqNode, source: dict[str, Any], tmp_path: Path) -> None:
     """An unknown topic and name servers that are away: 69 and a sentence."""
     bodies = Bodies(node)
-    for number, (change, words) in enumerate(
-        (
-            ({"topics": ["no-such-topic"]}, "do not know the topic no-such-topic"),
-            ({"name_servers": "127.0.0.1:9"}, "could not be reached"),
-        )
-    ):
+    cases: list[tuple[dict[str, Any], str]] = [
+        ({"topics": ["no-such-topic"]}, "do not know the topic no-such-topic"),
+        ({"name_servers": "127.0.0.1:9"}, "could not be reached"),
+    ]
+    for number, (change, words) in enumerate(cases):
         config = configuration(source, bodies, "http://localhost:9/")
         config["source"]["rocketmq"] |= {"start_timeout": "3s", **change}
         daemon = Daemon(tmp_path, config, name=f"wrong-{number}")

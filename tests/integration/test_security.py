@@ -213,8 +213,13 @@ def test_a_right_to_write_dead_letters_given_later_heals(scene: Scene, secure: K
         put_rule(secure, one)
     try:
         with scene.daemon(source=source, dead_letters={"kafka": {"topic": letters}}) as daemon:
-            told = lambda: daemon.events("dead_letters.not_stored")  # noqa: E731
-            broken = lambda: daemon.log_path.read_text().count("|FATAL|")  # noqa: E731  # the client's own words
+
+            def told() -> list[dict[str, Any]]:
+                return daemon.events("dead_letters.not_stored")
+
+            def broken() -> int:
+                return daemon.log_path.read_text().count("|FATAL|")  # the client's own words
+
             wait_until(lambda: told() and broken() > 1, 30, "it is tried in vain, again", detail=daemon.log_tail)
             assert letters in told()[-1]["reason"]
             assert not any("exception set" in problem for problem in daemon.status()["problems"])

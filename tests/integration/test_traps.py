@@ -83,6 +83,9 @@ class Listening:
         self.found += found
         self.on_assigned()
 
+    def handing_over(self, tps: Collection[TopicPartition]) -> bool:
+        return True
+
     def revoking(self, tps: Collection[TopicPartition]) -> None:
         self.gone += tps
 
@@ -309,8 +312,11 @@ def test_an_answer_after_the_partition_moved_changes_nothing(kafka: Broker, grou
                 assert (status["delivered"], status["released"]) == (1, 1)
                 assert await_rest(second)["delivered"] == 1
                 wait_until(lambda: receiver.stats["repeated_parts"] == 1, 10, "the slow one comes too")
-                ends = lambda: {kafka.committed(group)[topic, partition][0] for partition in (0, 1)}  # noqa: E731
-                wait_until(lambda: ends() == {1}, 10, "both are committed", detail=second.log_tail)
+
+                def committed() -> bool:
+                    return {kafka.committed(group)[topic, partition][0] for partition in (0, 1)} == {1}
+
+                wait_until(committed, 10, "both are committed", detail=second.log_tail)
 
 
 def test_a_header_name_that_is_not_utf8_stops_nothing(scene: Scene) -> None:

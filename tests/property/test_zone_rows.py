@@ -47,7 +47,8 @@ def rows_of(part: Part) -> list[dict[str, Any]]:
     assert all(table.schema.equals(SCHEMA, check_metadata=True) for table in found)
     for table in found:
         table.validate(full=True)
-    return pa.Table.from_batches(found, SCHEMA).set_column(3, "timestamp", as_integers(found)).to_pylist()
+    table = pa.Table.from_batches(found, SCHEMA).set_column(3, "timestamp", as_integers(found))
+    return list(table.to_pylist())
 
 
 def as_integers(tables: list[pa.RecordBatch]) -> pa.ChunkedArray:

@@ -24,11 +24,11 @@ TOPICS, PARTITIONS = 3, 4
 class Seeking(Daemon):
     """The daemon with a source that hands about 5 % of the messages over twice."""
 
-    def start(self) -> None:
+    def start(self, env: Mapping[str, str] | None = None) -> None:
         """Start it."""
         with self.log_path.open("ab") as log:
             command = [sys.executable, "-m", "tests.support.seeking", str(self.config_path), "7"]
-            self._process = spawn(command, log)
+            self._process = spawn(command, log, env=dict(env or {}))
 
 
 def configuration(

@@ -41,6 +41,9 @@ Row = tuple[int, int, bytes]
 """Partition, offset, value."""
 
 
+Headers = list[tuple[str, str | bytes | None]]
+
+
 class Endpoint:
     """Takes what the example posts; slow enough that something is in flight at any time."""
 
@@ -94,7 +97,7 @@ class Flow:
     def __init__(self, broker: Broker, topic: str) -> None:
         self.wanted: set[bytes] = set()
         self._broker, self._topic = broker, topic
-        self._twins: deque[tuple[int, bytes, list[tuple[str, bytes]]]] = deque()
+        self._twins: deque[tuple[int, bytes, Headers]] = deque()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run)
         self._thread.start()
@@ -116,7 +119,7 @@ class Flow:
     def _send(self, producer: Producer, number: int, partition: int) -> None:
         kind, value = number % 10, b"%d" % number
         tag = b"lost" if kind == 1 else (b"created", b"paid")[number % 2]
-        headers = [("tag", tag)] if kind == 2 else [("tag", tag), ("id", value)]
+        headers: Headers = [("tag", tag)] if kind == 2 else [("tag", tag), ("id", value)]
         producer.produce(self._topic, value, partition=partition, headers=headers)
         if kind == 3:
             self._twins.append((partition, value + b" again", headers))

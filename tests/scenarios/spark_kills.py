@@ -70,8 +70,13 @@ class Scene:
     def strike(self, number: int, job: SparkJob, kill: Callable[[], Any]) -> None:
         """Once enough has arrived for this kill, kill while a request is under way."""
         rows, struck = self.receiver.stats, threading.Event()
+
+        def kill_at_once() -> None:
+            kill()
+            struck.set()
+
         wait_until(lambda: rows["rows"] > number * self._share, PATIENCE_S, "more arrives", detail=job.log_tail)
-        self.receiver.strike = struck.set if number % 2 else lambda: (kill(), struck.set())
+        self.receiver.strike = struck.set if number % 2 else kill_at_once
         assert struck.wait(PATIENCE_S), f"no request comes\n{job.log_tail()}"
         if number % 2:
             time.sleep(self.chance.uniform(0, LATE_S))  # the instant is random: there is nothing to wait for

@@ -29,7 +29,7 @@ def earlier(folder: Path, revision: str = BEFORE) -> dict[str, str]:
     """Build the wheel of a revision and unpack it; what a process has in its environment to run that version."""
     subprocess.run(["git", "worktree", "add", "--detach", "--force", folder / "tree", revision], cwd=ROOT, check=True)
     try:
-        build = ["wheel", "--quiet", "--no-build-isolation", "--no-deps", "--no-index", "--wheel-dir", folder]
+        build = ["wheel", "--quiet", "--no-build-isolation", "--no-deps", "--no-index", "--wheel-dir", str(folder)]
         subprocess.run([sys.executable, "-m", "pip", *build, folder / "tree"], check=True)
     finally:
         subprocess.run(["git", "worktree", "remove", "--force", folder / "tree"], cwd=ROOT, check=True)

@@ -70,11 +70,11 @@ class FragileState(MemoryState):
     is_sound = False
     """Whether each write succeeds at present."""
 
-    def save_progress(self, rows: Mapping[ProgressKey, str]) -> None:
+    def save_progress(self, rows: Mapping[ProgressKey, str], *, durable: bool = True) -> None:
         """See `State.save_progress`."""
         self.chance.crash()
         self.failing = "full" if not self.is_sound and self.chance(0.02) else ""
-        super().save_progress(rows)
+        super().save_progress(rows, durable=durable)
         self.chance.crash()
 
 
@@ -240,7 +240,7 @@ class SimulatedReceiver:
     def store(self, batch: Batch) -> None:
         """Parts whose name is known are not stored again."""
         for part in batch.parts:
-            rows = [row for fragment in part.fragments for row in fragment.data.split(b"\n") if fragment.offsets]
+            rows = [row for one in part.fragments for row in bytes(one.data).split(b"\n") if one.offsets]
             known = self._known.setdefault((part.group, part.name), rows)
             if known is rows:
                 self.rows.update(rows)

@@ -235,12 +235,12 @@ class SimulatedBroker:
             case Request.HEART_BEAT | Request.UNLOCK_BATCH_MQ | Request.UNREGISTER_CLIENT:
                 return answer_of()
             case Request.GET_CONSUMER_LIST_BY_GROUP:
-                return answer_of(body=b'{"consumerIdList":["me"]}')
+                return answer_of(0, b'{"consumerIdList":["me"]}')
             case Request.LOCK_BATCH_MQ:
-                return answer_of(body=orjson.dumps({"lockOKMQSet": orjson.loads(ask.body)["mqSet"]}))
+                return answer_of(0, orjson.dumps({"lockOKMQSet": orjson.loads(ask.body)["mqSet"]}))
             case Request.GET_BROKER_RUNTIME_INFO:
                 boot = b'{"table":{"bootTimestamp":"%d"}}' % self.boot
-                return answer_of(body=boot) if self.tells_boot else answer_of(Code.NO_PERMISSION)
+                return answer_of(0, boot) if self.tells_boot else answer_of(Code.NO_PERMISSION)
             case Request.QUERY_CONSUMER_OFFSET:
                 at = self.resets.get(number, self.committed.get(number, -1))
                 return answer_of(offset=at) if at >= 0 else answer_of(Code.QUERY_NOT_FOUND)
@@ -311,7 +311,7 @@ class SimulatedBroker:
             "brokerDatas": [{"brokerName": NAME, "brokerAddrs": {"0": ADDRESS}, "cluster": "c"}],
             "queueDatas": [{"brokerName": NAME, "perm": 6, "readQueueNums": len(self.queues)}],
         }
-        return answer_of(body=orjson.dumps(body))
+        return answer_of(0, orjson.dumps(body))
 
 
 def _matches(tag: bytes, expression: str) -> bool:
@@ -322,7 +322,7 @@ def _stored_ms(one: Kept) -> int:
     return int.from_bytes(one.raw[56:64])
 
 
-def answer_of(code: int = 0, body: bytes = b"", **offsets: int) -> Frame:
+def answer_of(code: int = 0, body: bytes = b"", /, **offsets: int) -> Frame:
     """An answer with these fields."""
     fields = {name: str(at) for name, at in offsets.items()} | {"suggestWhichBrokerId": "0"}
     if "offset" in offsets:

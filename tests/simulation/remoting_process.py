@@ -80,7 +80,7 @@ class Process(Shell):
     def mark(self, number: int) -> Mark | None:
         """The message that it read last of a queue."""
         one = self.source._pulls._queues.get(queue_of(number))
-        return one and one.mark
+        return one.mark if one else None
 
     def assigned(self, found: Sequence[Assignment]) -> None:
         """Go on."""

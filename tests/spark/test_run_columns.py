@@ -28,7 +28,7 @@ def test_where_a_run_ends_does_not_depend_on_the_arrow_batches() -> None:
 
 def test_headers_come_as_they_were_sent() -> None:
     """None, one and several headers a message, repeated names, and values that are null."""
-    sent = [
+    sent: list[list[list[tuple[str, bytes | None]] | None]] = [
         [[("tag", b"a")], [("tag", None)]],
         [[("tag", b"a"), ("tag", b"\xff"), ("", b"")], None, [], [("id", None)]],
     ]
@@ -38,9 +38,9 @@ def test_headers_come_as_they_were_sent() -> None:
                 "topic": TP.topic,
                 "partition": TP.partition,
                 "offset": i,
-                "headers": found and [{"key": name, "value": value} for name, value in found],
+                "headers": None if pairs is None else [{"key": name, "value": value} for name, value in pairs],
             }
-            for i, found in enumerate(headers)
+            for i, pairs in enumerate(headers)
         ]
         (run,) = runs([pa.RecordBatch.from_pylist(rows, SCHEMA)], TP)
         found = ArrowColumns().headers(run.messages)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,6 @@ from sidecar.core.books import Books
 from sidecar.core.records import Attempt, DeadLetter, TopicPartition
 from sidecar.core.windows.dedup import RotatingBitmap, RotatingSet
 from sidecar.errors import ConfigError, StateError
-from sidecar.spark.run import folder as folder_module
 from sidecar.spark.run.executor.columns import RUN_ROWS, runs
 from sidecar.spark.run.executor.windows import Windows
 from sidecar.spark.run.folder import RunFolder, write
@@ -37,7 +37,7 @@ def test_a_torn_write_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.
     def full(fd: int) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(folder_module.os, "fsync", full)
+    monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(StateError, match=r"cannot write .*file: No space left"):
         write(path, b"new")
     assert path.read_bytes() == b"old"

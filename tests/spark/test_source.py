@@ -25,7 +25,7 @@ from tests.support.process import wait_until
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-    from pyspark.sql.streaming import StreamingQuery
+    from pyspark.sql.streaming.query import StreamingQuery
 
 ROWS = [message(i) for i in range(60)]
 

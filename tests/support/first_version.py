@@ -62,7 +62,8 @@ def read_first(text: str) -> First:
             intents.append((first, at))
         found_lanes[key] = base + opened - 1 if opened else None, tuple(intents)
     joint_from = base + joint - 1 if joint else None
-    return First(*_IDENTITY.unpack_from(body), base, base + ahead, found_lanes, joint_from, tuple(found_joints))
+    incarnation, group, topic, rules = _IDENTITY.unpack_from(body)
+    return First(incarnation, group, topic, rules, base, base + ahead, found_lanes, joint_from, tuple(found_joints))
 
 
 class _Reader:

@@ -11,7 +11,7 @@ import tarfile
 import zipfile
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT: Path = Path(__file__).resolve().parents[2]
 POM = ROOT / "tests" / "support" / "broker" / "pom.xml"
 CACHE = ROOT / ".cache" / "kafka"
 SPARK_POM = ROOT / "tests" / "support" / "spark" / "pom.xml"

@@ -161,14 +161,14 @@ class Broker:
     def _offsets(self, topic: str, spec: OffsetSpec) -> dict[int, int]:
         refused: list[KafkaException] = []
 
-        def ask() -> dict[int, int] | None:
+        def ask() -> dict[int, int]:
             try:
                 partitions = self.admin.list_topics(topic, timeout=_ADMIN_TIMEOUT_S).topics[topic].partitions
                 futures = self.admin.list_offsets({TopicPartition(topic, p): spec for p in partitions})
                 return {tp.partition: future.result(_ADMIN_TIMEOUT_S).offset for tp, future in futures.items()}
             except KafkaException as error:  # a leader is named before it knows that it is one
                 refused.append(error)
-                return None
+                return {}
 
         return wait_until(ask, _ADMIN_TIMEOUT_S, f"the leaders of {topic} serve", detail=lambda: refused[-1:])
 

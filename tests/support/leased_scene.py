@@ -127,6 +127,10 @@ class Scene:
         """Note them."""
         self.found = list(found)
 
+    def handing_over(self, tps: Collection[TopicPartition]) -> bool:
+        """Nothing is held."""
+        return True
+
     def revoking(self, tps: Collection[TopicPartition]) -> None:
         """Nothing to do."""
 

@@ -38,7 +38,7 @@ class Receiver:
     def store(self, batch: Batch) -> None:
         """Take a batch."""
         for part in batch.parts:
-            rows = tuple(row for piece in part.fragments if piece.offsets for row in piece.data.split(b"\n"))
+            rows = tuple(row for piece in part.fragments if piece.offsets for row in bytes(piece.data).split(b"\n"))
             if self.rows.setdefault(f"{part.group} {part.name}", rows) != rows:
                 self.differing.append(part.name)
 

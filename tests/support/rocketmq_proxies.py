@@ -77,7 +77,7 @@ def _send(bodies: Bodies, count: int, number: int) -> list[Sent]:
     ]
     places: list[tuple[int, int]] = []
     bodies.send_these(messages, by=lambda some: places.extend(bodies.node.send(bodies.topic, some, queues=QUEUES)))
-    return [(*place, value_hash(message.body)) for place, message in zip(places, messages, strict=True)]
+    return [(queue, at, str(value_hash(one.body))) for (queue, at), one in zip(places, messages, strict=True)]
 
 
 def _check_order(receiver: Receiver, sent: list[Sent]) -> None:

@@ -60,8 +60,8 @@ def send(kind: str, address: str, topic: str, messages: Iterable[Message], home:
 
 
 def _grpc(address: str, topic: str) -> Send:
-    from rocketmq import ClientConfiguration, Credentials, Producer  # type: ignore[attr-defined]
-    from rocketmq import Message as Sent  # type: ignore[attr-defined]
+    from rocketmq import ClientConfiguration, Credentials, Producer
+    from rocketmq import Message as Sent
 
     producer = Producer(ClientConfiguration(address, Credentials(), request_timeout=int(TIMEOUT_S)), (topic,))
     producer.startup()
@@ -78,8 +78,8 @@ def _native(address: str, topic: str) -> Send:
     from sidecar.sources.rocketmq.native.child.library import load
 
     client: Any = load(native_folder())
-    from rocketmq.exceptions import RocketMQException  # type: ignore[import-not-found]
-    from rocketmq.ffi import dll  # type: ignore[import-not-found]
+    from rocketmq.exceptions import RocketMQException
+    from rocketmq.ffi import dll
 
     producer = client.Producer("tests")
     producer.set_name_server_address(address)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from typing import Any
 
 from sidecar.core.backoff import Backoff
 from sidecar.core.cutting.batching import Limits
@@ -58,26 +57,31 @@ class Shell:
         start: PartitionState = FRESH,
         room: Room = Room(),  # noqa: B008  # frozen
         copies: Callable[[TopicPartition], bool] | None = None,
-        **rules: object,
+        max_messages: int = 100,
+        max_bytes: int = 10_000,
+        linger_ms: int = 0,
+        span_max: int = 10_000,
+        held: int = 1 << 20,
+        give_up: int | None = None,
+        give_up_ms: int | None = None,
+        numbered: bool = False,
     ) -> None:
-        options: dict[str, Any] = {"max_messages": 100, "max_bytes": 10_000, "linger_ms": 0, "span_max": 10_000}
-        options |= {"held": 1 << 20, "give_up": None, "give_up_ms": None, "numbered": False, **rules}
         batch_rules = BatchRules(
             by_group=False,
-            limits=Limits(options["max_messages"], options["max_bytes"]),
-            linger_ms=options["linger_ms"],
-            span_max=options["span_max"],
-            held_max_bytes=options["held"],
+            limits=Limits(max_messages, max_bytes),
+            linger_ms=linger_ms,
+            span_max=span_max,
+            held_max_bytes=held,
         )
         delivery = DeliveryRules(
             backoff=Backoff(100, 1_000),
             concurrency=4,
             ordered=False,
             separator=b"\n",
-            give_up_attempts=options["give_up"],
-            give_up_ms=options["give_up_ms"],
+            give_up_attempts=give_up,
+            give_up_ms=give_up_ms,
             lease_ms=LEASE_MS if ledger else None,
-            numbered=options["numbered"],
+            numbered=numbered,
         )
         reading = Reading(
             Columns(),  # type: ignore[arg-type]

@@ -203,7 +203,9 @@ def test_a_callback_that_raises_loses_nothing(caplog: pytest.LogCaptureFixture) 
 
 def test_callbacks_run_outside_the_lock_and_one_at_a_time() -> None:
     """They may add, count and release; those of several senders never run beside each other."""
-    running, together, again = threading.Semaphore(), [], []
+    running = threading.Semaphore()
+    together: list[bool] = []
+    again: list[int] = []
 
     def on_message(message: bytes, _: Batch) -> None:
         together.append(running.acquire(blocking=False))

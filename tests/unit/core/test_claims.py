@@ -24,7 +24,7 @@ ELSEWHERE = place_of(TopicPartition("t", 9))
 class Twins(Shell):
     """A pipeline with a ledger that others use too."""
 
-    def __init__(self, **rules: object) -> None:
+    def __init__(self, **rules: Any) -> None:
         super().__init__(ledger=MemoryLedger(lambda: self.now_ms), **rules)
         self.answers: list[Answer] = []
         self.poison = -1

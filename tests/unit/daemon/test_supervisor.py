@@ -15,6 +15,7 @@ from sidecar.core.partition.state import PartitionState
 from sidecar.core.pipeline.gate import Orders
 from sidecar.core.pipeline.pipeline import Pipeline
 from sidecar.core.records import TopicPartition
+from sidecar.daemon.mail import Told
 from sidecar.daemon.supervisor import Supervisor
 from sidecar.errors import StateError
 from sidecar.runtime.build import build
@@ -83,7 +84,7 @@ class Broker:
 
 def test_a_commit_that_waited_for_the_journal_while_a_partition_was_revoked_is_not_made() -> None:
     """Its end would be taken for that of the next commit, whose parts would be sent before they are durable."""
-    broker, state, writer, inbox = Broker(), MemoryState(), Worker(), queue.SimpleQueue[object]()
+    broker, state, writer, inbox = Broker(), MemoryState(), Worker(), queue.SimpleQueue[Told]()
     core, unused = cast(Pipeline, Core()), cast(Any, None)
     supervisor = Supervisor(core, cast(Source, broker), unused, inbox, writer, state, unused)
     supervisor.turn()

@@ -26,7 +26,7 @@ def want(number: int) -> Want:
 
 def test_nobody_else_may_read_it(tmp_path: Path) -> None:
     """The file is its owner's alone."""
-    with closing(SqliteLedger(tmp_path, pytest.fail)) as ledger:
+    with closing(SqliteLedger(tmp_path, lambda damage: pytest.fail(str(damage)))) as ledger:
         ledger.claim([want(1)], 1_000)
     assert (tmp_path / LEDGER_FILE).stat().st_mode & 0o777 == 0o600
 
@@ -46,7 +46,7 @@ def test_a_damaged_file_is_set_aside(tmp_path: Path) -> None:
 
 def test_a_full_disk_is_an_error_until_there_is_room(tmp_path: Path) -> None:
     """A claim that cannot be written is none, and the same ledger takes it when it can."""
-    with closing(SqliteLedger(tmp_path, pytest.fail)) as ledger:
+    with closing(SqliteLedger(tmp_path, lambda damage: pytest.fail(str(damage)))) as ledger:
         ledger.claim([want(0)], 1_000)
         soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
         resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))
@@ -60,7 +60,7 @@ def test_a_full_disk_is_an_error_until_there_is_room(tmp_path: Path) -> None:
 
 def test_nothing_is_claimed_in_a_file_that_was_removed(tmp_path: Path) -> None:
     """Keys that no restart would find are not claimed; with the file back they are."""
-    with closing(SqliteLedger(tmp_path, pytest.fail)) as ledger:
+    with closing(SqliteLedger(tmp_path, lambda damage: pytest.fail(str(damage)))) as ledger:
         ledger.claim([want(1)], 1_000)
         away = (tmp_path / LEDGER_FILE).rename(tmp_path / "away")
         with pytest.raises(LedgerError, match="was removed or moved"):

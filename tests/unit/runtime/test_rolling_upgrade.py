@@ -24,7 +24,7 @@ from sidecar.core.partition.state import (
     lane_key,
 )
 from sidecar.runtime.build import rules_hash
-from sidecar.state.offset_map import Identity, Origin, decode, encode
+from sidecar.state.offset_map import Decoded, Identity, Origin, decode, encode
 from tests.support.first_version import First, digest, read_first
 from tests.support.jars import ROOT
 
@@ -76,7 +76,7 @@ def test_what_version_1_wrote_is_read_today(number: int) -> None:
     identity, rules = Identity(*commit["identity"]), bytes.fromhex(commit["rules"])
     known = replace(identity, incarnation=0)
     found = decode(commit["text"], commit["carried"]["watermark"], known, rules)
-    assert found == (Origin.OURS, identity.incarnation, _state(**commit["carried"]), None, None)
+    assert found == Decoded(Origin.OURS, identity.incarnation, _state(**commit["carried"]), None, None)
     assert replace(known, incarnation=found.incarnation).scope == commit["scope"]
 
 

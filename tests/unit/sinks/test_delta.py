@@ -19,6 +19,7 @@ from deltalake import DeltaTable, write_deltalake
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sidecar import files
 from sidecar.config import Settings
 from sidecar.core.records import Verdict
 from sidecar.errors import ConfigError
@@ -233,7 +234,7 @@ def test_acknowledged_rows_are_synced_before(tmp_path: Path, monkeypatch: pytest
     """Data, the folders that name it and then the log are synced before the answer: a power cut takes nothing back."""
     synced: list[Path] = []
     table = sink(tmp_path / "t")
-    monkeypatch.setattr(module.files, "sync", synced.append)
+    monkeypatch.setattr(files, "sync", synced.append)
     assert table.deliver(batch_of(numbered(0))).verdict is Verdict.ACK
     table.close()
     root = tmp_path / "t"

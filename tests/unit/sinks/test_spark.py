@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import os
 import shutil
 import signal
@@ -16,7 +17,6 @@ from pathlib import Path
 
 import pytest
 
-from sidecar import files
 from sidecar.config.model import Settings
 from sidecar.core.intents import Intent
 from sidecar.core.parts import Batch as CoreBatch
@@ -223,7 +223,7 @@ def test_a_landing_that_cannot_be_is_told(tmp_path: Path) -> None:
 
     begun = len(list(Path("/proc/self/fd").iterdir()))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(files.fcntl, "flock", no_locks)
+        patch.setattr(fcntl, "flock", no_locks)
         with pytest.raises(ConfigError, match="No locks available"):
             sink(tmp_path / "other")
     assert len(list(Path("/proc/self/fd").iterdir())) == begun

@@ -16,11 +16,11 @@ import pytest
 from sidecar.core.records import TopicPartition
 from sidecar.errors import StateError
 from sidecar.state.aside import DAMAGED_KEPT_MAX
-from sidecar.state.interface import IdSegment, PartitionSnapshot, StoredLetter
+from sidecar.state.interface import IdSegment, PartitionSnapshot, ProgressKey, StoredLetter
 from sidecar.state.store import Store
 
 ORDERS = TopicPartition("orders", 3)
-QUEUE = TopicPartition("orders", 3, "b0")
+QUEUE = ProgressKey("orders", 3, "b0")
 BITMAPS = (bytes(range(256)) * 30, b"older" * 500)
 IDS = array("q", range(2_000)).tobytes()
 

@@ -49,7 +49,7 @@ def remove(name: str) -> Callable[[Path], None]:
     return lambda folder: (folder / name).unlink()
 
 
-AWAY = {
+AWAY: dict[str, Callable[[Path], object]] = {
     "moved": move,
     "removed": shutil.rmtree,
     "replaced": replace,

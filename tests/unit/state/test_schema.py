@@ -14,7 +14,7 @@ from sidecar.core.records import Attempt, TopicPartition
 from sidecar.core.windows.dedup import RotatingBitmap
 from sidecar.errors import StateError
 from sidecar.state import schema
-from sidecar.state.interface import StoredLetter
+from sidecar.state.interface import ProgressKey, StoredLetter
 from sidecar.state.store import Store
 from tests.support.jars import ROOT
 
@@ -55,7 +55,7 @@ def test_a_file_of_the_first_version_has_all_its_content(folder: Path) -> None:
         window = RotatingBitmap()
         window.load(kept.bitmaps)
         assert [window.add_range(at, at) for at in (250, 350)]
-        assert store.load_progress()[QUEUE] == "how far"
+        assert store.load_progress()[ProgressKey.of(QUEUE)] == "how far"
         ids = {(generation, id_) for generation, data in store.ids.load(ORDERS) for id_ in array("q", data)}
         assert ids == {*((1, id_) for id_ in range(700)), (2, -5), (2, 1 << 62)}
         assert [(number, list(array("q", data))) for number, data in store.ids.load(QUEUE)] == [(1, [7])]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from sidecar.core.delivery.answers.receiver import Receiver
@@ -73,12 +75,13 @@ def test_stray_answers_are_errors() -> None:
     shell = Shell()
     shell.read(*rows(0, 4))
     shell.run(40)
-    for stray in (
+    strays: list[Callable[[], object]] = [
         lambda: shell.pipeline.answered(1, ACK, 99.0, 99),
         lambda: shell.pipeline.answered(999, ACK, 99.0, 99),
         lambda: shell.pipeline.stored(1, ok=True, now_ms=99.0),
         lambda: shell.pipeline.claimed(1, [], 99.0),
-    ):
+    ]
+    for stray in strays:
         with pytest.raises(StrayEventError):
             stray()
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import doctest
 import tracemalloc
 from collections import Counter, defaultdict
+from collections.abc import Callable
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
@@ -123,7 +125,8 @@ def test_an_ended_batch_cannot_end_again() -> None:
     batcher.add("g", b"m", 0)
     [batch] = batcher.poll(0)
     batcher.failed(batch, "503", 0)
-    for verdict in (lambda: batcher.delivered(batch), lambda: batcher.rejected(batch, "x")):
+    verdicts: list[Callable[[], object]] = [lambda: batcher.delivered(batch), lambda: batcher.rejected(batch, "x")]
+    for verdict in verdicts:
         with pytest.raises(ValueError, match="not in flight: it waits for its retry"):
             verdict()
     [again] = batcher.poll(10_000)
@@ -213,7 +216,7 @@ def test_options_that_cannot_be_are_refused() -> None:
     """A limit below 1, a time below 0 and a negative size are told by name."""
     for name in ("max_messages", "max_bytes", "held_max_bytes", "give_up_after"):
         with pytest.raises(ValueError, match=f"{name} must be at least 1, not 0"):
-            Batcher(**{name: 0})
+            Batcher(**cast(Any, {name: 0}))
     with pytest.raises(ValueError, match="linger_ms must be at least 0, not -1"):
         Batcher(linger_ms=-1)
     batcher: Batcher[str, bytes] = Batcher(size=lambda _: -1)

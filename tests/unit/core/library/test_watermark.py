@@ -140,6 +140,6 @@ def test_a_deduplicator_comes_back_as_it_was(bitmap: bool) -> None:
     other.add("a", 1)
     other.load("a", blob)
     assert other.deduplicate("a", [1, *range(100, 107)]) == [1, 106]
-    assert other.dump("new") == Deduplicator(8, bitmap=bitmap).dump("new")
+    assert other.dump("new") == Deduplicator[str](8, bitmap=bitmap).dump("new")
     with pytest.raises(ValueError, match="no snapshot of Dedup"):
-        Deduplicator(8, bitmap=not bitmap).load("a", blob)
+        Deduplicator[str](8, bitmap=not bitmap).load("a", blob)

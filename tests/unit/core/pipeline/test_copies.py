@@ -84,5 +84,5 @@ class Origins(Columns):
 
 def test_an_origin_is_read_where_the_client_tells_it() -> None:
     """`dedup.by: offset_msg_id` reads what the client's columns say of each message."""
-    reader = Field("offset_msg_id").reader(Origins())
+    reader = Field("offset_msg_id").reader(Origins())  # type: ignore[arg-type]  # these have no details
     assert reader(TP, [one(3, None), one(4, None)]) == [b"at 3", b"at 4"]

@@ -71,8 +71,8 @@ def test_the_case_of_names_is_no_matter() -> None:
 
 def test_groups_may_have_commas() -> None:
     """A JSON list holds any name, even one with a comma, a bracket, or nothing in it."""
-    assert parse({"path": "/zone", "groups": '["a,b", "[c", ""]'}, stream=True).groups == {"a,b", "[c", ""}
-    assert parse({"path": "/zone", "groups": "a, b"}, stream=True).groups == {"a", "b"}
+    assert parse({"path": "/zone", "groups": '["a,b", "[c", ""]'}, stream=True).groups == frozenset({"a,b", "[c", ""})
+    assert parse({"path": "/zone", "groups": "a, b"}, stream=True).groups == frozenset({"a", "b"})
 
 
 def test_a_path_is_made_absolute() -> None:

@@ -183,7 +183,7 @@ def test_a_full_disk_leaves_ids_in_rows(tmp_path: Path, monkeypatch: pytest.Monk
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as broken:
-        broken.setattr(id_file.os, "fsync", full)
+        broken.setattr(os, "fsync", full)
         found = store.ids.sort(ORDERS)
         assert "No space left" in found.problem
         assert sum(len(run) for run in found.runs[1]) == 4_000

@@ -207,6 +207,6 @@ def test_a_call_within_a_session_that_is_closed_ends() -> None:
             await asyncio.to_thread(silent.accept)
             await session.close()
             late = session.call("Heartbeat", requests().heartbeat(), 60.0)
-            return await asyncio.gather(waiting, late, return_exceptions=True)
+            return list(await asyncio.gather(waiting, late, return_exceptions=True))
 
     assert [type(one) for one in asyncio.run(ended())] == [ConnectionError] * 2

@@ -11,14 +11,14 @@ import pytest
 from xxhash import xxh3_128_digest
 
 from sidecar.core.partition.state import LaneState, PartitionState, SharedIntent
-from sidecar.core.records import Place, Run, TopicPartition
+from sidecar.core.records import Place, Run
 from sidecar.errors import StateError
 from sidecar.sources.rocketmq.leased import settled
 from sidecar.sources.rocketmq.leased.columns import Taken, details_of, identity_of
 from sidecar.sources.rocketmq.leased.settled import Settled
 from sidecar.sources.rocketmq.leased.slot import ROWS
 from sidecar.sources.rocketmq.leased.unsettled import divide, unsettled
-from sidecar.state.interface import IdSegment
+from sidecar.state.interface import IdSegment, ProgressKey
 from sidecar.state.memory import MemoryState
 from tests.support.leased_scene import A, B, Scene, handed, runs
 
@@ -158,10 +158,10 @@ def test_a_message_that_comes_again_is_told_as_it_was() -> None:
         scene = Scene(state)
         state = scene.state
         properties = [("x", b"y"), *([("RETRY_TOPIC", b"t")] if times else ())]
-        moved = {"broker": f"b-{times}", "queue": times, "offset_message_id": f"0{times}", "properties": properties}
-        (run,) = (
-            one for one in scene.poll(handed(offset, b"a", times=times)._replace(**moved)) if isinstance(one, Run)
+        moved = handed(offset, b"a", times=times)._replace(
+            broker=f"b-{times}", queue=times, offset_message_id=f"0{times}", properties=properties
         )
+        (run,) = (one for one in scene.poll(moved) if isinstance(one, Run))
         told.append((details_of(run.messages[0]), list(run.messages[0].handed.properties)))
         at = [one.state.seen for one in scene.found].index(run.first + bool(times))
         scene.commit(PartitionState(run.first, run.first + 1, {A: LaneState(None, ((run.first, run.first),))}), at)
@@ -321,7 +321,7 @@ def test_other_errors_of_the_disk_are_no_failed_commits() -> None:
     """Only the state's own errors are tried again."""
     scene = Scene()
 
-    def broken(rows: Mapping[TopicPartition, str]) -> None:
+    def broken(rows: Mapping[ProgressKey, str], *, durable: bool = True) -> None:
         raise RuntimeError("a mistake")
 
     scene.state.save_progress = broken  # type: ignore[method-assign]

@@ -57,7 +57,8 @@ def test_a_missing_library_is_told_with_the_command_that_cures_it(tmp_path: Path
 def test_a_child_without_its_library_says_so_and_ends(tmp_path: Path) -> None:
     """It is told as what another try would not cure."""
     child = ChildProcess(tmp_path / "home", {"folder": str(tmp_path)})
-    until_s, found = time.monotonic() + 20, []
+    until_s = time.monotonic() + 20
+    found: list[tuple[Kind, bytes]] = []
     while not found and time.monotonic() < until_s:
         found = child.read(0.1)
     child.kill()

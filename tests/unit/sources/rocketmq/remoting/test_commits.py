@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -131,7 +132,11 @@ def test_what_a_broker_is_told_again_is_noted_at_once(clock: Clock) -> None:
     commits = commits_of(state)
     commit(commits, 10)
     assert progress_of(state).told.offset == -1
-    commits._network.ask_all = lambda asks, timeout_s: [TAKEN for _ in asks]  # type: ignore[method-assign]
+
+    def take_all(asks: Sequence[object], timeout_s: float = 0.0) -> list[Frame | None]:
+        return [TAKEN for _ in asks]
+
+    commits._network.ask_all = take_all  # type: ignore[method-assign]
     commits.start_at({QUEUE: 10})
     assert progress_of(state).told.offset == 10
 

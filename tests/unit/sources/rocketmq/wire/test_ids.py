@@ -28,7 +28,9 @@ def test_a_brokers_id_tells_where_the_message_is_stored() -> None:
 def test_the_cpp_clients_reversed_address_is_turned_round() -> None:
     """An address that is private only backwards was written backwards; one that is private either way was not."""
     assert decode(OFFSET_CPP) == OffsetMessageId("127.0.0.1", 21911, 92164164, reversed=True)
-    assert decode(OFFSET_CPP.replace("0100007F", "0A00000A")).reversed is False
+    assert decode(OFFSET_CPP.replace("0100007F", "0A00000A")) == OffsetMessageId(
+        "10.0.0.10", 21911, 92164164, reversed=False
+    )
 
 
 def test_a_producers_id_tells_who_sent_it() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import zlib
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -16,6 +16,7 @@ from sidecar.sources.rocketmq.remoting.pulls.pulls import Pulls
 from sidecar.sources.rocketmq.wire.codes import Request
 from sidecar.sources.rocketmq.wire.frames import Frame
 from sidecar.sources.rocketmq.wire.messages import decode
+from sidecar.sources.rocketmq.wire.network import Link
 from sidecar.sources.rocketmq.wire.requests import Asks, Subscription
 from tests.support.rocketmq_bytes import Stored, stored
 
@@ -69,12 +70,15 @@ def packed(offset: int, size: int) -> bytes:
     return stored(Stored(zlib.compress(bytes(size)), offset=offset, sys_flag=1))
 
 
-def pulling(master: Any, slave: Any) -> Pulls:
+def at(link: Asked, *, is_slave: bool = False) -> Place:
+    """A place to read at."""
+    return Place(cast(Link, link), is_slave)
+
+
+def pulling(master: Asked, slave: Asked) -> Pulls:
     """Reads a queue from its begin; whatever is suggested but 0 is the slave."""
     pulls = Pulls(Asks("me", "group"), 4 << 20)
-    pulls.add(
-        TP, 0, Subscription("orders"), lambda number: Place(slave, is_slave=True) if number != "0" else Place(master)
-    )
+    pulls.add(TP, 0, Subscription("orders"), lambda number: at(slave, is_slave=True) if number != "0" else at(master))
     pulls.ask()
     return pulls
 
@@ -171,7 +175,7 @@ def test_of_all_outstanding_answers_one_alone_is_unpacked_beyond_the_room(monkey
     links = [Asked() for _ in range(4)]
     pulls = pulling(links[0], links[0])
     for number, link in enumerate(links[1:], 1):
-        pulls.add(TP._replace(partition=number), 0, Subscription("orders"), lambda _, link=link: Place(link))
+        pulls.add(TP._replace(partition=number), 0, Subscription("orders"), lambda _, link=link: at(link))  # type: ignore[misc]
     pulls.ask()
     for _ in range(4):
         for link in links:
@@ -192,7 +196,7 @@ def test_an_answer_that_needs_all_the_room_waits_for_no_idle_queue() -> None:
     pulls.ask()
     assert idle.suspends == [0, 5_000]
     other = TP._replace(partition=1)
-    pulls.add(other, 0, Subscription("orders"), lambda _: Place(link))
+    pulls.add(other, 0, Subscription("orders"), lambda _: at(link))
     pulls._queues[other].answer_bytes = 1 << 30
     pulls.ask()
     assert link.offsets == [0]
@@ -217,7 +221,7 @@ def test_a_queue_that_waits_for_room_gets_it() -> None:
     pulls = pulling(link, link)
     link.answer(FOUND, body=packed(0, 5 << 20), nextBeginOffset=1, maxOffset=9)
     other = TP._replace(partition=1)
-    pulls.add(other, 0, Subscription("orders"), lambda number: Place(busy))
+    pulls.add(other, 0, Subscription("orders"), lambda _: at(busy))
     list(pulls.take())
     pulls._turn[TP] = pulls._turn.pop(TP)
     for offset in range(3):
@@ -268,13 +272,11 @@ def test_the_end_of_a_queue_that_is_paused_is_asked_for(monkeypatch: pytest.Monk
     now_s = 100.0
     monkeypatch.setattr("sidecar.sources.rocketmq.remoting.pulls.pulls.time.monotonic", lambda: now_s)
 
-    class Master:
-        is_up = True
-
+    class Master(Asked):
         def ask(self, ask: Any, answered: Callable[[Frame], None], timeout_s: float) -> None:
             asked.append((ask.code, answered))
 
-    pulls = pulling(Master(), None)
+    pulls = pulling(Master(), Asked())
     asked[-1][1](Frame(FOUND, 1, 1, "", {"nextBeginOffset": "0", "maxOffset": "64", "minOffset": "0"}, b""))
     pulls.pause([TP])
     pulls.ask()
@@ -323,7 +325,7 @@ def test_what_waits_for_proof_is_asked_for_though_another_queue_has_no_room() ->
     pulls = Pulls(Asks("me", "group"), 4 << 20)
     other = TP._replace(partition=1)
     for tp in (other, TP):
-        pulls.add(tp, 0, Subscription("orders"), lambda _: Place(link), Mark(0, link.position, 0))
+        pulls.add(tp, 0, Subscription("orders"), lambda _: at(link), Mark(0, link.position, 0))
     held = pulls._queues[TP]
     held.next = 1
     pulls._proofs.wanted.add(TP)
@@ -349,7 +351,7 @@ def test_a_queue_begun_in_its_middle_gets_a_mark() -> None:
     """Else nothing would tell a topic that is made again before anything was read of it."""
     link = Asked()
     pulls = Pulls(Asks("me", "group"), 4 << 20)
-    pulls.add(TP, 7, Subscription("orders"), lambda _: Place(link))
+    pulls.add(TP, 7, Subscription("orders"), lambda _: at(link))
     pulls.ask()
     link.answer(19, nextBeginOffset=7, maxOffset=7)
     pulls.ask()
@@ -361,7 +363,7 @@ def test_a_queue_without_a_mark_whose_first_offset_goes_back_is_another_one() ->
     """Where all has expired there is no message to know it by."""
     link = Asked()
     pulls = Pulls(Asks("me", "group"), 4 << 20)
-    pulls.add(TP, 7, Subscription("orders"), lambda _: Place(link))
+    pulls.add(TP, 7, Subscription("orders"), lambda _: at(link))
     pulls.ask()
     link.answer(19, nextBeginOffset=7, minOffset=7, maxOffset=7)
     pulls._queues[TP].not_before_s = 0
