@@ -378,7 +378,7 @@ def test_the_first_offset_at_the_start_is_of_the_queue_that_was_there_then(by: s
     """The topic may have been made again before the first pull."""
     link = Asked()
     pulls = Pulls(Asks("me", "group"), 4 << 20)
-    pulls.add(TP, 7, Subscription("orders"), lambda _: Place(link), low=7)
+    pulls.add(TP, 7, Subscription("orders"), lambda _: at(link), low=7)
     pulls.ask()
     if by == "an answer":
         link.answer(19, nextBeginOffset=7, minOffset=0, maxOffset=7)
