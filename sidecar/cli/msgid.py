@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import re
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 import click
 import orjson
 
+from sidecar.config.address import address
 from sidecar.errors import UnavailableError
 from sidecar.sources.rocketmq.wire.codes import Request
 from sidecar.sources.rocketmq.wire.frames import ProtocolError
@@ -51,12 +51,14 @@ def _facts(message_id: MessageId) -> Mapping[str, Any]:
 def _message(message_id: MessageId, broker: str) -> Mapping[str, Any]:
     if not isinstance(message_id, OffsetMessageId):
         raise click.UsageError("--broker needs a broker's id: a producer's id does not say where the message is stored")
-    if not _ADDRESS.fullmatch(broker) or not 0 < int(broker.rpartition(":")[2]) <= PORT_MAX:
-        raise click.UsageError(f"--broker needs HOST:PORT, such as localhost:10911, with a port from 1 to {PORT_MAX}")
+    try:
+        at = address(broker, "localhost:10911")
+    except ValueError as error:
+        raise click.UsageError(f"--broker {error}") from None
     network = Network(None, None, lambda frame: None)
     try:
         ask = Ask(Request.VIEW_MESSAGE_BY_ID, {"offset": str(message_id.commit_log_offset)})
-        stored = decode_stored(network.call(network.link(broker), ask).body)
+        stored = decode_stored(network.call(network.link(str(at)), ask).body)
     except (NoAnswerError, RefusedError, ProtocolError) as error:
         raise UnavailableError(f"the message could not be fetched: {error}", hint=_HINT) from error
     finally:
@@ -83,8 +85,6 @@ def _time(at_ms: int) -> str:
     return datetime.fromtimestamp(at_ms / 1000, UTC).isoformat(timespec="milliseconds")
 
 
-PORT_MAX = 65_535
-_ADDRESS = re.compile(r"(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):\d{1,5}")
 _HINT = "check --broker, and whether the message has expired; without --broker, the id is decoded offline"
 _KINDS = {
     "offset": "a broker's id (offsetMsgId): where the message is stored",

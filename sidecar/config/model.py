@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, Literal, NamedTuple, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
     BeforeValidator,
@@ -16,6 +16,7 @@ from pydantic import (
     model_validator,
 )
 
+from sidecar.config.address import Address, address
 from sidecar.config.base import FilePath, Int, Model, problem
 from sidecar.config.failures import DeadLetterPlace, DeadLetters, HandBack, Retry
 from sidecar.config.ledger import CLAIM_TIMEOUT
@@ -81,40 +82,29 @@ class State(Model):
     )
 
 
-class Listen(NamedTuple):
-    """An address to listen on."""
-
-    host: str
-    port: int
+_LISTEN = Address("127.0.0.1", 9464)
 
 
-def _listen(value: Any) -> Listen | None:
-    if value == "off":
-        return None
-    match = re.fullmatch(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):(\d{1,5})", value) if isinstance(value, str) else None
-    if not match or int(match[2]) > 65_535:
-        raise ValueError("needs HOST:PORT, such as 127.0.0.1:9464, or off")
-    return Listen(match[1].strip("[]"), int(match[2]))
+def _listen(value: Any) -> Address | None:
+    return None if value == "off" else address(value, str(_LISTEN), ", or off", port_min=0)
 
 
-def _listen_text(listen: Listen | None) -> str:
-    if listen is None:
-        return "off"
-    return f"[{listen.host}]:{listen.port}" if ":" in listen.host else f"{listen.host}:{listen.port}"
+def _listen_text(listen: Address | None) -> str:
+    return "off" if listen is None else str(listen)
 
 
 class Admin(Model):
     """Health, status and metrics."""
 
     listen: Annotated[
-        Listen | None,
+        Address | None,
         Kind("address"),
         BeforeValidator(_listen),
         PlainSerializer(_listen_text),
         WithJsonSchema({"type": "string", "pattern": r"^(off|.+:\d{1,5})$"}),
         OnSpark("applies, on the driver"),
     ] = Field(
-        default=Listen("127.0.0.1", 9464),
+        default=_LISTEN,
         description="`HOST:PORT`, or `off`. There is no authentication: keep it on loopback.",
     )
 
@@ -245,12 +235,12 @@ class Settings(Model):
 
     @model_validator(mode="after")
     def _claims_outlast_requests(self) -> Self:
-        ledger, http = self.dedup.ledger, self.sink.http
-        if ledger is None or http is None or 3 * http.timeout_ms <= ledger.remembering.claim_timeout_ms:
+        ledger, limit_ms = self.dedup.ledger, self.sink.chosen.time_limit_ms
+        if ledger is None or limit_ms is None or 3 * limit_ms <= ledger.remembering.claim_timeout_ms:
             return self
         name = "sqlite" if ledger.sqlite else "postgresql"
-        least, actual = (CLAIM_TIMEOUT.text(ms) for ms in (3 * http.timeout_ms, ledger.remembering.claim_timeout_ms))
-        text = f"must be at least three times sink.http.timeout, which is {least}"
+        least, actual = (CLAIM_TIMEOUT.text(ms) for ms in (3 * limit_ms, ledger.remembering.claim_timeout_ms))
+        text = f"must be at least three times sink.{self.sink.name}.timeout, which is {least}"
         given = "claim_timeout_ms" in ledger.remembering.model_fields_set
         path = ("dedup", "ledger", name, *(["claim_timeout"] if given else []))
         error = problem(text if given else f"needs a claim_timeout: it {text}", actual if given else None, *path)

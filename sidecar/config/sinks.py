@@ -156,6 +156,11 @@ class SinkSettings(Model):
         """Whether the file asks for delivery in offset order."""
         return False
 
+    @property
+    def time_limit_ms(self) -> int | None:
+        """Time limit of a delivery, as the sink's key `timeout` has it; None for a sink without this key."""
+        return None
+
     def summary(self) -> str:
         """What is sent where, for `sidecar validate`; without secrets."""
         raise NotImplementedError
@@ -214,6 +219,11 @@ class HttpSink(SinkSettings):
     def keeps_order(self) -> bool:
         """As it is set."""
         return self.ordering == "partition"
+
+    @property
+    def time_limit_ms(self) -> int:
+        """As it is set."""
+        return self.timeout_ms
 
     def summary(self) -> str:
         """Format, URL without its query, and concurrency."""

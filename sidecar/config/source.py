@@ -6,6 +6,7 @@ import platform
 import re
 import sys
 import warnings
+from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Annotated, Any, Literal, TypeAlias
 
@@ -20,29 +21,37 @@ from pydantic import (
     field_validator,
 )
 
+from sidecar.config.address import address
 from sidecar.config.base import Bool, Expanded, Model, OneOf, Secret, Text, TlsFiles, hide_secrets, matching, problem
 from sidecar.config.kafka_properties import refusal
 from sidecar.config.marks import Kind, NotOnSpark, OnSpark
 from sidecar.config.units import Duration
 
-SERVER = r"(?:[A-Za-z_]+://)?(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(?::\d{1,5})?"
 TOPIC = r"(?!\.{1,2}$)[A-Za-z0-9._-]{1,249}"
 
 
 _GROUP_COMPLAINT = "has control characters, or more than 255 characters"
 
 
-def _is_server(value: Any) -> bool:
-    return isinstance(value, str) and re.fullmatch(SERVER, value.strip()) is not None
+_SEVERAL = "; several as a list or separated by commas"
 
 
-def _servers(value: Any) -> Any:
+def _servers(value: Any, example: str, read: Callable[[str], str]) -> str:
+    """The servers as one text; `read` gives what must be an address of each."""
     servers = value.split(",") if isinstance(value, str) else value
-    if not isinstance(servers, list) or not servers or not all(map(_is_server, servers)):
-        raise ValueError("needs HOST:PORT, several as a list or separated by commas")
-    if any(int(port[1]) not in range(1, 65_536) for server in servers if (port := re.search(r":(\d+)$", server))):
-        raise ValueError("has a port that is not from 1 to 65535")
+    for server in servers if isinstance(servers, list) and servers else [None]:
+        address(read(server) if isinstance(server, str) else None, example, _SEVERAL)
     return ",".join(server.strip() for server in servers)
+
+
+def _kafka_servers(value: Any) -> str:
+    """Servers of Kafka: librdkafka takes a host alone too, and a protocol before it."""
+    return _servers(value, "localhost:9092", _with_port)
+
+
+def _with_port(server: str) -> str:
+    bare = re.sub(r"^[A-Za-z_]+://", "", server.strip())
+    return bare if re.search(r":\d+$", bare) else f"{bare}:9092"
 
 
 def _topic(name: str) -> str:
@@ -86,14 +95,8 @@ _NAME = r"[%A-Za-z0-9_|-]{1,255}"
 _NAME_COMPLAINT = "is not a valid RocketMQ name (letters, digits, % _ - |, at most 255)"
 
 
-def _name_servers(value: Any) -> Any:
-    servers = value.split(",") if isinstance(value, str) else value
-    bare = re.compile(r"(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):\d{1,5}")
-    if isinstance(servers, list) and not all(
-        isinstance(server, str) and bare.fullmatch(server.strip()) for server in servers
-    ):
-        raise ValueError("needs HOST:PORT, several as a list or separated by commas")
-    return _servers(value)
+def _rocketmq_servers(value: Any, info: ValidationInfo) -> str:
+    return _servers(value, "localhost:8081" if info.field_name == "endpoints" else "localhost:9876", str)
 
 
 def _group(name: str) -> str:
@@ -132,6 +135,7 @@ def _property_value(value: Any) -> Any:
 _SERVERS_SCHEMA = WithJsonSchema(
     {"type": ["string", "array"], "minLength": 1, "minItems": 1, "items": {"type": "string"}}
 )
+_RocketMqServers: TypeAlias = Annotated[str, Kind("text or list"), BeforeValidator(_rocketmq_servers), _SERVERS_SCHEMA]
 Start: TypeAlias = Annotated[
     Literal["earliest", "latest"] | int,
     Kind("text"),
@@ -148,7 +152,7 @@ PropertyValue: TypeAlias = Annotated[
 class KafkaSource(Model):
     """Which topics are read from which cluster, and as which consumer group."""
 
-    bootstrap_servers: Annotated[str, Kind("text or list"), BeforeValidator(_servers), _SERVERS_SCHEMA] = Field(
+    bootstrap_servers: Annotated[str, Kind("text or list"), BeforeValidator(_kafka_servers), _SERVERS_SCHEMA] = Field(
         description="Initial brokers as `HOST:PORT`, in a list or separated by commas."
     )
     group_id: Annotated[
@@ -207,12 +211,12 @@ class RocketMqSource(Model):
         validate_default=True,
         description="With `native`: the folder that `sidecar native FOLDER` filled.",
     )
-    name_servers: Annotated[str, Kind("text or list"), BeforeValidator(_name_servers), _SERVERS_SCHEMA] | None = Field(
+    name_servers: _RocketMqServers | None = Field(
         default=None,
         validate_default=True,
         description="Name servers as `HOST:PORT`, in a list or separated by commas. Not with `grpc`.",
     )
-    endpoints: Annotated[str, Kind("text or list"), BeforeValidator(_name_servers), _SERVERS_SCHEMA] | None = Field(
+    endpoints: _RocketMqServers | None = Field(
         default=None,
         validate_default=True,
         description="With `grpc`: proxies as `HOST:PORT`, in a list or separated by commas.",

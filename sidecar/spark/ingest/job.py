@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Final
 
 import structlog
 
-from sidecar.config.model import Listen, Settings
+from sidecar.config.address import Address
+from sidecar.config.model import Settings
 from sidecar.errors import UnavailableError, ZoneError
 from sidecar.ops.admin import AdminServer
 from sidecar.spark import driver
@@ -180,7 +181,7 @@ class SparkIngest:
             query.stop()
 
 
-def _serve_metrics(listen: Listen, progress: Progress) -> AdminServer:
+def _serve_metrics(listen: Address, progress: Progress) -> AdminServer:
     """At the address of the settings, or, where the daemon of the same file has it, at a free port."""
     metrics = IngestMetrics(progress)
     try:

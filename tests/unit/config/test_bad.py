@@ -11,6 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from sidecar.cli import main
+from sidecar.config.sinks import Sink
 
 GOOD = """\
 source:
@@ -76,7 +77,7 @@ CASES = [
     Case("no topics", KAFKA, "", "2:3", "source.kafka.topics", "is missing"),
     Case("no url", HTTP, "    format: ndjson\n", "9:3", "sink.http.url", "is missing"),
     Case("two sinks", "state:", "  console: {}\nstate:", "11:3", "sink.console", "conflicts with http"),
-    Case("no sink", "  http:\n" + HTTP, "  {}\n", "8:1", "sink", "needs one of http, spark, delta, console, file"),
+    Case("no sink", "  http:\n" + HTTP, "  {}\n", "8:1", "sink", f"needs one of {', '.join(Sink.model_fields)}"),
     # kinds of value
     Case("text as section", "  http:\n" + HTTP, "  http: yes\n", "9:9", "sink.http", "needs a section"),
     Case("list as file", GOOD, "- a\n", "1:1", "", "needs keys and values"),
@@ -107,6 +108,9 @@ CASES = [
     Case("level", "", "log: {level: warn}\n", "13:14", "log.level", "must be 'debug'", "mean 'warning'?"),
     Case("give up", "", "retry: {give_up_after: 0}\n", "13:24", "retry.give_up_after", "needs never, a number"),
     Case("listen", "", "admin: {listen: 9464}\n", "13:17", "admin.listen", "needs HOST:PORT", "or off"),
+    Case(
+        "listen port", "", "admin: {listen: 'a:65536'}\n", "13:17", "admin.listen", "has a port that is not from 0 to"
+    ),
     Case("start word", KAFKA, KAFKA + "    start: begin\n", "6:12", "source.kafka.start", "needs earliest, latest"),
     Case("start zone", KAFKA, KAFKA + "    start: 2026-01-31\n", "6:12", "source.kafka.start", "needs a time zone"),
     Case("json path", "{header: tag}", "{json: a.b}", "7:16", "tags.from.json", "a JSON path starts with $"),

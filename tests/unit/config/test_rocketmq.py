@@ -87,7 +87,11 @@ def test_keys_are_read_from_files_and_variables_and_never_shown(tmp_path: Path) 
         (SERVERS, GRPC + "    start: latest\n", "5:12: source.rocketmq.start: is set by the broker with client"),
         (SERVERS, GRPC + "    share: average\n", "5:12: source.rocketmq.share: is set by the broker with client"),
         (SERVERS, GRPC + "    tls: {verify: false}\n", "5:19: source.rocketmq.tls.verify: cannot be false with client"),
-        (SERVERS, GRPC.replace(":8081", ""), "4:16: source.rocketmq.endpoints: needs HOST:PORT"),
+        (
+            SERVERS,
+            GRPC.replace(":8081", ""),
+            "4:16: source.rocketmq.endpoints: needs HOST:PORT, such as localhost:8081",
+        ),
         (LAST, LAST + NATIVE[:19], "3:5: source.rocketmq: needs native_path with client: native"),
         (
             LAST,

@@ -89,8 +89,8 @@ def test_other_text_is_refused_with_the_reason(text: str, says: str) -> None:
     [
         (CLIENT, "localhost:1", 64, "a producer's id does not say where the message is stored"),
         (OFFSET, "localhost", 64, "--broker needs HOST:PORT"),
-        (OFFSET, "localhost:99999", 64, "with a port from 1 to 65535"),
-        (OFFSET, "localhost:0", 64, "with a port from 1 to 65535"),
+        (OFFSET, "localhost:99999", 64, "--broker has a port that is not from 1 to 65535"),
+        (OFFSET, "localhost:0", 64, "--broker has a port that is not from 1 to 65535"),
         (OFFSET, "127.0.0.1:1", 69, "the message could not be fetched: 127.0.0.1:1"),
     ],
 )
