@@ -10,7 +10,7 @@ from typing import Any
 
 from sidecar.demo.books import Books, count
 from sidecar.demo.children import Child, free_port, listens
-from sidecar.demo.desk import ReceiverDesk, dead_letters
+from sidecar.demo.evidence import ReceiverDatabase, dead_letters
 from sidecar.demo.stage import KILL_AT, READY_S, Daemon, Stage
 from sidecar.demo.stream import POISON, stream, wanted
 
@@ -63,7 +63,7 @@ class HttpAct:
         """
         with ExitStack() as stack:
             port = self._start_receiver(stack)
-            self._desk = stack.enter_context(closing(ReceiverDesk(self._stage.folder / "receiver.db")))
+            self._database = stack.enter_context(closing(ReceiverDatabase(self._stage.folder / "receiver.db")))
             self._daemon = Daemon(self._stage, GROUP, SINK.format(port=port))
             self._daemon.start()
             stack.callback(self._daemon.kill)
@@ -74,7 +74,7 @@ class HttpAct:
             self._daemon.stop()
             self._stage.audience.say("SIGTERM", "stopped, exit code 0")
             waited, tail = max(0.0, self._resumed_at - self._killed_at), self._daemon.tail()
-            return HttpOutcome(self._count(), self._desk.batches(), seconds, waited, _fastest(self._history), tail)
+            return HttpOutcome(self._count(), self._database.batches(), seconds, waited, _fastest(self._history), tail)
 
     def _start_receiver(self, stack: ExitStack) -> int:
         port = free_port()
@@ -96,7 +96,7 @@ class HttpAct:
             tick = time.monotonic()
             self._stage.produce(min(total, int(total * (tick - begun) / PRODUCE_S)))
             self._receiver.check()
-            status, delivered = self._daemon.status(), self._desk.delivered()
+            status, delivered = self._daemon.status(), self._database.delivered()
             self._history.append((tick, delivered))
             counts = {"produced": (self._stage.produced, total), "delivered": (delivered, self._wanted)}
             self._stage.audience.progress(counts, tick - begun)
@@ -124,7 +124,7 @@ class HttpAct:
 
     def _count(self) -> Books:
         letters = dead_letters(self._daemon.state_dir)
-        return count(stream(self._stage.total), self._stage.consumed(GROUP), self._desk.rows(), letters)
+        return count(stream(self._stage.total), self._stage.consumed(GROUP), self._database.rows(), letters)
 
 
 def receiver_file() -> Path:

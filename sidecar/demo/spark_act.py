@@ -15,7 +15,7 @@ from sidecar.demo.books import Books, Row, count
 from sidecar.demo.children import Child
 from sidecar.demo.stage import KILL_AT, Daemon, Stage
 from sidecar.demo.stream import Made, poisonous, stream, wanted
-from sidecar.demo.zone_desk import ZoneDesk
+from sidecar.demo.zone_progress import ZoneProgress
 
 GROUP = "demo-spark"
 TICK_S = 0.05
@@ -108,13 +108,13 @@ class SparkAct:
         Raises:
             UnavailableError: A process of it ended, or nothing moves any more.
         """
-        desk, begun = ZoneDesk(self._zone), time.monotonic()
+        zone, begun = ZoneProgress(self._zone), time.monotonic()
         moved, moved_at = (0, 0), begun
         while True:
             tick = time.monotonic()
             self._query.check()
             status = self._daemon.status()
-            landed, read = desk.look()
+            landed, read = zone.look()
             counts = {"landed": (landed, self._wanted), "in the table": (read, self._wanted)}
             self._stage.audience.progress(counts, tick - begun)
             self._strike(landed)

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import sidecar
 from sidecar.demo.children import Child
-from sidecar.demo.desk import ask_status
+from sidecar.demo.evidence import ask_status
 from sidecar.demo.stream import TOPIC, WANTED_TAGS, poisonous
 from sidecar.errors import UnavailableError
 

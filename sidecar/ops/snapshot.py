@@ -114,21 +114,27 @@ class IdsStatus:
 
 @dataclass(frozen=True, slots=True)
 class Activity:
-    """What was done since the start, for metrics; keys of the pairs are (group's label, result or verdict)."""
+    """What was done since the start, for metrics; keys of the pairs are (group's label, result or verdict).
 
-    groups: tuple[str, ...] = ()
+    No field has a default: a new metric is told by the daemon and by the pipeline on Spark, or mypy fails.
+    """
+
+    groups: tuple[str, ...]
     """Labels of the groups that are known before any message came."""
-    batches: Mapping[tuple[str, str], int] = field(default_factory=dict)
-    sends: Mapping[tuple[str, str], int] = field(default_factory=dict)
-    cuts: Mapping[str, int] = field(default_factory=dict)
-    commits: Mapping[str, int] = field(default_factory=dict)
-    rebalances: Mapping[str, int] = field(default_factory=dict)
-    snapshots: Mapping[str, int] = field(default_factory=dict)
-    ledger: Mapping[tuple[str, str], int] = field(default_factory=dict)
+    batches: Mapping[tuple[str, str], int]
+    sends: Mapping[tuple[str, str], int]
+    cuts: Mapping[str, int]
+    commits: Mapping[str, int]
+    rebalances: Mapping[str, int]
+    snapshots: Mapping[str, int]
+    ledger: Mapping[tuple[str, str], int]
     """By kind of transaction and result."""
-    twins_waiting: int = 0
-    send_seconds: Timings = NO_TIMINGS
-    commit_seconds: Timings = NO_TIMINGS
+    twins_waiting: int
+    send_seconds: Timings
+    commit_seconds: Timings
+
+
+NO_ACTIVITY = Activity((), {}, {}, {}, {}, {}, {}, {}, 0, NO_TIMINGS, NO_TIMINGS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +160,7 @@ class StatusSnapshot:
     retrying: tuple[RetryingGroup, ...] = ()
     blocking: tuple[BlockingGroup, ...] = ()
     dead_letters: int = 0
-    activity: Activity = Activity()
+    activity: Activity = NO_ACTIVITY
 
     @property
     def health(self) -> Health:

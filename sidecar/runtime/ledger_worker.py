@@ -148,7 +148,7 @@ class LedgerWorker:
 def open_ledger_worker(
     settings: LedgerSettings | None, group: str, keys_max: int, folder: Path, inbox: Inbox[ClaimAnswered]
 ) -> LedgerWorker | None:
-    """The desk of the ledger that is configured; None when none is. It connects when it is first asked.
+    """The worker of the configured ledger, or None without a ledger. It connects when it is first asked.
 
     Args:
         settings: The ledger's section.

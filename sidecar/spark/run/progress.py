@@ -16,7 +16,7 @@ from sidecar.core.books import BOOKS, Books
 from sidecar.core.records import TopicPartition
 from sidecar.errors import SidecarError
 from sidecar.ops.health import Problem
-from sidecar.ops.snapshot import Activity, PartitionStatus, StatusSnapshot
+from sidecar.ops.snapshot import NO_TIMINGS, Activity, PartitionStatus, StatusSnapshot
 from sidecar.spark.reports import observed_rows, offsets_in, seconds
 from sidecar.spark.run.folder import RunFolder
 from sidecar.spark.run.letters import letters_in
@@ -116,10 +116,17 @@ class Tally:
     def activity(self) -> Activity:
         """What was done, as the status has it."""
         return Activity(
+            groups=(),
             batches=dict(self._batches),
             sends=dict(self._sends),
             cuts=dict(self._cuts),
             commits={"ok": self._commits} if self._commits else {},
+            rebalances={},
+            snapshots={},
+            ledger={},
+            twins_waiting=0,
+            send_seconds=NO_TIMINGS,
+            commit_seconds=NO_TIMINGS,
         )
 
 

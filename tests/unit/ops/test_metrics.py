@@ -15,6 +15,7 @@ from sidecar.ops.health import KINDS, STATES, Problem
 from sidecar.ops.metrics import Metrics
 from sidecar.ops.page import page
 from sidecar.ops.snapshot import (
+    NO_ACTIVITY,
     Activity,
     BlockingGroup,
     PartitionStatus,
@@ -151,7 +152,7 @@ def test_health_is_told_as_a_word_and_each_problem_with_its_next_step() -> None:
 
 def test_series_stand_at_0_before_their_first_event() -> None:
     """Prometheus sees no increase in a series that appears with its first event: known values are there before it."""
-    idle = replace(snapshot(), activity=Activity(groups=("paid",)), intake_stopped=(), problems=())
+    idle = replace(snapshot(), activity=replace(NO_ACTIVITY, groups=("paid",)), intake_stopped=(), problems=())
     found = samples(idle)
     for name, labels in (
         ("sidecar_batches_total", {"group": "paid", "result": "dead_lettered"}),
@@ -164,7 +165,7 @@ def test_series_stand_at_0_before_their_first_event() -> None:
     ):
         assert value(found, name, **labels) == 0
     # A group that nobody knew before has all of its values with its first one.
-    found = samples(replace(idle, activity=Activity(sends={("new", "ack"): 1})))
+    found = samples(replace(idle, activity=replace(NO_ACTIVITY, sends={("new", "ack"): 1})))
     assert value(found, "sidecar_sends_total", group="new", verdict="retry") == 0
     assert value(found, "sidecar_batches_total", group="new", result="dead_lettered") == 0
     assert value(found, "sidecar_start_time_seconds") == 1740830400
@@ -216,7 +217,7 @@ def test_a_group_that_is_not_utf8_is_told_percent_encoded() -> None:
     """A tag of any bytes makes a label that Prometheus can read."""
     tally = Tally()
     tally.add("caf\udce9", "ack")
-    now = replace(snapshot(), activity=Activity(sends=tally.counts()))
+    now = replace(snapshot(), activity=replace(NO_ACTIVITY, sends=tally.counts()))
     assert value(samples(now), "sidecar_sends_total", group="caf%E9", verdict="ack") == 1
 
 

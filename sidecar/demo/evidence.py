@@ -1,4 +1,4 @@
-"""Reads what the receiver stored and what the daemon tells of itself. Starts and changes nothing."""
+"""Reads the evidence: what the receiver stored, the daemon's status, its dead letters. Starts and changes nothing."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ TIMEOUT_S = 2.0
 LETTERS_MAX = 100_000
 
 
-class ReceiverDesk:
-    """The receiver's database.
+class ReceiverDatabase:
+    """What the receiver stored, by its database.
 
     Args:
         path: Its file; the receiver must have made it.

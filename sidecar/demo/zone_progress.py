@@ -7,8 +7,8 @@ from pathlib import Path
 from sidecar.zone import Tail, acknowledged
 
 
-class ZoneDesk:
-    """A landing zone, by its manifest.
+class ZoneProgress:
+    """How far writers and consumer of a landing zone came, by its manifests.
 
     Args:
         zone: Its folder; it may be missing still.
