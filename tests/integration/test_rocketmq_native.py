@@ -110,10 +110,10 @@ def test_where_a_queue_begins_anew_outlasts_a_late_commit(node: RocketMqNode, so
         other = Mark(offset=0, position=1, stored_ms=1)
         for tp in cluster.queues:
             cluster.marks.read(tp, other)
-        assert {one.tp for one in cluster.rewind()} == set(cluster.queues)
+        assert {start.tp for start in cluster.rewinds.commit()} == set(cluster.queues)
         node.commit(bodies.group, bodies.topic, 3, 7)
-        assert not cluster.keeps_rewound()
-        assert cluster.keeps_rewound()
+        assert not cluster.rewinds.are_kept()
+        assert cluster.rewinds.are_kept()
         assert node.committed(bodies.group, bodies.topic, QUEUES) == dict.fromkeys(range(QUEUES), 0)
     finally:
         cluster.close()

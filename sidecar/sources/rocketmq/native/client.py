@@ -146,7 +146,7 @@ class NativeClient:
 
     def _rewind(self) -> bool:
         """Commit the starts of replaced queues; whether the brokers have confirmed all of them."""
-        rewound = self._cluster.rewind()
+        rewound = self._cluster.rewinds.commit()
         for tp, offset, has_older in rewound:
             fields = {**tp.fields(), "offset": offset}
             if has_older:
@@ -155,7 +155,7 @@ class NativeClient:
             else:
                 action = f"going on at {offset}, the first message"
                 self._tell("topic.recreated", "warning", fields | {"action": action})
-        return not rewound and self._cluster.keeps_rewound()
+        return not rewound and self._cluster.rewinds.are_kept()
 
     # The child
 

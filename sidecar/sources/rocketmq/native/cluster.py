@@ -8,20 +8,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from typing import NamedTuple
 
 from sidecar.config.source import RocketMqSource as RocketMqSettings
 from sidecar.core.records import TopicPartition
 from sidecar.sources.rocketmq.config import sign_of
 from sidecar.sources.rocketmq.native.marks import Marks, mark_at
-from sidecar.sources.rocketmq.progress import Mark
-from sidecar.sources.rocketmq.remoting.joining import (
-    ASK_TIMEOUT_S,
-    BROKER_HINT,
-    await_routes,
-    unavailable,
-    unless_refused,
-)
+from sidecar.sources.rocketmq.native.rewinds import Rewinds
+from sidecar.sources.rocketmq.remoting.brokers import Brokers
+from sidecar.sources.rocketmq.remoting.joining import BROKER_HINT, await_routes, unavailable, unless_refused
 from sidecar.sources.rocketmq.remoting.routes import Routes
 from sidecar.sources.rocketmq.wire.codes import Code
 from sidecar.sources.rocketmq.wire.frames import Frame, ProtocolError
@@ -29,15 +23,6 @@ from sidecar.sources.rocketmq.wire.network import Ask, Network, NoAnswerError, R
 from sidecar.sources.rocketmq.wire.requests import Asks, Subscription, commit_waves, read_offset
 
 ASK_AGAIN_S = 0.5
-
-
-class Rewound(NamedTuple):
-    """The start of a queue that was replaced."""
-
-    tp: TopicPartition
-    offset: int
-    has_older: bool
-    """Whether older messages that were read are still there: then the queue lost its end and is not new."""
 
 
 class Cluster:
@@ -55,12 +40,12 @@ class Cluster:
         self._network = Network(sign_of(settings), None, lambda frame: None)
         self._ask_at_s = 0.0
         self._routes = Routes(self._network, self.asks, settings.name_servers.split(","), settings.topics)
+        self._brokers = Brokers(self._network, self.asks, self._routes.link)
         self.marks = Marks(self.asks, self._routes.link)
+        self.rewinds = Rewinds(self.asks, self._brokers, self.marks)
         self._names: dict[str, str] = {}
         """Names of brokers, by their addresses in `_named_of`."""
         self._named_of: Mapping[str, str] = {}
-        self._rewound: dict[TopicPartition, int] = {}
-        """Commits of `rewind` that brokers have not confirmed yet."""
 
     def open(self) -> None:
         """Find the topics, and commit the start of a new group.
@@ -94,7 +79,7 @@ class Cluster:
             if committed:
                 self._note(committed)
                 return ""
-            starts = self._ask([(tp, self._start(tp)) for tp in answers])
+            starts = self._ask([(tp, _ask_start(self.asks, tp, self._settings.start)) for tp in answers])
             for tps in commit_waves(starts):
                 self._ask([(tp, self.asks.commit(tp, read_offset(starts[tp]))) for tp in tps])
         except (NoAnswerError, ProtocolError) as error:
@@ -105,86 +90,26 @@ class Cluster:
 
     def _note(self, committed: Mapping[TopicPartition, int]) -> None:
         """Note the message before each committed offset as read."""
-        asks = [(tp, self._before(tp, offset)) for tp, offset in committed.items() if offset > 0]
-        for (tp, _), frame in zip(asks, self._answers(asks), strict=True):
+        asks = [
+            (tp, self.asks.pull(tp, offset - 1, Subscription(tp.topic), messages_max=1))
+            for tp, offset in committed.items()
+            if offset > 0
+        ]
+        for (tp, _), frame in zip(asks, self._brokers.ask(asks), strict=True):
             mark = mark_at(committed[tp] - 1, frame) if frame is not None else None
             if mark is not None:
                 self.marks.read(tp, mark)
 
-    def _before(self, tp: TopicPartition, offset: int) -> Ask:
-        return self.asks.pull(tp, offset - 1, Subscription(tp.topic), messages_max=1)
-
-    def _start(self, tp: TopicPartition) -> Ask:
-        if isinstance(self._settings.start, int):
-            return self.asks.at_time(tp, self._settings.start)
-        return self.asks.low(tp) if self._settings.start == "earliest" else self.asks.high(tp)
-
     def _ask(self, asks: list[tuple[TopicPartition, Ask]]) -> dict[TopicPartition, Frame]:
-        answers = zip(asks, self._answers(asks), strict=True)
-        found = {tp: frame for (tp, _), frame in answers if frame is not None}
-        for tp, frame in found.items():
+        answers = zip(asks, self._brokers.ask(asks), strict=True)
+        frames = {tp: frame for (tp, _), frame in answers if frame is not None}
+        for tp, frame in frames.items():
             if frame.code not in (Code.SUCCESS, Code.QUERY_NOT_FOUND):
                 raise RefusedError(frame, self._routes.addresses[tp.broker])
-        if not found:
+        if not frames:
             links = self._routes.brokers().values()
             raise NoAnswerError("; ".join(f"{link.address}: {link.problem or 'no answer'}" for link in links))
-        return found
-
-    def _answers(self, asks: list[tuple[TopicPartition, Ask]]) -> list[Frame | None]:
-        links = self._routes.brokers()
-        if any(tp.broker not in links for tp, _ in asks):
-            return [None] * len(asks)
-        return self._network.ask_all([(links[tp.broker], ask) for tp, ask in asks], ASK_TIMEOUT_S)
-
-    # Recreated topics
-
-    def rewind(self) -> list[Rewound]:
-        """Commit the starts of replaced queues; no reader may run meanwhile.
-
-        Queues whose broker does not answer are left out, and found again.
-        """
-        starts: dict[TopicPartition, Mark | None] = {}
-        marks = self.marks.by_queue()
-        asks = [(tp, self.marks.of(tp, mark)) for tp in marks for mark in marks[tp]]
-        answers = iter(self._answers(asks))
-        for tp in marks:
-            told = [(mark, frame and mark.stands(frame)) for mark, frame in zip(marks[tp], answers, strict=False)]
-            if told[0][1] is False and None not in (stands for _, stands in told):
-                starts[tp] = next((mark for mark, stands in told if stands), None)
-        lows = zip(starts, self._answers([(tp, self.asks.low(tp)) for tp in starts]), strict=True)
-        found = [
-            Rewound(tp, max(read_offset(frame), mark.offset + 1 if (mark := starts[tp]) else 0), mark is not None)
-            for tp, frame in lows
-            if frame is not None and frame.code == Code.SUCCESS
-        ]
-        taken = self._commit({one.tp: one.offset for one in found})
-        self._rewound |= taken
-        self.marks.forget(taken)
-        return [one for one in found if one.tp in taken]
-
-    def keeps_rewound(self) -> bool:
-        """Whether brokers have the commits of `rewind`; missing ones are committed again.
-
-        A broker may process the last commits of a killed reader later, and may forget offsets while a topic is deleted.
-        """
-        asks = [(tp, self.asks.committed(tp)) for tp in self._rewound]
-        kept = {
-            tp: read_offset(frame) if frame.code == Code.SUCCESS else -1
-            for (tp, _), frame in zip(asks, self._answers(asks), strict=True)
-            if frame is not None
-        }
-        self._rewound = {tp: self._rewound[tp] for tp, offset in kept.items() if offset != self._rewound[tp]}
-        self._rewound = self._commit(self._rewound)
-        return not self._rewound
-
-    def _commit(self, offsets: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
-        """Commit; return the offsets that were accepted."""
-        taken: dict[TopicPartition, int] = {}
-        for tps in commit_waves(offsets):
-            answers = self._answers([(tp, self.asks.commit(tp, offsets[tp])) for tp in tps])
-            codes = [frame.code if frame else None for frame in answers]
-            taken |= {tp: offsets[tp] for tp, code in zip(tps, codes, strict=True) if code == Code.SUCCESS}
-        return taken
+        return frames
 
     # While messages arrive
 
@@ -209,7 +134,7 @@ class Cluster:
         """The name of the broker at an address, or the address if it is unknown."""
         if self._routes.addresses is not self._named_of:
             self._named_of = self._routes.addresses
-            self._names = {at: name for name, at in self._named_of.items()}
+            self._names = {known: name for name, known in self._named_of.items()}
         return self._names.get(address, address)
 
     @property
@@ -220,9 +145,16 @@ class Cluster:
     def problems(self) -> Mapping[str, str]:
         """Present problems: a key, and a sentence."""
         links = self._routes.brokers().items()
-        found = {name: f"{link.address}: {link.problem}" for name, link in links if link.problem}
-        return found | ({"name servers": self._routes.problem} if self._routes.problem else {})
+        problems = {name: f"{link.address}: {link.problem}" for name, link in links if link.problem}
+        return problems | ({"name servers": self._routes.problem} if self._routes.problem else {})
 
     def close(self) -> None:
         """Disconnect."""
         self._network.close()
+
+
+def _ask_start(asks: Asks, tp: TopicPartition, start: str | int) -> Ask:
+    """The request for the offset where a new group begins to read a queue."""
+    if isinstance(start, int):
+        return asks.at_time(tp, start)
+    return asks.low(tp) if start == "earliest" else asks.high(tp)

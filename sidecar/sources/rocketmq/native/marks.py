@@ -50,34 +50,34 @@ class Marks:
 
     def read(self, tp: TopicPartition, mark: Mark) -> None:
         """Note a message that was handed over."""
-        one = self._queues.get(tp) or self._queues.setdefault(tp, _Queue())
-        if not one.marks:
-            one.marks = (mark,)
-        if one.newest is None or mark.offset > one.newest.offset:
-            one.newest = mark
+        queue = self._queues.get(tp) or self._queues.setdefault(tp, _Queue())
+        if not queue.marks:
+            queue.marks = (mark,)
+        if queue.newest is None or mark.offset > queue.newest.offset:
+            queue.newest = mark
 
     def ask(self, now_s: float) -> None:
         """Send the requests that are due, without waiting."""
-        for tp, one in self._queues.items():
-            due_s = one.asked_s + (READ_S if one.newest else IDLE_S)
-            link = self._link_of(tp.broker) if now_s >= due_s and not one.asked else None
+        for tp, queue in self._queues.items():
+            due_s = queue.asked_s + (READ_S if queue.newest else IDLE_S)
+            link = self._link_of(tp.broker) if now_s >= due_s and not queue.asked else None
             if link is not None and link.is_up:
-                one.asked, one.asked_s = True, now_s
-                link.ask(self.of(tp, one.marks[0]), self._answered(tp, one), ANSWER_S)
+                queue.asked, queue.asked_s = True, now_s
+                link.ask(self.of(tp, queue.marks[0]), self._answered(tp, queue), ANSWER_S)
 
-    def _answered(self, tp: TopicPartition, one: _Queue) -> Callable[[Frame | None], None]:
-        mark, newest = one.marks[0], one.newest
+    def _answered(self, tp: TopicPartition, queue: _Queue) -> Callable[[Frame | None], None]:
+        mark, newest = queue.marks[0], queue.newest
 
         def take(frame: Frame | None) -> None:
-            one.asked = False
+            queue.asked = False
             stands = None if frame is None else mark.stands(frame)
-            if self._queues.get(tp) is not one or stands is None:
+            if self._queues.get(tp) is not queue or stands is None:
                 return
             if not stands:
                 self.replaced.add(tp)
             elif newest is not None:
-                one.marks = with_newest(one.marks, newest)
-                one.newest = None if one.newest == newest else one.newest
+                queue.marks = with_newest(queue.marks, newest)
+                queue.newest = None if queue.newest == newest else queue.newest
 
         return take
 
@@ -87,7 +87,7 @@ class Marks:
 
     def by_queue(self) -> dict[TopicPartition, tuple[Mark, ...]]:
         """The marks of all queues, the newest first."""
-        return {tp: one.marks for tp, one in self._queues.items()}
+        return {tp: queue.marks for tp, queue in self._queues.items()}
 
     def forget(self, tps: Iterable[TopicPartition]) -> None:
         """Drop the marks of these queues, which start anew."""
@@ -100,5 +100,5 @@ def mark_at(offset: int, frame: Frame) -> Mark | None:
     """The mark of the message at this offset in an answer."""
     if frame.code != Code.SUCCESS:
         return None
-    found = [one for one in as_stored(frame.body) if one.offset <= offset]
-    return Mark(offset, found[-1].position, found[-1].stored_ms) if found else None
+    messages = [message for message in as_stored(frame.body) if message.offset <= offset]
+    return Mark(offset, messages[-1].position, messages[-1].stored_ms) if messages else None

@@ -103,7 +103,7 @@ class ChildProcess:
             poll.register(self._to, select.POLLOUT)
         poll.poll(timeout_s * 1000)
         self._flush()
-        found: list[tuple[Kind, bytes]] = []
+        received: list[tuple[Kind, bytes]] = []
         taken = 0
         while taken < READ_BYTES_MAX:
             try:
@@ -114,9 +114,9 @@ class ChildProcess:
                 self.problem = f"ended ({self._end()})"
                 break
             taken += len(data)
-            found += self._frames.feed(data)
+            received += self._frames.feed(data)
         self._watch(bool(taken))
-        return found
+        return received
 
     def _watch(self, has_spoken: bool) -> None:
         now_s = time.monotonic()

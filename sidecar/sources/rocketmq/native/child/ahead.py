@@ -82,18 +82,18 @@ class Ahead:
             while self._held_bytes <= self._bytes_max:
                 now_s = time.monotonic()
                 self._give_up(now_s)
-                awaited = sum(one.nbytes for one in self._awaited.values())
+                awaited = sum(answer.nbytes for answer in self._awaited.values())
                 if not (awaited and patience_s) or self._held_bytes + awaited + nbytes <= self._bytes_max:
                     if patience_s:
                         self._awaited[queue] = _Awaited(now_s + patience_s, nbytes)
                     return True
-                self._changed.wait(min(one.until_s for one in self._awaited.values()) - now_s)
+                self._changed.wait(min(answer.until_s for answer in self._awaited.values()) - now_s)
             return False
 
     def _give_up(self, now_s: float) -> None:
         """What has not come waits for its first message: nothing is kept free for it."""
-        for queue, one in list(self._awaited.items()):
-            if one.until_s <= now_s:
+        for queue, answer in list(self._awaited.items()):
+            if answer.until_s <= now_s:
                 del self._awaited[queue]
                 self._patience_s[queue] = 0.0
 

@@ -81,17 +81,17 @@ def pack_message(message: Message) -> bytes:
 
 def unpack_messages(payload: bytes) -> list[Message]:
     """The messages that `pack_message` packed, one behind the other."""
-    found, at = [], 0
-    while at < len(payload):
-        *facts, topic, place, properties, body = _MESSAGE.unpack_from(payload, at)
-        topic_at = at + _MESSAGE.size
-        place_at = topic_at + topic
-        properties_at = place_at + place
-        body_at = properties_at + properties
-        at = body_at + body
-        texts = payload[topic_at:place_at], payload[place_at:properties_at], payload[properties_at:body_at]
-        found.append(Message._make([*facts, *texts, payload[body_at:at]]))
-    return found
+    messages, begin = [], 0
+    while begin < len(payload):
+        *facts, topic_bytes, id_bytes, properties_bytes, body_bytes = _MESSAGE.unpack_from(payload, begin)
+        topic_at = begin + _MESSAGE.size
+        id_at = topic_at + topic_bytes
+        properties_at = id_at + id_bytes
+        body_at = properties_at + properties_bytes
+        begin = body_at + body_bytes
+        texts = payload[topic_at:id_at], payload[id_at:properties_at], payload[properties_at:body_at]
+        messages.append(Message._make([*facts, *texts, payload[body_at:begin]]))
+    return messages
 
 
 class Frames:
@@ -103,17 +103,17 @@ class Frames:
     def feed(self, data: bytes) -> Iterator[tuple[Kind, bytes]]:
         """The frames that are whole by now."""
         self._data += data
-        at = 0
-        while len(self._data) - at >= _HEAD.size:
-            length, kind = _HEAD.unpack_from(self._data, at)
-            end = at + _HEAD.size + length
+        begin = 0
+        while len(self._data) - begin >= _HEAD.size:
+            length, kind = _HEAD.unpack_from(self._data, begin)
+            end = begin + _HEAD.size + length
             if len(self._data) < end:
                 break
             with memoryview(self._data) as view:
-                payload = bytes(view[at + _HEAD.size : end])
-            at = end
+                payload = bytes(view[begin + _HEAD.size : end])
+            begin = end
             yield Kind(kind), payload
-        del self._data[:at]
+        del self._data[:begin]
 
 
 def write_all(fd: int, data: bytes) -> None:

@@ -87,13 +87,13 @@ def load(folder: Path) -> Any:
     Raises:
         LibraryError: One of them is missing, or cannot be loaded.
     """
-    found = folder / LIBRARY / "rocketmq" / "librocketmq.so"
+    library = folder / LIBRARY / "rocketmq" / "librocketmq.so"
     package = folder / CLIENT
-    if not found.is_file() or not (package / "rocketmq" / "client.py").is_file():
-        raise LibraryError(f"{folder} has no {LIBRARY if not found.is_file() else CLIENT}")
+    if not library.is_file() or not (package / "rocketmq" / "client.py").is_file():
+        raise LibraryError(f"{folder} has no {LIBRARY if not library.is_file() else CLIENT}")
     loader, find = ctypes.cdll, ctypes.util.find_library
     ctypes.cdll = ctypes.LibraryLoader(_Lenient)
-    ctypes.util.find_library = lambda name: str(found)
+    ctypes.util.find_library = lambda name: str(library)
     sys.path.insert(0, str(package))
     try:
         import rocketmq.client
@@ -133,19 +133,19 @@ class Reader:
 
     def read(self, number: int, handle: int) -> Message:
         """A message that the library handed over, under this number."""
-        flag, topic, body, offset, born_ms, stored_ms, queue, _, times, place = _LAYOUT.unpack_from(_MEMORY, handle)
+        flag, topic, body, offset, born_ms, stored_ms, queue, _, times, id_text = _LAYOUT.unpack_from(_MEMORY, handle)
         return Message(
             number, queue, offset, born_ms, stored_ms, times, flag,
-            _text(topic), _text(place), self.properties(handle), _text(body),
+            _text(topic), _text(id_text), self.properties(handle), _text(body),
         )  # fmt: skip
 
     def properties(self, handle: int) -> bytes:
         """All properties, in the order of their names."""
         text = ctypes.c_void_p()
         self._joined(ctypes.byref(text), handle + _PROPERTIES_AT)
-        found = _text(text.value or 0)
+        copied = _text(text.value or 0)
         self._free_text(ctypes.byref(text))
-        return found
+        return copied
 
     def check(self) -> None:
         """Make a message of every kind, and read it; compare where fields are with what the library says.
@@ -160,39 +160,39 @@ class Reader:
                 dll.SetMessageProperty(handle, name.encode(), value)
             dll.SetByteMessageBody(handle, body, len(body))
             pairs = set(self.properties(handle).split(b"\2"))
-            _, topic, at, *_ = _LAYOUT.unpack(ctypes.string_at(handle, _TEXTS_END).ljust(_MESSAGE_BYTES))
-            whole = _text(at) == body and _text(topic) == b"topic"
+            _, topic, address, *_ = _LAYOUT.unpack(ctypes.string_at(handle, _TEXTS_END).ljust(_MESSAGE_BYTES))
+            whole = _text(address) == body and _text(topic) == b"topic"
             dll.DestroyMessage(handle)
             if not whole or not {b"TAGS\1paid", b"colour\1rot", b"empty\1"} <= pairs:
                 raise LibraryError(wrong)
         sample = ctypes.create_string_buffer(bytes(range(_MESSAGE_BYTES)), _MESSAGE_BYTES)
-        told = [field(ctypes.addressof(sample)) for field in self._fields]
-        texts = [ctypes.c_void_p.from_address(at).value for at in told[-_TEXTS:]]
-        if (*told[:-_TEXTS], *texts) != _in_order(_LAYOUT.unpack(sample.raw)):
+        values = [field(ctypes.addressof(sample)) for field in self._fields]
+        texts = [ctypes.c_void_p.from_address(address).value for address in values[-_TEXTS:]]
+        if (*values[:-_TEXTS], *texts) != _in_order(_LAYOUT.unpack(sample.raw)):
             raise LibraryError(wrong)
 
 
 def _in_order(fields: tuple[int, ...]) -> tuple[int, ...]:
     """The fields of `_LAYOUT` in the order of `_FIELDS`."""
-    flag, topic, body, offset, born_ms, stored_ms, queue, size, times, place = fields
-    return queue, offset, born_ms, stored_ms, times, flag, size, topic, place, body
+    flag, topic, body, offset, born_ms, stored_ms, queue, size, times, id_text = fields
+    return queue, offset, born_ms, stored_ms, times, flag, size, topic, id_text, body
 
 
 def _bound(dll: Any, symbol: str, result: Any, *arguments: Any) -> Callable[..., Any]:
-    found = dll[symbol]  # a new object each time: what others bind is left alone
-    found.restype, found.argtypes = result, arguments
-    return found  # type: ignore[no-any-return]
+    function = dll[symbol]  # a new object each time: what others bind is left alone
+    function.restype, function.argtypes = result, arguments
+    return function  # type: ignore[no-any-return]
 
 
-def _text(at: int) -> bytes:
+def _text(begin: int) -> bytes:
     """The text of a `std::string` that points to this address."""
-    end = at + _LENGTH.unpack_from(_MEMORY, at + _STRING_LENGTH_AT)[0]
-    return _MEMORY[at:end]  # type: ignore[return-value]  # of an array of characters it is bytes
+    end = begin + _LENGTH.unpack_from(_MEMORY, begin + _STRING_LENGTH_AT)[0]
+    return _MEMORY[begin:end]  # type: ignore[return-value]  # of an array of characters it is bytes
 
 
 def _begin_and_end(vector: int) -> tuple[int, int]:
     """Of a `std::vector`."""
-    begin, end = (ctypes.c_void_p.from_address(vector + at).value or 0 for at in (0, 8))
+    begin, end = (ctypes.c_void_p.from_address(vector + half).value or 0 for half in (0, 8))
     return begin, end
 
 
@@ -218,7 +218,7 @@ class Listener:
         kind = ctypes.CFUNCTYPE(number, pointer)(lambda _: _CONCURRENTLY)
         consumed = ctypes.CFUNCTYPE(number, pointer, pointer)(consume)
         self._functions = nothing, nothing, consumed, kind
-        self._table = (pointer * 4)(*(ctypes.cast(one, pointer).value for one in self._functions))
+        self._table = (pointer * 4)(*(ctypes.cast(function, pointer).value for function in self._functions))
         self._object = (pointer * 8)(ctypes.addressof(self._table))
         _method(dll, "23registerMessageListenerEPNS_17MQMessageListenerE", pointer)(
             consumer, ctypes.addressof(self._object)
@@ -264,8 +264,8 @@ def check_layout(consumer: int) -> None:
     Raises:
         LibraryError: It is not.
     """
-    for at, value in ((_AHEAD_AT, _AHEAD_MAX), (_PULL_TIMEOUT_AT, _PULL_TIMEOUT_MS)):
-        if ctypes.c_int.from_address(consumer + at).value != value:
+    for field_at, value in ((_AHEAD_AT, _AHEAD_MAX), (_PULL_TIMEOUT_AT, _PULL_TIMEOUT_MS)):
+        if ctypes.c_int.from_address(consumer + field_at).value != value:
             raise LibraryError("the library's consumer is not the one of rocketmq 0.4.4")
 
 

@@ -30,23 +30,23 @@ def replace(library: Any, symbol: str, function: Any) -> None:
     Raises:
         LookupError: The library does not call it by its name.
     """
-    found = ctypes.POINTER(_LinkMap)()
-    ctypes.CDLL(None).dlinfo(ctypes.c_void_p(library._handle), _RTLD_DI_LINKMAP, ctypes.byref(found))
-    base, facts = found.contents.base, dict(_entries(found.contents.dynamic))
+    loaded = ctypes.POINTER(_LinkMap)()
+    ctypes.CDLL(None).dlinfo(ctypes.c_void_p(library._handle), _RTLD_DI_LINKMAP, ctypes.byref(loaded))
+    base, facts = loaded.contents.base, dict(_entries(loaded.contents.dynamic))
     names, symbols, jumps = (facts[tag] + (0 if facts[tag] >= base else base) for tag in (_NAMES, _SYMBOLS, _JUMPS))
-    for place, info, _ in _JUMP.iter_unpack(ctypes.string_at(jumps, facts[_JUMPS_BYTES])):
+    for slot, info, _ in _JUMP.iter_unpack(ctypes.string_at(jumps, facts[_JUMPS_BYTES])):
         name = ctypes.c_uint32.from_address(symbols + (info >> 32) * _SYMBOL_BYTES).value
         if ctypes.string_at(names + name) == symbol.encode():
-            ctypes.c_void_p.from_address(base + place).value = ctypes.cast(function, ctypes.c_void_p).value
+            ctypes.c_void_p.from_address(base + slot).value = ctypes.cast(function, ctypes.c_void_p).value
             return
     raise LookupError(symbol)
 
 
-def _entries(at: int) -> Iterator[tuple[int, int]]:
+def _entries(address: int) -> Iterator[tuple[int, int]]:
     while True:
-        tag, value = _ENTRY.unpack(ctypes.string_at(at, _ENTRY.size))
+        tag, value = _ENTRY.unpack(ctypes.string_at(address, _ENTRY.size))
         if not tag:
             return
         if tag in (_JUMPS_BYTES, _NAMES, _SYMBOLS, _JUMPS):
             yield tag, value
-        at += _ENTRY.size
+        address += _ENTRY.size
