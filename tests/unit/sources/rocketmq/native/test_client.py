@@ -75,8 +75,11 @@ def test_what_came_while_it_connected_is_taken_before_anything_else(tmp_path: Pa
         {"client": "native", "native_path": str(tmp_path), "name_servers": "a:1", "group": "g", "topics": ["t"]}
     )
     client = NativeClient(settings, "*", 1, tmp_path / "home", lambda name, level, fields: None)
-    client._child = Mock(problem="", read=lambda timeout_s: [(Kind.MESSAGES, pack_message(MESSAGE))])
-    client._cluster = Mock(is_away=False, marks=Mock(replaced={}), broker_at=lambda address: "b")
-    client._early = [client._handed(MESSAGE._replace(number=number)) for number in (1, 2)]
+    child = Mock(problem="", read=lambda timeout_s: [(Kind.MESSAGES, pack_message(MESSAGE))])
+    client._children.child = child
+    client._cluster = client._messages._cluster = Mock(
+        is_away=False, marks=Mock(replaced={}), broker_at=lambda address: "b"
+    )
+    client._early = [client._messages.handed(MESSAGE._replace(number=number)) for number in (1, 2)]
     assert [one.handle for one in client.receive(0)] == [1, 2]
     assert [one.handle for one in client.receive(0)] == [MESSAGE.number]
