@@ -15,8 +15,8 @@ from sidecar.sources.rocketmq.leased import source
 from sidecar.sources.rocketmq.leased.exchange import Exchange
 from sidecar.sources.rocketmq.leased.held import handles_of
 from sidecar.sources.rocketmq.leased.kept import Placement
+from sidecar.sources.rocketmq.leased.members import Awaited, Members
 from sidecar.sources.rocketmq.leased.settled import Settled
-from sidecar.sources.rocketmq.leased.slot import Slot
 from sidecar.sources.rocketmq.leased.source import LeasedSource
 from tests.simulation.fifo import run_fifo
 from tests.simulation.leased import run_leased
@@ -76,7 +76,7 @@ def acknowledge_early(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def forget_members(monkeypatch: pytest.MonkeyPatch) -> None:
     """Keep an intent without its members."""
-    monkeypatch.setattr(Slot, "_record", lambda self, state: {})
+    monkeypatch.setattr(Members, "record", lambda self, state, held: {})
 
 
 def forget_what_is_settled(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,7 +91,7 @@ def trust_unique_keys(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def take_what_comes_again_for_new(monkeypatch: pytest.MonkeyPatch) -> None:
     """Give what was in flight a new name."""
-    monkeypatch.setattr(Slot, "collect", lambda self, message: False)
+    monkeypatch.setattr(Awaited, "collect", lambda self, message: False)
 
 
 @pytest.mark.parametrize(

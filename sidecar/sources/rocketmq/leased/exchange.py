@@ -77,12 +77,12 @@ class Exchange:
         now_s = self._clock()
         if now_s >= self._next_s:
             self._next_s = now_s + EVERY_S
-            missed = list(islice(chain.from_iterable(slot.missed for slot in slots), MISSED_MAX))
+            missed = list(islice(chain.from_iterable(slot.awaited.missed for slot in slots), MISSED_MAX))
             self._place.exchange(self._group, missed, self._given(known, settled))
-        found = last.found if last is not None else {}
+        texts = last.found if last is not None else {}
         for slot in slots:
-            slot.give_up([identity for identity, text in found.items() if text == SETTLED])
-        return [one for identity, text in found.items() for one in _unpacked(identity, text, slots)]
+            slot.give_up([identity for identity, text in texts.items() if text == SETTLED])
+        return [message for identity, text in texts.items() for message in _unpacked(identity, text, slots)]
 
     def _given(self, known: Mapping[bytes, Taken], settled: Settled) -> dict[bytes, bytes]:
         given, size = {}, 0
@@ -123,5 +123,5 @@ def _unpacked(identity: bytes, text: bytes, slots: Sequence[Slot]) -> list[Hande
         one = unpacked(text)
     except ValueError:  # invalid, whatever wrote it
         return []
-    is_missed = any(identity in slot.missed for slot in slots)
+    is_missed = any(identity in slot.awaited.missed for slot in slots)
     return [one] if is_missed and identity_of(one) == identity else []

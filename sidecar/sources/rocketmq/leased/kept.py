@@ -65,7 +65,7 @@ def recover(
 
     A damaged one is left out: its message comes from the broker.
     """
-    missed = set().union(*(slot.missed for slot in earlier))
+    missed = set().union(*(slot.awaited.missed for slot in earlier))
     whole, placements = [], {}
     for text in kept:
         try:

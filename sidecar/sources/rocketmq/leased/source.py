@@ -194,7 +194,7 @@ class LeasedSource:
             if topic is None:
                 continue
             message = Taken(one, identity_of(one))
-            if topic.earlier and any(slot.collect(message) for slot in topic.earlier):
+            if topic.earlier and any(slot.awaited.collect(message) for slot in topic.earlier):
                 if placement := self._placements.pop(message.identity, None):
                     message.handed = placement.restore(one)
                 self._missed_s = 0.0
@@ -248,7 +248,7 @@ class LeasedSource:
         now_s = self._clock()
         elapsed_s, self._turned_s = now_s - self._turned_s, now_s
         topics = self._topics.values()
-        waiting = [slot for topic in topics for slot in topic.earlier if slot.awaits]
+        waiting = [slot for topic in topics for slot in topic.earlier if slot.awaited.count]
         # Full, and new messages are paused but recovery is not: only awaited messages can make room.
         is_stuck = any(topic.current.tp in self._paused for topic in topics) and any(
             slot.tp not in self._paused for slot in waiting
@@ -259,13 +259,13 @@ class LeasedSource:
         self._missed_s += min(elapsed_s, 1.0)
         if self._missed_s >= GONE_AFTER_S:
             for slot in waiting:
-                self._listener.event("members.gone", "warning", {**slot.tp.fields(), "count": slot.awaits})
-                slot.give_up(list(slot.missed))
+                self._listener.event("members.gone", "warning", {**slot.tp.fields(), "count": slot.awaited.count})
+                slot.give_up(list(slot.awaited.missed))
 
     def _hold_back(self) -> None:
         """Decide whether to receive: awaited messages are received even while full, because only they make room."""
         new, again = self._held.new, self._held.again
-        awaited = sum(slot.awaits for topic in self._topics.values() for slot in topic.earlier)
+        awaited = sum(slot.awaited.count for topic in self._topics.values() for slot in topic.earlier)
         idle = not awaited and all(topic.current.tp in self._paused for topic in self._topics.values())
         count_max = max(HELD_MAX - again.count - awaited, HELD_MAX // LEAST_SHARE)
         bytes_max = max(self._held_max_bytes - again.nbytes, self._held_max_bytes // LEAST_SHARE)

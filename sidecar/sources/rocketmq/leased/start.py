@@ -9,16 +9,16 @@ from typing import NamedTuple
 from sidecar.core.partition.state import LaneState, PartitionState
 from sidecar.core.records import TopicPartition
 from sidecar.sources.rocketmq.leased.columns import Taken
-from sidecar.sources.rocketmq.leased.slot import (
+from sidecar.sources.rocketmq.leased.members import (
     MEMBERS,
     ROWS,
     Member,
-    Slot,
     members_row,
     read_members,
     read_rows,
     rows_row,
 )
+from sidecar.sources.rocketmq.leased.slot import Slot
 from sidecar.sources.rocketmq.leased.unsettled import promised
 from sidecar.sources.rocketmq.progress import Progress
 from sidecar.state.interface import ProgressKey
@@ -56,11 +56,11 @@ class _Left(NamedTuple):
     def pending(self) -> PartitionState:
         """The state with only its intents: open messages are handed over again, as new ones."""
         lanes = {key: LaneState(None, lane.intents) for key, lane in self.state.lanes.items() if lane.intents}
-        ranges = [one for lane in lanes.values() for one in lane.intents]
-        ranges += [(one.first, one.last) for one in self.state.shared]
+        ranges = [intent for lane in lanes.values() for intent in lane.intents]
+        ranges += [(shared.first, shared.last) for shared in self.state.shared]
         if not ranges:
             return PartitionState(self.state.seen, self.state.seen)
-        first = min(one[0] for one in ranges)  # but numbers after the last were used too, and are never used again
+        first = min(first for first, _ in ranges)  # but numbers after the last were used too, and are never used again
         return PartitionState(first, self.state.seen, lanes, None, self.state.shared)
 
 
@@ -83,13 +83,13 @@ def start(
         keep: See `Slot`.
     """
     left, other_rules = _left(topic, rows, group, rules)
-    earlier = [one for one in left if one.pending.lanes or one.pending.shared]
+    earlier = [slot for slot in left if slot.pending.lanes or slot.pending.shared]
     newest = left[-1] if left else None
     if newest and newest not in earlier:
         seen = newest.state.seen
         current = Slot(newest.tp, newest.identity, rules, PartitionState(seen, seen), {}, resumed=True, kept=keep)
     else:
-        number = next(n for n in range(len(earlier) + 1) if all(one.tp.partition != n for one in earlier))
+        number = next(n for n in range(len(earlier) + 1) if all(slot.tp.partition != n for slot in earlier))
         begin = max(now_us, newest.state.seen if newest else 0)
         identity = Identity("", group, "", secrets.randbits(64))
         current = Slot(
@@ -103,12 +103,12 @@ def start(
         )
     slots, used = [], {ProgressKey.of(current.tp)}
     kept: list[str] = []
-    for one in earlier:
-        members = _members(one, rows)
-        slots.append(Slot(one.tp, one.identity, rules, one.pending, members, resumed=True, kept=keep))
-        used |= {ProgressKey.of(one.tp), *(members_row(one.tp, chunk) for chunk in members)}
-        used |= {rows_row(one.tp, chunk) for chunk in members}
-        kept += [text for chunk in members for text in read_rows(rows.get(rows_row(one.tp, chunk)))]
+    for slot in earlier:
+        members = _members(slot, rows)
+        slots.append(Slot(slot.tp, slot.identity, rules, slot.pending, members, resumed=True, kept=keep))
+        used |= {ProgressKey.of(slot.tp), *(members_row(slot.tp, chunk) for chunk in members)}
+        used |= {rows_row(slot.tp, chunk) for chunk in members}
+        kept += [text for chunk in members for text in read_rows(rows.get(rows_row(slot.tp, chunk)))]
     stale = [key for key in rows if key.topic == topic and _is_ours(key) and key not in used]
     return Start(current, slots, newest.tp if newest in earlier and newest else None, stale, other_rules, kept)
 
@@ -119,7 +119,7 @@ def _is_ours(key: ProgressKey) -> bool:
 
 def _left(topic: str, rows: Mapping[ProgressKey, str], group: str, rules: bytes) -> tuple[list[_Left], bool]:
     """The numberings that can be resumed, by number, and whether rules changed."""
-    found, other_rules = [], False
+    left, other_rules = [], False
     for key, text in rows.items():
         progress = Progress.load(text) if key.topic == topic and not key.label else None
         if progress is None:
@@ -128,20 +128,20 @@ def _left(topic: str, rows: Mapping[ProgressKey, str], group: str, rules: bytes)
         decoded = progress.decoded(identity, rules)
         other_rules |= decoded.origin is Origin.OTHER_RULES
         if decoded.origin is Origin.OURS and decoded.state is not None:
-            found.append(_Left(key.tp, identity, decoded.state))
-    return sorted(found, key=lambda one: one.state.seen), other_rules
+            left.append(_Left(key.tp, identity, decoded.state))
+    return sorted(left, key=lambda slot: slot.state.seen), other_rules
 
 
-def _members(one: _Left, rows: Mapping[ProgressKey, str]) -> dict[int, list[Member]]:
+def _members(slot: _Left, rows: Mapping[ProgressKey, str]) -> dict[int, list[Member]]:
     """The unsettled members of a numbering's intents, by row."""
-    found: dict[int, list[Member]] = {}
+    by_row: dict[int, list[Member]] = {}
     for key, text in rows.items():
-        if key[:2] != one.tp[:2] or not key.label.startswith(MEMBERS):
+        if key[:2] != slot.tp[:2] or not key.label.startswith(MEMBERS):
             continue
-        members = [member for member in read_members(text) if _is_promised(one.state, member)]
+        members = [member for member in read_members(text) if _is_promised(slot.state, member)]
         if members:
-            found[int(key.label.removeprefix(MEMBERS))] = members
-    return found
+            by_row[int(key.label.removeprefix(MEMBERS))] = members
+    return by_row
 
 
 def _is_promised(state: PartitionState, member: Member) -> bool:

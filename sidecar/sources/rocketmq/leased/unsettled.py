@@ -20,7 +20,7 @@ def promised(state: PartitionState, key: int | None) -> list[Range]:
     if key is None:
         return []
     lane = state.lanes.get(key)
-    shared = [(one.first, one.last) for one in state.shared if key not in one.excluded]
+    shared = [(intent.first, intent.last) for intent in state.shared if key not in intent.excluded]
     return [*lane.intents, *shared] if lane else shared
 
 
@@ -35,21 +35,21 @@ def unsettled(state: PartitionState, key: int | None) -> list[Range]:
     return sorted([*promised(state, key), (min(starts), END)])
 
 
-def within(messages: Sequence[Taken], one: Range, at: int = 0) -> tuple[int, int]:
-    """The slice of messages, by number, that a range covers; nothing before index `at`."""
-    start = bisect_left(messages, one[0], at, key=_NUMBER)
-    return start, bisect_right(messages, one[1], start, key=_NUMBER)
+def within(messages: Sequence[Taken], numbers: Range, begin: int = 0) -> tuple[int, int]:
+    """The slice of messages, by number, that a range covers; nothing before index `begin`."""
+    start = bisect_left(messages, numbers[0], begin, key=_NUMBER)
+    return start, bisect_right(messages, numbers[1], start, key=_NUMBER)
 
 
 def divide(messages: Sequence[Taken], ranges: Sequence[Range]) -> tuple[list[Taken], list[Taken]]:
     """Messages, by number, that the ranges cover, and the others."""
     inside: list[Taken] = []
     outside: list[Taken] = []
-    at = 0
-    for one in ranges:
-        start, stop = within(messages, one, at)
-        outside += messages[at:start]
+    begin = 0
+    for numbers in ranges:
+        start, stop = within(messages, numbers, begin)
+        outside += messages[begin:start]
         inside += messages[start:stop]
-        at = stop
-    outside += messages[at:]
+        begin = stop
+    outside += messages[begin:]
     return inside, outside

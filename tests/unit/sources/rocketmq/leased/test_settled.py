@@ -15,8 +15,8 @@ from sidecar.core.records import Place, Run
 from sidecar.errors import StateError
 from sidecar.sources.rocketmq.leased import settled
 from sidecar.sources.rocketmq.leased.columns import Taken, details_of, identity_of
+from sidecar.sources.rocketmq.leased.members import ROWS
 from sidecar.sources.rocketmq.leased.settled import Settled
-from sidecar.sources.rocketmq.leased.slot import ROWS
 from sidecar.sources.rocketmq.leased.unsettled import divide, unsettled
 from sidecar.state.interface import IdSegment, ProgressKey
 from sidecar.state.memory import MemoryState

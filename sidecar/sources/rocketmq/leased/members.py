@@ -1,0 +1,182 @@
+"""Members of intents: as rows of the state file, and awaited after a crash. No broker.
+
+A message that may have been sent must be known when it is handed over again, so that its part is the same.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import struct
+from collections.abc import Callable, Collection, Iterable, KeysView, Mapping
+from typing import NamedTuple
+
+import orjson
+
+from sidecar.core.partition.state import PartitionState
+from sidecar.core.records import TopicPartition
+from sidecar.sources.rocketmq.leased.columns import Taken
+from sidecar.sources.rocketmq.leased.unsettled import promised, within
+from sidecar.state.interface import ProgressKey
+
+MEMBERS = "members "
+ROWS = "rows "
+_MEMBER = struct.Struct("<QQ16s")
+
+
+class Member(NamedTuple):
+    """The stored form of a message of an intent."""
+
+    number: int
+    key: int
+    identity: bytes
+
+
+class Members:
+    """The rows of the state file that have the members of a numbering's intents.
+
+    Args:
+        tp: The numbering.
+        rows: Unsettled members from before a crash, by row.
+        kept: What the state file keeps of a message, so that its part is the same again; None keeps nothing.
+    """
+
+    def __init__(
+        self, tp: TopicPartition, rows: Mapping[int, list[Member]], kept: Callable[[Taken], str] | None
+    ) -> None:
+        self._tp = tp
+        self._kept = kept
+        self._unsettled = {chunk: len(members) for chunk, members in rows.items()}
+        """Number of unsettled members in each row."""
+        self._next_row = max(rows, default=-1) + 1
+        self._promised: set[tuple[int | None, int, int]] = set()
+
+    def record(self, state: PartitionState, held: Mapping[int | None, list[Taken]]) -> dict[ProgressKey, str]:
+        """The rows with the members of a state's new intents.
+
+        Args:
+            state: The state that is committed.
+            held: Unsettled messages, by group and number.
+        """
+        now = {(key, *intent) for key in held for intent in promised(state, key)}
+        members: list[Taken] = []
+        for key, first, last in now - self._promised:
+            start, stop = within(held[key], (first, last))
+            members += [message for message in held[key][start:stop] if message.chunk is None]
+        self._promised = now
+        if not members:
+            return {}
+        chunk, self._next_row = self._next_row, self._next_row + 1
+        self._unsettled[chunk] = 0
+        packed = bytearray()
+        for message in members:
+            if message.chunk is None:  # a message of two intents is named once
+                message.chunk = chunk
+                self._unsettled[chunk] += 1
+                packed += _MEMBER.pack(message.number, message.key, message.identity)
+        rows = {members_row(self._tp, chunk): base64.b64encode(packed).decode()}
+        if self._kept is not None:
+            rows[rows_row(self._tp, chunk)] = orjson.dumps([self._kept(message) for message in members]).decode()
+        return rows
+
+    def leave(self, chunks: Iterable[int | None]) -> None:
+        """Count members as settled or given up, by their row; None for a message of no intent."""
+        for chunk in chunks:
+            if chunk is not None:
+                self._unsettled[chunk] -= 1
+
+    def drop_empty(self) -> dict[ProgressKey, str]:
+        """The changes that remove the rows without unsettled members."""
+        changes: dict[ProgressKey, str] = {}
+        for chunk in [chunk for chunk, left in self._unsettled.items() if not left]:
+            del self._unsettled[chunk]
+            changes |= {members_row(self._tp, chunk): "", rows_row(self._tp, chunk): ""}
+        return changes
+
+
+class Awaited:
+    """Members from before a crash, until they are handed over again and all earlier ones are there.
+
+    Args:
+        rows: The members, by row.
+    """
+
+    def __init__(self, rows: Mapping[int, list[Member]]) -> None:
+        self._places: dict[bytes, list[tuple[int, int]]] = {}
+        """Number and row of missing messages, by identity."""
+        for chunk, members in rows.items():
+            for member in members:
+                self._places.setdefault(member.identity, []).append((member.number, chunk))
+        self._order = sorted(member.number for members in rows.values() for member in members)
+        self._missing = set(self._order)
+        self._collected: dict[int, Taken] = {}
+        self._passed = 0
+        """How many are not awaited any more: up to the first that is missing."""
+
+    @property
+    def count(self) -> int:
+        """Number of missing messages."""
+        return len(self._missing)
+
+    @property
+    def missed(self) -> KeysView[bytes]:
+        """Missing messages, by identity."""
+        return self._places.keys()
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether none is missing or waits for another."""
+        return not (self._places or self._collected)
+
+    def collect(self, message: Taken) -> bool:
+        """Take a message if it is missing; return whether it is."""
+        places = self._places.get(message.identity)
+        if not places:
+            return False
+        message.number, message.chunk = places.pop(0)
+        if not places:
+            del self._places[message.identity]
+        message.again = True
+        self._missing.discard(message.number)
+        self._collected[message.number] = message
+        return True
+
+    def give_up(self, identities: Collection[bytes]) -> list[int]:
+        """Await these no longer; return the row of each."""
+        given_up = [place for identity in identities for place in self._places.pop(identity, ())]
+        self._missing.difference_update(number for number, _ in given_up)
+        return [chunk for _, chunk in given_up]
+
+    def pass_on(self) -> list[Taken]:
+        """The next messages in order, up to the first that is missing."""
+        order, begin = self._order, self._passed
+        while self._passed < len(order) and order[self._passed] not in self._missing:
+            self._passed += 1
+        return [self._collected.pop(number) for number in order[begin : self._passed] if number in self._collected]
+
+
+def members_row(tp: TopicPartition, chunk: int) -> ProgressKey:
+    """The key of a row with members."""
+    return ProgressKey.of(tp)._replace(label=f"{MEMBERS}{chunk}")
+
+
+def rows_row(tp: TopicPartition, chunk: int) -> ProgressKey:
+    """The key of a row with the stored messages of those members."""
+    return ProgressKey.of(tp)._replace(label=f"{ROWS}{chunk}")
+
+
+def read_members(text: str) -> list[Member]:
+    """The members of a row; none if it is damaged."""
+    try:
+        return [Member(*fields) for fields in _MEMBER.iter_unpack(base64.b64decode(text, validate=True))]
+    except (binascii.Error, struct.error):
+        return []
+
+
+def read_rows(text: str | None) -> list[str]:
+    """The messages of a row; none if it is missing or damaged."""
+    try:
+        return [str(message) for message in json.loads(text)] if text else []
+    except (ValueError, TypeError):
+        return []
