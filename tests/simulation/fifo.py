@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from sidecar.core.records import Place
 from sidecar.sources.rocketmq.grpc.attempts import Attempts, Use
 from sidecar.sources.rocketmq.grpc.leases import EXTENDED_S, INVISIBLE_S, RELEASED_S
 from sidecar.sources.rocketmq.leased.client import Handed
@@ -82,8 +83,9 @@ class FifoBroker:
     def _handed(self, number: int, queue: _Queue, offset: int) -> Handed:
         body, tag, drawn = self.messages[queue.messages[offset]]
         times = queue.times[offset] = queue.times.get(offset, -1) + 1
-        receipt, place = f"{number} {offset} {queue.pop}", f"{number:08X}{offset:08X}"
-        return Handed(receipt, TOPIC, "b", number, offset, body, 1, 1, drawn, place, tag, (), [("TAGS", tag)], times)
+        receipt, place = f"{number} {offset} {queue.pop}", Place(TOPIC, "b", number, offset)
+        message_id = f"{number:08X}{offset:08X}"
+        return Handed(receipt, TOPIC, place, body, 1, 1, drawn, message_id, tag, (), [("TAGS", tag)], times)
 
     def _find(self, receipt: str) -> tuple[_Queue, int] | None:
         number, offset, pop = map(int, receipt.split())
@@ -191,7 +193,7 @@ class FifoClient:
         for one in found:
             self._attempts.hold(use)
             self._arrived.append(one._replace(handle=self._token(str(one.handle), use)))
-        self._attempts.answered(use, [one.queue for one in found], wholly=len(found) < count, cut=False)
+        self._attempts.answered(use, [one.place.queue for one in found], wholly=len(found) < count, cut=False)
 
     def _token(self, receipt: str, use: Use | None) -> int:
         self._tokens += 1

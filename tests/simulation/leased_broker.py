@@ -12,6 +12,7 @@ import orjson
 
 from sidecar.core.claims import Exchanged, Mark, Want
 from sidecar.core.parts import Batch
+from sidecar.core.records import Place
 from sidecar.ledger.memory import MemoryLedger
 from sidecar.sources.rocketmq.leased.client import Handed
 from sidecar.state.interface import ProgressKey
@@ -123,10 +124,11 @@ class SimulatedBroker:
         self._times[number] += 1
         self.leases[self._handles] = number
         times = self._times[number] - 1
-        at, retry, order = self._handles, f"%RETRY%{TOPIC}" if times else "", body.split()[0]
+        at, order = self._handles, body.split()[0]
+        place = Place(f"%RETRY%{TOPIC}" if times else TOPIC, "b", 0, at)
         properties = [("TAGS", tag), *([("order", order)] if self._has_orders and int(order) % 7 else [])]
-        properties += [("RETRY_TOPIC", TOPIC.encode())] if retry else []
-        return Handed(at, TOPIC, "b", 0, at, body, 1, 1, drawn, f"{at}", tag, (), properties, times, retry)
+        properties += [("RETRY_TOPIC", TOPIC.encode())] if times else []
+        return Handed(at, TOPIC, place, body, 1, 1, drawn, f"{at}", tag, (), properties, times)
 
     def ack(self, handle: int) -> None:
         """A lost one leaves the message where it is."""

@@ -8,7 +8,7 @@ from typing import Any
 
 from sidecar.core.effects import CommitItem
 from sidecar.core.partition.state import PartitionState, lane_key
-from sidecar.core.records import Run, TopicPartition
+from sidecar.core.records import Place, Run, TopicPartition
 from sidecar.sources.base import Assignment
 from sidecar.sources.rocketmq.leased.client import Handed
 from sidecar.sources.rocketmq.leased.exchange import Exchange
@@ -21,8 +21,8 @@ A, B = lane_key("a"), lane_key("b")
 
 def handed(handle: int, body: bytes = b"body", *, unique: str = "id", times: int = 0) -> Handed:
     """A message of the topic t; a body that begins with b is of the group b."""
-    retry = "%RETRY%g" if times else ""
-    return Handed(handle, "t", "broker-a", 3, handle, body, 1, 2, unique, "0A", b"", (b"k",), (), times, retry)
+    place = Place("%RETRY%g" if times else "t", "broker-a", 3, handle)
+    return Handed(handle, "t", place, body, 1, 2, unique, "0A", b"", (b"k",), (), times)
 
 
 class Client:

@@ -10,10 +10,10 @@ import uuid
 from collections.abc import Iterable
 from datetime import UTC, datetime
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 from sidecar.config.source import RocketMqSource as RocketMqSettings
-from sidecar.core.records import Header, TopicPartition
+from sidecar.core.records import Header, Place, TopicPartition
 from sidecar.sources.base import Tell
 from sidecar.sources.rocketmq.grpc.stubs import VERSION, Stubs
 from sidecar.sources.rocketmq.leased.client import Handed
@@ -33,23 +33,18 @@ _HOSTS_MAX = 1_000
 _Metadata = list[tuple[str, str]]
 
 
-class Place(NamedTuple):
-    """What a receipt handle tells of where its message is stored."""
+Stored = tuple[str, str, int, int, int]
+"""Where a message is stored: kind of topic, broker, queue, offset, and position in the commit log.
 
-    retry: str
-    """`0`: in the topic itself, `1` and `2`: in the retry topics of either naming."""
-    broker: str
-    queue: int
-    offset: int
-    position: int
-    """In the commit log."""
+The kind is `0` for the topic itself, `1` and `2` for the retry topics of either naming.
+"""
 
 
-def place_of(handle: str) -> Place | None:
-    """The place in a receipt handle of RocketMQ 5, None where it is written otherwise."""
+def stored_at(handle: str) -> Stored | None:
+    """What a receipt handle of RocketMQ 5 tells of that, None where it is written otherwise."""
     fields = handle.split(" ")
     try:
-        return Place(fields[4], fields[5], int(fields[6]), int(fields[7]), int(fields[8]))
+        return fields[4], fields[5], int(fields[6]), int(fields[7]), int(fields[8])
     except (IndexError, ValueError):
         return None
 
@@ -180,22 +175,22 @@ class Requests:
     def handed(self, token: int, message: Any) -> Handed:
         """A message as the source takes it."""
         system, topic = message.system_properties, message.topic.name
-        place = place_of(system.receipt_handle) or Place("0", "", system.queue_id, system.queue_offset, -1)
-        kind, broker, queue, offset, position = place
+        stored = stored_at(system.receipt_handle) or ("0", "", system.queue_id, system.queue_offset, -1)
+        kind, broker, queue, offset, position = stored
+        place = Place(topic if kind == "0" else self._retry_topic(topic, kind), broker, queue, offset)
         message_id, tag, words = system.message_id, system.tag.encode(), system.keys
         keys = [key.encode() for key in words] if words else []  # to go through an empty one takes 0.4 us
-        retry = self._retry_topic(topic, kind) if kind != "0" else ""
         return Handed(
-            token, topic, broker, queue, offset, self._body(message, system, place),
+            token, topic, place, self._body(message, system, place),
             _milliseconds(system, "born_timestamp"), _milliseconds(system, "store_timestamp"),
             message_id, _offset_message_id(system.store_host, position), tag, keys,
-            _properties(message, system, message_id, tag, keys, topic if retry else ""),
-            max(system.delivery_attempt - 1, 0), retry,
+            _properties(message, system, message_id, tag, keys, "" if place.topic == topic else topic),
+            max(system.delivery_attempt - 1, 0),
         )  # fmt: skip
 
     def _retry_topic(self, topic: str, kind: str) -> str:
         signs = {"1": "_", "2": "+"}
-        return f"%RETRY%{self._settings.group}{signs[kind]}{topic}" if kind in signs else ""
+        return f"%RETRY%{self._settings.group}{signs[kind]}{topic}" if kind in signs else topic
 
     def _body(self, message: Any, system: Any, place: Place) -> bytes:
         """The look of a body tells how it is packed: producers pack in more ways than the protocol has names for.

@@ -60,15 +60,16 @@ class Skipped:
 
     def look(self, handed: Handed, now_s: float) -> None:
         """A message was handed over."""
-        if handed.retry_topic or handed.offset < 0 or not handed.offset_message_id:
+        name, broker, number, offset = handed.place
+        if name != handed.topic or offset < 0 or not handed.offset_message_id:
             return
-        where = handed.topic, handed.broker
+        where = name, broker
         topic = self._topics.get(where) or self._topics.setdefault(where, _Topic())
-        queue = topic.queues.get(handed.queue) or topic.queues.setdefault(handed.queue, _Queue())
+        queue = topic.queues.get(number) or topic.queues.setdefault(number, _Queue())
         position = int(handed.offset_message_id[-16:], 16)
-        stored = position, handed.offset
-        if position > queue.highest[0] and handed.offset <= queue.highest[1]:
-            topic.queues[handed.queue] = queue = _Queue()
+        stored = position, offset
+        if position > queue.highest[0] and offset <= queue.highest[1]:
+            topic.queues[number] = queue = _Queue()
             _begin(topic, position, now_s)
         queue.recent.append(stored)
         queue.highest = max(queue.highest, stored)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Hashable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
-from sidecar.core.records import Header
+from sidecar.core.records import Header, Place
 
 
 class Handed(NamedTuple):
@@ -19,10 +19,8 @@ class Handed(NamedTuple):
     """Argument of `ack`, `extend` and `release`; unique within the process. None if another member has it."""
     topic: str
     """The subscribed topic; for a retried message, its old topic."""
-    broker: str
-    queue: int
-    offset: int
-    """The broker's offset; for a retried message, in the retry queue. -1 if unknown."""
+    place: Place
+    """Where the broker has it; for a retried message, in the retry topic. The offset is -1 if unknown."""
     body: bytes
     born_ms: int | None
     stored_ms: int | None
@@ -37,8 +35,11 @@ class Handed(NamedTuple):
     """All properties, in a stable order, including TAGS, KEYS and UNIQ_KEY."""
     reconsume_times: int
     """Number of earlier deliveries."""
-    retry_topic: str = ""
-    """The topic of its copy if it is a retried message; empty if it is in `topic` itself."""
+
+    @property
+    def retry_topic(self) -> str:
+        """The topic of its copy if it is a retried message; empty if it is in `topic` itself."""
+        return self.place.topic if self.place.topic != self.topic else ""
 
 
 class LeasedClient(Protocol):

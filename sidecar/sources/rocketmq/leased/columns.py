@@ -10,7 +10,7 @@ from xxhash import xxh3_128_digest
 
 from sidecar.core.messages.fields import Raw, header_column
 from sidecar.core.partition.state import lane_key
-from sidecar.core.records import Details, Header, Place, TopicPartition
+from sidecar.core.records import Details, Header, TopicPartition
 from sidecar.sources.rocketmq.leased.client import Handed
 from sidecar.sources.rocketmq.wire.ids import offset_id
 
@@ -54,34 +54,35 @@ class Keys:
 
     def of(self, group: str) -> int:
         """The key of a group."""
-        found = self._known.get(group)
-        if found is None:
+        key = self._known.get(group)
+        if key is None:
             if len(self._known) > _GROUPS_MAX:
                 self._known.clear()
-            found = self._known[group] = lane_key(group)
-        return found
+            key = self._known[group] = lane_key(group)
+        return key
 
 
-def identity_of(one: Handed) -> bytes:
+def identity_of(handed: Handed) -> bytes:
     """16 bytes that stay the same when a message is handed over again, and of no two messages are the same.
 
     `UNIQ_KEY` alone would not do: different messages can carry one.
     """
-    topic, drawn, keys = one.topic.encode(), one.message_id.encode("utf-8", "surrogateescape"), b" ".join(one.keys)
-    born_ms = -1 if one.born_ms is None else one.born_ms
-    head = _LENGTHS.pack(born_ms, len(topic), len(drawn), len(one.tag), len(keys))
-    return xxh3_128_digest(b"".join((head, topic, drawn, one.tag, keys, one.body)))
+    topic, drawn = handed.topic.encode(), handed.message_id.encode("utf-8", "surrogateescape")
+    keys, tag = b" ".join(handed.keys), handed.tag
+    born_ms = -1 if handed.born_ms is None else handed.born_ms
+    head = _LENGTHS.pack(born_ms, len(topic), len(drawn), len(tag), len(keys))
+    return xxh3_128_digest(b"".join((head, topic, drawn, tag, keys, handed.body)))
 
 
 def details_of(message: Taken) -> Details:
     """The fields that only RocketMQ messages have."""
-    one = message.handed
+    handed = message.handed
     return Details(
-        one.message_id.encode("utf-8", "surrogateescape") or None,
-        one.offset_message_id,
-        one.keys,
-        one.reconsume_times,
-        Place(one.retry_topic or one.topic, one.broker, one.queue, one.offset),
+        handed.message_id.encode("utf-8", "surrogateescape") or None,
+        handed.offset_message_id,
+        handed.keys,
+        handed.reconsume_times,
+        handed.place,
         message.identity,
     )
 
@@ -91,9 +92,9 @@ def key_of(message: Taken) -> bytes | None:
     return b" ".join(message.handed.keys) or None
 
 
-def _origin(one: Handed) -> bytes:
-    named = dict(one.properties) if one.retry_topic else {}
-    return offset_id(named.get("ORIGIN_MESSAGE_ID") or b"") or bytes.fromhex(one.offset_message_id)
+def _origin(handed: Handed) -> bytes:
+    named = dict(handed.properties) if handed.retry_topic else {}
+    return offset_id(named.get("ORIGIN_MESSAGE_ID") or b"") or bytes.fromhex(handed.offset_message_id)
 
 
 class LeasedColumns:
@@ -119,7 +120,7 @@ class LeasedColumns:
         """The value of this property of each message; the tag is at hand without a search."""
         if name != "TAGS":
             return header_column(self, messages, name)
-        return [one.handed.tag or header_column(self, [one], name)[0] for one in messages]
+        return [message.handed.tag or header_column(self, [message], name)[0] for message in messages]
 
     def origins(self, _: TopicPartition, messages: Sequence[Taken]) -> list[Raw]:
         """Broker and commit-log offset of each message; for the retry topic, those of its origin."""

@@ -14,6 +14,7 @@ from itertools import chain, islice
 from typing import Protocol
 
 from sidecar.core.claims import Exchanged
+from sidecar.core.records import Place
 from sidecar.sources.rocketmq.leased.client import Handed
 from sidecar.sources.rocketmq.leased.columns import Taken, identity_of
 from sidecar.sources.rocketmq.leased.settled import Settled
@@ -27,8 +28,8 @@ SETTLED = b""
 """Stands for a message that another member has settled."""
 
 
-class Place(Protocol):
-    """The table in which members of a group exchange messages."""
+class Table(Protocol):
+    """Where members of a group exchange messages."""
 
     problem: str
     """Why it is unavailable, or an empty text."""
@@ -46,13 +47,13 @@ class Exchange:
     """A member's side of the exchange.
 
     Args:
-        place: The shared table.
+        table: The one of the group.
         group: The consumer group.
         clock: Monotonic seconds.
     """
 
-    def __init__(self, place: Place, group: str, clock: Callable[[], float] = time.monotonic) -> None:
-        self._place = place
+    def __init__(self, table: Table, group: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self._table = table
         self._group = group
         self._clock = clock
         self._next_s = 0.0
@@ -61,7 +62,7 @@ class Exchange:
     @property
     def problem(self) -> str:
         """Why the exchange is unavailable, or an empty text."""
-        return self._place.problem
+        return self._table.problem
 
     def turn(self, slots: Sequence[Slot], known: Mapping[bytes, Taken], settled: Settled) -> list[Handed]:
         """Missed messages that were found; those settled by another member are no longer missed.
@@ -71,14 +72,14 @@ class Exchange:
             known: Held messages that are not settled, by identity.
             settled: Identities of recently settled messages.
         """
-        last = self._place.exchanged()
+        last = self._table.exchanged()
         if last is not None:
             self._wanted = last.missed
         now_s = self._clock()
         if now_s >= self._next_s:
             self._next_s = now_s + EVERY_S
             missed = list(islice(chain.from_iterable(slot.awaited.missed for slot in slots), MISSED_MAX))
-            self._place.exchange(self._group, missed, self._given(known, settled))
+            self._table.exchange(self._group, missed, self._given(known, settled))
         texts = last.found if last is not None else {}
         for slot in slots:
             slot.give_up([identity for identity, text in texts.items() if text == SETTLED])
@@ -95,13 +96,18 @@ class Exchange:
         return given
 
 
-def packed(one: Handed) -> bytes:
+def packed(handed: Handed) -> bytes:
     """A message for another member, without its handle."""
-    return json.dumps(one._replace(handle=None), default=_as_text).encode()
+    _, topic, (_, *place), *fields = handed
+    return json.dumps([None, topic, *place, *fields, handed.retry_topic], default=_as_text).encode()
 
 
 def _as_text(data: bytes) -> dict[str, str]:
     return {"base64": b64encode(data).decode()}
+
+
+def _as_bytes(text: dict[str, str]) -> bytes:
+    return b64decode(text["base64"])
 
 
 def unpacked(text: bytes) -> Handed:
@@ -111,8 +117,10 @@ def unpacked(text: bytes) -> Handed:
         ValueError: It is something else.
     """
     try:
-        one = Handed._make(json.loads(text, object_hook=lambda found: b64decode(found["base64"])))
-        return one._replace(keys=tuple(one.keys), properties=tuple((name, value) for name, value in one.properties))
+        _, topic, broker, queue, offset, *fields, retry = json.loads(text, object_hook=_as_bytes)
+        handed = Handed(None, topic, Place(retry or topic, broker, queue, offset), *fields)
+        properties = tuple((name, value) for name, value in handed.properties)
+        return handed._replace(keys=tuple(handed.keys), properties=properties)
     except (KeyError, TypeError) as error:
         raise ValueError(str(error)) from error
 
@@ -120,8 +128,8 @@ def unpacked(text: bytes) -> Handed:
 def _unpacked(identity: bytes, text: bytes, slots: Sequence[Slot]) -> list[Handed]:
     """The message, if its identity matches and it is still missed."""
     try:
-        one = unpacked(text)
+        handed = unpacked(text)
     except ValueError:  # invalid, whatever wrote it
         return []
     is_missed = any(identity in slot.awaited.missed for slot in slots)
-    return [one] if is_missed and identity_of(one) == identity else []
+    return [handed] if is_missed and identity_of(handed) == identity else []

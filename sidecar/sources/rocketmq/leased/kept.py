@@ -10,11 +10,11 @@ from __future__ import annotations
 import json
 from base64 import b64decode, b64encode
 from collections.abc import Sequence
-from operator import attrgetter
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
 import orjson
 
+from sidecar.core.records import Place
 from sidecar.sources.rocketmq.leased.client import Handed, LeasedClient
 from sidecar.sources.rocketmq.leased.columns import Taken, identity_of
 from sidecar.sources.rocketmq.leased.exchange import packed, unpacked
@@ -22,7 +22,7 @@ from sidecar.sources.rocketmq.leased.slot import Slot
 
 
 class Placement(NamedTuple):
-    """The fields of `Handed` that change when a message is handed over again."""
+    """What of a message changes when it is handed over again, as the state file has it."""
 
     broker: str
     queue: int
@@ -31,25 +31,25 @@ class Placement(NamedTuple):
     reconsume_times: int
     retry_topic: str
 
-    @classmethod
-    def of(cls, one: Handed) -> Self:
-        """Those of a message."""
-        return cls._make(_PLACEMENT(one))
-
-    def restore(self, one: Handed) -> Handed:
+    def restore(self, handed: Handed) -> Handed:
         """The message as it was when these were its fields."""
-        properties = [both for both in one.properties if both[0] != "RETRY_TOPIC"]
+        properties = [both for both in handed.properties if both[0] != "RETRY_TOPIC"]
         if self.retry_topic:
-            properties.append(("RETRY_TOPIC", one.topic.encode()))
-        return one._replace(properties=properties, **self._asdict())
-
-
-_PLACEMENT = attrgetter(*Placement._fields)
+            properties.append(("RETRY_TOPIC", handed.topic.encode()))
+        return handed._replace(
+            place=Place(self.retry_topic or handed.topic, self.broker, self.queue, self.offset),
+            offset_message_id=self.offset_message_id,
+            properties=properties,
+            reconsume_times=self.reconsume_times,
+        )
 
 
 def keep_placement(message: Taken) -> str:
     """A message's identity and placement."""
-    return orjson.dumps([b64encode(message.identity).decode(), *_PLACEMENT(message.handed)]).decode()
+    handed = message.handed
+    _, broker, queue, offset = handed.place
+    placement = broker, queue, offset, handed.offset_message_id, handed.reconsume_times, handed.retry_topic
+    return orjson.dumps([b64encode(message.identity).decode(), *placement]).decode()
 
 
 def keep(client: LeasedClient, message: Taken) -> str:
@@ -76,10 +76,10 @@ def recover(
                     placements[identity] = Placement(*fields[1:])
                 continue
             *receipts, message = fields
-            one = unpacked(message.encode())
+            handed = unpacked(message.encode())
         except (ValueError, TypeError, AttributeError):
             continue
-        if identity_of(one) in missed:
-            handle = client.adopt(one.topic, one.message_id, receipts[0]) if receipts and receipts[0] else None
-            whole.append(one._replace(handle=handle))
+        if identity_of(handed) in missed:
+            handle = client.adopt(handed.topic, handed.message_id, receipts[0]) if receipts and receipts[0] else None
+            whole.append(handed._replace(handle=handle))
     return whole, placements

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from functools import lru_cache
 
-from sidecar.core.records import TopicPartition
+from sidecar.core.records import Place, TopicPartition
 from sidecar.sources.base import Tell
 from sidecar.sources.rocketmq.leased.client import Handed
 from sidecar.sources.rocketmq.leased.columns import OVERHEAD_BYTES
@@ -16,6 +16,7 @@ from sidecar.sources.rocketmq.wire.codes import SysFlag
 from sidecar.sources.rocketmq.wire.messages import properties, unpack
 from sidecar.sources.rocketmq.wire.requests import RETRY
 
+_RETRY = RETRY.encode()
 _ID_DIGITS, _HOST_DIGITS, _HOSTS_MAX = 32, 16, 1_000
 
 
@@ -53,8 +54,7 @@ class Messages:
         pairs = properties(message.properties)
         named = dict(pairs)
         address, message_id = _stored_at(message.offset_message_id)
-        came_from = _text(named.get("REAL_TOPIC"))
-        plain = self._plain
+        plain, came_from = self._plain, named.get("REAL_TOPIC")
         tp = TopicPartition(plain(message.topic.decode()), message.queue, self._cluster.broker_at(address))
         body = message.body
         if message.sys_flag & SysFlag.COMPRESSED:
@@ -62,13 +62,13 @@ class Messages:
                 body = unpack(body, message.sys_flag)
             except ValueError:
                 self._tell("body.not_unpacked", "warning", {**tp.fields(), "offset": message.offset})
-        retry = plain(came_from) if came_from.startswith(RETRY) else ""
+        retry = plain(_text(came_from)) if came_from and came_from.startswith(_RETRY) else ""
         if not retry and message_id:
             self._cluster.marks.read(tp, Mark(message.offset, int(message_id[-16:], 16), message.stored_ms))
         return Handed(
-            message.number, tp.topic, tp.broker, message.queue, message.offset, body, message.born_ms,
-            message.stored_ms, _text(named.get("UNIQ_KEY")), message_id, named.get("TAGS") or b"",
-            (named.get("KEYS") or b"").split(), pairs, message.reconsume_times, retry,
+            message.number, tp.topic, Place(retry or tp.topic, tp.broker, message.queue, message.offset), body,
+            message.born_ms, message.stored_ms, _text(named.get("UNIQ_KEY")), message_id, named.get("TAGS") or b"",
+            (named.get("KEYS") or b"").split(), pairs, message.reconsume_times,
         )  # fmt: skip
 
     def _plain(self, name: str) -> str:

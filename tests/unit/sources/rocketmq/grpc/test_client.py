@@ -17,12 +17,13 @@ import pytest
 import zstandard
 
 from sidecar.config.source import RocketMqSource as Settings
+from sidecar.core.records import Place
 from sidecar.errors import ConfigError
 from sidecar.sources.base import Tell
 from sidecar.sources.rocketmq.grpc import stubs
 from sidecar.sources.rocketmq.grpc.arrivals import Arrivals
 from sidecar.sources.rocketmq.grpc.client import GrpcClient
-from sidecar.sources.rocketmq.grpc.requests import Place, Requests, place_of, renewed
+from sidecar.sources.rocketmq.grpc.requests import Requests, renewed, stored_at
 from sidecar.sources.rocketmq.grpc.session import Session
 
 HANDLE = "0 1795321906376 15000 3 {} broker-a 2 17 24853754"
@@ -105,8 +106,8 @@ def test_a_kept_receipt_handle_of_a_fifo_queue_is_made_valid_for_longer() -> Non
 
 def test_a_receipt_handle_tells_the_place() -> None:
     """Broker, queue, offset and whether it is the retry queue; what is written otherwise tells nothing."""
-    assert place_of(HANDLE.format(1)) == Place("1", "broker-a", 2, 17, 24853754)
-    assert place_of("opaque") is None
+    assert stored_at(HANDLE.format(1)) == ("1", "broker-a", 2, 17, 24853754)
+    assert stored_at("opaque") is None
 
 
 @pytest.mark.parametrize(
@@ -124,7 +125,7 @@ def test_a_message_is_taken_apart(kind: str, attempt: int, retry: str) -> None:
     system.receipt_handle, system.delivery_attempt = HANDLE.format(kind), attempt
     found = requests().handed(7, message)
     assert (found.handle, found.topic, found.body, found.born_ms, found.stored_ms) == (7, "t", b"\0body", 1_234, None)
-    assert (found.broker, found.queue, found.offset, found.retry_topic) == ("broker-a", 2, 17, retry)
+    assert (found.place, found.retry_topic) == (Place(retry or "t", "broker-a", 2, 17), retry)
     assert found.offset_message_id == "7F00000100005597000000000" + "17B3CFA"
     expected = [("a", b"1"), ("b", b"2"), ("TAGS", b"paid"), ("KEYS", b"k1 k2"), ("UNIQ_KEY", b"ID")]
     assert found.properties == [*expected, *([("RETRY_TOPIC", b"t")] if retry else [])]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from sidecar.core.records import Place as Stored
 from sidecar.sources.rocketmq.grpc.skipped import SETTLES_S, Skipped
 from sidecar.sources.rocketmq.leased.client import Handed
 
@@ -13,10 +14,10 @@ Place = tuple[int, int, int]
 OLD = [(0, 0, 100), (1, 0, 110), (0, 1, 120), (1, 1, 130)]
 
 
-def handed(queue: int, offset: int, position: int, **change: Any) -> Handed:
+def handed(queue: int, offset: int, position: int, stored_in: str = "orders", **change: Any) -> Handed:
     """A message that was handed over."""
     place = f"7F00000100002A9F{position:016X}"
-    found = Handed(0, "orders", "a", queue, offset, b"", 0, 0, "", place, b"", (), (), 0)
+    found = Handed(0, "orders", Stored(stored_in, "a", queue, offset), b"", 0, 0, "", place, b"", (), (), 0)
     return found._replace(**change)
 
 
@@ -51,7 +52,7 @@ def test_a_topic_whose_queues_all_began_anew_is_no_matter() -> None:
 def test_a_topic_that_stays_is_no_matter() -> None:
     """Messages that overtake each other, and those of the retry topic, are no sign of another one."""
     assert not told([*OLD, (0, 3, 220), (0, 2, 200), (1, 2, 210)])
-    assert not told([*OLD, (0, 0, 200), (1, 2, 210)], retry_topic="%RETRY%g_orders")
+    assert not told([*OLD, (0, 0, 200), (1, 2, 210)], stored_in="%RETRY%g_orders")
     assert not told([*OLD, (0, 0, 200), (1, 2, 210)], offset_message_id="")
 
 

@@ -158,10 +158,13 @@ def test_a_message_that_comes_again_is_told_as_it_was() -> None:
         scene = Scene(state)
         state = scene.state
         properties = [("x", b"y"), *([("RETRY_TOPIC", b"t")] if times else ())]
-        moved = handed(offset, b"a", times=times)._replace(
-            broker=f"b-{times}", queue=times, offset_message_id=f"0{times}", properties=properties
+        message = handed(offset, b"a", times=times)
+        message = message._replace(
+            place=message.place._replace(broker=f"b-{times}", queue=times),
+            offset_message_id=f"0{times}",
+            properties=properties,
         )
-        (run,) = (one for one in scene.poll(moved) if isinstance(one, Run))
+        (run,) = (one for one in scene.poll(message) if isinstance(one, Run))
         told.append((details_of(run.messages[0]), list(run.messages[0].handed.properties)))
         at = [one.state.seen for one in scene.found].index(run.first + bool(times))
         scene.commit(PartitionState(run.first, run.first + 1, {A: LaneState(None, ((run.first, run.first),))}), at)
