@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -41,7 +42,7 @@ def origin(request: pytest.FixtureRequest, tmp_path: Path) -> Origin:
     return RocketMqOrigin(request.getfixturevalue("node"), request.param, tmp_path)
 
 
-Open = Callable[..., Reading]
+Open = Callable[..., Reading[Any]]
 
 
 @pytest.fixture
@@ -55,7 +56,7 @@ def open_(origin: Origin, topic: str) -> Iterator[Open]:
     """Opens members of one group: `open_(state)`; they end with the test."""
     group, opened = origin.create_group(), []
 
-    def make(state: State | None = None, member: str = "first") -> Reading:
+    def make(state: State | None = None, member: str = "first") -> Reading[Any]:
         opened.append(Reading(origin.source(group, topic, state or MemoryState(), member)))
         return opened[-1]
 
@@ -70,7 +71,7 @@ def send(origin: Origin, topic: str, values: list[bytes]) -> None:
         origin.send(topic, values[partition::PARTITIONS], partition, b"blau")
 
 
-def ours(reading: Reading, topic: str) -> set[TopicPartition]:
+def ours(reading: Reading[Any], topic: str) -> set[TopicPartition]:
     """The partitions of the topic that a member has."""
     return {tp for tp in reading.assignments if tp.topic == topic}
 
@@ -171,8 +172,8 @@ def test_a_stop_tells_what_it_gives_up(origin: Origin, topic: str, open_: Open) 
     had = set(reading.assignments)
     reading.close(settle=False)
     reading.source.close()
-    assert {tp for word, tps in reading.told if word == "revoking" for tp in tps} == had
-    assert sum(len(tps) for word, tps in reading.told if word == "revoking") == len(had)
+    assert {tp for word, tps in reading.changes if word == "revoking" for tp in tps} == had
+    assert sum(len(tps) for word, tps in reading.changes if word == "revoking") == len(had)
 
 
 def test_two_members_share(origin: Origin, topic: str, open_: Open) -> None:

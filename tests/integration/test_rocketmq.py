@@ -9,7 +9,7 @@ import pytest
 
 from tests.scenarios.rocketmq_messages import PATIENCE_S, QUEUES, Flow, await_all, configuration, owned
 from tests.support.kafka import unique
-from tests.support.process import Daemon, wait_until
+from tests.support.process import Daemon, ended_after, wait_until
 from tests.support.receiver import Receiver
 from tests.support.rocketmq import BROKER, Message, Node
 from tests.support.scene import await_rest
@@ -89,7 +89,7 @@ def test_members_come_and_go(rocketmq: Node, topic: str, group: str, tmp_path: P
     with Receiver(remember=False) as receiver:
         config = configuration(rocketmq, topic, group, receiver.url)
         members = [Daemon(tmp_path, config, name=f"member-{number}") for number in range(3)]
-        try:
+        with ended_after(members):
             members[0].start()
             for member in (members[1], members[2]):
                 flow.send(500)
@@ -108,10 +108,6 @@ def test_members_come_and_go(rocketmq: Node, topic: str, group: str, tmp_path: P
             for member in members[:2]:
                 await_rest(member, PATIENCE_S)
                 member.stop()
-        finally:
-            for member in members:
-                if member.running:
-                    member.kill9()
         assert flow.tally(receiver).exact
 
 
@@ -124,7 +120,7 @@ def test_a_queue_is_settled_before_another_member_has_it(
         batch = {"max_messages": 5, "linger": "60s"}
         config = configuration(rocketmq, topic, group, receiver.url, batch=batch)
         members = [Daemon(tmp_path, config, name=f"member-{number}") for number in range(2)]
-        try:
+        with ended_after(members):
             members[0].start()
             flow.send(500)
             wait_until(lambda: receiver.stats["rows"] > 50, PATIENCE_S, "some are delivered")
@@ -132,10 +128,6 @@ def test_a_queue_is_settled_before_another_member_has_it(
             await_sharing(members)
             for member in members:
                 member.stop()
-        finally:
-            for member in members:
-                if member.running:
-                    member.kill9()
         assert flow.tally(receiver).exact
 
 

@@ -11,8 +11,9 @@ from sidecar.core.records import TopicPartition
 from sidecar.sources.rocketmq.progress import Progress
 from tests.support.kafka import unique
 from tests.support.process import wait_until
+from tests.support.reading import PATIENCE_S
 from tests.support.rocketmq import BROKER, RocketMqNode
-from tests.support.rocketmq_reader import PATIENCE_S, Reader
+from tests.support.rocketmq_reader import Reader
 
 
 @pytest.fixture(scope="module")

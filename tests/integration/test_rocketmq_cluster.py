@@ -12,9 +12,10 @@ from sidecar.core.records import TopicPartition
 from tests.scenarios.rocketmq_messages import QUEUES, Flow, await_all, configuration, owned
 from tests.support.kafka import unique
 from tests.support.process import Daemon, wait_until
+from tests.support.reading import PATIENCE_S
 from tests.support.receiver import Receiver
 from tests.support.rocketmq import BROKER, RocketMqNode
-from tests.support.rocketmq_reader import PATIENCE_S, Reader
+from tests.support.rocketmq_reader import Reader
 
 OTHER = "broker-b"
 SENT = [b"%03d" % i for i in range(500)]

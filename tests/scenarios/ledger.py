@@ -15,7 +15,7 @@ from tests.scenarios.exactly_once import await_settled, configuration
 from tests.support.audit import Finding, StrikingReceiver, Tally, tally_counts
 from tests.support.kafka import Broker, Outgoing, produce, unique
 from tests.support.postgresql import Database
-from tests.support.process import Daemon, wait_until
+from tests.support.process import Daemon, ended_after, wait_until
 from tests.support.receiver import Fault, Receiver, Request, value_hash
 from tests.support.rocketmq import Message, Node
 from tests.support.rocketmq_flow import PATIENCE_S, rest
@@ -81,14 +81,10 @@ def group_of(folder: Path, count: int, make: Callable[[str], Mapping[str, Any]])
         config = dict(make(name))
         config["sink"] = {"http": {**config["sink"]["http"], "headers": {"X-Member": name}}}
         members.append(Daemon(folder, config, name=name))
-    try:
+    with ended_after(members):
         for member in members:
             member.start()
         yield members
-    finally:
-        for member in members:
-            if member.running:
-                member.kill9()
 
 
 class KillingReceiver(StrikingReceiver):

@@ -10,7 +10,7 @@ from pathlib import Path
 from tests.scenarios.exactly_once import await_settled, configuration, new_topics
 from tests.support.audit import Finding, longest_gap_ms, tally
 from tests.support.kafka import Broker, unique
-from tests.support.process import Daemon, http_get, wait_until
+from tests.support.process import Daemon, ended_after, http_get, wait_until
 from tests.support.receiver import Receiver
 from tests.support.workload import Stream, Workload
 
@@ -58,7 +58,7 @@ def members(
     with Receiver(out=folder / unique("rows")) as receiver:
         config = configuration(broker, topics, receiver.url, batch={"by": by})
         group = [Daemon(folder, config, name=f"member-{number}-{unique('of')}") for number in range(count)]
-        try:
+        with ended_after(group):
             with Stream(broker.bootstrap, work, RATE) as stream:
                 group[0].start()
                 wait_until(lambda: receiver.stats["rows"] > 0, 20, "the first delivers", detail=group[0].log_tail)
@@ -70,10 +70,6 @@ def members(
             for member in group:
                 if member.running:
                     member.stop()
-        finally:
-            for member in group:
-                if member.running:
-                    member.kill9()
         parts = receiver.parts()
     found = tally((row for part in parts for row in part["rows"]), work.expected.wanted)
     gap = longest_gap_ms(parts, from_ms, to_ms)

@@ -10,7 +10,7 @@ from pathlib import Path
 from tests.scenarios.rocketmq_messages import PATIENCE_S, QUEUES, Flow, arrived, await_all, configuration, owned
 from tests.support.audit import Finding, Life, first_new_rows_ms
 from tests.support.kafka import unique
-from tests.support.process import Daemon, wait_until
+from tests.support.process import Daemon, ended_after, wait_until
 from tests.support.receiver import Receiver
 from tests.support.rocketmq import Node, RocketMqNode
 from tests.support.rocketmq_reader import Reader
@@ -171,7 +171,7 @@ def members(node: Node, folder: Path, seconds: float, *, messages_each: int = 50
     with Receiver(out=folder / unique("rows"), remember=False) as receiver:
         config = configuration(node, topic, group, receiver.url)
         pool = [Daemon(folder, config, name=f"{group}-{number}") for number in range(3)]
-        try:
+        with ended_after(pool):
             pool[0].start()
             while time.monotonic() < begun + seconds:
                 watch(pool, EVERY_S, lambda: sent.send(messages_each // 10))
@@ -182,10 +182,6 @@ def members(node: Node, folder: Path, seconds: float, *, messages_each: int = 50
                 if member.running:
                     await_rest(member, PATIENCE_S)
                     member.stop()
-        finally:
-            for member in pool:
-                if member.running:
-                    member.kill9()
         found = sent.tally(receiver)
     notes = "1 to 3 members; no queue had by two at once; a receiver that does not remember names"
     return Finding("RocketMQ: members join and leave", changes, sent.sent, found, time.monotonic() - begun, notes)

@@ -13,7 +13,7 @@ from tests.scenarios.members import PARTITIONS, RATE, TOPICS, owns
 from tests.support.audit import Finding, tally
 from tests.support.jars import ROOT
 from tests.support.kafka import Broker, unique
-from tests.support.process import Daemon, wait_until
+from tests.support.process import Daemon, ended_after, wait_until
 from tests.support.receiver import Receiver
 from tests.support.workload import Stream, Workload
 
@@ -55,7 +55,7 @@ def upgrades(broker: Broker, folder: Path, times: int, *, by: str) -> Finding:
             work = Workload(topics, PARTITIONS, RATE * ROUND_S, odd=False, seed=number)
             config = configuration(broker, topics, receiver.url, batch={"by": by})
             group = [Daemon(folder, config, name=unique("upgraded")) for _ in range(MEMBERS)]
-            try:
+            with ended_after(group):
                 with Stream(broker.bootstrap, work, RATE) as stream:
                     for member in group:
                         member.start(before)
@@ -67,10 +67,6 @@ def upgrades(broker: Broker, folder: Path, times: int, *, by: str) -> Finding:
                 await_settled(broker, group, PATIENCE_S)
                 for member in group:
                     member.stop()
-            finally:
-                for member in group:
-                    if member.running:
-                        member.kill9()
             wanted |= work.expected.wanted
             count += work.expected.count
         found = tally(receiver.rows(), wanted)

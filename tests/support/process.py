@@ -14,7 +14,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import IO, Any, TypeVar
@@ -146,6 +146,15 @@ def write_config(path: Path, config: Mapping[str, Any]) -> Path:
     with path.open("w", encoding="utf-8") as file:
         yaml.dump(dict(config), file)
     return path
+
+
+@contextlib.contextmanager
+def ended_after(members: Iterable[Daemon]) -> Iterator[None]:
+    """None of these daemons runs after the block, whatever happens in it; an error has the ends of their logs."""
+    with contextlib.ExitStack() as stack:
+        for member in members:
+            stack.push(member)
+        yield
 
 
 def http_get(url: str, *, timeout_s: float = 2.0) -> tuple[int, bytes]:

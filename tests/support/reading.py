@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from sidecar.core.effects import CommitItem
 from sidecar.core.partition.state import PartitionState
@@ -13,8 +13,10 @@ from tests.support.process import wait_until
 
 PATIENCE_S = 60.0
 
+S = TypeVar("S", bound=Source)
 
-class Reading:
+
+class Reading(Generic[S]):
     """Reads from a source, and commits what it read when a test says so.
 
     Args:
@@ -24,16 +26,16 @@ class Reading:
         assignments: What it has, by partition.
         messages: What it read of a partition since that was assigned last.
         events: What it would have logged: names and fields.
-        told: What the listener was told, in order: a word and the partitions.
+        changes: What the listener was told of partitions, in order: a word and the partitions.
     """
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: S) -> None:
         self.source = source
         self.assignments: dict[TopicPartition, Assignment] = {}
         self.messages: dict[TopicPartition, list[Any]] = {}
         self.events: list[tuple[str, Mapping[str, object]]] = []
         self.commits: list[Mapping[TopicPartition, bool]] = []
-        self.told: list[tuple[str, frozenset[TopicPartition]]] = []
+        self.changes: list[tuple[str, frozenset[TopicPartition]]] = []
         self._positions: dict[TopicPartition, int] = {}
         self._settles_when_revoked = False
         self.source.open(self)
@@ -42,7 +44,7 @@ class Reading:
 
     def assigned(self, found: Sequence[Assignment]) -> None:
         """Note them."""
-        self.told.append(("assigned", frozenset(one.tp for one in found)))
+        self.changes.append(("assigned", frozenset(one.tp for one in found)))
         for one in found:
             self.assignments[one.tp] = one
             self.messages[one.tp] = []
@@ -54,19 +56,19 @@ class Reading:
 
     def revoking(self, tps: Collection[TopicPartition]) -> None:
         """Settle what was read if that was asked for, and forget."""
-        self.told.append(("revoking", frozenset(tps)))
+        self.changes.append(("revoking", frozenset(tps)))
         if self._settles_when_revoked:
             self.source.commit_now([item for item in self._settled() if item.tp in tps])
         self._forget(tps)
 
     def lost(self, tps: Collection[TopicPartition]) -> None:
         """Forget."""
-        self.told.append(("lost", frozenset(tps)))
+        self.changes.append(("lost", frozenset(tps)))
         self._forget(tps)
 
     def reloading(self, tp: TopicPartition) -> None:
         """Forget."""
-        self.told.append(("reloading", frozenset([tp])))
+        self.changes.append(("reloading", frozenset([tp])))
         self._forget([tp])
 
     def _forget(self, tps: Collection[TopicPartition]) -> None:
@@ -83,6 +85,10 @@ class Reading:
     def event(self, name: str, level: str, fields: Mapping[str, object]) -> None:
         """Note it."""
         self.events.append((name, fields))
+
+    def told(self, name: str) -> list[Mapping[str, object]]:
+        """The fields of all events of a name."""
+        return [fields for event, fields in self.events if event == name]
 
     # What a test does
 
@@ -112,7 +118,7 @@ class Reading:
         """All values that were read since their partitions were assigned, partition after partition."""
         return [value for messages in self.messages.values() for value in self.source.columns.values(messages)]
 
-    def read(self, count: int) -> list[bytes | None]:
+    def read(self, count: int) -> Sequence[bytes | None]:
         """Go round until so many messages were read, and give their values."""
         self.until(lambda: len(self.values()) >= count, f"{count} messages are read")
         return self.values()

@@ -20,7 +20,7 @@ from tests.support import rocketmq_senders as senders
 from tests.support.audit import Finding, Tally, tally_counts
 from tests.support.jars import native_folder
 from tests.support.kafka import unique
-from tests.support.process import Daemon, wait_until
+from tests.support.process import Daemon, ended_after, wait_until
 from tests.support.receiver import Receiver, value_hash
 from tests.support.rocketmq import Message, Node, RocketMqNode
 from tests.support.scene import BOOKS
@@ -247,7 +247,7 @@ def members(
         config = configuration(source, bodies, receiver.url)
         group = [Daemon(folder, config, name=f"member-{number}-{unique('of')}") for number in range(count)]
         events: list[str] = []
-        try:
+        with ended_after(group):
             for member in group:
                 member.start()
             for member in group:
@@ -276,10 +276,6 @@ def members(
             for member in group:
                 if member.running:
                     member.stop()
-        finally:
-            for member in group:
-                if member.running:
-                    member.kill9()
         found = bodies.tally(receiver)
     notes = f"{events.count('kill')} killed, {events.count('leave')} left"
     name = f"{count} members over {_name(source)}"
