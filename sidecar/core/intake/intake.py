@@ -170,7 +170,9 @@ class Intake:
                 continue
             begin = start
             for is_known, run in groupby(known):
-                yield group, None if is_known else owner, messages[begin : (begin := begin + len(list(run)))]
+                end = begin + len(list(run))
+                yield group, None if is_known else owner, messages[begin:end]
+                begin = end
 
     def _without_known_ids(
         self, partition: Partition, placed: list[_Placed], result: Sorted, now_ms: float
