@@ -15,7 +15,7 @@ import pytest
 from sidecar.config.source import RocketMqSource as Settings
 from sidecar.sources.rocketmq.grpc.client import GrpcClient
 from sidecar.sources.rocketmq.grpc.leases import EXTEND_AHEAD_S, EXTENDED_S, INVISIBLE_S
-from sidecar.sources.rocketmq.leased.source import EXTEND_EVERY_S
+from sidecar.sources.rocketmq.leased.held import EXTEND_EVERY_S
 from tests.scenarios.ledger import handed_twins
 from tests.support import rocketmq_flow as flows
 from tests.support.audit import Tally, tally_counts

@@ -11,7 +11,7 @@ import pytest
 from sidecar.core import claims
 from sidecar.ledger.memory import MemoryLedger
 from sidecar.sources.rocketmq.grpc.attempts import Attempts
-from sidecar.sources.rocketmq.leased import source
+from sidecar.sources.rocketmq.leased import recovery, source
 from sidecar.sources.rocketmq.leased.exchange import Exchange
 from sidecar.sources.rocketmq.leased.held import handles_of
 from sidecar.sources.rocketmq.leased.kept import Placement
@@ -156,7 +156,7 @@ def test_other_bytes_under_a_name_are_found(monkeypatch: pytest.MonkeyPatch) -> 
 
 def wait_for_the_old_topic(monkeypatch: pytest.MonkeyPatch) -> None:
     """Never give up what does not come again."""
-    monkeypatch.setattr(source, "GONE_AFTER_S", 1e9)
+    monkeypatch.setattr(recovery, "GONE_AFTER_S", 1e9)
 
 
 def test_a_process_that_waits_for_a_topic_that_is_gone_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

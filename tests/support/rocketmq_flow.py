@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from sidecar.sources.rocketmq.leased.source import GONE_AFTER_S
+from sidecar.sources.rocketmq.leased.recovery import GONE_AFTER_S
 from tests.support import rocketmq_senders as senders
 from tests.support.audit import Finding, Tally, tally_counts
 from tests.support.jars import native_folder

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from operator import attrgetter
 
 from xxhash import xxh3_128_digest
 
 from sidecar.core.messages.fields import Raw, header_column
 from sidecar.core.partition.state import lane_key
-from sidecar.core.records import Details, Header, TopicPartition
+from sidecar.core.records import Details, Header, Message, TopicPartition
 from sidecar.sources.rocketmq.leased.client import Handed
 from sidecar.sources.rocketmq.wire.ids import offset_id
 
@@ -46,14 +46,27 @@ class Taken:
         """Its accounted size."""
 
 
-class Keys:
-    """Keys of groups in a partition's state; a limited number is remembered."""
+GroupsOf = Callable[[TopicPartition, Sequence[Message]], Iterable[str | None]]
+"""The group of each message, None for an unwanted one."""
 
-    def __init__(self) -> None:
+
+class Keys:
+    """Keys of groups in a partition's state; a limited number is remembered.
+
+    Args:
+        groups_of: The groups of messages.
+    """
+
+    def __init__(self, groups_of: GroupsOf) -> None:
+        self._groups_of = groups_of
         self._known: dict[str, int] = {}
 
-    def of(self, group: str) -> int:
-        """The key of a group."""
+    def give(self, topic: str, messages: Sequence[Taken]) -> None:
+        """Give messages the keys of their groups."""
+        for message, group in zip(messages, self._groups_of(TopicPartition(topic, 0), messages), strict=True):
+            message.key = None if group is None else self._of(group)
+
+    def _of(self, group: str) -> int:
         key = self._known.get(group)
         if key is None:
             if len(self._known) > _GROUPS_MAX:

@@ -1,15 +1,23 @@
-"""Messages from the moment they are handed over until the state file has them as settled. No client, no core."""
+"""Messages from the moment they are handed over until the state file has them as settled, and the room for them."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 
 from sidecar.core.records import Run, TopicPartition
+from sidecar.sources.base import ReadPast
+from sidecar.sources.rocketmq.leased.client import LeasedClient
 from sidecar.sources.rocketmq.leased.columns import Taken
+from sidecar.sources.rocketmq.leased.recovery import Recovery
 
+HELD_MAX = 20_000
+"""Limit of held messages: the lease of each must be extended."""
+LEAST_SHARE = 8
+"""Recovered messages must not starve new ones: 1/8 of the room is reserved for new messages."""
+EXTEND_EVERY_S = 2.0
 _NUMBER = attrgetter("number")
 
 
@@ -46,17 +54,19 @@ class Held:
         if size_bytes > self.largest_bytes:
             self.largest_bytes = size_bytes
 
-    def number(self, run: Run) -> None:
+    def noted(self, run: Run | ReadPast) -> Run | ReadPast:
         """Note the numbers under which the core has these messages."""
-        self._by_number[run.tp].update(zip(map(_NUMBER, run.messages), run.messages, strict=True))
+        if isinstance(run, Run):
+            self._by_number[run.tp].update(zip(map(_NUMBER, run.messages), run.messages, strict=True))
+        return run
 
-    def at(self, tp: TopicPartition, number: int) -> Taken | None:
+    def numbered(self, tp: TopicPartition, number: int) -> Taken | None:
         """The message of a number; from any thread."""
         return self._by_number.get(tp, {}).get(number)
 
     def all(self) -> list[Taken]:
         """All held messages, settled or not."""
-        return [*self.unsettled.values(), *(one for _, messages in self._leaving for one in messages)]
+        return [*self.unsettled.values(), *(message for _, messages in self._leaving for message in messages)]
 
     def settle(self, tp: TopicPartition, messages: list[Taken]) -> None:
         """Let these messages leave, as soon as the state file has them as settled."""
@@ -94,6 +104,61 @@ class Held:
         room.nbytes -= sum(sizes)
         if max(sizes, default=0) >= self.largest_bytes:
             self.largest_bytes = 0
+
+
+class Gate:
+    """Lets the client receive while there is room, and extends the leases of held messages.
+
+    Args:
+        client: Hands messages over.
+        held: What was handed over.
+        held_max_bytes: Limit of held bytes.
+        clock: Monotonic seconds.
+        replays_first: Whether parts recovered from the state file come first: until then, the broker gives no more of
+            these queues.
+    """
+
+    def __init__(
+        self, client: LeasedClient, held: Held, held_max_bytes: int, clock: Callable[[], float], *, replays_first: bool
+    ) -> None:
+        self._client = client
+        self._held = held
+        self._held_max_bytes = held_max_bytes
+        self._clock = clock
+        self._replays_first = replays_first
+        self.is_full = False
+        """Whether there is no room, or nothing to receive for."""
+        self._is_closed = False
+        self._extend_at_s = clock()
+
+    def open(self) -> None:
+        """Keep the client from receiving before recovery is known."""
+        if self._replays_first:
+            self._close(full=True)
+
+    def _close(self, *, full: bool) -> None:
+        if full != self._is_closed:
+            self._is_closed = full
+            self._client.pause(full)
+
+    def turn(self, recovery: Recovery, *, is_idle: bool) -> None:
+        """Decide whether to receive: awaited messages are received even while full, because only they make room.
+
+        Args:
+            recovery: What is awaited.
+            is_idle: Whether new messages of no topic are read.
+        """
+        new, again, awaited = self._held.new, self._held.again, recovery.awaits
+        count_max = max(HELD_MAX - again.count - awaited, HELD_MAX // LEAST_SHARE)
+        bytes_max = max(self._held_max_bytes - again.nbytes, self._held_max_bytes // LEAST_SHARE)
+        # One more message like the largest may exceed the limit by at most 1/8.
+        is_large = new.nbytes + self._held.largest_bytes > bytes_max * 9 // 8 and new.count > 0
+        is_full = is_large or new.count >= count_max or new.nbytes >= bytes_max
+        self.is_full = is_full or (is_idle and not awaited)
+        self._close(full=self.is_full or (self._replays_first and recovery.replays()))
+        if self._clock() >= self._extend_at_s:
+            self._extend_at_s = self._clock() + EXTEND_EVERY_S
+            self._client.extend([message.handles[-1] for message in self._held.all() if message.handles])
 
 
 def handles_of(messages: Iterable[Taken]) -> list[Hashable]:

@@ -52,7 +52,7 @@ def keep_placement(message: Taken) -> str:
     return orjson.dumps([b64encode(message.identity).decode(), *placement]).decode()
 
 
-def keep(client: LeasedClient, message: Taken) -> str:
+def keep_message(client: LeasedClient, message: Taken) -> str:
     """A message with its newest receipt."""
     receipts = [client.receipt(handle) for handle in message.handles[-1:]]
     return json.dumps([*receipts, packed(message.handed).decode()])

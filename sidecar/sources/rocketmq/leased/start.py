@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from sidecar.core.partition.state import LaneState, PartitionState
@@ -62,6 +63,17 @@ class _Left(NamedTuple):
             return PartitionState(self.state.seen, self.state.seen)
         first = min(first for first, _ in ranges)  # but numbers after the last were used too, and are never used again
         return PartitionState(first, self.state.seen, lanes, None, self.state.shared)
+
+
+def start_all(
+    topics: Sequence[str],
+    group: str,
+    rules: bytes,
+    keep: Callable[[Taken], str] | None,
+    rows: Mapping[ProgressKey, str],
+) -> dict[str, Start]:
+    """The numberings of each of these topics; see `start`."""
+    return {topic: start(topic, rows, group, rules, time.time_ns() // 1_000, keep) for topic in topics}
 
 
 def start(

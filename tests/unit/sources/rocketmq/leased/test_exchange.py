@@ -112,7 +112,7 @@ def test_what_is_no_such_message_is_not_taken() -> None:
 
 def test_while_nobody_can_be_asked_nothing_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """The time after which a message is gone counts only while another member could give it."""
-    monkeypatch.setattr("sidecar.sources.rocketmq.leased.source.GONE_AFTER_S", 0.0)
+    monkeypatch.setattr("sidecar.sources.rocketmq.leased.recovery.GONE_AFTER_S", 0.0)
     pair = Pair()
     pair.place.problem = "away"
     pair.come_back()

@@ -179,7 +179,7 @@ def test_what_never_comes_again_is_given_up(monkeypatch: pytest.MonkeyPatch) -> 
     scene.commit(PartitionState(begin, begin + 2, {A: LaneState(None, ((begin, begin + 1),))}))
     again = Scene(scene.state)
     assert again.poll(handed(3, b"2", unique="2")) == []
-    monkeypatch.setattr("sidecar.sources.rocketmq.leased.source.GONE_AFTER_S", 0.0)
+    monkeypatch.setattr("sidecar.sources.rocketmq.leased.recovery.GONE_AFTER_S", 0.0)
     assert runs(again.poll()) == [(begin + 1, [b"2"])]
     assert again.events == ["members.gone"]
 
@@ -229,7 +229,7 @@ def test_a_planned_stop_gives_back_what_is_not_settled() -> None:
 
 def test_what_is_held_is_bounded_and_kept_invisible(monkeypatch: pytest.MonkeyPatch) -> None:
     """At the limit nothing more is taken in, until something is settled; all that is held is kept from coming again."""
-    monkeypatch.setattr("sidecar.sources.rocketmq.leased.source.EXTEND_EVERY_S", 0.0)
+    monkeypatch.setattr("sidecar.sources.rocketmq.leased.held.EXTEND_EVERY_S", 0.0)
     scene = Scene(held_max_bytes=3_000)
     scene.poll(*(handed(n, unique=str(n)) for n in range(3)))
     scene.poll()

@@ -1,0 +1,98 @@
+"""Messages that were in flight at a crash, until they are back or given up: where they come from, and how long."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+
+from sidecar.core.records import TopicPartition
+from sidecar.sources.rocketmq.leased.client import Handed, LeasedClient
+from sidecar.sources.rocketmq.leased.columns import Taken
+from sidecar.sources.rocketmq.leased.exchange import Exchange
+from sidecar.sources.rocketmq.leased.kept import Placement, recover
+from sidecar.sources.rocketmq.leased.settled import Settled
+from sidecar.sources.rocketmq.leased.slot import Slot
+
+GONE_AFTER_S = 120.0
+"""Messages in flight at a crash are given up if they do not return for this time although the broker answers."""
+
+
+class Recovery:
+    """What earlier numberings await.
+
+    Args:
+        client: Hands messages over again.
+        exchange: Takes them from the members that received them; None without one.
+        clock: Monotonic seconds.
+    """
+
+    def __init__(self, client: LeasedClient, exchange: Exchange | None, clock: Callable[[], float]) -> None:
+        self._client = client
+        self._exchange = exchange
+        self._clock = clock
+        self._slots: list[Slot] = []
+        """The earlier numberings of all topics."""
+        self._placements: dict[bytes, Placement] = {}
+        """Placements of awaited messages when first sent, by identity."""
+        self._stored: list[Handed] = []
+        """Messages from the state file that were not taken yet."""
+        self._turned_s = clock()
+        self._missed_s = 0.0
+
+    def add(self, slots: Sequence[Slot], kept: Sequence[str]) -> None:
+        """Recover these numberings.
+
+        Args:
+            slots: Earlier numberings of a topic.
+            kept: What the state file has of their messages.
+        """
+        stored, placements = recover(self._client, kept, slots)
+        self._slots += slots
+        self._stored += stored
+        self._placements |= placements
+
+    @property
+    def awaits(self) -> int:
+        """Number of missing messages."""
+        return sum(slot.awaited.count for slot in self._slots)
+
+    def replays(self) -> bool:
+        """Whether what can be sent without the broker is not settled yet."""
+        return (bool(self._stored) or not self.awaits) and any(not slot.is_done for slot in self._slots)
+
+    def stored(self) -> list[Handed]:
+        """Messages from the state file, once."""
+        stored, self._stored = self._stored, []
+        return stored
+
+    def exchanged(self, unsettled: Mapping[bytes, Taken], settled: Settled) -> list[Handed]:
+        """Messages from other members; see `Exchange.turn`."""
+        return self._exchange.turn(self._slots, unsettled, settled) if self._exchange is not None else []
+
+    def collect(self, slots: Sequence[Slot], message: Taken) -> bool:
+        """Take a message as it was first sent if one of these numberings awaits it; return whether one does."""
+        for slot in slots:
+            if slot.awaited.collect(message):
+                if placement := self._placements.pop(message.identity, None):
+                    message.handed = placement.restore(message.handed)
+                self._missed_s = 0.0
+                return True
+        return False
+
+    def overdue(self, paused: Collection[TopicPartition], *, is_full: bool, are_new_paused: bool) -> list[Slot]:
+        """The numberings whose missing messages are to be given up: for long they could have come, and none did.
+
+        Args:
+            paused: Numberings that the core does not read at present.
+            is_full: Whether there is no room for messages.
+            are_new_paused: Whether the core does not read the new messages of a topic.
+        """
+        now_s = self._clock()
+        elapsed_s, self._turned_s = now_s - self._turned_s, now_s
+        waiting = [slot for slot in self._slots if slot.awaited.count]
+        # Full, and new messages are paused but recovery is not: only awaited messages can make room.
+        is_stuck = are_new_paused and any(slot.tp not in paused for slot in waiting)
+        is_cut_off = self._client.problems() or (self._exchange is not None and self._exchange.problem)
+        if not waiting or (is_full and not is_stuck) or is_cut_off:
+            return []
+        self._missed_s += min(elapsed_s, 1.0)
+        return waiting if self._missed_s >= GONE_AFTER_S else []
