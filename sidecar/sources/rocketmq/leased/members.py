@@ -103,11 +103,11 @@ class Awaited:
     """
 
     def __init__(self, rows: Mapping[int, list[Member]]) -> None:
-        self._places: dict[bytes, list[tuple[int, int]]] = {}
+        self._members: dict[bytes, list[tuple[int, int]]] = {}
         """Number and row of missing messages, by identity."""
         for chunk, members in rows.items():
             for member in members:
-                self._places.setdefault(member.identity, []).append((member.number, chunk))
+                self._members.setdefault(member.identity, []).append((member.number, chunk))
         self._order = sorted(member.number for members in rows.values() for member in members)
         self._missing = set(self._order)
         self._collected: dict[int, Taken] = {}
@@ -122,21 +122,21 @@ class Awaited:
     @property
     def missed(self) -> KeysView[bytes]:
         """Missing messages, by identity."""
-        return self._places.keys()
+        return self._members.keys()
 
     @property
     def is_empty(self) -> bool:
         """Whether none is missing or waits for another."""
-        return not (self._places or self._collected)
+        return not (self._members or self._collected)
 
     def collect(self, message: Taken) -> bool:
         """Take a message if it is missing; return whether it is."""
-        places = self._places.get(message.identity)
-        if not places:
+        members = self._members.get(message.identity)
+        if not members:
             return False
-        message.number, message.chunk = places.pop(0)
-        if not places:
-            del self._places[message.identity]
+        message.number, message.chunk = members.pop(0)
+        if not members:
+            del self._members[message.identity]
         message.again = True
         self._missing.discard(message.number)
         self._collected[message.number] = message
@@ -144,7 +144,7 @@ class Awaited:
 
     def give_up(self, identities: Collection[bytes]) -> list[int]:
         """Await these no longer; return the row of each."""
-        given_up = [place for identity in identities for place in self._places.pop(identity, ())]
+        given_up = [member for identity in identities for member in self._members.pop(identity, ())]
         self._missing.difference_update(number for number, _ in given_up)
         return [chunk for _, chunk in given_up]
 

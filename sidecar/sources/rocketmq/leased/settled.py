@@ -81,4 +81,5 @@ def _unpacked(text: str) -> list[bytes]:
         raw = base64.b64decode(text, validate=True)
     except binascii.Error:  # whoever wrote it: what is not known is no duplicate
         return []
-    return [raw[at : at + IDENTITY_BYTES] for at in range(0, len(raw) - IDENTITY_BYTES + 1, IDENTITY_BYTES)]
+    begins = range(0, len(raw) - IDENTITY_BYTES + 1, IDENTITY_BYTES)
+    return [raw[begin : begin + IDENTITY_BYTES] for begin in begins]
