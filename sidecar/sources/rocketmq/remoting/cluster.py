@@ -50,6 +50,11 @@ class Cluster:
         """The connection of a queue, None while this member does not have its lock."""
         return self.routes.link(tp.broker) if self.members.may_go_on(tp) else None
 
+    def connection(self, tp: TopicPartition) -> int:
+        """The number of the connection to a queue's broker, 0 if there is none."""
+        link = self.routes.link(tp.broker)
+        return link.connection if link is not None and link.is_up else 0
+
     def place(self, tp: TopicPartition, suggested: str) -> Place | None:
         """Where a queue is read: at its master, or at a slave if the master suggests it or is dead."""
         link = self.link(tp)

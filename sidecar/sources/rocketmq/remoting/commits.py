@@ -17,11 +17,11 @@ from sidecar.errors import StateError
 from sidecar.sources.base import Listener
 from sidecar.sources.rocketmq.progress import Told
 from sidecar.sources.rocketmq.remoting.brokers import Boot
+from sidecar.sources.rocketmq.remoting.cluster import Cluster
 from sidecar.sources.rocketmq.remoting.owned import OwnedQueues
 from sidecar.sources.rocketmq.wire.codes import Code
 from sidecar.sources.rocketmq.wire.frames import Frame
-from sidecar.sources.rocketmq.wire.network import Link, Network
-from sidecar.sources.rocketmq.wire.requests import Asks, commit_waves
+from sidecar.sources.rocketmq.wire.requests import commit_waves
 from sidecar.state.interface import ProgressKey, State
 
 IDLE_S = 1.0
@@ -45,13 +45,10 @@ class Commits:
     """Makes states durable.
 
     Args:
-        network: Asks.
-        asks: Makes the requests.
+        cluster: The cluster.
         state: Keeps the core's states.
         listener: Receives the results.
         rules: 4 bytes, a hash of what decides where a message goes.
-        place: The connection of a queue, None while it must not be committed.
-        may_wait: Whether the state file is enough until the queue's master is back.
 
     Attributes:
         owned: The queues that may be committed; after one is owned, `start_at` must follow.
@@ -59,25 +56,23 @@ class Commits:
 
     def __init__(
         self,
-        network: Network,
-        asks: Asks,
+        cluster: Cluster,
         state: State,
         listener: Listener,
         rules: bytes,
-        place: Callable[[TopicPartition], Link | None],
-        may_wait: Callable[[TopicPartition], bool],
     ) -> None:
-        self._network = network
-        self._asks = asks
+        self._cluster = cluster
         self._state = state
         self._listener = listener
-        self.owned = OwnedQueues(rules, lambda tp: place(tp) is not None, may_wait)
-        self._place = place
-        self._may_wait = may_wait
+        self.owned = OwnedQueues(rules, self._may_commit, cluster.connection)
         self._boots: dict[str, Boot] = {}
         self._pending: _Pending | None = None
         self._note_at_s = 0.0
         self._disk = ThreadPoolExecutor(1, thread_name_prefix="progress")
+
+    def _may_commit(self, tp: TopicPartition) -> bool:
+        """The state file is enough until the queue's master is back."""
+        return self._cluster.link(tp) is not None or self._cluster.members.is_orphaned(tp)
 
     def meet(self, boots: Mapping[str, Boot]) -> None:
         """Set the present run of each broker."""
@@ -118,32 +113,32 @@ class Commits:
             if queue is None:
                 continue
             queue.saved = offset
-            link = self._place(tp)
+            link = self._cluster.link(tp)
             if link is None:
-                pending.results[tp] = self._may_wait(tp)
+                pending.results[tp] = self._cluster.members.is_orphaned(tp)
                 continue
             if offset == queue.committed:
                 pending.results[tp] = True
                 continue
             pending.left += 1
-            answered = self._answered(pending, tp, self._told(tp, link, offset))
-            link.ask(self._asks.commit(tp, offset), answered)
+            answered = self._answered(pending, tp, offset, link.connection)
+            link.ask(self._cluster.asks.commit(tp, offset), answered)
 
-    def _told(self, tp: TopicPartition, link: Link, offset: int) -> Told:
-        boot = self._boots.get(tp.broker)
-        return Told(boot.stamp if boot and boot.connection == link.connection else 0, offset)
-
-    def _answered(self, pending: _Pending, tp: TopicPartition, told: Told) -> Callable[[Frame | None], None]:
+    def _answered(
+        self, pending: _Pending, tp: TopicPartition, offset: int, connection: int
+    ) -> Callable[[Frame | None], None]:
         def take(frame: Frame | None) -> None:
             pending.left -= 1
-            pending.results[tp] = self._took(tp, told, frame)
+            pending.results[tp] = self._took(tp, offset, connection, frame)
 
         return take
 
-    def _took(self, tp: TopicPartition, told: Told, frame: Frame | None) -> bool:
+    def _took(self, tp: TopicPartition, offset: int, connection: int, frame: Frame | None) -> bool:
         good = frame is not None and frame.code == Code.SUCCESS
         if good:
-            self.owned.took(tp, told)
+            boot = self._boots.get(tp.broker)
+            stamp = boot.stamp if boot and boot.connection == connection else 0
+            self.owned.took(tp, Told(stamp, offset), connection)
         elif frame is not None:
             reason = frame.remark or f"code {frame.code}"
             self._listener.event("commit.failed", "warning", {**tp.fields(), "reason": reason})
@@ -156,7 +151,7 @@ class Commits:
         results = {item.tp: False for item in items}
         if not self._is_saved(self._disk.submit(self._state.save_progress, rows)):
             return results
-        waiting = {tp: self._may_wait(tp) for tp in offsets if self._place(tp) is None}
+        waiting = {tp: self._cluster.members.is_orphaned(tp) for tp in offsets if self._cluster.link(tp) is None}
         results |= waiting | self._ask_all(offsets)
         self._note(0.0)
         return results
@@ -170,18 +165,18 @@ class Commits:
 
     def start_at(self, offsets: Mapping[TopicPartition, int]) -> None:
         """Commit the starts of queues at the brokers, so that the next owner starts there too."""
-        self.owned.restart(offsets)
         self._ask_all(offsets)
         self._note(0.0)  # which run of the broker's process has them
 
     def _ask_all(self, offsets: Mapping[TopicPartition, int]) -> dict[TopicPartition, bool]:
         results: dict[TopicPartition, bool] = {}
-        links = {tp: link for tp in offsets if (link := self._place(tp))}
+        links = {tp: link for tp in offsets if (link := self._cluster.link(tp))}
         for tps in commit_waves(links):
-            told = {tp: self._told(tp, links[tp], offsets[tp]) for tp in tps}
-            asks = [(links[tp], self._asks.commit(tp, offsets[tp])) for tp in tps]
-            answers = zip(tps, self._network.ask_all(asks, NOW_TIMEOUT_S), strict=True)
-            results |= {tp: self._took(tp, told[tp], answer) for tp, answer in answers}
+            connections = [links[tp].connection for tp in tps]
+            asks = [(links[tp], self._cluster.asks.commit(tp, offsets[tp])) for tp in tps]
+            answers = self._cluster.network.ask_all(asks, NOW_TIMEOUT_S)
+            for tp, connection, answer in zip(tps, connections, answers, strict=True):
+                results[tp] = self._took(tp, offsets[tp], connection, answer)
         return results
 
     def close(self) -> None:

@@ -23,21 +23,24 @@ class Floor:
     """An offset that the broker certainly has on its disk."""
 
     offset: int
-    since_s: float
-    """When `_next` was committed."""
-    _next: int = field(init=False)
+    _taken: int = -1
+    """The last commit that the broker took."""
+    _connection: int = 0
+    """On which it did: no connection outlives its process."""
+    _next: int = -1
+    """Taken by `_since_s`."""
+    _since_s: float = 0.0
 
-    def __post_init__(self) -> None:
-        self._next = self.offset
+    def took(self, offset: int, connection: int, now_s: float) -> None:
+        """The broker took this commit on a connection; if it is a new one, the broker may have lost what it had."""
+        if connection != self._connection:
+            self._connection, self._next, self._since_s = connection, offset, now_s
+        self._taken = offset
 
-    def rise(self, committed: int, now_s: float) -> None:
-        """The broker is there, and has this offset now."""
-        if now_s - self.since_s >= FLUSHED_AFTER_S:
-            self.offset, self._next, self.since_s = self._next, committed, now_s
-
-    def restart(self, now_s: float) -> None:
-        """A broker that was killed may have lost what it had."""
-        self._next, self.since_s = self.offset, now_s
+    def rise(self, connection: int, now_s: float) -> None:
+        """The connection to the broker is this one, 0 if there is none."""
+        if connection == self._connection and now_s - self._since_s >= FLUSHED_AFTER_S:
+            self.offset, self._next, self._since_s = max(self.offset, self._next), self._taken, now_s
 
 
 @dataclass(slots=True)
@@ -96,16 +99,16 @@ class OwnedQueues:
 
     Args:
         rules: 4 bytes, a hash of what decides where a message goes.
-        is_there: Whether a queue's broker is there and may be told of commits.
-        may_wait: Whether the state file is enough until the queue's master is back.
+        may_commit: Whether a queue's state may be made durable now.
+        connection: The present connection to a queue's broker, 0 if there is none.
     """
 
     def __init__(
-        self, rules: bytes, is_there: Callable[[TopicPartition], bool], may_wait: Callable[[TopicPartition], bool]
+        self, rules: bytes, may_commit: Callable[[TopicPartition], bool], connection: Callable[[TopicPartition], int]
     ) -> None:
         self._rules = rules
-        self._is_there = is_there
-        self._may_wait = may_wait
+        self._may_commit = may_commit
+        self._connection = connection
         self._queues: dict[TopicPartition, Owned] = {}
         self._restless: set[TopicPartition] = set()
         """Those with commits at the broker that the state file lacks."""
@@ -120,10 +123,10 @@ class OwnedQueues:
         marks: tuple[Mark, ...],
         committed: int,
     ) -> None:
-        """Commit this queue from now on; `committed` is the broker's offset. `restart` must follow."""
+        """Commit this queue from now on; `committed` is the broker's offset."""
         row = known if known and assignment.incarnation == known.incarnation else None
         now_s = time.monotonic()
-        floor = Floor(row.floor if row else 0, now_s)
+        floor = Floor(row.floor if row else 0)
         start = assignment.state.watermark
         found = max(committed, self._left.pop(assignment.tp, -1))
         self._queues[assignment.tp] = Owned(identity, found, start, floor, marks=marks, row=row, row_at_s=now_s)
@@ -160,19 +163,13 @@ class OwnedQueues:
         if not queue.marks:
             self._restless.add(tp)
 
-    def took(self, tp: TopicPartition, told: Told) -> None:
-        """The broker accepted this commit."""
+    def took(self, tp: TopicPartition, told: Told, connection: int) -> None:
+        """The broker accepted this commit on this connection."""
         queue = self._queues.get(tp)
         if queue is not None:
             queue.committed, queue.told = told.offset, told
+            queue.floor.took(told.offset, connection, time.monotonic())
             self._restless.add(tp)
-
-    def restart(self, tps: Iterable[TopicPartition]) -> None:
-        """These queues are committed anew: at a broker that was killed, or by their new owner."""
-        now_s = time.monotonic()
-        for tp in tps:
-            if tp in self._queues:
-                self._queues[tp].floor.restart(now_s)
 
     def rows(self, items: Sequence[CommitItem]) -> tuple[dict[ProgressKey, str], dict[TopicPartition, int]]:
         """Rows and offsets of the states that may be made durable."""
@@ -182,11 +179,9 @@ class OwnedQueues:
             # While it waited for the journal, the queue may have moved: then it is not committed.
             if queue is None or queue.identity.scope != item.scope:
                 continue
-            is_there = self._is_there(item.tp)
-            if not is_there and not self._may_wait(item.tp):
+            if not self._may_commit(item.tp):
                 continue
-            if is_there:
-                queue.floor.rise(queue.committed, now_s)
+            queue.floor.rise(self._connection(item.tp), now_s)
             rows[ProgressKey.of(item.tp)] = queue.row_of(item, self._rules, now_s).dump()
             offsets[item.tp] = item.state.watermark
         return rows, offsets
@@ -200,8 +195,7 @@ class OwnedQueues:
                 continue
             if queue.noted is not None and not queue.noted.done():
                 continue
-            if self._is_there(tp):
-                queue.floor.rise(queue.committed, now_s)
+            queue.floor.rise(self._connection(tp), now_s)
             note = queue.note_of(queue.row)
             if note is not None:
                 notes[tp] = note

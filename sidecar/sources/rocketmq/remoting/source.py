@@ -87,8 +87,7 @@ class RocketMqSource:
             if settings.sql:
                 joining.check_filter(cluster.subscriptions[settings.topics[0]])
             self._state.bind(routes.cluster, asks.wire(asks.group))
-            may_wait = cluster.members.is_orphaned
-            self._commits = Commits(network, asks, self._state, listener, self._rules, cluster.link, may_wait)
+            self._commits = Commits(cluster, self._state, listener, self._rules)
             starts = Starts(network, asks, routes.link, routes.cluster, settings.start, self._rules, listener.event)
             queues, known = [tp for topic in settings.topics for tp in routes.queues(topic)], known_of(self._state)
             joining.await_start(lambda: starts.begin(queues, known))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,7 +18,7 @@ from sidecar.sources.rocketmq.remoting.commits import IDLE_S, Commits
 from sidecar.sources.rocketmq.remoting.owned import FLUSHED_AFTER_S
 from sidecar.sources.rocketmq.wire.codes import Code
 from sidecar.sources.rocketmq.wire.frames import Frame
-from sidecar.sources.rocketmq.wire.network import Ask, Network
+from sidecar.sources.rocketmq.wire.network import Ask
 from sidecar.sources.rocketmq.wire.requests import Asks
 from sidecar.state.interface import ProgressKey
 from sidecar.state.memory import MemoryState
@@ -37,6 +36,7 @@ class TakingLink:
     """Takes each commit at once."""
 
     is_up, connection, problem = True, 1, ""
+    is_orphaned = False
 
     def ask(self, ask: Ask, answered: Any, timeout_s: float = 0) -> None:
         """Answer."""
@@ -58,13 +58,18 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return clock
 
 
-def commits_of(state: MemoryState, link: TakingLink | None = None, *, may_wait: bool = False) -> Commits:
-    """Commits of a queue that begins at its first message; its place is `link` while that is up."""
+def commits_of(state: MemoryState, link: TakingLink | None = None) -> Commits:
+    """Commits of a queue that begins at its first message."""
     listener: Any = SimpleNamespace(committed=lambda *_: None)
-    at: Any = link or TakingLink()
-    network, asks = Network(None, None, lambda _: None), Asks("me", "g")
-    place = lambda _: at if at.is_up else None  # noqa: E731
-    commits = Commits(network, asks, state, listener, b"rule", place, lambda _: may_wait)
+    broker = link or TakingLink()
+    cluster: Any = SimpleNamespace(
+        asks=Asks("me", "g"),
+        network=SimpleNamespace(ask_all=lambda asks, timeout_s: [TAKEN for _ in asks]),
+        members=SimpleNamespace(is_orphaned=lambda _: broker.is_orphaned),
+        link=lambda _: broker if broker.is_up else None,
+        connection=lambda _: broker.connection if broker.is_up else 0,
+    )
+    commits = Commits(cluster, state, listener, b"rule")
     commits._disk = Inline()  # type: ignore[assignment]
     start = Assignment(QUEUE, IDENTITY.scope, PartitionState(0, 0), "", 5, resumed=False, read_from=0)
     commits.owned.own(start, IDENTITY, None, (), -1)
@@ -89,17 +94,30 @@ def test_what_a_killed_broker_is_told_again_is_not_on_its_disk_at_once(
     is_killed: bool, floor: int, clock: Clock
 ) -> None:
     """Until 15 s after it is back, an older offset may be one that it forgot, and is taken for no reset."""
-    state = MemoryState()
-    commits = commits_of(state)
-    commit(commits, 10)
-    clock.now_s += FLUSHED_AFTER_S
+    state, link = MemoryState(), TakingLink()
+    commits = commits_of(state, link)
     commit(commits, 10)
     clock.now_s += FLUSHED_AFTER_S - 1
     if is_killed:
+        link.connection += 1
         commits.start_at({QUEUE: 10})
     clock.now_s += 1
     commit(commits, 20)
     assert progress_of(state).floor == floor
+    clock.now_s += FLUSHED_AFTER_S - 1
+    commit(commits, 30)
+    assert progress_of(state).floor == 10
+
+
+def test_a_lock_that_lapsed_does_not_hold_up_what_is_on_the_brokers_disk(clock: Clock) -> None:
+    """The broker writes what it took, whoever has the queue's lock."""
+    state, link = MemoryState(), TakingLink()
+    commits = commits_of(state, link)
+    commit(commits, 10)
+    commits._cluster.link = lambda _: None  # type: ignore[method-assign,assignment]
+    clock.now_s += FLUSHED_AFTER_S
+    commits.go_on()
+    assert progress_of(state).floor == 10
 
 
 def test_a_note_that_could_not_be_written_is_written_again(clock: Clock) -> None:
@@ -132,11 +150,6 @@ def test_what_a_broker_is_told_again_is_noted_at_once(clock: Clock) -> None:
     commits = commits_of(state)
     commit(commits, 10)
     assert progress_of(state).told.offset == -1
-
-    def take_all(asks: Sequence[object], timeout_s: float = 0.0) -> list[Frame | None]:
-        return [TAKEN for _ in asks]
-
-    commits._network.ask_all = take_all  # type: ignore[method-assign]
     commits.start_at({QUEUE: 10})
     assert progress_of(state).told.offset == 10
 
@@ -145,9 +158,9 @@ def test_what_a_broker_is_told_again_is_noted_at_once(clock: Clock) -> None:
 def test_what_a_broker_had_before_it_went_away_is_not_on_its_disk(rests: bool, clock: Clock) -> None:
     """It may have been killed before it wrote that; whatever is older would be taken for a reset."""
     state, link = MemoryState(), TakingLink()
-    commits = commits_of(state, link, may_wait=True)
+    commits = commits_of(state, link)
     commit(commits, 10)
-    link.is_up = False
+    link.is_up, link.is_orphaned = False, True
     for _ in range(2):
         clock.now_s += FLUSHED_AFTER_S
         if rests:
