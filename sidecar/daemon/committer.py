@@ -73,9 +73,9 @@ class Committer:
         self._pipeline.orders.count_unwritten(self._order.unwritten_bytes)
         return step
 
-    def ended(self, told: StepEnded) -> None:
+    def ended(self, ended: StepEnded) -> None:
         """The step under way ended: do the next one."""
-        step = self._end(ok=told.ok)
+        step = self._end(ok=ended.ok)
         if step is not None:
             self._do(step)
 

@@ -35,46 +35,47 @@ class Feed:
         self._snapshots = snapshots
         self._has_ledger = has_ledger
 
-    def take(self, found: Sequence[Assignment]) -> None:
+    def take(self, assignments: Sequence[Assignment]) -> None:
         """These partitions are ours: the core has them at once, or when their ids are there."""
-        known = self._snapshots.load() if found else {}
-        self._begin([(one, known.get(one.tp)) for one in found if self._ids.take(one, known.get(one.tp))])
+        known = self._snapshots.load() if assignments else {}
+        pairs = [(assignment, known.get(assignment.tp)) for assignment in assignments]
+        self._begin([pair for pair in pairs if self._ids.take(*pair)])
         if self._ids.loading:
             self.pause()
 
-    def sorted(self, told: IdsSorted) -> None:
+    def sorted(self, result: IdsSorted) -> None:
         """The ids of a partition are there, or could not be had."""
-        if (taken := self._ids.sorted(told)) is not None:
-            self._begin([(taken.one, taken.known)])
+        if (taken := self._ids.sorted(result)) is not None:
+            self._begin([(taken.assignment, taken.known)])
             self.pause()
-            for found in taken.come:
-                self._read(found)
+            for item in taken.come:
+                self._read(item)
 
-    def _begin(self, found: Iterable[tuple[Assignment, PartitionSnapshot | None]]) -> None:
+    def _begin(self, assignments: Iterable[tuple[Assignment, PartitionSnapshot | None]]) -> None:
         is_stale = False
-        for one, known in found:
-            self._snapshots.assignments[one.tp] = one
-            self._pipeline.assign(one.tp, one.scope, one.state, one.lineage)
-            is_stale |= self._load_positions(one, known)
+        for assignment, known in assignments:
+            self._snapshots.assignments[assignment.tp] = assignment
+            self._pipeline.assign(assignment.tp, assignment.scope, assignment.state, assignment.lineage)
+            is_stale |= self._load_positions(assignment, known)
         if is_stale:
             self._snapshots.now()
 
-    def _load_positions(self, one: Assignment, known: PartitionSnapshot | None) -> bool:
+    def _load_positions(self, assignment: Assignment, known: PartitionSnapshot | None) -> bool:
         """What was settled in an earlier life is seen already; above the watermark a ledger tells it.
 
         Returns:
             Whether the folder's window must be written anew before anything is committed: it is of an incarnation that
             ends here, or some of it is not to be trusted.
         """
-        settled = Settled(one.incarnation, one.state.watermark)
-        if one.settled is not None and not self._has_ledger:
-            settled = one.settled
-        same = known is not None and (known.topic_id, known.incarnation) == (one.topic_id, settled.incarnation)
+        settled = Settled(assignment.incarnation, assignment.state.watermark)
+        if assignment.settled is not None and not self._has_ledger:
+            settled = assignment.settled
+        same = known is not None and (known.topic_id, known.incarnation) == (assignment.topic_id, settled.incarnation)
         is_distrusted = False
-        if known is not None and same and one.resumed:
-            partition = self._pipeline.partitions[one.tp]
+        if known is not None and same and assignment.resumed:
+            partition = self._pipeline.partitions[assignment.tp]
             is_distrusted = self._pipeline.intake.positions.load(partition, known.bitmaps, settled.below)
-        return is_distrusted or settled.incarnation != one.incarnation
+        return is_distrusted or settled.incarnation != assignment.incarnation
 
     def pause(self) -> None:
         """Read on only from partitions that the core has, and wants more of."""
@@ -83,16 +84,16 @@ class Feed:
 
     def poll(self) -> None:
         """Give the core what has come; serves the source's listener meanwhile."""
-        for found in self._source.poll(self._patience_s()):
-            self._read(found)
+        for item in self._source.poll(self._patience_s()):
+            self._read(item)
 
-    def _read(self, found: Run | ReadPast) -> None:
-        if found.tp in self._ids.loading:
-            self._ids.loading[found.tp].come.append(found)
-        elif isinstance(found, Run):
-            self._pipeline.read(found, time.monotonic() * 1000)
+    def _read(self, item: Run | ReadPast) -> None:
+        if item.tp in self._ids.loading:
+            self._ids.loading[item.tp].come.append(item)
+        elif isinstance(item, Run):
+            self._pipeline.read(item, time.monotonic() * 1000)
         else:
-            self._pipeline.read_past(found.tp, found.position, time.monotonic() * 1000)
+            self._pipeline.read_past(item.tp, item.position, time.monotonic() * 1000)
 
     def _patience_s(self) -> float:
         if self._pipeline.delivery.outbox.groups or self._pipeline.commits.outstanding:

@@ -66,7 +66,7 @@ class IdsSorted(NamedTuple):
 class Taken:
     """A partition that is ours, and whose ids are on their way."""
 
-    one: Assignment
+    assignment: Assignment
     known: PartitionSnapshot | None
     number: int
     since_s: float
@@ -113,7 +113,9 @@ class IdJournal:
     def write(self, segments: Sequence[SettledIds]) -> str:
         """Make ids durable. Why they are not, else empty."""
         try:
-            self._stored.append([IdSegment(one.tp, one.generation, one.ids.tobytes()) for one in segments])
+            self._stored.append(
+                [IdSegment(settled.tp, settled.generation, settled.ids.tobytes()) for settled in segments]
+            )
             for tp, generation in {(segment.tp, segment.generation - 1) for segment in segments}:
                 if generation > self._dropped.get(tp, 0):
                     self._stored.drop_before(tp, generation)
@@ -153,10 +155,10 @@ class Sorter:
         """Begin to look what others have changed; an `IdsChanged` tells it."""
 
         def job() -> None:
-            found = set()
+            changed = set()
             with suppress(SidecarError):  # the folder is gone, which is told anyway
-                found = self._stored.changed()
-            self._inbox.put(IdsChanged(found))
+                changed = self._stored.changed()
+            self._inbox.put(IdsChanged(changed))
 
         self._worker.do(job)
 
@@ -198,54 +200,54 @@ class IdKeeper:
 
     # Restoring
 
-    def take(self, one: Assignment, known: PartitionSnapshot | None) -> bool:
+    def take(self, assignment: Assignment, known: PartitionSnapshot | None) -> bool:
         """A partition is ours; whether the core may have it at once. Else `sorted` gives it."""
         if not self._pipeline.intake.identities.remembered:
-            if not one.resumed:
-                self._writer.wait(lambda: self.journal.begin(one.tp, resumed=False))
+            if not assignment.resumed:
+                self._writer.wait(lambda: self.journal.begin(assignment.tp, resumed=False))
             return True
         self._number += 1
-        self._kept[one.tp] = _Kept(self._number)
-        taken = self.loading[one.tp] = Taken(one, known, self._number, time.monotonic())
+        self._kept[assignment.tp] = _Kept(self._number)
+        taken = self.loading[assignment.tp] = Taken(assignment, known, self._number, time.monotonic())
         self._restore(taken)
         return False
 
     def _restore(self, taken: Taken) -> None:
         taken.retry_at_s = None
-        one = taken.one
+        assignment = taken.assignment
 
         def write() -> None:
             try:
-                self.journal.begin(one.tp, resumed=one.resumed)
+                self.journal.begin(assignment.tp, resumed=assignment.resumed)
             except SidecarError as error:
-                self._inbox.put(IdsSorted(one.tp, taken.number, None, str(error)))
+                self._inbox.put(IdsSorted(assignment.tp, taken.number, None, str(error)))
             else:
-                self.sorter.sort(one.tp, taken.number, merge=False)
+                self.sorter.sort(assignment.tp, taken.number, merge=False)
 
         self._writer.do(write)
 
-    def sorted(self, told: IdsSorted) -> Taken | None:
+    def sorted(self, result: IdsSorted) -> Taken | None:
         """What the sorter found: the partition that waited for it, to be given to the core now."""
-        kept = self._kept.get(told.tp)
-        if kept is None or kept.number != told.number:
+        kept = self._kept.get(result.tp)
+        if kept is None or kept.number != result.number:
             return None
-        taken = self.loading.get(told.tp)
+        taken = self.loading.get(result.tp)
         kept.sorting = False
-        if told.stored is None:
+        if result.stored is None:
             if taken is None:
-                self._tell_filed(told.tp, kept, told.reason)
+                self._tell_filed(result.tp, kept, result.reason)
             else:
                 taken.retry_at_s = time.monotonic() + RETRY_S
-                log.error("ids.not_loaded", **told.tp.fields(), reason=told.reason)
+                log.error("ids.not_loaded", **result.tp.fields(), reason=result.reason)
             return None
-        self._tell_filed(told.tp, kept, told.stored.problem)
+        self._tell_filed(result.tp, kept, result.stored.problem)
         if taken is None:
-            self._window(told.tp).install(told.stored.runs)
+            self._window(result.tp).install(result.stored.runs)
             return None
-        del self.loading[told.tp]
-        self._restored(taken, told.stored)
-        if sum(map(len, told.stored.runs.values())) > FILES_MAX:
-            self._sort(told.tp, kept, merge=True)
+        del self.loading[result.tp]
+        self._restored(taken, result.stored)
+        if sum(map(len, result.stored.runs.values())) > FILES_MAX:
+            self._sort(result.tp, kept, merge=True)
         return taken
 
     def _sort(self, tp: TopicPartition, kept: _Kept, *, merge: bool) -> None:
@@ -260,13 +262,13 @@ class IdKeeper:
         kept.unfiled = bool(problem)
 
     def _restored(self, taken: Taken, stored: StoredIds) -> None:
-        tp = taken.one.tp
+        tp = taken.assignment.tp
         now_ms, wall_ms = time.monotonic() * 1000, time.time_ns() // 1_000_000
         begun = {generation: now_ms - max(0, wall_ms - at_ms) for generation, at_ms in stored.begun_at_ms.items()}
         ids = self._pipeline.intake.ids
         ids.room.size = self._memory_bytes // 4 // UNSORTED_BYTES
         ids.forget(tp)
-        self._window(tp).restore(stored.runs, begun, now_ms, taken.one.state.seen - 1)
+        self._window(tp).restore(stored.runs, begun, now_ms, taken.assignment.state.seen - 1)
         seconds = round(time.monotonic() - taken.since_s, 3)
         log.info("ids.loaded", **tp.fields(), count=len(self._window(tp)), seconds=seconds)
 
@@ -290,12 +292,12 @@ class IdKeeper:
             self._look_at_s = inf
             self.sorter.look()
 
-    def changed(self, told: IdsChanged) -> None:
+    def changed(self, change: IdsChanged) -> None:
         """Have that mended, unless all of the folder is gone; meanwhile look-ups go on in what is mapped."""
         self._look_at_s = time.monotonic() + LOOK_EVERY_S
         if self._pipeline.orders.state_lost:
             return
-        for tp in told.tps & self._kept.keys() - self.loading.keys():
+        for tp in change.tps & self._kept.keys() - self.loading.keys():
             if not self._kept[tp].sorting:
                 self._sort(tp, self._kept[tp], merge=False)
 
@@ -328,12 +330,12 @@ class IdKeeper:
     def status(self, now_s: float) -> IdsStatus:
         """What is remembered, and what it takes."""
         windows = [self._window(tp) for tp in self._kept.keys() & set(self._pipeline.intake.ids.keys())]
-        sets = [one for window in windows for one in (window.young, window.old) if len(one)]
+        sets = [generation for window in windows for generation in (window.young, window.old) if len(generation)]
         return IdsStatus(
             remembered=sum(map(len, sets)),
-            memory_bytes=sum(one.nbytes for one in sets),
-            file_bytes=sum(run.nbytes for one in sets for run in one.stored),
-            oldest_seconds=max((now_s - one.begun_ms / 1000 for one in sets), default=0.0),
+            memory_bytes=sum(generation.nbytes for generation in sets),
+            file_bytes=sum(run.nbytes for generation in sets for run in generation.stored),
+            oldest_seconds=max((now_s - generation.begun_ms / 1000 for generation in sets), default=0.0),
             rotations=self._pipeline.intake.ids.room.rotations,
             loading=len(self.loading),
         )

@@ -56,14 +56,14 @@ class Mail:
         now_ms = time.monotonic() * 1000
         while True:
             try:
-                told = self._inbox.get(timeout=timeout_s) if timeout_s else self._inbox.get_nowait()
+                event = self._inbox.get(timeout=timeout_s) if timeout_s else self._inbox.get_nowait()
             except queue.Empty:
                 return
             timeout_s = 0.0
-            self._take(told, now_ms)
+            self._take(event, now_ms)
 
-    def _take(self, told: Told, now_ms: float) -> None:
-        match told:
+    def _take(self, event: Told, now_ms: float) -> None:
+        match event:
             case Answered(batch_id, answer):
                 self._record.send_seconds.observe(answer.elapsed_ms / 1000)
                 self._pipeline.answered(batch_id, answer, now_ms, time.time_ns() // 1_000_000)
@@ -73,12 +73,12 @@ class Mail:
                 self._record.letters_stored(token, reason, letters, now_ms / 1000)
                 self._pipeline.stored(token, ok=not reason, now_ms=now_ms)
             case Snapped():
-                self._snapshots.ended(told)
+                self._snapshots.ended(event)
             case StepEnded():
-                self._committer.ended(told)
+                self._committer.ended(event)
             case IdsChanged():
-                self._ids.changed(told)
+                self._ids.changed(event)
             case IdsSorted():
-                self._feed.sorted(told)
+                self._feed.sorted(event)
             case _:
-                assert_never(told)
+                assert_never(event)

@@ -55,18 +55,18 @@ class Rebalances:
         self._mail = mail
         self._reloading: set[TopicPartition] = set()
 
-    def assigned(self, found: Sequence[Assignment]) -> None:
+    def assigned(self, assignments: Sequence[Assignment]) -> None:
         """These partitions are ours from here on."""
         self._record.assigned()
-        here = {one.tp for one in found}
+        here = {assignment.tp for assignment in assignments}
         if not here or here - self._reloading:
             self._record.rebalances["assigned"] += 1
         self._reloading -= here
-        for one in found:
-            if not one.resumed:
-                self._committer.begin_anew(one.tp)
-        self._feed.take(found)
-        names = [f"{one.tp}@{one.state.watermark}" for one in found]
+        for assignment in assignments:
+            if not assignment.resumed:
+                self._committer.begin_anew(assignment.tp)
+        self._feed.take(assignments)
+        names = [f"{assignment.tp}@{assignment.state.watermark}" for assignment in assignments]
         log.info("partitions.assigned", partitions=names[:50], count=len(names))
 
     def handing_over(self, tps: Collection[TopicPartition]) -> bool:

@@ -115,10 +115,10 @@ class Record:
         elif before:
             log.info("snapshot.saved")
 
-    def damaged(self, found: Collection[Damage], now_s: float) -> None:
+    def damaged(self, damages: Collection[Damage], now_s: float) -> None:
         """Something stored could not be used."""
-        for one in found:
-            self._damaged = now_s, f"{one.what} ({one.where}): {one.reason}; {one.outcome}"
+        for damage in damages:
+            self._damaged = now_s, f"{damage.what} ({damage.where}): {damage.reason}; {damage.outcome}"
 
     def letters_stored(self, token: int, reason: str, count: int, now_s: float) -> None:
         """So many dead letters are durable, or not: the reason is empty when they are."""

@@ -59,10 +59,10 @@ class Snapshots:
             self._writing = True
             self._writer.do(lambda: self._inbox.put(Snapped(self._save(rows))))
 
-    def ended(self, told: Snapped) -> None:
+    def ended(self, snapped: Snapped) -> None:
         """The one being written was, or could not be."""
         self._writing = False
-        self._record.snapped(told.reason)
+        self._record.snapped(snapped.reason)
 
     def now(self) -> None:
         """Write one, and wait for it."""
@@ -72,11 +72,11 @@ class Snapshots:
     def _rows(self) -> list[PartitionSnapshot]:
         """Only what is settled: what is in flight is new again after a crash."""
         rows = []
-        for tp, one in self.assignments.items():
+        for tp, assignment in self.assignments.items():
             partition = self._pipeline.partitions[tp]
             bitmaps = self._pipeline.intake.positions.dump(partition)
-            mark, floor = partition.reach.committed, one.state.watermark
-            rows.append(PartitionSnapshot(tp, one.topic_id, one.incarnation, mark, floor, bitmaps))
+            mark, floor = partition.reach.committed, assignment.state.watermark
+            rows.append(PartitionSnapshot(tp, assignment.topic_id, assignment.incarnation, mark, floor, bitmaps))
         return rows
 
     def _save(self, rows: list[PartitionSnapshot]) -> str:

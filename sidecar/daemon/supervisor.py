@@ -143,8 +143,8 @@ class Supervisor:
         self._mail.take()
         for effect in self.pipeline.step(now_s * 1000):
             self._effects.perform(effect)
-        for one in self._tended:
-            one.tend(now_s)
+        for component in self._tended:
+            component.tend(now_s)
         if self._drain_until_s is not None and (
             self.pipeline.idle or self.pipeline.orders.state_lost or now_s > self._drain_until_s
         ):

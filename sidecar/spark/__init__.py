@@ -83,6 +83,6 @@ def _options(
     groups: Sequence[str] | None, columns: Sequence[str] | None, *, dedup: bool, parallelism: int | None
 ) -> dict[str, str]:
     lists = {"groups": groups, "columns": columns}
-    found = {name: json.dumps(list(names)) for name, names in lists.items() if names is not None}
-    found["dedup"] = str(dedup).lower()
-    return found | ({} if parallelism is None else {"parallelism": str(parallelism)})
+    options = {name: json.dumps(list(names)) for name, names in lists.items() if names is not None}
+    options["dedup"] = str(dedup).lower()
+    return options | ({} if parallelism is None else {"parallelism": str(parallelism)})

@@ -45,18 +45,18 @@ def session(stack: ExitStack, name: str, master: str | None) -> SparkSession:
         from pyspark.errors import PySparkRuntimeError
         from pyspark.sql import SparkSession
     try:
-        found = SparkSession.active()
+        spark = SparkSession.active()
     except PySparkRuntimeError:  # there is none
         builder = SparkSession.builder.appName(name)
         if master:
             builder = builder.master(master)
-        found = builder.getOrCreate()
-        stack.callback(quietly, found.stop)
+        spark = builder.getOrCreate()
+        stack.callback(quietly, spark.stop)
     else:
         # Spark looks our formats up in the session that is active in this thread of the JVM: none is in a thread of
         # its own, or after a while in a notebook. This makes it so.
-        found.createDataFrame([], "nothing int")
-    return found
+        spark.createDataFrame([], "nothing int")
+    return spark
 
 
 def quietly(stop: Callable[[], None]) -> None:
@@ -103,5 +103,5 @@ def cause_of(text: str) -> str:
     lines = [line.strip(": \t") for line in text.splitlines() if line.strip(": \t")]
     ours = [line for line in lines if line.startswith("sidecar.")]
     raised = [line for line in lines if line[0].isalpha() and ("Error: " in line or "Exception: " in line)]
-    found = (ours[-1:] or raised or lines or ["no reason given"])[0]
-    return found.removeprefix("sidecar.errors.")
+    cause = (ours[-1:] or raised or lines or ["no reason given"])[0]
+    return cause.removeprefix("sidecar.errors.")

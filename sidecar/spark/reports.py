@@ -7,13 +7,13 @@ from collections.abc import Mapping
 from typing import Any
 
 
-def offsets_in(found: Any) -> dict[str, Any]:
+def offsets_in(offsets: Any) -> dict[str, Any]:
     """A source's offsets, which Spark tells as JSON, as text of JSON, or not at all.
 
     Raises:
         ValueError: The text is no JSON.
     """
-    return (json.loads(found) if isinstance(found, str) else found) or {}
+    return (json.loads(offsets) if isinstance(offsets, str) else offsets) or {}
 
 
 def observed_rows(report: Mapping[str, Any], name: str) -> int | None:

@@ -31,15 +31,15 @@ class Spells:
 
     def look(self, present: Collection[str], now_s: float) -> dict[str, float]:
         """These are so now, and no others; gives those that are over, and how many seconds they lasted."""
-        for one in present:
-            self.since_s.setdefault(one, now_s)
-            self._seen_s[one] = now_s
-        over = [one for one, seen_s in self._seen_s.items() if now_s - seen_s >= self._patience_s(one)]
+        for kind in present:
+            self.since_s.setdefault(kind, now_s)
+            self._seen_s[kind] = now_s
+        over = [kind for kind, seen_s in self._seen_s.items() if now_s - seen_s >= self._patience_s(kind)]
         self._ended_s |= dict.fromkeys(over, now_s)
-        return {one: self._seen_s.pop(one) - self.since_s.pop(one) for one in over}
+        return {kind: self._seen_s.pop(kind) - self.since_s.pop(kind) for kind in over}
 
-    def _patience_s(self, one: str) -> float:
-        flaps = self.since_s[one] - self._ended_s.get(one, float("-inf")) < FLAPPING_OVER_S
+    def _patience_s(self, kind: str) -> float:
+        flaps = self.since_s[kind] - self._ended_s.get(kind, float("-inf")) < FLAPPING_OVER_S
         return FLAPPING_OVER_S if flaps else OVER_S
 
 
@@ -55,17 +55,17 @@ class Chronicle:
 
     def health(self, problems: Iterable[Problem], now_s: float) -> None:
         """What is wrong at present; a line when the word or the worst problem's kind has changed."""
-        found = {problem.kind: problem for problem in reversed(in_order(list(problems)))}
-        self._problems |= found
-        for kind in self._troubled.look(found, now_s):
+        by_kind = {problem.kind: problem for problem in reversed(in_order(list(problems)))}
+        self._problems |= by_kind
+        for kind in self._troubled.look(by_kind, now_s):
             self._problems.pop(kind, None)
-        if "starting" not in found:  # that does not come back
+        if "starting" not in by_kind:  # that does not come back
             self._problems.pop("starting", None)
         before, now = self._health, judge(self._problems.values())
         self._health = now
         if (before.state, before.kind) != (now.state, now.kind):
-            told = {"reason": now.reason, "next_step": now.next_step} if now.reason else {}
-            _tell("health.changed", _LEVELS[now.state], state=now.state, before=before.state, **told)
+            fields = {"reason": now.reason, "next_step": now.next_step} if now.reason else {}
+            _tell("health.changed", _LEVELS[now.state], state=now.state, before=before.state, **fields)
 
     def intake(self, stops: Mapping[str, str], lasting: Collection[str], now_s: float) -> None:
         """Why nothing is read at present.

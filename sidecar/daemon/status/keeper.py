@@ -100,10 +100,10 @@ class StatusKeeper:
         self._close_books(pipeline, now_s)
         partitions = tuple(self._partition(pipeline, tp) for tp in sorted(pipeline.books))
         books = (pipeline.books.closed, *pipeline.books.values())
-        totals = Books(*map(sum, zip(*(one.counts() for one in books), strict=True)))
+        totals = Books(*map(sum, zip(*(account.counts() for account in books), strict=True)))
         retrying = self._retrying(pipeline)
         problems = self._problems.find(partitions, totals, retrying, now_s)
-        lags = [one.lag for one in partitions if one.lag is not None]
+        lags = [partition.lag for partition in partitions if partition.lag is not None]
         delivery = pipeline.delivery
         return StatusSnapshot(
             group_id=self._group_id,
@@ -182,12 +182,14 @@ def status_line(now: StatusSnapshot) -> str:
 
 def _blocking(pipeline: Pipeline) -> list[BlockingGroup]:
     """For each partition with a wide span, the groups that hold its watermark; those that fail come first."""
-    found = []
+    blocking = []
     delivering = pipeline.delivery.outbox.groups
-    for tp, partition in sorted((tp, one) for tp, one in pipeline.partitions.items() if one.reach.span > WIDE_SPAN):
+    for tp, partition in sorted(
+        (tp, owned) for tp, owned in pipeline.partitions.items() if owned.reach.span > WIDE_SPAN
+    ):
         groups = sorted(_holders(partition), key=lambda group: (not delivering.failing(group), group))
-        found += [BlockingGroup(**tp.fields(), group=group) for group in groups[:HOLDERS_MAX]]
-    return found
+        blocking += [BlockingGroup(**tp.fields(), group=group) for group in groups[:HOLDERS_MAX]]
+    return blocking
 
 
 def _holders(partition: Partition) -> set[str]:
@@ -195,5 +197,5 @@ def _holders(partition: Partition) -> set[str]:
     watermark = partition.watermark
     intents = [intent for intent in partition.promises.intents if intent.first == watermark]
     lanes = partition.lanes.values()
-    found = {lane.group for lane in lanes for part in lane.live if part.intent in intents}
-    return found | {lane.group for lane in partition.lanes.open() if lane.buffer.fragments[0].first == watermark}
+    holding = {lane.group for lane in lanes for part in lane.live if part.intent in intents}
+    return holding | {lane.group for lane in partition.lanes.open() if lane.buffer.fragments[0].first == watermark}

@@ -34,11 +34,11 @@ class Lasting(Generic[T]):
 
     def look(self, present: Iterable[T], now_s: float) -> None:
         """These are so now, and no others."""
-        self._since_s = {one: self._since_s.get(one, now_s) for one in present}
+        self._since_s = {key: self._since_s.get(key, now_s) for key in present}
 
     def longer_than(self, seconds: float, now_s: float) -> list[T]:
         """What has been so for longer."""
-        return [one for one, since_s in self._since_s.items() if now_s - since_s >= seconds]
+        return [key for key, since_s in self._since_s.items() if now_s - since_s >= seconds]
 
 
 class Problems:
@@ -73,25 +73,25 @@ class Problems:
         """
         supervisor = self._supervisor
         pipeline = supervisor.pipeline
-        found = list(supervisor.record.problems(now_s, storing_letters=bool(pipeline.delivery.letters)))
-        found += supervisor.ids.problems(now_s)
-        found += self._intake(pipeline, now_s)
+        problems = list(supervisor.record.problems(now_s, storing_letters=bool(pipeline.delivery.letters)))
+        problems += supervisor.ids.problems(now_s)
+        problems += self._intake(pipeline, now_s)
         source = supervisor.source
         for key, text in source.problems().items():
-            found.append(Problem("membership" if key == SESSION else "broker", f"{source.name}: {text}"))
+            problems.append(Problem("membership" if key == SESSION else "broker", f"{source.name}: {text}"))
         if self._ledger is not None and self._ledger.problem:
-            found.append(Problem("ledger", f"nothing is sent: the ledger is unavailable: {self._ledger.problem}"))
+            problems.append(Problem("ledger", f"nothing is sent: the ledger is unavailable: {self._ledger.problem}"))
         for group in list(retrying)[:GROUPS_SHOWN_MAX]:
-            found.append(
+            problems.append(
                 Problem("group", f"group {group_label(group.group)} fails since {group.since}: {group.reason}")
             )
         for tp in sorted(pipeline.gate.paused if not pipeline.gate.stops else ()):
-            found.append(Problem("span", f"{tp} waits: its oldest unsettled message is batch.span_max behind"))
-        found += self._dead_letters(totals, now_s)
+            problems.append(Problem("span", f"{tp} waits: its oldest unsettled message is batch.span_max behind"))
+        problems += self._dead_letters(totals, now_s)
         # What waits for a known stop is no further problem.
-        stopped = any(problem.state == STOPPED for problem in found)
+        stopped = any(problem.state == STOPPED for problem in problems)
         self._look(() if stopped else partitions, pipeline, now_s, stopped=stopped)
-        return found + list(self._stuck(now_s))
+        return problems + list(self._stuck(now_s))
 
     def _intake(self, pipeline: Pipeline, now_s: float) -> list[Problem]:
         stops = pipeline.gate.stops
@@ -115,11 +115,12 @@ class Problems:
         self._waiting.look(() if stopped else pipeline.held_up(), now_s)
         self._unread.look(
             [
-                (tp, one.position)
-                for one in partitions
-                if one.lag is not None
-                and one.watermark + one.lag > one.position
-                and (tp := TopicPartition(one.topic, one.partition, one.broker)) not in pipeline.gate.paused
+                (tp, partition.position)
+                for partition in partitions
+                if partition.lag is not None
+                and partition.watermark + partition.lag > partition.position
+                and (tp := TopicPartition(partition.topic, partition.partition, partition.broker))
+                not in pipeline.gate.paused
             ],
             now_s,
         )

@@ -41,16 +41,16 @@ def schema_of(text: str) -> StructType:
     """
     try:
         is_json = text.lstrip().startswith("{")
-        found: DataType = StructType.fromJson(json.loads(text)) if is_json else StructType.fromDDL(text)
+        parsed: DataType = StructType.fromJson(json.loads(text)) if is_json else StructType.fromDDL(text)
     except Exception as error:  # Spark raises a dozen kinds for what a user wrote
         said = " ".join(str(error).split())[:200]
         raise ConfigError(
             f"spark.table.schema is not a schema: {said}",
             hint="Write columns and types, such as `id bigint, amount double`, or name a file that has them",
         ) from error
-    if not isinstance(found, StructType):
+    if not isinstance(parsed, StructType):
         raise ConfigError(f"spark.table.schema: {text} is a single type; it must be columns with types")
-    return found
+    return parsed
 
 
 def parsed(frame: DataFrame, schema: StructType) -> DataFrame:

@@ -87,17 +87,17 @@ class SparkIngest:
         from sidecar.spark.ingest.pinned import SparkStorage, pin_schema, refuse_table_of_another
         from sidecar.spark.ingest.writers import has_delta
 
-        found = schema_of(schema) if schema is not None else None
+        parsed = schema_of(schema) if schema is not None else None
         through_driver = self._table.format == "delta" and not has_delta(session)
         queries: list[StreamingQuery] = []
         try:
             storage = SparkStorage(session)
             if self._table.format == "parquet":
                 refuse_table_of_another(storage, wanted)
-            pin_schema(storage, self._spark.checkpoint, found.json() if found is not None else "")
+            pin_schema(storage, self._spark.checkpoint, parsed.json() if parsed is not None else "")
             until = self._heads() if self._once else None
             for target in wanted:
-                frame = self._frame(session, target, found, until, through_driver)
+                frame = self._frame(session, target, parsed, until, through_driver)
                 queries.append(self._query(frame, target, through_driver))
                 stack.callback(quietly, queries[-1].stop)
         except (PySparkException, Py4JJavaError) as error:

@@ -56,8 +56,8 @@ class Lag:
             self._read |= acknowledged(self._root).get(self._consumer, {})
             self._tail = Tail(self._root, {**self._read})
             self._unread, self._rows, self._bytes = {}, 0, 0
-        while found := self._tail.poll():
-            for writer, entries in found.items():
+        while new := self._tail.poll():
+            for writer, entries in new.items():
                 waiting = self._unread.setdefault(writer, deque())
                 for entry in entries:
                     waiting.append((entry.seq, entry.rows, entry.bytes))

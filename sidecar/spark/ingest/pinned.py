@@ -49,13 +49,13 @@ class SparkStorage:
     def names(self, folder: str) -> list[str]:
         """What stands in a folder, hidden names left out; nothing when it is not there."""
         path, system = self._at(folder)
-        found = [one.getPath().getName() for one in system.listStatus(path)] if system.exists(path) else []
-        return [name for name in found if not name.startswith(".")]
+        file_names = [status.getPath().getName() for status in system.listStatus(path)] if system.exists(path) else []
+        return [name for name in file_names if not name.startswith(".")]
 
     def read(self, path: str) -> bytes:
         """A file as a whole."""
-        at, system = self._at(path)
-        stream = system.open(at)
+        location, system = self._at(path)
+        stream = system.open(location)
         try:
             return bytes(stream.readAllBytes())
         finally:
@@ -63,19 +63,19 @@ class SparkStorage:
 
     def write(self, path: str, data: bytes) -> None:
         """Make a file, and its folder; it may be torn after a crash."""
-        at, system = self._at(path)
-        stream = system.create(at, True)  # noqa: FBT003
+        location, system = self._at(path)
+        stream = system.create(location, True)  # noqa: FBT003
         stream.write(bytearray(data))
         stream.close()
 
     def remove(self, path: str) -> None:
         """Remove a file."""
-        at, system = self._at(path)
-        system.delete(at, False)  # noqa: FBT003
+        location, system = self._at(path)
+        system.delete(location, False)  # noqa: FBT003
 
     def _at(self, path: str) -> tuple[Any, Any]:
-        found = self._path(path)
-        return found, found.getFileSystem(self._conf)
+        location = self._path(path)
+        return location, location.getFileSystem(self._conf)
 
 
 def refuse_table_of_another(storage: Storage, wanted: Iterable[Target]) -> None:
@@ -118,9 +118,9 @@ def pin_schema(storage: Storage, checkpoint: str, schema: str) -> None:
         if None in places or places[0] != places[1]:
             raise _changed(f"{folder}/{before[0]}", began_without=before == [_name("")])
     storage.write(f"{folder}/{name}", schema.encode())
-    for one in before:
-        if one != name:
-            storage.remove(f"{folder}/{one}")
+    for earlier in before:
+        if earlier != name:
+            storage.remove(f"{folder}/{earlier}")
 
 
 def _changed(kept: str, *, began_without: bool) -> ConfigError:

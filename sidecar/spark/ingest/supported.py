@@ -36,11 +36,11 @@ class Target:
 
 def targets(spark: Spark, table: Table) -> list[Target]:
     """The table, and with a schema the one for what does not fit, beside it."""
-    found = [_target(spark, TABLE, table.path, f"{spark.checkpoint}/{TABLE}")]
+    chosen = [_target(spark, TABLE, table.path, f"{spark.checkpoint}/{TABLE}")]
     if table.schema_ is not None:
         path = f"{table.path.rstrip('/')}-{REJECTS}"
-        found.append(_target(spark, REJECTS, path, f"{spark.checkpoint}/{REJECTS}"))
-    return found
+        chosen.append(_target(spark, REJECTS, path, f"{spark.checkpoint}/{REJECTS}"))
+    return chosen
 
 
 def _target(spark: Spark, name: str, path: str, checkpoint: str) -> Target:

@@ -92,8 +92,9 @@ def group_offsets(kafka: KafkaSource) -> Places | None:
         UnavailableError: The broker does not answer.
     """
     with asking(kafka) as offsets:
-        committed = {tp: at.offset for tp, at in offsets.committed(offsets.partitions(kafka.topics)).items()}
-        there = _told(offsets.bounds([tp for tp, at in committed.items() if at >= 0]))
+        answers = offsets.committed(offsets.partitions(kafka.topics))
+        committed = {tp: answer.offset for tp, answer in answers.items()}
+        there = _told(offsets.bounds([tp for tp, offset in committed.items() if offset >= 0]))
     if not there:
         return None
     within = {tp: _within(tp, committed[tp], between) for tp, between in there.items()}
@@ -111,19 +112,19 @@ def _within(tp: TopicPartition, offset: int, bounds: Bounds) -> int:
     return min(max(offset, low), high)
 
 
-def by_topic(found: Mapping[TopicPartition, int]) -> Places:
+def by_topic(offsets: Mapping[TopicPartition, int]) -> Places:
     """These offsets as Spark's connector has them."""
     places: Places = {}
-    for tp, offset in sorted(found.items()):
+    for tp, offset in sorted(offsets.items()):
         places.setdefault(tp.topic, {})[str(tp.partition)] = offset
     return places
 
 
-def _told(found: Mapping[TopicPartition, Bounds | ck.KafkaError]) -> dict[TopicPartition, Bounds]:
-    for one in found.values():
-        if isinstance(one, ck.KafkaError):
-            raise ck.KafkaException(one)
-    return {tp: one for tp, one in found.items() if isinstance(one, Bounds)}
+def _told(answers: Mapping[TopicPartition, Bounds | ck.KafkaError]) -> dict[TopicPartition, Bounds]:
+    for answer in answers.values():
+        if isinstance(answer, ck.KafkaError):
+            raise ck.KafkaException(answer)
+    return {tp: answer for tp, answer in answers.items() if isinstance(answer, Bounds)}
 
 
 def refuse_members(kafka: KafkaSource) -> None:
@@ -135,7 +136,7 @@ def refuse_members(kafka: KafkaSource) -> None:
     client = AdminClient(client_config(kafka))
     try:
         asked = client.describe_consumer_groups([kafka.group_id], request_timeout=REQUEST_S)
-        members = [one for future in asked.values() for one in future.result(REQUEST_S).members]
+        members = [member for future in asked.values() for member in future.result(REQUEST_S).members]
     except (ck.KafkaException, TimeoutError):  # to describe a group is a permission of its own
         return
     if members:

@@ -47,8 +47,8 @@ class Halves:
     def of(self, batch: int, tp: TopicPartition) -> list[Halved]:
         """The parts of a partition's range that were replaced."""
         folder = self._folder(batch, tp)
-        found = [orjson.loads(read(folder / name)) for name in names(folder)]
-        return [(raw.encode("latin-1").decode("utf-8", "surrogateescape"), first, last) for raw, first, last in found]
+        halves = [orjson.loads(read(folder / name)) for name in names(folder)]
+        return [(raw.encode("latin-1").decode("utf-8", "surrogateescape"), first, last) for raw, first, last in halves]
 
     def add(self, batch: int, tp: TopicPartition, parts: Collection[Halved]) -> None:
         """Make durable that these parts were replaced.
@@ -118,11 +118,11 @@ class Notes:
 
     def all(self) -> dict[str, str]:
         """By partition, why its task gets no further."""
-        found = {}
+        notes = {}
         for name in names(self._path):
             with contextlib.suppress(OSError, StateError):
-                found[name] = read(self._path / name).decode("utf-8", "replace")
-        return found
+                notes[name] = read(self._path / name).decode("utf-8", "replace")
+        return notes
 
     def clear(self) -> None:
         """Those of an earlier life say nothing any more."""
@@ -167,7 +167,7 @@ class RunFolder:
         known = [*self.answers(), (taken, refused)]
         while len(known) > 1 and sum(map(sum, known[1:])) >= REFUSED_WINDOW:
             del known[0]
-        if any(one for _, one in known):
+        if any(count for _, count in known):
             write(self.path / "answers", orjson.dumps(known))
         else:
             (self.path / "answers").unlink(missing_ok=True)

@@ -86,16 +86,16 @@ def client_options(kafka: KafkaSource) -> dict[str, str]:
     for name in properties:
         if reason := reason_against(name, properties):
             raise ValueError(f"{name}: {reason}")
-    found = {"isolation.level": "read_committed", "client.id": "sidecar"}
+    options = {"isolation.level": "read_committed", "client.id": "sidecar"}
     for name, value in properties.items():
         if name in _SAME:
-            found[name] = value
+            options[name] = value
         elif name in _RENAMED:
-            found[_RENAMED[name]] = value
-    if "security.protocol" in found:
-        found["security.protocol"] = found["security.protocol"].upper()
-    found |= _login(properties) | _trust(properties) | _own_certificate(properties)
-    return {"kafka.bootstrap.servers": kafka.bootstrap_servers, **{f"kafka.{name}": v for name, v in found.items()}}
+            options[_RENAMED[name]] = value
+    if "security.protocol" in options:
+        options["security.protocol"] = options["security.protocol"].upper()
+    options |= _login(properties) | _trust(properties) | _own_certificate(properties)
+    return {"kafka.bootstrap.servers": kafka.bootstrap_servers, **{f"kafka.{name}": v for name, v in options.items()}}
 
 
 def _login(properties: Mapping[str, str]) -> dict[str, str]:
@@ -111,13 +111,13 @@ def _quoted(text: str) -> str:
 
 
 def _trust(properties: Mapping[str, str]) -> dict[str, str]:
-    found = {}
+    options = {}
     if pem := _pem(properties, "ssl.ca.location", "ssl.ca.pem"):
-        found = {"ssl.truststore.type": "PEM", "ssl.truststore.certificates": pem}
+        options = {"ssl.truststore.type": "PEM", "ssl.truststore.certificates": pem}
     if "ssl.endpoint.identification.algorithm" in properties:
         algorithm = properties["ssl.endpoint.identification.algorithm"]
-        found["ssl.endpoint.identification.algorithm"] = "" if algorithm == "none" else algorithm
-    return found
+        options["ssl.endpoint.identification.algorithm"] = "" if algorithm == "none" else algorithm
+    return options
 
 
 def _own_certificate(properties: Mapping[str, str]) -> dict[str, str]:
@@ -148,7 +148,7 @@ def topic_options(kafka: KafkaSource) -> dict[str, str]:
     if not any(topic.startswith("^") for topic in kafka.topics):
         return {"subscribe": ",".join(kafka.topics)}
     # The daemon's client looks for the pattern anywhere, Java's must match the whole name.
-    patterns = [f".*(?:{one}).*" if one.startswith("^") else re.escape(one) for one in kafka.topics]
+    patterns = [f".*(?:{name}).*" if name.startswith("^") else re.escape(name) for name in kafka.topics]
     return {"subscribePattern": "|".join(patterns)}
 
 
@@ -169,11 +169,11 @@ def start_options(kafka: KafkaSource, stood: Mapping[str, Mapping[str, int]] | N
 def trigger_options(settings: Settings, *, once: bool) -> dict[str, str]:
     """How much a micro-batch takes at most, and how long one waits to be worth its while."""
     batch = settings.batch
-    found = {"maxOffsetsPerTrigger": str(batch.span_max)}
+    options = {"maxOffsetsPerTrigger": str(batch.span_max)}
     if batch.linger_ms and not once:
-        found["minOffsetsPerTrigger"] = str(min(batch.max_messages, batch.span_max))
-        found["maxTriggerDelay"] = f"{batch.linger_ms}ms"
-    return found
+        options["minOffsetsPerTrigger"] = str(min(batch.max_messages, batch.span_max))
+        options["maxTriggerDelay"] = f"{batch.linger_ms}ms"
+    return options
 
 
 def source_options(

@@ -58,20 +58,20 @@ def letters_in(path: Path) -> list[StoredLetter]:
 
 
 def _line(letter: StoredLetter) -> bytes:
-    found = asdict(letter)
+    fields = asdict(letter)
     for name in _BYTES:
-        found[name] = None if found[name] is None else base64.b64encode(found[name]).decode()
+        fields[name] = None if fields[name] is None else base64.b64encode(fields[name]).decode()
     for name in _TEXTS:  # may hold surrogates, which JSON cannot
-        found[name] = base64.b64encode(found[name].encode("utf-8", "surrogatepass")).decode()
-    found["attempts"] = [[*one[:3], one[3].encode("utf-8", "replace").decode()] for one in letter.attempts]
-    return orjson.dumps(found)
+        fields[name] = base64.b64encode(fields[name].encode("utf-8", "surrogatepass")).decode()
+    fields["attempts"] = [[*attempt[:3], attempt[3].encode("utf-8", "replace").decode()] for attempt in letter.attempts]
+    return orjson.dumps(fields)
 
 
 def _letter(line: bytes) -> StoredLetter:
-    found: dict[str, Any] = orjson.loads(line)
+    fields: dict[str, Any] = orjson.loads(line)
     for name in _BYTES:
-        found[name] = None if found[name] is None else base64.b64decode(found[name])
+        fields[name] = None if fields[name] is None else base64.b64decode(fields[name])
     for name in _TEXTS:
-        found[name] = base64.b64decode(found[name]).decode("utf-8", "surrogatepass")
-    found["attempts"] = tuple(Attempt(*one) for one in found["attempts"])
-    return StoredLetter(**found)
+        fields[name] = base64.b64decode(fields[name]).decode("utf-8", "surrogatepass")
+    fields["attempts"] = tuple(Attempt(*attempt) for attempt in fields["attempts"])
+    return StoredLetter(**fields)

@@ -31,16 +31,16 @@ class Outcome:
 def books_of(outcomes: Sequence[Outcome]) -> dict[str, Any]:
     """What a micro-batch came to, as JSON has it."""
     return {
-        "partitions": [[one.tp.topic, one.tp.partition, asdict(one.books)] for one in outcomes],
-        "cuts": _sum([one.cuts for one in outcomes]),
-        "sends": [[*pair, count] for pair, count in _sum([one.sends for one in outcomes]).items()],
-        "batches": [[*pair, count] for pair, count in _sum([one.batches for one in outcomes]).items()],
-        "letters": [name for one in outcomes for name in one.letters],
+        "partitions": [[outcome.tp.topic, outcome.tp.partition, asdict(outcome.books)] for outcome in outcomes],
+        "cuts": _sum([outcome.cuts for outcome in outcomes]),
+        "sends": [[*pair, count] for pair, count in _sum([outcome.sends for outcome in outcomes]).items()],
+        "batches": [[*pair, count] for pair, count in _sum([outcome.batches for outcome in outcomes]).items()],
+        "letters": [name for outcome in outcomes for name in outcome.letters],
     }
 
 
 def _sum(counts: Sequence[Mapping[Any, int]]) -> dict[Any, int]:
     total: Counter[Any] = Counter()
-    for one in counts:
-        total.update(one)
+    for summand in counts:
+        total.update(summand)
     return dict(total)

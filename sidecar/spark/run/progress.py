@@ -50,8 +50,8 @@ class Tally:
 
     def places(self, source: Mapping[str, Any]) -> None:
         """Spark's report of where a source is."""
-        at, ends = (_offsets_in(source.get(name)) for name in ("endOffset", "latestOffset"))
-        for tp, offset in at.items():
+        reached, ends = (_offsets_in(source.get(name)) for name in ("endOffset", "latestOffset"))
+        for tp, offset in reached.items():
             status = self._status(tp)
             if offset >= status.watermark:
                 status.watermark = status.position = offset
@@ -68,7 +68,9 @@ class Tally:
             books: What its tasks came to.
             report: Spark's own, empty where it was not heard.
         """
-        counts = {TopicPartition(topic, partition): Books(**found) for topic, partition, found in books["partitions"]}
+        counts = {
+            TopicPartition(topic, partition): Books(**counted) for topic, partition, counted in books["partitions"]
+        }
         total = _sum_of(counts.values())
         names = (OBSERVED_READ, OBSERVED_PASSED, OBSERVED_RANGES)
         read, passed, ranges = (observed_rows(report, name) for name in names)
@@ -80,11 +82,11 @@ class Tally:
                 log.error("micro_batch.unbalanced", batch=batch, read=read, passed=passed, consumed=total.consumed)
             # What left the JVM has come to a task; what never left it was filtered.
             for tp, filtered in _share(self._ranges(report), counts, read - passed).items():
-                found = counts.setdefault(tp, Books())
-                found += Books(consumed=filtered, filtered=filtered)
-        for tp, found in counts.items():
+                counted = counts.setdefault(tp, Books())
+                counted += Books(consumed=filtered, filtered=filtered)
+        for tp, counted in counts.items():
             status = self._status(tp)
-            status += found
+            status += counted
         total = _sum_of(counts.values())
         self.totals += total
         self._cuts.update(books["cuts"])
@@ -99,12 +101,12 @@ class Tally:
 
     def _ranges(self, report: Mapping[str, Any]) -> dict[TopicPartition, int]:
         """How many offsets of each partition the micro-batch covers, gaps among them."""
-        found: dict[TopicPartition, int] = {}
+        ranges: dict[TopicPartition, int] = {}
         for source in report["sources"]:
             starts = _offsets_in(source.get("startOffset")) or self._first_offsets()
             for tp, end in _offsets_in(source.get("endOffset")).items():
-                found[tp] = end - starts.get(tp, 0)
-        return found
+                ranges[tp] = end - starts.get(tp, 0)
+        return ranges
 
     def _first_offsets(self) -> dict[TopicPartition, int]:
         """Of the first micro-batch Spark does not tell where it began; its checkpoint does."""
@@ -195,7 +197,7 @@ class Progress:
                 break
             if books is not None and batch > self._begun_after:
                 self._tally.enter(batch, books, self._observed.get(batch, {}))
-                self._observed = {one: kept for one, kept in self._observed.items() if one > batch}
+                self._observed = {number: kept for number, kept in self._observed.items() if number > batch}
             self._settled = batch
             self._folder.books.forget(batch)
         if known and not self._problem:
@@ -220,7 +222,7 @@ class Progress:
     def _build(self) -> StatusSnapshot:
         # Copies: other threads read what is told, while the books are being entered.
         partitions = tuple(replace(self._tally.partitions[tp]) for tp in sorted(self._tally.partitions))
-        lags = [one.lag for one in partitions if one.lag is not None]
+        lags = [partition.lag for partition in partitions if partition.lag is not None]
         kind, text = ("dead_letters_store", "") if self._live else ("ended", "the query has ended")
         problems = [Problem(kind, self._problem or text)] if self._problem or text else []
         problems += [Problem("group", f"{place}: {text}") for place, text in self._folder.notes.all().items()]
@@ -252,19 +254,19 @@ def _share(ranges: Mapping[TopicPartition, int], seen: Mapping[TopicPartition, B
     """Which partition messages are of that no task saw; exact where offsets have no gaps, else by what is missing."""
     missing = {tp: max(0, offsets - seen[tp].consumed if tp in seen else offsets) for tp, offsets in ranges.items()}
     total = sum(missing.values())
-    shares = {tp: count * one // total if total else 0 for tp, one in missing.items()}
+    shares = {tp: count * lacking // total if total else 0 for tp, lacking in missing.items()}
     rest = count - sum(shares.values())
     if rest and shares:
         shares[max(shares, key=lambda tp: missing[tp])] += rest
     return shares
 
 
-def _offsets_in(found: Any) -> dict[TopicPartition, int]:
+def _offsets_in(offsets: Any) -> dict[TopicPartition, int]:
     """By partition; nothing where a source tells something else."""
     try:
         return {
             TopicPartition(topic, int(partition)): int(offset)
-            for topic, partitions in offsets_in(found).items()
+            for topic, partitions in offsets_in(offsets).items()
             for partition, offset in partitions.items()
         }
     except (ValueError, TypeError, AttributeError):

@@ -33,8 +33,8 @@ def prefilter(tags: Tags) -> Column | None:
         conditions.append(_any_of(field, wanted, within=bool(tags.split)))
     if excluded and not tags.split:
         conditions.append(_none_of(field, excluded))
-    found = [condition for condition in conditions if condition is not None]
-    return reduce(lambda a, b: a & b, found) if found else None
+    usable = [condition for condition in conditions if condition is not None]
+    return reduce(lambda a, b: a & b, usable) if usable else None
 
 
 def _any_of(field: Field, tags: Collection[bytes], *, within: bool) -> Column | None:
@@ -42,11 +42,11 @@ def _any_of(field: Field, tags: Collection[bytes], *, within: bool) -> Column | 
         return _has_header(field.name, lambda value: _within(value, tags) if within else _is_one(value, tags))
     if field.kind == "json":
         odd = [b"\\", b"\0"]  # an escape may spell the tag, and UTF-16 holds zero bytes
-        found = _within(F.col("value"), [*tags, *odd])
-        return None if found is None else _surely(found)
+        condition = _within(F.col("value"), [*tags, *odd])
+        return None if condition is None else _surely(condition)
     column = _column(field)
-    found = _within(column, tags) if within else _is_one(column, tags)
-    return None if found is None else _surely(found)
+    condition = _within(column, tags) if within else _is_one(column, tags)
+    return None if condition is None else _surely(condition)
 
 
 def _none_of(field: Field, tags: Collection[bytes]) -> Column | None:
@@ -63,9 +63,9 @@ def _column(field: Field) -> Column:
 
 def _has_header(name: str, test: Callable[[Column], Column | None]) -> Column:
     def fits(header: Column) -> Column:
-        found = test(header["value"])
+        condition = test(header["value"])
         named = header["key"] == F.lit(name)
-        return named if found is None else named & found
+        return named if condition is None else named & condition
 
     headers = F.col("headers")
     # One header is the usual case, and Spark compiles this for it; functions over arrays it interprets.

@@ -86,18 +86,18 @@ class RangePlanner(DataSourceStreamReader, SupportsTriggerAvailableNow):
         from sidecar.spark.run.broker import EARLIEST, asking, bounds, by_topic
 
         start, stood = self._r.kafka.start, self._r.stood
-        found: dict[TopicPartition, int] = {}
+        firsts: dict[TopicPartition, int] = {}
         with asking(self._r.kafka) as offsets:
             for tp, (low, high) in bounds(offsets, self._r.kafka).items():
                 if stood is not None:
-                    at = stood.get(tp.topic, {}).get(str(tp.partition), EARLIEST)
-                    found[tp] = at if at >= 0 else low
+                    offset = stood.get(tp.topic, {}).get(str(tp.partition), EARLIEST)
+                    firsts[tp] = offset if offset >= 0 else low
                 elif isinstance(start, int):
                     later = offsets.at_time(tp, start)
-                    found[tp] = high if later is None else later
+                    firsts[tp] = high if later is None else later
                 else:
-                    found[tp] = low if start == "earliest" else high
-        return by_topic(found)
+                    firsts[tp] = low if start == "earliest" else high
+        return by_topic(firsts)
 
     def _bounds(self) -> dict[TopicPartition, Bounds]:
         from sidecar.spark.run.broker import asking, bounds
@@ -123,51 +123,51 @@ class RangePlanner(DataSourceStreamReader, SupportsTriggerAvailableNow):
         Raises:
             StateError: A topic or partition is gone, or ends before where it was read.
         """
-        found = self._target or self._bounds()
-        ends = _ends(found)
+        bounds = self._target or self._bounds()
+        ends = _ends(bounds)
         self._refuse_lost(start, ends)
-        self._keep_added(start, found)
+        self._keep_added(start, bounds)
         begun = self._begun(start)
         lag = {(topic, p): end - begun[topic, p] for topic, p, end in _each(ends)}
         total = sum(lag.values())
         if isinstance(limit, ReadAllAvailable) or total <= self._r.offsets_max:
             return ends
-        share = {place: min(one, -(-self._r.offsets_max * one // total)) for place, one in lag.items()}
+        share = {place: min(behind, -(-self._r.offsets_max * behind // total)) for place, behind in lag.items()}
         return {topic: {p: begun[topic, p] + share[topic, p] for p in places} for topic, places in ends.items()}
 
     def _refuse_lost(self, start: Places, ends: Places) -> None:
         from sidecar.sources.kafka.start.offsets import is_meant
 
         anew = "begin anew with another spark.checkpoint"  # in the text: of an error here Spark brings nothing else
-        for topic, partition, at in _each(start):
+        for topic, partition, offset in _each(start):
             end = ends.get(topic, {}).get(partition)
-            if not any(is_meant(one, topic) for one in self._r.kafka.topics):
+            if not any(is_meant(pattern, topic) for pattern in self._r.kafka.topics):
                 raise StateError(f"{topic} was removed from source.kafka.topics: add it again, or {anew}")
             if end is None:
-                text = f"{topic}[{partition}] was read to {at} and is not there any more: it was deleted"
+                text = f"{topic}[{partition}] was read to {offset} and is not there any more: it was deleted"
                 raise StateError(f"{text}, or may not be read; {anew}, unless access can be restored")
-            if end < at:
-                text = f"{topic}[{partition}] ends at {end} and was read to {at}"
+            if end < offset:
+                text = f"{topic}[{partition}] ends at {end} and was read to {offset}"
                 raise StateError(f"{text}: it was created again, or lost messages; {anew}")
 
-    def _keep_added(self, start: Places, found: Mapping[TopicPartition, Bounds]) -> None:
+    def _keep_added(self, start: Places, bounds: Mapping[TopicPartition, Bounds]) -> None:
         """Where partitions begin that are new to the checkpoint: durable before Spark's log has where they end."""
         from sidecar.spark.run.broker import by_topic
 
-        new = {tp: low for tp, (low, _) in found.items() if str(tp.partition) not in start.get(tp.topic, {})}
+        new = {tp: low for tp, (low, _) in bounds.items() if str(tp.partition) not in start.get(tp.topic, {})}
         if new:
             write(self._r.folder / "added", orjson.dumps(by_topic(new)))
 
     def _begun(self, start: Places) -> dict[tuple[str, str], int]:
         path = self._r.folder / "added"
         added: Places = orjson.loads(read(path)) if path.exists() else {}
-        return {(topic, partition): at for places in (added, start) for topic, partition, at in _each(places)}
+        return {(topic, partition): offset for places in (added, start) for topic, partition, offset in _each(places)}
 
     def partitions(self, start: Places, end: Places) -> Sequence[Range]:
         """A range for each partition that has more; one that is new begins at its log's start as it was planned."""
         begun = self._begun(start)
         ranges = [Range(topic, int(p), begun.get((topic, p), 0), last) for topic, p, last in _each(end)]
-        return [one for one in ranges if one.end > one.start]
+        return [span for span in ranges if span.end > span.start]
 
     # On an executor
 
@@ -177,15 +177,15 @@ class RangePlanner(DataSourceStreamReader, SupportsTriggerAvailableNow):
         yield partition.topic, partition.partition, partition.start, partition.end
 
 
-def _ends(found: Mapping[TopicPartition, Bounds]) -> Places:
+def _ends(bounds: Mapping[TopicPartition, Bounds]) -> Places:
     from sidecar.spark.run.broker import by_topic
 
-    return by_topic({tp: high for tp, (_, high) in found.items()})
+    return by_topic({tp: high for tp, (_, high) in bounds.items()})
 
 
 def _each(offsets: Mapping[str, Mapping[str, int]]) -> Iterator[tuple[str, str, int]]:
-    for topic, found in sorted(offsets.items()):
-        for partition, offset in sorted(found.items()):
+    for topic, by_partition in sorted(offsets.items()):
+        for partition, offset in sorted(by_partition.items()):
             yield topic, partition, offset
 
 

@@ -34,10 +34,10 @@ def topic_id(kafka: KafkaSource, cluster_id: str, topic: str) -> str:
         client = _clients[kafka.bootstrap_servers] = TopicIds(
             AdminClient(client_config(kafka)), cluster_id, MadeAgain()
         )
-    found = client.find([topic], TIMEOUT_S).get(topic, "")
-    if isinstance(found, KafkaError):
-        raise UnavailableError(f"the broker does not report the id of {topic}: {found.str()}")
-    known = found
+    answer = client.find([topic], TIMEOUT_S).get(topic, "")
+    if isinstance(answer, KafkaError):
+        raise UnavailableError(f"the broker does not report the id of {topic}: {answer.str()}")
+    known = answer
     _found[key] = time.monotonic(), known
     return known
 

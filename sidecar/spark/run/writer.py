@@ -54,7 +54,9 @@ class RangeWriter(DataSourceStreamArrowWriter):
         folder = RunFolder(self._path)
         outcomes = [m.outcome for m in messages if isinstance(m, Delivered) and m.outcome is not None]
         folder.books.put(batchId, books_of(outcomes))
-        folder.add_answers(sum(one.books.delivered for one in outcomes), sum(one.refused for one in outcomes))
+        folder.add_answers(
+            sum(outcome.books.delivered for outcome in outcomes), sum(outcome.refused for outcome in outcomes)
+        )
         folder.halves.forget(batchId)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803

@@ -73,13 +73,13 @@ class Ahead:
 
     def _poll(self, skip: Collection[str]) -> bool:
         try:
-            found = self._tail.poll(skip=skip)
+            new = self._tail.poll(skip=skip)
         except ZoneError as error:
             raise with_hint(error) from error
-        for writer, entries in found.items():
+        for writer, entries in new.items():
             self.waiting.setdefault(writer, []).extend(entries)
             self.last[writer] = entries[-1].seq
-        return bool(found)
+        return bool(new)
 
 
 def seq_of(entry: Entry) -> int:

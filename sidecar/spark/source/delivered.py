@@ -99,8 +99,8 @@ class _Offsets:
             self._young = BitMap64()
 
     def among(self, offsets: BitMap64) -> BitMap64:
-        found = BitMap64()
+        common = BitMap64()
         for layer in (self._old, self._young):
             if layer.intersect(offsets):
-                found |= offsets & layer
-        return found
+                common |= offsets & layer
+        return common

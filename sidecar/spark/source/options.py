@@ -76,19 +76,19 @@ def parse(given: Mapping[str, str], *, stream: bool) -> Options:
             near = difflib.get_close_matches(name.lower(), known, 1)
             hint = f"Did you mean {known[near[0]]}?" if near else f"There are {', '.join(NAMES)}"
             raise ConfigError(f"sidecar source: unknown option {name}. {hint}")
-    found = {known[name.lower()]: text for name, text in given.items()}
+    texts = {known[name.lower()]: text for name, text in given.items()}
     for name in STREAM_ONLY:
-        if name in found and not stream:
+        if name in texts and not stream:
             raise ConfigError(f"sidecar source: option {name} is for readStream; a batch read reads everything")
     return Options(
-        _path(found.get("path", "")),
-        _columns(found),
-        frozenset(_names("groups", found["groups"])) if "groups" in found else None,
-        _truth("dedup", found.get("dedup", "true")),
-        _count("parallelism", found["parallelism"]) if "parallelism" in found else None,
-        _consumer(found["consumer"]) if "consumer" in found else None,
-        _limit(found),
-        _until(found["until"]) if "until" in found else None,
+        _path(texts.get("path", "")),
+        _columns(texts),
+        frozenset(_names("groups", texts["groups"])) if "groups" in texts else None,
+        _truth("dedup", texts.get("dedup", "true")),
+        _count("parallelism", texts["parallelism"]) if "parallelism" in texts else None,
+        _consumer(texts["consumer"]) if "consumer" in texts else None,
+        _limit(texts),
+        _until(texts["until"]) if "until" in texts else None,
     )
 
 
@@ -103,13 +103,13 @@ def _path(text: str) -> Path:
     return Path(text).absolute()
 
 
-def _columns(found: Mapping[str, str]) -> tuple[str, ...]:
-    if "columns" not in found:
+def _columns(texts: Mapping[str, str]) -> tuple[str, ...]:
+    if "columns" not in texts:
         return tuple(SCHEMA.names)
-    names = _names("columns", found["columns"])
+    names = _names("columns", texts["columns"])
     for name in names:
         if name not in SCHEMA.names or names.count(name) > 1:
-            raise _wrong("columns", found["columns"], f"some of {', '.join(SCHEMA.names)}, each once")
+            raise _wrong("columns", texts["columns"], f"some of {', '.join(SCHEMA.names)}, each once")
     return tuple(names)
 
 
@@ -137,10 +137,10 @@ def _count(option: str, text: str) -> int:
 
 
 def _size(option: str, text: str) -> int:
-    found = re.fullmatch(r"0*([1-9][0-9]{0,17})([kmgt]?)b?", text.lower(), re.ASCII)
-    if not found:
+    match = re.fullmatch(r"0*([1-9][0-9]{0,17})([kmgt]?)b?", text.lower(), re.ASCII)
+    if not match:
         raise _wrong(option, text, "a number of bytes from 1 on, as in 500m or 10g")
-    return int(found[1]) << 10 * (_POWERS.index(found[2]) + 1 if found[2] else 0)
+    return int(match[1]) << 10 * (_POWERS.index(match[2]) + 1 if match[2] else 0)
 
 
 def _consumer(text: str) -> str:
@@ -149,13 +149,13 @@ def _consumer(text: str) -> str:
     return text
 
 
-def _limit(found: Mapping[str, str]) -> Limit:
-    given = [name for name in NAMES if name.startswith("max") and name in found]
+def _limit(texts: Mapping[str, str]) -> Limit:
+    given = [name for name in NAMES if name.startswith("max") and name in texts]
     if len(given) > 1:
         raise ConfigError(f"sidecar source: options {' and '.join(given)} exclude each other: Spark takes one limit")
     if not given:
         return Limit(files=FILES_MAX)
-    name, text = given[0], found[given[0]]
+    name, text = given[0], texts[given[0]]
     if name == "maxBytesPerTrigger":
         return Limit(bytes=_size(name, text))
     return Limit(files=_count(name, text)) if name == "maxFilesPerTrigger" else Limit(rows=_count(name, text))
@@ -163,12 +163,12 @@ def _limit(found: Mapping[str, str]) -> Limit:
 
 def _until(text: str) -> dict[str, int]:
     try:
-        found = json.loads(text)
+        parsed = json.loads(text)
     except ValueError:
-        found = None
-    if not isinstance(found, dict) or not all(type(seq) is int for seq in found.values()):
+        parsed = None
+    if not isinstance(parsed, dict) or not all(type(seq) is int for seq in parsed.values()):
         raise _wrong("until", text, 'the last number of each writer, as in {"WRITER": 7}')
-    return found
+    return parsed
 
 
 def _wrong(option: str, text: str, wanted: str) -> ConfigError:

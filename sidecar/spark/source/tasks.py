@@ -37,8 +37,8 @@ class Share:
             return cls(replace(entry, parts=(), covers=()), ())
         places = [cover.place for cover in entry.covers]
         covers = tuple(cover._replace(bitmap=b"") for cover in entry.covers)
-        found = tuple((places.index(place), bytes(offsets.serialize())) for place, offsets in drop.items())
-        return cls(replace(entry, covers=covers), found)
+        dropped = tuple((places.index(place), bytes(offsets.serialize())) for place, offsets in drop.items())
+        return cls(replace(entry, covers=covers), dropped)
 
     def read(self, root: Path, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         """Its rows.
@@ -70,8 +70,8 @@ def pack(shares: Sequence[Share], tasks_max: int | None) -> list[list[Share]]:
     wanted = max(min(total // TASK_BYTES_MIN, os.cpu_count() or 1), -(-total // TASK_BYTES_MAX), 1)
     tasks: list[list[int]] = [[] for _ in range(min(tasks_max or wanted, len(shares)))]
     loads = [(0, number) for number in range(len(tasks))]
-    for at in sorted(range(len(shares)), key=lambda at: -shares[at].entry.bytes):
+    for index in sorted(range(len(shares)), key=lambda index: -shares[index].entry.bytes):
         load, number = heapq.heappop(loads)
-        tasks[number].append(at)
-        heapq.heappush(loads, (load + shares[at].entry.bytes, number))
-    return [[shares[at] for at in sorted(task)] for task in tasks]
+        tasks[number].append(index)
+        heapq.heappush(loads, (load + shares[index].entry.bytes, number))
+    return [[shares[index] for index in sorted(task)] for task in tasks]

@@ -91,15 +91,15 @@ def gather(
     """
     held: list[Message] = []
     held_bytes = 0
-    for found in chunks:
-        sizes = list(accumulate(sizes_of(found), initial=0))
-        at = 0
-        while at < len(found):
-            most = min(at + RUN_ROWS - len(held), len(found))
-            stop = bisect_left(sizes, sizes[at] + RUN_BYTES - held_bytes, at + 1, most)
-            held += found[at:stop]
-            held_bytes += sizes[stop] - sizes[at]
-            at = stop
+    for chunk in chunks:
+        sizes = list(accumulate(sizes_of(chunk), initial=0))
+        start = 0
+        while start < len(chunk):
+            most = min(start + RUN_ROWS - len(held), len(chunk))
+            stop = bisect_left(sizes, sizes[start] + RUN_BYTES - held_bytes, start + 1, most)
+            held += chunk[start:stop]
+            held_bytes += sizes[stop] - sizes[start]
+            start = stop
             if len(held) == RUN_ROWS or held_bytes >= RUN_BYTES:
                 yield Run(tp, held, offset_of(held[0]), offset_of(held[-1]))
                 held, held_bytes = [], 0

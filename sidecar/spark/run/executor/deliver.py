@@ -105,11 +105,11 @@ class _Letters:
         if self._unstored:
             self._unstored = False
             log.info("dead_letters.stored")
-        self.refused += sum(bool(one.attempts) for one in letters)
-        for one in letters[:10]:
+        self.refused += sum(bool(letter.attempts) for letter in letters)
+        for letter in letters[:10]:
             log.warning(
-                "message.dead_lettered", topic=one.tp.topic, partition=one.tp.partition, offset=one.offset,
-                group=group_label(one.group), reason=one.reason,
+                "message.dead_lettered", topic=letter.tp.topic, partition=letter.tp.partition, offset=letter.offset,
+                group=group_label(letter.group), reason=letter.reason,
             )  # fmt: skip
         return True
 
@@ -146,10 +146,10 @@ class _Note:
     def _trouble(self, pipeline: RangePipeline) -> str:
         if pipeline.stalled:
             return pipeline.stalled
-        failing = [one for one in pipeline.delivery.outbox.groups.values() if one.failing_since_ms is not None]
+        failing = [group for group in pipeline.delivery.outbox.groups.values() if group.failing_since_ms is not None]
         if not failing:
             return ""
-        longest = min(failing, key=lambda one: one.failing_since_ms or 0.0)
+        longest = min(failing, key=lambda group: group.failing_since_ms or 0.0)
         since_s = time.monotonic() - (longest.failing_since_ms or 0.0) / 1000
         return f"group {group_label(longest.name)} fails for {since_s:.0f} s: {longest.reason}"
 
@@ -235,10 +235,12 @@ class _Delivery:
 
     def _take_inbox(self, wait_s: float) -> None:
         try:
-            told = self._inbox.get(timeout=wait_s) if wait_s else self._inbox.get_nowait()
+            answered = self._inbox.get(timeout=wait_s) if wait_s else self._inbox.get_nowait()
             while True:
-                self._pipeline.answered(told.batch_id, told.answer, time.monotonic() * 1000, int(time.time() * 1000))
-                told = self._inbox.get_nowait()
+                self._pipeline.answered(
+                    answered.batch_id, answered.answer, time.monotonic() * 1000, int(time.time() * 1000)
+                )
+                answered = self._inbox.get_nowait()
         except queue.Empty:
             return
 

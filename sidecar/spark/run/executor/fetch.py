@@ -39,17 +39,17 @@ def fetch(kafka: KafkaSource, tp: TopicPartition, start: int, end: int) -> Itera
         yield from gather(tp, _messages(client, tp, start, end), lambda found: map(len, found), _offset)
 
 
-def _messages(client: ck.Consumer, tp: TopicPartition, at: int, end: int) -> Iterator[list[Message]]:
+def _messages(client: ck.Consumer, tp: TopicPartition, offset: int, end: int) -> Iterator[list[Message]]:
     chunk, heard_s = CHUNK_MESSAGES, time.monotonic()
-    while at < end:
-        found = client.consume(chunk, WAIT_S)
-        if not found:
+    while offset < end:
+        messages = client.consume(chunk, WAIT_S)
+        if not messages:
             if time.monotonic() - heard_s > SILENCE_S:
-                raise UnavailableError(f"the broker has returned nothing of {tp}@{at} for {SILENCE_S:g} s")
+                raise UnavailableError(f"the broker has returned nothing of {tp}@{offset} for {SILENCE_S:g} s")
             continue
-        good = _without_errors(found, tp) if any(map(Message.error, found)) else found
-        at = _offset(found[-1]) + (found[-1].error() is None)  # else it tells that the partition ends there
-        if at > end:
+        good = _without_errors(messages, tp) if any(map(Message.error, messages)) else messages
+        offset = _offset(messages[-1]) + (messages[-1].error() is None)  # else it tells that the partition ends there
+        if offset > end:
             good = [message for message in good if _offset(message) < end]
         if good:
             yield good
@@ -58,12 +58,12 @@ def _messages(client: ck.Consumer, tp: TopicPartition, at: int, end: int) -> Ite
         heard_s = time.monotonic()  # the receiver may have kept us waiting
 
 
-def _without_errors(found: list[Message], tp: TopicPartition) -> list[Message]:
-    for message in found:
+def _without_errors(messages: list[Message], tp: TopicPartition) -> list[Message]:
+    for message in messages:
         error: Any = message.error()
         if error is not None and error.code() != ck.KafkaError._PARTITION_EOF:
             raise UnavailableError(f"{tp} cannot be read: {error.str()}")
-    return [message for message in found if message.error() is None]
+    return [message for message in messages if message.error() is None]
 
 
 def _offset(message: Message) -> int:

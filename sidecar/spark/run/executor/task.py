@@ -54,17 +54,17 @@ def run(job: Job, batches: Iterator[pa.RecordBatch]) -> Outcome | None:
     folder = RunFolder(job.folder)
     while folder.held(batch):  # the query is being stopped: Spark ends this task before it has sent anything
         time.sleep(HELD_WAIT_S)
-    first = next((found for found in batches if found.num_rows), None)
+    first = next((rows for rows in batches if rows.num_rows), None)
     if first is None:
         return None
-    tp, columns, found = _source(job, first, batches)
+    tp, columns, read = _source(job, first, batches)
     checkpoint = job.checkpoint
     topic_id = claim(job.settings.source.kafka, checkpoint.cluster_id, folder, tp.topic)
     again = batch == checkpoint.pending or context.attemptNumber() > 0
     task = Task(
         tp, checkpoint.scope(topic_id), checkpoint.ids_scope(topic_id), batch, str(context.taskAttemptId()), again
     )
-    return deliver(job.settings, folder, task, columns, found)
+    return deliver(job.settings, folder, task, columns, read)
 
 
 def _source(
