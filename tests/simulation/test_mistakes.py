@@ -56,6 +56,12 @@ def test_mistake_is_found(patch: Path, tmp_path: Path) -> None:
     assert re.search(r"^seed \d+: (?!raised)", done.stdout, re.MULTILINE), done.stdout + done.stderr
 
 
+@pytest.mark.parametrize("patch", sorted(MISTAKES.glob("without_a_seed/*.patch")), ids=lambda patch: patch.stem)
+def test_mistake_without_a_seed_applies(patch: Path, tmp_path: Path) -> None:
+    """A mistake that no known schedule shows is still one of this core, so that a seed can be looked for."""
+    broken_copy(patch, tmp_path)
+
+
 def test_seven_mistakes_are_kept() -> None:
     """There are at least seven mistakes, so that none is lost unnoticed."""
     assert len(list(MISTAKES.glob("*.patch"))) >= 7
