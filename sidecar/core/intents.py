@@ -48,8 +48,6 @@ class Intent:
     """What was read again so far of an earlier life's intent; None once it is complete."""
     live: int = 0
     """Parts that are not settled."""
-    partly: bool = False
-    """Whether some of it is settled: not for a successor, to whom the intent is all or none."""
     tries: Tries = NO_TRIES
     """Of earlier owners, and of this one."""
     fresh: set[str] = field(default_factory=set)

@@ -209,6 +209,7 @@ class Broker:
         """The log has lost its end and got other messages there; the broker knows nothing of that."""
         refilled = self._succeed(life, log, life.identity, at, life.history)
         refilled.refilled, refilled.same_below = life, at
+        refilled._intents = {intent for intent in life._intents if intent[2] < at}
 
     def renew(self, life: Life, state: PartitionState) -> Life:
         """A member noticed that, and draws another incarnation."""

@@ -106,7 +106,7 @@ class Folder:
         unproven = recalled.compared and recalled.agreed is None
         exact = memory is not None and memory.stamp == before.newest and not (recalled.fresh or unproven)
         has_gap = self._has_gap(before, recalled)
-        if has_gap or not exact:
+        if has_gap or not exact or recalled.whose is Basis.BOTH:
             again = range(recalled.state.watermark, len(life.log.messages))
             life.doubtful.update(again if has_gap else set(again) - self.facts(before, recalled))
         if not exact or recalled.whose is Basis.BOTH:

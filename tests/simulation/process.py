@@ -133,7 +133,8 @@ class Process:
             life = self._broker.renew(life, recalled.state)
         if before.rewound:
             self.folder.doubt(before, life, recalled)
-            life.inherited.update(range(recalled.state.watermark, recalled.state.seen))
+            known_below = max(recalled.state.seen, recalled.settled_below)
+            life.inherited.update(range(recalled.state.watermark, known_below))
         self.lives[number] = self.taken[number, life.scope] = life
         if self._plan.ids:
             self.pipeline.intake.ids.forget(TPS[number])

@@ -131,14 +131,20 @@ class Receiver:
             last = self._last.get((life, group), -1)
             # What was given up may come again after a crash, when its dead letter was not committed yet, and with it
             # what an owner with other ids had dropped.
-            doubt = self._plan.claim_ms and self._out_of_order(life, taken[0], last)
-            if taken[0] < last and taken[0] not in life.gone | life.given_up | life.doubtful and not doubt:
+            known_limit = life.gone | life.given_up | life.doubtful
+            if taken[0] < last and taken[0] not in known_limit and not self._may_overtake(life, taken[0], last):
                 raise BrokenPromiseError("order", f"{life.number}:{taken[0]} of {group} after {last}")
             self._last[life, group] = max(taken[-1], last)
 
-    def _out_of_order(self, life: Life, first: int, last: int) -> bool:
-        """The known limit: what was lost to a twin, or what an earlier incarnation had, goes its own way."""
-        return life.scope != SCOPE or any(self.overtaken(life, offset) for offset in range(first, last + 1))
+    def _may_overtake(self, life: Life, first: int, last: int) -> bool:
+        """The known limits: what was lost to a twin, or what an earlier incarnation had, goes its own way.
+
+        By ids it was left out for a twin that is gone since, or whose id the owner does not know.
+        """
+        if self._plan.claim_ms:
+            return life.scope != SCOPE or any(self.overtaken(life, offset) for offset in range(first, last + 1))
+        ended = life.gone | life.stored | life.letters
+        return any(twin in ended for twin in life.log.twins_of(first) if twin != first)
 
     def overtaken(self, life: Life, offset: int) -> bool:
         """The known limit: a twin took the key when the claim had expired, or when the message was given up."""

@@ -79,10 +79,6 @@ class Remembered:
         """Up to here the window may tell what is settled: beyond what was read, where that was read before a rewind."""
         return max(self.state.seen, self.fingerprints[-1].offset + 1 if self.fingerprints else 0)
 
-    def newest_below(self, offset: int) -> int:
-        """The highest fingerprinted offset below this one, -1 where there is none."""
-        return max((mark.offset for mark in self.fingerprints if mark.offset < offset), default=-1)
-
 
 class Basis(enum.Enum):
     """Whose state is newer."""
@@ -154,19 +150,19 @@ def recall(committed: Committed | None, memory: Remembered | None, log: Log) -> 
         return Recalled(state, whose, 0 if cut else state.seen, cut)
     agreed = _agreed(memory, log)
     if committed is None:
-        agreed = -1 if agreed is None and memory.fingerprints else agreed
-    elif agreed is None or (whose is not Basis.BROKER and memory.newest_below(memory.state.seen) < 0):
+        agreed = -1 if agreed is None and (memory.fingerprints or cut) else agreed
+    elif agreed is None:
         return Recalled(state, whose, 0, cut, compared=True)
-    # It differs somewhere between what agrees and the next fingerprint: nothing that was read there is trusted.
-    if agreed is not None and (cut or agreed < min(seen - 1, memory.fingerprints[-1].offset)):
+    # It differs somewhere between what agrees and the next fingerprint: nothing that was read there is trusted. Nor is
+    # any name, though it differ beyond all that the states tell of: there it was read and sent before a rewind.
+    if agreed is not None and (cut or agreed < memory.fingerprints[-1].offset):
         start = min(max(state.watermark, memory.state.watermark), agreed + 1)
         return Recalled(PartitionState(start, start), whose, agreed + 1, fresh=True, agreed=agreed, compared=True)
     if whose is Basis.FOLDER:
         state = memory.state
     elif whose is Basis.BOTH:
         state = _settled_to(state, memory.state.watermark)
-    below = memory.known_below if agreed in (None, memory.newest_below(memory.known_below)) else agreed + 1
-    return Recalled(state, whose, below, fresh=False, agreed=agreed, compared=True)
+    return Recalled(state, whose, memory.known_below, fresh=False, agreed=agreed, compared=True)
 
 
 def basis(committed: Committed | None, memory: Remembered | None) -> Basis:

@@ -56,7 +56,6 @@ class Outstanding:
         self._remove(part)
         intent = part.intent
         intent.withheld.ids += _ids(part.fragments)
-        intent.partly = True
         # Only when nothing of the group is left in it: what is excluded, a successor takes for settled.
         if intent.key is None and intent.live and part.life.primary and not self._has_more(part):
             self._promises.exclude(intent, lane_key(part.group))
@@ -115,7 +114,6 @@ class Outstanding:
             else:
                 piece.scope = derived_scope(piece.scope, part.first, part.last, owner)
             parts.append(piece)
-        part.intent.partly = True
         self._remove(part)
         return parts
 
@@ -132,7 +130,6 @@ class Outstanding:
         # Ids of what was taken wait for the whole intent; those of the others go on with the pieces.
         later = {number for piece in pieces.values() for number in _ids(piece)}
         part.intent.withheld.ids += [number for number in _ids(part.fragments) if number not in later]
-        part.intent.partly = True
         self._remove(part)
         self.drop_finished()
         return parts

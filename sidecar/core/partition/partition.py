@@ -83,11 +83,10 @@ class Partition:
                 yield from buffer.fragments
 
     def unsettled(self) -> Iterator[Sequence[int]]:
-        """Offsets of all messages that were read and are not settled for a successor, and of some that are."""
+        """Offsets of all messages that were read and are not settled."""
         yield from _offsets(self.open_fragments())
         for part in self.lanes.parts():
             yield from _offsets(part.fragments)
-        yield from (range(intent.first, intent.last + 1) for intent in self.promises.intents if intent.partly)
 
     # Reading
 

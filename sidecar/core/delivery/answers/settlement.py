@@ -86,7 +86,6 @@ class Settlement:
             return
         before = held_by(part)
         part.drop_unframeable()
-        part.intent.partly = True  # a successor gets the intent whole, these messages with it
         self._memory.hold(held_by(part) - before)
         if part.count:
             self._output.settled(part, "dead_lettered", count)

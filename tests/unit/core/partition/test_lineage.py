@@ -134,6 +134,7 @@ def test_without_a_commit_the_folder_goes_on() -> None:
     assert recall(None, NEW, Log(other={20: None, 59: None})).state == PartitionState(0, 0)
     unread = Remembered(PartitionState(50, 50), Stamp(2, 3))
     assert recall(None, unread, Log()).state == unread.state
+    assert recall(None, unread, Log(high=40)).fresh
 
 
 def test_after_a_fork_the_brokers_intents_hold() -> None:
@@ -157,12 +158,17 @@ def test_after_a_fork_the_brokers_intents_hold() -> None:
 
 
 def test_what_the_window_knows_beyond_is_compared_too() -> None:
-    """After a rewind the folder knows messages beyond the state that it wrote since: they count up to what agrees."""
+    """After a rewind the folder knows messages beyond the state that it wrote since: they count up to what agrees.
+
+    Where one differs, the names of those that were sent there are not used again, or the receiver would drop others.
+    """
     since = Remembered(PartitionState(10, 20), Stamp(3, 1), {2: 3}, marks(19, 40, 59))
     found = recall(Committed(PartitionState(10, 20), Stamp(3, 1)), since, Log())
     assert (found.whose, found.state, found.settled_below) == (Basis.BROKER, PartitionState(10, 20), 60)
     found = recall(Committed(PartitionState(10, 20), Stamp(3, 1)), since, Log(other={59: 0}))
-    assert (found.state, found.fresh, found.settled_below) == (PartitionState(10, 20), False, 41)
+    assert (found.state, found.fresh, found.settled_below) == (PartitionState(10, 10), True, 41)
+    found = recall(OLD, Remembered(PartitionState(10, 20), Stamp(2, 3), {1: 6}, marks(59)), Log(other={59: 0}))
+    assert (found.state, found.fresh, found.settled_below) == (PartitionState(0, 0), True, 0)
 
 
 def test_what_was_read_between_two_fingerprints_is_not_trusted_when_the_later_differs() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from pyroaring import BitMap64
 
 from sidecar.core.cutting import batching
 from sidecar.core.delivery.stages import Stage
@@ -598,3 +599,18 @@ def test_a_part_that_the_window_knows_wholly_is_not_sent_again() -> None:
     shell.run()
     assert [offsets for _, offsets, _ in shell.sent] == [[3, 4, 5]]
     assert (shell.commits[-1].watermark, shell.pipeline.books[TP].duplicate) == (6, 3)
+
+
+def test_what_is_settled_stays_in_the_window_though_it_stands_in_the_range_of_what_is_not() -> None:
+    """Only what is in flight is new again to a successor whose state, after a rewind, knows nothing of the range."""
+    window = RotatingBitmap()
+    window.update([1])
+    shell = Shell()
+    shell.answer = lambda batch, offsets: None  # type: ignore[method-assign]
+    positions, partition = shell.pipeline.intake.positions, shell.pipeline.partitions[TP]
+    positions.load(partition, window.dump(), 100)
+    shell.read((0, 0, None, b"a"), (1, 1, None, b"b"), (2, 0, None, None))
+    shell.run()
+    assert [letter.offset for letter in shell.letters] == [2]
+    young, _ = positions.dump(partition)
+    assert list(BitMap64.deserialize(young)) == [1, 2]
