@@ -248,11 +248,16 @@ class RemotingWorld:
         ]
 
     def _forget_resets(self) -> None:
-        """A broker that is killed just after a reset may be ahead again: as if another member had gone on."""
+        """A broker that is killed just after a reset may be ahead again: as if another member had gone on.
+
+        It may also be back at an earlier reset, which is obeyed then.
+        """
         for number, queue in enumerate(self.broker.queues or ()):
             known = min(offsets.get(number, -1) for offsets in (self.broker.committed, self.broker.taken))
-            if (at := self.broker.flushed.get(number, -1)) > known:
+            at = self.broker.flushed.get(number, -1)
+            if at > known or number in self.broker.flushed_set:
                 self.allowed.update(one.key for one in queue.messages[at:])
+            if at > known:
                 self.wanted -= {one.key for one in queue.messages[:at]}
 
     def count(self, key: bytes) -> int:

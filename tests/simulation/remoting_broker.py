@@ -88,6 +88,9 @@ class SimulatedBroker:
         self.queues: list[Queue] | None = []
         self.committed: dict[int, int] = {}
         self.flushed: dict[int, int] = {}
+        self._set: set[int] = set()
+        """Queues whose offset an operator set, and no member has committed since."""
+        self.flushed_set: set[int] = set()
         self.flushed_at_s = 0.0
         self._topics = 0
         """How many there were."""
@@ -116,6 +119,7 @@ class SimulatedBroker:
         self.queues = [Queue() for _ in range(queues)]
         self._topics += 1
         self._beyond, self._flushed_beyond = set(), set()
+        self._set, self.flushed_set = set(), set()
 
     def delete(self) -> None:
         """Delete the topic."""
@@ -165,6 +169,7 @@ class SimulatedBroker:
         self.flushed_at_s = self._clock.now_s
         self.flushed, self._flushed_of = dict(self.committed), dict(self._told_of)
         self._flushed_beyond = set(self._beyond)
+        self.flushed_set = set(self._set)
 
     @property
     def may_be_killed(self) -> bool:
@@ -207,7 +212,7 @@ class SimulatedBroker:
         self.forget_stale()
         if killed:
             self.committed, self._told_of = dict(self.flushed), dict(self._flushed_of)
-            self._beyond = set(self._flushed_beyond)
+            self._beyond, self._set = set(self._flushed_beyond), set(self.flushed_set)
         self._flush()
         self.resets = {}
         self.is_up = False
@@ -217,6 +222,7 @@ class SimulatedBroker:
     def reset(self, number: int, offset: int) -> None:
         """An operator sets an offset: what `mqadmin resetOffsetByTime` does since 5.1, or a plain commit."""
         self._keep(number, offset)
+        self._set.add(number)
         if self.is_new:
             self.resets[number] = offset
 
@@ -276,6 +282,7 @@ class SimulatedBroker:
             return answer_of(Code.TOPIC_NOT_EXIST)
         if number not in self.resets:
             self._keep(number, offset)
+            self._set.discard(number)
             self.taken_at_s[number], self.taken[number] = self._clock.now_s, offset
         return answer_of()
 
