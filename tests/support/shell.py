@@ -16,9 +16,10 @@ from sidecar.core.partition.state import (
     PartitionState,
 )
 from sidecar.core.parts import Batch
+from sidecar.core.pipeline.commit_order import CommitOrder, Journal, Publish, Settle, Step
 from sidecar.core.pipeline.pipeline import Pipeline
 from sidecar.core.records import Answer, DeadLetter, Run, TopicPartition, Verdict
-from sidecar.ledger.interface import Ledger
+from sidecar.ledger.interface import Ledger, LedgerError
 from tests.simulation.plan import Columns, LineFramer, Row, read_ids, read_keys, read_tags
 
 TP = TopicPartition("t", 0)
@@ -97,6 +98,7 @@ class Shell:
         self.pipeline = Pipeline(reading, batch_rules, delivery, chance)
         self.pipeline.partitions.limit(room)
         self.pipeline.assign(TP, "5c0pe000", start)
+        self._order = CommitOrder()
         self.now_ms = 0.0
         self.commits: list[PartitionState] = []
         self.sent: list[tuple[str, list[int], int]] = []
@@ -117,15 +119,11 @@ class Shell:
 
     def _do(self, effect: Effect) -> None:
         if isinstance(effect, Claim):
-            assert self.ledger is not None
-            self.pipeline.claimed(effect.number, self.ledger.claim(effect.wants, 3 * LEASE_MS), self.now_ms)
+            self.pipeline.claimed(effect.number, self._claim(effect), self.now_ms)
         elif isinstance(effect, Reload):
             self.reloads.append(effect)
         elif isinstance(effect, Commit):
-            if self.ledger is not None:
-                self.ledger.settle([mark for item in effect.items for mark in item.marks])
-            self.commits += [item.state for item in effect.items]
-            self.pipeline.committed({item.tp: self.commit_ok for item in effect.items}, self.now_ms)
+            self._commit(effect)
         elif isinstance(effect, Store):
             self.letters += effect.letters if self.store_ok else []
             self.pipeline.stored(effect.token, ok=self.store_ok, now_ms=self.now_ms)
@@ -140,6 +138,29 @@ class Shell:
             answer = self.answer(effect.batch, offsets)
             if answer is not None:
                 self.pipeline.answered(effect.batch.id, answer, self.now_ms, 0)
+
+    def _claim(self, claim: Claim) -> list[list[int]] | None:
+        assert self.ledger is not None
+        try:
+            return self.ledger.claim(claim.wants, 3 * LEASE_MS)
+        except LedgerError:
+            return None
+
+    def _commit(self, commit: Commit) -> None:
+        step: Step | None = self._order.begin(commit.items)
+        while isinstance(step, Journal | Settle):
+            step = self._order.ended(ok=isinstance(step, Journal) or self._settle(step))
+        items = step.items if isinstance(step, Publish) else []
+        self.commits += [item.state for item in items]
+        self.pipeline.committed({item.tp: self.commit_ok for item in items}, self.now_ms)
+
+    def _settle(self, step: Settle) -> bool:
+        assert self.ledger is not None
+        try:
+            self.ledger.settle(step.marks)
+        except LedgerError:
+            return False
+        return True
 
     def run(self, steps: int = 100, by_ms: float = 50) -> None:
         """Let time pass."""

@@ -29,6 +29,8 @@ class Dues:
         self._durable: PartitionState | None = None
         self._ids: list[int] = []
         self._marks: list[Mark] = []
+        self._begun_marks = False
+        """Whether a commit took marks, and none succeeded since: the ledger may not have them yet."""
         self._errors: list[Mark] = []
         self._barriers: list[Barrier] = []
 
@@ -57,7 +59,7 @@ class Dues:
 
     def outdated(self, state: PartitionState) -> bool:
         """Whether there is anything to commit."""
-        return bool(state != self._durable or self._marks or self._barriers)
+        return bool(state != self._durable or self._marks or self._begun_marks or self._barriers)
 
     def begin(self, state: PartitionState, intents: Iterable[Intent]) -> Begun:
         """A commit of this state begins, with all that is due so far."""
@@ -77,11 +79,12 @@ class Dues:
     def take_marks(self) -> tuple[Mark, ...]:
         """Ends of claims for the ledger."""
         marks, self._marks = tuple(self._marks), []
+        self._begun_marks |= bool(marks)
         return marks
 
     def acknowledged(self, begun: Begun) -> bool:
         """The commit succeeded; whether another one is due for what may be told from now on."""
-        self._durable = begun.state
+        self._durable, self._begun_marks = begun.state, False
         for intent in begun.intents:
             intent.durable = True
         for barrier in begun.barriers:

@@ -169,6 +169,20 @@ def test_twins_in_one_batch_wait_for_each_other() -> None:
     assert (books.dead_lettered, books.delivered) == (1, 1)
 
 
+def test_an_end_that_the_ledger_did_not_take_is_told_again_though_no_state_changes() -> None:
+    """A twin in the same batch waits for it, and nothing else is committed meanwhile."""
+    shell = Twins()
+    assert isinstance(shell.ledger, MemoryLedger)
+    shell.read(*with_ids(5, 5))
+    shell.run_until_sent()
+    shell.ledger.failing = "away"
+    shell.run(10)
+    shell.ledger.failing = ""
+    shell.run(30)
+    books = shell.pipeline.books[TP]
+    assert (books.delivered, books.duplicate) == (1, 1)
+
+
 def test_the_ledger_is_told_what_became_of_a_message() -> None:
     """What was delivered is a duplicate elsewhere; what was refused is free; what is under way is held."""
     shell, rows = Twins(), with_ids(1, 2, 3)
