@@ -34,7 +34,7 @@ from tests.simulation.leased_broker import (
 )
 from tests.simulation.shell import GROUPS, Shell, batching_of, delivery_of, reading_of
 
-ROUNDS_MAX = 20_000
+ROUNDS_MAX = 40_000
 CLAIM_MS = 10_000_000
 ROOM = 1 << 20
 """With a ledger for all messages: what waits for a twin makes no room for what that one waits for."""
