@@ -10,7 +10,7 @@ from functools import partial
 
 from sidecar.core.records import Run
 from sidecar.runtime.build import plan_memory
-from sidecar.sources.rocketmq.remoting.pulls.pulling import Place
+from sidecar.sources.rocketmq.remoting.pulls.pulling import Node
 from sidecar.sources.rocketmq.remoting.pulls.pulls import Pulls
 from sidecar.sources.rocketmq.remoting.routes import Routes
 from sidecar.sources.rocketmq.remoting.source import QUEUE_SHARE
@@ -20,8 +20,8 @@ from sidecar.sources.rocketmq.wire.requests import Asks, Subscription
 BUDGET_BYTES = 128 << 20
 
 
-def _place(link: Link, _: str) -> Place:
-    return Place(link)
+def _place(link: Link, _: str) -> Node:
+    return Node(link)
 
 
 def main(name_server: str, topic: str, expression: str, messages: int) -> None:

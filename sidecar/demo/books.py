@@ -9,14 +9,14 @@ from typing import NamedTuple
 
 from sidecar.demo.stream import PARTITIONS, Made
 
-Place = tuple[int, int]
+Position = tuple[int, int]
 """Partition and offset."""
 
 
-class Row(NamedTuple):
+class DeliveredRow(NamedTuple):
     """A row as the receiver stored it."""
 
-    place: Place
+    place: Position
     value: str
 
 
@@ -42,7 +42,7 @@ class Books:
         return self.produced == self.consumed == ends and not (self.lost or self.twice or self.wrong)
 
 
-def count(made: Iterable[Made], consumed: int, rows: Iterable[Row], letters: Iterable[Place]) -> Books:
+def count(made: Iterable[Made], consumed: int, rows: Iterable[DeliveredRow], letters: Iterable[Position]) -> Books:
     """The books of a run.
 
     Args:
@@ -51,7 +51,7 @@ def count(made: Iterable[Made], consumed: int, rows: Iterable[Row], letters: Ite
         rows: What stands in the receiver's database.
         letters: What stands in the daemon's dead letters.
     """
-    arrived: dict[Place, list[str]] = {}
+    arrived: dict[Position, list[str]] = {}
     for row in rows:
         arrived.setdefault(row.place, []).append(row.value)
     dead = set(letters)
@@ -65,7 +65,7 @@ def count(made: Iterable[Made], consumed: int, rows: Iterable[Row], letters: Ite
     return Books(consumed=consumed, **{name: ends[name] for name in names})
 
 
-def _placed(made: Iterable[Made]) -> Iterator[tuple[Place, Made]]:
+def _placed(made: Iterable[Made]) -> Iterator[tuple[Position, Made]]:
     following = [0] * PARTITIONS
     for message in made:
         yield (message.partition, following[message.partition]), message

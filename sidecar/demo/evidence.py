@@ -11,7 +11,7 @@ from typing import Any
 
 import urllib3
 
-from sidecar.demo.books import Place, Row
+from sidecar.demo.books import DeliveredRow, Position
 from sidecar.ops.admin import read_address
 from sidecar.state.store import Store
 
@@ -37,10 +37,10 @@ class ReceiverDatabase:
         """Batches that were taken: each is one part here."""
         return int(self._db.execute("SELECT count(*) FROM parts").fetchone()[0])
 
-    def rows(self) -> Iterator[Row]:
+    def rows(self) -> Iterator[DeliveredRow]:
         """All rows."""
         for partition, offset, row in self._db.execute('SELECT "partition", "offset", row FROM rows'):
-            yield Row((partition, offset), json.loads(row)["value"])
+            yield DeliveredRow((partition, offset), json.loads(row)["value"])
 
     def close(self) -> None:
         """Close the file."""
@@ -59,7 +59,7 @@ def ask_status(state_dir: Path, pid: int) -> dict[str, Any] | None:
     return None
 
 
-def dead_letters(state_dir: Path) -> list[Place]:
+def dead_letters(state_dir: Path) -> list[Position]:
     """Places of the dead letters in a state folder that no daemon holds."""
     with contextlib.closing(Store(state_dir)) as state:
         return [(letter.partition, letter.offset) for letter in state.letters.load(LETTERS_MAX)]

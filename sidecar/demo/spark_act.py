@@ -11,7 +11,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from sidecar.demo.books import Books, Row, count
+from sidecar.demo.books import Books, DeliveredRow, count
 from sidecar.demo.children import Child
 from sidecar.demo.stage import KILL_AT, Daemon, Stage
 from sidecar.demo.stream import Made, poisonous, stream, wanted
@@ -148,14 +148,14 @@ class SparkAct:
 
     # Counting
 
-    def _read_table(self, stack: ExitStack) -> list[Row]:
+    def _read_table(self, stack: ExitStack) -> list[DeliveredRow]:
         out = self._spark / "rows"
         arguments = ["-m", "sidecar.demo.table", str(self._table), str(out)]
         reader = Child("spark-count", arguments, self._stage.folder, env=_environment(self._spark))
         stack.callback(reader.kill)
         reader.finish(COUNT_S)
         with out.open() as lines:
-            return [Row((partition, offset), value) for partition, offset, value in map(json.loads, lines)]
+            return [DeliveredRow((partition, offset), value) for partition, offset, value in map(json.loads, lines)]
 
 
 def as_table(messages: Iterable[Made]) -> Iterator[Made]:

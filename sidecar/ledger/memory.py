@@ -12,7 +12,7 @@ from sidecar.ledger.interface import GIVEN_FOR_MS, MISSED_FOR_MS, MISSED_MAX, Le
 
 
 @dataclass(slots=True)
-class _Row:
+class _LedgerRow:
     entry: Entry
     since_ms: float
     until_ms: float
@@ -40,7 +40,7 @@ class MemoryLedger:
     def __init__(self, now_ms: Callable[[], float]) -> None:
         self._now_ms = now_ms
         self._lock = threading.Lock()
-        self._rows: dict[bytes, _Row] = {}
+        self._rows: dict[bytes, _LedgerRow] = {}
         self._missed: dict[tuple[str, bytes], _Missed] = {}
         self.failing = ""
         self.overtaken: dict[bytes, set[State]] = {}
@@ -67,7 +67,7 @@ class MemoryLedger:
                         state = State.SUCCESS
                     elif (before.entry.place, before.entry.offset) != (place, offset):
                         self.overtaken.setdefault(key, set()).add(before.entry.state)
-                self._rows[key] = _Row(Entry(place, offset, token, state), since_ms, now_ms + timeout_ms)
+                self._rows[key] = _LedgerRow(Entry(place, offset, token, state), since_ms, now_ms + timeout_ms)
             return verdicts
 
     def settle(self, marks: Sequence[Mark]) -> None:
@@ -114,7 +114,7 @@ class MemoryLedger:
                 del self._rows[key]
             return len(idle)
 
-    def _runs(self, row: _Row, now_ms: float) -> bool:
+    def _runs(self, row: _LedgerRow, now_ms: float) -> bool:
         return row.entry.state == State.PROCESSING and row.until_ms > now_ms
 
     @contextmanager

@@ -21,7 +21,7 @@ class QueryError(SidecarError):
     exit_code = EXIT_UNAVAILABLE
 
 
-class Progress(Protocol):
+class QueryProgress(Protocol):
     """What of a job's progress is told here."""
 
     def ended(self, problem: str = "") -> None:
@@ -68,7 +68,7 @@ def quietly(stop: Callable[[], None]) -> None:
 
 
 @contextlib.contextmanager
-def serving(progress: Progress, stop_asked: Callable[[], bool]) -> Iterator[None]:
+def serving(progress: QueryProgress, stop_asked: Callable[[], bool]) -> Iterator[None]:
     """Tell how the job ended.
 
     Raises:
@@ -87,7 +87,7 @@ def serving(progress: Progress, stop_asked: Callable[[], bool]) -> Iterator[None
             ) from error
 
 
-def fail(progress: Progress, error: Exception) -> NoReturn:
+def fail(progress: QueryProgress, error: Exception) -> NoReturn:
     """End a job with the error of its query.
 
     Raises:

@@ -16,7 +16,7 @@ from sidecar.state.aside import set_aside
 from sidecar.state.folder import StateFolder, state_error
 from sidecar.state.interface import Damage
 from sidecar.state.presence import Presence
-from sidecar.state.schema import DamagedError, Row
+from sidecar.state.schema import DamagedError, DatabaseRow
 
 DATABASE_FILE = "state.db"
 BUSY_TIMEOUT_MS = 5_000
@@ -126,7 +126,7 @@ class Database:
         """Raise `StateError` when the file is not the one under its name any more; from any thread."""
         self._presence.check()
 
-    def rows(self, sql: str, values: Sequence[Any] = ()) -> list[Row]:
+    def rows(self, sql: str, values: Sequence[Any] = ()) -> list[DatabaseRow]:
         """A query on the reading connection, from any thread."""
         try:
             with self._read_lock:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from sidecar.core.records import Attempt, TopicPartition
 from sidecar.state.database import Database, checksum
 from sidecar.state.interface import Damage, StoredLetter, no_room_for_letters
-from sidecar.state.schema import Row
+from sidecar.state.schema import DatabaseRow
 
 _COLUMNS = (
     'scope, topic, partition, broker, "offset", group_name, reason, status, attempts, first_at_ms, row, envelope, '
@@ -60,7 +60,7 @@ class LetterStore:
         return int(self._database.rows("SELECT letters FROM dead_letter_totals")[0][0])
 
 
-def _encode(letter: StoredLetter) -> Row:
+def _encode(letter: StoredLetter) -> DatabaseRow:
     row = (
         *letter.identity,
         _storable(letter.group_name),
@@ -75,7 +75,7 @@ def _encode(letter: StoredLetter) -> Row:
     return (*row, checksum(*row))
 
 
-def _decode(row: Row) -> StoredLetter:
+def _decode(row: DatabaseRow) -> StoredLetter:
     id_, scope, topic, partition, broker, offset, group_name, reason, status, *rest = row
     attempts, first_at_ms, data, envelope, *_ = rest
     return StoredLetter(

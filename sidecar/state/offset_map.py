@@ -25,7 +25,7 @@ from sidecar.core.partition.state import LaneState, PartitionState, SharedIntent
 MAGIC, VERSION = 0xB5, 1
 _HEAD = struct.Struct(">BBI")
 _NO_STAMP = Stamp(0, 0)
-Place = tuple[int, int, int]
+IntentKey = tuple[int, int, int]
 """An intent: its lane, its first and its last offset."""
 _IDENTITY = struct.Struct(">Q4s4s4s")
 
@@ -164,7 +164,7 @@ def decode(text: str | None, offset: int, known: Identity, rules: bytes) -> Deco
     return Decoded(Origin.OURS, incarnation, state, stamp, parent)
 
 
-def _places(lanes: Mapping[int, LaneState]) -> Iterator[Place]:
+def _places(lanes: Mapping[int, LaneState]) -> Iterator[IntentKey]:
     """The intents of all lanes, in the order in which they are written."""
     return ((key, first, last) for key, lane in sorted(lanes.items()) for first, last in lane.intents)
 
@@ -202,7 +202,7 @@ class _Reader:
         stamp = Stamp(token, self.number())
         return None if stamp == _NO_STAMP else stamp
 
-    def tries(self, places: list[Place]) -> Iterator[tuple[Place, Tries]]:
+    def tries(self, places: list[IntentKey]) -> Iterator[tuple[IntentKey, Tries]]:
         """None where an earlier version has written the rest."""
         number = 0
         for _ in range(self.number() if self._at < len(self._raw) else 0):

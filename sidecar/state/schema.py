@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 from sidecar.errors import StateError
 
-Row: TypeAlias = tuple[Any, ...]
+DatabaseRow: TypeAlias = tuple[Any, ...]
 
 APPLICATION_ID = 0x5CA20000
 SCHEMA_VERSION = 1
@@ -133,13 +133,13 @@ def _mend(connection: sqlite3.Connection) -> None:
         )
 
 
-def _objects(connection: sqlite3.Connection) -> list[Row]:
+def _objects(connection: sqlite3.Connection) -> list[DatabaseRow]:
     return sorted(
         connection.execute("SELECT type, name, tbl_name, sql FROM sqlite_master WHERE name NOT LIKE 'sqlite_%'")
     )
 
 
-def _expected_objects() -> list[Row]:
+def _expected_objects() -> list[DatabaseRow]:
     with sqlite3.connect(":memory:") as connection:
         connection.executescript(SCHEMA)
         objects = _objects(connection)

@@ -21,7 +21,7 @@ from sidecar.state.interface import (
     same_cluster,
 )
 from sidecar.state.letters import LetterStore
-from sidecar.state.schema import Row
+from sidecar.state.schema import DatabaseRow
 
 DAMAGES_KEPT_MAX = 1_000
 
@@ -178,7 +178,7 @@ def _put_meta(connection: sqlite3.Connection, name: str, value: tuple[str, str])
     connection.execute("INSERT OR REPLACE INTO meta VALUES (?, ?, ?)", (name, text, checksum(name, text)))
 
 
-def _partition_row(snapshot: PartitionSnapshot) -> Row:
+def _partition_row(snapshot: PartitionSnapshot) -> DatabaseRow:
     # The incarnation is an unsigned 64-bit number, which SQLite's integers cannot hold.
     row = (
         *(*snapshot.tp, snapshot.topic_id, f"{snapshot.incarnation:x}"),
@@ -187,7 +187,7 @@ def _partition_row(snapshot: PartitionSnapshot) -> Row:
     return (*row, checksum(*row))
 
 
-def _partition_snapshot(row: Row) -> PartitionSnapshot:
+def _partition_snapshot(row: DatabaseRow) -> PartitionSnapshot:
     topic, partition, broker, topic_id, incarnation, watermark, floor, younger, older, _ = row
     return PartitionSnapshot(
         TopicPartition(topic, partition, broker), topic_id, int(incarnation, 16), watermark, floor, (younger, older)

@@ -16,7 +16,7 @@ from pyroaring import BitMap64
 from sidecar import files
 from sidecar.errors import ZoneError
 from sidecar.zone.columns import ROWS_MAX
-from sidecar.zone.entry import DamagedLineError, Entry, Place, document, entry_of
+from sidecar.zone.entry import DamagedLineError, Entry, PartitionId, document, entry_of
 from sidecar.zone.schema import SCHEMA
 
 DOCUMENT: Final = b"sidecar"
@@ -45,7 +45,7 @@ def read(
     root: Path | str,
     entry: Entry,
     columns: Sequence[str] | None = None,
-    drop: Mapping[Place, BitMap64] | None = None,
+    drop: Mapping[PartitionId, BitMap64] | None = None,
     *,
     rows_max: int = ROWS_MAX,
 ) -> Iterator[pa.RecordBatch]:
@@ -109,7 +109,7 @@ def _batches(data: bytes, format: str, columns: list[str]) -> Iterator[pa.Record
         yield reader.get_batch(i)
 
 
-def _without(batch: pa.RecordBatch, begin: int, entry: Entry, drop: Mapping[Place, BitMap64]) -> pa.RecordBatch:
+def _without(batch: pa.RecordBatch, begin: int, entry: Entry, drop: Mapping[PartitionId, BitMap64]) -> pa.RecordBatch:
     """The batch, whose first row is row `begin` of the entry, without the rows whose offsets are to be dropped."""
     kept: list[pa.RecordBatch] = []
     row = 0

@@ -15,7 +15,7 @@ from pyroaring import BitMap64
 
 VERSION: Final = 1
 """Of the layout; a reader refuses lines of another one."""
-Place: TypeAlias = tuple[str, str, int]
+PartitionId: TypeAlias = tuple[str, str, int]
 """Topic, scope and partition: within it an offset is one message, for ever."""
 
 
@@ -33,7 +33,7 @@ class Cover(NamedTuple):
     """Portable 64-bit Roaring."""
 
     @property
-    def place(self) -> Place:
+    def place(self) -> PartitionId:
         """What the offsets count within."""
         return self.topic, self.scope, self.partition
 

@@ -21,7 +21,7 @@ Report: TypeAlias = Callable[[str], None]
 
 
 @dataclass(slots=True)
-class _Place:
+class _NextLine:
     """Where in a writer's manifest the next line begins."""
 
     seq: int
@@ -53,7 +53,7 @@ class Tail:
         self._root = Path(root)
         self._after = dict(after or {})
         self._report = report
-        self._places: dict[str, _Place] = {}
+        self._places: dict[str, _NextLine] = {}
 
     def poll(self, lines_max: int = LINES_MAX, skip: Collection[str] = ()) -> dict[str, list[Entry]]:
         """New entries by writer, in their order; writers without any are left out. Empty: all is read.
@@ -114,7 +114,7 @@ class Tail:
                 break
         return entries
 
-    def _look_again(self, writer: str, position: _Place) -> bool:
+    def _look_again(self, writer: str, position: _NextLine) -> bool:
         """Whether the next segment is there already, so that this one must have been finished meanwhile.
 
         Raises:
@@ -129,13 +129,13 @@ class Tail:
         position.stuck = True
         return True
 
-    def _begin(self, writer: str) -> _Place:
+    def _begin(self, writer: str) -> _NextLine:
         first = read_floor(self._root, writer).first
-        position = _Place(max(first, first_of(self._after.get(writer, -1) + 1)))
+        position = _NextLine(max(first, first_of(self._after.get(writer, -1) + 1)))
         self._places[writer] = position
         return position
 
-    def _removed(self, writer: str, position: _Place) -> bool:
+    def _removed(self, writer: str, position: _NextLine) -> bool:
         """Whether a segment that is missing was there once; then reading has to begin anew.
 
         Raises:
@@ -148,7 +148,7 @@ class Tail:
             raise _lost(writer, position.seq, floor)
         return True
 
-    def _take(self, writer: str, position: _Place, data: bytes, entries: list[Entry], lines_max: int) -> bool:
+    def _take(self, writer: str, position: _NextLine, data: bytes, entries: list[Entry], lines_max: int) -> bool:
         """Take the lines of a segment; whether to go on with the next one."""
         start, last = 0, first_of(position.seq) + SEGMENT_LINES
         while position.seq < last and len(entries) < lines_max:

@@ -20,7 +20,7 @@ from sidecar.errors import StateError, ZoneError
 from sidecar.zone.acks import acknowledged
 from sidecar.zone.columns import record_batches
 from sidecar.zone.data import encode
-from sidecar.zone.entry import Cover, Entry, PartRows, Place, digest_of, line_of
+from sidecar.zone.entry import Cover, Entry, PartitionId, PartRows, digest_of, line_of
 from sidecar.zone.floor import read_floor
 from sidecar.zone.layout import LOCK, data_file, data_folder, first_of, manifest_folder, segment_path
 from sidecar.zone.recovery import Recovery
@@ -232,7 +232,7 @@ class ZoneWriter:
 
 
 def _parts_and_covers(parts: Iterable[Part]) -> tuple[tuple[PartRows, ...], tuple[Cover, ...]]:
-    bitmaps: dict[Place, BitMap64] = {}
+    bitmaps: dict[PartitionId, BitMap64] = {}
     named: list[PartRows] = []
     for part in parts:
         origin = part.tp.topic, part.home or part.scope, part.tp.partition

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from sidecar.core.records import TopicPartition
-from sidecar.sources.rocketmq.progress import Progress
+from sidecar.sources.rocketmq.progress import QueueProgress
 from tests.support.kafka import unique
 from tests.support.process import wait_until
 from tests.support.reading import PATIENCE_S
@@ -124,7 +124,7 @@ def test_no_clock_tells_what_is_new(node: RocketMqNode, group: str, ahead_s: int
         before.read(2)
         before.commit()
     for key, text in before.state.load_progress().items():
-        found = Progress.load(text)
+        found = QueueProgress.load(text)
         assert found is not None
         marks = tuple(mark._replace(stored_ms=mark.stored_ms + ahead_s * 1000) for mark in found.marks)
         before.state.save_progress({key: found._replace(marks=marks).dump()})

@@ -15,7 +15,7 @@ from sidecar.cli import main
 from sidecar.core.records import TopicPartition
 from sidecar.errors import ConfigError, UnavailableError
 from sidecar.sinks.formats import EnvelopeFramer
-from sidecar.sources.rocketmq.progress import Progress
+from sidecar.sources.rocketmq.progress import QueueProgress
 from sidecar.sources.rocketmq.remoting.pulls.pulls import Pulls
 from sidecar.sources.rocketmq.wire.messages import properties
 from tests.support.kafka import unique
@@ -323,9 +323,9 @@ def test_a_reset_while_it_is_cut_off_replays(rocketmq: Node, queues: MakeQueues,
         assert reader.read(2) == [b"b", b"c"]
 
 
-def known(reader: Reader) -> list[Progress]:
+def known(reader: Reader) -> list[QueueProgress]:
     """What its state file has."""
-    return [found for text in reader.state.load_progress().values() if (found := Progress.load(text))]
+    return [found for text in reader.state.load_progress().values() if (found := QueueProgress.load(text))]
 
 
 def test_an_operator_s_reset_while_it_runs_replays(rocketmq: Node, queues: MakeQueues, group: str) -> None:

@@ -10,7 +10,7 @@ from collections import Counter, deque
 
 from sidecar.config.source import RocketMqSource as Settings
 from sidecar.errors import UnavailableError
-from sidecar.sources.rocketmq.progress import Progress
+from sidecar.sources.rocketmq.progress import QueueProgress
 from sidecar.state.interface import ProgressKey
 from tests.simulation.leased_broker import Chance, CrashError, FragileState, SimulatedReceiver
 from tests.simulation.remoting_broker import (
@@ -163,7 +163,7 @@ class RemotingWorld:
 
     def _bare(self) -> set[int]:
         """Queues that are begun after their first message, and the state folder has no mark of."""
-        rows = [(key.number, Progress.load(text)) for key, text in self.state.load_progress().items()]
+        rows = [(key.number, QueueProgress.load(text)) for key, text in self.state.load_progress().items()]
         marked = {number for number, row in rows if row and row.marks}
         read = {number for number, row in rows if row and row.watermark}
         read |= {number for number, offset in self.broker.committed.items() if offset}
@@ -290,7 +290,7 @@ class RemotingWorld:
 
     def _is_met(self, number: int) -> bool:
         """Whether all that the daemon knows of a queue is of the present topic."""
-        row = Progress.load(self.state.load_progress().get(ProgressKey.of(queue_of(number)), ""))
+        row = QueueProgress.load(self.state.load_progress().get(ProgressKey.of(queue_of(number)), ""))
         marks = [row and row.mark, self.process.mark(number) if self.process else None]
         queue = (self.broker.queues or ())[number]
         here = {(one.offset, one.position) for one in queue.messages}

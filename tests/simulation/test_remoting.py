@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from sidecar.sources.rocketmq.progress import Mark, Progress
+from sidecar.sources.rocketmq.progress import Mark, QueueProgress
 from sidecar.sources.rocketmq.remoting.owned import OwnedQueues
 from sidecar.sources.rocketmq.remoting.pulls.proofs import Proofs
 from sidecar.sources.rocketmq.remoting.start import Starts
@@ -42,7 +42,7 @@ def look_at_nothing_that_rests(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def believe_the_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     """Take each older offset for one that the broker forgot."""
-    monkeypatch.setattr(Progress, "was_set_back", lambda self, committed, boot: False)
+    monkeypatch.setattr(QueueProgress, "was_set_back", lambda self, committed, boot: False)
 
 
 def overhear_resets(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ from sidecar.cli import main
 from sidecar.config.spark import Spark
 from sidecar.errors import EXIT_CONFIG, ConfigError
 from sidecar.spark.ingest.lag import Lag
-from sidecar.spark.ingest.progress import READ, WRITTEN, IngestMetrics, Progress
+from sidecar.spark.ingest.progress import READ, WRITTEN, IngestMetrics, IngestProgress
 from sidecar.spark.ingest.supported import load_for_ingest, schema_text, targets
 from sidecar.zone import acknowledge
 from tests.spark.ingesting import config
@@ -149,7 +149,7 @@ def test_each_micro_batch_is_counted_once(tmp_path: Path) -> None:
     for first in (0, 10):
         zone.land(batch(first, 3))
     zone.close()
-    progress = Progress("g", Lag(tmp_path, "me"))
+    progress = IngestProgress("g", Lag(tmp_path, "me"))
     reports = [report(4, 3, 2, '{"a": 0}')]
     progress.heard(reports)
     assert progress.latest().lag == 3

@@ -13,7 +13,7 @@ from sidecar.spark.run.executor.deliver import Task, deliver
 from sidecar.spark.run.executor.task import Job
 from sidecar.spark.run.folder import RunFolder
 from sidecar.spark.run.pinned import latest_batch, open_checkpoint
-from sidecar.spark.run.progress import Progress
+from sidecar.spark.run.progress import RunProgress
 from sidecar.spark.run.writer import Delivered, RangeWriter
 from sidecar.state.store import Store
 from tests.spark.deliveries import dead_letters
@@ -33,11 +33,11 @@ def messages(batch: int) -> list[Message]:
     return [(o, f"id-{id_}", b"poison" if o % 23 == 5 else b"%d" % o) for o, id_ in zip(offsets, ids, strict=True)]
 
 
-def live(settings: Settings, root: Path, state: Store) -> Progress:
+def live(settings: Settings, root: Path, state: Store) -> RunProgress:
     """All micro-batches from the pending one on, in the order in which Spark does it."""
     query, folder = root / "query", RunFolder(root / "sidecar")
     checkpoint = open_checkpoint(query, folder.path, settings, "cluster")
-    progress = Progress(settings, folder, query, state)
+    progress = RunProgress(settings, folder, query, state)
     writer = RangeWriter(Job(settings, folder.path, checkpoint))
     for batch in range(latest_batch(query, "commits") + 1, BATCHES):
         again = batch == latest_batch(query, "offsets")

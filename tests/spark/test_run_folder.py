@@ -20,7 +20,7 @@ from sidecar.spark.run.folder import RunFolder, write
 from sidecar.spark.run.letters import LetterFiles, letters_in
 from sidecar.spark.run.outcome import Outcome, books_of
 from sidecar.spark.run.pinned import open_checkpoint, pin_reader
-from sidecar.spark.run.progress import Progress
+from sidecar.spark.run.progress import RunProgress
 from sidecar.spark.run.topics import claim
 from sidecar.state.interface import StoredLetter
 from sidecar.state.memory import MemoryState
@@ -220,7 +220,7 @@ def test_books_are_entered_once_and_letters_reach_the_state(tmp_path: Path) -> N
         books = Books(consumed=60, delivered=50, filtered=9, dead_lettered=1)
         folder.books.put(batch, books_of([Outcome(TP, 99, books, {"count": 2}, {("g", "ack"): 2}, {}, files.names)]))
     begin(query, 0, "offsets", "commits")
-    progress = Progress(make_settings(URL), folder, query, state)
+    progress = RunProgress(make_settings(URL), folder, query, state)
     progress.settle()
     assert progress.latest().totals == Books()
     assert (state.letters.count(), folder.books.batches()) == (1, [1])
@@ -253,7 +253,7 @@ def test_books_are_entered_once_and_letters_reach_the_state(tmp_path: Path) -> N
 def test_each_range_that_was_planned_must_be_told_of(tmp_path: Path, ranges: int, told: int) -> None:
     """Where tasks read by themselves Spark counts ranges: one without books is an error, and the others count."""
     query, folder = tmp_path / "query", RunFolder(tmp_path / "sidecar")
-    progress = Progress(make_settings(URL), folder, query, MemoryState())
+    progress = RunProgress(make_settings(URL), folder, query, MemoryState())
     folder.books.put(0, books_of([Outcome(TP, 99, Books(consumed=60, delivered=50, filtered=10))]))
     begin(query, 0, "offsets", "commits")
     seen = report(0, 0, 0, None, {"orders": {"3": 100}}) | {"observedMetrics": {"sidecar_ranges": {"rows": ranges}}}
@@ -269,7 +269,7 @@ def test_books_that_cannot_be_removed_count_once(tmp_path: Path, monkeypatch: py
     query, folder, state = tmp_path / "query", RunFolder(tmp_path / "sidecar"), MemoryState()
     letters = LetterFiles(folder.path / "letters" / "0", "orders-3-0")
     letters.put([StoredLetter.of(DeadLetter(TP, 4, "s", "g", "r", None), at_ms=1, envelope=b"")])
-    progress = Progress(make_settings(URL), folder, query, state)
+    progress = RunProgress(make_settings(URL), folder, query, state)
     folder.books.put(0, books_of([Outcome(TP, 4, Books(consumed=5, delivered=5), letters=letters.names)]))
     progress.heard([report(0, 5, 5, None, {"orders": {"3": 5}})])
     begin(query, 0, "offsets", "commits")
@@ -292,7 +292,7 @@ def test_letters_wait_for_room_in_the_state(tmp_path: Path) -> None:
     files.put([StoredLetter.of(DeadLetter(TP, 4, "s", "g", "r", None), at_ms=1, envelope=b"")])
     folder.books.put(0, books_of([Outcome(TP, 4, Books(), letters=files.names)]))
     begin(query, 0, "offsets", "commits")
-    progress = Progress(make_settings(URL), folder, query, state)
+    progress = RunProgress(make_settings(URL), folder, query, state)
     state.failing = "No space left on device"
     progress.settle()
     assert "dead letters of micro-batch 0 wait for room" in progress.latest().problems[0].text
@@ -304,7 +304,7 @@ def test_letters_wait_for_room_in_the_state(tmp_path: Path) -> None:
 def test_the_last_letters_are_stored_or_the_job_fails(tmp_path: Path) -> None:
     """At the end also a micro-batch that Spark told nothing of is entered; what cannot be stored ends with an error."""
     query, folder, state = tmp_path / "query", RunFolder(tmp_path / "sidecar"), MemoryState()
-    progress = Progress(make_settings(URL), folder, query, state)
+    progress = RunProgress(make_settings(URL), folder, query, state)
     files = LetterFiles(folder.path / "letters" / "0", "orders-3-0")
     files.put([StoredLetter.of(DeadLetter(TP, 4, "s", "g", "r", None), at_ms=1, envelope=b"")])
     folder.books.put(0, books_of([Outcome(TP, 4, Books(consumed=1, dead_lettered=1), letters=files.names)]))

@@ -9,7 +9,7 @@ import pytest
 
 from sidecar.config.tags import Tags
 from sidecar.core.records import TopicPartition
-from sidecar.spark.run.executor.columns import ArrowColumns, Row
+from sidecar.spark.run.executor.columns import ArrowColumns, MessageRow
 from sidecar.spark.run.pushdown import prefilter
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ SETTINGS: list[dict[str, Any]] = [
 ]
 
 
-def rows() -> list[Row]:
+def rows() -> list[MessageRow]:
     """Messages with every odd key, header and value."""
     found: list[tuple[bytes | None, list[tuple[str, bytes | None]] | None, bytes | None]] = [
         (None, None, None),

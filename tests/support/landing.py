@@ -20,7 +20,7 @@ from sidecar.core.intents import Intent
 from sidecar.core.parts import Batch, Part
 from sidecar.core.records import Fragment, Header, TopicPartition
 from sidecar.zone import Entry, Tail, read
-from sidecar.zone.entry import Place
+from sidecar.zone.entry import PartitionId
 from sidecar.zone.retention import Retention
 from sidecar.zone.rows import SEPARATOR, pack
 from sidecar.zone.writer import Format, ZoneWriter
@@ -94,7 +94,7 @@ def arrived(root: Path, *, dedup: bool = True) -> list[Sent]:
 
 def rows(root: Path, *, dedup: bool = True) -> Iterator[dict[str, Any]]:
     """The same with all columns."""
-    owned: dict[Place, BitMap64] = {}
+    owned: dict[PartitionId, BitMap64] = {}
     for entry in entries(root):
         drop = {cover.place: cover.offsets() & owned.get(cover.place, BitMap64()) for cover in entry.covers}
         for cover in entry.covers:

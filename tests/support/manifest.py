@@ -13,15 +13,15 @@ from sidecar.spark.source.ahead import Offsets
 from sidecar.spark.source.options import Limit
 from sidecar.spark.source.planner import Planner
 from sidecar.spark.source.tasks import Share
-from sidecar.zone.entry import Cover, Entry, PartRows, Place, line_of
+from sidecar.zone.entry import Cover, Entry, PartitionId, PartRows, line_of
 from sidecar.zone.floor import Floor, write_floor
 from sidecar.zone.layout import first_of, segment_path
 
-Landed: TypeAlias = Mapping[Place, Iterable[int]]
-Row: TypeAlias = tuple[Place, int]
+Landed: TypeAlias = Mapping[PartitionId, Iterable[int]]
+Row: TypeAlias = tuple[PartitionId, int]
 
 
-def place(partition: int = 0, scope: str = "s") -> Place:
+def place(partition: int = 0, scope: str = "s") -> PartitionId:
     """A partition of the one topic."""
     return "orders", scope, partition
 

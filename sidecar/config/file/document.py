@@ -21,7 +21,7 @@ _TAG = "tag:yaml.org,2002:"
 KeyPath: TypeAlias = tuple[str | int, ...]
 
 
-class Place(NamedTuple):
+class FilePosition(NamedTuple):
     """A place in the file, both counted from 1."""
 
     line: int
@@ -32,7 +32,7 @@ class Place(NamedTuple):
 class Problem:
     """One thing that is wrong with the file."""
 
-    place: Place
+    place: FilePosition
     path: KeyPath
     text: str
     value: str = ""
@@ -45,9 +45,9 @@ class Document:
     """What a YAML text holds, where it stands, and what is wrong with the text itself."""
 
     data: Any = None
-    keys: dict[KeyPath, Place] = field(default_factory=dict)
+    keys: dict[KeyPath, FilePosition] = field(default_factory=dict)
     """Where each key stands; an entry of a list stands at its value."""
-    values: dict[KeyPath, Place] = field(default_factory=dict)
+    values: dict[KeyPath, FilePosition] = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)
 
 
@@ -70,13 +70,13 @@ def parse(text: str, resolve: Resolve) -> Document:
     except MarkedYAMLError as error:
         document.problems.append(_syntax(text, error))
     except (YAMLError, ValueError) as error:
-        document.problems.append(Problem(Place(1, 1), (), f"is not YAML: {error}"))
+        document.problems.append(Problem(FilePosition(1, 1), (), f"is not YAML: {error}"))
     return document
 
 
 def _fill(document: Document, root: Node | None, resolve: Resolve) -> None:
     if root is None:
-        document.problems.append(Problem(Place(1, 1), (), "is empty", cure="start from config/minimal.yaml"))
+        document.problems.append(Problem(FilePosition(1, 1), (), "is empty", cure="start from config/minimal.yaml"))
     elif not isinstance(root, MappingNode):
         document.problems.append(Problem(_place(root), (), "needs keys and values, such as source: and sink:"))
     else:
@@ -84,7 +84,7 @@ def _fill(document: Document, root: Node | None, resolve: Resolve) -> None:
 
 
 class _TooMuch(Exception):  # noqa: N818
-    def __init__(self, place: Place, path: KeyPath) -> None:
+    def __init__(self, place: FilePosition, path: KeyPath) -> None:
         super().__init__(f"holds more than {NODES_MAX} values or {DEPTH_MAX} levels, aliases counted")
         self.place = place
         self.path = path
@@ -188,19 +188,19 @@ def _number(kind: str, text: str) -> Any:
         return text
 
 
-def _place(node: Any) -> Place:
-    return Place(node.start_mark.line + 1, node.start_mark.column + 1)
+def _place(node: Any) -> FilePosition:
+    return FilePosition(node.start_mark.line + 1, node.start_mark.column + 1)
 
 
 def _unreadable(text: str, error: ReaderError) -> Problem:
     before = text[: error.position]
-    place = Place(before.count("\n") + 1, len(before) - before.rfind("\n"))
+    place = FilePosition(before.count("\n") + 1, len(before) - before.rfind("\n"))
     return Problem(place, (), f"has the control character U+{ord(text[error.position]):04X}")
 
 
 def _syntax(text: str, error: MarkedYAMLError) -> Problem:
     mark = error.problem_mark or error.context_mark
-    place = Place(mark.line + 1, mark.column + 1) if mark else Place(1, 1)
+    place = FilePosition(mark.line + 1, mark.column + 1) if mark else FilePosition(1, 1)
     lines = text.splitlines()
     line = lines[place.line - 1] if place.line <= len(lines) else ""
     said = ", ".join(part for part in (error.context, error.problem) if part)

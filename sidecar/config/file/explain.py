@@ -10,7 +10,7 @@ from typing import Any
 from pydantic_core import ErrorDetails
 
 from sidecar.config.base import HIDDEN, Expanded, secret_name
-from sidecar.config.file.document import Document, KeyPath, Place, Problem
+from sidecar.config.file.document import Document, FilePosition, KeyPath, Problem
 from sidecar.config.schema import options
 from sidecar.config.sinks import hide_query
 
@@ -78,8 +78,8 @@ def _path(error: ErrorDetails, document: Document) -> tuple[KeyPath, bool]:
     return tuple(path), "[key]" in steps
 
 
-def _at(document: Document, path: KeyPath, *, key: bool) -> Place:
-    return (document.keys if key else document.values).get(path, Place(1, 1))
+def _at(document: Document, path: KeyPath, *, key: bool) -> FilePosition:
+    return (document.keys if key else document.values).get(path, FilePosition(1, 1))
 
 
 def _shown(value: Any, path: KeyPath) -> str:

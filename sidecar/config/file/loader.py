@@ -10,7 +10,7 @@ from typing import TypeAlias
 from pydantic import ValidationError
 
 from sidecar.config.base import Expanded
-from sidecar.config.file.document import Document, KeyPath, Place, Problem, parse
+from sidecar.config.file.document import Document, FilePosition, KeyPath, Problem, parse
 from sidecar.config.file.expand import FILE_PREFIX, expand, read_secret
 from sidecar.config.file.explain import dotted, explain, is_secret, printable
 from sidecar.config.model import Settings
@@ -83,7 +83,7 @@ def _follows(problem: Problem, known: Sequence[Problem]) -> bool:
     return any(problem.path == earlier.path[: len(problem.path)] for earlier in known)
 
 
-def _nearest(document: Document, key: KeyPath) -> Place:
+def _nearest(document: Document, key: KeyPath) -> FilePosition:
     """Where a key stands, or what it is missing in."""
     while key not in document.keys and key:
         key = key[:-1]
@@ -120,7 +120,7 @@ def _text(file: Path) -> str:
         return raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         before = raw[: error.start]
-        place = Place(before.count(b"\n") + 1, error.start - before.rfind(b"\n"))
+        place = FilePosition(before.count(b"\n") + 1, error.start - before.rfind(b"\n"))
         raise InvalidConfigError(str(file), [Problem(place, (), "is not UTF-8")]) from None
 
 

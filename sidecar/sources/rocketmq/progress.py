@@ -65,7 +65,7 @@ class Told(NamedTuple):
     offset: int = -1
 
 
-class Progress(NamedTuple):
+class QueueProgress(NamedTuple):
     """The stored progress of a queue.
 
     Args:

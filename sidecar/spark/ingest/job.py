@@ -17,7 +17,7 @@ from sidecar.ops.admin import AdminServer
 from sidecar.spark import driver
 from sidecar.spark.driver import QueryError, cause_of, quietly
 from sidecar.spark.ingest.lag import Lag
-from sidecar.spark.ingest.progress import READ, WRITTEN, IngestMetrics, Progress
+from sidecar.spark.ingest.progress import READ, WRITTEN, IngestMetrics, IngestProgress
 from sidecar.spark.ingest.supported import REJECTS, Target, schema_text, targets
 from sidecar.zone import Tail
 from sidecar.zone.table import ROW
@@ -65,7 +65,7 @@ class SparkIngest:
         schema = None if self._table.schema_ is None else schema_text(self._table.schema_)
         wanted = targets(self._spark, self._table)
         with ExitStack() as stack:
-            progress = Progress(self._settings.source.group_id, Lag(self._zone, wanted[0].consumer))
+            progress = IngestProgress(self._settings.source.group_id, Lag(self._zone, wanted[0].consumer))
             if self._settings.admin.listen:
                 stack.callback(_serve_metrics(self._settings.admin.listen, progress).close)
             session = driver.session(stack, f"sidecar ingest {self._table.path}", self._spark.master)
@@ -152,7 +152,7 @@ class SparkIngest:
 
     # Serving
 
-    def _await_end(self, queries: list[StreamingQuery], progress: Progress) -> None:
+    def _await_end(self, queries: list[StreamingQuery], progress: IngestProgress) -> None:
         self._stop_asked()
         look_at_s = 0.0
         while any(query.isActive for query in queries) and not _failed(queries):
@@ -181,7 +181,7 @@ class SparkIngest:
             query.stop()
 
 
-def _serve_metrics(listen: Address, progress: Progress) -> AdminServer:
+def _serve_metrics(listen: Address, progress: IngestProgress) -> AdminServer:
     """At the address of the settings, or, where the daemon of the same file has it, at a free port."""
     metrics = IngestMetrics(progress)
     try:

@@ -32,7 +32,7 @@ _COUNTERS: Final = {
 log = structlog.get_logger()
 
 
-class Progress:
+class IngestProgress:
     """Of the query that fills the table; what the one for rejects writes is what this one does not.
 
     Args:
@@ -96,14 +96,14 @@ class IngestMetrics(Metrics):
         progress: Asked once a scrape.
     """
 
-    def __init__(self, progress: Progress) -> None:
+    def __init__(self, progress: IngestProgress) -> None:
         self._registry = CollectorRegistry()
         self._registry.register(_IngestCollector(progress))
         ProcessCollector(registry=self._registry)
 
 
 class _IngestCollector(Collector):
-    def __init__(self, progress: Progress) -> None:
+    def __init__(self, progress: IngestProgress) -> None:
         self._progress = progress
 
     def collect(self) -> Iterator[Metric]:

@@ -21,7 +21,7 @@ from sidecar.spark.driver import QueryError, cause_of
 from sidecar.spark.run.broker import await_cluster, group_offsets, refuse_members
 from sidecar.spark.run.folder import RunFolder
 from sidecar.spark.run.pinned import Checkpoint, latest_batch, open_checkpoint, pin_reader
-from sidecar.spark.run.progress import OBSERVED_PASSED, OBSERVED_RANGES, OBSERVED_READ, Progress
+from sidecar.spark.run.progress import OBSERVED_PASSED, OBSERVED_RANGES, OBSERVED_READ, RunProgress
 from sidecar.spark.run.supported import checkpoint_folder
 from sidecar.spark.run.topics import claim
 from sidecar.state.store import Store
@@ -73,7 +73,7 @@ class SparkRun:
         with ExitStack() as stack:
             state = stack.enter_context(closing(Store(settings.state.dir)))
             checkpoint = self._open_checkpoint()
-            progress = Progress(settings, self._folder, self._query_path, state)
+            progress = RunProgress(settings, self._folder, self._query_path, state)
             if settings.admin.listen:
                 metrics = Metrics(progress.latest)
                 admin = AdminServer(settings.admin.listen, progress.latest, metrics, Path(settings.state.dir))
@@ -181,7 +181,7 @@ class SparkRun:
 
     # Serving
 
-    def _await_end(self, query: StreamingQuery, progress: Progress) -> None:
+    def _await_end(self, query: StreamingQuery, progress: RunProgress) -> None:
         self._stop_asked()
         hear_at_s = time.monotonic()
         while query.isActive:

@@ -132,7 +132,7 @@ class Tally:
         )
 
 
-class Progress:
+class RunProgress:
     """Keeps the books of one run.
 
     Args:

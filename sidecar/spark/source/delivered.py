@@ -33,9 +33,9 @@ from typing import Final, TypeAlias
 
 from pyroaring import BitMap64
 
-from sidecar.zone.entry import Entry, Place
+from sidecar.zone.entry import Entry, PartitionId
 
-Drop: TypeAlias = Mapping[Place, BitMap64]
+Drop: TypeAlias = Mapping[PartitionId, BitMap64]
 """Offsets that an entry has and may not deliver."""
 YOUNG_MAX: Final = 256
 """Bitmaps that are gathered before they are joined with the large one: a union walks all of that (57 us at 1e8)."""
@@ -47,7 +47,7 @@ class Delivered:
     def __init__(self) -> None:
         self.entries = 0
         """How many were added."""
-        self._places: dict[Place, _Offsets] = {}
+        self._places: dict[PartitionId, _Offsets] = {}
 
     def add(self, entry: Entry) -> None:
         """Count all that an entry has as delivered."""
@@ -62,7 +62,7 @@ class Delivered:
         """
         fresh = Delivered()
         for entry in entries:
-            drop: dict[Place, BitMap64] = {}
+            drop: dict[PartitionId, BitMap64] = {}
             left = not entry.covers
             for cover in entry.covers:
                 offsets = cover.offsets()
@@ -74,10 +74,10 @@ class Delivered:
             if left:
                 yield entry, drop
 
-    def _deliver(self, place: Place, offsets: BitMap64) -> None:
+    def _deliver(self, place: PartitionId, offsets: BitMap64) -> None:
         self._places.setdefault(place, _Offsets()).add(offsets)
 
-    def _among(self, place: Place, offsets: BitMap64) -> BitMap64:
+    def _among(self, place: PartitionId, offsets: BitMap64) -> BitMap64:
         held = self._places.get(place)
         return held.among(offsets) if held else BitMap64()
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from sidecar.core.records import TopicPartition
 from sidecar.state.database import checksum
 from sidecar.state.interface import Damage, IdSegment
-from sidecar.state.schema import Row
+from sidecar.state.schema import DatabaseRow
 
 SEGMENTS_MAX = 64
 """Segments of one tier before they are put together."""
@@ -63,7 +63,7 @@ class Page(NamedTuple):
 
 def page(connection: sqlite3.Connection, tp: TopicPartition, on_damage: Callable[[Damage], None]) -> Page | None:
     """The first segments of a partition's lowest generation; None when there are none."""
-    rows: list[Row] = []
+    rows: list[DatabaseRow] = []
     size = 0
     cursor = connection.execute(
         "SELECT seq, generation, level, data, crc FROM ids WHERE topic = ? AND partition = ? AND broker = ? "

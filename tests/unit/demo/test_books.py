@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from sidecar.demo.books import Books, Place, Row, count
+from sidecar.demo.books import Books, DeliveredRow, Position, count
 from sidecar.demo.http_act import HttpOutcome, receiver_file
 from sidecar.demo.show import Show
 from sidecar.demo.spark_act import SparkOutcome, as_table
@@ -18,9 +18,9 @@ from tests.support.jars import ROOT
 TOTAL = 2_000
 
 
-def placed() -> dict[Place, Made]:
+def placed() -> dict[Position, Made]:
     """The stream's messages by partition and offset."""
-    found: dict[Place, Made] = {}
+    found: dict[Position, Made] = {}
     following = [0] * PARTITIONS
     for made in stream(TOTAL):
         found[made.partition, following[made.partition]] = made
@@ -34,16 +34,16 @@ class Run:
     def __init__(self) -> None:
         self.made = placed()
         self.consumed = TOTAL
-        self.rows = [Row(place, made.value) for place, made in self.made.items() if made.kind == "wanted"]
+        self.rows = [DeliveredRow(place, made.value) for place, made in self.made.items() if made.kind == "wanted"]
         self.letters = [place for place, made in self.made.items() if made.kind == "poison"]
 
     def count(self) -> Books:
         """Its books."""
         return count(stream(TOTAL), self.consumed, self.rows, self.letters)
 
-    def first(self, kind: str) -> Row:
+    def first(self, kind: str) -> DeliveredRow:
         """The row that the first message of this kind would be."""
-        return next(Row(place, made.value) for place, made in self.made.items() if made.kind == kind)
+        return next(DeliveredRow(place, made.value) for place, made in self.made.items() if made.kind == kind)
 
 
 def test_a_run_without_a_mistake_balances() -> None:
@@ -58,7 +58,7 @@ def test_a_run_without_a_mistake_balances() -> None:
 def test_a_table_takes_poison() -> None:
     """Where nothing is refused poison is a row like others, and none may be missing."""
     run = Run()
-    poison = [Row(place, made.value) for place, made in run.made.items() if made.kind == "poison"]
+    poison = [DeliveredRow(place, made.value) for place, made in run.made.items() if made.kind == "poison"]
     assert count(as_table(stream(TOTAL)), TOTAL, run.rows + poison, []).balanced
     assert count(as_table(stream(TOTAL)), TOTAL, run.rows + poison[1:], []).lost == 1
 
@@ -90,12 +90,12 @@ def deliver_poison(run: Run) -> None:
 
 def change_a_value(run: Run) -> None:
     """A row has another value than was sent."""
-    run.rows[0] = Row(run.rows[0].place, "{}")
+    run.rows[0] = DeliveredRow(run.rows[0].place, "{}")
 
 
 def invent_a_row(run: Run) -> None:
     """A row of a place where nothing was sent."""
-    run.rows.append(Row((0, TOTAL), "{}"))
+    run.rows.append(DeliveredRow((0, TOTAL), "{}"))
 
 
 def forget_a_letter(run: Run) -> None:

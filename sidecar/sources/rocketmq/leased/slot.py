@@ -16,7 +16,7 @@ from sidecar.sources.base import Assignment, ReadPast
 from sidecar.sources.rocketmq.leased.columns import Taken
 from sidecar.sources.rocketmq.leased.members import Awaited, Member, Members
 from sidecar.sources.rocketmq.leased.unsettled import divide, unsettled
-from sidecar.sources.rocketmq.progress import Progress
+from sidecar.sources.rocketmq.progress import QueueProgress
 from sidecar.state.interface import ProgressKey
 from sidecar.state.offset_map import Identity, encode
 
@@ -110,4 +110,4 @@ class Slot:
 
     def _row(self, state: PartitionState) -> str:
         text = encode(self._identity, self._rules, state)
-        return Progress(text, self._identity.incarnation, state.watermark, 0).dump()
+        return QueueProgress(text, self._identity.incarnation, state.watermark, 0).dump()

@@ -21,7 +21,7 @@ from sidecar.sources.rocketmq.leased.members import (
 )
 from sidecar.sources.rocketmq.leased.slot import Slot
 from sidecar.sources.rocketmq.leased.unsettled import promised
-from sidecar.sources.rocketmq.progress import Progress
+from sidecar.sources.rocketmq.progress import QueueProgress
 from sidecar.state.interface import ProgressKey
 from sidecar.state.offset_map import Identity, Origin
 
@@ -133,7 +133,7 @@ def _left(topic: str, rows: Mapping[ProgressKey, str], group: str, rules: bytes)
     """The numberings that can be resumed, by number, and whether rules changed."""
     left, other_rules = [], False
     for key, text in rows.items():
-        progress = Progress.load(text) if key.topic == topic and not key.label else None
+        progress = QueueProgress.load(text) if key.topic == topic and not key.label else None
         if progress is None:
             continue
         identity = Identity("", group, "", progress.incarnation)

@@ -9,7 +9,7 @@ from functools import partial
 
 from sidecar.core.records import TopicPartition
 from sidecar.sources.base import Assignment, Listener
-from sidecar.sources.rocketmq.progress import Progress
+from sidecar.sources.rocketmq.progress import QueueProgress
 from sidecar.sources.rocketmq.remoting.cluster import Cluster
 from sidecar.sources.rocketmq.remoting.commits import Commits
 from sidecar.sources.rocketmq.remoting.pulls.pulls import Pulls
@@ -154,20 +154,22 @@ class Assignments:
     def _take(self, tps: Sequence[TopicPartition]) -> None:
         """Start reading queues; a queue whose start is unknown is retried, and delays no other."""
         known = known_of(self._state) if tps else {}
-        found = self._starts.find(tps, known, self._untaken.replaced) if tps else Found([], {}, {}, {}, {})
+        start_offsets = self._starts.find(tps, known, self._untaken.replaced) if tps else Found([], {}, {}, {}, {})
         self._cluster.members.hold(tps)
-        self._commits.meet(self._starts.brokers.boots({start.tp.broker for start in found.starts}))
-        self._untaken.asked(tps, found.failed)
-        for start in found.starts:
+        self._commits.meet(self._starts.brokers.boots({start.tp.broker for start in start_offsets.starts}))
+        self._untaken.asked(tps, start_offsets.failed)
+        for start in start_offsets.starts:
             tp = start.tp
             self._untaken.replaced.discard(tp)
             identity = self._starts.identity(start)
-            self._commits.owned.own(start, identity, known.get(tp), found.marks[tp], found.committed[tp])
-            self._read(start, found.lows[tp])
-        self._commits.start_at({start.tp: start.state.watermark for start in found.starts})
-        self.tps.update(start.tp for start in found.starts)
+            self._commits.owned.own(
+                start, identity, known.get(tp), start_offsets.marks[tp], start_offsets.committed[tp]
+            )
+            self._read(start, start_offsets.lows[tp])
+        self._commits.start_at({start.tp: start.state.watermark for start in start_offsets.starts})
+        self.tps.update(start.tp for start in start_offsets.starts)
         self._assigned_once = True
-        self._listener.assigned(found.starts)
+        self._listener.assigned(start_offsets.starts)
 
     def _read(self, start: Assignment, low: int) -> None:
         tp, mark, watermark = start.tp, self._commits.owned.mark(start.tp), start.state.watermark
@@ -205,7 +207,7 @@ class Assignments:
         self._cluster.leave(ours | set(self._untaken.failed))
 
 
-def known_of(state: State) -> dict[TopicPartition, Progress]:
+def known_of(state: State) -> dict[TopicPartition, QueueProgress]:
     """What a state file knows of queues."""
-    loaded = {key.tp: Progress.load(text) for key, text in state.load_progress().items()}
+    loaded = {key.tp: QueueProgress.load(text) for key, text in state.load_progress().items()}
     return {tp: progress for tp, progress in loaded.items() if progress is not None}

@@ -9,7 +9,7 @@ from sidecar.core.records import TopicPartition
 from sidecar.sources.rocketmq.config import sign_of, tls_of
 from sidecar.sources.rocketmq.remoting.joining import ASK_TIMEOUT_S
 from sidecar.sources.rocketmq.remoting.members import Members
-from sidecar.sources.rocketmq.remoting.pulls.pulling import Place
+from sidecar.sources.rocketmq.remoting.pulls.pulling import Node
 from sidecar.sources.rocketmq.remoting.routes import Routes
 from sidecar.sources.rocketmq.remoting.sharing import SHARES
 from sidecar.sources.rocketmq.wire.frames import Frame
@@ -55,15 +55,15 @@ class Cluster:
         link = self.routes.link(tp.broker)
         return link.connection if link is not None and link.is_up else 0
 
-    def place(self, tp: TopicPartition, suggested: str) -> Place | None:
+    def place(self, tp: TopicPartition, suggested: str) -> Node | None:
         """Where a queue is read: at its master, or at a slave if the master suggests it or is dead."""
         link = self.link(tp)
         if link is None and not self.members.is_orphaned(tp):
             return None
         slave = self.routes.slave(tp.broker, suggested) if link is None or suggested != MASTER else None
         if slave is not None and (slave.is_up or link is None):
-            return Place(slave, is_slave=True)
-        return Place(link) if link else None
+            return Node(slave, is_slave=True)
+        return Node(link) if link else None
 
     def problems(self, refused: Mapping[TopicPartition, Frame]) -> dict[str, str]:
         """What is wrong with servers and membership: a key, and a sentence for an operator, empty if nothing is.

@@ -29,8 +29,8 @@ class RocketMqColumns:
     def keys(self, messages: Sequence[StoredMessage]) -> Iterable[bytes | None]:
         """The property KEYS of each message."""
         for message in messages:
-            found = _KEYS.search(message.properties)
-            yield found[1] if found else None
+            match = _KEYS.search(message.properties)
+            yield match[1] if match else None
 
     def headers(self, messages: Sequence[StoredMessage]) -> Iterable[Sequence[Header] | None]:
         """The properties of each message."""
@@ -62,8 +62,8 @@ def _origin(stored: bytes) -> bytes | None:
 
     When a broker refuses to take a message back, Java's client sends it again by itself, with its producer's id there.
     """
-    found = _ORIGIN.search(stored)
-    return offset_id(found[1]) if found else None
+    match = _ORIGIN.search(stored)
+    return offset_id(match[1]) if match else None
 
 
 def _values(cut: Sequence[bytes]) -> Raw:
@@ -75,9 +75,9 @@ def _values(cut: Sequence[bytes]) -> Raw:
 
 def details_of(message: StoredMessage) -> Details:
     """What RocketMQ alone tells of a message."""
-    found, keys = _ID.search(message.properties), _KEYS.search(message.properties)
+    message_id, keys = _ID.search(message.properties), _KEYS.search(message.properties)
     return Details(
-        found[1] if found else None,
+        message_id[1] if message_id else None,
         message.offset_message_id,
         keys[1].split() if keys else (),
         message.reconsume_times,

@@ -58,10 +58,10 @@ class Fetcher:
         Raises:
             UnavailableError: The broker does not say within 10 s that it did.
         """
-        found = self._read(tp, offset)
-        if len(found) != 1 or found[0].offset != offset:
+        messages = self._read(tp, offset)
+        if len(messages) != 1 or messages[0].offset != offset:
             return False
-        self._call(tp, offset, self._asks.send_back(tp, found[0].position, level), "handed back")
+        self._call(tp, offset, self._asks.send_back(tp, messages[0].position, level), "handed back")
         return True
 
     def _read(self, tp: TopicPartition, offset: int) -> list[StoredMessage]:

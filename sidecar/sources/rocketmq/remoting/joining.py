@@ -137,10 +137,10 @@ def await_routes(settings: Settings, network: Network, routes: Routes, until_s: 
         if not missing:
             return
         if left_s <= 0:
-            found = "could not be reached" if reason else f"do not know the topic {', '.join(missing)}"
+            reason_why = "could not be reached" if reason else f"do not know the topic {', '.join(missing)}"
             raise unavailable(
                 settings,
-                f"the name servers at {settings.name_servers} {found}",
+                f"the name servers at {settings.name_servers} {reason_why}",
                 reason,
                 "check source.rocketmq.name_servers, and that a name server runs and is reachable from here" if reason
                 else "create the topic, or correct source.rocketmq.topics",

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from sidecar.core.effects import CommitItem
 from sidecar.core.records import TopicPartition
 from sidecar.sources.base import Assignment
-from sidecar.sources.rocketmq.progress import Mark, Progress, Told, with_newest
+from sidecar.sources.rocketmq.progress import Mark, QueueProgress, Told, with_newest
 from sidecar.state.interface import ProgressKey
 from sidecar.state.offset_map import Identity, encode
 
@@ -58,7 +58,7 @@ class Owned:
     marks: tuple[Mark, ...] = ()
     told: Told = field(default_factory=Told)
     """The last commit that the broker accepted."""
-    row: Progress | None = None
+    row: QueueProgress | None = None
     """The row in the state file, or on its way there."""
     row_at_s: float = 0.0
     noted: Future[None] | None = None
@@ -72,17 +72,17 @@ class Owned:
         if newest is not None and (not self.marks or newest.offset > self.marks[0].offset):  # else read again
             self.marks = with_newest(self.marks, newest)
 
-    def row_of(self, item: CommitItem, rules: bytes, now_s: float) -> Progress:
+    def row_of(self, item: CommitItem, rules: bytes, now_s: float) -> QueueProgress:
         """The row of a state that is to be durable."""
         self.put_mark()
         watermark = item.state.watermark
         text = encode(self.identity, rules, item.state)
         floor = min(self.floor.offset, watermark)
-        self.row = Progress(text, self.identity.incarnation, watermark, floor, self.marks, self.told)
+        self.row = QueueProgress(text, self.identity.incarnation, watermark, floor, self.marks, self.told)
         self.row_at_s = now_s
         return self.row
 
-    def note_of(self, row: Progress) -> Progress | None:
+    def note_of(self, row: QueueProgress) -> QueueProgress | None:
         """The row with what the broker accepted since; None if it is stored, or on its way."""
         has_failed = self.noted is not None and self.noted.exception() is not None
         self.put_mark()
@@ -119,7 +119,7 @@ class OwnedQueues:
         self,
         assignment: Assignment,
         identity: Identity,
-        known: Progress | None,
+        known: QueueProgress | None,
         marks: tuple[Mark, ...],
         committed: int,
     ) -> None:
@@ -128,8 +128,8 @@ class OwnedQueues:
         now_s = time.monotonic()
         floor = Floor(row.floor if row else 0)
         start = assignment.state.watermark
-        found = max(committed, self._left.pop(assignment.tp, -1))
-        self._queues[assignment.tp] = Owned(identity, found, start, floor, marks=marks, row=row, row_at_s=now_s)
+        newest = max(committed, self._left.pop(assignment.tp, -1))
+        self._queues[assignment.tp] = Owned(identity, newest, start, floor, marks=marks, row=row, row_at_s=now_s)
         self._restless.add(assignment.tp)
 
     def disown(self, tp: TopicPartition) -> None:
@@ -163,12 +163,12 @@ class OwnedQueues:
         if not queue.marks:
             self._restless.add(tp)
 
-    def took(self, tp: TopicPartition, told: Told, connection: int) -> None:
+    def took(self, tp: TopicPartition, taken: Told, connection: int) -> None:
         """The broker accepted this commit on this connection."""
         queue = self._queues.get(tp)
         if queue is not None:
-            queue.committed, queue.told = told.offset, told
-            queue.floor.took(told.offset, connection, time.monotonic())
+            queue.committed, queue.told = taken.offset, taken
+            queue.floor.took(taken.offset, connection, time.monotonic())
             self._restless.add(tp)
 
     def rows(self, items: Sequence[CommitItem]) -> tuple[dict[ProgressKey, str], dict[TopicPartition, int]]:
@@ -186,7 +186,7 @@ class OwnedQueues:
             offsets[item.tp] = item.state.watermark
         return rows, offsets
 
-    def notes(self, after_s: float) -> dict[TopicPartition, Progress]:
+    def notes(self, after_s: float) -> dict[TopicPartition, QueueProgress]:
         """Rows with what brokers accepted of queues that rest for `after_s`; others have a next commit."""
         notes, now_s = {}, time.monotonic()
         for tp in list(self._restless):

@@ -49,14 +49,14 @@ class NameServers:
             RefusedError: One refuses.
         """
         problems = []
-        for link in sorted(map(self._network.link, self.addresses), key=lambda one: not one.is_up):
+        for link in sorted(map(self._network.link, self.addresses), key=lambda link: not link.is_up):
             try:
                 return self._network.call(link, self._asks.route(topic), timeout_s, also=[Code.TOPIC_NOT_EXIST])
             except NoAnswerError as error:
                 problems.append(str(error))
         raise NoAnswerError("; ".join(problems))
 
-    def ask(self, topics: Sequence[str], found: Callable[[str, Route], None]) -> None:
+    def ask(self, topics: Sequence[str], answered: Callable[[str, Route], None]) -> None:
         """Request the routes of these topics without waiting; those that are told go to `found`."""
         links = [self._network.link(address) for address in self.addresses]
         up = [link for link in links if link.is_up]
@@ -64,18 +64,20 @@ class NameServers:
             "" if up else "; ".join(f"{link.address}: {link.problem or 'not connected'}" for link in links)
         )
         for topic in topics if up else ():
-            up[0].ask(self._asks.route(topic), self._answered(topic, up[0], found))
+            up[0].ask(self._asks.route(topic), self._answered(topic, up[0], answered))
 
-    def _answered(self, topic: str, link: Link, found: Callable[[str, Route], None]) -> Callable[[Frame | None], None]:
+    def _answered(
+        self, topic: str, link: Link, answered: Callable[[str, Route], None]
+    ) -> Callable[[Frame | None], None]:
         def take(frame: Frame | None) -> None:
             if frame is None:
                 return
             self._refused.pop(topic, None)
             if frame.code == Code.SUCCESS:
                 if (route := self.read(topic, frame)) is not None:
-                    found(topic, route)
+                    answered(topic, route)
             elif frame.code == Code.TOPIC_NOT_EXIST:
-                found(topic, Route("", {}, ()))
+                answered(topic, Route("", {}, ()))
             else:
                 self._refused[topic] = str(RefusedError(frame, link.address))
 
@@ -140,7 +142,7 @@ class Routes:
     def slave(self, broker: str, number: str = "") -> Link | None:
         """The connection to the slave with this number, else to any slave."""
         slaves = self._slaves.get(broker, {})
-        address = slaves.get(number) or next((slaves[one] for one in sorted(slaves)), None)
+        address = slaves.get(number) or next((slaves[other] for other in sorted(slaves)), None)
         return self._network.link(address) if address else None
 
     def brokers(self) -> dict[str, Link]:
@@ -172,31 +174,31 @@ class Routes:
         self._forget_gone(now_s)
         self._name_servers.ask(self._topics, self._merge)
 
-    def _merge(self, topic: str, found: Route) -> None:
+    def _merge(self, topic: str, route: Route) -> None:
         """Keep the queues of a missing broker for a while: it went down, or the topic was deleted; pulls show which."""
-        self._meet_slaves(found)
+        self._meet_slaves(route)
         known = self._routes.get(topic)
         if known is None:
-            if not found.queues:
+            if not route.queues:
                 return
-            merged = found
+            merged = route
         else:
-            here = {tp.broker for tp in found.queues}
+            here = {tp.broker for tp in route.queues}
             for broker in {tp.broker for tp in known.queues} - here:
                 self._gone_since_s.setdefault((topic, broker), time.monotonic())
             for broker in here:
                 self._gone_since_s.pop((topic, broker), None)
             kept = tuple(tp for tp in known.queues if tp.broker not in here)
-            addresses = {**known.addresses, **found.addresses}
-            merged = Route(found.cluster or known.cluster, addresses, found.queues + kept)
+            addresses = {**known.addresses, **route.addresses}
+            merged = Route(route.cluster or known.cluster, addresses, route.queues + kept)
         self._set(topic, merged)
 
-    def _meet_slaves(self, found: Route) -> None:
-        for name, slaves in found.slaves.items():
-            for address in set(self._slaves.get(name, {}).values()) - {*slaves.values(), *found.addresses.values()}:
+    def _meet_slaves(self, route: Route) -> None:
+        for name, slaves in route.slaves.items():
+            for address in set(self._slaves.get(name, {}).values()) - {*slaves.values(), *route.addresses.values()}:
                 self._network.unlink(address)
             self._slaves[name] = slaves
-            if slaves and name not in found.addresses:
+            if slaves and name not in route.addresses:
                 self.masterless.add(name)
             else:
                 self.masterless.discard(name)
@@ -216,10 +218,15 @@ class Routes:
             return
         self._routes[topic] = route
         self.changes += 1
-        used = {tp.broker for one in self._routes.values() for tp in one.queues}
-        found = {name: at for one in self._routes.values() for name, at in one.addresses.items() if name in used}
-        for address in set(self.addresses.values()) - set(found.values()) - set(self._name_servers.addresses):
+        used = {tp.broker for route in self._routes.values() for tp in route.queues}
+        addresses = {
+            name: address
+            for route in self._routes.values()
+            for name, address in route.addresses.items()
+            if name in used
+        }
+        for address in set(self.addresses.values()) - set(addresses.values()) - set(self._name_servers.addresses):
             self._network.unlink(address)
-        for address in found.values():
+        for address in addresses.values():
             self._network.link(address)
-        self.addresses = found
+        self.addresses = addresses

@@ -18,18 +18,18 @@ def average(queues: Sequence[TopicPartition], members: Sequence[str], me: str) -
     """A stretch for each member, of equal lengths up to one: `AllocateMessageQueueAveragely` of Java's client."""
     if me not in members:
         return set()
-    ordered, place = sorted(queues, key=_order), sorted(members).index(me)
+    ordered, index = sorted(queues, key=_order), sorted(members).index(me)
     size, longer = divmod(len(ordered), len(members))
-    start = place * size + min(place, longer)
-    return set(ordered[start : start + size + (place < longer)])
+    start = index * size + min(index, longer)
+    return set(ordered[start : start + size + (index < longer)])
 
 
 def consistent_hash(queues: Sequence[TopicPartition], members: Sequence[str], me: str) -> set[TopicPartition]:
     """Each queue goes to the next member on a ring: of those that stay few change hands when one comes or goes."""
     ring = sorted((_point(f"{member}-{i}"), member) for member in members for i in range(VIRTUAL_NODES))
     points = [point for point, _ in ring]
-    place = {tp: bisect_left(points, _point(":".join(map(str, _order(tp))))) for tp in queues}
-    return {tp for tp in queues if ring and ring[place[tp] % len(ring)][1] == me}
+    positions = {tp: bisect_left(points, _point(":".join(map(str, _order(tp))))) for tp in queues}
+    return {tp for tp in queues if ring and ring[positions[tp] % len(ring)][1] == me}
 
 
 def _order(tp: TopicPartition) -> tuple[str, str, int]:

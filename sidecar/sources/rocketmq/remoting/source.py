@@ -63,7 +63,7 @@ class RocketMqSource:
         self._cluster = cluster = Cluster(settings, client_id, expression, self._told)
         self._pulls = Pulls(cluster.asks, QUEUE_SHARE * queue_bytes)
         self._fetcher = Fetcher(cluster.asks, sign_of(settings), tls_of(settings), lambda: cluster.routes.addresses)
-        self._troubles = Troubles(lambda *told: self._listener.event(*told), "rocketmq.failed", "rocketmq.recovered")
+        self._troubles = Troubles(lambda *event: self._listener.event(*event), "rocketmq.failed", "rocketmq.recovered")
         self._closed = False
 
     # Joining
@@ -100,10 +100,10 @@ class RocketMqSource:
         if frame.code == Request.NOTIFY_CONSUMER_IDS_CHANGED:
             self._cluster.members.changed()
         elif frame.code == Request.RESET_CONSUMER_CLIENT_OFFSET:  # since 5.1, the broker resets by itself
-            found = read_reset(frame.body)
+            offsets = read_reset(frame.body)
             for tp in self._assignments.tps:
-                if (name := (self._cluster.asks.wire(tp.topic), tp.broker, tp.partition)) in found:
-                    self._pulls.findings.moved[tp] = found[name]
+                if (name := (self._cluster.asks.wire(tp.topic), tp.broker, tp.partition)) in offsets:
+                    self._pulls.findings.moved[tp] = offsets[name]
 
     # Reading
 
@@ -124,10 +124,10 @@ class RocketMqSource:
 
     def _hand_on(self) -> Iterable[Run | ReadPast]:
         """Yield runs one by one, so that each body is freed before the next row is made."""
-        for one in self._pulls.take():
-            if isinstance(one, Run):
-                self._look_at(one)
-            yield one
+        for read in self._pulls.take():
+            if isinstance(read, Run):
+                self._look_at(read)
+            yield read
 
     def _look_at(self, run: Run) -> None:
         last = run.messages[-1]

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from sidecar.core.partition.state import PartitionState
 from sidecar.core.records import TopicPartition
 from sidecar.sources.base import Assignment, Tell
-from sidecar.sources.rocketmq.progress import Mark, Progress
+from sidecar.sources.rocketmq.progress import Mark, QueueProgress
 from sidecar.sources.rocketmq.remoting.brokers import Boot, Brokers, LinkOf
 from sidecar.sources.rocketmq.wire.codes import Code
 from sidecar.sources.rocketmq.wire.frames import Frame, ProtocolError
@@ -99,7 +99,7 @@ class Starts:
         self.resets: dict[TopicPartition, int] = {}
         """Offsets that an operator set, as the broker reported them, of queues that are to be taken."""
 
-    def begin(self, tps: Sequence[TopicPartition], known: Mapping[TopicPartition, Progress]) -> set[str]:
+    def begin(self, tps: Sequence[TopicPartition], known: Mapping[TopicPartition, QueueProgress]) -> set[str]:
         """Decide at startup where a new group begins in these queues.
 
         A group is new if it has no commit and no state. Queues that are added later are read from their first message.
@@ -128,7 +128,7 @@ class Starts:
     def find(
         self,
         tps: Sequence[TopicPartition],
-        known: Mapping[TopicPartition, Progress],
+        known: Mapping[TopicPartition, QueueProgress],
         replaced: Collection[TopicPartition] = (),
     ) -> Found:
         """Find the start offsets that the brokers report; a broker that is down is no error.
@@ -138,29 +138,29 @@ class Starts:
             known: What the state file knows of queues.
             replaced: Queues that were found to be replaced.
         """
-        found = Found([], {}, {}, {}, {})
+        result = Found([], {}, {}, {}, {})
         facts = self._facts(tps, known)
         for tp in tps:
-            told = facts[tp]
-            if isinstance(told, str):
-                found.failed[tp] = told
+            queue_facts = facts[tp]
+            if isinstance(queue_facts, str):
+                result.failed[tp] = queue_facts
                 continue
             try:
-                told = told._replace(is_same=told.is_same and tp not in replaced)
-                start, found.marks[tp] = self._one(tp, told, known.get(tp), self.resets.get(tp))
+                queue_facts = queue_facts._replace(is_same=queue_facts.is_same and tp not in replaced)
+                start, result.marks[tp] = self._one(tp, queue_facts, known.get(tp), self.resets.get(tp))
                 self.resets.pop(tp, None)
-                found.starts.append(start)
-                found.committed[tp] = -1 if told.committed is None else told.committed
-                found.lows[tp] = told.low
+                result.starts.append(start)
+                result.committed[tp] = -1 if queue_facts.committed is None else queue_facts.committed
+                result.lows[tp] = queue_facts.low
             except (_UnknownError, ProtocolError) as error:
-                found.failed[tp] = str(error)
-        return found
+                result.failed[tp] = str(error)
+        return result
 
     def has_moved(
         self,
         tps: Sequence[TopicPartition],
         ours: Mapping[TopicPartition, int],
-        known: Mapping[TopicPartition, Progress],
+        known: Mapping[TopicPartition, QueueProgress],
     ) -> set[TopicPartition]:
         """The queues whose offset another program has set, or whose broker is silent.
 
@@ -184,7 +184,7 @@ class Starts:
         }
 
     def _facts(
-        self, tps: Sequence[TopicPartition], known: Mapping[TopicPartition, Progress]
+        self, tps: Sequence[TopicPartition], known: Mapping[TopicPartition, QueueProgress]
     ) -> dict[TopicPartition, _Facts | str]:
         marks = {tp: known[tp].mark for tp in tps if tp in known}
         answers = self.brokers.ask(
@@ -200,30 +200,30 @@ class Starts:
             ]
         )
         boots = self.brokers.boots({tp.broker for tp in tps})
-        found: dict[TopicPartition, _Facts | str] = {}
+        facts: dict[TopicPartition, _Facts | str] = {}
         for i, tp in enumerate(tps):
             frames = answers[4 * i : 4 * i + 4]
             try:
-                found[tp] = _read(frames, marks.get(tp), boots.get(tp.broker))
+                facts[tp] = _read(frames, marks.get(tp), boots.get(tp.broker))
             except _ResetError as reset:
                 self.resets[tp] = reset.offset
-                found[tp] = f"{tp.broker}: {reset}"
+                facts[tp] = f"{tp.broker}: {reset}"
             except (_UnknownError, ProtocolError) as error:
-                found[tp] = f"{tp.broker}: {error}"
-        return found
+                facts[tp] = f"{tp.broker}: {error}"
+        return facts
 
     def _one(
-        self, tp: TopicPartition, facts: _Facts, progress: Progress | None, reset: int | None
+        self, tp: TopicPartition, facts: _Facts, progress: QueueProgress | None, reset: int | None
     ) -> tuple[Assignment, tuple[Mark, ...]]:
         """A queue's start, and the marks that are still there."""
         self._doubts.pop(tp, None)
         committed, boot, low, high, is_same = facts
         if progress is not None and committed is not None and progress.was_set_back(committed, boot):
             reset = committed  # set after any offset that an answer to a pull reported
-        told = progress.decoded(self._identity(0), self._rules) if progress else Decoded(Origin.NONE)
+        decoded = progress.decoded(self._identity(0), self._rules) if progress else Decoded(Origin.NONE)
         marks = progress.marks if progress else ()
-        if is_same and (told.origin is not Origin.OURS or told.state is None or told.state.seen <= high):
-            return self._same(tp, facts, progress, told, reset), marks
+        if is_same and (decoded.origin is not Origin.OURS or decoded.state is None or decoded.state.seen <= high):
+            return self._same(tp, facts, progress, decoded, reset), marks
         low = self._low(tp)  # the first answer may be about the deleted topic
         fields = {**tp.fields(), "committed": committed, "log_start": low, "log_end": high}
         last = self._newest_standing(tp, [mark for mark in marks if low <= mark.offset < high])
@@ -231,14 +231,14 @@ class Starts:
             self._beginnings.pop(tp, None)
             self._tell("topic.recreated", "warning", fields | {"action": f"going on at {low}, the first message"})
             return self._fresh(tp, low), ()
-        at, why = max(low, min(last.offset + 1, progress.watermark)), _UNSETTLED
+        start, why = max(low, min(last.offset + 1, progress.watermark)), _UNSETTLED
         if reset is not None:
-            at, why = self._within(reset, low, high, fields), _SET
-        self._tell("partition.truncated", "error", fields | {"action": f"going on at {at}: {why}"})
-        return self._fresh(tp, at), marks[marks.index(last) :]
+            start, why = self._within(reset, low, high, fields), _SET
+        self._tell("partition.truncated", "error", fields | {"action": f"going on at {start}: {why}"})
+        return self._fresh(tp, start), marks[marks.index(last) :]
 
     def _same(
-        self, tp: TopicPartition, facts: _Facts, progress: Progress | None, told: Decoded, reset: int | None
+        self, tp: TopicPartition, facts: _Facts, progress: QueueProgress | None, decoded: Decoded, reset: int | None
     ) -> Assignment:
         """The start of a queue that is still the same."""
         committed, _, low, high, _ = facts
@@ -246,9 +246,9 @@ class Starts:
         if reset is not None:
             self._tell("partition.reset", "warning", fields | {"reason": _SET, "action": f"going on at {reset}"})
             return self._fresh(tp, self._within(reset, low, high, fields))
-        if told.origin is Origin.OURS and told.state is not None and progress is not None:
-            return self._with_progress(tp, facts, fields, progress, told)
-        if told.origin is Origin.OTHER_RULES and progress is not None and committed in (None, progress.watermark):
+        if decoded.origin is Origin.OURS and decoded.state is not None and progress is not None:
+            return self._with_progress(tp, facts, fields, progress, decoded)
+        if decoded.origin is Origin.OTHER_RULES and progress is not None and committed in (None, progress.watermark):
             self._tell("partition.reset", "warning", fields | {"reason": _RULES, "action": "new window"})
             return self._fresh(tp, self._within(progress.watermark, low, high, fields), resumed=True)
         if committed is not None:
@@ -262,8 +262,8 @@ class Starts:
         tp: TopicPartition,
         facts: _Facts,
         fields: Mapping[str, object],
-        progress: Progress,
-        told: Decoded,
+        progress: QueueProgress,
+        decoded: Decoded,
     ) -> Assignment:
         committed, _, low, high, _ = facts
         if committed is None:
@@ -276,14 +276,14 @@ class Starts:
             self._doubts[tp] = time.monotonic() + DOUBT_S, committed
             action = f"{_FROM_STATE}; {_AGAIN}"
             self._tell("commit.behind", "warning", {**fields, "offset": progress.watermark, "action": action})
-        assert told.state is not None
+        assert decoded.state is not None
         if low > progress.watermark:
             expired = low - progress.watermark
             action = "going on at the log's start"
             self._tell("offset.expired", "error", {**fields, "expired": expired, "action": action})
-        scope = self._identity(told.incarnation).scope
-        read_from = max(told.state.watermark, low)
-        return Assignment(tp, scope, told.state, "", told.incarnation, resumed=True, read_from=read_from)
+        scope = self._identity(decoded.incarnation).scope
+        read_from = max(decoded.state.watermark, low)
+        return Assignment(tp, scope, decoded.state, "", decoded.incarnation, resumed=True, read_from=read_from)
 
     def doubt(self) -> str:
         """A sentence on resets that may have been ignored; empty if there are none."""
@@ -326,9 +326,9 @@ class Starts:
         scope = self._identity(incarnation).scope
         return Assignment(tp, scope, PartitionState(offset, offset), "", incarnation, resumed, read_from=offset)
 
-    def identity(self, one: Assignment) -> Identity:
+    def identity(self, assignment: Assignment) -> Identity:
         """The identity of a queue's offsets."""
-        return self._identity(one.incarnation)
+        return self._identity(assignment.incarnation)
 
 
 _UNSETTLED = "what is not settled of the messages that are there still is read again"

@@ -21,7 +21,7 @@ SLICE_ROWS = 2_000
 """So many rows at a time become Python objects."""
 
 
-Row = tuple[int, int | None, bytes | None, Sequence[Header] | None, bytes | None]
+MessageRow = tuple[int, int | None, bytes | None, Sequence[Header] | None, bytes | None]
 """One message: offset, timestamp in milliseconds, key, headers, value; what no setting asks for is None."""
 _NAMES = ("offset", "timestamp_ms", "key", "headers", "value")
 
@@ -29,27 +29,27 @@ _NAMES = ("offset", "timestamp_ms", "key", "headers", "value")
 class ArrowColumns:
     """`records.Columns` over `Row`s: one C loop a column."""
 
-    def offsets(self, messages: Sequence[Row]) -> Iterable[int]:
+    def offsets(self, messages: Sequence[MessageRow]) -> Iterable[int]:
         """The offset of each message."""
         return map(itemgetter(0), messages)
 
-    def timestamps(self, messages: Sequence[Row]) -> Iterable[int | None]:
+    def timestamps(self, messages: Sequence[MessageRow]) -> Iterable[int | None]:
         """The timestamp of each message in milliseconds since the epoch, None where it has none."""
         return map(itemgetter(1), messages)
 
-    def keys(self, messages: Sequence[Row]) -> Iterable[bytes | None]:
+    def keys(self, messages: Sequence[MessageRow]) -> Iterable[bytes | None]:
         """The key of each message, None stays None."""
         return map(itemgetter(2), messages)
 
-    def headers(self, messages: Sequence[Row]) -> Iterable[Sequence[Header] | None]:
+    def headers(self, messages: Sequence[MessageRow]) -> Iterable[Sequence[Header] | None]:
         """The headers of each message in their order, None where there are none."""
         return map(itemgetter(3), messages)
 
-    def values(self, messages: Sequence[Row]) -> Iterable[bytes | None]:
+    def values(self, messages: Sequence[MessageRow]) -> Iterable[bytes | None]:
         """The value of each message, None stays None."""
         return map(itemgetter(4), messages)
 
-    def details(self, messages: Sequence[Row]) -> Iterable[None]:
+    def details(self, messages: Sequence[MessageRow]) -> Iterable[None]:
         """None."""
         return repeat(None, len(messages))
 
@@ -107,7 +107,7 @@ def gather(
         yield Run(tp, held, offset_of(held[0]), offset_of(held[-1]))
 
 
-def _rows(batches: Iterable[pa.RecordBatch], tp: TopicPartition) -> Iterator[list[Row]]:
+def _rows(batches: Iterable[pa.RecordBatch], tp: TopicPartition) -> Iterator[list[MessageRow]]:
     for batch in batches:
         if not batch.num_rows:
             continue

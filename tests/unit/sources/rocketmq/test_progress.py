@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 
-from sidecar.sources.rocketmq.progress import MARKS_MAX, MARKS_RATIO, Mark, Progress, with_newest
+from sidecar.sources.rocketmq.progress import MARKS_MAX, MARKS_RATIO, Mark, QueueProgress, with_newest
 
 
 def test_marks_stand_at_growing_distances() -> None:
@@ -21,7 +21,7 @@ def test_marks_stand_at_growing_distances() -> None:
 
 def test_a_row_with_one_mark_can_be_read() -> None:
     """So it was written at first."""
-    found = Progress.load(json.dumps(["text", 1, 2, 0, [7, 8, 9]]))
-    assert found == Progress("text", 1, 2, 0, (Mark(7, 8, 9),))
-    assert Progress.load(json.dumps(["text", 1, 2, 0, None])) == Progress("text", 1, 2, 0)
-    assert Progress.load(found.dump()) == found
+    found = QueueProgress.load(json.dumps(["text", 1, 2, 0, [7, 8, 9]]))
+    assert found == QueueProgress("text", 1, 2, 0, (Mark(7, 8, 9),))
+    assert QueueProgress.load(json.dumps(["text", 1, 2, 0, None])) == QueueProgress("text", 1, 2, 0)
+    assert QueueProgress.load(found.dump()) == found

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from sidecar.core.records import TopicPartition
 from sidecar.sources.rocketmq.progress import Mark
-from sidecar.sources.rocketmq.remoting.pulls.pulling import Place, Pulling, of_slave, place_of
+from sidecar.sources.rocketmq.remoting.pulls.pulling import Node, Pulling, of_slave, place_of
 from sidecar.sources.rocketmq.wire.codes import Code
 from sidecar.sources.rocketmq.wire.frames import Frame
 from sidecar.sources.rocketmq.wire.messages import StoredMessage, as_stored
@@ -69,8 +69,8 @@ class Proofs:
 
     def prove(self, queue: Pulling, now_s: float) -> None:
         """Ask whether the last message read is still there: then everything read until now continues it."""
-        place = queue.find(MASTER)
-        if queue.mark is None or queue.prove_at_s > now_s or place is None or not place.link.is_up:
+        node = queue.find(MASTER)
+        if queue.mark is None or queue.prove_at_s > now_s or node is None or not node.link.is_up:
             self.wanted.add(queue.tp)
             return
         queue.proving = True
@@ -80,11 +80,11 @@ class Proofs:
         def answered(frame: Frame | None) -> None:
             queue.proving = False
             self.wanted.add(queue.tp)
-            if frame is not None and self.was_reset(queue, mark.offset, place, frame):
+            if frame is not None and self.was_reset(queue, mark.offset, node, frame):
                 return
             if queue.epoch != epoch or self._queues.get(queue.tp) is not queue:
                 return
-            stands = None if frame is None else mark.stands(of_slave(frame) if place.is_slave else frame)
+            stands = None if frame is None else mark.stands(of_slave(frame) if node.is_slave else frame)
             if stands is None:
                 queue.prove_at_s = time.monotonic() + EMPTY_DELAY_S
             elif stands:
@@ -95,12 +95,12 @@ class Proofs:
                 self._findings.replaced.add(queue.tp)
 
         ask = self._asks.pull(queue.tp, mark.offset, Subscription(queue.tp.topic), messages_max=1)
-        place.link.ask(ask, answered, PULL_TIMEOUT_S)
+        node.link.ask(ask, answered, PULL_TIMEOUT_S)
 
     def _find_mark(self, queue: Pulling, now_s: float) -> None:
         """Get a mark of a queue from which nothing was read yet, and which is not read from its first message."""
-        place = queue.find(MASTER)
-        if queue.prove_at_s > now_s or place is None or not place.link.is_up:
+        node = queue.find(MASTER)
+        if queue.prove_at_s > now_s or node is None or not node.link.is_up:
             self.wanted.add(queue.tp)
             return
         queue.proving, queue.prove_at_s = True, now_s + REFUSED_DELAY_S
@@ -109,9 +109,9 @@ class Proofs:
         def answered(frame: Frame | None) -> None:
             queue.proving = False
             self.wanted.add(queue.tp)
-            if frame is None or self.was_reset(queue, offset, place, frame):
+            if frame is None or self.was_reset(queue, offset, node, frame):
                 return
-            if not place.is_slave:
+            if not node.is_slave:
                 self.look_at_low(queue, frame)
             if (
                 frame.code == Code.SUCCESS
@@ -122,7 +122,7 @@ class Proofs:
                 queue.mark = self._findings.found[queue.tp] = Mark(*place_of(as_stored(frame.body)[0]))
 
         ask = self._asks.pull(queue.tp, offset, Subscription(queue.tp.topic), messages_max=1)
-        place.link.ask(ask, answered, PULL_TIMEOUT_S)
+        node.link.ask(ask, answered, PULL_TIMEOUT_S)
 
     def look_at_low(self, queue: Pulling, frame: Frame) -> None:
         """A queue's first offset never decreases: without a mark, a lower one shows that the queue was replaced."""
@@ -132,9 +132,9 @@ class Proofs:
                 self._findings.replaced.add(queue.tp)
             queue.low = max(queue.low, low)
 
-    def was_reset(self, queue: Pulling, asked: int, place: Place, frame: Frame) -> bool:
+    def was_reset(self, queue: Pulling, asked: int, node: Node, frame: Frame) -> bool:
         """Whether an operator set another offset: a broker reports that once, in any answer, however late."""
-        if frame.code != Code.PULL_OFFSET_MOVED or place.is_slave or queue.tp not in self._queues:
+        if frame.code != Code.PULL_OFFSET_MOVED or node.is_slave or queue.tp not in self._queues:
             return False
         if not read_offset(frame, "minOffset") <= asked <= read_offset(frame, "maxOffset"):
             return False

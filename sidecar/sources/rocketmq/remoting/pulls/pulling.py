@@ -27,15 +27,15 @@ ANSWER_BYTES = 256 << 10
 _BODY, _PROPERTIES = itemgetter(1), itemgetter(2)
 
 
-class Place(NamedTuple):
-    """Where to ask for messages."""
+class Node(NamedTuple):
+    """A node that messages are asked of."""
 
     link: Link
     is_slave: bool = False
 
 
-Find: TypeAlias = Callable[[str], Place | None]
-"""Returns the place to ask, by the broker number that the last answer suggests; None while reading is not allowed."""
+Find: TypeAlias = Callable[[str], Node | None]
+"""Returns the node to ask, by the broker number that the last answer suggests; None while reading is not allowed."""
 
 
 @dataclass(slots=True)

@@ -27,7 +27,7 @@ from sidecar.sources.rocketmq.remoting.pulls.pulling import (
     ANSWER_BYTES,
     IDLE_BYTES,
     Find,
-    Place,
+    Node,
     Pulling,
     of_slave,
     place_of,
@@ -107,7 +107,7 @@ class Pulls:
             tp: The queue.
             offset: The first offset wanted.
             subscription: The filter at the broker.
-            find: Finds the place to ask.
+            find: Finds the node to ask.
             mark: A message of the queue that was read before.
             given: The offset after the last message handed on; messages between the two are gone.
             low: The first offset that can be read, as far as it is known.
@@ -163,15 +163,15 @@ class Pulls:
         self._is_awaited = False
         for tp in list(self._turn):
             queue = self._queues[tp]
-            place = None if queue.paused or queue.not_before_s > now_s else queue.find(queue.suggested)
-            if place is None or not place.link.is_up:
+            node = None if queue.paused or queue.not_before_s > now_s else queue.find(queue.suggested)
+            if node is None or not node.link.is_up:
                 continue
             if not self._budget.has_room(queue.reserved_bytes):
                 self._is_awaited = True
                 return
-            self._pull(queue, place, now_s)
+            self._pull(queue, node, now_s)
 
-    def _pull(self, queue: Pulling, place: Place, now_s: float) -> None:
+    def _pull(self, queue: Pulling, node: Node, now_s: float) -> None:
         offset, epoch, reserved = queue.next, queue.epoch, queue.reserved_bytes
         idle = IDLE_BYTES if queue.is_at_end else 0
         link = (
@@ -190,17 +190,17 @@ class Pulls:
             self._budget.idle -= idle
             if frame is None:
                 queue.not_before_s, queue.suggested = now_s + EMPTY_DELAY_S, MASTER
-            elif self._proofs.was_reset(queue, wanted, place, frame):
+            elif self._proofs.was_reset(queue, wanted, node, frame):
                 queue.not_before_s = now_s + REFUSED_DELAY_S
             elif queue.epoch == epoch and self._queues.get(queue.tp) is queue:
                 may_leave = now_s >= queue.master_until_s
                 queue.suggested = frame.fields.get("suggestWhichBrokerId", MASTER) if may_leave else MASTER
-                if not place.is_slave:
+                if not node.is_slave:
                     self._proofs.look_at_low(queue, frame)
                 if queue.mark is None:
                     self._proofs.wanted.add(queue.tp)
-                self._take(queue, offset, link, of_slave(frame) if place.is_slave else frame, now_s)
-                if place.is_slave and queue.tp in self.findings.refused:
+                self._take(queue, offset, link, of_slave(frame) if node.is_slave else frame, now_s)
+                if node.is_slave and queue.tp in self.findings.refused:
                     queue.suggested, queue.not_before_s = MASTER, now_s + EMPTY_DELAY_S
                     queue.master_until_s = now_s + SHUNNED_S
             if not queue.asked and self._queues.get(queue.tp) is queue:
@@ -210,19 +210,19 @@ class Pulls:
         # Only the answer of a queue that was read to its end may wait: it reserves no room.
         suspend_ms = SUSPEND_MS if len(self._queues) <= MANY_QUEUES else SUSPEND_MANY_MS
         ask = self._asks.pull(queue.tp, wanted, queue.subscription, suspend_ms=suspend_ms if queue.is_at_end else 0)
-        place.link.ask(ask, answered, PULL_TIMEOUT_S)
+        node.link.ask(ask, answered, PULL_TIMEOUT_S)
 
     def _ask_end(self, queue: Pulling, now_s: float) -> None:
         """Of a paused queue: a queue that is read reports its end with every answer."""
         queue.end_at_s = now_s + END_EVERY_S
-        place = queue.find(MASTER)
+        node = queue.find(MASTER)
 
         def answered(frame: Frame | None) -> None:
             if frame is not None and frame.code == Code.SUCCESS:
                 queue.high = read_offset(frame, "offset")
 
-        if place is not None and place.link.is_up:
-            place.link.ask(self._asks.high(queue.tp), answered, END_TIMEOUT_S)
+        if node is not None and node.link.is_up:
+            node.link.ask(self._asks.high(queue.tp), answered, END_TIMEOUT_S)
 
     def _take(self, queue: Pulling, offset: int, link: Mark | None, frame: Frame, asked_s: float) -> None:
         if link is not None and "minOffset" in frame.fields and read_offset(frame, "minOffset") > link.offset:
@@ -283,14 +283,14 @@ class Pulls:
 
     def _ask_again(self, queue: Pulling) -> None:
         """Ask at once: the broker prepares the next answer while this one is processed."""
-        place = None if self._is_awaited else queue.find(queue.suggested)
-        if place is not None and self._budget.has_room(queue.reserved_bytes):
-            self._pull(queue, place, time.monotonic())
+        node = None if self._is_awaited else queue.find(queue.suggested)
+        if node is not None and self._budget.has_room(queue.reserved_bytes):
+            self._pull(queue, node, time.monotonic())
 
     def _proven(self, queue: Pulling) -> list[StoredMessage]:
         """Remove and return the held messages that may be handed on."""
-        at = len(queue.held) if queue.proven >= queue.next else bisect_left(queue.held, queue.proven, key=_OFFSET)
-        messages, queue.held = queue.held[:at], queue.held[at:]
+        border = len(queue.held) if queue.proven >= queue.next else bisect_left(queue.held, queue.proven, key=_OFFSET)
+        messages, queue.held = queue.held[:border], queue.held[border:]
         left_bytes = min(queue.held_bytes, size_bytes(queue.held))
         self._budget.held -= queue.held_bytes - left_bytes
         queue.held_bytes = left_bytes

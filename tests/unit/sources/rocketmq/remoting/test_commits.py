@@ -11,7 +11,7 @@ from sidecar.core.effects import CommitItem
 from sidecar.core.partition.state import PartitionState
 from sidecar.core.records import TopicPartition
 from sidecar.sources.base import Assignment
-from sidecar.sources.rocketmq.progress import Progress
+from sidecar.sources.rocketmq.progress import QueueProgress
 from sidecar.sources.rocketmq.remoting import commits as rocketmq_commits
 from sidecar.sources.rocketmq.remoting import owned as rocketmq_owned
 from sidecar.sources.rocketmq.remoting.commits import IDLE_S, Commits
@@ -82,9 +82,9 @@ def commit(commits: Commits, offset: int) -> None:
     commits.go_on()
 
 
-def progress_of(state: MemoryState) -> Progress:
+def progress_of(state: MemoryState) -> QueueProgress:
     """What the state file knows of the queue."""
-    progress = Progress.load(state.load_progress()[ProgressKey.of(QUEUE)])
+    progress = QueueProgress.load(state.load_progress()[ProgressKey.of(QUEUE)])
     assert progress is not None
     return progress
 

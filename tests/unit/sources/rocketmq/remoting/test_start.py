@@ -9,7 +9,7 @@ import pytest
 
 from sidecar.core.partition.state import PartitionState
 from sidecar.core.records import TopicPartition
-from sidecar.sources.rocketmq.progress import Mark, Progress, Told
+from sidecar.sources.rocketmq.progress import Mark, QueueProgress, Told
 from sidecar.sources.rocketmq.remoting.start import Starts
 from sidecar.sources.rocketmq.wire.codes import Code
 from sidecar.sources.rocketmq.wire.frames import Frame
@@ -110,7 +110,7 @@ def begun_at(
     """A queue known as read to 30, of which run 7 of the broker took 20 last, and 10 is on its disk in any case."""
     asks = Asks("me", "g")
     identity = Identity("cluster", asks.wire("g"), "", 5)
-    known = Progress(encode(identity, b"rule", PartitionState(30, 30)), 5, 30, 10, (), Told(7, 20))
+    known = QueueProgress(encode(identity, b"rule", PartitionState(30, 30)), 5, 30, 10, (), Told(7, 20))
     answers = {14: frame(Code.SUCCESS, offset=str(committed)), 30: frame(Code.SUCCESS, offset="30")}
     answers |= {31: frame(Code.SUCCESS, offset="0"), 11: frame(Code.PULL_NOT_FOUND), 28: booted(boot)}
     starts = starts_of(MadeUpLink(answers=answers), MadeUpLink(), tell=tell)
@@ -159,10 +159,10 @@ def message(offset: int, position: int) -> Frame:
     return Frame(Code.SUCCESS, 0, 1, "", ends, stored(Stored(offset=offset, position=position)))
 
 
-def known_with(*marks: Mark) -> Progress:
+def known_with(*marks: Mark) -> QueueProgress:
     """Settled up to 20, in a run of the broker that is known."""
     identity = Identity("cluster", Asks("me", "g").wire("g"), "", 5)
-    return Progress(encode(identity, b"rule", PartitionState(20, 20)), 5, 20, 10, marks, Told(7, 20))
+    return QueueProgress(encode(identity, b"rule", PartitionState(20, 20)), 5, 20, 10, marks, Told(7, 20))
 
 
 def answering(committed: int, high: int, message: Frame) -> dict[int, Frame]:

@@ -11,7 +11,7 @@ import pytest
 
 from sidecar.core.records import Run, TopicPartition
 from sidecar.sources.rocketmq.progress import Mark
-from sidecar.sources.rocketmq.remoting.pulls.pulling import Place
+from sidecar.sources.rocketmq.remoting.pulls.pulling import Node
 from sidecar.sources.rocketmq.remoting.pulls.pulls import Pulls
 from sidecar.sources.rocketmq.wire.codes import Request
 from sidecar.sources.rocketmq.wire.frames import Frame
@@ -70,9 +70,9 @@ def packed(offset: int, size: int) -> bytes:
     return stored(Stored(zlib.compress(bytes(size)), offset=offset, sys_flag=1))
 
 
-def at(link: Asked, *, is_slave: bool = False) -> Place:
+def at(link: Asked, *, is_slave: bool = False) -> Node:
     """A place to read at."""
-    return Place(cast(Link, link), is_slave)
+    return Node(cast(Link, link), is_slave)
 
 
 def pulling(master: Asked, slave: Asked) -> Pulls:
