@@ -52,13 +52,13 @@ def _message(message_id: MessageId, broker: str) -> Mapping[str, Any]:
     if not isinstance(message_id, OffsetMessageId):
         raise click.UsageError("--broker needs a broker's id: a producer's id does not say where the message is stored")
     try:
-        at = address(broker, "localhost:10911")
+        broker_address = address(broker, "localhost:10911")
     except ValueError as error:
         raise click.UsageError(f"--broker {error}") from None
     network = Network(None, None, lambda frame: None)
     try:
         ask = Ask(Request.VIEW_MESSAGE_BY_ID, {"offset": str(message_id.commit_log_offset)})
-        stored = decode_stored(network.call(network.link(str(at)), ask).body)
+        stored = decode_stored(network.call(network.link(str(broker_address)), ask).body)
     except (NoAnswerError, RefusedError, ProtocolError) as error:
         raise UnavailableError(f"the message could not be fetched: {error}", hint=_HINT) from error
     finally:

@@ -10,6 +10,6 @@ import orjson
 @click.option("-c", "--config", metavar="FILE", help="Accepted as by other commands, and ignored.")
 def schema(config: str | None) -> None:  # noqa: ARG001
     """Print the JSON Schema of the configuration file."""
-    from sidecar.config import schema as found
+    from sidecar.config import schema as json_schema
 
-    click.echo(orjson.dumps(found(), option=orjson.OPT_INDENT_2).decode())
+    click.echo(orjson.dumps(json_schema(), option=orjson.OPT_INDENT_2).decode())

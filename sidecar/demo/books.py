@@ -56,10 +56,10 @@ def count(made: Iterable[Made], consumed: int, rows: Iterable[DeliveredRow], let
         arrived.setdefault(row.place, []).append(row.value)
     dead = set(letters)
     ends: Counter[str] = Counter()
-    for place, message in _placed(made):
+    for position, message in _placed(made):
         ends["produced"] += 1
-        ends.update(_ends(message, arrived.pop(place, []), dead=place in dead))
-        dead.discard(place)
+        ends.update(_ends(message, arrived.pop(position, []), dead=position in dead))
+        dead.discard(position)
     ends["wrong"] += sum(map(len, arrived.values())) + len(dead)
     names = ("produced", "delivered", "duplicate", "filtered", "dead_lettered", "lost", "twice", "wrong")
     return Books(consumed=consumed, **{name: ends[name] for name in names})

@@ -95,8 +95,8 @@ class MemoryLedger:
             for key, message in given.items():
                 if (group, key) in rows:
                     rows[group, key].message = message
-            for place in [place for place, row in rows.items() if row.asked_ms <= now_ms - GIVEN_FOR_MS]:
-                del rows[place]
+            for old in [missed for missed, row in rows.items() if row.asked_ms <= now_ms - GIVEN_FOR_MS]:
+                del rows[old]
             since_ms, asked = now_ms - MISSED_FOR_MS, set(missed)
             sought = [key for (whose, key), row in rows.items() if whose == group and row.asked_ms > since_ms]
             others = [key for key in sought if key not in asked and rows[group, key].message is None]

@@ -117,7 +117,7 @@ class AdminServer:
         """A new connection takes the place of the one that has been silent for longest: no crowd keeps health out."""
         channels = list(server.active_channels.values())
         if len(channels) >= CONNECTIONS_MAX:
-            min(channels, key=lambda one: (bool(one.requests), one.last_activity)).handle_close()
+            min(channels, key=lambda channel: (bool(channel.requests), channel.last_activity)).handle_close()
         return HTTPChannel(server, *args, **more)
 
     def _write_address(self) -> None:

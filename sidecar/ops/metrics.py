@@ -178,7 +178,7 @@ def _health(now: StatusSnapshot) -> Iterator[Metric]:
         "1 while there is such a problem.",
         labels=["reason", "state", "next_step"],
     )
-    present = {one.kind for one in now.problems}
+    present = {problem.kind for problem in now.problems}
     for kind, (state, next_step) in KINDS.items():
         problem.add_metric([kind, state, next_step], kind in present)
     yield problem

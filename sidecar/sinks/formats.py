@@ -160,7 +160,7 @@ def envelope_row(
             row["topic"], row["broker"], row["partition"], row["offset"] = details.place
         row["message_id"] = _text(details.message_id)
         row["offset_message_id"] = details.offset_message_id
-        row["keys"] = [_text(one) for one in details.keys]
+        row["keys"] = [_text(key) for key in details.keys]
         row["reconsume_times"] = details.reconsume_times
         row["properties"] = {name: _text(raw) for name, raw in headers or ()}
     if value is not None and len(value) > LARGE_BYTES:

@@ -41,8 +41,8 @@ class Troubles:
             if self._now.pop(key, None) is not None:
                 self._tell(self._recovered, "info", {"what": key})
 
-    def replace(self, found: Mapping[str, str]) -> None:
+    def replace(self, problems: Mapping[str, str]) -> None:
         """This is wrong, and nothing else."""
-        self.clear(*(self._now.keys() - found.keys()))
-        for key, text in found.items():
+        self.clear(*(self._now.keys() - problems.keys()))
+        for key, text in problems.items():
             self.put(key, text)

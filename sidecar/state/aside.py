@@ -41,10 +41,10 @@ def set_aside(folder: StateFolder, path: Path, reason: str) -> Damage:
 
 def _remove_oldest(path: Path) -> str:
     kept = sorted(
-        (one for one in path.parent.glob(f"{path.name}.damaged-*") if not one.name.endswith(_SIDE_FILES)),
-        key=lambda one: (one.stat().st_mtime_ns, one.name),
+        (file for file in path.parent.glob(f"{path.name}.damaged-*") if not file.name.endswith(_SIDE_FILES)),
+        key=lambda file: (file.stat().st_mtime_ns, file.name),
     )
-    for one in kept[:-DAMAGED_KEPT_MAX]:
+    for file in kept[:-DAMAGED_KEPT_MAX]:
         for suffix in (*_SIDE_FILES, ""):
-            Path(f"{one}{suffix}").unlink(missing_ok=True)
-    return ", ".join(one.name for one in kept[:-DAMAGED_KEPT_MAX])
+            Path(f"{file}{suffix}").unlink(missing_ok=True)
+    return ", ".join(file.name for file in kept[:-DAMAGED_KEPT_MAX])

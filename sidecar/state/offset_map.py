@@ -118,8 +118,8 @@ def encode(
     for known in (stamp or _NO_STAMP, parent or _NO_STAMP):
         out += known.token.to_bytes(TOKEN_BITS // 8, "big")
         _put(out, known.number)
-    places = {place: number for number, place in enumerate(_places(state.lanes))}
-    tries = sorted((places[place], tried) for place, tried in state.tries.items() if place in places)
+    places = {intent: number for number, intent in enumerate(_places(state.lanes))}
+    tries = sorted((places[intent], tried) for intent, tried in state.tries.items() if intent in places)
     _put(out, len(tries))
     before = 0
     for number, tried in tries:

@@ -132,9 +132,9 @@ class ZoneWriter:
         self._lock_fd: int | None = lock_fd
         """None once it is closed."""
         try:
-            found = Recovery(root, writer, report).run(ENTRIES_MAX)
-            self._lines, self._head, self._seq = found.lines, found.head, found.seq
-            self._names = _Names(found.names)
+            recovery = Recovery(root, writer, report).run(ENTRIES_MAX)
+            self._lines, self._head, self._seq = recovery.lines, recovery.head, recovery.seq
+            self._names = _Names(recovery.names)
             self._room = _Room(root, writer, retention)
         except BaseException:
             files.unlock(lock_fd)

@@ -22,9 +22,9 @@ def expand(text: str, environ: Mapping[str, str]) -> str:
         ValueError: A variable is not set and has no default, or a reference cannot be read.
     """
 
-    def replace(found: re.Match[str]) -> str:
-        name, default = found[1], found[3]
-        if found[0] == "$${":
+    def replace(match: re.Match[str]) -> str:
+        name, default = match[1], match[3]
+        if match[0] == "$${":
             return "${"
         if name is None:
             raise ValueError("has a ${ that is not ${VAR} or ${VAR:-default}; write $${ for a plain ${")

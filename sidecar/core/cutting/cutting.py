@@ -127,9 +127,9 @@ class Cutter:
             unit = self._units[key] = _Unit(now_ms)
             self._memory.hold(UNIT_BYTES)
             self._linger(key, now_ms)
-        place = partition.tp, group
-        if place not in unit.lanes:
-            unit.lanes[place] = partition, lane
+        owner = partition.tp, group
+        if owner not in unit.lanes:
+            unit.lanes[owner] = partition, lane
             self._memory.hold(self.lane_bytes)
         unit.count += count
         unit.nbytes += nbytes

@@ -121,4 +121,4 @@ class Commits:
 
 
 def _offsets(memories: Mapping[TopicPartition, Memory]) -> list[ck.TopicPartition]:
-    return [ck.TopicPartition(*tp[:2], one.watermark, metadata=one.text) for tp, one in memories.items()]
+    return [ck.TopicPartition(*tp[:2], memory.watermark, metadata=memory.text) for tp, memory in memories.items()]

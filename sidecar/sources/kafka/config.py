@@ -115,16 +115,16 @@ def refused(
     Raises:
         OSError: No client can be made here, whatever is written.
     """
-    found = dict(_unusable_files(properties))
+    reasons = dict(_unusable_files(properties))
     for name, value in properties.items():
-        text = _complaint(ck.Consumer, {"group.id": "none", name: value}) if name not in found else ""
+        text = _complaint(ck.Consumer, {"group.id": "none", name: value}) if name not in reasons else ""
         if text and not text.startswith("Failed to create"):  # alone it may lack others, which stand in the whole
-            found[name] = text
-    if not found:
+            reasons[name] = text
+    if not reasons:
         for make, config in configs:
             if text := _complaint(make, config):
-                found.setdefault(_culprit(text, properties, make, config), _with_ours(text, properties, config))
-    for name, text in found.items():
+                reasons.setdefault(_culprit(text, properties, make, config), _with_ours(text, properties, config))
+    for name, text in reasons.items():
         yield name, f"is refused by the Kafka client: {_without_secrets(text, properties)}"
 
 
@@ -145,8 +145,8 @@ def _unusable_files(properties: Mapping[str, str]) -> Iterator[tuple[str, str]]:
 def _complaint(make: Make, config: Mapping[str, Any]) -> str:
     """What the client says of a configuration; empty when it takes it."""
     try:
-        told = {name: value for name, value in config.items() if name not in _ADDRESSES}
-        client = make({"log_level": 2, **told, "logger": _SILENT})
+        properties = {name: value for name, value in config.items() if name not in _ADDRESSES}
+        client = make({"log_level": 2, **properties, "logger": _SILENT})
     except ck.KafkaException as error:
         if error.args[0].code() not in _REFUSALS:
             raise OSError(f"a Kafka client cannot be made: {error.args[0].str()}") from error

@@ -65,10 +65,10 @@ class Ends:
 
     def _take(self, now_s: float) -> None:
         asked, self._asked = self._asked, {}
-        found = {tp: future.result().offset for tp, future in asked.items() if future.exception() is None}
-        found = {tp: end for tp, end in found.items() if end >= 0}
-        self._ends |= found
-        if found:
+        ends = {tp: future.result().offset for tp, future in asked.items() if future.exception() is None}
+        ends = {tp: end for tp, end in ends.items() if end >= 0}
+        self._ends |= ends
+        if ends:
             self._silent_since_s = None
         elif self._silent_since_s is None:
             self._silent_since_s = now_s - TIMEOUT_S

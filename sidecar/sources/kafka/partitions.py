@@ -111,19 +111,21 @@ class Partitions:
     def _take(self, tps: Sequence[TopicPartition]) -> None:
         """Start reading partitions; a partition whose start is unknown is retried, and delays no other."""
         begun_s = time.monotonic()
-        found, failed = self._starts.find(tps, START_PATIENCE_S) if tps else Found([], {})
+        assignments, failed = self._starts.find(tps, START_PATIENCE_S) if tps else Found([], {})
         self._waiting.tried(tps, failed, begun_s)
         for tp, error in failed.items():
             self._check_permission(error, tp.topic)
         self._waiting.tell()
-        self.identities.update({one.tp: self._starts.identity(one) for one in found})
-        self._paused -= {one.tp for one in found}
-        self._consumer.incremental_assign([ck.TopicPartition(*one.tp[:2], one.read_from) for one in found])
+        self.identities.update({assignment.tp: self._starts.identity(assignment) for assignment in assignments})
+        self._paused -= {assignment.tp for assignment in assignments}
+        self._consumer.incremental_assign(
+            [ck.TopicPartition(*assignment.tp[:2], assignment.read_from) for assignment in assignments]
+        )
         self._ends.ask_soon()
-        if found or not tps:
+        if assignments or not tps:
             self._joined = True
             self._troubles.clear(SESSION)
-            self._listener.assigned(found)
+            self._listener.assigned(assignments)
 
     def _check_permission(self, error: KafkaError, topic: str) -> None:
         """Fail at the start; later, an operator may correct it."""
@@ -159,7 +161,7 @@ class Partitions:
 
     def reload_topic(self, topic: str, topic_id: str) -> Collection[TopicPartition]:
         """Reload the topic's partitions that were assigned under another id; returns them."""
-        tps = {tp for tp, one in self.identities.items() if tp.topic == topic and one.topic_id != topic_id}
+        tps = {tp for tp, identity in self.identities.items() if tp.topic == topic and identity.topic_id != topic_id}
         self.reload(tps)
         return tps
 

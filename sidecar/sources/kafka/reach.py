@@ -108,7 +108,7 @@ def _allowed(admin: AdminClient) -> list[int]:
     try:
         brokers = admin.list_topics(timeout=ASK_TIMEOUT_S).brokers
         asked = [ConfigResource(ResourceType.BROKER, str(number)) for number in brokers]
-        found = [future.result() for future in admin.describe_configs(asked, request_timeout=ASK_TIMEOUT_S).values()]
-        return [int(entries[METADATA_SETTING].value) for entries in found if METADATA_SETTING in entries]
+        configs = [future.result() for future in admin.describe_configs(asked, request_timeout=ASK_TIMEOUT_S).values()]
+        return [int(entries[METADATA_SETTING].value) for entries in configs if METADATA_SETTING in entries]
     except KafkaException:  # not every account may ask, nor does every broker answer
         return []

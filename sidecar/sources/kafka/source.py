@@ -119,7 +119,7 @@ class KafkaSource:
         client, partitions = self._client, self._partitions
         partitions.tend()  # before consume(): messages of the old id must not be taken for the new one's
         messages = client.consume(timeout_s)
-        if anew := {tp for told in client.made_again.take().items() for tp in partitions.reload_topic(*told)}:
+        if anew := {tp for topic in client.made_again.take().items() for tp in partitions.reload_topic(*topic)}:
             messages = [message for message in messages if _tp_of(message) not in anew]
         if client.failure is None:
             partitions.take_given()
@@ -129,7 +129,7 @@ class KafkaSource:
         return self._with_errors(messages) if any(map(Message.error, messages)) else client.runs(messages)
 
     def _with_errors(self, messages: list[Message]) -> list[Run | ReadPast]:
-        found: list[Run | ReadPast] = []
+        results: list[Run | ReadPast] = []
         good: list[Message] = []
         reloaded: set[TopicPartition] = set()
         for message in messages:
@@ -137,15 +137,16 @@ class KafkaSource:
             if error is None:
                 good.append(message)
                 continue
-            found += self._client.runs(good) if good else ()
+            results += self._client.runs(good) if good else ()
             good = []
             tp = _tp_of(message)
             if error.code() == KafkaError._PARTITION_EOF:
-                found.append(ReadPast(tp, message.offset() or 0))
+                results.append(ReadPast(tp, message.offset() or 0))
             elif self._partitions.failed(tp, error):
                 reloaded.add(tp)
-        found += self._client.runs(good) if good else ()
-        return [one for one in found if one.tp not in reloaded]  # earlier messages belong to an ended ownership
+        results += self._client.runs(good) if good else ()
+        # Earlier messages of what is read anew belong to an ownership that has ended.
+        return [result for result in results if result.tp not in reloaded]
 
     def problems(self) -> Mapping[str, str]:
         """Present problems with the broker: a key, and a sentence for an operator."""

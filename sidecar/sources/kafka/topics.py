@@ -79,20 +79,20 @@ class TopicIds:
     def find(self, topics: Collection[str], timeout_s: float) -> dict[str, str | KafkaError]:
         """The ids of these topics, or why one could not be told; none where the broker has no ids."""
         deadline_s = time.monotonic() + timeout_s + PATIENCE_S
-        found: dict[str, str | KafkaError] = {}
+        ids: dict[str, str | KafkaError] = {}
         for topic, future in self._ask(topics, timeout_s).items():
             try:
-                found[topic] = str(future.result(max(0.0, deadline_s - time.monotonic())).topic_id)
-                if self._made_again.is_gone(topic, str(found[topic])):
-                    found[topic] = KafkaError(KafkaError.UNKNOWN_TOPIC_ID, "a broker still has the id of before")
+                ids[topic] = str(future.result(max(0.0, deadline_s - time.monotonic())).topic_id)
+                if self._made_again.is_gone(topic, str(ids[topic])):
+                    ids[topic] = KafkaError(KafkaError.UNKNOWN_TOPIC_ID, "a broker still has the id of before")
             except TimeoutError:
-                found[topic] = KafkaError(KafkaError._TIMED_OUT, "no answer about topic ids")
+                ids[topic] = KafkaError(KafkaError._TIMED_OUT, "no answer about topic ids")
             except KafkaException as error:
                 if error.args[0].code() == KafkaError._UNSUPPORTED_FEATURE:  # brokers before 2.8 have no ids
                     self._known = False
                     return {}
-                found[topic] = error.args[0]
-        return found
+                ids[topic] = error.args[0]
+        return ids
 
     def watch(self, topics: Collection[str]) -> Iterator[tuple[str, str | None]]:
         """Ask every 5 s without waiting; yields what came: topic and id, None for a topic that is gone."""

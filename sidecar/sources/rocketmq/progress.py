@@ -33,7 +33,7 @@ class Mark(NamedTuple):
 
     def stands_in(self, messages: Iterable[StoredMessage]) -> bool:
         """Whether this message is among those of a broker's answer."""
-        return any((one.position, one.stored_ms) == (self.position, self.stored_ms) for one in messages)
+        return any((message.position, message.stored_ms) == (self.position, self.stored_ms) for message in messages)
 
     def stands(self, answer: Frame) -> bool | None:
         """Whether an answer from the mark's offset on has this message, or it expired; None if that is unknown."""

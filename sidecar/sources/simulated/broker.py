@@ -70,16 +70,16 @@ class Members:
         with self._lock:
             if member in self._members[member.group]:
                 self._members[member.group].remove(member)
-            self._owners = {at: owner for at, owner in self._owners.items() if owner is not member}
+            self._owners = {key: owner for key, owner in self._owners.items() if owner is not member}
 
     def share(self, member: Member, topics: Mapping[str, Sequence[TopicPartition]]) -> set[TopicPartition]:
         """The partitions of these topics that this member should own: each is dealt out among those who read it."""
         with self._lock:
-            found: set[TopicPartition] = set()
+            shares: set[TopicPartition] = set()
             for topic, tps in topics.items():
-                readers = [one for one in self._members[member.group] if topic in one.topics]
-                found.update(tps[readers.index(member) :: len(readers)] if member in readers else ())
-            return found
+                readers = [other for other in self._members[member.group] if topic in other.topics]
+                shares.update(tps[readers.index(member) :: len(readers)] if member in readers else ())
+            return shares
 
     def acquire(self, member: Member, tps: Collection[TopicPartition]) -> list[TopicPartition]:
         """Become the owner of those partitions that have none; returns these, sorted."""
@@ -156,8 +156,8 @@ class SimulatedBroker:
     def partitions(self, topic: str) -> Sequence[TopicPartition]:
         """The topic's partitions, none while there is no such topic."""
         with self._lock:
-            found = self._topics.get(topic)
-            return [TopicPartition(topic, number) for number in range(len(found.logs) if found else 0)]
+            known = self._topics.get(topic)
+            return [TopicPartition(topic, number) for number in range(len(known.logs) if known else 0)]
 
     def bounds(self, tp: TopicPartition) -> tuple[int, int]:
         """The lowest offset that can be read, and that of the next message; zeros while there is no such topic."""

@@ -170,13 +170,13 @@ class SimulatedSource:
         if self._broker.failing:
             return []
         self._rebalance()
-        found: list[Run | ReadPast] = []
+        results: list[Run | ReadPast] = []
         for tp in sorted(self._owned.keys() - self._paused):
             if self._owned[tp].position < self._broker.bounds(tp)[0]:
                 self._listener.event("offset.out_of_range", "warning", tp.fields())
                 self.reload(tp)
-            found += self._owned[tp].read(self._broker, tp)
-        return found
+            results += self._owned[tp].read(self._broker, tp)
+        return results
 
     def pause(self, tps: Collection[TopicPartition]) -> None:
         """Read from all assigned partitions but these."""
@@ -223,7 +223,9 @@ class SimulatedSource:
         if leaving := self._owned.keys() - share:
             self._listener.revoking(leaving)
             self._drop(leaving)
-        for tp in [tp for tp, one in self._owned.items() if one.identity.topic_id != self._broker.topic_id(tp.topic)]:
+        for tp in [
+            tp for tp, queue in self._owned.items() if queue.identity.topic_id != self._broker.topic_id(tp.topic)
+        ]:
             self.reload(tp)
         taken = self._acquire(share - self._owned.keys())
         if taken or not self._joined:
@@ -274,15 +276,15 @@ def _begin(
     state, incarnation, stamp = PartitionState(low, low), secrets.randbits(64), None
     resumed = False
     if committed is not None:
-        told = decode(committed.metadata, committed.offset, known, rules)
-        if resumed := told.origin is Origin.OURS and told.state is not None:
-            assert told.state is not None
-            state, incarnation, stamp = told.state, told.incarnation, told.stamp
+        decoded = decode(committed.metadata, committed.offset, known, rules)
+        if resumed := decoded.origin is Origin.OURS and decoded.state is not None:
+            assert decoded.state is not None
+            state, incarnation, stamp = decoded.state, decoded.incarnation, decoded.stamp
         else:
-            event = "topic.recreated" if told.origin is Origin.OTHER_TOPIC else "partition.reset"
-            start = low if told.origin is Origin.OTHER_TOPIC else min(max(committed.offset, low), high)
+            event = "topic.recreated" if decoded.origin is Origin.OTHER_TOPIC else "partition.reset"
+            start = low if decoded.origin is Origin.OTHER_TOPIC else min(max(committed.offset, low), high)
             state = PartitionState(start, start)
-            tell(event, "warning", tp.fields() | {"reason": told.origin.value})
+            tell(event, "warning", tp.fields() | {"reason": decoded.origin.value})
     identity = Identity(CLUSTER, group, topic_id, incarnation)
     read_from = max(state.watermark, low)
     lineage = Lineage(secrets.randbits(TOKEN_BITS), stamp)

@@ -225,7 +225,7 @@ class RunProgress:
         lags = [partition.lag for partition in partitions if partition.lag is not None]
         kind, text = ("dead_letters_store", "") if self._live else ("ended", "the query has ended")
         problems = [Problem(kind, self._problem or text)] if self._problem or text else []
-        problems += [Problem("group", f"{place}: {text}") for place, text in self._folder.notes.all().items()]
+        problems += [Problem("group", f"{name}: {text}") for name, text in self._folder.notes.all().items()]
         return StatusSnapshot(
             group_id=self._settings.source.kafka.group_id,
             started_at=self._started.isoformat(timespec="milliseconds"),

@@ -132,7 +132,7 @@ class RangePlanner(DataSourceStreamReader, SupportsTriggerAvailableNow):
         total = sum(lag.values())
         if isinstance(limit, ReadAllAvailable) or total <= self._r.offsets_max:
             return ends
-        share = {place: min(behind, -(-self._r.offsets_max * behind // total)) for place, behind in lag.items()}
+        share = {tp: min(behind, -(-self._r.offsets_max * behind // total)) for tp, behind in lag.items()}
         return {topic: {p: begun[topic, p] + share[topic, p] for p in places} for topic, places in ends.items()}
 
     def _refuse_lost(self, start: Places, ends: Places) -> None:

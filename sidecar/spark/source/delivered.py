@@ -74,11 +74,11 @@ class Delivered:
             if left:
                 yield entry, drop
 
-    def _deliver(self, place: PartitionId, offsets: BitMap64) -> None:
-        self._places.setdefault(place, _Offsets()).add(offsets)
+    def _deliver(self, partition: PartitionId, offsets: BitMap64) -> None:
+        self._places.setdefault(partition, _Offsets()).add(offsets)
 
-    def _among(self, place: PartitionId, offsets: BitMap64) -> BitMap64:
-        held = self._places.get(place)
+    def _among(self, partition: PartitionId, offsets: BitMap64) -> BitMap64:
+        held = self._places.get(partition)
         return held.among(offsets) if held else BitMap64()
 
 

@@ -37,7 +37,7 @@ class Share:
             return cls(replace(entry, parts=(), covers=()), ())
         places = [cover.place for cover in entry.covers]
         covers = tuple(cover._replace(bitmap=b"") for cover in entry.covers)
-        dropped = tuple((places.index(place), bytes(offsets.serialize())) for place, offsets in drop.items())
+        dropped = tuple((places.index(partition), bytes(offsets.serialize())) for partition, offsets in drop.items())
         return cls(replace(entry, covers=covers), dropped)
 
     def read(self, root: Path, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:

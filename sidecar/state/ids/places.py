@@ -68,27 +68,27 @@ class Places:
         try:
             if not self.folder.exists():
                 return True
-            found = _pair(files.read_from(path))
-            if found is None and not ours and next(self.folder.rglob("*.ids"), None):
+            names = _pair(files.read_from(path))
+            if names is None and not ours and next(self.folder.rglob("*.ids"), None):
                 self._on_damage(
                     Damage("message ids", str(path), "it does not tell whose they are", "all are forgotten")
                 )
-            cluster, group = found or (owner if ours else ("", ""))
+            cluster, group = names or (owner if ours else ("", ""))
             same = group == owner[1] and same_cluster(cluster, owner[0])
             if not same:
                 self._remove_all()
-            if found != owner:
+            if names != owner:
                 files.put(path, json.dumps(owner).encode())
             return same
         except OSError as error:
             raise state_error("write", path, error) from error
 
     def _remove_all(self) -> None:
-        for place in self.folder.iterdir():
-            for path in place.iterdir() if place.is_dir() else ():
+        for folder in self.folder.iterdir():
+            for path in folder.iterdir() if folder.is_dir() else ():
                 files.remove(path)
-            if place.is_dir():
-                files.remove_folder_if_empty(place)
+            if folder.is_dir():
+                files.remove_folder_if_empty(folder)
 
     def of(self, tp: TopicPartition) -> Path:
         """The folder of a partition."""
@@ -102,11 +102,11 @@ class Places:
         Raises:
             OSError: It cannot be made.
         """
-        place = self.of(tp)
-        files.make_folder(place)
+        folder = self.of(tp)
+        files.make_folder(folder)
         if not (self.folder / _OWNER).exists():
             files.put_shared(self.folder / _OWNER, json.dumps(self._owner).encode())  # threads of all partitions
-        return place
+        return folder
 
     def look(self, tp: TopicPartition) -> tuple[list[IdFile], set[str]]:
         """What an earlier life left: whole files, of which some may be in others; and the names of the damaged.
@@ -114,12 +114,12 @@ class Places:
         Raises:
             StateError: A file cannot be read, for a reason that is not its own.
         """
-        place = self.of(tp)
+        folder = self.of(tp)
         named: list[tuple[int, int, int, Path]] = []
         try:
-            there = list(place.iterdir()) if place.exists() else []
+            there = list(folder.iterdir()) if folder.exists() else []
         except OSError as error:
-            raise state_error("read", place, error) from error
+            raise state_error("read", folder, error) from error
         for path in there:
             if parts := _parts(path.name):
                 generation, first, last = parts
@@ -127,17 +127,17 @@ class Places:
             elif path.name.startswith(files.HIDDEN):
                 with contextlib.suppress(OSError):
                     files.remove(path)
-        found: list[IdFile] = []
+        ids_files: list[IdFile] = []
         damaged: set[str] = set()
         for generation, first, last, path in sorted(named):
-            if found and found[-1].generation == generation and -last <= found[-1].last:
+            if ids_files and ids_files[-1].generation == generation and -last <= ids_files[-1].last:
                 with contextlib.suppress(OSError):
                     files.remove(path)
             elif (run := self.sound(tp, path)) is not None:
-                found.append(IdFile(path, generation, first, -last, run))
+                ids_files.append(IdFile(path, generation, first, -last, run))
             else:
                 damaged.add(path.name)
-        return found, damaged
+        return ids_files, damaged
 
     def sound(self, tp: TopicPartition, path: Path) -> MappedRun | None:
         """A file of the partition, mapped; None of a damaged one, which is set aside.
@@ -175,8 +175,8 @@ def generation_of(name: str) -> int:
 
 def _parts(name: str) -> tuple[int, int, int] | None:
     """Generation, first and last addition of a file's name; None of another name."""
-    found = _NAME.fullmatch(name)
-    return (int(found[1]), int(found[2]), int(found[3])) if found else None
+    match = _NAME.fullmatch(name)
+    return (int(match[1]), int(match[2]), int(match[3])) if match else None
 
 
 def _pair(raw: bytes | None) -> tuple[str, str] | None:

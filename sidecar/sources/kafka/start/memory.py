@@ -85,11 +85,11 @@ class Memories:
         memory = self._known.get(tp)
         if memory is None or memory.topic_id != known.topic_id:
             return None
-        told = decode(memory.text, memory.watermark, known, rules)
-        if told.state is None or told.stamp is None:
+        decoded = decode(memory.text, memory.watermark, known, rules)
+        if decoded.state is None or decoded.stamp is None:
             return None
-        state = Remembered(told.state, told.stamp, dict(memory.ancestors), tuple(memory.fingerprints))
-        return Found(told.incarnation, state)
+        state = Remembered(decoded.state, decoded.stamp, dict(memory.ancestors), tuple(memory.fingerprints))
+        return Found(decoded.incarnation, state)
 
     def keep(self, rows: Mapping[TopicPartition, Memory]) -> None:
         """These were acknowledged; they are written while others come."""

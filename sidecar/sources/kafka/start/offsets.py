@@ -75,7 +75,7 @@ class Offsets:
         Raises:
             KafkaException: The broker does not answer.
         """
-        return all(at.offset < 0 for at in self.committed(self.partitions(topics)).values())
+        return all(committed.offset < 0 for committed in self.committed(self.partitions(topics)).values())
 
     def bounds(self, tps: Sequence[TopicPartition]) -> dict[TopicPartition, Bounds | KafkaError]:
         """The bounds of these logs, or why they are unknown: a leader that is down affects only its own partitions.
@@ -83,21 +83,21 @@ class Offsets:
         Raises:
             KafkaException: No broker answers.
         """
-        found: dict[TopicPartition, Bounds | KafkaError] = {}
+        bounds: dict[TopicPartition, Bounds | KafkaError] = {}
         led: dict[int, list[TopicPartition]] = defaultdict(list)
         for tp, leader in self._leaders(tps).items():
             if leader < 0:
-                found[tp] = KafkaError(KafkaError.LEADER_NOT_AVAILABLE, "it has no leader")
+                bounds[tp] = KafkaError(KafkaError.LEADER_NOT_AVAILABLE, "it has no leader")
             else:
                 led[leader].append(tp)
         for number, these in enumerate(led.values()):
             try:
                 share_s = self.left_s() / (len(led) - number) / 2
-                low, high = (self._times(dict.fromkeys(these, at), share_s) for at in (_EARLIEST, _LATEST))
-                found |= {tp: _bounds(low[tp], high[tp]) for tp in these}
+                low, high = (self._times(dict.fromkeys(these, time), share_s) for time in (_EARLIEST, _LATEST))
+                bounds |= {tp: _bounds(low[tp], high[tp]) for tp in these}
             except KafkaException as error:
-                found |= dict.fromkeys(these, error.args[0])
-        return found
+                bounds |= dict.fromkeys(these, error.args[0])
+        return bounds
 
     def at_time(self, tp: TopicPartition, at_ms: int) -> int | None:
         """The offset of the first message that is not older; None if there is none.
@@ -105,24 +105,24 @@ class Offsets:
         Raises:
             KafkaException: The leader does not answer.
         """
-        found = self._times({tp: at_ms}, self.left_s())[tp]
-        if found.error is not None:
-            raise KafkaException(found.error)
-        return found.offset if found.offset >= 0 else None
+        answer = self._times({tp: at_ms}, self.left_s())[tp]
+        if answer.error is not None:
+            raise KafkaException(answer.error)
+        return answer.offset if answer.offset >= 0 else None
 
     def _leaders(self, tps: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
         """Asked first: a request about a partition without a leader would delay the answers about all others."""
         names = {tp.topic for tp in tps}
         single = {"topic": next(iter(names))} if len(names) == 1 else {}
         known = self._consumer.list_topics(timeout=self.left_s(), **single).topics
-        found = {}
+        leaders = {}
         for tp in tps:
             partition = known[tp.topic].partitions.get(tp.partition) if tp.topic in known else None
-            found[tp] = partition.leader if partition is not None else -1
-        return found
+            leaders[tp] = partition.leader if partition is not None else -1
+        return leaders
 
     def _times(self, wanted: Mapping[TopicPartition, int], timeout_s: float) -> dict[TopicPartition, ck.TopicPartition]:
-        asked = [ck.TopicPartition(*tp[:2], at) for tp, at in wanted.items()]
+        asked = [ck.TopicPartition(*tp[:2], time) for tp, time in wanted.items()]
         answers = self._consumer.offsets_for_times(asked, timeout=timeout_s)
         return {TopicPartition(answer.topic, answer.partition): answer for answer in answers}
 

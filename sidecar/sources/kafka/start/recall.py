@@ -68,13 +68,13 @@ class Recall:
         return self._memories.find(tp, known, self._rules)
 
     def recall(
-        self, tp: TopicPartition, found: Committed | None, known: Identity, bounds: Bounds
+        self, tp: TopicPartition, committed: Committed | None, known: Identity, bounds: Bounds
     ) -> tuple[Recalled, Found | None]:
         """Where a partition goes on, and what the folder has of its incarnation.
 
         Args:
             tp: The partition.
-            found: What is committed, None where nothing is.
+            committed: What is committed, None where nothing is.
             known: To what the commit belongs, or the folder's memory where nothing is committed.
             bounds: Of the log.
 
@@ -86,13 +86,13 @@ class Recall:
             memory = None
         remembered = memory.state if memory is not None else None
         try:
-            recalled = recall(found, remembered, _Log(tp, *bounds, self._digest_at, self._confirm_end))
+            recalled = recall(committed, remembered, _Log(tp, *bounds, self._digest_at, self._confirm_end))
         except UnavailableError as error:
             raise KafkaException(KafkaError(KafkaError._TIMED_OUT, str(error))) from error
         if recalled.fresh:
             self._tell_truncated(tp, recalled, bounds)
         elif remembered is not None and recalled.compared and recalled.whose is not Basis.BROKER:
-            self._tell_behind(tp, found, remembered.state, recalled)
+            self._tell_behind(tp, committed, remembered.state, recalled)
         return recalled, memory
 
     def _confirm_end(self, tp: TopicPartition, seen: int, high: int) -> None:
@@ -103,13 +103,13 @@ class Recall:
             raise KafkaException(KafkaError(KafkaError.OFFSET_NOT_AVAILABLE, text))
 
     def _tell_behind(
-        self, tp: TopicPartition, found: Committed | None, memory: PartitionState, recalled: Recalled
+        self, tp: TopicPartition, committed: Committed | None, memory: PartitionState, recalled: Recalled
     ) -> None:
-        if found is None:
+        if committed is None:
             action = {"action": "going on from the state folder"}
             self._tell("commit.expired", "warning", {**tp.fields(), "offset": memory.watermark, **action})
             return
-        fields = {**tp.fields(), "committed": found.state.watermark, "remembered": memory.watermark}
+        fields = {**tp.fields(), "committed": committed.state.watermark, "remembered": memory.watermark}
         if recalled.agreed is not None:
             action = {"action": "the broker's commit is older than the state folder: going on from the folder"}
             self._tell("commit.behind", "warning", fields | action)

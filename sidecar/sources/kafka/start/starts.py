@@ -84,30 +84,30 @@ class Starts:
             committed, bounds = self._offsets.committed(tps), self._offsets.bounds(tps)
         except KafkaException as error:
             return Found([], dict.fromkeys(tps, error.args[0]))
-        found = Found([], {})
+        result = Found([], {})
         self._asked, self._group_is_new = tps, None
         for tp in tps:
-            at, between, topic_id = committed[tp], bounds[tp], ids.get(tp.topic, "")
-            reason = topic_id if isinstance(topic_id, KafkaError) else at.error
+            commit, between, topic_id = committed[tp], bounds[tp], ids.get(tp.topic, "")
+            reason = topic_id if isinstance(topic_id, KafkaError) else commit.error
             if reason is not None:
-                found.failed[tp] = reason
+                result.failed[tp] = reason
             elif isinstance(between, KafkaError):
-                found.failed[tp] = between
+                result.failed[tp] = between
             else:
-                self._add(found, tp, at.offset, at.metadata, str(topic_id), between)
-        return found
+                self._add(result, tp, commit.offset, commit.metadata, str(topic_id), between)
+        return result
 
-    def identity(self, one: Assignment) -> Identity:
+    def identity(self, assignment: Assignment) -> Identity:
         """What is committed with the partition's state."""
-        return Identity(self._cluster_id, self._settings.group_id, one.topic_id, one.incarnation)
+        return Identity(self._cluster_id, self._settings.group_id, assignment.topic_id, assignment.incarnation)
 
     def _add(
-        self, found: Found, tp: TopicPartition, offset: int, metadata: str | None, topic_id: str, bounds: Bounds
+        self, result: Found, tp: TopicPartition, offset: int, metadata: str | None, topic_id: str, bounds: Bounds
     ) -> None:
         try:
-            found.starts.append(self._one(tp, offset, metadata, topic_id, bounds))
+            result.starts.append(self._one(tp, offset, metadata, topic_id, bounds))
         except KafkaException as error:
-            found.failed[tp] = error.args[0]
+            result.failed[tp] = error.args[0]
             return
         self._topic_ids[tp] = topic_id
         self.forget([tp])
@@ -137,9 +137,9 @@ class Starts:
             reason = _REASONS[decoded.origin]
             self._tell("partition.reset", "warning", fields | {"reason": reason, "action": "new window"})
             return self._fresh(tp, self._within(tp, offset, low, high), topic_id)
-        found = Committed(decoded.state, decoded.stamp, decoded.parent)
+        committed = Committed(decoded.state, decoded.stamp, decoded.parent)
         known = replace(known, incarnation=decoded.incarnation)
-        return self._resumed(tp, known, found, *self._recall.recall(tp, found, known, bounds), bounds)
+        return self._resumed(tp, known, committed, *self._recall.recall(tp, committed, known, bounds), bounds)
 
     def _fresh(self, tp: TopicPartition, offset: int, topic_id: str, *, resumed: bool = False) -> Assignment:
         incarnation, lineage = secrets.randbits(64), Lineage(secrets.randbits(TOKEN_BITS))
@@ -150,7 +150,7 @@ class Starts:
         self,
         tp: TopicPartition,
         before: Identity,
-        found: Committed | None,
+        committed: Committed | None,
         recalled: Recalled,
         memory: Memory | None,
         bounds: Bounds,
@@ -165,8 +165,8 @@ class Starts:
         remembered = memory.state if memory is not None else None
         lineage = Lineage(
             secrets.randbits(TOKEN_BITS),
-            found.stamp if found is not None else None,
-            inherited(found, remembered),
+            committed.stamp if committed is not None else None,
+            inherited(committed, remembered),
             tuple(mark for mark in remembered.fingerprints if mark.offset < below) if remembered is not None else (),
             durable=recalled.whose is Basis.BROKER,
         )
@@ -196,10 +196,10 @@ class Starts:
             return self._resumed(tp, known, None, *self._recall.recall(tp, None, known, bounds), bounds)
         snapshot = self._known(tp)
         if snapshot is not None and topic_id and snapshot.topic_id == topic_id:  # of a version without memories
-            at = min(max(snapshot.watermark, low), high)
-            fields = {"topic": tp.topic, "partition": tp.partition, "offset": at}
+            start = min(max(snapshot.watermark, low), high)
+            fields = {"topic": tp.topic, "partition": tp.partition, "offset": start}
             self._tell("commit.expired", "warning", fields | {"action": "going on from the state folder"})
-            return self._fresh(tp, at, topic_id, resumed=True)
+            return self._fresh(tp, start, topic_id, resumed=True)
         return self._fresh(tp, self._beginning(tp, low, high), topic_id)
 
     def _beginning(self, tp: TopicPartition, low: int, high: int) -> int:
@@ -208,8 +208,8 @@ class Starts:
             return low
         if start == "latest":
             return high
-        at = self._offsets.at_time(tp, int(start))
-        return high if at is None else at
+        offset = self._offsets.at_time(tp, int(start))
+        return high if offset is None else offset
 
     def _in_new_group(self, tp: TopicPartition) -> bool:
         """Whether the group is new; else the topic or partition is new, and must be read from its first message."""

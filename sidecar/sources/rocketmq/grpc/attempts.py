@@ -28,8 +28,8 @@ class Attempts:
         place: What all ids begin with, the same after a crash; empty where order does not matter: no request has an id.
     """
 
-    def __init__(self, place: str) -> None:
-        self._place = place
+    def __init__(self, owner: str) -> None:
+        self._place = owner
         self._uses: Counter[Use] = Counter()
         """Open requests and unacknowledged messages."""
         self._open: Counter[str] = Counter()

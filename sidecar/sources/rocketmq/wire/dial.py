@@ -33,9 +33,9 @@ class Dial:
         """What the attempt under way came to, None while it lasts; else one begins, if it is wanted and due."""
         if self._under_way:
             with contextlib.suppress(queue.Empty):
-                found = self._found.get_nowait()
+                result = self._found.get_nowait()
                 self._under_way = False
-                return found
+                return result
         elif wanted and now_s >= self._at_s:
             self._under_way = True
             threading.Thread(target=self._dial, name=f"dial {self._address}", daemon=True).start()
@@ -57,17 +57,17 @@ class Dial:
 def _connect(address: str, tls: ssl.SSLContext | None) -> socket.socket:
     host, _, port = address.rpartition(":")
     host = host.strip("[]")
-    found = socket.create_connection((host, int(port)), CONNECT_TIMEOUT_S)
+    connected = socket.create_connection((host, int(port)), CONNECT_TIMEOUT_S)
     try:
-        found.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        found.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         if tls is not None:
-            found = tls.wrap_socket(found, server_hostname=host)
-        found.settimeout(0)
+            connected = tls.wrap_socket(connected, server_hostname=host)
+        connected.settimeout(0)
     except BaseException:
-        found.close()
+        connected.close()
         raise
-    return found
+    return connected
 
 
 def text_of(error: Exception) -> str:

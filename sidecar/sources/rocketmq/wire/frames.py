@@ -69,31 +69,36 @@ class FrameReader:
             ProtocolError: This is no remoting protocol.
         """
         self._held += data
-        at, end = 0, len(self._held)
+        start, end = 0, len(self._held)
         try:
-            while end - at >= 8:
-                length, head_length = _LENGTHS.unpack_from(self._held, at)
+            while end - start >= 8:
+                length, head_length = _LENGTHS.unpack_from(self._held, start)
                 kind, head_length = head_length >> 24 & 0xFF, head_length & 0xFFFFFF
                 if not 4 + head_length <= length <= FRAME_BYTES_MAX:
                     raise ProtocolError(f"a frame of {length} bytes with a header of {head_length}")
-                if end - at < 4 + length:
+                if end - start < 4 + length:
                     break
                 with memoryview(self._held) as view:
-                    body_at = at + 8 + head_length
-                    head, body = bytes(view[at + 8 : body_at]), bytes(view[body_at : at + 4 + length])
-                at += 4 + length
+                    body_at = start + 8 + head_length
+                    head, body = bytes(view[start + 8 : body_at]), bytes(view[body_at : start + 4 + length])
+                start += 4 + length
                 yield _frame(kind, head, body)
         finally:
-            del self._held[:at]
+            del self._held[:start]
 
 
 def _frame(kind: int, head: bytes, body: bytes) -> Frame:
     try:
         if kind == 1:
             return _binary(head, body)
-        found = orjson.loads(head)
+        fields = orjson.loads(head)
         return Frame(
-            found["code"], found["opaque"], found["flag"], found.get("remark") or "", found.get("extFields") or {}, body
+            fields["code"],
+            fields["opaque"],
+            fields["flag"],
+            fields.get("remark") or "",
+            fields.get("extFields") or {},
+            body,
         )
     except (ValueError, KeyError, TypeError, struct.error, IndexError) as error:
         raise ProtocolError(f"a header that cannot be read: {error}") from error
@@ -101,22 +106,22 @@ def _frame(kind: int, head: bytes, body: bytes) -> Frame:
 
 def _binary(head: bytes, body: bytes) -> Frame:
     code, _, _, opaque, flag, remark_length = _BINARY_HEAD.unpack_from(head)
-    at = _BINARY_HEAD.size
-    remark = head[at : at + remark_length].decode("utf-8", "replace")
-    at += remark_length
-    (left,) = struct.unpack_from(">i", head, at)
-    at += 4
-    end = at + left
+    start = _BINARY_HEAD.size
+    remark = head[start : start + remark_length].decode("utf-8", "replace")
+    start += remark_length
+    (left,) = struct.unpack_from(">i", head, start)
+    start += 4
+    end = start + left
     fields: dict[str, str] = {}
-    while at < end:
-        (length,) = struct.unpack_from(">h", head, at)
-        name = head[at + 2 : at + 2 + length].decode()
-        at += 2 + length
-        (value_length,) = struct.unpack_from(">i", head, at)
+    while start < end:
+        (length,) = struct.unpack_from(">h", head, start)
+        name = head[start + 2 : start + 2 + length].decode()
+        start += 2 + length
+        (value_length,) = struct.unpack_from(">i", head, start)
         if length < 0 or value_length < 0:
             raise ValueError("a field of negative length")
-        fields[name] = head[at + 4 : at + 4 + value_length].decode()
-        at += 4 + value_length
+        fields[name] = head[start + 4 : start + 4 + value_length].decode()
+        start += 4 + value_length
     return Frame(code, opaque, flag, remark, fields, body)
 
 

@@ -59,10 +59,10 @@ class ClientMessageId:
     def time(self, now: datetime) -> datetime:
         """The newest instant before `now` that it can mean, the month's begin taken in the zone of `now`."""
         month = now.replace(day=1, hour=0, minute=0, second=0, microsecond=0)
-        at = month + timedelta(milliseconds=self.since_month_ms)
-        if at > now + timedelta(days=1):  # a clock may be ahead, and the producer's zone another one
-            at = (month - timedelta(days=1)).replace(day=1) + timedelta(milliseconds=self.since_month_ms)
-        return at
+        sent = month + timedelta(milliseconds=self.since_month_ms)
+        if sent > now + timedelta(days=1):  # a clock may be ahead, and the producer's zone another one
+            sent = (month - timedelta(days=1)).replace(day=1) + timedelta(milliseconds=self.since_month_ms)
+        return sent
 
     def facts(self, now: datetime) -> Facts:
         """For people and programs."""
@@ -136,8 +136,8 @@ def decode(text: str) -> MessageId:
 def offset_id(text: bytes) -> bytes | None:
     """A broker's id as bytes, from its digits; None where they are none, or a producer's."""
     try:
-        found = text.decode()
-        return bytes.fromhex(found) if isinstance(decode(found), OffsetMessageId) else None
+        message_id = text.decode()
+        return bytes.fromhex(message_id) if isinstance(decode(message_id), OffsetMessageId) else None
     except ValueError:
         return None
 

@@ -119,23 +119,23 @@ def decode_some(
     Raises:
         ProtocolError: It is not made of stored messages.
     """
-    found: list[StoredMessage] = []
+    messages: list[StoredMessage] = []
     left_bytes = bytes_max
     try:
         for message, sys_flag in _messages(data):
             if not sys_flag & _PACKED:
-                found.append(message)
+                messages.append(message)
                 continue
             must = one and message.offset <= wanted
             try:
                 opened = list(_opened(message, sys_flag, BODY_BYTES_MAX if must else min(BODY_BYTES_MAX, left_bytes)))
             except TooLargeError:
-                return found, message.offset
+                return messages, message.offset
             left_bytes -= sum(len(each.body) for each in opened)
-            found += opened
+            messages += opened
     except (struct.error, IndexError) as error:
         raise _unreadable(error) from error
-    return found, None
+    return messages, None
 
 
 def _unreadable(error: Exception) -> ProtocolError:
@@ -144,15 +144,15 @@ def _unreadable(error: Exception) -> ProtocolError:
 
 def _messages(data: bytes) -> Iterator[tuple[StoredMessage, int]]:
     """As they are stored, with their system flags."""
-    at, end = 0, len(data)
-    while at < end:
+    start, end = 0, len(data)
+    while start < end:
         layout = _USUAL
-        head = layout.unpack_from(data, at)
+        head = layout.unpack_from(data, start)
         if head[_SYS_FLAG] & _HOST_BITS:  # behind it only
             layout = _HEADS[head[_SYS_FLAG] & _HOST_BITS]
-            head = layout.unpack_from(data, at)
+            head = layout.unpack_from(data, start)
         size, magic, _, _, _, offset, position, sys_flag, born_ms, _, stored_ms, host, times, _, length = head
-        body_at = at + layout.size
+        body_at = start + layout.size
         topic_at = body_at + length
         if magic == _MAGIC_V1:
             properties_at = topic_at + 1 + data[topic_at]
@@ -162,13 +162,13 @@ def _messages(data: bytes) -> Iterator[tuple[StoredMessage, int]]:
             raise ProtocolError(f"a stored message begins with {magic:08X}")
         (properties_length,) = _PROPERTIES.unpack_from(data, properties_at)
         properties_at += 2
-        if length < 0 or size < properties_at + properties_length - at or at + size > end:
+        if length < 0 or size < properties_at + properties_length - start or start + size > end:
             raise ProtocolError(f"a stored message of {size} bytes is cut off")
         yield _stored((
             offset, data[body_at:topic_at], data[properties_at : properties_at + properties_length], born_ms, stored_ms,
             position, host, times, False,
         )), sys_flag  # fmt: skip
-        at += size
+        start += size
 
 
 def _opened(message: StoredMessage, sys_flag: int, bytes_max: float) -> Iterator[StoredMessage]:
@@ -210,15 +210,15 @@ def unpack(body: bytes, sys_flag: int, bytes_max: int | None = None) -> bytes:
     unpacker = _PIECES.get(kind, _zlib_pieces)  # zlib has a number since 5.0; before it was the only one
     try:
         pieces = unpacker(body, min(_PIECE_BYTES, bytes_max + 1))
-        found = io.BytesIO(next(pieces, b""))  # whose bytes are those that come out: a join would need the room twice
-        size_bytes = found.seek(0, io.SEEK_END)
+        unpacked = io.BytesIO(next(pieces, b""))  # its bytes are the result: a join would need the room twice
+        size_bytes = unpacked.seek(0, io.SEEK_END)
         while size_bytes <= bytes_max and (piece := next(pieces, b"")):
-            size_bytes += found.write(piece)
+            size_bytes += unpacked.write(piece)
     except (RuntimeError, zstandard.ZstdError, zlib.error) as error:
         raise ValueError(f"a damaged body: {error}") from error
     if size_bytes > bytes_max:
         raise TooLargeError(f"a body of more than {bytes_max} bytes")
-    return found.getvalue()
+    return unpacked.getvalue()
 
 
 def _zlib_pieces(body: bytes, piece_bytes: int) -> Iterator[bytes]:
@@ -245,8 +245,8 @@ def _lz4_pieces(body: bytes, piece_bytes: int) -> Iterator[bytes]:
 def _zstd_pieces(body: bytes, _: int) -> Iterator[bytes]:
     """In small steps: no call of the library has a bound, and a step of 256 bytes can become 8 MiB."""
     stream = zstandard.ZstdDecompressor().decompressobj()
-    for at in range(0, len(body), _ZSTD_STEP_BYTES):
-        if piece := stream.decompress(body[at : at + _ZSTD_STEP_BYTES]):
+    for start in range(0, len(body), _ZSTD_STEP_BYTES):
+        if piece := stream.decompress(body[start : start + _ZSTD_STEP_BYTES]):
             yield piece
         if stream.eof:
             return
@@ -258,31 +258,31 @@ _PIECES = {int(SysFlag.LZ4): _lz4_pieces, int(SysFlag.ZSTD): _zstd_pieces}
 
 def _inner(batch: StoredMessage) -> Iterator[StoredMessage]:
     """The messages of a batch that its producer put together and the broker keeps as one; each has an offset."""
-    at, offset = 0, batch.offset
-    while at < len(batch.body):
-        size, _, _, _, length = _INNER.unpack_from(batch.body, at)
-        body_at = at + _INNER.size
+    start, offset = 0, batch.offset
+    while start < len(batch.body):
+        size, _, _, _, length = _INNER.unpack_from(batch.body, start)
+        body_at = start + _INNER.size
         (properties_length,) = _PROPERTIES.unpack_from(batch.body, body_at + length)
         properties_at = body_at + length + 2
-        if length < 0 or size != properties_at + properties_length - at:
+        if length < 0 or size != properties_at + properties_length - start:
             raise ProtocolError(f"a message of {size} bytes within a batch is cut off")
         yield batch._replace(
             offset=offset,
             body=batch.body[body_at : body_at + length],
             properties=batch.body[properties_at : properties_at + properties_length],
         )
-        at += size
+        start += size
         offset += 1
 
 
 def properties(stored: bytes) -> list[tuple[str, bytes]]:
     """Names and values in their order; names that are not UTF-8 have U+FFFD in them."""
-    found = []
+    pairs = []
     for pair in stored.split(b"\x02"):
         name, equals, value = pair.partition(b"\x01")
         if equals:
-            found.append((name.decode("utf-8", "replace"), value))
-    return found
+            pairs.append((name.decode("utf-8", "replace"), value))
+    return pairs
 
 
 def property_of(name: str) -> re.Pattern[bytes]:

@@ -90,22 +90,22 @@ class _Awaited:
         """Answer None after callers' time-outs; returns whether the peer is considered gone."""
         if now_s <= self._look_at_s:
             return False
-        if any(one.dead_s < now_s for one in self._waiting.values()):
+        if any(request.dead_s < now_s for request in self._waiting.values()):
             return True
-        for one in [one for one in self._waiting.values() if one.until_s < now_s]:
-            answered, one.answered = one.answered, None
+        for request in [request for request in self._waiting.values() if request.until_s < now_s]:
+            answered, request.answered = request.answered, None
             if answered is not None:
                 answered(None)
-        dues = [one.until_s if one.answered else one.dead_s for one in self._waiting.values()]
+        dues = [request.until_s if request.answered else request.dead_s for request in self._waiting.values()]
         self._look_at_s = min(dues, default=math.inf)
         return False
 
     def give_up(self) -> None:
         """Answer None to all."""
         waiting, self._waiting, self._look_at_s = self._waiting, {}, math.inf
-        for one in waiting.values():
-            if one.answered is not None:
-                one.answered(None)
+        for request in waiting.values():
+            if request.answered is not None:
+                request.answered(None)
 
 
 class Link:
@@ -197,23 +197,23 @@ class Link:
         """Connect if necessary; drop a connection whose peer leaves a request unanswered."""
         if self._awaited.look(now_s):
             self.drop("no answer came in time")
-        found = self._dial.turn(now_s, wanted=self._socket is None and not self._closed)
-        if found is not None:
-            self._on_dialled(found)
+        dialled = self._dial.turn(now_s, wanted=self._socket is None and not self._closed)
+        if dialled is not None:
+            self._on_dialled(dialled)
 
-    def _on_dialled(self, found: socket.socket | OSError) -> None:
-        if isinstance(found, OSError):
-            self.problem = text_of(found)
+    def _on_dialled(self, dialled: socket.socket | OSError) -> None:
+        if isinstance(dialled, OSError):
+            self.problem = text_of(dialled)
             self._dial.put_off()
             return
         if self._closed:
-            found.close()
+            dialled.close()
             return
-        self._socket, self._reader = found, FrameReader()
+        self._socket, self._reader = dialled, FrameReader()
         self._out.clear()
         self._network.connections += 1
         self.connection = self._network.connections
-        self._network.watch(found, self, writing=False)
+        self._network.watch(dialled, self, writing=False)
 
     def drop(self, problem: str) -> None:
         """Give the connection up; pending requests are answered with None."""

@@ -157,20 +157,20 @@ def read_route(topic: str, answer: Frame) -> Route:
         ProtocolError: It cannot be read.
     """
     try:
-        found = loads(answer.body)
-        brokers = {one["brokerName"]: one["brokerAddrs"] for one in found["brokerDatas"]}
+        route = loads(answer.body)
+        brokers = {entry["brokerName"]: entry["brokerAddrs"] for entry in route["brokerDatas"]}
         masters = {name: addresses[MASTER] for name, addresses in brokers.items() if MASTER in addresses}
         slaves = {
             name: {number: address for number, address in addresses.items() if number != MASTER}
             for name, addresses in brokers.items()
         }
         queues = tuple(
-            TopicPartition(topic, number, one["brokerName"])
-            for one in found["queueDatas"]
-            if one["perm"] & READABLE and brokers.get(one["brokerName"])
-            for number in range(one["readQueueNums"])
+            TopicPartition(topic, number, entry["brokerName"])
+            for entry in route["queueDatas"]
+            if entry["perm"] & READABLE and brokers.get(entry["brokerName"])
+            for number in range(entry["readQueueNums"])
         )
-        cluster = min((one.get("cluster") or "" for one in found["brokerDatas"]), default="")
+        cluster = min((entry.get("cluster") or "" for entry in route["brokerDatas"]), default="")
     except (KeyError, TypeError) as error:
         raise ProtocolError(f"the route of {topic} lacks {error}") from error
     return Route(cluster, masters, queues, slaves)
@@ -184,9 +184,9 @@ def read_reset(body: bytes) -> dict[tuple[str, str, int], int]:
     """
     try:
         return {
-            (place["topic"], place["brokerName"], place["queueId"]): int(offset)
+            (queue["topic"], queue["brokerName"], queue["queueId"]): int(offset)
             for text, offset in re.findall(rb'(\{"[^{}]*\}):(-?\d+)', body)
-            for place in [orjson.loads(text)]
+            for queue in [orjson.loads(text)]
         }
     except (ValueError, KeyError) as error:
         raise ProtocolError(f"a reset that cannot be read: {error}") from error
