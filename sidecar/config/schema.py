@@ -16,7 +16,7 @@ from pydantic.fields import FieldInfo
 from sidecar.config.base import Model
 from sidecar.config.marks import Kind, NotOnSpark, OnSpark
 from sidecar.config.model import Settings
-from sidecar.config.tags import Place
+from sidecar.config.tags import MessageField
 from sidecar.config.units import Quantity
 
 _KINDS = {bool: "true or false", str: "text", Path: "path", SecretStr: "secret"}
@@ -60,7 +60,7 @@ def _walk(model: type[Model], path: tuple[str, ...]) -> Iterator[Option]:
         here = (*path, info.alias or name)
         section = _section(info)
         default = None if isinstance(info.default, Model) else defaults.get(here[-1])
-        pure = section not in (None, Place) and default is None
+        pure = section not in (None, MessageField) and default is None
         yield Option(
             here,
             default,

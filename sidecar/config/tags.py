@@ -14,7 +14,7 @@ from sidecar.core.messages import fields
 from sidecar.core.messages.tags import TagError, TagFilter, parse_expression
 
 
-class Place(OneOf):
+class MessageField(OneOf):
     """Where in a message a tag or an id stands."""
 
     header: Text | None = Field(default=None, description="Name of a header; for RocketMQ, of a property.")
@@ -31,15 +31,15 @@ class Place(OneOf):
 
 OFFSET_MSG_ID = "offset_msg_id"
 """Where a broker stored a message first: its address and the offset in its commit log."""
-ROCKETMQ_TAG = Place(header="TAGS")
+ROCKETMQ_TAG = MessageField(header="TAGS")
 """Where RocketMQ keeps a message's tag: headers are its properties."""
 TagPlace: TypeAlias = Annotated[
-    Annotated[Literal["key", "topic"], Tag("word")] | Annotated[Place, Tag("section")],
+    Annotated[Literal["key", "topic"], Tag("word")] | Annotated[MessageField, Tag("section")],
     Discriminator(kind),
     words("key", "topic", "{header: NAME}", "{json: $.a.b}"),
 ]
 IdPlace: TypeAlias = Annotated[
-    Annotated[Literal["position", "key", "offset_msg_id"], Tag("word")] | Annotated[Place, Tag("section")],
+    Annotated[Literal["position", "key", "offset_msg_id"], Tag("word")] | Annotated[MessageField, Tag("section")],
     Discriminator(kind),
     words("position", "key", "{header: NAME}", "{json: $.a.b}", "offset_msg_id"),
 ]
@@ -84,7 +84,7 @@ class Tags(Model):
     @property
     def field(self) -> fields.Field | None:
         """Where the tag stands, for the core; None when nothing is read."""
-        if isinstance(self.from_, Place):
+        if isinstance(self.from_, MessageField):
             return self.from_.field()
         return fields.Field(self.from_) if self.from_ else None
 
@@ -168,7 +168,7 @@ class Dedup(Model):
     @property
     def field(self) -> fields.Field | None:
         """Where the id stands, for the core; None when the position is the id."""
-        if isinstance(self.by, Place):
+        if isinstance(self.by, MessageField):
             return self.by.field()
         return None if self.by == "position" else fields.Field(self.by)
 

@@ -12,7 +12,7 @@ REFUSED_WINDOW = 1_000
 REFUSED_MAX = 100
 RETRY_AFTER_MAX_MS = 300_000
 
-Place = tuple[TopicPartition, int]
+MessageOffset = tuple[TopicPartition, int]
 """Partition and offset of a message."""
 
 
@@ -52,10 +52,10 @@ class RefusalGuard:
         self._window: deque[tuple[bool, int]] = deque()
         self._total = 0
         self._refused = 0
-        self._doubted: set[Place] = set()
+        self._doubted: set[MessageOffset] = set()
         self._taken = 0
 
-    def taken(self, count: int, places: Iterable[Place]) -> None:
+    def taken(self, count: int, places: Iterable[MessageOffset]) -> None:
         """`count` messages were delivered.
 
         Args:
@@ -71,7 +71,7 @@ class RefusalGuard:
             self.tripped = False
             self._doubted.clear()
 
-    def refused(self, place: Place) -> None:
+    def refused(self, place: MessageOffset) -> None:
         """One message was refused for good."""
         if self.tripped:
             self._doubted.add(place)
