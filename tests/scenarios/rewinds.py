@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
+import sqlite3
 import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
+from sidecar.sources.kafka.start.memory import Memory
+from sidecar.state.database import DATABASE_FILE
 from tests.support.audit import Finding, Tally, tally_counts
 from tests.support.kafka import Broker, KafkaBroker
 from tests.support.process import Daemon, wait_until
@@ -33,6 +37,15 @@ def first_commit(scene: Scene, daemon: Daemon, after: int) -> tuple[int, str]:
     return found
 
 
+def remembered(daemon: Daemon) -> int:
+    """The newest watermark that the daemon's folder has of its only partition."""
+    with contextlib.closing(sqlite3.connect(f"file:{daemon.state_dir / DATABASE_FILE}?mode=ro", uri=True)) as database:
+        (text,) = database.execute("SELECT text FROM progress").fetchone()
+    memory = Memory.load(text)
+    assert memory is not None
+    return memory.watermark
+
+
 def rewound(scene: Scene, daemon: Daemon) -> tuple[int, str]:
     """Let all be delivered in two waves, kill the daemon, and put a commit from amidst the first one back."""
     daemon.wait_ready()
@@ -41,6 +54,7 @@ def rewound(scene: Scene, daemon: Daemon) -> tuple[int, str]:
     scene.send(values("second", MESSAGES))
     scene.await_all(daemon)
     first_commit(scene, daemon, 2 * MESSAGES - 1)
+    wait_until(lambda: remembered(daemon) == 2 * MESSAGES, 20, "the folder has the newest commit")
     daemon.kill9()
     wait_until(lambda: not scene.broker.members(scene.group), 20, "the group gave the dead member up")
     scene.broker.alter_group_offsets(scene.group, scene.topic, {0: offset}, metadata=metadata)

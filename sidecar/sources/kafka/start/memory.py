@@ -7,8 +7,9 @@ acknowledged. It is not synced, so after a loss of power it may be some commits 
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple, Self
 
 from sidecar.core.effects import CommitItem
@@ -75,9 +76,9 @@ class Memories:
         self._tell = tell
         loaded = {key.tp: Memory.load(text) for key, text in state.load_progress().items()}
         self._known = {tp: memory for tp, memory in loaded.items() if memory is not None}
+        self._lock = threading.Lock()
         self._unsaved: dict[TopicPartition, Memory] = {}
         self._disk = ThreadPoolExecutor(1, "memory")
-        self._saving: Future[None] | None = None
         self._failing = False
 
     def find(self, tp: TopicPartition, known: Identity, rules: bytes) -> Found | None:
@@ -94,16 +95,16 @@ class Memories:
     def keep(self, rows: Mapping[TopicPartition, Memory]) -> None:
         """These were acknowledged; they are written while others come."""
         self._known.update(rows)
-        self._unsaved.update(rows)
-        if self._saving is None or self._saving.done():
-            self._save()
+        with self._lock:
+            is_asked_for = bool(self._unsaved)
+            self._unsaved.update(rows)
+        if not is_asked_for:  # a write that is under way has taken its rows, and perhaps no later commit comes
+            self._disk.submit(self._write)
 
-    def _save(self) -> None:
-        rows, self._unsaved = self._unsaved, {}
-        self._saving = self._disk.submit(self._write, rows)
-
-    def _write(self, rows: Mapping[TopicPartition, Memory]) -> None:
+    def _write(self) -> None:
         """On a thread of its own. What fails is made good by the next commit of its partition."""
+        with self._lock:
+            rows, self._unsaved = self._unsaved, {}
         try:
             texts = {ProgressKey.of(tp): json.dumps(memory) for tp, memory in rows.items()}
             self._state.save_progress(texts, durable=False)
@@ -117,6 +118,4 @@ class Memories:
 
     def close(self) -> None:
         """Write what is left."""
-        if self._unsaved:
-            self._save()
         self._disk.shutdown()
