@@ -108,6 +108,7 @@ class Shell:
         self.flows: list[frozenset[TopicPartition]] = []
         self.reloads: list[Reload] = []
         self.store_ok = self.commit_ok = True
+        self.store_tries = 0
 
     def read(self, *rows: Row) -> None:
         """Hand over these rows."""
@@ -125,6 +126,7 @@ class Shell:
         elif isinstance(effect, Commit):
             self._commit(effect)
         elif isinstance(effect, Store):
+            self.store_tries += 1
             self.letters += effect.letters if self.store_ok else []
             self.pipeline.stored(effect.token, ok=self.store_ok, now_ms=self.now_ms)
         elif isinstance(effect, Report):

@@ -28,15 +28,15 @@ class Admission:
         rows = [part for part in parts if part.count]
         if rows:
             batch = self._outbox.begin(rows)
-            self._outbox.move(batch, Event.UNSEALED if _is_unsealed(batch) else Event.SEALED)
+            self._outbox.move(batch, Event.DURABLE if _may_be_sent(batch) else Event.HELD_BACK)
 
-    def unseal(self) -> None:
+    def release_durable(self) -> None:
         """Batches whose intents are durable by now, and whose unframeable messages are, become ready."""
-        for batch in self._outbox.batches(Stage.SEALED):
-            if _is_unsealed(batch):
-                self._outbox.move(batch, Event.UNSEALED)
+        for batch in self._outbox.batches(Stage.HELD_BACK):
+            if _may_be_sent(batch):
+                self._outbox.move(batch, Event.DURABLE)
 
 
-def _is_unsealed(batch: Batch) -> bool:
+def _may_be_sent(batch: Batch) -> bool:
     # Were a part split while some of it is being stored, nothing could say which half that belongs to.
     return all((part.durable and not part.unframeable) or not part.life.alive for part in batch.parts)

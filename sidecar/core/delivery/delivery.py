@@ -71,9 +71,9 @@ class Delivery:
         self._memory.hold(PART_BYTES)
         self._settlement.finish(part, "duplicate", part.count + len(part.unframeable))
 
-    def unseal(self) -> None:
+    def release_durable(self) -> None:
         """A commit made intents durable: what waited for them may be sent."""
-        self._admission.unseal()
+        self._admission.release_durable()
 
     # Sending
 
@@ -144,7 +144,7 @@ class Delivery:
         done = self.letters.stored(token, ok=ok, now_ms=now_ms)
         if done is not None:
             self._settlement.letters_stored(*done)
-            self._admission.unseal()
+            self._admission.release_durable()
 
     def _trust_again(self, outstanding: bool) -> None:
         """The last batch came to its end in this event: nothing is left that could ask the receiver again."""
@@ -158,7 +158,7 @@ class Delivery:
         open_bytes = sum(held_bytes(fragment) for fragment in partition.open_fragments())
         self._memory.free(open_bytes + sum(map(held_by, parts)))
         self.receiver.forget(partition.tp)
-        self._admission.unseal()
+        self._admission.release_durable()
 
     # What is told of it
 
@@ -172,11 +172,11 @@ class Delivery:
         """Whether all that is outstanding waits for what twins have claimed, or behind what does."""
         if self.claims is None or not self.claims.askings.held_alone or self.letters:
             return False
-        return not any(map(self.outbox.count, (Stage.SENDING, Stage.WAITING, Stage.SEALED)))
+        return not any(map(self.outbox.count, (Stage.SENDING, Stage.WAITING, Stage.HELD_BACK)))
 
     def held_up(self) -> Iterator[tuple[str, Batch]]:
         """Each batch that waits for something other than its group's next try, and what that is."""
-        waits = {"a commit": Stage.SEALED, "a free sender": Stage.READY, "an answer": Stage.SENDING}
+        waits = {"a commit": Stage.HELD_BACK, "a free sender": Stage.READY, "an answer": Stage.SENDING}
         for what, stage in waits.items():
             waiting = self.outbox.batches(stage)
             yield from ((what, batch) for batch in waiting if not self.outbox.groups.failing(batch.group))

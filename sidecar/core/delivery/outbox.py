@@ -66,7 +66,7 @@ class Outbox:
         """New batches of parts whose intents are durable; they are sent before all others, in their order."""
         # From the last one on, each before all others: so the first one is first in the end.
         for parts in reversed(list(batches)):
-            self.move(self.begin(parts), Event.UNSEALED, first=True)
+            self.move(self.begin(parts), Event.DURABLE, first=True)
 
     def put_last(self, batch: Batch) -> None:
         """Others of its stage go before it."""

@@ -10,7 +10,7 @@ class Stage(enum.Enum):
     """Where a batch is; it has one stage at a time."""
 
     NEW = "is not queued yet"
-    SEALED = "waits for a commit"
+    HELD_BACK = "waits for a commit"
     READY = "waits for a free sender"
     CLAIMING = "waits for the ledger"
     UNCLAIMED = "waits until the ledger is asked again"
@@ -24,8 +24,8 @@ class Stage(enum.Enum):
 class Event(enum.Enum):
     """What can happen to a batch."""
 
-    SEALED = "waits for what a commit makes durable"
-    UNSEALED = "all that it promises is durable"
+    HELD_BACK = "waits for what a commit makes durable"
+    DURABLE = "all that it promises is durable"
     ASKED = "its claim was asked for"
     CLAIMED = "what it still has is ours"
     UNANSWERED = "the ledger gave no answer"
@@ -38,11 +38,11 @@ class Event(enum.Enum):
 
 
 TRANSITIONS: Mapping[tuple[Stage, Event], Stage] = {
-    (Stage.NEW, Event.SEALED): Stage.SEALED,
-    (Stage.NEW, Event.UNSEALED): Stage.READY,
+    (Stage.NEW, Event.HELD_BACK): Stage.HELD_BACK,
+    (Stage.NEW, Event.DURABLE): Stage.READY,
     (Stage.NEW, Event.FAILED): Stage.WAITING,  # a piece of what was sent, as it is below
     (Stage.NEW, Event.ENDED): Stage.ENDED,
-    (Stage.SEALED, Event.UNSEALED): Stage.READY,
+    (Stage.HELD_BACK, Event.DURABLE): Stage.READY,
     (Stage.READY, Event.ASKED): Stage.CLAIMING,
     (Stage.READY, Event.SENT): Stage.SENDING,
     (Stage.READY, Event.ENDED): Stage.ENDED,  # none of it is ours any more, here and below

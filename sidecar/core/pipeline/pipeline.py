@@ -159,7 +159,7 @@ class Pipeline:
     def committed(self, results: Mapping[TopicPartition, bool], now_ms: float) -> None:
         """The outstanding commit ended; what is missing in `results` failed and is tried again."""
         self.commits.ended(results, now_ms)
-        self.delivery.unseal()
+        self.delivery.release_durable()
 
     def claimed(self, number: int, verdicts: Sequence[Sequence[int]] | None, now_ms: float) -> None:
         """The ledger's verdicts on one `Claim`, for each want and row; None when it could not be asked."""

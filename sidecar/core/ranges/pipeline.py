@@ -9,6 +9,7 @@ are sent.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
@@ -19,9 +20,11 @@ from sidecar.core.delivery.delivery import Delivery
 from sidecar.core.delivery.output import Halved as OneHalved
 from sidecar.core.delivery.output import Settled
 from sidecar.core.delivery.rules import DeliveryRules
+from sidecar.core.delivery.stages import Event, Stage, StrayEventError
 from sidecar.core.effects import Effect
 from sidecar.core.intake.intake import Intake
 from sidecar.core.intake.reading import Reading
+from sidecar.core.intents import Intent
 from sidecar.core.partition.lineage import Lineage
 from sidecar.core.partition.ownerships import Ownerships
 from sidecar.core.partition.room import Room
@@ -79,6 +82,8 @@ class RangePipeline:
         self._held_max_bytes = held_max_bytes
         self._halved = set(halved)
         self._fresh: list[Halved] = []
+        self._halving: deque[list[Intent]] = deque()
+        """The intents of each `Halve` that is not durable yet."""
         self._again = again
         owned = Ownerships(self._separator)
         owned.limit(Room(extra_bytes=1 << 62))  # a part may always be split: the room for intents is a folder
@@ -132,10 +137,16 @@ class RangePipeline:
         self._apply()
 
     def halved(self) -> None:
-        """What the last `Halve` named is durable."""
-        for intent in self.range.promises.intents:
+        """The parts that the first outstanding `Halve` named are durable.
+
+        Raises:
+            StrayEventError: None is outstanding.
+        """
+        if not self._halving:
+            raise StrayEventError("halves", Stage.ENDED, Event.DURABLE)
+        for intent in self._halving.popleft():
             intent.durable = True
-        self.delivery.unseal()
+        self.delivery.release_durable()
 
     def step(self, now_ms: float) -> list[Effect | Halve]:
         """Cut and send what is due; all effects since the last step."""
@@ -148,6 +159,7 @@ class RangePipeline:
         if self._fresh:
             self._halved.update(self._fresh)
             effects.append(Halve(tuple(self._fresh)))
+            self._halving.append([intent for intent in self.range.promises.intents if not intent.durable])
             self._fresh.clear()
         return effects
 

@@ -145,7 +145,7 @@ class RotatingSet:
 
     def rotate(self) -> None:
         """Forget the old generation; the young one becomes the old one."""
-        self.young.seal()
+        self.young.sort()
         self.old, self.young = self.young, IdSet(self._room)
         self.generation += 1
         self._room.rotations += 1

@@ -93,9 +93,9 @@ class IdSet:
         self.recent |= numbers
         self.added += len(numbers)
         if len(self.recent) > self._room.each:
-            self.seal()
+            self.sort()
 
-    def seal(self) -> None:
+    def sort(self) -> None:
         """Sort what is unsorted."""
         if self.recent:
             recent, self.recent = self.recent, set()
@@ -103,7 +103,7 @@ class IdSet:
 
     def numbers(self) -> NDArray[np.int64]:
         """All of them, rising."""
-        self.seal()
+        self.sort()
         numbers = unmixed(np.concatenate([np.empty(0, np.uint64), *(run.keys for run in (*self.runs, *self.stored))]))
         numbers.sort()
         return numbers
@@ -122,7 +122,7 @@ class IdSet:
             stored: All that is kept of this set.
             elsewhere: Kept of another generation, where some of these numbers may have come.
         """
-        self.seal()
+        self.sort()
         self.stored = list(stored)
         own, self.runs = self.runs, []
         for run in own:

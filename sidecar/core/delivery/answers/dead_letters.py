@@ -38,11 +38,13 @@ class DeadLetters:
         """Bytes of memory that the letters hold beside their parts."""
         self._separator = separator
         self._storing: dict[int, _Storing] = {}
+        self._waiting: dict[int, _Storing] = {}
+        """What could not be stored, until it is tried again."""
         self._again: list[tuple[float, int]] = []
         self._last_token = 0
 
     def __len__(self) -> int:
-        return len(self._storing)
+        return len(self._storing) + len(self._waiting)
 
     def of_rows(self, part: Part, reason: str | Mapping[int, str]) -> Store:
         """Begin to store all rows of the part, for one reason or for one an offset."""
@@ -66,28 +68,28 @@ class DeadLetters:
         Raises:
             StrayEventError: Nothing is being stored under that token.
         """
-        if token not in self._storing:
-            raise StrayEventError(f"dead letters {token}", Stage.ENDED, Event.ANSWERED)
+        storing = self._storing.pop(token, None)
+        if storing is None:
+            stage = Stage.WAITING if token in self._waiting else Stage.ENDED
+            raise StrayEventError(f"dead letters {token}", stage, Event.ANSWERED)
         if not ok:
+            self._waiting[token] = storing
             heapq.heappush(self._again, (now_ms + STORE_RETRY_MS, token))
             return None
-        part, letters = self._end(token)
+        self.held_bytes -= storing.held_bytes
+        part, letters = storing
         return (part, len(letters)) if part.life.alive else None
 
     def due(self, now_ms: float) -> Iterator[Store]:
         """What is to be tried again by now."""
         while self._again and self._again[0][0] <= now_ms:
             token = heapq.heappop(self._again)[1]
-            part, letters = self._storing[token]
-            if part.life.alive:
-                yield Store(token, letters)
+            storing = self._waiting.pop(token)
+            if storing.part.life.alive:
+                self._storing[token] = storing
+                yield Store(token, storing.letters)
             else:
-                self._end(token)
-
-    def _end(self, token: int) -> _Storing:
-        storing = self._storing.pop(token)
-        self.held_bytes -= storing.held_bytes
-        return storing
+                self.held_bytes -= storing.held_bytes
 
 
 def _letter(part: Part, offset: int, row: bytes | None, reason: str) -> DeadLetter:

@@ -13,7 +13,7 @@ from sidecar.core.intents import Intent
 from sidecar.core.partition.dues import Dues
 from sidecar.core.parts import Part
 from sidecar.core.records import Fragment, TopicPartition
-from tests.support.shell import ACK, Shell, rows
+from tests.support.shell import ACK, REJECT, Shell, rows
 
 TP = TopicPartition("t", 0)
 
@@ -45,7 +45,7 @@ def test_a_batch_stands_in_one_queue() -> None:
     """Through all its states it is counted once, and not at all after its end."""
     outbox = Outbox()
     batch = outbox.begin([part(0), part(1)])
-    for event in (Event.UNSEALED, Event.SENT):
+    for event in (Event.DURABLE, Event.SENT):
         outbox.move(batch, event)
         assert sum(map(outbox.count, Stage)) == 1
     assert (outbox.answered(batch.id), outbox.groups["g"].sending) == (batch, 0)
@@ -64,7 +64,7 @@ def test_a_stray_event_changes_nothing() -> None:
     """A batch that is not being sent cannot be answered, and stays where it is."""
     outbox = Outbox()
     batch = outbox.begin([part(0)])
-    outbox.move(batch, Event.UNSEALED)
+    outbox.move(batch, Event.DURABLE)
     with pytest.raises(StrayEventError):
         outbox.answered(batch.id)
     assert outbox.batches(Stage.READY) == [batch]
@@ -84,6 +84,22 @@ def test_stray_answers_are_errors() -> None:
     for stray in strays:
         with pytest.raises(StrayEventError):
             stray()
+
+
+def test_letters_that_wait_to_be_stored_again_are_not_being_stored() -> None:
+    """A second answer to the same try is an error, and the letters are stored once."""
+    shell = Shell()
+    shell.store_ok = False
+    shell.answer = lambda batch, offsets: REJECT  # type: ignore[method-assign]
+    shell.read(*rows(0, 0))
+    while not shell.store_tries:
+        shell.run(1)
+    for ok in (True, False):
+        with pytest.raises(StrayEventError, match="dead letters 1: ANSWERED, while it waits for its next try"):
+            shell.pipeline.stored(1, ok=ok, now_ms=shell.now_ms)
+    shell.store_ok = True
+    shell.run(200)
+    assert [letter.offset for letter in shell.letters] == [0]
 
 
 def test_a_receiver_is_doubted_for_what_it_answered_in_an_earlier_life() -> None:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from sidecar.core.delivery.stages import StrayEventError
+from sidecar.core.effects import Send
 from sidecar.core.ranges import cutting, pipeline
-from sidecar.core.records import Answer, Verdict
+from sidecar.core.ranges.pipeline import Halve
+from sidecar.core.records import Answer, Run, Verdict
 from tests.support.ranges import Attempt, Receiver
-from tests.support.shell import ACK, REJECT, RETRY, rows
+from tests.support.shell import ACK, REJECT, RETRY, TP, rows
 
 HALT = Answer(Verdict.HALT, "no such user", 401)
 
@@ -88,6 +91,25 @@ def test_a_refused_part_is_halved_down_to_the_poison() -> None:
     assert [letter.offset for letter in attempt.letters] == [5]
     assert all(durable_first)
     assert attempt.pipeline.books.delivered == 7
+
+
+def test_halves_wait_until_what_names_them_is_durable() -> None:
+    """That an earlier `Halve` is durable says nothing of a later one, and what nobody asked for is an error."""
+    attempt = Attempt(Receiver(), max_messages=4)
+    attempt.pipeline.read(Run(TP, rows(0, 7), 0, 7), 0.0)
+    sent = [effect.batch for effect in attempt.pipeline.step(0.0) if isinstance(effect, Send)]
+    waiting = []
+    for batch in sent:
+        attempt.pipeline.answered(batch.id, REJECT, 0.0, 0)
+        waiting += [effect for effect in attempt.pipeline.step(0.0) if isinstance(effect, Halve)]
+    assert len(waiting) == 2
+    for halve in waiting:
+        attempt.pipeline.halved()
+        parts = [effect.batch.parts[0] for effect in attempt.pipeline.step(0.0) if isinstance(effect, Send)]
+        ((_, first, last),) = halve.parts
+        assert [(part.first, part.last) for part in parts] == [(first, first + 1), (last - 1, last)]
+    with pytest.raises(StrayEventError):
+        attempt.pipeline.halved()
 
 
 def test_another_attempt_sends_the_halves_and_not_what_they_replaced() -> None:
