@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from operator import attrgetter
 from unittest.mock import patch
 
-from sidecar.core.effects import Claim, CommitItem, Effect
+from sidecar.core.claims import Mark
+from sidecar.core.effects import Claim, Effect
 from sidecar.core.messages.fields import Field
 from sidecar.core.messages.ids import key_reader
 from sidecar.core.pipeline.pipeline import Pipeline
@@ -111,8 +112,9 @@ class Process(Shell):
         else:
             super()._do(effect)
 
-    def _settle(self, items: Sequence[CommitItem]) -> bool:
-        return self._ledger is None or self._ledger.settle([mark for item in items for mark in item.marks])
+    def _settle(self, marks: Sequence[Mark]) -> bool:
+        assert self._ledger is not None
+        return self._ledger.settle(marks)
 
     def _claim(self, claim: Claim) -> None:
         assert self._ledger is not None

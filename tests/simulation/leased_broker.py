@@ -274,7 +274,6 @@ class SimulatedLedger:
         self._ledger = ledger
         self._claim_ms = claim_ms
         self._chance = chance
-        self._unmarked: list[Mark] = []
         self._exchanged: Exchanged | None = None
 
     def claim(self, wants: Sequence[Want]) -> list[list[int]] | None:
@@ -285,13 +284,11 @@ class SimulatedLedger:
         return None if self._chance(0.05) else verdicts
 
     def settle(self, marks: Sequence[Mark]) -> bool:
-        """Whether these marks, and those that could not be settled before, are."""
-        self._unmarked += marks
+        """Whether these marks are."""
         self._chance.crash()
-        if self._unmarked and self._chance(0.05):
+        if self._chance(0.05):
             return False
-        self._ledger.settle(self._unmarked)
-        self._unmarked = []
+        self._ledger.settle(marks)
         self._chance.crash()
         return True
 

@@ -6,12 +6,14 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from sidecar.core.backoff import Backoff
+from sidecar.core.claims import Mark
 from sidecar.core.cutting.batching import Limits
 from sidecar.core.cutting.cutting import BatchRules
 from sidecar.core.delivery.rules import DeliveryRules
 from sidecar.core.effects import Commit, CommitItem, Effect, Flow, Reload, Report, Send, Store
 from sidecar.core.intake.reading import Reading
 from sidecar.core.parts import Batch
+from sidecar.core.pipeline.commit_order import CommitOrder, Publish, Settle, Step
 from sidecar.core.pipeline.pipeline import Pipeline
 from sidecar.core.records import Answer, Columns, Message, Run, TopicPartition, Verdict
 from sidecar.sinks.formats import make_framer
@@ -38,6 +40,7 @@ class Shell:
 
     def __init__(self, receiver: SimulatedReceiver, chance: Chance) -> None:
         self._receiver, self._chance = receiver, chance
+        self._order = CommitOrder()
         self._sending: list[Batch] = []
         self.events: list[str] = []
 
@@ -65,10 +68,11 @@ class Shell:
     def _do(self, effect: Effect) -> None:
         match effect:
             case Commit(items):
-                if self._settle(items):
-                    self.source.commit(items)
-                else:
+                durable = self._durable(items)
+                if durable is None:
                     self.pipeline.committed({}, self.now_ms)
+                else:
+                    self.source.commit(durable)
             case Send(batch):
                 self._sending.append(batch)
             case Store(token, _):
@@ -82,9 +86,16 @@ class Shell:
             case _:
                 raise AssertionError(effect)
 
-    def _settle(self, items: Sequence[CommitItem]) -> bool:
-        """Whether what must be durable before a commit is."""
-        return True
+    def _durable(self, items: list[CommitItem]) -> list[CommitItem] | None:
+        """Those of which all that must be durable before their commit is; None when it is to be made again."""
+        step: Step | None = self._order.begin(items)
+        while isinstance(step, Settle):
+            step = self._order.ended(ok=self._settle(step.marks))
+        return step.items if isinstance(step, Publish) else None
+
+    def _settle(self, marks: Sequence[Mark]) -> bool:
+        """Whether the ledger took these."""
+        raise AssertionError(marks)
 
     def _answer(self, batch: Batch) -> None:
         down = self._chance(0.2)
@@ -101,9 +112,8 @@ class Shell:
 
     def _commit_now(self) -> None:
         self.pipeline.committed({}, self.now_ms)
-        items = self.pipeline.commits.begin(list(self.pipeline.partitions))
-        items = items if self._settle(items) else []
-        self.pipeline.committed(self.source.commit_now(items), self.now_ms)
+        items = self._durable(self.pipeline.commits.begin(list(self.pipeline.partitions)))
+        self.pipeline.committed(self.source.commit_now(items or []), self.now_ms)
 
     # The listener
 
