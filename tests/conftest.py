@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import hypothesis
 import pytest
 
-from tests.support.kafka import Broker, KafkaBroker, unique
+from tests.support.kafka import Broker, KafkaBroker, MakeTopic, unique
 from tests.support.postgresql import Database, PostgresqlServer
 from tests.support.receiver import Receiver
 from tests.support.rocketmq import Node, RocketMqNode
 from tests.support.scene import Scene
-
-MakeTopic: TypeAlias = Callable[..., str]
 
 # Else gRPC runs code of its own in every child before its program begins, and now and then aborts there.
 os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"

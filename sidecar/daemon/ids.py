@@ -266,7 +266,7 @@ class IdKeeper:
         now_ms, wall_ms = time.monotonic() * 1000, time.time_ns() // 1_000_000
         begun = {generation: now_ms - max(0, wall_ms - at_ms) for generation, at_ms in stored.begun_at_ms.items()}
         ids = self._pipeline.intake.ids
-        ids.room.size = self._memory_bytes // 4 // UNSORTED_BYTES
+        ids.room.resize(self._memory_bytes // 4 // UNSORTED_BYTES)
         ids.forget(tp)
         self._window(tp).restore(stored.runs, begun, now_ms, taken.assignment.state.seen - 1)
         seconds = round(time.monotonic() - taken.since_s, 3)

@@ -15,9 +15,18 @@ import pytest
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message
 from confluent_kafka.admin import AdminClient
 
-from tests.conftest import MakeTopic
 from tests.support import jars
-from tests.support.kafka import PASSWORD, USER, Broker, KafkaBroker, Outgoing, produce, produce_transaction, unique
+from tests.support.kafka import (
+    PASSWORD,
+    USER,
+    Broker,
+    KafkaBroker,
+    MakeTopic,
+    Outgoing,
+    produce,
+    produce_transaction,
+    unique,
+)
 from tests.support.process import wait_until
 
 SASL = {"sasl.username": USER, "sasl.password": PASSWORD}

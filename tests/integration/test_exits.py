@@ -14,9 +14,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tests.conftest import MakeTopic
 from tests.support.jars import ROOT
-from tests.support.kafka import Broker, unique
+from tests.support.kafka import Broker, MakeTopic, unique
 from tests.support.process import free_ports, last_words, missing, wait_until
 from tests.support.scene import Scene
 

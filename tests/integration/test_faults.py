@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import MakeTopic
-from tests.support.kafka import Broker, unique
+from tests.support.kafka import Broker, MakeTopic, unique
 from tests.support.process import Daemon, free_ports, wait_until
 from tests.support.receiver import Receiver
 from tests.support.scene import Scene, rss_bytes

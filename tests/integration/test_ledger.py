@@ -10,11 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import MakeTopic
 from tests.scenarios.exactly_once import await_settled, configuration
 from tests.scenarios.ledger import PARTITIONS, KillingReceiver, Orders, group_of, kill_one, ledger, twins, value
 from tests.support.audit import StrikingReceiver
-from tests.support.kafka import Broker, Outgoing, produce, unique
+from tests.support.kafka import Broker, MakeTopic, Outgoing, produce, unique
 from tests.support.postgresql import Database, PostgresqlServer
 from tests.support.process import Daemon, http_get, wait_until
 from tests.support.receiver import Receiver, value_hash

@@ -6,9 +6,8 @@ import json
 from collections import defaultdict
 from pathlib import Path
 
-from tests.conftest import MakeTopic
 from tests.scenarios.library import PARTITIONS, RATE, WAIT_S, Member, kills, scene
-from tests.support.kafka import Broker
+from tests.support.kafka import Broker, MakeTopic
 from tests.support.process import wait_until
 
 

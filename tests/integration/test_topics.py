@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 from confluent_kafka import Consumer, KafkaError, TopicPartition
 
-from tests.conftest import MakeTopic
-from tests.support.kafka import Broker, Outgoing, produce, produce_transaction, unique
+from tests.support.kafka import Broker, MakeTopic, Outgoing, produce, produce_transaction, unique
 from tests.support.process import Daemon, wait_until
 from tests.support.receiver import Receiver, Row, value_hash
 from tests.support.scene import Scene, await_rest, values

@@ -6,8 +6,7 @@ from structlog.testing import capture_logs
 
 from sidecar.config.source import KafkaSource
 from sidecar.spark.run.broker import EARLIEST, await_cluster, group_offsets
-from tests.conftest import MakeTopic
-from tests.support.kafka import Broker, produce
+from tests.support.kafka import Broker, MakeTopic, produce
 from tests.support.produce import Outgoing
 
 

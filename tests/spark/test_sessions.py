@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 
 from sidecar.spark.ingest import ingest
 from sidecar.spark.run import run
-from tests.conftest import MakeTopic
 from tests.spark import ingesting
-from tests.support.kafka import Broker, Outgoing, produce
+from tests.support.kafka import Broker, MakeTopic, Outgoing, produce
 from tests.support.landing import batch, writer
 from tests.support.process import write_config
 from tests.support.receiver import Receiver

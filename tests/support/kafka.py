@@ -7,10 +7,10 @@ import os
 import shlex
 import signal
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeAlias
 
 from confluent_kafka import Consumer, KafkaException, TopicCollection, TopicPartition
 from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic, OffsetSpec  # type: ignore[attr-defined]
@@ -30,6 +30,10 @@ _START_TIMEOUT_S = 180.0
 _ADMIN_TIMEOUT_S = 20.0
 _LISTENERS = ("PLAINTEXT", "SASL_PLAINTEXT", "SASL_SSL", "SSL")
 _SCRAM = ("SCRAM-SHA-256", "SCRAM-SHA-512")
+
+
+MakeTopic: TypeAlias = Callable[..., str]
+"""The fixture `make_topic`: makes a topic, and returns its name."""
 
 
 class Broker:

@@ -235,7 +235,7 @@ def test_nothing_imports_a_test() -> None:
 
 def of_tests(name: str) -> bool:
     """Whether an import names a module of tests."""
-    return name.startswith("tests.") and any(part.startswith("test_") for part in name.split("."))
+    return name.startswith("tests.") and any(part.startswith("test_") or part == "conftest" for part in name.split("."))
 
 
 def test_the_core_has_no_way_out() -> None:

@@ -153,7 +153,7 @@ class Partition:
 
     def acknowledged(self, begun: Begun) -> bool:
         """A commit succeeded: what it promised may be sent. Whether another one is due for what may be told now."""
-        self.reach.committed = begun.state.watermark
+        self.reach.commit(begun.state.watermark)
         return self.dues.acknowledged(begun)
 
 

@@ -26,6 +26,10 @@ class Reach:
         """Offsets between what is durably settled and what was read."""
         return self.position - self.committed
 
+    def commit(self, watermark: int) -> None:
+        """A commit of this watermark succeeded."""
+        self.committed = watermark
+
     def advance(self, position: int) -> None:
         """All below `position` was read; it never goes back."""
         self.position = max(self.position, position)

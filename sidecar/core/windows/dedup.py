@@ -148,7 +148,7 @@ class RotatingSet:
         self.young.sort()
         self.old, self.young = self.young, IdSet(self._room)
         self.generation += 1
-        self._room.rotations += 1
+        self._room.rotated()
 
     def install(self, runs: Mapping[int, Sequence[SortedRun]]) -> None:
         """Take over what the shell keeps of each generation, all of it, and let go of what that has."""

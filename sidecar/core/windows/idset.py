@@ -22,13 +22,24 @@ class Room:
     """
 
     def __init__(self, size: int = 1 << 17) -> None:
-        self.size = size
+        self._size = size
+        self._windows = 0
         self.each = UNSORTED_MAX
         self.rotations = 0
 
     def share(self, windows: int) -> None:
         """Divide the room among so many windows."""
-        self.each = max(UNSORTED_MIN, min(UNSORTED_MAX, self.size // max(1, windows)))
+        self._windows = windows
+        self.each = max(UNSORTED_MIN, min(UNSORTED_MAX, self._size // max(1, windows)))
+
+    def resize(self, size: int) -> None:
+        """Let all windows together keep so many numbers."""
+        self._size = size
+        self.share(self._windows)
+
+    def rotated(self) -> None:
+        """A window forgot its old generation."""
+        self.rotations += 1
 
 
 class IdSet:

@@ -106,10 +106,6 @@ class QueueProgress(NamedTuple):
         """The newest message read, None before the first."""
         return self.marks[0] if self.marks else None
 
-    def with_mark(self, newest: Mark) -> Self:
-        """A copy with one more mark."""
-        return self._replace(marks=with_newest(self.marks, newest))
-
     def was_set_back(self, committed: int, boot: int) -> bool:
         """Whether a committed offset is older than one that this run of the broker, or its disk, had."""
         is_same = bool(boot) and boot == self.told.boot
