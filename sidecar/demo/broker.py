@@ -52,12 +52,12 @@ class Broker:
                 partition=made.partition,
                 value=made.value,
                 headers=[("tag", made.tag), ("message-id", made.id)],
-                on_delivery=self._told,
+                on_delivery=self._delivered,
             )
         self._failed += self._producer.flush(TIMEOUT_S)
         return {"produced": self._produced, "failed": self._failed}
 
-    def _told(self, error: ck.KafkaError | None, _: ck.Message) -> None:
+    def _delivered(self, error: ck.KafkaError | None, _: ck.Message) -> None:
         self._produced += error is None
         self._failed += error is not None
 

@@ -22,7 +22,7 @@ REMARK_AT = 31
 WIDE = 70
 """Columns from which on remarks stand beside their numbers; below that they have lines of their own."""
 
-_Row = tuple[str, int, str]
+_Arrived = tuple[str, int, str]
 
 
 class Show:
@@ -111,7 +111,7 @@ class Show:
             self._bars.remove_task(task)
         self._tasks.clear()
 
-    def _books(self, where: str, books: Books, arrived: Sequence[_Row], more: Sequence[_Row]) -> None:
+    def _books(self, where: str, books: Books, arrived: Sequence[_Arrived], more: Sequence[_Arrived]) -> None:
         rows = [
             ("produced", books.produced, ""),
             ("consumed", books.consumed, "below the offsets that were committed"),

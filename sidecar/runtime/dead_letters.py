@@ -258,7 +258,7 @@ class DeadLettersInTopic:
             self._producer, self._broken = self._make(self._config), False
         failures: list[str] = []
 
-        def told(error: ck.KafkaError | None, _: ck.Message) -> None:
+        def delivered(error: ck.KafkaError | None, _: ck.Message) -> None:
             if error is not None:
                 self._broken = self._broken or error.fatal()
                 failures.append(error.str())
@@ -267,7 +267,8 @@ class DeadLettersInTopic:
             original = self._originals.find(letter)
             self._safely(
                 self._producer.produce, self._topic, value=original.value, key=original.key,
-                headers=[*original.headers, *_story(letter)], timestamp=original.timestamp_ms or 0, on_delivery=told,
+                headers=[*original.headers, *_story(letter)], timestamp=original.timestamp_ms or 0,
+                on_delivery=delivered,
             )  # fmt: skip
         left = self._safely(self._producer.flush, PRODUCE_TIMEOUT_S)
         if left or failures:

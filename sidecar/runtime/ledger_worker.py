@@ -77,9 +77,9 @@ class LedgerWorker:
 
         self._thread.do(job)
 
-    def settle(self, marks: Sequence[Mark], told: Callable[[bool], None]) -> None:
-        """Make these ends of claims durable; `told`, called on the ledger's thread, gets whether they are."""
-        self._thread.do(lambda: told(self._settle(marks)))
+    def settle(self, marks: Sequence[Mark], settled: Callable[[bool], None]) -> None:
+        """Make these ends of claims durable; `settled`, called on the ledger's thread, gets whether they are."""
+        self._thread.do(lambda: settled(self._settle(marks)))
 
     def settle_now(self, marks: Sequence[Mark]) -> bool:
         """The same, and wait for it."""

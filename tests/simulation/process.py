@@ -98,7 +98,7 @@ class Process:
         requests, self.sends = list(self.sends.values()), {}
         for store in self.stores.values():
             if self._chance() < 0.5:
-                self._bury(store)
+                self._store_letters(store)
         for number in list(self.claims):
             if self._chance() < 0.5:
                 self._claim(number, lost=0)
@@ -390,7 +390,7 @@ class Process:
         store = self.stores.pop(token)
         ok = self._chance() >= lost
         if ok:
-            self._bury(store)
+            self._store_letters(store)
         self.pipeline.stored(token, ok=ok, now_ms=self.now_ms)
 
     def _check_letters(self, store: Store) -> None:
@@ -399,7 +399,7 @@ class Process:
             if _is_given_up(letter, life) and not self._may_give_up(letter.attempts, self._tries(letter, life)):
                 raise BrokenPromiseError("letters", f"{letter} is neither refused nor given up")
 
-    def _bury(self, store: Store) -> None:
+    def _store_letters(self, store: Store) -> None:
         for letter in store.letters:
             life = self._life(letter)
             if _is_given_up(letter, life):

@@ -214,7 +214,7 @@ class RemotingWorld:
         if broker.is_new or self.process is None:
             broker.reset(number, offset)
         else:
-            self.process.source._cluster.network.told(reset_frame(number, offset))
+            self.process.source._cluster.network.take_request(reset_frame(number, offset))
             broker.obeyed_at_s = self.clock.now_s
             # In a long rest the locks lapse: then an offset that was told is one that somebody else may have set.
             is_back &= self.process.reads(number) and not self.state.is_sound

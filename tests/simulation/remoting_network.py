@@ -127,16 +127,16 @@ class SimulatedNetwork(Network):
         clock: The simulated time.
         chance: What goes wrong.
         happen: Has things happen.
-        told: Takes what the broker says on its own.
+        take_request: Takes what the broker says on its own.
     """
 
     def __init__(
         self, broker: SimulatedBroker, clock: Clock, chance: Chance, happen: Callable[[], None],
-        told: Callable[[Frame], None],
+        take_request: Callable[[Frame], None],
     ) -> None:  # fmt: skip
         self.broker, self.clock, self.chance, self._happen = broker, clock, chance, happen
         self.sign = self.tls = None
-        self.told = told
+        self.take_request = take_request
         self.links = {}
         self.connections = 0
 

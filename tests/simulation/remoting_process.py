@@ -71,7 +71,7 @@ class Process(Shell):
 
     def is_told(self) -> bool:
         """Whether it was told of a reset of a queue that it could not take yet."""
-        return bool(self.source._assignments._starts.resets)
+        return bool(self.source._assignments._start_offsets.resets)
 
     def offsets(self) -> dict[int, int]:
         """Where it is in each queue."""

@@ -10,7 +10,7 @@ import pytest
 from sidecar.sources.rocketmq.progress import Mark, QueueProgress
 from sidecar.sources.rocketmq.remoting.owned import OwnedQueues
 from sidecar.sources.rocketmq.remoting.pulls.proofs import Proofs
-from sidecar.sources.rocketmq.remoting.start import Starts
+from sidecar.sources.rocketmq.remoting.start import StartOffsets
 from sidecar.sources.rocketmq.wire.requests import read_offset
 from tests.simulation.remoting import run_remoting
 
@@ -57,28 +57,28 @@ def overhear_resets(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def trust_clocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Begin a topic that was made again at the first message stored since."""
-    real: Callable[..., Any] = Starts._one
+    real: Callable[..., Any] = StartOffsets._one
 
-    def wrong(self: Starts, tp: Any, facts: Any, progress: Any, reset: Any) -> Any:
+    def wrong(self: StartOffsets, tp: Any, facts: Any, progress: Any, reset: Any) -> Any:
         if facts.is_same or not progress or not progress.mark:
             return real(self, tp, facts, progress, reset)
         (frame,) = self.brokers.ask([(tp, self._asks.at_time(tp, progress.mark.stored_ms))])
         at = min(read_offset(frame), facts.high) if frame else facts.low
         return self._fresh(tp, max(at, facts.low)), ()
 
-    monkeypatch.setattr(Starts, "_one", wrong)
+    monkeypatch.setattr(StartOffsets, "_one", wrong)
 
 
 def go_on_after_what_was_read(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where a queue lost its end, count what was read as settled."""
-    real: Callable[..., Any] = Starts._one
+    real: Callable[..., Any] = StartOffsets._one
 
-    def wrong(self: Starts, tp: Any, *facts: Any) -> Any:
+    def wrong(self: StartOffsets, tp: Any, *facts: Any) -> Any:
         start, marks = real(self, tp, *facts)
         is_cut = not start.resumed and marks and marks[0].offset >= start.read_from
         return (self._fresh(tp, marks[0].offset + 1) if is_cut else start), marks
 
-    monkeypatch.setattr(Starts, "_one", wrong)
+    monkeypatch.setattr(StartOffsets, "_one", wrong)
 
 
 def keep_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

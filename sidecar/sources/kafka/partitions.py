@@ -13,7 +13,7 @@ from sidecar.core.records import TopicPartition
 from sidecar.sources.base import SESSION, Listener
 from sidecar.sources.kafka.ends import Ends
 from sidecar.sources.kafka.errors import forbidden, is_forbidden, text_of
-from sidecar.sources.kafka.start.starts import Found, Starts
+from sidecar.sources.kafka.start.start_offsets import Found, StartOffsets
 from sidecar.sources.kafka.topics import TopicIds
 from sidecar.sources.troubles import Troubles
 from sidecar.state.offset_map import Identity
@@ -79,7 +79,7 @@ class Partitions:
         settings: KafkaSettings,
         listener: Listener,
         troubles: Troubles,
-        starts: Starts,
+        starts: StartOffsets,
         ends: Ends,
         topic_ids: TopicIds,
     ) -> None:
@@ -89,7 +89,7 @@ class Partitions:
         self._settings = settings
         self._listener = listener
         self._troubles = troubles
-        self._starts = starts
+        self._start_offsets = starts
         self._ends = ends
         self._topic_ids = topic_ids
         self._given: list[TopicPartition] | None = None
@@ -111,12 +111,12 @@ class Partitions:
     def _take(self, tps: Sequence[TopicPartition]) -> None:
         """Start reading partitions; a partition whose start is unknown is retried, and delays no other."""
         begun_s = time.monotonic()
-        assignments, failed = self._starts.find(tps, START_PATIENCE_S) if tps else Found([], {})
+        assignments, failed = self._start_offsets.find(tps, START_PATIENCE_S) if tps else Found([], {})
         self._waiting.tried(tps, failed, begun_s)
         for tp, error in failed.items():
             self._check_permission(error, tp.topic)
         self._waiting.tell()
-        self.identities.update({assignment.tp: self._starts.identity(assignment) for assignment in assignments})
+        self.identities.update({assignment.tp: self._start_offsets.identity(assignment) for assignment in assignments})
         self._paused -= {assignment.tp for assignment in assignments}
         self._consumer.incremental_assign(
             [ck.TopicPartition(*assignment.tp[:2], assignment.read_from) for assignment in assignments]
@@ -141,7 +141,7 @@ class Partitions:
         self._waiting.forget(tps)
         if self._given is not None:
             self._given = [tp for tp in self._given if tp not in tps]
-        self._starts.forget(tps)
+        self._start_offsets.forget(tps)
         self._ends.forget(tps)
         for topic in {tp.topic for tp in tps} - {tp.topic for tp in self.identities}:
             if not self._is_named(topic):

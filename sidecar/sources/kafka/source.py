@@ -26,7 +26,7 @@ from sidecar.sources.kafka.reach import await_topics, metadata_characters
 from sidecar.sources.kafka.start.memory import Memories
 from sidecar.sources.kafka.start.offsets import Offsets
 from sidecar.sources.kafka.start.recall import Recall
-from sidecar.sources.kafka.start.starts import Starts
+from sidecar.sources.kafka.start.start_offsets import StartOffsets
 from sidecar.sources.kafka.topics import TopicIds, is_mock
 from sidecar.sources.troubles import Troubles
 from sidecar.state.interface import State
@@ -90,7 +90,7 @@ class KafkaSource:
         topic_ids = TopicIds(admin, cluster_id, client.made_again)
         self._membership = Membership(consumer, admin if answers else None, settings, self._state, listener.event)
         self._membership.evict_predecessors(self._client_id)
-        starts = Starts(
+        starts = StartOffsets(
             Offsets(consumer),
             topic_ids,
             settings,

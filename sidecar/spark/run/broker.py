@@ -55,11 +55,11 @@ def await_cluster(kafka: KafkaSource) -> str:
     """
     refusals: list[str] = []
 
-    def told(error: ck.KafkaError) -> None:
+    def failed(error: ck.KafkaError) -> None:
         if is_credentials(error):
             refusals.append(text_of(error))
 
-    with outsider(kafka, error_cb=told) as client:
+    with outsider(kafka, error_cb=failed) as client:
         return await_topics(client, kafka, lambda: next(iter(refusals), ""), {}, lambda what: None)
 
 
@@ -82,7 +82,7 @@ def bounds(offsets: Offsets, kafka: KafkaSource) -> dict[TopicPartition, Bounds]
     Raises:
         KafkaException: The broker does not answer, or does not tell all of them.
     """
-    return _told(offsets.bounds(offsets.partitions(kafka.topics)))
+    return _known(offsets.bounds(offsets.partitions(kafka.topics)))
 
 
 def group_offsets(kafka: KafkaSource) -> Places | None:
@@ -94,7 +94,7 @@ def group_offsets(kafka: KafkaSource) -> Places | None:
     with asking(kafka) as offsets:
         answers = offsets.committed(offsets.partitions(kafka.topics))
         committed = {tp: answer.offset for tp, answer in answers.items()}
-        there = _told(offsets.bounds([tp for tp, offset in committed.items() if offset >= 0]))
+        there = _known(offsets.bounds([tp for tp, offset in committed.items() if offset >= 0]))
     if not there:
         return None
     within = {tp: _within(tp, committed[tp], between) for tp, between in there.items()}
@@ -120,7 +120,7 @@ def by_topic(offsets: Mapping[TopicPartition, int]) -> Places:
     return places
 
 
-def _told(answers: Mapping[TopicPartition, Bounds | ck.KafkaError]) -> dict[TopicPartition, Bounds]:
+def _known(answers: Mapping[TopicPartition, Bounds | ck.KafkaError]) -> dict[TopicPartition, Bounds]:
     for answer in answers.values():
         if isinstance(answer, ck.KafkaError):
             raise ck.KafkaException(answer)

@@ -79,7 +79,7 @@ class LeasedSource:
     ) -> None:
         self._client = client
         keep = partial(keep_message, client) if keep_rows else keep_placement if client.moves else None
-        self._starts = partial(start_all, topics, group, rules, keep)
+        self._start_offsets = partial(start_all, topics, group, rules, keep)
         self._numberings = Numberings(state, in_order=in_order)
         self._recovery = Recovery(client, exchange, clock)
         self._held = Held()
@@ -100,7 +100,7 @@ class LeasedSource:
         self._gate.open()
         self._client.open()
         rows = self._commits.load()
-        for name, start in self._starts(rows).items():
+        for name, start in self._start_offsets(rows).items():
             self._numberings.add(name, start)
             self._commits.change(dict.fromkeys(start.stale, ""))
             self._recovery.add(start.earlier, start.kept)

@@ -13,7 +13,7 @@ from sidecar.sources.rocketmq.progress import QueueProgress
 from sidecar.sources.rocketmq.remoting.cluster import Cluster
 from sidecar.sources.rocketmq.remoting.commits import Commits
 from sidecar.sources.rocketmq.remoting.pulls.pulls import Pulls
-from sidecar.sources.rocketmq.remoting.start import Found, Starts
+from sidecar.sources.rocketmq.remoting.start import Found, StartOffsets
 from sidecar.state.interface import State
 
 RETRY_S = 1.0
@@ -76,10 +76,10 @@ class Assignments:
     """
 
     def __init__(
-        self, cluster: Cluster, starts: Starts, commits: Commits, pulls: Pulls, state: State, listener: Listener
+        self, cluster: Cluster, starts: StartOffsets, commits: Commits, pulls: Pulls, state: State, listener: Listener
     ) -> None:
         self._cluster = cluster
-        self._starts = starts
+        self._start_offsets = starts
         self._commits = commits
         self._pulls = pulls
         self._state = state
@@ -93,7 +93,7 @@ class Assignments:
     def problems(self) -> dict[str, str]:
         """What is wrong with start offsets: a key, and a sentence for an operator, empty if nothing is."""
         unread = (f"{tp} cannot be read yet: {reason}" for tp, reason in self._untaken.failed.items())
-        return {"offsets": self._starts.doubt(), "start": min(unread, default="")}
+        return {"offsets": self._start_offsets.doubt(), "start": min(unread, default="")}
 
     def share(self) -> None:
         """Take the queues that are this member's turn, and part with the others."""
@@ -123,7 +123,7 @@ class Assignments:
     def _unlock(self, tps: Collection[TopicPartition]) -> None:
         for tp in tps:
             self._untaken.forget(tp)
-            self._starts.resets.pop(tp, None)
+            self._start_offsets.resets.pop(tp, None)
         self._cluster.unlock(tps)
 
     def _give_up(self, tps: set[TopicPartition]) -> None:
@@ -144,32 +144,34 @@ class Assignments:
         self._cluster.members.returned.clear()
         if not returned:
             return
-        moved = self._starts.has_moved(sorted(returned), self._commits.owned.committed(), known_of(self._state))
+        moved = self._start_offsets.has_moved(sorted(returned), self._commits.owned.committed(), known_of(self._state))
         for tp in sorted(moved):
             self.reload(tp)
         saved = self._commits.owned.saved()
-        self._commits.meet(self._starts.brokers.boots({tp.broker for tp in returned}))
+        self._commits.meet(self._start_offsets.brokers.boots({tp.broker for tp in returned}))
         self._commits.start_at({tp: saved[tp] for tp in returned - moved})
 
     def _take(self, tps: Sequence[TopicPartition]) -> None:
         """Start reading queues; a queue whose start is unknown is retried, and delays no other."""
         known = known_of(self._state) if tps else {}
-        start_offsets = self._starts.find(tps, known, self._untaken.replaced) if tps else Found([], {}, {}, {}, {})
+        start_offsets = (
+            self._start_offsets.find(tps, known, self._untaken.replaced) if tps else Found([], {}, {}, {}, {})
+        )
         self._cluster.members.hold(tps)
-        self._commits.meet(self._starts.brokers.boots({start.tp.broker for start in start_offsets.starts}))
+        self._commits.meet(self._start_offsets.brokers.boots({start.tp.broker for start in start_offsets.assignments}))
         self._untaken.asked(tps, start_offsets.failed)
-        for start in start_offsets.starts:
+        for start in start_offsets.assignments:
             tp = start.tp
             self._untaken.replaced.discard(tp)
-            identity = self._starts.identity(start)
+            identity = self._start_offsets.identity(start)
             self._commits.owned.own(
                 start, identity, known.get(tp), start_offsets.marks[tp], start_offsets.committed[tp]
             )
             self._read(start, start_offsets.lows[tp])
-        self._commits.start_at({start.tp: start.state.watermark for start in start_offsets.starts})
-        self.tps.update(start.tp for start in start_offsets.starts)
+        self._commits.start_at({start.tp: start.state.watermark for start in start_offsets.assignments})
+        self.tps.update(start.tp for start in start_offsets.assignments)
         self._assigned_once = True
-        self._listener.assigned(start_offsets.starts)
+        self._listener.assigned(start_offsets.assignments)
 
     def _read(self, start: Assignment, low: int) -> None:
         tp, mark, watermark = start.tp, self._commits.owned.mark(start.tp), start.state.watermark
@@ -191,7 +193,7 @@ class Assignments:
             if reset is None:
                 self._listener.event("offset.out_of_range", "warning", tp.fields())
             elif tp in self.tps:
-                self._starts.resets[tp] = reset
+                self._start_offsets.resets[tp] = reset
             self.reload(tp)
         replaced, findings.replaced = findings.replaced, set()
         for tp in sorted(replaced & self.tps):

@@ -36,12 +36,14 @@ class Cluster:
         members: Membership in the group.
     """
 
-    def __init__(self, settings: Settings, client_id: str, expression: str, told: Callable[[Frame], None]) -> None:
+    def __init__(
+        self, settings: Settings, client_id: str, expression: str, take_request: Callable[[Frame], None]
+    ) -> None:
         self.asks = asks = Asks(client_id, settings.group, settings.namespace or "")
         kind = "SQL92" if settings.sql else "TAG"
         self.subscriptions = {topic: Subscription(topic, settings.sql or expression, kind) for topic in settings.topics}
         self.subscriptions[asks.retry_topic] = Subscription(asks.retry_topic)
-        self.network = Network(sign_of(settings), tls_of(settings), told)
+        self.network = Network(sign_of(settings), tls_of(settings), take_request)
         name_servers = (settings.name_servers or "").split(",")
         self.routes = Routes(self.network, asks, name_servers, list(self.subscriptions))
         self.members = Members(self.routes, asks, SHARES[settings.share], self.subscriptions.values())

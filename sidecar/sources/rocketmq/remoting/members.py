@@ -185,12 +185,12 @@ class Members:
                 broker.connection, broker.known_since_s = connection, time.monotonic()
                 broker.renew_at_s = broker.retry_at_s = 0.0
 
-        def told(frame: Frame | None) -> None:
+        def answered(frame: Frame | None) -> None:
             if frame is not None and frame.code == Code.SUCCESS:
                 self._meet(broker, read_members(frame))
 
         link.ask(self._asks.heartbeat(self._subscriptions), beaten)
-        link.ask(self._asks.members(), told)
+        link.ask(self._asks.members(), answered)
 
     def _meet(self, broker: _Broker, members: Sequence[str]) -> None:
         broker.members = frozenset(members)

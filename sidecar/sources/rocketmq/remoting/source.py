@@ -19,7 +19,7 @@ from sidecar.sources.rocketmq.remoting.commits import Commits
 from sidecar.sources.rocketmq.remoting.fetch import Fetcher
 from sidecar.sources.rocketmq.remoting.joining import Joining
 from sidecar.sources.rocketmq.remoting.pulls.pulls import Pulls
-from sidecar.sources.rocketmq.remoting.start import Starts
+from sidecar.sources.rocketmq.remoting.start import StartOffsets
 from sidecar.sources.rocketmq.wire.codes import Request
 from sidecar.sources.rocketmq.wire.frames import Frame
 from sidecar.sources.rocketmq.wire.requests import read_reset
@@ -60,7 +60,7 @@ class RocketMqSource:
         self._settings = settings
         self._state = state
         self._rules = rules
-        self._cluster = cluster = Cluster(settings, client_id, expression, self._told)
+        self._cluster = cluster = Cluster(settings, client_id, expression, self._take_request)
         self._pulls = Pulls(cluster.asks, QUEUE_SHARE * queue_bytes)
         self._fetcher = Fetcher(cluster.asks, sign_of(settings), tls_of(settings), lambda: cluster.routes.addresses)
         self._troubles = Troubles(lambda *event: self._listener.event(*event), "rocketmq.failed", "rocketmq.recovered")
@@ -88,7 +88,9 @@ class RocketMqSource:
                 joining.check_filter(cluster.subscriptions[settings.topics[0]])
             self._state.bind(routes.cluster, asks.wire(asks.group))
             self._commits = Commits(cluster, self._state, listener, self._rules)
-            starts = Starts(network, asks, routes.link, routes.cluster, settings.start, self._rules, listener.event)
+            starts = StartOffsets(
+                network, asks, routes.link, routes.cluster, settings.start, self._rules, listener.event
+            )
             queues, known = [tp for topic in settings.topics for tp in routes.queues(topic)], known_of(self._state)
             joining.await_start(lambda: starts.begin(queues, known))
         except BaseException:
@@ -96,7 +98,7 @@ class RocketMqSource:
             raise
         self._assignments = Assignments(cluster, starts, self._commits, self._pulls, self._state, listener)
 
-    def _told(self, frame: Frame) -> None:
+    def _take_request(self, frame: Frame) -> None:
         if frame.code == Request.NOTIFY_CONSUMER_IDS_CHANGED:
             self._cluster.members.changed()
         elif frame.code == Request.RESET_CONSUMER_CLIENT_OFFSET:  # since 5.1, the broker resets by itself

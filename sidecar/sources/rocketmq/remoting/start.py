@@ -30,7 +30,7 @@ DOUBT_S = 300.0
 class Found(NamedTuple):
     """Start offsets of queues, and for the others the reason why they are unknown."""
 
-    starts: list[Assignment]
+    assignments: list[Assignment]
     failed: dict[TopicPartition, str]
     marks: dict[TopicPartition, tuple[Mark, ...]]
     """Of each queue, the marks that are still there."""
@@ -64,7 +64,7 @@ class _ResetError(_UnknownError):
         self.offset = offset
 
 
-class Starts:
+class StartOffsets:
     """Decides starts.
 
     Args:
@@ -149,7 +149,7 @@ class Starts:
                 queue_facts = queue_facts._replace(is_same=queue_facts.is_same and tp not in replaced)
                 start, result.marks[tp] = self._one(tp, queue_facts, known.get(tp), self.resets.get(tp))
                 self.resets.pop(tp, None)
-                result.starts.append(start)
+                result.assignments.append(start)
                 result.committed[tp] = -1 if queue_facts.committed is None else queue_facts.committed
                 result.lows[tp] = queue_facts.low
             except (_UnknownError, ProtocolError) as error:

@@ -189,7 +189,7 @@ class Link:
     def _take(self, frame: Frame) -> None:
         self.problem = ""  # not earlier: a frozen peer accepts connections too
         if not frame.is_answer:
-            self._network.told(frame)
+            self._network.take_request(frame)
         else:
             self._awaited.take(frame)
 
@@ -237,13 +237,13 @@ class Network:
     Args:
         sign: See `Sign`; None without access control.
         tls: None without TLS.
-        told: Takes requests that a peer sends. It must not wait for an answer.
+        take_request: Takes requests that a peer sends. It must not wait for an answer.
     """
 
-    def __init__(self, sign: Sign | None, tls: ssl.SSLContext | None, told: Callable[[Frame], None]) -> None:
+    def __init__(self, sign: Sign | None, tls: ssl.SSLContext | None, take_request: Callable[[Frame], None]) -> None:
         self.sign = sign
         self.tls = tls
-        self.told = told
+        self.take_request = take_request
         self.links: dict[str, Link] = {}
         self.connections = 0
         """Connections made so far."""

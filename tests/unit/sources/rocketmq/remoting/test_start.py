@@ -10,7 +10,7 @@ import pytest
 from sidecar.core.partition.state import PartitionState
 from sidecar.core.records import TopicPartition
 from sidecar.sources.rocketmq.progress import Mark, QueueProgress, Told
-from sidecar.sources.rocketmq.remoting.start import Starts
+from sidecar.sources.rocketmq.remoting.start import StartOffsets
 from sidecar.sources.rocketmq.wire.codes import Code
 from sidecar.sources.rocketmq.wire.frames import Frame
 from sidecar.sources.rocketmq.wire.network import Ask, Network
@@ -56,12 +56,12 @@ NEW = {14: frame(Code.QUERY_NOT_FOUND), 30: frame(Code.SUCCESS, offset="1000")}
 OLD = {14: frame(Code.SUCCESS, offset="7")}
 
 
-def starts_of(*links: MadeUpLink, tell: Callable[..., None] = lambda *told: None) -> Starts:
+def starts_of(*links: MadeUpLink, tell: Callable[..., None] = lambda *told: None) -> StartOffsets:
     """With `start: latest`, on brokers a, b."""
     network = Network(None, None, lambda _: None)
     network.links.update({str(i): link for i, link in enumerate(links)})  # type: ignore[misc]
     found = dict(zip("ab", links, strict=True))
-    return Starts(
+    return StartOffsets(
         network, Asks("me", "g"), found.get, "cluster", "latest", b"rule", tell  # type: ignore[arg-type]
     )  # fmt: skip
 
@@ -93,7 +93,7 @@ def test_a_group_of_which_another_queue_is_known_is_not_new() -> None:
     answers = NEW | answering(0, 30, frame(Code.PULL_NOT_FOUND)) | {14: frame(Code.QUERY_NOT_FOUND)}
     starts, known = starts_of(MadeUpLink(answers=answers), MadeUpLink()), {HERE._replace(partition=7): known_with()}
     assert starts.begin([HERE], known) == set()
-    assert [one.read_from for one in starts.find([HERE], known).starts] == [0]
+    assert [one.read_from for one in starts.find([HERE], known).assignments] == [0]
 
 
 def test_a_queue_that_is_just_being_made_begins_at_its_first_message() -> None:
@@ -101,12 +101,12 @@ def test_a_queue_that_is_just_being_made_begins_at_its_first_message() -> None:
     empty = frame(Code.SUCCESS, offset="-1")
     answers = {14: frame(Code.QUERY_NOT_FOUND), 30: empty, 31: empty, 11: frame(Code.PULL_NOT_FOUND), 28: booted(1)}
     found = starts_of(MadeUpLink(answers=answers), MadeUpLink()).find([HERE], {})
-    assert [(one.state.watermark, one.read_from) for one in found.starts] == [(0, 0)]
+    assert [(one.state.watermark, one.read_from) for one in found.assignments] == [(0, 0)]
 
 
 def begun_at(
     boot: int, committed: int, tell: Callable[..., None] = lambda *told: None, reset: int | None = None
-) -> tuple[Starts, int]:
+) -> tuple[StartOffsets, int]:
     """A queue known as read to 30, of which run 7 of the broker took 20 last, and 10 is on its disk in any case."""
     asks = Asks("me", "g")
     identity = Identity("cluster", asks.wire("g"), "", 5)
@@ -116,7 +116,7 @@ def begun_at(
     starts = starts_of(MadeUpLink(answers=answers), MadeUpLink(), tell=tell)
     if reset is not None:
         starts.resets[HERE] = reset
-    (one,) = starts.find([HERE], {HERE: known}).starts
+    (one,) = starts.find([HERE], {HERE: known}).assignments
     assert one.read_from is not None
     return starts, one.read_from
 
@@ -176,7 +176,7 @@ def test_an_offset_beyond_the_end_is_of_no_other_member() -> None:
     link = MadeUpLink(answers=answering(99, 30, message(19, 64)))
     mark = Mark(19, 64, 1_700_000_000_001)
     found = starts_of(link, MadeUpLink()).find([HERE], {HERE: known_with(mark)})
-    assert [one.read_from for one in found.starts] == [20]
+    assert [one.read_from for one in found.assignments] == [20]
     assert found.marks == {HERE: (mark,)}
 
 
@@ -189,7 +189,7 @@ def test_what_was_read_and_is_not_settled_is_read_again_where_a_queue_lost_its_e
     link = MadeUpLink(answers=answering(committed, 28, message(25, 64)))
     marks = Mark(29, 80, 1), Mark(25, 64, 1_700_000_000_001)
     found = starts_of(link, MadeUpLink()).find([HERE], {HERE: known_with(*marks)})
-    assert [one.read_from for one in found.starts] == [at]
+    assert [one.read_from for one in found.assignments] == [at]
     assert found.marks == {HERE: marks[1:]}
 
 
@@ -210,7 +210,7 @@ def test_a_reset_is_obeyed_where_a_queue_lost_its_end_too() -> None:
     assert list(starts.find([HERE], known).failed) == [HERE]
     link.low = link._answers[31] = frame(Code.SUCCESS, offset="0")
     found = starts.find([HERE], known)
-    assert ([one.read_from for one in found.starts], found.marks) == ([3], {HERE: marks[1:]})
+    assert ([one.read_from for one in found.assignments], found.marks) == ([3], {HERE: marks[1:]})
     assert not starts.resets
 
 
@@ -221,14 +221,14 @@ def test_a_reset_told_to_the_question_for_the_last_message_is_kept() -> None:
     starts, known = starts_of(link, MadeUpLink()), {HERE: known_with(Mark(19, 64, 1_700_000_000_001))}
     assert list(starts.find([HERE], known).failed) == [HERE]
     link._answers[11] = message(19, 64)
-    assert [one.read_from for one in starts.find([HERE], known).starts] == [3]
+    assert [one.read_from for one in starts.find([HERE], known).assignments] == [3]
 
 
 def test_a_run_of_a_broker_that_is_over_proves_no_reset() -> None:
     """Killed after it told what is committed and before it told its start, it may have forgotten the newest commits."""
     link = MadeUpLink(answers=answering(20, 30, message(19, 64)))
     starts, known = starts_of(link, MadeUpLink()), {HERE: known_with(Mark(19, 64, 1_700_000_000_001))}
-    assert [one.read_from for one in starts.find([HERE], known).starts] == [20]
+    assert [one.read_from for one in starts.find([HERE], known).assignments] == [20]
     link.connection += 1
     link._answers |= {14: frame(Code.SUCCESS, offset="19"), 28: None}
     assert list(starts.find([HERE], known).failed) == [HERE]
@@ -263,7 +263,7 @@ def test_a_topic_that_is_made_again_between_two_answers_begins_at_its_own_first_
     link = MadeAgainLink(answers=answering(20, 30, message(19, 99)) | {31: frame(Code.SUCCESS, offset="16")})
     link.low = low
     found = starts_of(link, MadeUpLink()).find([HERE], {HERE: known_with(Mark(19, 64, 1_700_000_000_001))})
-    assert [one.read_from for one in found.starts] == at
+    assert [one.read_from for one in found.assignments] == at
     assert len(found.failed) == 1 - len(at)
 
 
@@ -272,4 +272,4 @@ def test_a_new_queue_begins_where_the_topic_begins_that_is_there_by_then() -> No
     answers = answering(0, 30, frame(Code.PULL_NOT_FOUND)) | {14: frame(Code.QUERY_NOT_FOUND)}
     link = MadeAgainLink(answers=answers | {31: frame(Code.SUCCESS, offset="16")})
     link.low = frame(Code.SUCCESS, offset="0")
-    assert [start.read_from for start in starts_of(link, MadeUpLink()).find([HERE], {}).starts] == [0]
+    assert [start.read_from for start in starts_of(link, MadeUpLink()).find([HERE], {}).assignments] == [0]

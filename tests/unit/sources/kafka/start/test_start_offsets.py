@@ -18,7 +18,7 @@ from sidecar.sources.kafka.start import recall
 from sidecar.sources.kafka.start.memory import Memories
 from sidecar.sources.kafka.start.offsets import Offsets
 from sidecar.sources.kafka.start.recall import Recall
-from sidecar.sources.kafka.start.starts import Starts
+from sidecar.sources.kafka.start.start_offsets import StartOffsets
 from sidecar.sources.kafka.topics import TopicIds
 from sidecar.state.memory import MemoryState
 from sidecar.state.offset_map import Identity, encode
@@ -58,7 +58,7 @@ class Brokers:
         ]
 
 
-def starts_of(brokers: Brokers, told: list[str], start: str = "earliest") -> Starts:
+def starts_of(brokers: Brokers, told: list[str], start: str = "earliest") -> StartOffsets:
     """What decides, asking those brokers."""
 
     def tell(name: str, level: str, fields: Mapping[str, object]) -> None:
@@ -69,7 +69,9 @@ def starts_of(brokers: Brokers, told: list[str], start: str = "earliest") -> Sta
     )
     ids = cast(TopicIds, SimpleNamespace(find=lambda topics, timeout_s: dict.fromkeys(topics, TOPIC_ID)))
     recall = Recall(Memories(MemoryState(), tell), RULES, lambda tp, offset: None, tell)
-    return Starts(Offsets(cast(ck.Consumer, brokers)), ids, settings, CLUSTER, RULES, lambda tp: None, recall, tell)
+    return StartOffsets(
+        Offsets(cast(ck.Consumer, brokers)), ids, settings, CLUSTER, RULES, lambda tp: None, recall, tell
+    )
 
 
 def test_a_frozen_leader_keeps_back_its_own_partitions_alone() -> None:
@@ -80,10 +82,10 @@ def test_a_frozen_leader_keeps_back_its_own_partitions_alone() -> None:
     begun_s = time.monotonic()
     found = starts.find([HERE, THERE], 1.0)
     assert time.monotonic() - begun_s < 2.0
-    assert [one.tp for one in found.starts] == [THERE]
+    assert [one.tp for one in found.assignments] == [THERE]
     assert found.failed[HERE].code() == KafkaError._TIMED_OUT
     brokers.frozen = set()
-    assert [one.tp for one in starts.find([HERE], 0.3).starts] == [HERE]
+    assert [one.tp for one in starts.find([HERE], 0.3).assignments] == [HERE]
 
 
 def test_all_partitions_of_a_leader_are_one_question() -> None:
@@ -92,7 +94,7 @@ def test_all_partitions_of_a_leader_are_one_question() -> None:
     brokers.list_topics = lambda **_: SimpleNamespace(  # type: ignore[method-assign]
         topics={"orders": SimpleNamespace(partitions={p: SimpleNamespace(leader=0) for p in (0, 1)})}
     )
-    assert len(starts_of(brokers, []).find([HERE, THERE], 1).starts) == 2
+    assert len(starts_of(brokers, []).find([HERE, THERE], 1).assignments) == 2
     assert brokers.asked == [[HERE, THERE]] * 2
 
 
@@ -101,12 +103,12 @@ def test_a_partition_of_a_new_group_that_waited_is_still_one() -> None:
     brokers = Brokers()
     starts = starts_of(brokers, [], "latest")
     brokers.frozen = {1}
-    (here,) = starts.find([HERE, THERE], 1.0).starts
+    (here,) = starts.find([HERE, THERE], 1.0).assignments
     brokers.commits[HERE] = (100, "")
     brokers.frozen = set()
-    (there,) = starts.find([THERE], 1.0).starts
+    (there,) = starts.find([THERE], 1.0).assignments
     assert (here.read_from, there.read_from) == (100, 100)
-    assert starts.find([THERE], 1.0).starts[0].read_from == 0  # a new partition of an old group
+    assert starts.find([THERE], 1.0).assignments[0].read_from == 0  # a new partition of an old group
 
 
 def test_a_log_counts_as_truncated_when_it_stays_short(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,14 +118,14 @@ def test_a_log_counts_as_truncated_when_it_stays_short(monkeypatch: pytest.Monke
     identity = Identity(CLUSTER, GROUP, TOPIC_ID, 7)
     brokers.commits[HERE] = (90, encode(identity, RULES, PartitionState(90, 120)))
     found = starts.find([HERE, THERE], 1)
-    assert ([one.tp for one in found.starts], list(found.failed)) == ([THERE], [HERE])
+    assert ([one.tp for one in found.assignments], list(found.failed)) == ([THERE], [HERE])
     assert "120 was read before" in found.failed[HERE].str()
     brokers.ends[HERE] = 120
-    (start,) = starts.find([HERE], 1).starts
+    (start,) = starts.find([HERE], 1).assignments
     assert (start.scope, told) == (identity.scope, [])
     brokers.ends[HERE] = 100
-    assert not starts.find([HERE], 1).starts
+    assert not starts.find([HERE], 1).assignments
     monkeypatch.setattr(recall, "TRUNCATION_PATIENCE_S", 0.0)
-    (start,) = starts.find([HERE], 1).starts
+    (start,) = starts.find([HERE], 1).assignments
     assert (start.read_from, told) == (90, ["partition.truncated"])
     assert start.scope != identity.scope

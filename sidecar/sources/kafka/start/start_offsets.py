@@ -31,11 +31,11 @@ _REASONS = {
 class Found(NamedTuple):
     """Start offsets of partitions, and for the others the reason why they are unknown."""
 
-    starts: list[Assignment]
+    assignments: list[Assignment]
     failed: dict[TopicPartition, KafkaError]
 
 
-class Starts:
+class StartOffsets:
     """Decides starts.
 
     Args:
@@ -105,7 +105,7 @@ class Starts:
         self, result: Found, tp: TopicPartition, offset: int, metadata: str | None, topic_id: str, bounds: Bounds
     ) -> None:
         try:
-            result.starts.append(self._one(tp, offset, metadata, topic_id, bounds))
+            result.assignments.append(self._one(tp, offset, metadata, topic_id, bounds))
         except KafkaException as error:
             result.failed[tp] = error.args[0]
             return
