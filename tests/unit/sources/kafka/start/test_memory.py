@@ -1,0 +1,45 @@
+"""What is remembered of partitions beside the broker's commits, as it reaches the state."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+
+from sidecar.core.records import TopicPartition
+from sidecar.sources.kafka.start.memory import Memories, Memory
+from sidecar.state.interface import ProgressKey
+from sidecar.state.memory import MemoryState
+from tests.support.process import wait_until
+
+TP = TopicPartition("orders", 0)
+
+
+class SlowState(MemoryState):
+    """A state that writes only when it may."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.begun, self.may_write = threading.Event(), threading.Event()
+
+    def save_progress(self, rows: Mapping[ProgressKey, str], *, durable: bool = True) -> None:
+        """See `State.save_progress`."""
+        self.begun.set()
+        assert self.may_write.wait(20)
+        super().save_progress(rows, durable=durable)
+
+
+def test_what_is_acknowledged_while_a_write_is_under_way_is_written_too() -> None:
+    """At rest no later commit comes that would write it, and a crash hours later must find it."""
+    state = SlowState()
+    memories = Memories(state, lambda *_: None)
+    memories.keep({TP: Memory(1, "", "", [], [])})
+    assert state.begun.wait(20)
+    memories.keep({TP: Memory(2, "", "", [], [])})
+    state.may_write.set()
+
+    def saved() -> bool:
+        memory = Memory.load(state.load_progress().get(ProgressKey.of(TP), ""))
+        return memory is not None and memory.watermark == 2
+
+    wait_until(saved, 20, "the newest is written")
+    memories.close()
