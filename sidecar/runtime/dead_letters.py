@@ -245,17 +245,26 @@ class DeadLettersInTopic:
         self._topic = topic
         self._originals = originals
         self._make = make
-        self._producer = make(self._config)
+        self._producer: ck.Producer | None = None
         self._broken = False
+        self._writing = threading.Lock()
+        self._closed = False
 
     def store(self, letters: Sequence[DeadLetter]) -> None:
         """Produce them and wait for the broker.
 
         Raises:
-            UnavailableError: The broker did not take them all.
+            UnavailableError: The broker did not take them all, or the store is closed.
         """
-        if self._broken:  # it refuses everything for good, once it was denied to write for example
+        with self._writing:
+            if self._closed:
+                raise self._unavailable("the process ends")
+            self._produce(letters)
+
+    def _produce(self, letters: Sequence[DeadLetter]) -> None:
+        if self._producer is None or self._broken:  # it refuses everything for good, once it was denied to write
             self._producer, self._broken = self._make(self._config), False
+        producer = self._producer
         failures: list[str] = []
 
         def delivered(error: ck.KafkaError | None, _: ck.Message) -> None:
@@ -266,16 +275,18 @@ class DeadLettersInTopic:
         for letter in letters:
             original = self._originals.find(letter)
             self._safely(
-                self._producer.produce, self._topic, value=original.value, key=original.key,
+                producer.produce, self._topic, value=original.value, key=original.key,
                 headers=[*original.headers, *_story(letter)], timestamp=original.timestamp_ms or 0,
                 on_delivery=delivered,
             )  # fmt: skip
-        left = self._safely(self._producer.flush, PRODUCE_TIMEOUT_S)
+        left = self._safely(producer.flush, PRODUCE_TIMEOUT_S)
         if left or failures:
             raise self._unavailable(failures[0] if failures else f"{left} not acknowledged in {PRODUCE_TIMEOUT_S:g} s")
 
     def close(self) -> None:
-        """Nothing of it is left open: `store` waits for the broker."""
+        """Wait for what is being produced, and produce nothing after it."""
+        with self._writing:
+            self._closed = True
 
     def _safely(self, call: Callable[..., T], *args: Any, **kwargs: Any) -> T:
         try:
