@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from sidecar.core.claims import Mark, Want
-from sidecar.core.partition.lineage import Lineage, Stamp
-from sidecar.core.partition.state import PartitionState
+from sidecar.core.lineage import Lineage, Stamp
+from sidecar.core.partition_state import PartitionState
 from sidecar.core.parts import Batch
 from sidecar.core.records import DeadLetter, TopicPartition
 

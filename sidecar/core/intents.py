@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from sidecar.core.batching import Buffer
 from sidecar.core.claims import Mark
-from sidecar.core.cutting.batching import Buffer
-from sidecar.core.partition.state import NO_TRIES, Tries
+from sidecar.core.partition_state import NO_TRIES, Tries
 
 
 @dataclass(slots=True, eq=False)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from sidecar.config.model import Settings
 from sidecar.config.tags import OFFSET_MSG_ID, canonical
 from sidecar.core.backoff import Backoff
-from sidecar.core.cutting.batching import Limits
+from sidecar.core.batching import Limits
 from sidecar.core.cutting.cutting import BatchRules
 from sidecar.core.delivery.rules import DeliveryRules
 from sidecar.core.intake.reading import Reading, ReadTags

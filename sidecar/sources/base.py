@@ -8,8 +8,8 @@ from itertools import accumulate, takewhile
 from typing import NamedTuple, Protocol
 
 from sidecar.core.effects import CommitItem
-from sidecar.core.partition.lineage import Lineage
-from sidecar.core.partition.state import PartitionState
+from sidecar.core.lineage import Lineage
+from sidecar.core.partition_state import PartitionState
 from sidecar.core.records import Columns, Details, Header, Run, TopicPartition
 
 WAKING_POLL_S = 0.2

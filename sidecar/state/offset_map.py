@@ -18,9 +18,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from sidecar.core.partition.lineage import TOKEN_BITS, Stamp
+from sidecar.core.lineage import TOKEN_BITS, Stamp
 from sidecar.core.partition.room import METADATA_CHARACTERS
-from sidecar.core.partition.state import LaneState, PartitionState, SharedIntent, Tries
+from sidecar.core.partition_state import LaneState, PartitionState, SharedIntent, Tries
 
 MAGIC, VERSION = 0xB5, 1
 _HEAD = struct.Struct(">BBI")

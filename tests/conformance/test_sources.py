@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from sidecar.core.effects import CommitItem
-from sidecar.core.partition.state import PartitionState
+from sidecar.core.partition_state import PartitionState
 from sidecar.core.records import TopicPartition
 from sidecar.state.interface import State
 from sidecar.state.memory import MemoryState

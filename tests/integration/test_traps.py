@@ -15,7 +15,7 @@ from kafka import KafkaProducer
 
 from sidecar.config.source import KafkaSource as KafkaSettings
 from sidecar.core.effects import CommitItem
-from sidecar.core.partition.state import LaneState, PartitionState
+from sidecar.core.partition_state import LaneState, PartitionState
 from sidecar.core.records import Run, TopicPartition
 from sidecar.sources.base import Assignment, ReadPast
 from sidecar.sources.kafka.config import consumer_config

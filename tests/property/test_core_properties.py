@@ -9,7 +9,7 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sidecar.core.cutting.batching import (
+from sidecar.core.batching import (
     JOINED_BYTES,
     Buffer,
     Limits,
@@ -21,7 +21,7 @@ from sidecar.core.cutting.batching import (
     split,
 )
 from sidecar.core.partition.room import METADATA_CHARACTERS
-from sidecar.core.partition.state import LaneState, PartitionState, SharedIntent
+from sidecar.core.partition_state import LaneState, PartitionState, SharedIntent
 from sidecar.core.records import Fragment
 from sidecar.core.windows.dedup import RotatingBitmap, RotatingSet
 from sidecar.state.offset_map import Identity, Origin, decode, encode

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sidecar.core.cutting.batching import Buffer, Limits
+from sidecar.core.batching import Buffer, Limits
 from sidecar.core.intents import Intent
 from sidecar.core.parts import Part
 from sidecar.core.records import Fragment, TopicPartition

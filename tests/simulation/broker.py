@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, replace
 
 from sidecar.core.claims import State, place_of
 from sidecar.core.effects import CommitItem
-from sidecar.core.partition.lineage import Committed, Stamp
-from sidecar.core.partition.state import NO_TRIES, PartitionState, Tries
+from sidecar.core.lineage import Committed, Stamp
+from sidecar.core.partition_state import NO_TRIES, PartitionState, Tries
 from sidecar.ledger.memory import MemoryLedger
 from sidecar.state.offset_map import Identity, decode, encode
 from tests.simulation.plan import TPS, Log, Plan, Row, key_of

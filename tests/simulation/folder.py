@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pyroaring import BitMap64
 
 from sidecar.core.effects import CommitItem
-from sidecar.core.partition.lineage import Basis, Fingerprint, Lineage, Recalled, Remembered, inherited, recall
-from sidecar.core.partition.state import PartitionState
+from sidecar.core.lineage import Basis, Fingerprint, Lineage, Recalled, Remembered, inherited, recall
+from sidecar.core.partition_state import PartitionState
 from sidecar.core.pipeline.pipeline import Pipeline
 from tests.simulation.broker import Life
 from tests.simulation.plan import TPS, digest_of

@@ -11,7 +11,7 @@ from functools import lru_cache
 from typing import Any
 
 from sidecar.core.backoff import Backoff
-from sidecar.core.cutting.batching import Limits
+from sidecar.core.batching import Limits
 from sidecar.core.cutting.cutting import BatchRules
 from sidecar.core.delivery.rules import DeliveryRules
 from sidecar.core.intake.reading import Reading

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from sidecar.core.batching import held_bytes
 from sidecar.core.claims import Want
-from sidecar.core.cutting.batching import held_bytes
 from sidecar.core.cutting.cutting import UNIT_BYTES
 from sidecar.core.cutting.memory import held_by
 from sidecar.core.effects import Claim, Commit, CommitItem, Effect, Flow, Reload, Report, Send, Store
 from sidecar.core.partition.partition import Partition
-from sidecar.core.partition.state import Tries
+from sidecar.core.partition_state import Tries
 from sidecar.core.parts import Part
 from sidecar.core.pipeline.commit_order import CommitOrder, Journal, Publish, Settle, SettledIds, Step
 from sidecar.core.pipeline.pipeline import Pipeline

@@ -6,8 +6,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from sidecar.core.backoff import Backoff
+from sidecar.core.batching import Limits
 from sidecar.core.claims import Mark
-from sidecar.core.cutting.batching import Limits
 from sidecar.core.cutting.cutting import BatchRules
 from sidecar.core.delivery.rules import DeliveryRules
 from sidecar.core.effects import Commit, CommitItem, Effect, Flow, Reload, Report, Send, Store

@@ -7,7 +7,7 @@ from concurrent.futures import Executor
 from typing import Any
 
 from sidecar.core.effects import CommitItem
-from sidecar.core.partition.state import PartitionState, lane_key
+from sidecar.core.partition_state import PartitionState, lane_key
 from sidecar.core.records import Place, Run, TopicPartition
 from sidecar.sources.base import Assignment
 from sidecar.sources.rocketmq.leased.client import Handed

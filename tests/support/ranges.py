@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from sidecar.core.backoff import Backoff
-from sidecar.core.cutting.batching import Limits
+from sidecar.core.batching import Limits
 from sidecar.core.delivery.rules import DeliveryRules
 from sidecar.core.effects import Report, Send, Store
 from sidecar.core.intake.reading import Reading

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
 from sidecar.core.effects import CommitItem
-from sidecar.core.partition.state import PartitionState
+from sidecar.core.partition_state import PartitionState
 from sidecar.core.records import Run, TopicPartition
 from sidecar.sources.base import Assignment, Source
 from tests.support.process import wait_until

@@ -6,13 +6,13 @@ import random
 from collections.abc import Callable
 
 from sidecar.core.backoff import Backoff
-from sidecar.core.cutting.batching import Limits
+from sidecar.core.batching import Limits
 from sidecar.core.cutting.cutting import BatchRules
 from sidecar.core.delivery.rules import DeliveryRules
 from sidecar.core.effects import Claim, Commit, Effect, Flow, Reload, Report, Send, Store
 from sidecar.core.intake.reading import Reading
 from sidecar.core.partition.room import Room
-from sidecar.core.partition.state import (
+from sidecar.core.partition_state import (
     PartitionState,
 )
 from sidecar.core.parts import Batch

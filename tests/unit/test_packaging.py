@@ -10,7 +10,7 @@ import sys
 import tomllib
 import zipfile
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from email.message import Message
 from email.parser import Parser
 from pathlib import Path
@@ -29,12 +29,19 @@ IMPURE = {
 OF_OTHERS = {"numpy", "orjson", "pyroaring", "xxhash"}
 """Packages that the core may import."""
 BUILTINS_OF_THE_SHELL = {"open", "print", "input", "__import__", "exec", "eval"}
-MAP = (ROOT / "docs" / "architecture.md").read_text().split("## Map")[1].split("## ")[0]
-LAYERS = {
-    row[0]: set(re.findall(r"`([\w.]+)`", row[1]))
-    for row in re.findall(r"^\| `([\w.]+)` \|.*\| ([^|]*) \|$", MAP, re.MULTILINE)
-}
-"""Which parts of the package a part imports, as the architecture's table has them."""
+MAP, FLOORS_OF_THE_CORE = (
+    (ROOT / "docs" / "architecture.md").read_text().split("## Map")[1].split("\n## ")[0].split("### Floors of the core")
+)
+
+
+def parts_of(table: str) -> dict[str, set[str]]:
+    """Which others a part imports, as a table has them."""
+    rows = re.findall(r"^\| `([\w.]+)` \|.*\| ([^|]*) \|$", table, re.MULTILINE)
+    return {name: set(re.findall(r"`([\w.]+)`", below)) for name, below in rows}
+
+
+LAYERS, FLOORS = parts_of(MAP), parts_of(FLOORS_OF_THE_CORE)
+"""The parts of the package, and those of its core, as the architecture's tables have them."""
 
 
 @pytest.fixture(scope="module")
@@ -156,10 +163,18 @@ def graph() -> dict[str, set[str]]:
     }
 
 
-def layer_of(module: str) -> str:
-    """The part of the package that a module belongs to; itself, where the table has none."""
+def part_of(module: str, parts: Collection[str]) -> str:
+    """The part that a module belongs to; itself, where the table has none."""
     name = module.removeprefix("sidecar.")
-    return max((one for one in LAYERS if f"{name}.".startswith(f"{one}.")), key=len, default=module)
+    return max((part for part in parts if f"{name}.".startswith(f"{part}.")), key=len, default=module)
+
+
+def imported(below: Mapping[str, set[str]], parts: Collection[str]) -> dict[str, set[str]]:
+    """Which other parts each part imports, by the imports of its modules."""
+    imported: dict[str, set[str]] = {part: set() for part in parts}
+    for module, names in below.items():
+        imported.setdefault(part_of(module, parts), set()).update(part_of(name, parts) for name in names)
+    return {part: names - {part} for part, names in imported.items()}
 
 
 def test_imports_point_one_way() -> None:
@@ -167,11 +182,10 @@ def test_imports_point_one_way() -> None:
 
     The core imports nothing of the package, Spark neither the daemon nor the commands.
     """
-    found: dict[str, set[str]] = {layer: set() for layer in LAYERS}
-    for module, below in graph().items():
-        if module != "sidecar":
-            found.setdefault(layer_of(module), set()).update(layer_of(one) for one in below)
-    assert {layer: below - {layer} for layer, below in found.items()} == LAYERS
+    below = {module: names for module, names in graph().items() if module != "sidecar"}
+    assert imported(below, LAYERS) == LAYERS
+    of_core = {module: names for module, names in below.items() if module.startswith("sidecar.core")}
+    assert imported(of_core, FLOORS) == FLOORS
 
 
 def test_no_module_leads_back_to_itself() -> None:
@@ -181,6 +195,7 @@ def test_no_module_leads_back_to_itself() -> None:
     """
     assert circles(graph()) == {}, "these modules lead in a circle"
     assert circles(LAYERS) == {}, "these parts lead in a circle"
+    assert circles(FLOORS) == {}, "these parts of the core lead in a circle"
 
 
 def circles(below: dict[str, set[str]]) -> dict[str, set[str]]:

@@ -7,9 +7,9 @@ from collections import Counter, deque
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from sidecar.core.cutting.batching import Limits, held_bytes
+from sidecar.core.batching import Limits, held_bytes
 from sidecar.core.cutting.memory import Memory
-from sidecar.core.delivery.groups import Groups
+from sidecar.core.groups import Groups
 from sidecar.core.partition.lanes import Lane
 from sidecar.core.partition.ownerships import Ownerships
 from sidecar.core.partition.partition import Partition

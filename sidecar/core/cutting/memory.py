@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sidecar.core.cutting.batching import held_bytes
+from sidecar.core.batching import held_bytes
 from sidecar.core.parts import Part
 
 PART_BYTES = 1_600

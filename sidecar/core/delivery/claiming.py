@@ -13,8 +13,8 @@ from math import inf
 from typing import NamedTuple
 
 from sidecar.core.backoff import Backoff
+from sidecar.core.batching import pick
 from sidecar.core.claims import DUPLICATE, HELD, Want
-from sidecar.core.cutting.batching import pick
 from sidecar.core.delivery.admission import Admission
 from sidecar.core.delivery.answers.settlement import Settlement
 from sidecar.core.delivery.askings import Asking, Askings

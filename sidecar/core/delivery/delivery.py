@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
+from sidecar.core.batching import held_bytes
 from sidecar.core.books import Tally
-from sidecar.core.cutting.batching import held_bytes
 from sidecar.core.cutting.memory import ATTEMPT_BYTES, PART_BYTES, Memory, held_by
 from sidecar.core.delivery.admission import Admission
 from sidecar.core.delivery.answers.dead_letters import DeadLetters

@@ -8,8 +8,8 @@ from collections.abc import Container, Iterable
 from itertools import count as counter
 
 from sidecar.core.books import Tally
-from sidecar.core.delivery.groups import Groups
 from sidecar.core.delivery.stages import Event, Stage, after
+from sidecar.core.groups import Groups
 from sidecar.core.parts import Batch, Part
 from sidecar.core.records import TopicPartition
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 
-from sidecar.core.cutting.batching import pick_keys
+from sidecar.core.batching import pick_keys
 from sidecar.core.intake.reading import Reading
 from sidecar.core.records import NO_ID, Fragment, Message, TopicPartition
 

@@ -11,7 +11,7 @@ from operator import call
 
 from pyroaring import BitMap64
 
-from sidecar.core.cutting.batching import Buffer, held_bytes
+from sidecar.core.batching import Buffer, held_bytes
 from sidecar.core.intake.framing import fragment_of
 from sidecar.core.intake.identities import Identities
 from sidecar.core.intake.positions import Positions

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from sidecar.core.claims import Mark
 from sidecar.core.intents import Barrier, Intent
-from sidecar.core.partition.state import PartitionState
+from sidecar.core.partition_state import PartitionState
 
 
 @dataclass(slots=True)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from sidecar.core.cutting.batching import Buffer
-from sidecar.core.partition.state import lane_key
+from sidecar.core.batching import Buffer
+from sidecar.core.partition_state import lane_key
 from sidecar.core.parts import Part
 
 

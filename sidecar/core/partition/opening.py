@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sidecar.core.cutting.batching import Limits
+from sidecar.core.batching import Limits
 from sidecar.core.partition.lanes import Lane, Lanes
 from sidecar.core.partition.outstanding import Outstanding
 from sidecar.core.partition.passed import Passed

@@ -5,12 +5,12 @@ from __future__ import annotations
 from bisect import insort
 from collections.abc import Iterable, Mapping, Sequence
 
-from sidecar.core.cutting.batching import body_bytes
+from sidecar.core.batching import body_bytes
 from sidecar.core.intents import Intent
 from sidecar.core.partition.dues import Dues
 from sidecar.core.partition.lanes import Lanes
 from sidecar.core.partition.promises import Promises
-from sidecar.core.partition.state import derived_scope, lane_key
+from sidecar.core.partition_state import derived_scope, lane_key
 from sidecar.core.parts import Part
 from sidecar.core.records import NO_ID, Fragment, TopicPartition
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
-from sidecar.core.partition.lineage import Lineage
+from sidecar.core.lineage import Lineage
 from sidecar.core.partition.partition import Partition
 from sidecar.core.partition.room import Room
-from sidecar.core.partition.state import PartitionState
+from sidecar.core.partition_state import PartitionState
 from sidecar.core.parts import Batch
 from sidecar.core.records import TopicPartition
 

@@ -12,9 +12,9 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from sidecar.core.effects import CommitItem
 from sidecar.core.intents import Intent
+from sidecar.core.lineage import Lineage
 from sidecar.core.partition.dues import Begun, Dues
 from sidecar.core.partition.lanes import Lane, Lanes
-from sidecar.core.partition.lineage import Lineage
 from sidecar.core.partition.opening import Opening
 from sidecar.core.partition.outstanding import Outstanding
 from sidecar.core.partition.passed import Passed
@@ -22,7 +22,7 @@ from sidecar.core.partition.promises import Promises
 from sidecar.core.partition.reach import Reach
 from sidecar.core.partition.room import Room
 from sidecar.core.partition.stamps import Stamps
-from sidecar.core.partition.state import PartitionState, lane_key
+from sidecar.core.partition_state import PartitionState, lane_key
 from sidecar.core.parts import Part
 from sidecar.core.records import Fragment, TopicPartition
 

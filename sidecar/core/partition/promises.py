@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Iterator
 from sidecar.core.intents import Intent
 from sidecar.core.partition.lanes import Lane, Lanes
 from sidecar.core.partition.room import Room
-from sidecar.core.partition.state import NO_TRIES, LaneState, PartitionState, SharedIntent, Tries, lane_key
+from sidecar.core.partition_state import NO_TRIES, LaneState, PartitionState, SharedIntent, Tries, lane_key
 from sidecar.core.parts import Part
 
 INTENT_BYTES = 10

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from sidecar.core.partition.lineage import Fingerprint, Lineage, Stamp, Trail
+from sidecar.core.lineage import Fingerprint, Lineage, Stamp, Trail
 
 
 class Stamps:

@@ -18,10 +18,10 @@ from sidecar.core.effects import Effect
 from sidecar.core.intake.intake import Intake
 from sidecar.core.intake.positions import HoleError
 from sidecar.core.intake.reading import Reading
-from sidecar.core.partition.lineage import Fingerprint, Lineage
+from sidecar.core.lineage import Fingerprint, Lineage
 from sidecar.core.partition.ownerships import Ownerships
 from sidecar.core.partition.partition import Partition
-from sidecar.core.partition.state import PartitionState
+from sidecar.core.partition_state import PartitionState
 from sidecar.core.pipeline.commits import Commits
 from sidecar.core.pipeline.gate import Gate, Orders
 from sidecar.core.pipeline.origins import Origins

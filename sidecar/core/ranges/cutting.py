@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 
-from sidecar.core.cutting.batching import Limits
+from sidecar.core.batching import Limits
 from sidecar.core.partition.lanes import Lane
 from sidecar.core.partition.partition import Partition
 from sidecar.core.parts import Part

@@ -13,8 +13,8 @@ from collections import deque
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
+from sidecar.core.batching import Limits, halves, held_bytes
 from sidecar.core.books import Books
-from sidecar.core.cutting.batching import Limits, halves, held_bytes
 from sidecar.core.cutting.memory import Memory
 from sidecar.core.delivery.delivery import Delivery
 from sidecar.core.delivery.output import Halved as OneHalved
@@ -25,10 +25,10 @@ from sidecar.core.effects import Effect
 from sidecar.core.intake.intake import Intake
 from sidecar.core.intake.reading import Reading
 from sidecar.core.intents import Intent
-from sidecar.core.partition.lineage import Lineage
+from sidecar.core.lineage import Lineage
 from sidecar.core.partition.ownerships import Ownerships
 from sidecar.core.partition.room import Room
-from sidecar.core.partition.state import PartitionState
+from sidecar.core.partition_state import PartitionState
 from sidecar.core.parts import Part
 from sidecar.core.ranges.cutting import RangeCutter
 from sidecar.core.records import Answer, Run, TopicPartition

@@ -14,9 +14,9 @@ from itertools import repeat
 from operator import attrgetter
 
 from sidecar.core.effects import CommitItem
-from sidecar.core.partition.lineage import TOKEN_BITS, Lineage
+from sidecar.core.lineage import TOKEN_BITS, Lineage
 from sidecar.core.partition.room import METADATA_CHARACTERS
-from sidecar.core.partition.state import PartitionState
+from sidecar.core.partition_state import PartitionState
 from sidecar.core.records import Columns, Header, Run, TopicPartition
 from sidecar.errors import UnavailableError
 from sidecar.sources.base import Assignment, Listener, Original, ReadPast, Tell

@@ -11,7 +11,7 @@ from sidecar.core.claims import DUPLICATE, HELD, Mark, State, Want, place_of
 from sidecar.core.delivery.stages import StrayEventError
 from sidecar.core.messages.fields import Field
 from sidecar.core.messages.ids import key_reader
-from sidecar.core.partition.state import LaneState, PartitionState, lane_key
+from sidecar.core.partition_state import LaneState, PartitionState, lane_key
 from sidecar.core.parts import Batch
 from sidecar.core.records import KEY_BYTES, Answer, Details, FailedRow, TopicPartition, Verdict
 from sidecar.ledger.memory import MemoryLedger

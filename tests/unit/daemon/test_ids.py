@@ -15,7 +15,7 @@ import pytest
 
 from sidecar.config.model import Settings
 from sidecar.core.effects import Commit, CommitItem
-from sidecar.core.partition.state import PartitionState
+from sidecar.core.partition_state import PartitionState
 from sidecar.core.records import Run, TopicPartition
 from sidecar.daemon import ids as daemon_ids
 from sidecar.daemon.lifecycle import leave

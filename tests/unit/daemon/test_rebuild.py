@@ -9,8 +9,8 @@ import pytest
 from pyroaring import BitMap64
 
 from sidecar.config.model import Settings
-from sidecar.core.partition.lineage import Lineage
-from sidecar.core.partition.state import PartitionState
+from sidecar.core.lineage import Lineage
+from sidecar.core.partition_state import PartitionState
 from sidecar.core.pipeline.pipeline import Pipeline
 from sidecar.core.records import TopicPartition
 from sidecar.core.windows.dedup import RotatingBitmap

@@ -11,7 +11,7 @@ from sidecar.config.model import Settings
 from sidecar.core.books import Accounts
 from sidecar.core.effects import Commit, CommitItem, Effect
 from sidecar.core.partition.ownerships import Ownerships
-from sidecar.core.partition.state import PartitionState
+from sidecar.core.partition_state import PartitionState
 from sidecar.core.pipeline.gate import Orders
 from sidecar.core.pipeline.pipeline import Pipeline
 from sidecar.core.records import TopicPartition

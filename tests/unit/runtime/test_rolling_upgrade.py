@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sidecar.config.model import Settings
-from sidecar.core.partition.lineage import TOKEN_BITS, Stamp
-from sidecar.core.partition.state import (
+from sidecar.core.lineage import TOKEN_BITS, Stamp
+from sidecar.core.partition_state import (
     ATTEMPTS_MAX,
     SECONDS_MAX,
     LaneState,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import base64
 from dataclasses import replace
 
-from sidecar.core.partition.lineage import Stamp
-from sidecar.core.partition.state import LaneState, PartitionState, SharedIntent, Tries
+from sidecar.core.lineage import Stamp
+from sidecar.core.partition_state import LaneState, PartitionState, SharedIntent, Tries
 from sidecar.state.offset_map import Identity, Origin, decode, encode
 
 IDENTITY, RULES = Identity("cluster", "group", "topic", 42), b"rule"

@@ -6,7 +6,7 @@ import heapq
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-from sidecar.core.cutting.batching import rows_of
+from sidecar.core.batching import rows_of
 from sidecar.core.delivery.stages import Event, Stage, StrayEventError
 from sidecar.core.effects import Store
 from sidecar.core.parts import Part

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from sidecar.core.cutting.batching import halves, pick
+from sidecar.core.batching import halves, pick
 from sidecar.core.delivery.admission import Admission
 from sidecar.core.delivery.answers.receiver import Receiver
 from sidecar.core.delivery.answers.retries import Retries

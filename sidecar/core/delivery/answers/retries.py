@@ -9,7 +9,7 @@ from sidecar.core.delivery.answers.settlement import Settlement
 from sidecar.core.delivery.outbox import Outbox
 from sidecar.core.delivery.output import Changed, Output
 from sidecar.core.delivery.rules import DeliveryRules
-from sidecar.core.partition.state import ATTEMPTS_MAX, SECONDS_MAX, Tries
+from sidecar.core.partition_state import ATTEMPTS_MAX, SECONDS_MAX, Tries
 from sidecar.core.parts import Batch, Part
 from sidecar.core.records import Answer, Verdict, group_label
 

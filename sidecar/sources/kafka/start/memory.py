@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple, Self
 
 from sidecar.core.effects import CommitItem
-from sidecar.core.partition.lineage import Fingerprint, Lineage, Remembered
+from sidecar.core.lineage import Fingerprint, Lineage, Remembered
 from sidecar.core.records import TopicPartition
 from sidecar.errors import SidecarError
 from sidecar.sources.base import Tell

@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 from confluent_kafka import KafkaError, KafkaException
 
-from sidecar.core.partition.lineage import Basis, Committed, Fingerprint, Recalled, recall
-from sidecar.core.partition.state import PartitionState
+from sidecar.core.lineage import Basis, Committed, Fingerprint, Recalled, recall
+from sidecar.core.partition_state import PartitionState
 from sidecar.core.records import TopicPartition
 from sidecar.errors import UnavailableError
 from sidecar.sources.base import Tell

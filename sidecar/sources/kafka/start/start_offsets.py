@@ -10,8 +10,8 @@ from typing import NamedTuple
 from confluent_kafka import KafkaError, KafkaException
 
 from sidecar.config.source import KafkaSource as KafkaSettings
-from sidecar.core.partition.lineage import TOKEN_BITS, Basis, Committed, Lineage, Recalled, inherited
-from sidecar.core.partition.state import PartitionState
+from sidecar.core.lineage import TOKEN_BITS, Basis, Committed, Lineage, Recalled, inherited
+from sidecar.core.partition_state import PartitionState
 from sidecar.core.records import TopicPartition
 from sidecar.sources.base import Assignment, Settled, Tell
 from sidecar.sources.kafka.start.memory import Found as Memory

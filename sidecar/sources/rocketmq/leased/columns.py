@@ -9,7 +9,7 @@ from operator import attrgetter
 from xxhash import xxh3_128_digest
 
 from sidecar.core.messages.fields import Raw, header_column
-from sidecar.core.partition.state import lane_key
+from sidecar.core.partition_state import lane_key
 from sidecar.core.records import Details, Header, Message, TopicPartition
 from sidecar.sources.rocketmq.leased.client import Handed
 from sidecar.sources.rocketmq.wire.ids import offset_id

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import orjson
 
-from sidecar.core.partition.state import PartitionState
+from sidecar.core.partition_state import PartitionState
 from sidecar.core.records import TopicPartition
 from sidecar.sources.rocketmq.leased.columns import Taken
 from sidecar.sources.rocketmq.leased.unsettled import promised, within

@@ -10,7 +10,7 @@ from bisect import insort
 from collections.abc import Callable, Collection, Iterable, Mapping
 from operator import attrgetter
 
-from sidecar.core.partition.state import PartitionState
+from sidecar.core.partition_state import PartitionState
 from sidecar.core.records import Run, TopicPartition
 from sidecar.sources.base import Assignment, ReadPast
 from sidecar.sources.rocketmq.leased.columns import Taken

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-from sidecar.core.partition.state import LaneState, PartitionState
+from sidecar.core.partition_state import LaneState, PartitionState
 from sidecar.core.records import TopicPartition
 from sidecar.sources.rocketmq.leased.columns import Taken
 from sidecar.sources.rocketmq.leased.members import (

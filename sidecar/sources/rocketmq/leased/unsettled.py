@@ -6,7 +6,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from operator import attrgetter
 
-from sidecar.core.partition.state import PartitionState
+from sidecar.core.partition_state import PartitionState
 from sidecar.sources.rocketmq.leased.columns import Taken
 
 END = 1 << 62

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import structlog
 
 from sidecar.config.model import Settings
-from sidecar.core.cutting.batching import Limits
+from sidecar.core.batching import Limits
 from sidecar.core.effects import Report, Send, Store
 from sidecar.core.ranges.pipeline import Halve, RangePipeline
 from sidecar.core.records import Columns, DeadLetter, Run, TopicPartition, group_label

@@ -8,7 +8,7 @@ import pytest
 
 from sidecar.core.claims import Mark, State
 from sidecar.core.effects import CommitItem
-from sidecar.core.partition.state import PartitionState
+from sidecar.core.partition_state import PartitionState
 from sidecar.core.pipeline.commit_order import CommitOrder, Journal, OrderError, Publish, Refuse, Settle, Step
 from sidecar.core.records import TopicPartition
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sidecar.core.messages.fields import Field, Raw
-from sidecar.core.partition.state import LaneState, PartitionState, lane_key
+from sidecar.core.partition_state import LaneState, PartitionState, lane_key
 from sidecar.core.records import Run, TopicPartition
 from tests.simulation.plan import Columns, Row
 from tests.support.shell import TP, Shell

@@ -7,12 +7,12 @@ from dataclasses import replace
 import pytest
 from pyroaring import BitMap64
 
-from sidecar.core.cutting import batching
+from sidecar.core import batching
 from sidecar.core.delivery.stages import Stage
 from sidecar.core.effects import Commit
-from sidecar.core.partition.lineage import Stamp
+from sidecar.core.lineage import Stamp
 from sidecar.core.partition.room import METADATA_CHARACTERS, Room
-from sidecar.core.partition.state import (
+from sidecar.core.partition_state import (
     ATTEMPTS_MAX,
     SECONDS_MAX,
     LaneState,

@@ -12,7 +12,7 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException
 
 from sidecar.config.source import KafkaSource as KafkaSettings
-from sidecar.core.partition.state import PartitionState
+from sidecar.core.partition_state import PartitionState
 from sidecar.core.records import TopicPartition
 from sidecar.sources.kafka.start import recall
 from sidecar.sources.kafka.start.memory import Memories

@@ -9,7 +9,7 @@ from itertools import count
 import pytest
 
 from sidecar.core.claims import Exchanged
-from sidecar.core.partition.state import LaneState, PartitionState
+from sidecar.core.partition_state import LaneState, PartitionState
 from sidecar.ledger.memory import MemoryLedger
 from sidecar.sources.rocketmq.leased.columns import identity_of
 from sidecar.sources.rocketmq.leased.exchange import Exchange, packed, unpacked

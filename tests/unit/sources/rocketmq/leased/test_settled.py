@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from xxhash import xxh3_128_digest
 
-from sidecar.core.partition.state import LaneState, PartitionState, SharedIntent
+from sidecar.core.partition_state import LaneState, PartitionState, SharedIntent
 from sidecar.core.records import Place, Run
 from sidecar.errors import StateError
 from sidecar.sources.rocketmq.leased import settled

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from sidecar.core.effects import CommitItem
-from sidecar.core.partition.state import PartitionState
+from sidecar.core.partition_state import PartitionState
 from sidecar.core.records import TopicPartition
 from sidecar.sources.base import Assignment
 from sidecar.sources.rocketmq.progress import QueueProgress

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from sidecar.core.partition.state import PartitionState
+from sidecar.core.partition_state import PartitionState
 from sidecar.core.records import TopicPartition
 from sidecar.sources.rocketmq.progress import Mark, QueueProgress, Told
 from sidecar.sources.rocketmq.remoting.start import StartOffsets

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import NamedTuple, Protocol
 
-from sidecar.core.partition.state import LaneState, PartitionState
+from sidecar.core.partition_state import LaneState, PartitionState
 
 TOKEN_BITS = 48
 ANCESTORS_MAX = 64

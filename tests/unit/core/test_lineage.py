@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 
-from sidecar.core.partition.lineage import (
+from sidecar.core.lineage import (
     ANCESTORS_MAX,
     FINGERPRINTS_MAX,
     Basis,
@@ -20,7 +20,7 @@ from sidecar.core.partition.lineage import (
     inherited,
     recall,
 )
-from sidecar.core.partition.state import LaneState, PartitionState, SharedIntent
+from sidecar.core.partition_state import LaneState, PartitionState, SharedIntent
 
 
 @dataclass
