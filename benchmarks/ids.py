@@ -21,7 +21,7 @@ import numpy as np
 
 from sidecar.config.model import Settings
 from sidecar.core.effects import Commit, Send
-from sidecar.core.partition.state import PartitionState
+from sidecar.core.partition_state import PartitionState
 from sidecar.core.pipeline.pipeline import Pipeline
 from sidecar.core.records import Answer, Run, TopicPartition, Verdict
 from sidecar.core.windows.dedup import Moment, RotatingSet

@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from sidecar.core.cutting.batching import ID_BYTES, OFFSET_BYTES
+from sidecar.core.batching import ID_BYTES, OFFSET_BYTES
 from sidecar.daemon.ids import MEMORY_BYTES as IDS_BYTES
 from tests.support.kafka import Broker, KafkaBroker, Outgoing, produce
 from tests.support.process import Daemon, wait_until
