@@ -80,7 +80,7 @@ def summary(settings: Settings) -> list[str]:
     letters, ledger = _letters(shown), "".join(f" (ledger in {name})" for name in shown["dedup"].get("ledger", ()))
     ids = _ids(settings)
     return [
-        f"reads   {_origin(shown['source'])}",
+        f"reads   {settings.source.chosen.summary()}",
         f"keeps   {_wanted(shown['tags'])}; duplicates have the same {_place(shown['dedup']['by'])}{ledger}",
         f"sends   {settings.sink.chosen.summary()}{_limits(shown['batch'])}",
         f"stores  state in {shown['state']['dir']}, dead letters {letters}; retries: {_retries(shown['retry'])}",
@@ -121,13 +121,6 @@ def _letters(shown: dict[str, Any]) -> str:
     if dead["rocketmq"] == "dlq":
         return f"in %DLQ%{shown['source']['rocketmq']['group']}"
     return f"redelivered after delay level {dead['rocketmq']['delay_level']}"
-
-
-def _origin(source: dict[str, Any]) -> str:
-    kind, options = next(iter(source.items()))
-    servers, group = ("bootstrap_servers", "group_id") if kind == "kafka" else ("name_servers", "group")
-    servers = "endpoints" if options.get("client") == "grpc" else servers
-    return f"{', '.join(options['topics'])} from {options[servers]} as group {options[group]}"
 
 
 def _wanted(tags: dict[str, Any]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Self, TypeAlias
 
@@ -70,6 +70,24 @@ class OneOf(Model):
                 for inner in error.errors()
             ]
         raise ValidationError.from_exception_data(cls.__name__, errors)
+
+    @property
+    def name(self) -> str:
+        """The key that is set, as the file has it."""
+        return next(key for key, value in self._keys() if value is not None)
+
+    @property
+    def only_one(self) -> Any:
+        """The value of the key that is set."""
+        return next(value for _, value in self._keys() if value is not None)
+
+    @classmethod
+    def listed(cls, between: str = " and ") -> str:
+        """All keys, for a description."""
+        return between.join(f"`{field.alias or name}`" for name, field in cls.model_fields.items())
+
+    def _keys(self) -> Iterator[tuple[str, Any]]:
+        return ((field.alias or name, getattr(self, name)) for name, field in type(self).model_fields.items())
 
     @classmethod
     def _complaint(cls, data: Mapping[str, Any]) -> InitErrorDetails | None:

@@ -123,7 +123,7 @@ class Log(Model):
 class Settings(Model):
     """A whole configuration."""
 
-    source: Source = Field(description="The message source: exactly one of `kafka` and `rocketmq`.")
+    source: Source = Field(description=f"The message source: exactly one of {Source.listed()}.")
     tags: Annotated[
         Tags,
         OnSpark(
@@ -138,9 +138,7 @@ class Settings(Model):
     dedup: Dedup = Field(default=Dedup(), description="How duplicates are recognized.")
     memory: Memory = Field(default=Memory(), description="Memory limits.")
     batch: BatchSettings = Field(default=BatchSettings(), description="When a batch is cut.")
-    sink: Sink = Field(
-        description=f"Where batches go: exactly one of {', '.join(f'`{n}`' for n in Sink.model_fields)}."
-    )
+    sink: Sink = Field(description=f"Where batches go: exactly one of {Sink.listed(', ')}.")
     spark: Spark | None = Field(default=None, description="Settings of the Spark jobs; the daemon ignores them.")
     retry: Retry = Field(default=Retry(), description="How a batch is retried.")
     dead_letters: Annotated[

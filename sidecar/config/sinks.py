@@ -351,12 +351,7 @@ class Sink(OneOf):
     )
 
     @property
-    def name(self) -> str:
-        """Key of the chosen sink."""
-        return next(name for name in type(self).model_fields if getattr(self, name) is not None)
-
-    @property
     def chosen(self) -> SinkSettings:
         """Settings of the chosen sink."""
-        chosen: SinkSettings = getattr(self, self.name)
+        chosen: SinkSettings = self.only_one
         return chosen

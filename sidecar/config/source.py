@@ -8,7 +8,7 @@ import sys
 import warnings
 from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
 from pydantic import (
     AfterValidator,
@@ -149,7 +149,38 @@ PropertyValue: TypeAlias = Annotated[
 ]
 
 
-class KafkaSource(Model):
+class SourceSettings(Model):
+    """Settings of one source, with what the program asks of every source; `sidecar.sources.KEY.build` makes it."""
+
+    holds_large_blocks: ClassVar[bool] = True
+    """Whether its client frees large blocks seldom, so that the allocator had better give them back."""
+
+    @property
+    def consumer_group(self) -> str:
+        """The consumer group."""
+        raise NotImplementedError
+
+    @property
+    def isolation(self) -> str:
+        """Which messages of transactions are read, where that is a setting."""
+        return ""
+
+    @property
+    def pushed_filter(self) -> str:
+        """Expression of the broker's own by which messages are left out, beside tags."""
+        return ""
+
+    @property
+    def numbers_messages(self) -> bool:
+        """Whether offsets are the source's own, and not the broker's."""
+        return False
+
+    def summary(self) -> str:
+        """What is read from where, for `sidecar validate`; without secrets."""
+        raise NotImplementedError
+
+
+class KafkaSource(SourceSettings):
     """Which topics are read from which cluster, and as which consumer group."""
 
     bootstrap_servers: Annotated[str, Kind("text or list"), BeforeValidator(_kafka_servers), _SERVERS_SCHEMA] = Field(
@@ -189,6 +220,23 @@ class KafkaSource(Model):
         "promise are refused.",
     )
 
+    holds_large_blocks: ClassVar[bool] = False
+    """librdkafka takes blocks of this size all the time."""
+
+    @property
+    def consumer_group(self) -> str:
+        """See `SourceSettings`."""
+        return self.group_id
+
+    @property
+    def isolation(self) -> str:
+        """See `SourceSettings`."""
+        return self.properties.get("isolation.level", "read_committed")
+
+    def summary(self) -> str:
+        """See `SourceSettings`."""
+        return f"{', '.join(self.topics)} from {self.bootstrap_servers} as group {self.group_id}"
+
 
 class RocketMqTls(TlsFiles):
     """TLS settings of the connections; the section alone turns encryption on."""
@@ -198,7 +246,7 @@ class RocketMqTls(TlsFiles):
     verify: Bool = Field(default=True, description="Whether to verify the servers' certificates and names.")
 
 
-class RocketMqSource(Model):
+class RocketMqSource(SourceSettings):
     """Which topics are read from which cluster, and as which consumer group."""
 
     client: Annotated[Literal["remoting", "grpc", "native"], BeforeValidator(_client)] = Field(
@@ -320,6 +368,26 @@ class RocketMqSource(Model):
             raise ValueError("needs access_key and secret_key")
         return token
 
+    @property
+    def consumer_group(self) -> str:
+        """See `SourceSettings`."""
+        return self.group
+
+    @property
+    def pushed_filter(self) -> str:
+        """See `SourceSettings`."""
+        return self.sql or ""
+
+    @property
+    def numbers_messages(self) -> bool:
+        """See `SourceSettings`."""
+        return self.client != "remoting"
+
+    def summary(self) -> str:
+        """See `SourceSettings`."""
+        servers = self.endpoints if self.client == "grpc" else self.name_servers
+        return f"{', '.join(self.topics)} from {servers} as group {self.group}"
+
 
 class Source(OneOf):
     """Where messages come from."""
@@ -338,4 +406,10 @@ class Source(OneOf):
     @property
     def group_id(self) -> str:
         """The consumer group."""
-        return self.rocketmq.group if self.rocketmq else self.kafka.group_id
+        return self.chosen.consumer_group
+
+    @property
+    def chosen(self) -> SourceSettings:
+        """Settings of the chosen source."""
+        chosen: SourceSettings = self.only_one
+        return chosen

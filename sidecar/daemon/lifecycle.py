@@ -8,13 +8,13 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
+from functools import partial
 from pathlib import Path
 
 import structlog
 
 from sidecar.allocator import give_back_large
 from sidecar.config.model import Settings
-from sidecar.config.source import RocketMqSource as RocketMqSettings
 from sidecar.core.partition.room import Room
 from sidecar.daemon.heap import Heap
 from sidecar.daemon.mail import Told
@@ -32,13 +32,9 @@ from sidecar.runtime.dead_letters import open_dead_letters
 from sidecar.runtime.ledger_worker import LedgerWorker, open_ledger_worker
 from sidecar.runtime.senders import Senders
 from sidecar.runtime.worker import Worker
-from sidecar.sources.base import Source
-from sidecar.sources.kafka.config import place_id
-from sidecar.sources.kafka.source import KafkaSource
-from sidecar.sources.rocketmq.leased.client import LeasedClient
-from sidecar.sources.rocketmq.leased.exchange import Exchange
-from sidecar.sources.rocketmq.leased.source import LeasedSource
-from sidecar.sources.rocketmq.remoting.source import RocketMqSource
+from sidecar.sources.base import Source, TakesBack
+from sidecar.sources.build import build_source
+from sidecar.sources.context import SourceContext, place_id
 from sidecar.state.interface import State
 from sidecar.state.store import Store
 from sidecar.version import version
@@ -87,7 +83,7 @@ class Daemon:
 
     def _start(self, stack: ExitStack) -> tuple[Supervisor, StatusKeeper, Callable[[], None]]:
         settings = self._settings
-        if settings.source.rocketmq:  # the other client takes blocks of this size all the time
+        if settings.source.chosen.holds_large_blocks:
             give_back_large()
         # The state first: its lock keeps a second process of this folder out of the group.
         state = stack.enter_context(closing(Store(settings.state.dir)))
@@ -102,7 +98,7 @@ class Daemon:
         pipeline, sink = build(settings, source.columns)
         senders = Senders(sink, settings.sink.chosen.batches_at_once, inbox)
         stack.callback(senders.close, SENDERS_PATIENCE_S)
-        send_back = source.send_back if isinstance(source, RocketMqSource) else None
+        send_back = source.send_back if isinstance(source, TakesBack) else None
         dead_letter_writer = DeadLetterWriter(
             open_dead_letters(settings, state.letters, source.fetch, send_back), inbox
         )
@@ -192,55 +188,24 @@ def make_source(settings: Settings, state: State, ledger: LedgerWorker | None = 
     Raises:
         ConfigError: Its certificates cannot be used, or a package is missing.
     """
-    queue_bytes = plan_memory(settings.memory.budget_bytes).queue_bytes
-    place, rules = place_id(Path(settings.state.dir)), rules_hash(settings)
-    rocketmq = settings.source.rocketmq
-    if rocketmq is None:
-        return KafkaSource(settings.source.kafka, state, rules, queue_bytes, place)
-    expression = pushed_expression(settings)
-    if rocketmq.client == "remoting":
-        return RocketMqSource(rocketmq, state, rules, queue_bytes, place, expression)
-    if rocketmq.client == "grpc":
-        client = _grpc_client(rocketmq, queue_bytes, expression, place if settings.sink.chosen.keeps_order else "")
-    else:
-        client = _native_client(settings, queue_bytes, expression)
-    return _leased_source(client, settings, state, rules, queue_bytes, ledger)
-
-
-def _grpc_client(settings: RocketMqSettings, queue_bytes: int, expression: str, in_order_at: str) -> LeasedClient:
-    from sidecar.sources.rocketmq.grpc.client import (
-        GrpcClient,  # its loop costs 15 ms at the start, which others do without
+    queue_bytes, folder = plan_memory(settings.memory.budget_bytes).queue_bytes, Path(settings.state.dir)
+    chosen = settings.dedup.ledger
+    context = SourceContext(
+        state=state,
+        folder=folder,
+        place=place_id(folder),
+        rules=rules_hash(settings),
+        queue_bytes=queue_bytes,
+        held_max_bytes=HELD_SHARE * queue_bytes,
+        expression=pushed_expression(settings),
+        groups_of=partial(groups_of, settings),
+        keeps_order=settings.sink.chosen.keeps_order,
+        remembers_ids=settings.dedup.remembers_ids,
+        exchange=ledger if ledger and chosen and chosen.postgresql else None,
+        tell=_tell,
     )
-
-    return GrpcClient(settings, expression, queue_bytes, _tell, in_order_at)
-
-
-def _native_client(settings: Settings, queue_bytes: int, expression: str) -> LeasedClient:
-    from sidecar.sources.rocketmq.native.client import NativeClient
-
-    assert settings.source.rocketmq is not None
-    home = Path(settings.state.dir) / "native"
-    return NativeClient(settings.source.rocketmq, expression, queue_bytes, home, _tell)
+    return build_source(settings.source, context)
 
 
 def _tell(name: str, level: str, fields: Mapping[str, object]) -> None:
     getattr(log, level)(name, **fields)
-
-
-def _leased_source(
-    client: LeasedClient, settings: Settings, state: State, rules: bytes, queue_bytes: int, ledger: LedgerWorker | None
-) -> Source:
-    rocketmq, dedup, ordered = settings.source.rocketmq, settings.dedup, settings.sink.chosen.keeps_order
-    assert rocketmq is not None
-    return LeasedSource(
-        client,
-        rocketmq.topics,
-        rocketmq.group,
-        state,
-        rules,
-        HELD_SHARE * queue_bytes,
-        groups_of(settings, LeasedSource.columns),
-        in_order=ordered or dedup.remembers_ids,
-        keep_rows=ordered and rocketmq.client == "grpc",
-        exchange=Exchange(ledger, rocketmq.group) if ledger and dedup.ledger and dedup.ledger.postgresql else None,
-    )

@@ -57,12 +57,12 @@ def rules_hash(settings: Settings) -> bytes:
         canonical(tags.exclude) if tags.exclude else [],
         {name: canonical(expression) for name, expression in tags.groups.items()},
         [_place(dedup.field), dedup.as_],
-        settings.source.kafka.properties.get("isolation.level", "read_committed") if settings.source.kafka_ else "",
+        settings.source.chosen.isolation,
         settings.sink.chosen.row_format,
         *(["ledger"] if dedup.ledger else []),
     ]
-    if settings.source.rocketmq and settings.source.rocketmq.sql:
-        rules.append(settings.source.rocketmq.sql)
+    if settings.source.chosen.pushed_filter:
+        rules.append(settings.source.chosen.pushed_filter)
     return hashlib.blake2b(json.dumps(rules, sort_keys=True).encode(), digest_size=4).digest()
 
 
@@ -156,7 +156,6 @@ def _batch_rules(settings: Settings) -> BatchRules:
 def delivery_rules(settings: Settings, sink: Sink) -> DeliveryRules:
     """How batches of these settings are delivered."""
     retry, chosen, ledger = settings.retry, settings.sink.chosen, settings.dedup.ledger
-    rocketmq = settings.source.rocketmq
     return DeliveryRules(
         backoff=Backoff(retry.backoff_ms, retry.backoff_max_ms),
         concurrency=chosen.batches_at_once,
@@ -166,5 +165,5 @@ def delivery_rules(settings: Settings, sink: Sink) -> DeliveryRules:
         give_up_ms=retry.give_up_after_ms,
         # A third for the request, which the sink bounds, and a third for writing down what it came to.
         lease_ms=ledger.remembering.claim_timeout_ms // 3 if ledger else None,
-        numbered=rocketmq is not None and rocketmq.client != "remoting",
+        numbered=settings.source.chosen.numbers_messages,
     )

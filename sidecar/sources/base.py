@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, takewhile
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from sidecar.core.effects import CommitItem
 from sidecar.core.lineage import Lineage
@@ -118,6 +118,15 @@ class Listener(Protocol):
 
     def event(self, name: str, level: str, fields: Mapping[str, object]) -> None:
         """Something for the log."""
+        ...
+
+
+@runtime_checkable
+class TakesBack(Protocol):
+    """A source whose broker copies a message that is handed back, for a later delivery or as a dead letter."""
+
+    def send_back(self, tp: TopicPartition, offset: int, level: int) -> bool:
+        """Hand one message back; whether the broker has it as one message of its own."""
         ...
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from sidecar.config.ledger import Ledger as Settings
 from sidecar.core.claims import DUPLICATE, HELD, Mark, State, Want, place_of
 from sidecar.core.records import TopicPartition
 from sidecar.ledger import postgresql as postgresql_ledger
@@ -47,7 +48,15 @@ class World:
             ledger.close()
 
 
-@pytest.fixture(params=["memory", "sqlite", "postgresql"])
+LEDGERS = ["memory", "sqlite", "postgresql"]
+
+
+def test_every_ledger_of_the_settings_is_here() -> None:
+    """Each ledger that a file may name is in this suite."""
+    assert {"memory", *Settings.model_fields} == set(LEDGERS)
+
+
+@pytest.fixture(params=LEDGERS)
 def world(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[World]:
     """Each ledger."""
     if request.param == "memory":

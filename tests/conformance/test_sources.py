@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
+from sidecar.config.source import RocketMqSource
+from sidecar.config.source import Source as Settings
 from sidecar.core.effects import CommitItem
 from sidecar.core.partition_state import PartitionState
 from sidecar.core.records import TopicPartition
@@ -31,7 +33,10 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RocketMqNode]:
         yield node
 
 
-@pytest.fixture(params=["simulated", "kafka", "remoting", "grpc", "native"])
+SOURCES = ["simulated", "kafka", "remoting", "grpc", "native"]
+
+
+@pytest.fixture(params=SOURCES)
 def origin(request: pytest.FixtureRequest, tmp_path: Path) -> Origin:
     """Each kind of source with its broker."""
     if request.param == "simulated":
@@ -40,6 +45,13 @@ def origin(request: pytest.FixtureRequest, tmp_path: Path) -> Origin:
         broker: Broker = request.getfixturevalue("kafka")
         return KafkaOrigin(broker, tmp_path)
     return RocketMqOrigin(request.getfixturevalue("node"), request.param, tmp_path)
+
+
+def test_every_source_of_the_settings_is_here() -> None:
+    """Each source that a file may name, and each client, is in this suite."""
+    named = {field.alias or name for name, field in Settings.model_fields.items()}
+    clients = set(get_args(RocketMqSource.model_fields["client"].annotation))
+    assert {"simulated"} | clients | named - {"rocketmq"} == set(SOURCES)
 
 
 Open = Callable[..., Reading[Any]]

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import re
-import socket
 import stat
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -33,22 +31,6 @@ _ADDRESSES = ("bootstrap.servers", "metadata.broker.list")
 _NO_PROVIDER = re.compile(r"No provider for SASL mechanism (\S+): .*Current build options: (.*)")
 _MECHANISMS = {"SASL_SCRAM": "SCRAM-SHA-256, SCRAM-SHA-512"}
 _FILES = re.compile(r"(ssl|https)\.\w+\.location|sasl\.kerberos\.keytab")
-
-
-def place_id(state_dir: Path, machine_id: Path = Path("/etc/machine-id")) -> str:
-    """A client id that stands for this place alone: the machine, the host's name and the state folder.
-
-    That folder is locked, so whoever else has this id in the group is a predecessor that died, also when the folder was
-    deleted with it. Two places that look alike evict each other's member at a start: it joins again and loses nothing.
-    """
-    host = socket.gethostname()
-    try:
-        machine = machine_id.read_text().strip()
-    except (OSError, ValueError):
-        machine = ""
-    place = "\0".join((machine, host, str(state_dir.resolve())))
-    digits = hashlib.blake2b(place.encode("utf-8", "surrogateescape"), digest_size=4).hexdigest()
-    return f"sidecar-{re.sub(r'[^A-Za-z0-9._-]', '_', host)[:64]}-{digits}"
 
 
 def client_config(settings: KafkaSettings, client_id: str = "sidecar") -> dict[str, Any]:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from operator import attrgetter
 
 from xxhash import xxh3_128_digest
 
 from sidecar.core.messages.fields import Raw, header_column
 from sidecar.core.partition_state import lane_key
-from sidecar.core.records import Details, Header, Message, TopicPartition
+from sidecar.core.records import Details, Header, TopicPartition
+from sidecar.sources.context import GroupsOf
 from sidecar.sources.rocketmq.leased.client import Handed
 from sidecar.sources.rocketmq.wire.ids import offset_id
 
@@ -44,10 +45,6 @@ class Taken:
         """Whether it was in flight at a crash."""
         self.held_bytes = len(handed.body) + OVERHEAD_BYTES
         """Its accounted size."""
-
-
-GroupsOf = Callable[[TopicPartition, Sequence[Message]], Iterable[str | None]]
-"""The group of each message, None for an unwanted one."""
 
 
 class Keys:

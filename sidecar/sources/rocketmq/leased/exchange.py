@@ -11,10 +11,9 @@ import time
 from base64 import b64decode, b64encode
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain, islice
-from typing import Protocol
 
-from sidecar.core.claims import Exchanged
 from sidecar.core.records import Place
+from sidecar.sources.context import Table
 from sidecar.sources.rocketmq.leased.client import Handed
 from sidecar.sources.rocketmq.leased.columns import Taken, identity_of
 from sidecar.sources.rocketmq.leased.settled import Settled
@@ -26,21 +25,6 @@ MISSED_MAX = 1_000
 GIVEN_MAX_BYTES = 4 << 20
 SETTLED = b""
 """Stands for a message that another member has settled."""
-
-
-class Table(Protocol):
-    """Where members of a group exchange messages."""
-
-    problem: str
-    """Why it is unavailable, or an empty text."""
-
-    def exchange(self, group: str, missed: Sequence[bytes], given: Mapping[bytes, bytes]) -> None:
-        """Begin to look for missed messages, and to give those that others miss."""
-        ...
-
-    def exchanged(self) -> Exchanged | None:
-        """The result, once; None while the request is pending, and if it failed."""
-        ...
 
 
 class Exchange:

@@ -1,0 +1,20 @@
+"""Makes the source that the settings name, by `build` of the package of that name; only that one is imported."""
+
+from __future__ import annotations
+
+import importlib
+
+from sidecar.config.source import Source as Settings
+from sidecar.sources.base import Source
+from sidecar.sources.context import SourceContext
+
+
+def build_source(settings: Settings, context: SourceContext) -> Source:
+    """The source of the settings; it connects to no broker yet.
+
+    Raises:
+        ConfigError: Its certificates cannot be used, or a package is missing.
+    """
+    module = importlib.import_module(f"sidecar.sources.{settings.name}.build")
+    source: Source = module.build(settings.chosen, context)
+    return source

@@ -1,0 +1,49 @@
+"""Makes the source on RocketMQ, with the client that the settings name. Decides nothing.
+
+A client is imported when it is chosen: that of gRPC costs 15 ms, and needs packages that others do without.
+"""
+
+from __future__ import annotations
+
+from sidecar.config.source import RocketMqSource as Settings
+from sidecar.sources.base import Source
+from sidecar.sources.context import SourceContext
+from sidecar.sources.rocketmq.leased.client import LeasedClient
+from sidecar.sources.rocketmq.leased.exchange import Exchange
+from sidecar.sources.rocketmq.leased.source import LeasedSource
+from sidecar.sources.rocketmq.remoting.source import RocketMqSource
+
+
+def build(settings: Settings, context: SourceContext) -> Source:
+    """The source of these settings.
+
+    Raises:
+        ConfigError: Its certificates cannot be used, or a package is missing.
+    """
+    if settings.client == "remoting":
+        return RocketMqSource(
+            settings, context.state, context.rules, context.queue_bytes, context.place, context.expression
+        )
+    return LeasedSource(
+        _client(settings, context),
+        settings.topics,
+        settings.group,
+        context.state,
+        context.rules,
+        context.held_max_bytes,
+        context.groups_of(LeasedSource.columns),
+        in_order=context.keeps_order or context.remembers_ids,
+        keep_rows=context.keeps_order and settings.client == "grpc",
+        exchange=Exchange(context.exchange, settings.group) if context.exchange else None,
+    )
+
+
+def _client(settings: Settings, context: SourceContext) -> LeasedClient:
+    if settings.client == "grpc":
+        from sidecar.sources.rocketmq.grpc.client import GrpcClient
+
+        in_order_at = context.place if context.keeps_order else ""
+        return GrpcClient(settings, context.expression, context.queue_bytes, context.tell, in_order_at)
+    from sidecar.sources.rocketmq.native.client import NativeClient
+
+    return NativeClient(settings, context.expression, context.queue_bytes, context.folder / "native", context.tell)
