@@ -35,9 +35,9 @@ from benchmarks.spark_session import CpuClock, children, session
 from sidecar.config.model import Settings
 from sidecar.spark.run.job import SparkRun
 from sidecar.spark.run.kafka_options import source_options
-from tests.spark.cluster import Cluster
 from tests.support.jars import spark_jars
 from tests.support.kafka import KafkaBroker, produce
+from tests.support.spark.cluster import Cluster
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tests.spark.session import environment
+from tests.support.spark.session import environment
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

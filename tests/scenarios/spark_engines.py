@@ -6,12 +6,12 @@ import time
 from pathlib import Path
 
 from tests.scenarios.exactly_once import ends, new_topics
-from tests.spark.deliveries import ComparingReceiver, assert_dead, config, dead_letters, workload
-from tests.spark.job import SparkJob
 from tests.support.audit import Finding
 from tests.support.kafka import Broker
 from tests.support.process import Daemon
 from tests.support.scene import await_rest
+from tests.support.spark.deliveries import ComparingReceiver, assert_dead, config, dead_letters, workload
+from tests.support.spark.job import SparkJob
 
 OUTCOMES = ("consumed", "delivered", "duplicate", "filtered", "dead_lettered")
 

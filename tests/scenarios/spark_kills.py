@@ -13,13 +13,13 @@ from typing import Any
 import psutil
 
 from tests.scenarios.exactly_once import new_topics
-from tests.spark.cluster import Cluster, family
-from tests.spark.deliveries import ComparingReceiver, alive, assert_dead, config, workload
-from tests.spark.job import SparkJob
 from tests.support.audit import Finding
 from tests.support.kafka import Broker
 from tests.support.process import wait_until
 from tests.support.receiver import Fault
+from tests.support.spark.cluster import Cluster, family
+from tests.support.spark.deliveries import ComparingReceiver, alive, assert_dead, config, workload
+from tests.support.spark.job import SparkJob
 
 PATIENCE_S = 400.0
 

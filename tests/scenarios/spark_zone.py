@@ -10,11 +10,11 @@ from pathlib import Path
 
 from benchmarks.spark_zone import polls
 from sidecar.zone import acknowledged, layout
-from tests.spark.ingesting import sink_rows
-from tests.spark.zone_query import ZoneQuery
-from tests.spark.zone_writers import BATCH, POINTS, WriterProcess, produced
 from tests.support.audit import Finding, Tally, tally_counts
 from tests.support.landing import as_sent, batch, entries, writer
+from tests.support.spark.ingesting import sink_rows
+from tests.support.spark.zone_query import ZoneQuery
+from tests.support.spark.zone_writers import BATCH, POINTS, WriterProcess, produced
 
 CORES = (1, 2, 3)
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.spark.session import build
+from tests.support.spark.session import build
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

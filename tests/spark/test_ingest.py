@@ -18,9 +18,9 @@ from sidecar.spark.ingest.job import SparkIngest
 from sidecar.spark.ingest.supported import targets
 from sidecar.zone import acknowledged
 from sidecar.zone.table import TABLE_SCHEMA
-from tests.spark.examples import example
-from tests.spark.ingesting import config, in_frame, is_acknowledged, there, wanted
 from tests.support.landing import Sent, batch, message, part, writer
+from tests.support.spark.examples import example
+from tests.support.spark.ingesting import config, in_frame, is_acknowledged, there, wanted
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from sidecar.core.parts import Batch
-from tests.spark.cluster import Cluster
-from tests.spark.ingesting import config, is_acknowledged, there, wanted
-from tests.spark.job import SparkJob
 from tests.support.landing import Sent, part, writer
 from tests.support.process import free_ports, http_get, wait_until
+from tests.support.spark.cluster import Cluster
+from tests.support.spark.ingesting import config, is_acknowledged, there, wanted
+from tests.support.spark.job import SparkJob
 
 PATIENCE_S = 180.0
 

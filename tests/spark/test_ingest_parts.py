@@ -17,9 +17,9 @@ from sidecar.spark.ingest.lag import Lag
 from sidecar.spark.ingest.progress import READ, WRITTEN, IngestMetrics, IngestProgress
 from sidecar.spark.ingest.supported import load_for_ingest, schema_text, targets
 from sidecar.zone import acknowledge
-from tests.spark.ingesting import config
 from tests.support.landing import batch, entries, writer
 from tests.support.process import write_config
+from tests.support.spark.ingesting import config
 
 
 def without(monkeypatch: pytest.MonkeyPatch, package: str, *modules: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 
 from sidecar.spark.run.executor.columns import RUN_BYTES, RUN_ROWS, ArrowColumns, runs
-from tests.spark.support import SCHEMA, TP, batches
+from tests.support.spark.tasks import SCHEMA, TP, batches
 
 SIZES = [0, 10, RUN_BYTES // 3, RUN_BYTES * 2, 1, *[RUN_BYTES // RUN_ROWS + 100] * 700, *[5] * 1_300]
 MESSAGES = [(7 + 2 * i, "a", None if size == 10 else b"x" * size) for i, size in enumerate(SIZES)]

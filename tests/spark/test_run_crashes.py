@@ -16,10 +16,10 @@ from sidecar.spark.run.pinned import latest_batch, open_checkpoint
 from sidecar.spark.run.progress import RunProgress
 from sidecar.spark.run.writer import Delivered, RangeWriter
 from sidecar.state.store import Store
-from tests.spark.deliveries import dead_letters
-from tests.spark.support import TP, Message, batches, begin, make_settings
 from tests.support.landing import Disk, ProcessDied, disk
 from tests.support.receiver import Receiver
+from tests.support.spark.deliveries import dead_letters
+from tests.support.spark.tasks import TP, Message, batches, begin, make_settings
 
 BATCHES, MESSAGES = 3, 60
 STEP = 7

@@ -12,8 +12,8 @@ import pytest
 
 from sidecar.spark.run.folder import Notes, RunFolder
 from sidecar.spark.run.letters import letters_in
-from tests.spark.support import Message, make_settings, run_task
 from tests.support.receiver import Receiver
+from tests.support.spark.tasks import Message, make_settings, run_task
 
 
 @pytest.fixture

@@ -24,7 +24,7 @@ from sidecar.spark.run.progress import RunProgress
 from sidecar.spark.run.topics import claim
 from sidecar.state.interface import StoredLetter
 from sidecar.state.memory import MemoryState
-from tests.spark.support import TP, batches, begin, make_settings
+from tests.support.spark.tasks import TP, batches, begin, make_settings
 
 URL = "http://localhost:1/"
 

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from tests.scenarios.exactly_once import new_topics
-from tests.spark.deliveries import ComparingReceiver, assert_dead, config, dead, workload
-from tests.spark.job import SparkJob
 from tests.support.audit import check_books
 from tests.support.kafka import Broker, produce_transaction
 from tests.support.process import free_ports, http_get, wait_until
+from tests.support.spark.deliveries import ComparingReceiver, assert_dead, config, dead, workload
+from tests.support.spark.job import SparkJob
 
 PATIENCE_S = 240.0
 

@@ -15,7 +15,7 @@ from sidecar.config.source import KafkaSource
 from sidecar.spark.run.job import SparkRun
 from sidecar.spark.run.kafka_options import client_options, start_options, topic_options, trigger_options
 from sidecar.spark.run.supported import refusals
-from tests.spark.support import make_settings
+from tests.support.spark.tasks import make_settings
 
 FILE = """\
 source:

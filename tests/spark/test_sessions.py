@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 from sidecar.spark.ingest import ingest
 from sidecar.spark.run import run
-from tests.spark import ingesting
 from tests.support.kafka import Broker, MakeTopic, Outgoing, produce
 from tests.support.landing import batch, writer
 from tests.support.process import write_config
 from tests.support.receiver import Receiver
+from tests.support.spark import ingesting
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

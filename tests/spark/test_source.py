@@ -16,12 +16,12 @@ from sidecar.spark import read, read_stream
 from sidecar.zone import SCHEMA, acknowledged, layout
 from sidecar.zone.retention import Retention
 from sidecar.zone.writer import ZoneFullError
-from tests.spark.cluster import Cluster
-from tests.spark.examples import example
-from tests.spark.session import environment
 from tests.support.jars import ROOT
 from tests.support.landing import Sent, as_sent, batch, message, part, writer
 from tests.support.process import wait_until
+from tests.support.spark.cluster import Cluster
+from tests.support.spark.examples import example
+from tests.support.spark.session import environment
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

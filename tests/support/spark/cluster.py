@@ -10,8 +10,8 @@ from pathlib import Path
 
 import psutil
 
-from tests.spark.session import write_defaults
 from tests.support.process import free_ports, http_get, spawn, tail, wait_until
+from tests.support.spark.session import write_defaults
 
 _DEPLOY = "org.apache.spark.deploy"
 

@@ -10,8 +10,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.spark.session import write_defaults
 from tests.support.process import spawn, tail, wait_until
+from tests.support.spark.session import write_defaults
 
 
 class ZoneQuery:
@@ -41,7 +41,7 @@ class ZoneQuery:
         words = map(str, (master, self._zone, checkpoint, self.table, int(once), self._max_rows))
         env = write_defaults(self._folder / "conf", jars=False)
         with (self._folder / "query.log").open("ab") as log:
-            command = ["setsid", sys.executable, "-m", "tests.spark.zone_query", *words]
+            command = ["setsid", sys.executable, "-m", "tests.support.spark.zone_query", *words]
             self._process = spawn(command, log, env=env)
 
     def kill(self) -> None:

@@ -14,9 +14,9 @@ from typing import Any
 
 import pyspark
 
-from tests.spark.session import MASTER, write_defaults
 from tests.support.jars import ROOT
 from tests.support.process import spawn, tail, wait_until, write_config
+from tests.support.spark.session import MASTER, write_defaults
 
 
 class SparkJob:

@@ -54,7 +54,7 @@ class WriterProcess:
         """
         words = map(str, (self._folder, self._partition, self._messages, upto, point))
         with self._log.open("ab") as log:
-            self._process = spawn([sys.executable, "-m", "tests.spark.zone_writers", *words], log)
+            self._process = spawn([sys.executable, "-m", "tests.support.spark.zone_writers", *words], log)
 
     def wait(self) -> int:
         """How it ended: as `subprocess.Popen.returncode`."""

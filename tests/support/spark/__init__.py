@@ -1,0 +1,1 @@
+"""Harness of tests that need Spark. No test may come in."""
