@@ -5,6 +5,7 @@ from __future__ import annotations
 import queue
 import time
 from math import inf
+from typing import assert_never
 
 import structlog
 
@@ -81,6 +82,8 @@ class Effects:
                 self._source.reload(tp)
             case Report(event, level, fields):
                 self._listener.event(event, level, fields)
+            case _:
+                assert_never(effect)
 
     def _log_batch(self, batch: Batch) -> None:
         log.debug("batch.sent", group=group_label(batch.group), messages=batch.count, attempt=batch.attempt)

@@ -8,12 +8,13 @@ import time
 from collections.abc import Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass
+from typing import assert_never
 
 import structlog
 
 from sidecar.config.model import Settings
 from sidecar.core.batching import Limits
-from sidecar.core.effects import Report, Send, Store
+from sidecar.core.effects import Claim, Commit, Effect, Flow, Reload, Report, Send, Store
 from sidecar.core.ranges.pipeline import Halve, RangePipeline
 from sidecar.core.records import Columns, DeadLetter, Run, TopicPartition, group_label
 from sidecar.errors import SidecarError
@@ -244,7 +245,7 @@ class _Delivery:
         except queue.Empty:
             return
 
-    def _perform(self, effect: object) -> None:
+    def _perform(self, effect: Effect | Halve) -> None:
         match effect:
             case Send(batch):
                 self._senders.send(batch)
@@ -255,3 +256,7 @@ class _Delivery:
                 self._pipeline.stored(token, ok=self._letters.keep(letters), now_ms=time.monotonic() * 1000)
             case Report(event, level, fields):
                 getattr(log, level)(event, **fields)
+            case Commit() | Claim() | Flow() | Reload():
+                raise AssertionError(effect)  # a range has no commit, no ledger and no flow
+            case _:
+                assert_never(effect)
