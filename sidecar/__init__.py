@@ -47,7 +47,7 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> object:
-    """Import what is asked for at its first use: a command that only prints its version should not wait for it."""
+    """Import a name at its first use: a command that only prints its version should not wait for it."""
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f"sidecar.{_HOMES[name]}"), name)

@@ -1,4 +1,4 @@
-"""`python -m sidecar`: the same as the `sidecar` command. Nothing else comes in here."""
+"""`python -m sidecar`: the same as the `sidecar` command."""
 
 from sidecar.cli import main
 

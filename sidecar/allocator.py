@@ -1,21 +1,21 @@
-"""What glibc's allocator is told and asked; other C libraries are left alone. Standard library only."""
+"""Settings and statistics of glibc's allocator; no effect with other C libraries. Standard library only."""
 
 from __future__ import annotations
 
 import ctypes
 
 LARGE_BYTES = 512 << 10
-"""Blocks from here on are pages of their own, which go back to the kernel when they are freed."""
+"""Size from which blocks are pages of their own, which return to the kernel when they are freed."""
 KEPT_BYTES = 4 << 20
-"""So much free memory at its end the heap keeps."""
+"""Free memory that the heap keeps at its end."""
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
 
 
 def give_back_large() -> None:
-    """Have the kernel get back each large block that is freed, from now on.
+    """Return each large block to the kernel when it is freed, from now on.
 
-    By itself glibc takes the first block of 16 MiB that is freed for a sign that such blocks are needed all the time:
-    from then on they come from the heap, where small blocks between them keep their memory.
+    By default, glibc takes the first freed block of 16 MiB as a sign that such blocks are needed all the time: from
+    then on they come from the heap, where small blocks between them keep their memory.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
@@ -30,7 +30,7 @@ class _MallInfo(ctypes.Structure):
 
 
 def allocated_bytes() -> int:
-    """What the process has allocated; 0 where its C library cannot tell (glibc before 2.33)."""
+    """The bytes that the process has allocated; 0 if its C library cannot tell (glibc before 2.33)."""
     try:
         mallinfo = ctypes.CDLL(None).mallinfo2
     except AttributeError:

@@ -1,4 +1,4 @@
-"""The error tree: each error says what failed, why and what to do, and has the sysexits code of the process."""
+"""The error classes: each error says what failed, why and what to do, and has the sysexits code of the process."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Files that outlive a power cut: make, append, replace, remove. What the bytes mean may not come in.
+"""Files that survive a power loss: write, append, replace, remove. Knows no meaning of the bytes.
 
-An object store would need another module of these names: `put` is one upload, a line an object of its own.
+An object store would need another module with these names: `put` is one upload, and each line an object.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 HIDDEN = "."
-"""Names that begin so are unfinished; readers and Spark's own file source look past them."""
+"""Prefix of unfinished files; readers and Spark's own file source skip them."""
 
 
 def make_folder(folder: Path) -> None:
-    """Make a folder and what is above it, to stay after a power cut.
+    """Create a folder and its parents, which survive a power loss.
 
     Raises:
-        OSError: It cannot be made.
+        OSError: It cannot be created.
     """
     missing = [folder, *folder.parents]
     missing = missing[: next((i for i, path in enumerate(missing) if path.is_dir()), len(missing))]
@@ -30,10 +30,10 @@ def make_folder(folder: Path) -> None:
 
 
 def sync(path: Path) -> None:
-    """Make a file survive a power cut; or, of a folder, the names of what was just made or renamed in it.
+    """Make a file survive a power loss; for a folder, the names that were just created or renamed in it.
 
     Raises:
-        OSError: It failed, or nothing is there.
+        OSError: It failed, or the path does not exist.
     """
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
@@ -43,9 +43,9 @@ def sync(path: Path) -> None:
 
 
 def put(path: Path, data: bytes | memoryview) -> None:
-    """Make or replace a file: all of it or nothing is there, also after a power cut. One process at a time.
+    """Write or replace a file, completely or not at all, also after a power loss. One process at a time.
 
-    After a failure the hidden file is gone, and the file under its name is the old one or the new one.
+    After a failure the hidden file is gone, and the file under its name is the old or the new one.
 
     Raises:
         OSError: It failed.
@@ -54,12 +54,12 @@ def put(path: Path, data: bytes | memoryview) -> None:
 
 
 def put_shared(path: Path, data: bytes, *, exclusive: bool = False) -> None:
-    """As `put`, where several processes may do it at once.
+    """Like `put`, but several processes may do it at once.
 
     Args:
         path: The file.
         data: Its content.
-        exclusive: One that is there stays as it is.
+        exclusive: Whether an existing file stays unchanged.
 
     Raises:
         OSError: It failed.
@@ -90,7 +90,7 @@ def _link(hidden: Path, path: Path) -> None:
 
 
 def remove(path: Path) -> None:
-    """Remove a file that may be gone already.
+    """Remove a file, if it exists.
 
     Raises:
         OSError: It failed.
@@ -100,13 +100,13 @@ def remove(path: Path) -> None:
 
 
 def remove_folder_if_empty(folder: Path) -> None:
-    """Remove a folder when nothing is in it; anything else is no matter."""
+    """Remove a folder if it is empty; failures are ignored."""
     with contextlib.suppress(OSError):
         os.rmdir(folder)  # noqa: PTH106
 
 
 def read_from(path: Path, at: int = 0) -> bytes | None:
-    """The bytes of a file from a place on; None when the file is not there.
+    """The bytes of a file from an offset on; None if the file does not exist.
 
     Raises:
         OSError: It cannot be read.
@@ -126,7 +126,7 @@ def read_from(path: Path, at: int = 0) -> bytes | None:
 
 
 def write_at(fd: int, data: bytes | memoryview, at: int) -> int:
-    """Write all of `data` at a place, however many calls it takes, and return the place behind it.
+    """Write all of `data` at an offset, in as many calls as necessary; return the offset after it.
 
     Raises:
         OSError: It failed; a part may be written.
@@ -139,10 +139,10 @@ def write_at(fd: int, data: bytes | memoryview, at: int) -> int:
 
 
 def lock(path: Path) -> int | None:
-    """A descriptor that holds the lock file, None when another process has it; `unlock` lets go.
+    """A descriptor that holds the lock file, None if another process has it; `unlock` releases it.
 
     Raises:
-        OSError: There are no locks here, or the file cannot be made.
+        OSError: The file system has no locks, or the file cannot be created.
     """
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
@@ -157,18 +157,18 @@ def lock(path: Path) -> int | None:
 
 
 def unlock(fd: int) -> None:
-    """Let go of what `lock` gave."""
+    """Release a lock of `lock`."""
     os.close(fd)
 
 
 class Lines:
-    """A file of lines that is appended to. A line counts when its line feed is there, and that is written last.
+    """An append-only file of lines. A line counts once its line feed is there, which is written last.
 
-    The line itself is synced before its line feed is written. So whoever sees a line sees one that no power cut takes
-    back; a line that lost nothing but its line feed is whole, and gets it at the next start.
+    The line itself is synced before its line feed is written. So a visible line survives a power loss; a line that lost
+    only its line feed is complete, and gets it at the next start.
 
     Args:
-        path: The file; made when it is missing.
+        path: The file; created if it is missing.
 
     Raises:
         OSError: It cannot be opened.
@@ -179,7 +179,7 @@ class Lines:
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
             self.end = os.fstat(self._fd).st_size
-            """Bytes that count."""
+            """Number of bytes that count."""
             sync(path.parent)
         except OSError:
             os.close(self._fd)
@@ -189,13 +189,13 @@ class Lines:
         """Add a line, given without its line feed.
 
         Raises:
-            OSError: It failed, and nobody sees the line; `cut` has to succeed before the next call.
+            OSError: It failed, and the line is not visible; `cut` must succeed before the next call.
         """
         self._write(line, self.end)
         self.end += len(line) + 1
 
     def cut(self, end: int | None = None) -> None:
-        """Take away durably what is behind the last line, or behind `end` bytes.
+        """Durably remove everything after the last line, or after `end` bytes.
 
         Raises:
             OSError: It failed.
@@ -205,7 +205,7 @@ class Lines:
         os.fsync(self._fd)
 
     def mend(self, at: int, line: bytes) -> None:
-        """Write a line and its line feed over the bytes at a place.
+        """Overwrite the bytes at an offset with a line and its line feed.
 
         Raises:
             OSError: It failed.
@@ -219,10 +219,10 @@ class Lines:
         write_at(self._fd, b"\n", at + len(line))
 
     def in_place(self) -> bool:
-        """Whether the file is still the one under its name: else nobody sees what is appended.
+        """Whether the file is still the one under its name; otherwise appended lines are not visible.
 
         Raises:
-            OSError: It cannot be told.
+            OSError: It cannot be checked.
         """
         try:
             return os.path.samestat(os.stat(self._path), os.fstat(self._fd))  # noqa: PTH116
@@ -230,5 +230,5 @@ class Lines:
             return False
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         os.close(self._fd)

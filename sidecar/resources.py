@@ -1,4 +1,4 @@
-"""Tells an error that comes from a limit of the system, and names the limit. Raises nothing, starts nothing."""
+"""Recognizes errors that come from a limit of the system, and names the limit. Raises nothing, starts nothing."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from pathlib import Path
 from sidecar.errors import ResourceError
 
 FILES_MIN = 64
-"""With fewer, what SQLite cannot open is taken for lack of them: it does not tell why. A daemon needs some 40."""
+"""With fewer descriptors left, they are assumed to be the cause if SQLite cannot open a file, as it gives none. A
+daemon needs some 40."""
 _CGROUP = Path("/sys/fs/cgroup")
 _TEXTS = {
     "Too many open files": "files",
@@ -22,7 +23,7 @@ _TEXTS = {
 
 
 def shortage(error: BaseException) -> ResourceError | None:
-    """What lacks, when that is behind this error; None when it is not."""
+    """The exhausted resource that caused this error, None if there is none."""
     for cause in _behind(error):
         what = _what(cause)
         if what:

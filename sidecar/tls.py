@@ -1,4 +1,4 @@
-"""Whom a connection of ours trusts, and as whom it appears: the certificates of the settings, ready for use."""
+"""Trusted certificates and own identity of connections, from the settings."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from sidecar.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class Tls:
-    """Whom to trust and who we are; paths of PEM files."""
+    """Trusted certificates and own identity; paths of PEM files."""
 
     ca: Path | None = None
-    """None trusts what the system trusts."""
+    """None trusts the system's certificates."""
     cert: Path | None = None
     key: Path | None = None
     verify: bool = True
 
 
 def client_context(tls: Tls, section: str) -> ssl.SSLContext:
-    """The context for connections of ours.
+    """The context for outgoing connections.
 
     Args:
-        tls: What the settings say.
-        section: Where they say it.
+        tls: The settings.
+        section: Their section in the file.
 
     Raises:
         ConfigError: A file is missing, or is no certificate or key.

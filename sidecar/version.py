@@ -1,4 +1,4 @@
-"""The version of the installed package. Nothing else may come in."""
+"""The version of the installed package."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from importlib import metadata
 
 @cache
 def version() -> str:
-    """As the package was installed, ``unknown`` where it was not; read once."""
+    """The installed version, ``unknown`` without an installation; read once."""
     try:
         return metadata.version("consumer-sidecar")
     except metadata.PackageNotFoundError:

@@ -1,4 +1,4 @@
-"""What all commands share: `-c`, errors, exit codes. Each command has its own module, loaded when it is called."""
+"""Common parts of all commands: `-c`, errors, exit codes. Each command has its own module, loaded when it is called."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sidecar.resources import shortage
 from sidecar.version import version
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-"""Sidecar multiplies no matrices; each thread costs address space, and without it numpy ends the process."""
+"""Sidecar multiplies no matrices; each thread costs address space, and if that is short, numpy ends the process."""
 
 EXIT_INTERRUPTED = 130
 COMMANDS = {
@@ -102,7 +102,7 @@ def _bug(error: Exception, *, debug: bool) -> int:
 
 
 def _stop_printing() -> int:
-    """The reader has closed the pipe; buffered output must not raise again at exit."""
+    """Detach from stdout, whose reader has closed the pipe: buffered output must not raise again at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return EXIT_OK
 

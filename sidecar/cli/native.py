@@ -12,7 +12,7 @@ import click
 from sidecar.errors import ConfigError, UnavailableError
 
 PACKAGES = {"client": "rocketmq-client-python==2.0.0", "library": "rocketmq==0.4.4"}
-"""By folder. Both, and the gRPC client, are imported as `rocketmq`: in one folder they would break each other."""
+"""Packages by folder. Both, and the gRPC client, are imported as `rocketmq`: one folder cannot have them all."""
 
 
 @click.command()

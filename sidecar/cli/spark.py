@@ -49,7 +49,7 @@ def ingest(path: str, once: bool) -> None:
 
 
 def _signals() -> Signals:
-    """Handlers installed before the imports, the longest part of startup: a stop during them must be orderly too."""
+    """Install handlers before the imports, the longest part of startup: a stop during them must be orderly too."""
     from sidecar.daemon.signals import Signals
 
     signals = Signals()

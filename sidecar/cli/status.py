@@ -1,4 +1,4 @@
-"""``sidecar status``: shows what the running daemon reports. Never opens the state folder or the broker."""
+"""``sidecar status``: shows the status of the running daemon. Never opens the state folder or the broker."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def ask(settings: Settings) -> dict[str, Any]:
 
 
 def _get(url: str) -> dict[str, Any] | None:
-    """The status object at this address, None when there is none. No proxy: the daemon is on this host."""
+    """The status object at this address, None if there is none. No proxy: the daemon is on this host."""
     try:
         with urllib3.PoolManager(timeout=TIMEOUT_SECONDS, retries=False) as pool:
             answer = pool.request("GET", f"{url}/status", preload_content=False)

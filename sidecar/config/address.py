@@ -1,4 +1,4 @@
-"""Addresses, `HOST:PORT`: what is read as an address, and what is said of any other text. Resolves no name."""
+"""Addresses, `HOST:PORT`: parsing, and the errors for other texts. Resolves no name."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ def address(value: Any, example: str, also: str = "", *, port_min: int = 1) -> A
     """Read an address; an IPv6 address has brackets.
 
     Args:
-        value: As the file has it.
-        example: What the message shows.
-        also: What else the key takes, for the message.
-        port_min: 0 where any free port may be asked for.
+        value: The value in the file.
+        example: An address for the message.
+        also: Other values that the key takes, for the message.
+        port_min: 0 if any free port may be requested.
 
     Raises:
-        ValueError: It is no address, or no port has this number.
+        ValueError: It is no address, or the port number is invalid.
     """
     match = _ADDRESS.fullmatch(value.strip()) if isinstance(value, str) else None
     if match is None:

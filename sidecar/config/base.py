@@ -1,4 +1,4 @@
-"""What every section of the settings is made of: strict frozen models, one-of sections, checked pieces of text."""
+"""Building blocks of all settings: strict frozen models, one-of sections, checked pieces of text."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ _SECRET_NAME = re.compile(r"passw|passphrase|secret|token|credential|api[-_.]?ke
 
 
 class Expanded(str):
-    """Text that variables were put into; `written` is how the file has it, which is all that may be shown."""
+    """Text with variables replaced; `written` is its form in the file, the only form that may be shown."""
 
     __slots__ = ("written",)
     written: str
 
     @classmethod
     def of(cls, text: str, written: str) -> Self:
-        """Text with the way it is written in the file."""
+        """Text with its form in the file."""
         self = cls(text)
         self.written = written
         return self
@@ -64,7 +64,7 @@ class OneOf(Model):
         errors = [complaint]
         try:
             handler(data)
-        except ValidationError as error:  # what is wrong inside is reported along with it
+        except ValidationError as error:  # an error inside is reported along with it
             errors += [
                 InitErrorDetails(type=inner["type"], loc=inner["loc"], input=inner["input"], ctx=inner.get("ctx", {}))
                 for inner in error.errors()
@@ -106,7 +106,7 @@ def problem(text: str, value: Any, *loc: str) -> InitErrorDetails:
 
 
 def secret_name(name: str) -> bool:
-    """Whether a key of this name holds something that must not be shown."""
+    """Whether a key of this name has a value that must not be shown."""
     return bool(_SECRET_NAME.search(name))
 
 
@@ -116,7 +116,7 @@ def hide_secrets(values: Mapping[str, str]) -> dict[str, str]:
 
 
 def matching(pattern: str, complaint: str) -> Callable[[str], str]:
-    """A validator for text that must match `pattern` as a whole; `complaint` says what is right."""
+    """A validator for text that must match `pattern` as a whole; `complaint` describes the right form."""
     compiled = re.compile(pattern)
 
     def check(text: str) -> str:
@@ -128,12 +128,12 @@ def matching(pattern: str, complaint: str) -> Callable[[str], str]:
 
 
 def kind(value: Any) -> str:
-    """Tells a section from a word, for places that take either."""
+    """Distinguishes a section from a word, for keys that take either."""
     return "word" if isinstance(value, str) else "section"
 
 
 def words(*choices: str) -> BeforeValidator:
-    """Refuses anything that is neither a section nor one of the choices; those that are sections start with a brace."""
+    """Refuse everything that is neither a section nor one of the choices; sections among these begin with a brace."""
     needed = ", ".join(choices[:-1]) + " or " + choices[-1]
 
     def check(value: Any) -> Any:
@@ -164,7 +164,7 @@ def _path(value: Any) -> Any:
     return Path(value)
 
 
-# A variable's value is text: numbers and flags read it, where a number in quotes stays an error.
+# A variable's value is text: numbers and flags accept it, while a number in quotes stays an error.
 Int: TypeAlias = Annotated[int, BeforeValidator(_whole_number)]
 Bool: TypeAlias = Annotated[bool, BeforeValidator(_yes_or_no)]
 Text: TypeAlias = Annotated[str, Field(min_length=1, max_length=4096), BeforeValidator(_plain)]
@@ -178,14 +178,14 @@ Secret: TypeAlias = Annotated[SecretStr, Field(min_length=1), PlainSerializer(la
 Location: TypeAlias = Annotated[
     Text, Kind("path or URL"), AfterValidator(matching(r"[^~\s\0][^\0]*", "needs a path, or an address"))
 ]
-"""A path or a URL of a remote file system: not a `Path`, which would take a slash out of ``s3a://``."""
+"""A path or a URL of a remote file system: not a `Path`, which would remove a slash from ``s3a://``."""
 
 
 class TlsFiles(Model):
     """The certificates of a section on TLS."""
 
     section: ClassVar[str]
-    """Where it stands in the file."""
+    """Path of the section in the file."""
 
     ca: FilePath | None = Field(default=None, description="Trusted certificates, PEM. Defaults to the system's.")
     cert: FilePath | None = Field(default=None, description="Client certificate, PEM.")

@@ -1,4 +1,4 @@
-"""The settings for what is not taken: how batches are tried again, and where refused messages go."""
+"""Settings for failures: retries of batches, and the destination of refused messages."""
 
 from __future__ import annotations
 
@@ -86,12 +86,12 @@ class Retry(Model):
 
     @property
     def give_up_after_attempts(self) -> int | None:
-        """The number of sends after which a batch is dead-lettered, None for no such limit."""
+        """The number of sends after which a batch is dead-lettered, None for no limit."""
         return self.give_up_after.attempts
 
     @property
     def give_up_after_ms(self) -> int | None:
-        """The time after which a batch is dead-lettered, None for no such limit."""
+        """The time after which a batch is dead-lettered, None for no limit."""
         return self.give_up_after.after_ms
 
 
@@ -132,13 +132,13 @@ class DeadLetters(OneOf):
 
     @property
     def kafka(self) -> DeadLetterTopic:
-        """The topic, where the place is one of Kafka."""
+        """The topic, if the destination is Kafka."""
         assert self.kafka_ is not None
         return self.kafka_
 
     @property
     def delay_level(self) -> int:
-        """Where the place is one of RocketMQ: after which delay a message comes again, -1 for never."""
+        """The delay level after which a message is redelivered, -1 for never, if the destination is RocketMQ."""
         return self.rocketmq.delay_level if isinstance(self.rocketmq, HandBack) else -1
 
 

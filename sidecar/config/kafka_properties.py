@@ -1,4 +1,4 @@
-"""Which librdkafka properties may not be set by hand, each with its reason. A table, no behaviour beyond looking up."""
+"""The librdkafka properties that may not be set by hand, each with the reason. A table and its look-up."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ REFUSED = {
 
 
 def refusal(name: str) -> str | None:
-    """Why this property may not be set, None when it may."""
+    """The reason for which this property may not be set, None if it may."""
     if name in REFUSED:
         return REFUSED[name]
     return next((reason for pattern, reason in REFUSED.items() if fnmatchcase(name, pattern)), None)

@@ -1,4 +1,4 @@
-"""The settings of the ledger: where business keys are remembered, and for how long. No database is imported here."""
+"""Settings of the ledger: its database, and how long keys are remembered. Imports no database."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class Ledger(OneOf):
 
     @property
     def remembering(self) -> Remembering:
-        """How long it remembers."""
+        """Limits of remembering."""
         chosen = self.sqlite or self.postgresql
         assert chosen is not None
         return chosen

@@ -1,4 +1,4 @@
-"""Metadata of keys that the reference is generated from."""
+"""Metadata of keys, from which the reference is generated."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """Metadata of a key: its type as the reference names it, where the Python type does not tell."""
+    """Metadata of a key: its type in the reference, if that does not follow from the Python type."""
 
     text: str
 

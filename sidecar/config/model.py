@@ -1,4 +1,4 @@
-"""The settings: every key of the file with its default, bounds and meaning. No file is read here."""
+"""The settings: every key of the file with its default, bounds and meaning. Reads no file."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ class Settings(Model):
         ),
     ] = Field(
         default=Tags(),
-        validate_default=True,  # RocketMQ's default is another one
+        validate_default=True,  # RocketMQ's default differs
         description="Which messages are wanted, and how they are grouped.",
     )
     dedup: Dedup = Field(default=Dedup(), description="How duplicates are recognized.")
@@ -246,7 +246,7 @@ class Settings(Model):
 
     @model_validator(mode="after")
     def _tags_are_read_by_librocketmq(self) -> Self:
-        """It takes any text, and matches nothing by some."""
+        """Check the expression: librocketmq accepts any text, and some of them match nothing."""
         if self.source.rocketmq is None or self.source.rocketmq.client != "native":
             return self
         for tag in canonical(self.tags.subscribe):
@@ -257,7 +257,7 @@ class Settings(Model):
         return self
 
     def public(self) -> dict[str, Any]:
-        """The settings as the file would have them, all defaults filled in and secrets as ``***``."""
+        """The settings in the form of the file, with all defaults, and secrets as ``***``."""
         return _without_none(self.model_dump(by_alias=True))
 
 

@@ -1,4 +1,4 @@
-"""The tables of keys in the documents, from the model; `python -m sidecar.config.reference` writes them anew."""
+"""The tables of keys in the documents, from the model; `python -m sidecar.config.reference` updates them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def keys() -> str:
 
 
 def keys_on_spark() -> str:
-    """Every key with its meaning for `sidecar spark run`; a section that has a meaning stands for its keys."""
+    """Every key with its meaning for `sidecar spark run`; the meaning of a section covers its keys."""
     rows = (
         f"| {', '.join(f'`{name}`' for name, _ in same)} | {_cell(text)} |"
         for text, same in groupby(_on_spark(), lambda row: row[1])

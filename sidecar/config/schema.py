@@ -1,4 +1,4 @@
-"""What can stand in the file, read off the model: the list of options and the JSON Schema."""
+"""The possible content of the file, from the model: the list of options and the JSON Schema."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ class Option:
 
     path: tuple[str, ...]
     default: Any
-    """As the file would have it; None when there is none."""
+    """The default in the form of the file; None if there is none."""
     required: bool
     secret: bool
     meaning: str
     section: bool
-    """Whether it is nothing but a holder of further options."""
+    """Whether it only contains further options."""
     kind: str
-    """Its type, as the reference names it."""
+    """Its type in the reference."""
     on_spark: str
-    """Its meaning for `sidecar spark run`; empty if it applies unchanged, or if its section says it."""
+    """Its meaning for `sidecar spark run`; empty if it applies unchanged, or if its section has it."""
     not_on_spark: str
-    """Why `sidecar spark run` refuses it; empty if it does not."""
+    """The reason for which `sidecar spark run` refuses it; empty if it does not."""
 
     @property
     def name(self) -> str:
@@ -77,7 +77,7 @@ def _walk(model: type[Model], path: tuple[str, ...]) -> Iterator[Option]:
 
 
 def _section(info: FieldInfo) -> type[Model] | None:
-    """The model of a section, also where a word may stand in its place."""
+    """The model of a section, also if a word may replace it."""
     kinds = [getattr(kind, "__origin__", kind) for kind in (*get_args(info.annotation), info.annotation)]
     kinds += [getattr(kind, "__origin__", kind) for outer in kinds for kind in get_args(outer)]
     return next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Model)), None)
@@ -88,7 +88,7 @@ def _is_secret(info: FieldInfo) -> bool:
 
 
 def _kind(annotation: Any, metadata: Sequence[Any]) -> str:
-    """The type as the reference names it: what the metadata says, else that of the Python type."""
+    """The type in the reference: that of the metadata, otherwise that of the Python type."""
     for mark in metadata:
         if isinstance(mark, Kind):
             return mark.text
@@ -112,7 +112,7 @@ def _kind(annotation: Any, metadata: Sequence[Any]) -> str:
 
 def _defaults(model: type[Model]) -> dict[str, Any]:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # a default in the file's own words has not been through its validator
+        warnings.simplefilter("ignore")  # a default in the file's form was not validated
         return {
             key: value for key, value in model.model_construct().model_dump(by_alias=True).items() if value is not None
         }
@@ -145,7 +145,7 @@ def _put_defaults(section: dict[str, Any], model: type[Model]) -> None:
 
 
 def _plain(node: Any) -> Any:
-    """Without what only Python knows (titles, null for absent), and with variables where a number or word is."""
+    """The schema without what only Python has (titles, null for absent), and with variables for numbers and words."""
     if isinstance(node, list):
         return [_plain(child) for child in node if child != {"type": "null"}]
     if not isinstance(node, dict):

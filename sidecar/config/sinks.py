@@ -1,4 +1,4 @@
-"""The settings of the sinks: where batches go and how. No connection is made here."""
+"""Settings of the sinks. Opens no connection."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ OWN_HEADERS = frozenset(
         "upgrade",
     }
 )
-"""Headers that HTTP framing and the contract use; so are all that start with ``sidecar-``."""
+"""Headers that HTTP framing and the contract use, in addition to all that begin with ``sidecar-``."""
 
 
 def is_own_header(name: str) -> bool:
-    """Whether a header of this name is written by the sink itself."""
+    """Whether the sink itself writes a header of this name."""
     return name.lower() in OWN_HEADERS or name.lower().startswith("sidecar-")
 
 
@@ -153,16 +153,16 @@ class SinkSettings(Model):
 
     @property
     def keeps_order(self) -> bool:
-        """Whether the file asks for delivery in offset order."""
+        """Whether order is configured."""
         return False
 
     @property
     def time_limit_ms(self) -> int | None:
-        """Time limit of a delivery, as the sink's key `timeout` has it; None for a sink without this key."""
+        """Time limit of a delivery, from the sink's key `timeout`; None if the sink has no such key."""
         return None
 
     def summary(self) -> str:
-        """What is sent where, for `sidecar validate`; without secrets."""
+        """A summary for `sidecar validate`, without secrets."""
         raise NotImplementedError
 
 
@@ -202,27 +202,27 @@ class HttpSink(SinkSettings):
 
     @property
     def row_format(self) -> Format:
-        """As it is set."""
+        """The configured format."""
         return self.format
 
     @property
     def batches_at_once(self) -> int:
-        """As it is set."""
+        """The configured concurrency."""
         return self.concurrency
 
     @property
     def one_by_one(self) -> bool:
-        """Only if order is asked for."""
+        """Whether order is configured."""
         return self.keeps_order
 
     @property
     def keeps_order(self) -> bool:
-        """As it is set."""
+        """Whether order is configured."""
         return self.ordering == "partition"
 
     @property
     def time_limit_ms(self) -> int:
-        """As it is set."""
+        """The configured timeout."""
         return self.timeout_ms
 
     def summary(self) -> str:
@@ -252,7 +252,7 @@ class ConsoleSink(SinkSettings):
 
     @property
     def row_format(self) -> Format:
-        """As it is set."""
+        """The configured format."""
         return self.format
 
     def summary(self) -> str:
@@ -268,7 +268,7 @@ class FileSink(SinkSettings):
 
     @property
     def row_format(self) -> Format:
-        """As it is set."""
+        """The configured format."""
         return self.format
 
     def summary(self) -> str:

@@ -1,4 +1,4 @@
-"""The settings of the sources: which topics of which cluster, as which group. No client is imported here."""
+"""Settings of the sources: cluster, topics and group. Imports no client."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _SEVERAL = "; several as a list or separated by commas"
 
 
 def _servers(value: Any, example: str, read: Callable[[str], str]) -> str:
-    """The servers as one text; `read` gives what must be an address of each."""
+    """The servers as one text; `read` returns the part of each server that must be an address."""
     servers = value.split(",") if isinstance(value, str) else value
     for server in servers if isinstance(servers, list) and servers else [None]:
         address(read(server) if isinstance(server, str) else None, example, _SEVERAL)
@@ -45,7 +45,7 @@ def _servers(value: Any, example: str, read: Callable[[str], str]) -> str:
 
 
 def _kafka_servers(value: Any) -> str:
-    """Servers of Kafka: librdkafka takes a host alone too, and a protocol before it."""
+    """Servers of Kafka: librdkafka also takes a host without a port, and a protocol before it."""
     return _servers(value, "localhost:9092", _with_port)
 
 
@@ -57,7 +57,7 @@ def _with_port(server: str) -> str:
 def _topic(name: str) -> str:
     if name.startswith("^"):
         try:
-            with warnings.catch_warnings(action="ignore"):  # of classes that Python reads otherwise than the client
+            with warnings.catch_warnings(action="ignore"):  # about classes that Python reads otherwise than the client
                 re.compile(name)
         except re.error as error:
             raise ValueError(f"is not a regular expression: {error}") from error

@@ -1,4 +1,4 @@
-"""The settings of the jobs that run on Spark. No Spark may come in."""
+"""Settings of the jobs that run on Spark. Imports no Spark."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The settings of tags and ids: where they stand in a message, which are wanted, what makes two messages the same."""
+"""Settings of tags and ids: their fields in a message, the wanted tags, and duplicates."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ class MessageField(OneOf):
     ) = Field(default=None, alias="json", description="Path into a JSON value, such as $.order.id.")
 
     def field(self) -> fields.Field:
-        """The core's description of the place."""
+        """The field for the core."""
         if self.header is not None:
             return fields.Field("header", name=self.header)
         return fields.Field("json", path=fields.parse_json_path(self.json_ or ""))
 
 
 OFFSET_MSG_ID = "offset_msg_id"
-"""Where a broker stored a message first: its address and the offset in its commit log."""
+"""The place where a broker first stored a message: its address and the offset in its commit log."""
 ROCKETMQ_TAG = MessageField(header="TAGS")
-"""Where RocketMQ keeps a message's tag: headers are its properties."""
+"""The field with a RocketMQ message's tag: headers are its properties."""
 TagPlace: TypeAlias = Annotated[
     Annotated[Literal["key", "topic"], Tag("word")] | Annotated[MessageField, Tag("section")],
     Discriminator(kind),
@@ -54,7 +54,7 @@ Expression: TypeAlias = Annotated[Text, Kind("expression"), AfterValidator(_expr
 
 
 def canonical(expression: str) -> list[str]:
-    """The tags of an expression, the same list however it is written; ``["*"]`` for all."""
+    """The tags of an expression, the same list for every spelling; ``["*"]`` for all."""
     tags = parse_expression(expression)
     return ["*"] if tags is None else sorted(tag.decode() for tag in tags)
 
@@ -83,7 +83,7 @@ class Tags(Model):
 
     @property
     def field(self) -> fields.Field | None:
-        """Where the tag stands, for the core; None when nothing is read."""
+        """The field of the tag, for the core; None if nothing is read."""
         if isinstance(self.from_, MessageField):
             return self.from_.field()
         return fields.Field(self.from_) if self.from_ else None
@@ -94,7 +94,7 @@ class Tags(Model):
 
     @property
     def known_groups(self) -> list[str]:
-        """The groups that are known before any message came."""
+        """The groups that are known before the first message."""
         filter_, wanted = self.filter(), parse_expression(self.subscribe)
         tagged = [filter_.group(tag) for tag in wanted or ()]
         known = {*self.groups, *(group for group in tagged if group is not None)}
@@ -167,14 +167,14 @@ class Dedup(Model):
 
     @property
     def field(self) -> fields.Field | None:
-        """Where the id stands, for the core; None when the position is the id."""
+        """The field of the id, for the core; None if the position is the id."""
         if isinstance(self.by, MessageField):
             return self.by.field()
         return None if self.by == "position" else fields.Field(self.by)
 
     @property
     def remembers_ids(self) -> bool:
-        """Whether message ids are remembered here, and not in a ledger."""
+        """Whether the daemon remembers message ids, rather than a ledger."""
         return self.field is not None and self.ledger is None
 
     @field_validator("ledger")

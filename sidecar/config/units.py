@@ -20,8 +20,8 @@ class Quantity:
     """Pydantic metadata for a whole number that is written with its unit; bounds are inclusive.
 
     Args:
-        minimum: The smallest value, as it would be written.
-        maximum: The largest value, as it would be written.
+        minimum: The smallest value, in written form.
+        maximum: The largest value, in written form.
     """
 
     minimum: str
@@ -32,18 +32,18 @@ class Quantity:
     units: ClassVar[Mapping[str, int]] = {}
 
     def number(self, text: str) -> int | None:
-        """The number that `text` stands for, None when it is no quantity with one of the units."""
+        """The number of `text`, None if it is no quantity with one of the units."""
         match = _QUANTITY.fullmatch(text)
         return int(match[1]) * self.units[match[2]] if match and match[2] in self.units else None
 
     def text(self, number: int) -> str:
-        """The shortest way to write `number`: the largest unit that divides it."""
+        """The shortest form of `number`: with the largest unit that divides it."""
         fitting = [(factor, unit) for unit, factor in self.units.items() if number % factor == 0 and number >= factor]
         factor, unit = max(fitting, default=(1, next(iter(self.units))))
         return f"{number // factor}{unit}"
 
     def parse(self, value: Any) -> int:
-        """The number that a value of the file stands for.
+        """The number of a value in the file.
 
         Raises:
             ValueError: No unit, an unknown one, or out of bounds.

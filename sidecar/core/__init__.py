@@ -1,1 +1,1 @@
-"""The pure core: (event, now) in, effects out. No thread, socket, clock, random number, file or logger may come in."""
+"""The pure core: (event, now) in, effects out. It uses no thread, socket, clock, random number, file or logger."""

@@ -1,4 +1,4 @@
-"""When to try again, and when to doubt the receiver instead of the messages. Time and chance come in as numbers."""
+"""Waits between sends, and the guard that suspects the receiver instead of the messages. Time and chance are inputs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MessageOffset = tuple[TopicPartition, int]
 
 @dataclass(frozen=True, slots=True)
 class Backoff:
-    """Doubling waits with full jitter: AWS Architecture Blog, "Exponential Backoff And Jitter", 2015.
+    """Exponential backoff with full jitter: AWS Architecture Blog, "Exponential Backoff And Jitter", 2015.
 
     Args:
         base_ms: Upper bound of the first wait.
@@ -32,19 +32,19 @@ class Backoff:
         """Milliseconds to wait after the failed send number `attempt`, counted from 1.
 
         Args:
-            attempt: How many sends failed.
+            attempt: Number of failed sends.
             jitter: Uniform in [0, 1).
-            retry_after_ms: What the receiver asked for; at most 5 minutes of it are honoured.
+            retry_after_ms: The wait that the receiver asked for; honoured up to 5 minutes.
         """
         bound = min(self.max_ms, self.base_ms << min(attempt - 1, 32))
         return max(bound * jitter, min(retry_after_ms or 0, RETRY_AFTER_MAX_MS))
 
 
 class RefusalGuard:
-    """Notices a receiver that refuses too much: more than a tenth of the last 1,000 messages.
+    """Detects a receiver that refuses too much: more than a tenth of the last 1,000 messages.
 
-    While it is tripped nothing more is dead-lettered, what is refused is tried again, and each message counts as what
-    it was answered last. It lets go when nine tenths of what was answered since were taken.
+    While it is tripped, nothing is dead-lettered, refused messages are retried, and each message counts by its last
+    answer. It is reset when nine tenths of the messages answered since then were accepted.
     """
 
     def __init__(self) -> None:
@@ -56,11 +56,11 @@ class RefusalGuard:
         self._taken = 0
 
     def taken(self, count: int, places: Iterable[MessageOffset]) -> None:
-        """`count` messages were delivered.
+        """Count delivered messages.
 
         Args:
-            count: How many.
-            places: Which; looked at only while tripped.
+            count: Number of messages.
+            places: The messages; iterated only while tripped.
         """
         if not self.tripped:
             self._add(refused=False, count=count)
@@ -72,7 +72,7 @@ class RefusalGuard:
             self._doubted.clear()
 
     def refused(self, place: MessageOffset) -> None:
-        """One message was refused for good."""
+        """Count one message that was refused permanently."""
         if self.tripped:
             self._doubted.add(place)
             return
@@ -84,7 +84,7 @@ class RefusalGuard:
             self._total = self._refused = self._taken = 0
 
     def forget(self, tp: TopicPartition) -> None:
-        """The partition is not ours any more."""
+        """Drop the messages of a partition that is no longer owned."""
         self._doubted = {place for place in self._doubted if place[0] != tp}
 
     def _add(self, *, refused: bool, count: int) -> None:

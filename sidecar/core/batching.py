@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from sidecar.core.records import KEY_BYTES, Fragment
 
 JOINED_BYTES = 16 << 10
-"""An open fragment takes in what is read later until it has so much: an object a row would cost 300 to 430 bytes."""
+"""Size up to which an open fragment is extended by later reads: one object per row would cost 300 to 430 bytes."""
 OFFSET_BYTES = ID_BYTES = 8
 
 
@@ -28,24 +28,25 @@ class Limits:
 
 
 def body_bytes(fragment: Fragment) -> int:
-    """Bytes of the fragment in a body, each row with its end."""
+    """Size of the fragment in a body, including the end of each row."""
     return len(fragment.data) + 1 if fragment.offsets else 0
 
 
 def held_bytes(fragment: Fragment) -> int:
-    """Bytes of memory the fragment's messages hold; of the two pieces of a split fragment the same together.
+    """Memory that the fragment's messages hold, in bytes; the two halves of a split fragment add up to the same.
 
-    The object itself is counted with its lane or part: a further one has `JOINED_BYTES` or more, so it is below 4 %.
+    The object itself is counted with its lane or part: each further fragment has at least `JOINED_BYTES`, so its object
+    is below 4 %.
     """
     ids = ID_BYTES * len(fragment.ids) if fragment.ids is not None else 0
     return body_bytes(fragment) + OFFSET_BYTES * fragment.count + ids + len(fragment.keys)
 
 
 class Buffer:
-    """Fragments in offset order; small ones are joined, and what is given to `add` stays as it is.
+    """Fragments in offset order. Small ones are joined; arguments of `add` are never modified.
 
     Args:
-        separator: Stands between two rows of a fragment.
+        separator: The bytes between two rows of a fragment.
     """
 
     __slots__ = ("count", "fragments", "nbytes", "separator")
@@ -59,7 +60,7 @@ class Buffer:
         """Bytes of their body."""
 
     def add(self, fragment: Fragment) -> tuple[int, int]:
-        """Take messages read later than all others; returns how many they are, and the bytes of their body."""
+        """Append messages that follow all others; return their number, and the bytes of their body."""
         if self.fragments and fragment.after < 0 and _is_small(fragment) and _is_small(self.fragments[-1]):
             self.fragments[-1] = _joined(self.fragments[-1], fragment, self.separator)
         else:
@@ -70,7 +71,7 @@ class Buffer:
         return count, nbytes
 
     def take(self, limits: Limits) -> list[Fragment]:
-        """Remove and return as many of the first messages as the limits allow, at least one."""
+        """Remove and return the first messages, as many as the limits allow and at least one."""
         return self._take(*self._fit(limits))
 
     def take_through(self, last: int) -> list[Fragment]:
@@ -84,12 +85,12 @@ class Buffer:
         return self._take(whole, border)
 
     def last_within(self, limits: Limits) -> int:
-        """An offset up to which `take` would return all messages, and none beyond."""
+        """The offset up to which `take` would return all messages, and none beyond."""
         whole, border = self._fit(limits)
         return self.fragments[whole - 1].last if border is None else border - 1
 
     def _fit(self, limits: Limits) -> tuple[int, int | None]:
-        """How many whole fragments fit, and the offset before which the next one is to be split."""
+        """The number of whole fragments that fit, and the offset at which the next one is to be split."""
         messages, size = limits.max_messages, limits.max_bytes
         for whole, fragment in enumerate(self.fragments):
             if whole and fragment.after >= 0:
@@ -105,7 +106,7 @@ class Buffer:
         return len(self.fragments), None
 
     def _rows_within(self, fragment: Fragment, messages: int, size: int) -> int:
-        """Of a fragment that does not fit as a whole."""
+        """The number of rows that fit of a fragment that does not fit as a whole."""
         data, rows = fragment.data.split(self.separator), 0
         while rows < messages and len(data[rows]) < size:
             size -= len(data[rows]) + 1
@@ -119,7 +120,7 @@ class Buffer:
             taken.append(head)
         del self.fragments[:whole]
         for fragment in taken:
-            fragment.data = bytes(fragment.data)  # of one that was joined; of others the same object
+            fragment.data = bytes(fragment.data)  # a copy for a joined fragment, else the same object
         self.count -= sum(fragment.count for fragment in taken)
         self.nbytes -= sum(map(body_bytes, taken))
         return taken
@@ -130,7 +131,7 @@ def _is_small(fragment: Fragment) -> bool:
 
 
 def _joined(fragment: Fragment, more: Fragment, separator: bytes) -> Fragment:
-    """The messages of both; `more` was read later. What was joined before is extended, anything else is copied."""
+    """Join two fragments, of which `more` is the later. A joined fragment is extended in place; any other is copied."""
     own = fragment if isinstance(fragment.data, bytearray) else _growing(fragment)
     assert isinstance(own.offsets, array)
     if own.offsets and more.offsets:
@@ -155,7 +156,7 @@ def _growing(fragment: Fragment) -> Fragment:
 
 
 def split(fragment: Fragment, border: int, separator: bytes) -> tuple[Fragment, Fragment]:
-    """The messages below the offset `border`, and the others; both sides have some, perhaps without a row."""
+    """Split at the offset `border` into lower and higher messages. Both sides have messages, perhaps without rows."""
     rows = bisect_left(fragment.offsets, border)
     data = fragment.data.split(separator)
     ids, odd = fragment.ids, fragment.unframeable
@@ -178,7 +179,7 @@ def split(fragment: Fragment, border: int, separator: bytes) -> tuple[Fragment, 
 
 
 def halves(fragments: list[Fragment], separator: bytes) -> tuple[list[Fragment], list[Fragment]]:
-    """Two lists with half of the rows each; of an odd number the second has one more.
+    """Split the rows into two halves; of an odd number, the second half has one more.
 
     Raises:
         ValueError: There are no two rows.
@@ -197,7 +198,7 @@ def halves(fragments: list[Fragment], separator: bytes) -> tuple[list[Fragment],
 
 
 def pick(fragments: list[Fragment], wanted: set[int], separator: bytes) -> list[Fragment]:
-    """Only the rows whose index, counted over all fragments, is in `wanted`."""
+    """Select the rows whose index, counted over all fragments, is in `wanted`."""
     picked, before = [], 0
     for fragment in fragments:
         rows = [i for i in range(len(fragment.offsets)) if before + i in wanted]
@@ -211,7 +212,7 @@ def pick(fragments: list[Fragment], wanted: set[int], separator: bytes) -> list[
 
 
 def pick_keys(keys: bytes, rows: Iterable[int]) -> bytes:
-    """The keys of these rows; none where there are none."""
+    """Select the keys of these rows; empty if there are no keys."""
     return keys and b"".join([keys[i * KEY_BYTES : (i + 1) * KEY_BYTES] for i in rows])
 
 

@@ -1,4 +1,4 @@
-"""The books: every message that was handed over, in exactly one outcome. Counts only."""
+"""The books: each message that was handed over has exactly one outcome. Counts only."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Self, TypeAlias
 from sidecar.core.records import TopicPartition, group_label
 
 GROUPS_MAX = 200
-"""Groups with counts of their own."""
+"""Maximum number of groups with their own counts."""
 OTHER = "other"
 Counts: TypeAlias = tuple[int, int, int, int, int, int, int, int]
 
@@ -36,14 +36,14 @@ class Books:
         return self.consumed == settled + self.released + self.in_flight + self.delayed
 
     def read(self, count: int, duplicate: int, filtered: int) -> None:
-        """So many messages came; but for the duplicate and the filtered ones they are in flight."""
+        """Count `count` messages as consumed; those that are neither duplicate nor filtered are in flight."""
         self.consumed += count
         self.duplicate += duplicate
         self.filtered += filtered
         self.in_flight += count - duplicate - filtered
 
     def settle(self, outcome: str, count: int) -> None:
-        """So many messages that were in flight have this outcome now."""
+        """Move `count` messages from in flight to this outcome."""
         setattr(self, outcome, getattr(self, outcome) + count)
         self.in_flight -= count
 
@@ -70,7 +70,7 @@ class Tally:
         self._counts: Counter[tuple[str, str]] = Counter()
 
     def add(self, group: str, kind: str, count: int = 1) -> None:
-        """Count something of a group."""
+        """Add `count` to a group's counter."""
         label = self._labels.get(group)
         if label is None:
             label = OTHER
@@ -79,12 +79,12 @@ class Tally:
         self._counts[label, kind] += count
 
     def counts(self) -> dict[tuple[str, str], int]:
-        """What was counted so far, by the group's label and kind."""
+        """The counts by group label and kind."""
         return dict(self._counts)
 
 
 class Accounts(dict[TopicPartition, Books]):
-    """The books of each partition, also of those that went, until they are closed. What went in stays in the sum."""
+    """The books of each partition, kept after revocation until they are closed. Closed books stay in the sum."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -92,16 +92,16 @@ class Accounts(dict[TopicPartition, Books]):
         """The sum of the books of partitions that were revoked and closed."""
 
     def open(self, tp: TopicPartition) -> None:
-        """The partition is ours; after it was before, its books go on."""
+        """Open the books of an owned partition; if it was owned before, its books continue."""
         self.setdefault(tp, Books())
 
     def release(self, tp: TopicPartition) -> None:
-        """The partition went, and what was in flight is unsettled for ever here."""
+        """Count the messages in flight of a lost partition as released."""
         books = self[tp]
         books.released += books.in_flight
         books.in_flight = 0
 
     def close(self, tps: Iterable[TopicPartition]) -> None:
-        """Keep only the sum of the books of these partitions, which are not assigned any more."""
+        """Keep only the sum of the books of these partitions, which are no longer assigned."""
         for tp in tps:
             self.closed += self.pop(tp)

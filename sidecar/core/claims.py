@@ -1,7 +1,7 @@
-"""Business keys in a ledger: which copy of a message that a producer sent twice goes out. Decides, and stores nothing.
+"""Business keys in a ledger: which copy of a message that was produced twice is delivered. Decides, and stores nothing.
 
-The owner of a key is the place of a message (topic, partition, offset), not a process: who handles the same message
-again, after a crash or a takeover, has the claim and goes on; a message elsewhere with the same key is the twin.
+The owner of a key is the place of a message (topic, partition, offset), not a process: a process that handles the same
+message again, after a crash or a takeover, continues with the claim. A message elsewhere with the same key is the twin.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ import xxhash
 from sidecar.core.records import KEY_BYTES, Fragment, TopicPartition
 
 DUPLICATE, HELD = -1, -2
-"""Verdicts beside tokens: the twin was delivered; the twin is claimed, and nothing is known of its end yet."""
+"""Verdicts beside tokens: the twin was delivered; the twin is claimed, and its end is not known yet."""
 _BIAS = 1 << 63
 
 
 class State(enum.IntEnum):
-    """What is known of a key; one that has no entry is NONE."""
+    """State of a key's entry; a key without an entry is unclaimed."""
 
     PROCESSING = 1
     SUCCESS = 2
@@ -29,13 +29,13 @@ class State(enum.IntEnum):
 
 
 ENDS = {"delivered": State.SUCCESS, "dead_lettered": State.ERROR}
-"""What the ledger is told; a duplicate leaves it to its twin."""
+"""The states that the ledger is told by outcome; a duplicate's entry is its twin's."""
 
 
 class Want(NamedTuple):
     """The rows of one part that are to be claimed.
 
-    A token tells which rows of a part were claimed together: they have one name, and go out together ever after.
+    Rows of a part with the same token were claimed together: they have one name, and always go out together.
     """
 
     place: int
@@ -43,29 +43,29 @@ class Want(NamedTuple):
     keys: bytes
     """`KEY_BYTES` for each offset."""
     token: int
-    """What is claimed now gets this one."""
+    """The token for rows that are claimed now."""
     was: int | None = None
-    """Rows that are ours under this token get `token`; all others keep theirs. None: all keep theirs."""
+    """Own rows under this token get `token`; all others keep theirs. None: all keep theirs."""
     ordered: bool = False
-    """Nothing is claimed behind a row that is held."""
+    """Whether no row is claimed behind a row that is held."""
     renewed: bool = False
-    """All of it was ours. What a twin took since is held, even when the twin's claim is over: the owner that replaced
-    this one may have sent the others under the token's name."""
+    """Whether all rows were owned and the claim is renewed. A row that a twin took since then is held, even if the
+    twin's claim has expired: the owner that replaced this one may have sent the other rows under the token's name."""
 
 
 class Entry(NamedTuple):
-    """A key as the ledger has it."""
+    """A key's entry in the ledger."""
 
     place: int
     offset: int
     token: int
     state: State
     expired: bool = False
-    """Its claim is over; of `State.PROCESSING` alone."""
+    """Whether its claim has expired; only with `State.PROCESSING`."""
 
 
 class Claimed(NamedTuple):
-    """An entry to be written: PROCESSING with a new expiry, but what is SUCCESS stays that."""
+    """An entry to be written: PROCESSING with a new expiry; an entry that is SUCCESS keeps its state."""
 
     key: bytes
     place: int
@@ -74,7 +74,7 @@ class Claimed(NamedTuple):
 
 
 class Mark(NamedTuple):
-    """What became of rows that were claimed."""
+    """The end of rows that were claimed."""
 
     place: int
     state: State
@@ -83,28 +83,28 @@ class Mark(NamedTuple):
 
 
 class Exchanged(NamedTuple):
-    """Messages that a process had claimed when it died, and that another member of its group got since."""
+    """Messages that a process had claimed when it died, and that another member of its group received since."""
 
     found: Mapping[bytes, bytes]
-    """What others had of what is missed here, by identity."""
+    """The messages missed here that other members had, by identity."""
     missed: Sequence[bytes]
-    """What is missed elsewhere."""
+    """Identities of the messages missed elsewhere."""
 
 
 @lru_cache(maxsize=10_000)
 def place_of(tp: TopicPartition, scope: str = "") -> int:
-    """64 bits that stand for a partition, the same on every host and, without a scope, in every incarnation."""
+    """A 64-bit number for a partition, the same on every host and, without a scope, in every incarnation."""
     text = f"{tp.topic}\n{tp.broker}\n{tp.partition}" + (f"\n{scope}" if scope else "")
     return xxhash.xxh3_64_intdigest(text.encode("utf-8", "surrogatepass")) - _BIAS
 
 
 def keys_in(keys: bytes) -> list[bytes]:
-    """The single keys."""
+    """The keys, one by one."""
     return [keys[start : start + KEY_BYTES] for start in range(0, len(keys), KEY_BYTES)]
 
 
 def mark_of(number: int, fragments: Sequence[Fragment], state: State, but: Collection[int] = ()) -> Mark:
-    """Rows of these fragments have come to their end, but for those whose index is in `but`."""
+    """The end of the rows of these fragments, except those whose index is in `but`."""
     offsets = [offset for fragment in fragments for offset in fragment.offsets]
     keys = b"".join([fragment.keys for fragment in fragments])
     if but:
@@ -115,20 +115,20 @@ def mark_of(number: int, fragments: Sequence[Fragment], state: State, but: Colle
 
 
 def decide(wants: Sequence[Want], entries: Mapping[bytes, Entry]) -> tuple[list[list[int]], list[Claimed]]:
-    """What is ours, and what is to be written so that it is; to be called within one transaction.
+    """Decide who owns each row, and which entries are to be written; call it within one transaction.
 
     Args:
-        wants: What is to be claimed.
-        entries: The entries of all their keys, where there are any.
+        wants: The rows to be claimed.
+        entries: The existing entries of their keys.
 
     Returns:
-        For each want and row the token that it is ours under, or `DUPLICATE` or `HELD`; and the entries to write.
+        For each want and row the token under which it is owned, or `DUPLICATE` or `HELD`; and the entries to write.
     """
     rows = [keys_in(want.keys) for want in wants]
     verdicts = [[HELD] * len(keys) for keys in rows]
     writes: list[Claimed] = []
     taken: set[bytes] = set()
-    if entries:  # ours first: it may have been sent, so a twin in the same request must not take it when it expired
+    if entries:  # own rows first: they may have been sent, so a twin in the same request must not take an expired claim
         for want, keys, verdict in zip(wants, rows, verdicts, strict=True):
             _keep(want, keys, verdict, entries, taken, writes)
     for want, keys, verdict in zip(wants, rows, verdicts, strict=True):

@@ -1,4 +1,4 @@
-"""What the core asks of the shell. Values only."""
+"""Requests of the core to the shell. Values only."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sidecar.core.parts import Batch
 from sidecar.core.records import DeadLetter, TopicPartition
 
 FieldValue: TypeAlias = str | int | float | None
-"""What a log event says of one thing."""
+"""Value of a field of a log event."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,19 +24,19 @@ class CommitItem:
     scope: str
     state: PartitionState
     generation: int = 0
-    """Generation of the id window that `ids` belong to."""
+    """Generation of the window that `ids` belong to."""
     ids: array[int] | None = None
     """Message ids settled since the last commit: durable in the journal before the commit is sent."""
     marks: tuple[Mark, ...] = ()
-    """Claims that came to their end since the last commit: durable in the ledger before the commit is sent."""
+    """Claims that ended since the last commit: durable in the ledger before the commit is sent."""
     stamp: Stamp | None = None
     lineage: Lineage | None = None
-    """What the ownership goes on from, with the log's fingerprints up to here."""
+    """The commits that the ownership's state came after, with the log's fingerprints so far."""
 
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """Make these states durable; answer with `Pipeline.committed`. One is outstanding at most."""
+    """Make these states durable; answer with `Pipeline.committed`. At most one is outstanding."""
 
     items: list[CommitItem]
 
@@ -66,14 +66,14 @@ class Store:
 
 @dataclass(frozen=True, slots=True)
 class Flow:
-    """Read from all assigned partitions but these."""
+    """Read from all assigned partitions except these."""
 
     paused: frozenset[TopicPartition]
 
 
 @dataclass(frozen=True, slots=True)
 class Reload:
-    """Give the partition up and take it again from what is committed."""
+    """Give up the partition and take it again from its committed state."""
 
     tp: TopicPartition
     reason: str

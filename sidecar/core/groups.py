@@ -1,4 +1,4 @@
-"""How each group's deliveries go, and how many batches are outstanding where they go well. No batch, no clock."""
+"""State of each group's deliveries, and the number of outstanding batches of groups that do not fail. No clock."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class GroupState:
-    """How a group's deliveries go."""
+    """State of a group's deliveries."""
 
     name: str
     outstanding: int = 0
-    """Batches cut and not done."""
+    """Batches that are cut and have not ended."""
     sending: int = 0
     failing_since_ms: float | None = None
     reason: str = ""
@@ -25,10 +25,10 @@ class Groups(dict[str, GroupState]):
     def __init__(self) -> None:
         super().__init__()
         self.healthy = 0
-        """Batches outstanding in groups that do not fail."""
+        """Number of outstanding batches in groups that do not fail."""
 
     def begin(self, name: str) -> None:
-        """One more batch is outstanding."""
+        """Add an outstanding batch."""
         group = self.get(name)
         if group is None:
             group = self[name] = GroupState(name)
@@ -36,7 +36,7 @@ class Groups(dict[str, GroupState]):
         self.healthy += group.failing_since_ms is None
 
     def end(self, name: str) -> None:
-        """One batch less is outstanding; a group without any is dropped."""
+        """Remove an outstanding batch; a group without any is dropped."""
         group = self[name]
         group.outstanding -= 1
         self.healthy -= group.failing_since_ms is None
@@ -44,7 +44,7 @@ class Groups(dict[str, GroupState]):
             del self[name]
 
     def failed(self, name: str, now_ms: float) -> GroupState:
-        """A send failed."""
+        """Record a failed send."""
         group = self[name]
         if group.failing_since_ms is None:
             self.healthy -= group.outstanding
@@ -52,7 +52,7 @@ class Groups(dict[str, GroupState]):
         return group
 
     def recovered(self, name: str) -> float | None:
-        """A send got through; since when sends failed, None when they did not."""
+        """Record a send that succeeded; return the time of the first failed send before it, None if there was none."""
         group = self[name]
         since_ms, group.failing_since_ms = group.failing_since_ms, None
         if since_ms is not None:

@@ -1,4 +1,4 @@
-"""Promises of what goes out together, and what must be durable before it does. Values only."""
+"""Durable promises of which messages go out together. Values only."""
 
 from __future__ import annotations
 
@@ -11,30 +11,31 @@ from sidecar.core.partition_state import NO_TRIES, Tries
 
 @dataclass(slots=True, eq=False)
 class Barrier:
-    """What waits for the next commit, whatever it says: that proves that the partition is still ours."""
+    """Waits for the next successful commit, which proves that the partition is still owned."""
 
     durable: bool = False
 
 
 @dataclass(slots=True, eq=False)
 class Withheld:
-    """What the journal and the ledger are told when all of an intent is settled, and not before.
+    """Entries for journal and ledger, written when the whole intent is settled, and not before.
 
-    Were they told earlier, a successor would cut the intent's part down by it, under a name that stands for all of it.
+    If they were written earlier, a successor would drop these messages from the intent's part, whose name stands for
+    all of them.
     """
 
     ids: list[int] = field(default_factory=list)
     """Message ids of settled rows."""
     errors: list[Mark] = field(default_factory=list)
-    """Of dead letters: a twin may take them once none of the intent can be sent again."""
+    """Marks of dead letters: a twin may take their keys once no part of the intent can be sent again."""
 
 
 @dataclass(slots=True, eq=False)
 class Intent:
-    """A durable promise: what a group (None: every group) has from `first` to `last` goes out as one part.
+    """A durable promise: the messages of a group (None: every group) from `first` to `last` go out as one part.
 
-    A successor gets it whole or not at all, and cuts the same part under the same name. So nothing is sent before its
-    intent is durable, and the intent stays until the last of its parts is settled.
+    A successor gets it whole or not at all, and cuts the same part under the same name. Therefore nothing is sent
+    before its intent is durable, and the intent stays until the last of its parts is settled.
     """
 
     key: int | None
@@ -42,23 +43,23 @@ class Intent:
     last: int
     durable: bool = False
     old: bool = False
-    """Of an earlier life: its part was sent, perhaps, with members that are gone by now."""
+    """Made by an earlier owner: its part may have been sent, with members that are gone since."""
     excluded: set[int] = field(default_factory=set)
     collected: dict[str, Buffer] | None = None
-    """What was read again so far of an earlier life's intent; None once it is complete."""
+    """The messages of a recovered intent that were read again so far; None once it is complete."""
     live: int = 0
-    """Parts that are not settled."""
+    """Number of its parts that are not settled."""
     tries: Tries = NO_TRIES
-    """Of earlier owners, and of this one."""
+    """Failed sends of earlier owners and of this one."""
     fresh: set[str] = field(default_factory=set)
-    """Groups with a member that the window does not know: only what it knows wholly is not sent again."""
+    """Groups with a member unknown to the window: a part is skipped only if the window knows all of it."""
     withheld: Withheld = field(default_factory=Withheld)
 
     def covers(self, key: int, offset: int) -> bool:
-        """Whether a message of that group at that offset belongs to this intent."""
+        """Whether a message of this group at this offset belongs to the intent."""
         is_ours = key not in self.excluded if self.key is None else key == self.key
         return is_ours and self.first <= offset <= self.last
 
     def stand(self, *, old: bool) -> None:
-        """It is durable without a commit: where what it was cut from is, and every life cuts it so again."""
+        """Make it durable without a commit: it follows from durable data, so each owner cuts it in the same way."""
         self.durable, self.old = True, old

@@ -1,9 +1,9 @@
-"""Which memory of a partition is newer, the broker's or the state folder's, and what to go on from. Values only.
+"""Decides which memory of a partition is newer, the broker's or the state folder's, and where to continue. Values only.
 
-The broker may forget its newest commits: a coordinator fails over uncleanly, or `__consumer_offsets` comes back from an
+The broker may lose its newest commits: a coordinator fails over uncleanly, or `__consumer_offsets` is restored from an
 older copy. So each commit has a stamp, and the folder keeps the newest state with the stamps that it came after. A log
 may lose its end as well, and get other messages at the same offsets; so the folder keeps fingerprints of messages, and
-what it remembers beyond the broker's commit is trusted as far as the log still has those messages.
+its memory beyond the broker's commit is trusted as far as the log still has those messages.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ FINGERPRINTS_MAX = 48
 
 
 class Stamp(NamedTuple):
-    """A commit's own: the token of the ownership that made it, and its number there, from 1 on."""
+    """Identity of a commit: the token of the ownership that made it, and its number there, counted from 1."""
 
     token: int
     number: int
 
 
 class Fingerprint(NamedTuple):
-    """Which message stands at an offset: 64 bits over leader epoch, timestamp, key, headers and value."""
+    """Identity of the message at an offset: 64 bits over leader epoch, timestamp, key, headers and value."""
 
     offset: int
     digest: int
@@ -38,15 +38,15 @@ class Fingerprint(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Lineage:
-    """What an ownership goes on from.
+    """The origin of an ownership's state.
 
     Args:
         token: Random bits of its own, for the stamps of its commits.
-        parent: The stamp of the commit that it found, None where that had none.
-        ancestors: By token, the highest number of the commits that its state came after; oldest first.
+        parent: The stamp of the commit that it found, None if that had none.
+        ancestors: The highest number, by token, of the commits that its state came after; oldest first.
         fingerprints: Of the log as it was read so far, oldest first.
-        durable: Whether what it goes on from is what the broker has: intents of the folder alone must be committed
-            before their parts are sent, or a successor without the folder would not know them.
+        durable: Whether the broker has the same state. Intents that only the folder has must be committed before their
+            parts are sent, or a successor without the folder would not know them.
     """
 
     token: int = 0
@@ -58,7 +58,7 @@ class Lineage:
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """A state as the broker has it; earlier versions wrote no stamps."""
+    """The state at the broker; earlier versions wrote no stamps."""
 
     state: PartitionState
     stamp: Stamp | None = None
@@ -67,7 +67,7 @@ class Committed:
 
 @dataclass(frozen=True, slots=True)
 class Remembered:
-    """A state as the folder has it: of the newest commit of this host that was acknowledged."""
+    """The state in the folder: that of this host's newest commit that was acknowledged."""
 
     state: PartitionState
     stamp: Stamp
@@ -76,21 +76,21 @@ class Remembered:
 
     @property
     def known_below(self) -> int:
-        """Up to here the window may tell what is settled: beyond what was read, where that was read before a rewind."""
+        """Offset below which the window is valid: above what was read, if that was read before a rewind."""
         return max(self.state.seen, self.fingerprints[-1].offset + 1 if self.fingerprints else 0)
 
 
 class Basis(enum.Enum):
-    """Whose state is newer."""
+    """Result of the comparison of two states."""
 
     BROKER = "broker"
     FOLDER = "folder"
     BOTH = "both"
-    """Neither came after the other: after a rewind another member went on from the older state."""
+    """Neither came after the other: after a rewind, another member continued from the older state."""
 
 
 class Log(Protocol):
-    """A partition's log as the broker has it now."""
+    """A partition's log as it is at the broker now."""
 
     @property
     def low(self) -> int:
@@ -103,25 +103,25 @@ class Log(Protocol):
         ...
 
     def has(self, mark: Fingerprint) -> bool | None:
-        """Whether the same message stands there; None where none does any more."""
+        """Whether the same message is at this offset; None if no message is there any more."""
         ...
 
     def confirm_end(self, seen: int) -> None:
-        """Raise, to be asked again, unless the log certainly ends before `seen`."""
+        """Raise a retriable error unless it is certain that the log ends before `seen`."""
         ...
 
 
 class Recalled(NamedTuple):
-    """What to go on from, and why.
+    """The state to continue from, and the reason.
 
     Args:
         state: The state.
-        whose: Whose it is.
-        settled_below: Up to here the folder's window says what is settled; beyond it nothing of the window counts.
-        fresh: Whether names of before must not be used again, as other messages stand at their offsets.
-        agreed: Up to this offset the log is as it was: to the last fingerprint if none differs, -1 if all of them do;
-            None where nothing was compared, or could be.
-        compared: Whether that was tried: the folder has something beyond the broker's commit.
+        whose: The owner of the state.
+        settled_below: Offset below which the folder's window is valid; above it the window is ignored.
+        fresh: Whether earlier names must not be used again, because other messages are at their offsets.
+        agreed: Offset up to which the log is unchanged: that of the last fingerprint if none differs, -1 if all differ,
+            None if nothing was or could be compared.
+        compared: Whether a comparison was tried, because the folder has progress beyond the broker's commit.
     """
 
     state: PartitionState
@@ -133,11 +133,11 @@ class Recalled(NamedTuple):
 
 
 def recall(committed: Committed | None, memory: Remembered | None, log: Log) -> Recalled:
-    """What to go on from.
+    """Choose the state to continue from.
 
     Args:
-        committed: What the broker has; None where nothing is committed any more.
-        memory: What the folder has, of the same incarnation.
+        committed: The broker's state; None if nothing is committed any more.
+        memory: The folder's state, of the same incarnation.
         log: The log.
     """
     state = committed.state if committed is not None else PartitionState(log.low, log.low)
@@ -166,7 +166,7 @@ def recall(committed: Committed | None, memory: Remembered | None, log: Log) -> 
 
 
 def basis(committed: Committed | None, memory: Remembered | None) -> Basis:
-    """Whose state is newer."""
+    """Compare the two states."""
     if committed is None:
         return Basis.FOLDER
     if memory is None or memory.state.seen <= committed.state.watermark:
@@ -182,7 +182,7 @@ def basis(committed: Committed | None, memory: Remembered | None) -> Basis:
 
 
 def _agreed(memory: Remembered, log: Log) -> int | None:
-    """See `Recalled`. What the log has lost by its age tells nothing; what it lost at its end is not the same."""
+    """See `Recalled`. Messages deleted by retention prove nothing; messages missing at the end are a difference."""
     compared = False
     for mark in reversed(memory.fingerprints):
         if mark.offset < log.low:
@@ -195,7 +195,7 @@ def _agreed(memory: Remembered, log: Log) -> int | None:
 
 
 def _settled_to(state: PartitionState, watermark: int) -> PartitionState:
-    """The same state, when all below `watermark` is known to be settled but what a part needs to be whole."""
+    """The same state with all below `watermark` settled, except what a part needs to be whole."""
     shared = [each for each in state.shared if each.last >= watermark]
     lanes = {}
     for key, lane in state.lanes.items():
@@ -210,7 +210,7 @@ def _settled_to(state: PartitionState, watermark: int) -> PartitionState:
 
 
 def inherited(committed: Committed | None, memory: Remembered | None) -> dict[int, int]:
-    """The commits after which a state made from these two comes: the highest number by token, oldest first."""
+    """The commits that a state made from these two comes after: the highest number by token, oldest first."""
     stamps: list[Stamp | None] = []
     if memory is not None:
         stamps += [*(Stamp(*each) for each in memory.ancestors.items()), memory.stamp]
@@ -227,23 +227,23 @@ class Trail:
     """Fingerprints at growing distances: dense where the log was read last, thin where it was read long ago.
 
     Args:
-        known: Those of an earlier life, oldest first.
+        known: Fingerprints of an earlier owner, oldest first.
     """
 
     def __init__(self, known: Iterable[Fingerprint] = ()) -> None:
         self._kept = list(known)
 
     def add(self, newest: Fingerprint) -> None:
-        """The log was read up to here, again perhaps; what is known beyond stays."""
+        """Add the fingerprint of the last message read, perhaps once more; those beyond it stay."""
         kept = self._kept
         index = bisect_left(kept, newest.offset, key=attrgetter("offset"))
         kept[index : index + (index < len(kept) and kept[index].offset == newest.offset)] = [newest]
-        # One is left out where its neighbours are nearer to each other than the older one is to half the way back.
+        # Drop a fingerprint if its neighbours are closer together than half the distance from the older one to the end.
         for i in range(index - 1, 0, -1):
             if 2 * (kept[i + 1].offset - kept[i - 1].offset) <= newest.offset - kept[i - 1].offset:
                 del kept[i]
         del kept[:-FINGERPRINTS_MAX]
 
     def dump(self) -> tuple[Fingerprint, ...]:
-        """All that are kept, oldest first."""
+        """All fingerprints, oldest first."""
         return tuple(self._kept)

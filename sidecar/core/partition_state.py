@@ -1,4 +1,4 @@
-"""What of a partition's state travels to the next owner, and how groups and names are hashed in it. Values only."""
+"""The state of a partition that the next owner gets, and its hashes of groups and names. Values only."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ ATTEMPTS_MAX, SECONDS_MAX = (1 << 14) - 1, (1 << 21) - 1
 
 
 def lane_key(group: str) -> int:
-    """48 bits that stand for a group in the state."""
+    """Hash of a group in the state, 48 bits."""
     return xxhash.xxh3_64_intdigest(group.encode("utf-8", "surrogateescape")) & (1 << 48) - 1
 
 
 def derived_scope(scope: str, *why: str | int) -> str:
-    """A scope for names within `scope` that no other cut can have; the same for the same reasons."""
+    """A scope for names within `scope` that no other cut can have; the same reasons give the same scope."""
     return hashlib.blake2b(
         "\n".join([scope, *map(str, why)]).encode("utf-8", "surrogateescape"), digest_size=4
     ).hexdigest()
 
 
 class LaneState(NamedTuple):
-    """A group's state as it travels: unbatched from `open_from` (None: nothing), and its intents' (first, last)."""
+    """A group's part of the state: open from `open_from` on (None: nothing open), and (first, last) of its intents."""
 
     open_from: int | None
     intents: tuple[tuple[int, int], ...]
 
 
 class SharedIntent(NamedTuple):
-    """An intent for all groups but the excluded ones, which are settled or have a state of their own."""
+    """An intent for all groups except the excluded ones, which are settled or have their own state."""
 
     first: int
     last: int
@@ -39,7 +39,7 @@ class SharedIntent(NamedTuple):
 
 
 class Tries(NamedTuple):
-    """What an intent has failed so far: sends, and seconds while its owners lived, never a date."""
+    """Failed sends of an intent, and the seconds since the first while it had an owner; never a date."""
 
     attempts: int
     seconds: int
@@ -50,7 +50,7 @@ NO_TRIES = Tries(0, 0)
 
 @dataclass(frozen=True, slots=True)
 class PartitionState:
-    """All that a successor needs to go on exactly."""
+    """Everything that a successor needs to continue exactly."""
 
     watermark: int
     seen: int
@@ -58,4 +58,4 @@ class PartitionState:
     shared_from: int | None = None
     shared: tuple[SharedIntent, ...] = ()
     tries: dict[tuple[int, int, int], Tries] = field(default_factory=dict)
-    """By lane, first and last offset, those of the intents that failed; of lanes alone, and at most `Room.tries`."""
+    """Tries of failed intents by lane, first and last offset; only of lanes, and at most `Room.tries`."""

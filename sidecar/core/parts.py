@@ -1,4 +1,4 @@
-"""What is named, sent and settled: parts, and the batches that one request carries."""
+"""Units of naming, sending and settling: parts, and the batches that one request carries."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from sidecar.core.intents import Barrier, Intent
 from sidecar.core.records import Attempt, Fragment, TopicPartition
 
 HISTORY_MAX = 20
-"""Sends that a dead letter tells of: the last ones."""
+"""Number of sends that a dead letter lists: the last ones."""
 
 
 @dataclass(slots=True, eq=False)
@@ -21,11 +21,11 @@ class Hold:
     token: int = 0
     was: int | None = None
     first: bool = False
-    """Nothing was asked for it in this life: earlier ones may have told its rows apart."""
+    """No claim was made in this process; an earlier one may have split its rows."""
     fewer: bool = False
-    """Under its name it was sent, perhaps, with rows that twins have by now."""
+    """It may have been sent under its name with rows that twins have now."""
     at_ms: float = -inf
-    """When the last claim was asked for, monotonic."""
+    """Time of the last claim, monotonic."""
     tries: int = 0
     barrier: Barrier | None = None
     """A commit that must succeed before it is sent."""
@@ -33,19 +33,19 @@ class Hold:
 
 @dataclass(slots=True, eq=False)
 class Life:
-    """How a part fares."""
+    """The changing state of a part."""
 
     alive: bool = True
-    """Until it is settled, replaced, or its partition is not ours any more: what comes later of it counts no more."""
+    """False once it is settled or replaced, or its partition is no longer owned; later answers are ignored."""
     attempts: int = 0
-    """Sends so far, those of an earlier life counted as one."""
+    """Number of sends so far; those of an earlier owner count as one."""
     history: list[Attempt] = field(default_factory=list)
-    """The last of them."""
+    """The last sends, at most `HISTORY_MAX`."""
     primary: bool = True
     """False for a piece of another part, named by a scope that is derived from that part's."""
 
     def sent(self, attempt: Attempt) -> bool:
-        """Remember a send that was answered; whether more is remembered than before."""
+        """Record a send that was answered; return whether the history grew."""
         self.attempts += 1
         if not self.alive:
             return False
@@ -65,16 +65,16 @@ class Part:
     last: int
     fragments: list[Fragment]
     count: int
-    """Rows; messages without one are in `unframeable` alone."""
+    """Number of rows; messages without a row are only in `unframeable`."""
     nbytes: int
-    """Of the rows in a body, before compression."""
+    """Size of the rows in a body, before compression."""
     intent: Intent
-    """The durable promise it was cut under."""
+    """The durable promise under which it was cut."""
     home: str = ""
     """The partition's own scope: within it an offset is one message. Empty: the same as `scope`."""
     life: Life = field(default_factory=Life)
     hold: Hold | None = None
-    """Its claims, where there is a ledger and it was asked."""
+    """Its claims; None without a ledger, or before the first claim."""
 
     @property
     def unframeable(self) -> list[int]:
@@ -83,7 +83,7 @@ class Part:
 
     @property
     def name(self) -> str:
-        """``topic@scope:partition:first-last``: stable over restarts and takeovers, never two sets of messages.
+        """``topic@scope:partition:first-last``: stable over restarts and takeovers, never reused for other messages.
 
         With RocketMQ it is ``topic@scope:broker:queue:first-last``.
         """
@@ -101,7 +101,7 @@ class Part:
             self.hold = replace(part.hold)
 
     def drop_unframeable(self) -> None:
-        """Its messages without a row have their end; those with one are as they were."""
+        """Drop messages without a row; they are settled."""
         for fragment in self.fragments:
             fragment.unframeable = ()
         self.fragments = [fragment for fragment in self.fragments if fragment.offsets]
@@ -109,7 +109,7 @@ class Part:
 
 @dataclass(slots=True, eq=False)
 class Batch:
-    """What one request carries: parts of one group."""
+    """Parts of one group that one request carries."""
 
     id: int
     group: str
@@ -117,7 +117,7 @@ class Batch:
     count: int = field(init=False)
     nbytes: int = field(init=False)
     failing_since_ms: float | None = None
-    """Since when it was sent in vain, by this owner and those before."""
+    """Time of the first failed send, by this owner or an earlier one."""
 
     def __post_init__(self) -> None:
         self.count = sum(part.count for part in self.parts)
@@ -125,7 +125,7 @@ class Batch:
 
     @property
     def attempt(self) -> int:
-        """1 only when no part was ever sent before."""
+        """The number of the next send; 1 only if no part was ever sent before."""
         return 1 + max(part.life.attempts for part in self.parts)
 
     @property
@@ -136,7 +136,7 @@ class Batch:
 
     @property
     def alive(self) -> list[Part]:
-        """Its parts whose partitions are still ours."""
+        """Its parts whose partitions are still owned."""
         return [part for part in self.parts if part.life.alive]
 
     def fragments(self) -> Iterable[Fragment]:

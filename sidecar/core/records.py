@@ -1,4 +1,4 @@
-"""The nouns that all of the package shares: partitions, messages, runs, fragments, answers. No behaviour but naming."""
+"""The nouns that the package shares: partitions, messages, runs, fragments, answers. No behaviour except naming."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from urllib.parse import quote, quote_from_bytes
 GROUP_HEADER_MAX_BYTES = 128
 PARTS_MAX = 64
 NO_ID = -(1 << 63)
-"""Stands for the id of a message that has none."""
+"""Id of a message that has none."""
 KEY_BYTES = 16
-"""Of a business key in a ledger: strangers with one key would lose a message, so 64 bits are not enough."""
+"""Size of a business key in a ledger: unrelated messages with one key would be lost, so 64 bits are not enough."""
 PARTS_HEADER_MAX_BYTES = 4096
 
 Header: TypeAlias = tuple[str, bytes | None]
@@ -33,64 +33,64 @@ class PlaceFields(TypedDict):
 class TopicPartition(NamedTuple):
     """A partition of a topic; the unit of ownership, progress and order.
 
-    RocketMQ numbers the queues of each broker by themselves, so there the broker is part of the place.
+    RocketMQ numbers the queues of each broker separately, so there the broker is part of the identity.
     """
 
     topic: str
     partition: int
     broker: str = ""
-    """Its name; empty for Kafka, whose partitions are numbered over all brokers."""
+    """Name of the broker; empty for Kafka, whose partitions are numbered over all brokers."""
 
     def __str__(self) -> str:
         return f"{self.topic}[{self.broker}:{self.partition}]" if self.broker else f"{self.topic}[{self.partition}]"
 
     def fields(self) -> PlaceFields:
-        """The place as a log event or a JSON object tells it."""
+        """The partition in a log event or JSON object."""
         if self.broker:
             return {"topic": self.topic, "partition": self.partition, "broker": self.broker}
         return {"topic": self.topic, "partition": self.partition}
 
     @property
     def queue(self) -> str:
-        """``partition``, or ``broker:queue``; what would break a header is percent-encoded in the broker's name."""
+        """``partition`` or ``broker:queue``; the broker's name is percent-encoded where it would break a header."""
         return f"{quote(self.broker, safe='')}:{self.partition}" if self.broker else str(self.partition)
 
 
 class Place(NamedTuple):
-    """Where RocketMQ keeps a message."""
+    """The place where RocketMQ keeps a message."""
 
     topic: str
-    """Of a message that was handed back: the group's retry topic."""
+    """Topic; for a message that was handed back, the group's retry topic."""
     broker: str
     queue: int
     offset: int
 
 
 class Details(NamedTuple):
-    """What RocketMQ tells of a message beside what every broker does."""
+    """Attributes of a message that only RocketMQ has."""
 
     message_id: bytes | None
-    """The id that its producer drew (`UNIQ_KEY`). Not unique: two messages can carry one."""
+    """The id that its producer generated (`UNIQ_KEY`). Not unique: two messages can have the same id."""
     offset_message_id: str
     """Broker and commit-log offset in hexadecimal digits: unique."""
     keys: Sequence[bytes]
     reconsume_times: int
-    """How often it was handed back before."""
+    """Number of times it was handed back before."""
     place: Place | None = None
-    """Set where partition and offset are numbers of our own, since the client reads no queues."""
+    """Set if partition and offset are Sidecar's own numbers, because the client reads no queues."""
     identity: bytes | None = None
-    """Set there too: what stays the same when the message is handed over again, with another number perhaps."""
+    """Set in the same case: an identity that stays the same when the message is received again under another number."""
 
 
 class Columns(Protocol):
-    """Reads one attribute of many messages at once: one C loop instead of a Python call a message."""
+    """Reads one attribute of many messages at once: one C loop instead of a Python call per message."""
 
     def offsets(self, messages: Sequence[Message]) -> Iterable[int]:
         """The offset of each message."""
         ...
 
     def timestamps(self, messages: Sequence[Message]) -> Iterable[int | None]:
-        """The timestamp of each message in milliseconds since the epoch, None where it has none."""
+        """The timestamp of each message in milliseconds since the epoch, None if it has none."""
         ...
 
     def keys(self, messages: Sequence[Message]) -> Iterable[bytes | None]:
@@ -98,9 +98,9 @@ class Columns(Protocol):
         ...
 
     def headers(self, messages: Sequence[Message]) -> Iterable[Sequence[Header] | None]:
-        """The headers of each message in their order, None or empty where there are none.
+        """The headers of each message in their order, None or empty if there are none.
 
-        Of RocketMQ these are the properties. A name that is not UTF-8 has U+FFFD in it.
+        For RocketMQ these are the properties. A name that is not UTF-8 contains U+FFFD.
         """
         ...
 
@@ -109,15 +109,15 @@ class Columns(Protocol):
         ...
 
     def details(self, messages: Sequence[Message]) -> Iterable[Details | None]:
-        """What RocketMQ alone tells of each message, None for other brokers."""
+        """RocketMQ's own attributes of each message, None for other brokers."""
         ...
 
 
 class Framer(Protocol):
-    """How a sink's format turns messages into rows; pure, so that the core may call it."""
+    """Turns messages into rows of a sink's format; pure, so that the core may call it."""
 
     separator: bytes
-    """Stands between two rows of a fragment and can occur in no row."""
+    """The bytes between two rows of a fragment; they can occur in no row."""
 
     def frame(self, tp: TopicPartition, messages: Sequence[Message]) -> tuple[bytes, Sequence[int]]:
         """Rows joined by `separator`, and the indices of the messages that cannot be framed and are left out."""
@@ -140,18 +140,18 @@ class Fragment:
 
     offsets: Sequence[int]
     data: bytes | bytearray
-    """The rows, joined by the separator; a bytearray only while more is read into it."""
+    """The rows, joined by the separator; a bytearray only while it is being extended."""
     ids: Sequence[int] | None = None
-    """Message id of each row or `NO_ID`, where duplicates are told by id."""
+    """Message id of each row or `NO_ID`, if duplicates are recognized by id."""
     unframeable: Sequence[int] = ()
-    """Offsets of messages that belong here and have no row, since the format cannot hold them."""
+    """Offsets of its messages without a row, because the format cannot represent them."""
     at_ms: float = 0.0
-    """When they were read, monotonic."""
+    """Time of the read, monotonic."""
     keys: bytes = b""
-    """`KEY_BYTES` for each row, where a ledger tells duplicates."""
+    """`KEY_BYTES` for each row, if a ledger recognizes duplicates."""
     after: int = -1
-    """An offset of the group right before it that was settled earlier: a part with that in its range would come again
-    with it after a crash, so none spans it; -1 where there is none."""
+    """Offset of the group's settled message right before it, -1 if there is none: a part that spans it would send it
+    again after a crash, so no part does."""
 
     @property
     def first(self) -> int:
@@ -170,7 +170,7 @@ class Fragment:
 
 
 class Attempt(NamedTuple):
-    """One send as a dead letter remembers it."""
+    """One send in the history of a dead letter."""
 
     at_ms: int
     status: int | None
@@ -179,24 +179,24 @@ class Attempt(NamedTuple):
 
 
 class Verdict(enum.Enum):
-    """What a sink makes of a batch."""
+    """The result of a send."""
 
     ACK = "ack"
     RETRY = "retry"
-    """Not now: outage, overload, time-out."""
+    """Temporary failure: outage, overload, time-out."""
     REJECT = "reject"
     """At least one message is poison, which one is unknown: bisect."""
     TOO_LARGE = "too_large"
-    """Halve; alone it is dead-lettered."""
+    """Too large: halve; a single message is dead-lettered."""
     PARTIAL = "partial"
-    """All but the rows in `failed` were taken."""
+    """All rows except those in `failed` were accepted."""
     HALT = "halt"
-    """Never the messages' fault (address, credentials): stop intake, report, try again."""
+    """Never caused by messages (address, credentials): stop intake, report, retry."""
 
 
 @dataclass(frozen=True, slots=True)
 class FailedRow:
-    """A row that a partial answer names."""
+    """A row that a partial answer lists as failed."""
 
     index: int
     retry: bool
@@ -217,7 +217,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
-    """A message that is given up, with its origin and story; (the partition's scope, tp, offset) is its identity."""
+    """A message that is given up, with its origin and history; identified by (partition's scope, tp, offset)."""
 
     tp: TopicPartition
     offset: int
@@ -225,15 +225,15 @@ class DeadLetter:
     group: str
     reason: str
     row: bytes | None
-    """The row as the sink's format framed it; None when it could not be framed."""
+    """The row in the sink's format; None if it could not be framed."""
     attempts: tuple[Attempt, ...] = ()
 
 
 def group_label(group: str) -> str:
-    """A group's name as headers, labels and logs show it: percent-encoded, a prefix and hash beyond 128 bytes.
+    """A group's name in headers, labels and logs: percent-encoded, a prefix and hash beyond 128 bytes.
 
     Args:
-        group: The name; bytes that are not UTF-8 stand in it as surrogate escapes.
+        group: The name; bytes that are not UTF-8 are surrogate escapes.
     """
     raw = group.encode("utf-8", "surrogateescape")
     text = quote_from_bytes(raw, safe="!#$&'*+.^_`|~:/@()[]{}=;<>? -")

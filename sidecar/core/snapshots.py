@@ -1,4 +1,4 @@
-"""The frame around a snapshot that a user keeps: what it is of, its version, and a checksum. Knows no file."""
+"""The frame around a snapshot that a user keeps: its kind, its version, and a checksum. Knows no file."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _HEAD = struct.Struct("<8s16sBQ")
 
 
 def seal(kind: str, version: int, payload: bytes) -> bytes:
-    """Payload with a head that tells what it is of, for `unseal`.
+    """Add a head with kind, version and checksum to the payload, for `unseal`.
 
     Args:
         kind: At most 16 bytes.
@@ -26,7 +26,7 @@ def unseal(kind: str, version: int, blob: bytes) -> bytes:
     """The payload that `seal` was given.
 
     Raises:
-        ValueError: The bytes are no snapshot, one of something else or of another version, or they are damaged.
+        ValueError: The bytes are no snapshot, or of another kind or version, or they are damaged.
     """
     if len(blob) < _HEAD.size or not blob.startswith(MAGIC):
         raise ValueError("these bytes are no snapshot")

@@ -1,4 +1,4 @@
-"""Gives the core what the source has: a partition once its message ids are there, and then what was read of it."""
+"""Passes partitions and messages from the source to the core: a partition once its message ids are loaded."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ BUSY_POLL_S, OPEN_POLL_S = 0.005, 0.02
 
 
 class Feed:
-    """Between source and core; only for the main thread.
+    """Passes partitions and messages from the source to the core; only for the main thread.
 
     Args:
         pipeline: The core.
-        source: Where messages come from.
+        source: The source of messages.
         ids: Restores message ids.
-        snapshots: Have what was settled in an earlier life.
-        has_ledger: Whether a ledger tells what is settled above the watermark.
+        snapshots: Have the offsets settled by an earlier process.
+        has_ledger: Whether a ledger knows which messages above the watermark are settled.
     """
 
     def __init__(
@@ -36,7 +36,7 @@ class Feed:
         self._has_ledger = has_ledger
 
     def take(self, assignments: Sequence[Assignment]) -> None:
-        """These partitions are ours: the core has them at once, or when their ids are there."""
+        """Take assigned partitions: the core gets them at once, or when their ids are loaded."""
         known = self._snapshots.load() if assignments else {}
         pairs = [(assignment, known.get(assignment.tp)) for assignment in assignments]
         self._begin([pair for pair in pairs if self._ids.take(*pair)])
@@ -44,7 +44,7 @@ class Feed:
             self.pause()
 
     def sorted(self, result: IdsSorted) -> None:
-        """The ids of a partition are there, or could not be had."""
+        """Handle a partition whose ids were loaded or could not be loaded."""
         if (taken := self._ids.sorted(result)) is not None:
             self._begin([(taken.assignment, taken.known)])
             self.pause()
@@ -61,11 +61,11 @@ class Feed:
             self._snapshots.now()
 
     def _load_positions(self, assignment: Assignment, known: PartitionSnapshot | None) -> bool:
-        """What was settled in an earlier life is seen already; above the watermark a ledger tells it.
+        """Load the offsets settled by an earlier process; above the watermark a ledger knows them.
 
         Returns:
-            Whether the folder's window must be written anew before anything is committed: it is of an incarnation that
-            ends here, or some of it is not to be trusted.
+            Whether the folder's window must be written again before the next commit: its incarnation ends here, or a
+            part of it is not trusted.
         """
         settled = Settled(assignment.incarnation, assignment.state.watermark)
         if assignment.settled is not None and not self._has_ledger:
@@ -78,12 +78,12 @@ class Feed:
         return is_distrusted or settled.incarnation != assignment.incarnation
 
     def pause(self) -> None:
-        """Read on only from partitions that the core has, and wants more of."""
+        """Read only from partitions that the core has and wants more of."""
         loading = self._ids.loading.keys()
         self._source.pause(self._pipeline.gate.paused | loading | self._pipeline.origins.copies_of(loading))
 
     def poll(self) -> None:
-        """Give the core what has come; serves the source's listener meanwhile."""
+        """Pass new messages to the core; calls the source's listener meanwhile."""
         for item in self._source.poll(self._patience_s()):
             self._read(item)
 

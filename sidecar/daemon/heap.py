@@ -1,4 +1,4 @@
-"""Gives freed memory back to the kernel. glibc keeps it: the client's threads free 20 to 100 MB when reading ends."""
+"""Returns freed memory to the kernel. glibc keeps it: the client's threads free 20 to 100 MB when reading ends."""
 
 from __future__ import annotations
 
@@ -7,19 +7,20 @@ import ctypes
 EVERY_S = 1.0
 MANY, FEW = 1_000, 100
 TRIMS = 2
-"""With one, 3 runs of 12 kept 4 MiB more (`benchmarks.memory`: 8 tags, 1 byte, 1 partition, ids); with two, 0 of 10."""
+"""Trims in a row: with one, 3 runs of 12 kept 4 MiB more (`benchmarks.memory`: 8 tags, 1 byte, 1 partition, ids); with
+two, 0 of 10."""
 
 
 class Heap:
-    """Trims the heap when reading rests: many messages came since the last time, and few of them in the last second."""
+    """Trims the heap when reading pauses: many messages came since the last time, few of them in the last second."""
 
     def __init__(self) -> None:
-        self._trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # of glibc alone
+        self._trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # only in glibc
         self._look_at_s = 0.0
         self._read = self._trimmed = self._left = 0
 
     def tend(self, now_s: float, read: int) -> None:
-        """Call it often; some 15 ms for each 100 MB of heap, when there is something to do.
+        """Trim if necessary; call it often. A trim takes some 15 ms for each 100 MB of heap.
 
         Args:
             now_s: Monotonic time.

@@ -1,6 +1,6 @@
-"""Message ids between core and state: restored off the main loop, journalled before a commit, sorted now and then.
+"""Message ids between core and state: restored off the main loop, journalled before a commit, sorted periodically.
 
-A partition whose ids are still being restored is not the core's yet: what comes of it waits here.
+The core does not have a partition yet while its ids are being restored: its messages wait here.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from sidecar.state.interface import Ids, IdSegment, PartitionSnapshot, StoredIds
 EVERY_GENERATION = 1 << 62
 MEMORY_BYTES = 64 << 20
 SORTED_BYTES = 12
-"""What a sorted id takes in memory, at most."""
+"""Maximum memory of a sorted id."""
 FILED_MIN, FILED_MAX = 1_024, 1 << 18
-"""Ids of a partition that are put into a file at once."""
+"""Number of a partition's ids that are put into a file at once."""
 SORTERS = 4
-"""Partitions that are restored or sorted at once: a large one keeps back no small one."""
+"""Limit of partitions that are restored or sorted at once, so a large partition does not delay small ones."""
 FILES_MAX = 12
-"""More are put together when a partition was restored."""
+"""Number of files above which they are merged when a partition was restored."""
 RETRY_S = 1.0
 LOOK_EVERY_S = 1.0
 CLOSE_S = 0.5
@@ -46,25 +46,25 @@ log = structlog.get_logger()
 
 
 class IdsChanged(NamedTuple):
-    """Partitions whose stored ids others have touched. Comes to the inbox."""
+    """Partitions whose stored ids other programs have changed. Goes to the inbox."""
 
     tps: set[TopicPartition]
 
 
 class IdsSorted(NamedTuple):
-    """What the state has of a partition's ids; None when it could not be told. Comes to the inbox."""
+    """The stored ids of a partition; None if they could not be read. Goes to the inbox."""
 
     tp: TopicPartition
     number: int
-    """Of the taking that it belongs to."""
+    """Number of the taking that it belongs to."""
     stored: StoredIds | None
     reason: str = ""
-    """Why it could not be told."""
+    """The reason for which they could not be read."""
 
 
 @dataclass(slots=True)
 class Taken:
-    """A partition that is ours, and whose ids are on their way."""
+    """An owned partition whose ids are being loaded."""
 
     assignment: Assignment
     known: PartitionSnapshot | None
@@ -72,17 +72,17 @@ class Taken:
     since_s: float
     retry_at_s: float | None = None
     come: list[Run | ReadPast] = field(default_factory=list)
-    """What was read of it meanwhile: a poll or two, since it is paused."""
+    """Messages read of it meanwhile: from a poll or two, since it is paused."""
 
 
 @dataclass(slots=True)
 class _Kept:
-    """A partition that is ours."""
+    """An owned partition."""
 
     number: int
-    """Of its taking."""
+    """Number of its taking."""
     unsorted: int = 0
-    """Ids given to the journal since it was sorted last."""
+    """Number of ids given to the journal since the last sorting."""
     sorting: bool = False
     unfiled: bool = False
     """Whether its ids could not be put into files."""
@@ -92,7 +92,7 @@ class IdJournal:
     """Writes ids before the commits that settle them; for the writer's thread.
 
     Args:
-        stored: Keeps settled ids.
+        stored: Stores settled ids.
     """
 
     def __init__(self, stored: Ids) -> None:
@@ -101,17 +101,17 @@ class IdJournal:
         """Generations below are dropped."""
 
     def begin(self, tp: TopicPartition, *, resumed: bool) -> None:
-        """A partition is ours; an operator's reset replays, and a topic made again is another one: no id is known then.
+        """Begin with a partition; drop its ids unless resumed: an operator's reset replays, a recreated topic is new.
 
         Raises:
-            StateError: They could not be dropped.
+            StateError: The ids could not be dropped.
         """
         self._dropped.pop(tp, None)
         if not resumed:
             self._stored.drop_before(tp, EVERY_GENERATION)
 
     def write(self, segments: Sequence[SettledIds]) -> str:
-        """Make ids durable. Why they are not, else empty."""
+        """Make ids durable; return the reason for a failure, otherwise an empty text."""
         try:
             self._stored.append(
                 [IdSegment(settled.tp, settled.generation, settled.ids.tobytes()) for settled in segments]
@@ -126,11 +126,11 @@ class IdJournal:
 
 
 class Sorter:
-    """Sorts ids on threads of its own: that may take seconds, and commits wait for the writer.
+    """Sorts ids on its own threads: that may take seconds, and commits wait for the writer.
 
     Args:
-        stored: Keeps settled ids.
-        inbox: Takes what was found.
+        stored: Stores settled ids.
+        inbox: Takes the results.
     """
 
     def __init__(self, stored: Ids, inbox: Inbox[IdsChanged | IdsSorted]) -> None:
@@ -139,7 +139,7 @@ class Sorter:
         self._worker = Worker("sorter", SORTERS)
 
     def sort(self, tp: TopicPartition, number: int, *, merge: bool) -> None:
-        """Begin to sort a partition's; an `IdsSorted` tells the end. From any thread."""
+        """Begin to sort a partition's ids; an `IdsSorted` reports the end. From any thread."""
 
         def job() -> None:
             try:
@@ -152,18 +152,18 @@ class Sorter:
         self._worker.do(job)
 
     def look(self) -> None:
-        """Begin to look what others have changed; an `IdsChanged` tells it."""
+        """Begin to look for changes by other programs; an `IdsChanged` reports them."""
 
         def job() -> None:
             changed = set()
-            with suppress(SidecarError):  # the folder is gone, which is told anyway
+            with suppress(SidecarError):  # the folder is gone, which is reported anyway
                 changed = self._stored.changed()
             self._inbox.put(IdsChanged(changed))
 
         self._worker.do(job)
 
     def close(self) -> None:
-        """Give up what is being sorted."""
+        """Stop sorting."""
         self._stored.stop_sorting()
         self._worker.close(CLOSE_S)
 
@@ -172,8 +172,8 @@ class IdKeeper:
     """The ids of all partitions of this process; only for the main thread.
 
     Args:
-        pipeline: The core, whose windows these are.
-        stored: Keeps settled ids.
+        pipeline: The core, which has the windows.
+        stored: Stores settled ids.
         writer: The thread that writes.
         inbox: Takes an `IdsSorted`.
         memory_bytes: `dedup.memory`.
@@ -201,7 +201,7 @@ class IdKeeper:
     # Restoring
 
     def take(self, assignment: Assignment, known: PartitionSnapshot | None) -> bool:
-        """A partition is ours; whether the core may have it at once. Else `sorted` gives it."""
+        """Take a partition; return whether the core may have it at once. Otherwise `sorted` returns it later."""
         if not self._pipeline.intake.identities.remembered:
             if not assignment.resumed:
                 self._writer.wait(lambda: self.journal.begin(assignment.tp, resumed=False))
@@ -227,7 +227,7 @@ class IdKeeper:
         self._writer.do(write)
 
     def sorted(self, result: IdsSorted) -> Taken | None:
-        """What the sorter found: the partition that waited for it, to be given to the core now."""
+        """Handle a sorter's result; return the partition that waited for it, to be given to the core now."""
         kept = self._kept.get(result.tp)
         if kept is None or kept.number != result.number:
             return None
@@ -278,13 +278,13 @@ class IdKeeper:
         return window
 
     def forget(self, tps: Collection[TopicPartition]) -> None:
-        """These partitions are not ours any more."""
+        """Drop partitions that are no longer owned."""
         for tp in tps:
             self.loading.pop(tp, None)
             self._kept.pop(tp, None)
 
     def tend(self, now_s: float) -> None:
-        """Try again what failed."""
+        """Retry failed loads."""
         for taken in self.loading.values():
             if taken.retry_at_s is not None and now_s >= taken.retry_at_s:
                 self._restore(taken)
@@ -293,7 +293,7 @@ class IdKeeper:
             self.sorter.look()
 
     def changed(self, change: IdsChanged) -> None:
-        """Have that mended, unless all of the folder is gone; meanwhile look-ups go on in what is mapped."""
+        """Have changed files repaired, unless the whole folder is gone; look-ups use the mapped files meanwhile."""
         self._look_at_s = time.monotonic() + LOOK_EVERY_S
         if self._pipeline.orders.state_lost:
             return
@@ -302,7 +302,7 @@ class IdKeeper:
                 self._sort(tp, self._kept[tp], merge=False)
 
     def problems(self, now_s: float) -> Iterator[Problem]:
-        """Partitions that have waited long."""
+        """Partitions that have waited too long."""
         late = [tp for tp, taken in self.loading.items() if now_s - taken.since_s >= OVERDUE_S]
         if late:
             others = f" and {len(late) - 1} more" if len(late) > 1 else ""
@@ -311,7 +311,7 @@ class IdKeeper:
     # Journalling
 
     def count(self, items: Collection[CommitItem]) -> None:
-        """These commits settle ids: once there are enough of a partition, have them sorted."""
+        """Count the ids that these commits settle; once a partition has enough, have them sorted."""
         for item in items:
             kept = self._kept.get(item.tp)
             if item.ids is not None and kept is not None:
@@ -328,7 +328,7 @@ class IdKeeper:
     # The rest
 
     def status(self, now_s: float) -> IdsStatus:
-        """What is remembered, and what it takes."""
+        """Number of remembered ids, and their memory."""
         windows = [self._window(tp) for tp in self._kept.keys() & set(self._pipeline.intake.ids.keys())]
         sets = [generation for window in windows for generation in (window.young, window.old) if len(generation)]
         return IdsStatus(

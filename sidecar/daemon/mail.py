@@ -1,4 +1,4 @@
-"""What the threads have to tell the main thread, each kind given to what it concerns. Decides nothing."""
+"""Dispatch of messages from other threads to the main thread's objects. Decides nothing."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from sidecar.runtime.ledger_worker import ClaimAnswered
 from sidecar.runtime.senders import Answered
 
 Told: TypeAlias = Answered | ClaimAnswered | LettersStored | StepEnded | IdsChanged | IdsSorted | Snapped
-"""What comes to the inbox."""
+"""The kinds of messages in the inbox."""
 
 
 class Mail:
-    """Takes in what comes; only for the main thread.
+    """Dispatches the inbox; only for the main thread.
 
     Args:
-        inbox: Where it comes.
-        pipeline: Learns answers, claims and dead letters.
+        inbox: The inbox.
+        pipeline: Gets answers, claims and dead letters.
         record: Counts and times.
-        committer: Learns how steps of a commit end.
-        ids: Learns of ids that others have touched.
-        feed: Learns of ids that are there.
-        snapshots: Learn what was written.
+        committer: Gets the ends of a commit's steps.
+        ids: Gets changes of ids by other programs.
+        feed: Gets loaded ids.
+        snapshots: Get the results of writes.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class Mail:
         self._snapshots = snapshots
 
     def take(self, timeout_s: float = 0.0) -> None:
-        """Take in all that is there, waiting so long for the first."""
+        """Dispatch all messages in the inbox, waiting this long for the first."""
         now_ms = time.monotonic() * 1000
         while True:
             try:

@@ -1,6 +1,6 @@
-"""What systemd is told over NOTIFY_SOCKET, and how often it wants to hear; who is asked and when is not decided here.
+"""Messages to systemd over NOTIFY_SOCKET, and the interval of its watchdog. Does not decide when to send.
 
-No dependency: the protocol is one datagram a message, and sd-notify packages add nothing but a name to it.
+No dependency: the protocol is one datagram per message, and sd-notify packages add nothing to that.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from contextlib import suppress
 
 
 class Notifier:
-    """Tells systemd; without NOTIFY_SOCKET every method does nothing, and none ever raises.
+    """Notifies systemd; without NOTIFY_SOCKET every method does nothing, and no method ever raises.
 
     Attributes:
-        watchdog_seconds: How often to call `watchdog`: half of what systemd allows, None where it does not wait.
+        watchdog_seconds: Interval of calls of `watchdog`: half of systemd's limit, None if it has no watchdog.
     """
 
     def __init__(self, environ: Mapping[str, str] = os.environ) -> None:
@@ -24,19 +24,19 @@ class Notifier:
         self.watchdog_seconds = _watchdog_seconds(environ)
 
     def ready(self) -> None:
-        """The daemon does its work."""
+        """Report that the daemon is working."""
         self._send("READY=1")
 
     def status(self, text: str) -> None:
-        """One line for ``systemctl status``."""
+        """Set the line that ``systemctl status`` shows."""
         self._send(f"STATUS={' '.join(text.split())}")
 
     def watchdog(self) -> None:
-        """The main loop makes progress."""
+        """Report that the main loop makes progress."""
         self._send("WATCHDOG=1")
 
     def stopping(self) -> None:
-        """The daemon drains and will end."""
+        """Report that the daemon is stopping."""
         self._send("STOPPING=1")
 
     def _send(self, line: str) -> None:

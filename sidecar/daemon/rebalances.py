@@ -1,4 +1,4 @@
-"""What the source tells: partitions come and go, commits end. Waits for disk and answers within a bound."""
+"""Handles the source's events: partitions come and go, commits end. Waits for disk and answers within a bound."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from sidecar.daemon.snapshots import Snapshots
 from sidecar.sources.base import Assignment
 
 REVOKE_DRAIN_S = 3.0
-"""How long a rebalance waits for answers of what is being sent; the session lasts 9 s."""
+"""Longest time that a rebalance waits for answers of batches that are being sent; the session lasts 9 s."""
 
 log = structlog.get_logger()
 
@@ -29,10 +29,10 @@ class Rebalances:
     Args:
         pipeline: The core.
         record: Counts.
-        committer: Commits what is settled of partitions that go.
-        ids: Forgets the ids of partitions that are gone.
-        feed: Gives the core the partitions that come.
-        snapshots: Are of the partitions that are ours.
+        committer: Commits settled messages of partitions that are revoked.
+        ids: Drops the ids of revoked partitions.
+        feed: Gives assigned partitions to the core.
+        snapshots: Have the owned partitions.
         mail: Brings the answers that a revocation waits for.
     """
 
@@ -56,7 +56,7 @@ class Rebalances:
         self._reloading: set[TopicPartition] = set()
 
     def assigned(self, assignments: Sequence[Assignment]) -> None:
-        """These partitions are ours from here on."""
+        """Take these partitions, which are owned from now on."""
         self._record.assigned()
         here = {assignment.tp for assignment in assignments}
         if not here or here - self._reloading:
@@ -70,12 +70,12 @@ class Rebalances:
         log.info("partitions.assigned", partitions=names[:50], count=len(names))
 
     def handing_over(self, tps: Collection[TopicPartition]) -> bool:
-        """These partitions, all of them, will be revoked soon: read no more of them, and settle what was read."""
+        """Stop reading these partitions, which will all be revoked soon, and settle the messages that were read."""
         self._pipeline.orders.leave(tps)
         return self._pipeline.has_settled(tps)
 
     def revoking(self, tps: Collection[TopicPartition]) -> None:
-        """These partitions are taken away when this returns: settle and commit what can be."""
+        """Settle and commit as much as possible of these partitions, which are revoked when this returns."""
         self._record.rebalances["revoked"] += 1
         self._reloading.clear()
         self._pipeline.partitions.fence(tps)
@@ -86,19 +86,19 @@ class Rebalances:
         self._forget(tps, "partitions.revoked")
 
     def lost(self, tps: Collection[TopicPartition]) -> None:
-        """These partitions are another member's already: forget, commit nothing."""
+        """Drop these partitions, which already belong to another member; commit nothing."""
         self._record.rebalances["lost"] += 1
         self._reloading.clear()
         self._forget(tps, "partitions.lost")
 
     def reloading(self, tp: TopicPartition) -> None:
-        """This partition is given up, to be taken again from what is committed: forget, commit nothing."""
+        """Drop this partition, which is given up and taken again from its committed state; commit nothing."""
         self._record.rebalances["reloaded"] += 1
         self._reloading.add(tp)
         self._forget([tp], "partitions.lost")
 
     def settle(self) -> None:
-        """The process ends: commit and snapshot what is settled."""
+        """Commit and snapshot settled messages before the process ends."""
         self._committer.now(list(self._pipeline.partitions), self._mail.take)
         self._snapshots.now()
 
@@ -113,16 +113,16 @@ class Rebalances:
         log.info(event, partitions=[str(tp) for tp in tps][:50], count=len(tps), released=released)
 
     def committed(self, results: Mapping[TopicPartition, bool], elapsed_s: float) -> None:
-        """The commit begun by `commit` ended."""
+        """Handle the end of the commit begun by `commit`."""
         self._committer.committed(results, elapsed_s)
 
     def event(self, name: str, level: str, fields: Mapping[str, object]) -> None:
-        """Something for the log."""
+        """Write a log event."""
         if name == "commit.failed":
             self._record.commits.failed(str(fields["reason"]), fields)
         else:
             getattr(log, level)(name, **fields)
 
     def waiting(self, what: str) -> None:
-        """The start waits for this."""
+        """Log what the start waits for."""
         self._record.waits_for = what

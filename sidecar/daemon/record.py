@@ -1,4 +1,4 @@
-"""What the main loop met since the start, and what goes wrong at present, told to the log. Changes nothing."""
+"""Record of the main loop's events since the start, and of present problems, with their log events. Changes nothing."""
 
 from __future__ import annotations
 
@@ -13,31 +13,31 @@ from sidecar.ops.snapshot import Stopwatch
 from sidecar.state.interface import Damage
 
 OVERDUE_S = 10.0
-"""What has waited for so long is a problem."""
+"""Time after which waiting is a problem."""
 TOLD_S = 300.0
-"""For so long after the last one, dead letters and damages are a problem."""
+"""Time after the last one for which dead letters and damages are a problem."""
 
 log = structlog.get_logger()
 
 
 class CommitRecord:
-    """Counts and times commits, and knows which partitions wait for one since when."""
+    """Counts and times commits, and knows since when partitions wait for one."""
 
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
         self.seconds = Stopwatch()
         self._since_s: dict[TopicPartition, float] = {}
-        """Partitions with a commit that was asked for and not acknowledged; a retry does not begin anew."""
+        """Partitions whose commit was requested and is not acknowledged, with the time; a retry does not reset it."""
         self._failing: dict[str, str] = {}
-        """Kinds of problems that commits met, each with its last reason; the newest kind is the last."""
+        """Kinds of problems of commits, each with its last reason; the newest kind is last."""
 
     def begun(self, tps: Iterable[TopicPartition], now_s: float) -> None:
-        """These are to be committed."""
+        """Note that these partitions are to be committed."""
         for tp in tps:
             self._since_s.setdefault(tp, now_s)
 
     def ended(self, results: Mapping[TopicPartition, bool], elapsed_s: float) -> None:
-        """A commit ended. How long it takes to fail says nothing about how long a commit takes."""
+        """Record the end of a commit. The duration counts only if it succeeded."""
         if not results:
             return
         self.forget([tp for tp, ok in results.items() if ok])
@@ -49,13 +49,13 @@ class CommitRecord:
                 self._recovered()
 
     def failed(self, reason: str, fields: Mapping[str, object]) -> None:
-        """The broker, or what stands for it, did not take one."""
+        """Log a commit that the broker, or a leased source's state file, did not accept."""
         self._failing.pop("commit", None)
         self._failing["commit"] = reason
         log.warning("commit.failed", **{**fields, "reason": reason})
 
     def ids_failed(self, reason: str) -> None:
-        """The message ids that one settles could not be stored; from any thread."""
+        """Log that the message ids settled by a commit could not be stored; from any thread."""
         self._failing.pop("ids", None)
         self._failing["ids"] = f"message ids cannot be stored: {reason}"
         log.error("ids.not_stored", reason=reason)
@@ -68,7 +68,7 @@ class CommitRecord:
             log.info("ids.stored")
 
     def forget(self, tps: Collection[TopicPartition]) -> None:
-        """Nothing of these is to be committed any more."""
+        """Drop partitions that have nothing to commit any more."""
         for tp in tps:
             self._since_s.pop(tp, None)
 
@@ -82,7 +82,7 @@ class CommitRecord:
 
 
 class Record:
-    """Of one daemon, written on its main thread."""
+    """The record of one daemon, written on its main thread."""
 
     def __init__(self) -> None:
         self.commits = CommitRecord()
@@ -94,20 +94,20 @@ class Record:
         self._assigned = False
         self._snapshot_failed = ""
         self._damaged: tuple[float, str] | None = None
-        """When stored things were found damaged last, and what of them."""
+        """Time and description of the last damage found."""
         self._unstored: dict[int, tuple[float, str]] = {}
-        """Dead letters that could not be stored, by token: since when, and why."""
+        """Dead letters that could not be stored, by token: the time since when, and the reason."""
 
     def joined(self) -> None:
-        """What the start waited for is there."""
+        """Note that the start no longer waits."""
         self.waits_for = ""
 
     def assigned(self) -> None:
-        """The group gave us partitions, or told that there are none for us."""
+        """Note that the group assigned partitions, or reported that there are none for this member."""
         self._assigned = True
 
     def snapped(self, reason: str) -> None:
-        """A snapshot was written, or not: the reason is empty when it was."""
+        """Record the end of a snapshot; the reason is empty if it was written."""
         self.snapshots["failed" if reason else "ok"] += 1
         before, self._snapshot_failed = self._snapshot_failed, reason
         if reason:
@@ -116,12 +116,12 @@ class Record:
             log.info("snapshot.saved")
 
     def damaged(self, damages: Collection[Damage], now_s: float) -> None:
-        """Something stored could not be used."""
+        """Record stored data that could not be used."""
         for damage in damages:
             self._damaged = now_s, f"{damage.what} ({damage.where}): {damage.reason}; {damage.outcome}"
 
     def letters_stored(self, token: int, reason: str, count: int, now_s: float) -> None:
-        """So many dead letters are durable, or not: the reason is empty when they are."""
+        """Record the end of storing dead letters; the reason is empty if they are durable."""
         if reason:
             self._unstored[token] = self._unstored.get(token, (now_s,))[0], reason
             log.error("dead_letters.not_stored", count=count, reason=reason)
@@ -129,11 +129,11 @@ class Record:
             log.info("dead_letters.stored")
 
     def problems(self, now_s: float, *, storing_letters: bool) -> Iterator[Problem]:
-        """What goes wrong at present.
+        """The present problems.
 
         Args:
             now_s: Monotonic time.
-            storing_letters: Whether any dead letter is on its way to its store.
+            storing_letters: Whether any dead letter is being stored.
         """
         if not self._assigned:
             what = f"waits for {self.waits_for}" if self.waits_for else "no partition is assigned yet"

@@ -1,4 +1,4 @@
-"""Signals as a question that a main loop asks. What a stop means is decided by whoever asks."""
+"""Signals as a flag that a main loop reads. The caller decides what a stop means."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from sidecar.errors import EXIT_OK
 
 
 class Signals:
-    """SIGTERM and SIGINT: the first asks for a stop, the second ends the process at once, as a crash would.
+    """Handles SIGTERM and SIGINT: the first requests a stop, the second ends the process at once, like a crash.
 
-    Until `stop_asked` is called there is nothing to stop in order: then the first one ends it, with exit code 0.
+    Before the first call of `stop_asked` there is nothing to stop in order: until then, the first signal ends the
+    process with exit code 0.
     """
 
     def __init__(self) -> None:
@@ -31,6 +32,6 @@ class Signals:
         self._asked = True
 
     def stop_asked(self) -> bool:
-        """Whether to stop; from the first question on, a signal waits to be heard."""
+        """Whether to stop; after the first call, signals only set this flag."""
         self._heard = True
         return self._asked

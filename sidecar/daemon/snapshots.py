@@ -1,4 +1,4 @@
-"""Snapshots of what was settled of partitions: written by the writer now and then, and at the end. Decides nothing."""
+"""Snapshots of partitions' settled offsets, written periodically by the writer, and at the end. Decides nothing."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ EVERY_S = 5.0
 
 
 class Snapped(NamedTuple):
-    """A snapshot was written, or not. Comes to the inbox."""
+    """The end of a snapshot's write. Goes to the inbox."""
 
     reason: str
-    """Why not; empty when it was."""
+    """The reason of a failure; empty if it was written."""
 
 
 class Snapshots:
-    """The snapshots of the partitions that are ours; only for the main thread.
+    """The snapshots of the owned partitions; only for the main thread.
 
     Args:
-        pipeline: Knows what is settled.
-        state: Keeps them.
-        writer: Waits for the disk.
-        inbox: Takes a `Snapped` for each that was written meanwhile.
-        record: Is told how they end.
+        pipeline: Knows which offsets are settled.
+        state: Stores them.
+        writer: Writes to the disk.
+        inbox: Takes a `Snapped` for each write in the background.
+        record: Gets the results.
     """
 
     def __init__(self, pipeline: Pipeline, state: State, writer: Worker, inbox: Inbox[Snapped], record: Record) -> None:
         self.assignments: dict[TopicPartition, Assignment] = {}
-        """Of the partitions that are written."""
+        """Assignments of the partitions that are written."""
         self._pipeline = pipeline
         self._state = state
         self._writer = writer
@@ -46,11 +46,11 @@ class Snapshots:
         self._write_at_s = time.monotonic() + EVERY_S
 
     def load(self) -> dict[TopicPartition, PartitionSnapshot]:
-        """Those of earlier lives."""
+        """The snapshots of earlier processes."""
         return self._writer.wait(self._state.load_partitions)
 
     def tend(self, now_s: float) -> None:
-        """Write one when that is due, unless the one before is still being written."""
+        """Write a snapshot when it is due, unless the previous one is still being written."""
         if now_s < self._write_at_s:
             return
         self._write_at_s = now_s + EVERY_S
@@ -60,17 +60,17 @@ class Snapshots:
             self._writer.do(lambda: self._inbox.put(Snapped(self._save(rows))))
 
     def ended(self, snapped: Snapped) -> None:
-        """The one being written was, or could not be."""
+        """Handle the end of the write under way."""
         self._writing = False
         self._record.snapped(snapped.reason)
 
     def now(self) -> None:
-        """Write one, and wait for it."""
+        """Write a snapshot, and wait for it."""
         rows = self._rows()
         self._record.snapped(self._writer.wait(lambda: self._save(rows)))
 
     def _rows(self) -> list[PartitionSnapshot]:
-        """Only what is settled: what is in flight is new again after a crash."""
+        """The settled offsets only: messages in flight are new again after a crash."""
         rows = []
         for tp, assignment in self.assignments.items():
             partition = self._pipeline.partitions[tp]
@@ -80,7 +80,7 @@ class Snapshots:
         return rows
 
     def _save(self, rows: list[PartitionSnapshot]) -> str:
-        """On the writer thread; returns why it could not be written, empty when it was."""
+        """Save on the writer thread; return the reason of a failure, otherwise an empty text."""
         try:
             self._state.save_partitions(rows)
         except SidecarError as error:

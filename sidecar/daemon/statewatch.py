@@ -1,4 +1,4 @@
-"""What is told of the state: that it was damaged, or is not where it was. Nothing of what is stored may come in."""
+"""Watches the state for damage, and for files that were moved away. Knows nothing of its content."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ log = structlog.get_logger()
 
 
 class StateWatch:
-    """Looks whether the next process will find what this one stores; only for the main thread.
+    """Checks that the next process will find the state that this one stores; only for the main thread.
 
     Args:
-        state: What is looked for.
-        pipeline: Reads nothing while it is not there.
-        record: Is told of damages.
+        state: The state to watch.
+        pipeline: Reads nothing while the state is missing.
+        record: Gets the damages.
     """
 
     def __init__(self, state: State, pipeline: Pipeline, record: Record) -> None:
@@ -30,14 +30,14 @@ class StateWatch:
         self._look_at_s = 0.0
 
     def tend(self, now_s: float) -> None:
-        """Look when that is due."""
+        """Check when that is due."""
         if now_s >= self._look_at_s:
             self._look_at_s = now_s + LOOK_EVERY_S
             self.in_place()
             self._record.damaged(tell_damages(self._state), now_s)
 
     def in_place(self) -> bool:
-        """Look now. A commit must not follow a False: what it settles may stand where nobody will find it."""
+        """Check now. After False nothing may be committed: the settled state may be in a file that nobody will find."""
         try:
             self._state.check_in_place()
         except SidecarError as error:
@@ -48,7 +48,7 @@ class StateWatch:
 
 
 def tell_damages(state: State) -> list[Damage]:
-    """Log what of the state was found damaged since the last call, and give it back."""
+    """Log the damages found since the last call, and return them."""
     damages = state.take_damages()
     for damage in damages:
         log.error("state.damaged", **damage._asdict())

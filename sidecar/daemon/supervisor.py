@@ -1,4 +1,4 @@
-"""The main loop: one thread owns the source and the core, and does what the core asks. It decides nothing."""
+"""The main loop: one thread owns the source and the core, and performs the core's effects. It decides nothing."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ log = structlog.get_logger()
 
 
 class Effects:
-    """Does what the core asks.
+    """Performs the core's effects.
 
     Args:
-        source: Where messages come from.
+        source: The source of messages.
         senders: Deliver batches.
-        committer: Makes durable what is settled.
-        ledger: Where business keys are claimed, if anywhere.
-        dead_letter_writer: Has dead letters kept.
-        feed: Reads on where the core wants more.
+        committer: Makes settled messages durable.
+        ledger: The ledger, if there is one.
+        dead_letter_writer: Stores dead letters.
+        feed: Pauses and resumes partitions.
         listener: Writes the log's events.
     """
 
@@ -63,7 +63,7 @@ class Effects:
         self._listener = listener
 
     def perform(self, effect: Effect) -> None:
-        """Do this, or begin to: its end comes to the inbox."""
+        """Perform an effect, or begin to: its end goes to the inbox."""
         match effect:
             case Send(batch):
                 self._log_batch(batch)
@@ -90,17 +90,17 @@ class Effects:
 
 
 class Supervisor:
-    """Runs the pipeline until `drain` is asked for and all is settled, or the drain time is over.
+    """Runs the pipeline until `drain` is called and all is settled, or the drain time is over.
 
     Args:
         pipeline: The core.
-        source: Where messages come from.
+        source: The source of messages.
         senders: Deliver batches.
-        inbox: Where senders and writer put what they have to tell.
-        writer: Does what waits for the disk.
-        state: What outlives the process.
-        dead_letter_writer: Has dead letters kept.
-        ledger: Where business keys are claimed, if anywhere.
+        inbox: Takes the results of senders and writer.
+        writer: Writes to the disk.
+        state: The state that outlives the process.
+        dead_letter_writer: Stores dead letters.
+        ledger: The ledger, if there is one.
         ids_memory_bytes: `dedup.memory`.
     """
 
@@ -120,7 +120,7 @@ class Supervisor:
         self.source = source
         self.record = record = Record()
         self.progressed_s = inf
-        """When the loop last came round; it has not begun at first."""
+        """Time of the loop's last round; infinite before the first."""
         self.ids = ids = IdKeeper(pipeline, state.ids, writer, inbox, ids_memory_bytes)
         snapshots = Snapshots(pipeline, state, writer, inbox, record)
         self._feed = feed = Feed(pipeline, source, ids, snapshots, has_ledger=ledger is not None)
@@ -128,20 +128,20 @@ class Supervisor:
         committer = Committer(pipeline, source, writer, inbox, ids, ledger, watch, record)
         self._mail = Mail(inbox, pipeline, record, committer, ids, feed, snapshots)
         self.listener = Rebalances(pipeline, record, committer, ids, feed, snapshots, self._mail)
-        """For the source."""
+        """The source's listener."""
         self._effects = Effects(source, senders, committer, ledger, dead_letter_writer, feed, self.listener)
         self._tended = (watch, snapshots, ids, *([ledger] if ledger is not None else ()))
         self._drain_until_s: float | None = None
 
     def drain(self, timeout_s: float) -> None:
-        """Take in nothing more; `turn` tells when all is settled, or so much time is over."""
+        """Stop reading; `turn` returns False once all is settled, or this much time is over."""
         if self._drain_until_s is None:
             log.info("daemon.draining", timeout_seconds=timeout_s)
             self._drain_until_s = time.monotonic() + timeout_s
             self.pipeline.orders.drain()
 
     def turn(self) -> bool:
-        """One round: take in answers, do what is due, read on. False when a stop is complete."""
+        """Run one round: take answers, do what is due, read. Return False when a stop is complete."""
         now_s = self.progressed_s = time.monotonic()
         self._mail.take()
         for effect in self.pipeline.step(now_s * 1000):

@@ -1,1 +1,1 @@
-"""The demonstration behind ``sidecar demo``: broker, receiver and daemon as processes. No part of the daemon."""
+"""The demonstration of ``sidecar demo``: broker, receiver and daemon as processes. Not a part of the daemon."""

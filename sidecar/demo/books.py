@@ -1,4 +1,4 @@
-"""Counts what arrived against what was made, and says whether the books balance. Asks nobody, prints nothing."""
+"""Compares delivered with generated messages, and decides whether the books balance. Prints nothing."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class DeliveredRow(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Books:
-    """What became of all messages."""
+    """The outcomes of all messages."""
 
     produced: int
     consumed: int
@@ -33,11 +33,11 @@ class Books:
     lost: int
     twice: int
     wrong: int
-    """Rows and dead letters that should not be there, or have another value than was sent."""
+    """Rows and dead letters that should not exist, or have another value than was sent."""
 
     @property
     def balanced(self) -> bool:
-        """Whether each message has its one proper outcome."""
+        """Whether each message has exactly its proper outcome."""
         ends = self.delivered + self.duplicate + self.filtered + self.dead_lettered
         return self.produced == self.consumed == ends and not (self.lost or self.twice or self.wrong)
 
@@ -48,8 +48,8 @@ def count(made: Iterable[Made], consumed: int, rows: Iterable[DeliveredRow], let
     Args:
         made: All messages, in the order they were sent.
         consumed: Messages below the offsets that the daemon committed.
-        rows: What stands in the receiver's database.
-        letters: What stands in the daemon's dead letters.
+        rows: Rows in the receiver's database.
+        letters: Places of the daemon's dead letters.
     """
     arrived: dict[Position, list[str]] = {}
     for row in rows:
@@ -73,7 +73,7 @@ def _placed(made: Iterable[Made]) -> Iterator[tuple[Position, Made]]:
 
 
 def _ends(message: Made, values: list[str], *, dead: bool) -> dict[str, int]:
-    """What became of one message, given the values that arrived from its place."""
+    """The outcome of one message, by the values that arrived from its place."""
     if message.kind == "poison":
         return {"dead_lettered" if dead else "lost": 1, "wrong": len(values)}
     if message.kind == "unwanted":

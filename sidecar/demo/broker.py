@@ -1,7 +1,7 @@
-"""A process of its own that holds librdkafka's mock cluster: it must outlive the daemon that is killed.
+"""A separate process with librdkafka's mock cluster, which must outlive the daemon that is killed.
 
-Speaks lines of JSON: the parent writes how many messages to produce, or the name of a group whose offsets it wants; it
-answers with an object. When the parent is gone, however it went, it removes the demo's folder and ends.
+It speaks lines of JSON: the parent writes the number of messages to produce, or the name of a group whose offsets it
+wants; the process answers with an object. When the parent has ended in any way, it removes the demo's folder and ends.
 """
 
 from __future__ import annotations
@@ -27,14 +27,15 @@ Answer = Callable[[Any], dict[str, Any]]
 
 
 class Broker:
-    """The mock cluster, what is produced to it, and what it knows of a consumer group.
+    """The mock cluster, its producer, and the offsets of a consumer group.
 
     Args:
         total: Messages of the stream.
     """
 
     def __init__(self, total: int) -> None:
-        # The mock keeps 5 MB a partition and drops the oldest beyond that: compressed, 200,000 messages stay far below.
+        # The mock keeps 5 MB per partition and drops the oldest beyond that: compressed, 200,000 messages are far
+        # below.
         config = {"test.mock.num.brokers": 1, "compression.type": "lz4", "linger.ms": 20, "log_level": 3}
         self._producer = ck.Producer({"bootstrap.servers": "mock", **config})
         cluster = self._producer.list_topics(TOPIC, timeout=TIMEOUT_S)
@@ -62,7 +63,7 @@ class Broker:
         self._failed += error is not None
 
     def offsets(self, group_id: str) -> dict[str, Any]:
-        """Messages that are gone from the log, and messages below a group's committed offsets."""
+        """Numbers of messages that are gone from the log, and of messages below a group's committed offsets."""
         config = {"bootstrap.servers": self.address, "group.id": group_id, "log_level": 3}
         partitions = [ck.TopicPartition(TOPIC, partition) for partition in range(PARTITIONS)]
         with contextlib.closing(ck.Consumer(config)) as client:
@@ -91,7 +92,7 @@ def serve(address: str, produce: Answer, offsets: Answer) -> None:
     """Answer commands until the parent is gone.
 
     Args:
-        address: Told at first.
+        address: Reported first.
         produce: Answers a number.
         offsets: Answers the name of a group.
     """
@@ -100,14 +101,14 @@ def serve(address: str, produce: Answer, offsets: Answer) -> None:
         for line in sys.stdin:
             command = json.loads(line)
             print(json.dumps((offsets if isinstance(command, str) else produce)(command)), flush=True)
-    except BrokenPipeError:  # gone while it waited for an answer
+    except BrokenPipeError:  # the parent ended while it waited for an answer
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def remove(folder: Path) -> None:
     """Delete the demo's folder.
 
-    The other children die at the same moment: what one of them wrote last may come after the first look.
+    The other children die at the same moment: their last writes may come after the first attempt.
     """
     for _ in range(20):
         _end_jvms(folder)
@@ -118,10 +119,10 @@ def remove(folder: Path) -> None:
 
 
 def _end_jvms(folder: Path) -> None:
-    """One that has just begun does not notice that its Python is gone; its environment tells whose it is."""
+    """End JVMs of the demo, known by their environment: a new JVM does not notice that its Python has ended."""
     mark = b"SPARK_CONF_DIR=" + os.fsencode(folder)
     for environ in Path("/proc").glob("[0-9]*/environ"):
-        with contextlib.suppress(OSError):  # ended, or another user's
+        with contextlib.suppress(OSError):  # it ended, or is another user's
             if mark in environ.read_bytes():
                 os.kill(int(environ.parent.name), signal.SIGKILL)
 

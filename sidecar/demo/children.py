@@ -1,4 +1,4 @@
-"""The demo's processes: started, watched, ended, and dead with the demo however that dies. Knows no message."""
+"""The demo's processes: started, watched, ended, and killed with the demo in any case. Knows no message."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ STOP_S = 30.0
 ANSWER_S = 30.0
 TAIL_LINES = 15
 _PORTS = range(20_000, 32_000)
-"""Below those that the kernel gives to outgoing connections: nobody takes one between finding and using it."""
+"""Below the ports that the kernel gives to outgoing connections: nobody takes one between finding and using it."""
 _PR_SET_PDEATHSIG = 1
 
 
@@ -32,11 +32,11 @@ class Child:
     """A Python process with its output in a file.
 
     Args:
-        name: As messages call it, and its log file.
-        arguments: Of the interpreter.
+        name: Name in messages, and of its log file.
+        arguments: Arguments of the interpreter.
         folder: Takes the log.
         pipes: Whether stdin and stdout are pipes to here; such a process must end when its stdin does.
-        env: Its environment; that of the demo when None.
+        env: Its environment; None for that of the demo.
     """
 
     def __init__(
@@ -58,10 +58,10 @@ class Child:
                 stdout=subprocess.PIPE if pipes else log,
                 stderr=log,
                 text=True,
-                # The same package as here, whatever the current folder holds.
+                # The same package as here, whatever the current folder contains.
                 env={**(os.environ if env is None else env), "PYTHONSAFEPATH": "1", "PYTHONPATH": package},
-                # Ctrl-C is for the demo alone: it ends the others in its own order. And a group of its own is killed
-                # as a whole: a JVM goes with the Python that started it.
+                # Only the demo gets Ctrl-C, and ends the others in its own order. A separate group is killed as a
+                # whole: a JVM with the Python process that started it.
                 start_new_session=True,
                 preexec_fn=None if pipes else die_with_parent,
             )
@@ -73,11 +73,11 @@ class Child:
 
     @property
     def running(self) -> bool:
-        """Whether it lives."""
+        """Whether it is running."""
         return self.process.poll() is None
 
     def check(self) -> None:
-        """Nothing, while it lives.
+        """Check that it is running.
 
         Raises:
             UnavailableError: It has ended.
@@ -86,7 +86,7 @@ class Child:
             raise self.failed(f"ended with exit code {self.process.returncode}")
 
     def wait_until(self, ready: Callable[[], bool], timeout_s: float) -> None:
-        """Return when `ready` says so.
+        """Wait until `ready` returns True.
 
         Raises:
             UnavailableError: The process ended, or the time is over.
@@ -103,7 +103,7 @@ class Child:
         """Write a line of JSON and read one.
 
         Raises:
-            UnavailableError: The process ended, or says nothing for 30 s.
+            UnavailableError: The process ended, or does not answer for 30 s.
         """
         assert self.process.stdin
         try:
@@ -114,7 +114,7 @@ class Child:
         return self.hear()
 
     def hear(self, timeout_s: float = ANSWER_S) -> dict[str, Any]:
-        """Read a line of JSON; as `ask` without a question."""
+        """Read a line of JSON; like `ask` without a command."""
         assert self.process.stdout
         readable, _, _ = select.select([self.process.stdout], [], [], timeout_s)
         line = self.process.stdout.readline() if readable else ""
@@ -132,20 +132,20 @@ class Child:
         return "\n".join(f"  {line}" for line in lines) or "  (nothing)"
 
     def kill(self) -> None:
-        """SIGKILL to it and to all of its group, and wait for the end."""
+        """Send SIGKILL to its group, and wait for the end."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
         for pipe in (self.process.stdin, self.process.stdout):
             if pipe:
-                with contextlib.suppress(OSError):  # what was not read by it
+                with contextlib.suppress(OSError):  # input that it did not read
                     pipe.close()
 
     def stop(self) -> None:
-        """SIGTERM, and wait for the end.
+        """Send SIGTERM, and wait for the end.
 
         Raises:
-            UnavailableError: It goes on for 30 s, or ends with another exit code than 0.
+            UnavailableError: It does not end within 30 s, or its exit code is not 0.
         """
         self.process.terminate()
         self.finish(STOP_S)
@@ -154,7 +154,7 @@ class Child:
         """Wait for the end.
 
         Raises:
-            UnavailableError: It goes on for so long, or ends with another exit code than 0.
+            UnavailableError: It does not end within the time, or its exit code is not 0.
         """
         try:
             code = self.process.wait(timeout_s)
@@ -165,7 +165,7 @@ class Child:
 
 
 def free_port() -> int:
-    """A port of loopback that nobody listens on."""
+    """A loopback port on which nobody listens."""
     while True:
         with socket.socket() as sock:
             port = random.choice(_PORTS)
@@ -177,13 +177,13 @@ def free_port() -> int:
 
 
 def listens(port: int) -> bool:
-    """Whether somebody accepts connections on a port of loopback."""
+    """Whether a process accepts connections on a loopback port."""
     with socket.socket() as sock:
         sock.settimeout(1.0)
         return sock.connect_ex(("127.0.0.1", port)) == 0
 
 
 def die_with_parent() -> None:
-    """Have this process killed when the one that started it ends."""
+    """Have this process killed when its parent ends."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)

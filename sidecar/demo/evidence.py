@@ -1,4 +1,4 @@
-"""Reads the evidence: what the receiver stored, the daemon's status, its dead letters. Starts and changes nothing."""
+"""Reads the evidence: the receiver's rows, the daemon's status, its dead letters. Starts and changes nothing."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ LETTERS_MAX = 100_000
 
 
 class ReceiverDatabase:
-    """What the receiver stored, by its database.
+    """The receiver's database.
 
     Args:
-        path: Its file; the receiver must have made it.
+        path: Its file; the receiver must have created it.
     """
 
     def __init__(self, path: Path) -> None:
         self._db = sqlite3.connect(path, timeout=30.0)
 
     def delivered(self) -> int:
-        """Rows so far; none is ever deleted."""
+        """Number of rows so far; no row is ever deleted."""
         return int(self._db.execute("SELECT coalesce(max(rowid), 0) FROM rows").fetchone()[0])
 
     def batches(self) -> int:
-        """Batches that were taken: each is one part here."""
+        """Number of accepted batches: each is one part here."""
         return int(self._db.execute("SELECT count(*) FROM parts").fetchone()[0])
 
     def rows(self) -> Iterator[DeliveredRow]:
@@ -48,7 +48,7 @@ class ReceiverDatabase:
 
 
 def ask_status(state_dir: Path, pid: int) -> dict[str, Any] | None:
-    """What the daemon with this process id tells of itself, None while it does not answer."""
+    """The status of the daemon with this process id, None while it does not answer."""
     address = read_address(state_dir)
     if address is None or address.pid != pid:
         return None
@@ -60,6 +60,6 @@ def ask_status(state_dir: Path, pid: int) -> dict[str, Any] | None:
 
 
 def dead_letters(state_dir: Path) -> list[Position]:
-    """Places of the dead letters in a state folder that no daemon holds."""
+    """Places of the dead letters in a state folder that no daemon uses."""
     with contextlib.closing(Store(state_dir)) as state:
         return [(letter.partition, letter.offset) for letter in state.letters.load(LETTERS_MAX)]

@@ -1,4 +1,4 @@
-"""The demo's first act: to the receiver over HTTP; kill -9 in mid-flow, on, stop, count. Shows nothing by itself."""
+"""The demo's first act: delivery over HTTP, with kill -9, restart, stop and count. Shows nothing by itself."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from sidecar.demo.stream import POISON, stream, wanted
 
 GROUP = "demo"
 PRODUCE_S = 6.0
-"""Over which the stream is sent, so that there is something to watch and to interrupt."""
+"""Time over which the stream is sent, so that there is something to watch and to interrupt."""
 TICK_S = 0.2
 STALLED_S = 30.0
 SINK = """sink:
@@ -31,13 +31,13 @@ class HttpOutcome:
 
     books: Books
     batches: int
-    """At the receiver."""
+    """Number of batches at the receiver."""
     seconds: float
-    """From the first message to the last."""
+    """Time from the first message to the last."""
     waited_seconds: float
-    """From the kill to the next delivery."""
+    """Time from the kill to the next delivery."""
     fastest: int
-    """Most rows that came within a second."""
+    """Most rows that arrived within a second."""
     log_tail: str
     """The end of the daemon's log."""
 
@@ -46,7 +46,7 @@ class HttpAct:
     """The daemon between broker and reference receiver.
 
     Args:
-        stage: Where.
+        stage: The stage.
     """
 
     def __init__(self, stage: Stage) -> None:
@@ -56,10 +56,10 @@ class HttpAct:
         self._history: list[tuple[float, int]] = []
 
     def run(self) -> HttpOutcome:
-        """Play it to the end.
+        """Play the act to the end.
 
         Raises:
-            UnavailableError: A process of it ended or hangs.
+            UnavailableError: One of its processes ended or hangs.
         """
         with ExitStack() as stack:
             port = self._start_receiver(stack)
@@ -89,7 +89,7 @@ class HttpAct:
     # Flowing
 
     def _flow(self, begun: float) -> None:
-        """Send and watch until all is settled, or nothing moves any more."""
+        """Send and watch until all is settled, or nothing progresses any more."""
         total = self._stage.total
         moved, moved_at = (0, 0, 0), begun
         while True:
@@ -134,7 +134,7 @@ def receiver_file() -> Path:
 
 
 def _fastest(history: list[tuple[float, int]]) -> int:
-    """The most rows of a second, from (seconds, rows so far)."""
+    """The most rows in a second, from (seconds, rows so far)."""
     best, start = 0.0, 0
     for now, rows in history:
         while now - history[start][0] > 1.0 and start < len(history) - 1:

@@ -1,4 +1,4 @@
-"""What a machine needs for the demo's second act. Starts no Spark, and imports nothing of it."""
+"""Requirements of the demo's second act. Neither starts nor imports Spark."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ INSTALL = "pip install 'consumer-sidecar[spark]'"
 
 
 def lacking() -> str | None:
-    """What this machine has not, and the act needs; None when it has all."""
+    """The missing requirement of the act on this machine; None if there is none."""
     try:
         installed = importlib.metadata.version("pyspark")
         importlib.metadata.version("pyarrow")

@@ -1,4 +1,4 @@
-"""How the demo looks: lines and live bars on a terminal, lines alone elsewhere. Decides and counts nothing."""
+"""Output of the demo: lines and live bars on a terminal, only lines elsewhere. Decides and counts nothing."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ WHO_WIDTH = 10
 LINE_EVERY_S = 2.0
 REMARK_AT = 31
 WIDE = 70
-"""Columns from which on remarks stand beside their numbers; below that they have lines of their own."""
+"""Width from which remarks are beside their numbers; below that they have their own lines."""
 
 _Arrived = tuple[str, int, str]
 
@@ -29,7 +29,7 @@ class Show:
     """The screen, as a context manager.
 
     Args:
-        console: Where to.
+        console: The console.
     """
 
     def __init__(self, console: Console) -> None:
@@ -55,13 +55,13 @@ class Show:
         self._end_bars()
 
     def head(self, text: str) -> None:
-        """A headline: what went before is over."""
+        """Print a headline; the part before it is over."""
         self._end_bars()
         self._next_line_s = LINE_EVERY_S
         self._console.print(f"\n{text}", style="bold", highlight=False)
 
     def say(self, who: str, text: str) -> None:
-        """One line; its continuation, on a narrow screen, stands below the text."""
+        """Print one line; its continuation, on a narrow screen, is below the text."""
         self._line(who, text)
 
     def progress(self, counts: Mapping[str, tuple[int, int]], seconds: float) -> None:
@@ -79,7 +79,7 @@ class Show:
             self.say(f"{seconds:.0f} s", ", ".join(f"{name} {count:,}" for name, (count, _) in counts.items()))
 
     def http_outcome(self, outcome: HttpOutcome) -> None:
-        """The books, the rates and the verdict of the act over HTTP."""
+        """Print the books, the rates and the verdict of the act over HTTP."""
         books = outcome.books
         self._books(
             "at the receiver",
@@ -91,7 +91,7 @@ class Show:
         self._verdict(books, "delivered twice", f"The daemon's log ends with:\n{outcome.log_tail}")
 
     def spark_outcome(self, outcome: SparkOutcome) -> None:
-        """The books and the verdict of the act with Spark."""
+        """Print the books and the verdict of the act with Spark."""
         books = outcome.books
         self._books(
             "by Spark in the table",
@@ -143,7 +143,7 @@ class Show:
             self._line("", remark, 2)
 
     def _line(self, head: str, text: str, width: int = WHO_WIDTH) -> None:
-        """A bold head and its text from column `width` on, wrapped there."""
+        """Print a bold head and its text from column `width` on, wrapped there."""
         for part in Text(text).wrap(self._console, max(20, self._console.width - width)) or [Text()]:
             line = Text.assemble((f"{head:<{width}}", "bold"), part)
             line.rstrip()

@@ -20,7 +20,7 @@ from sidecar.demo.zone_progress import ZoneProgress
 GROUP = "demo-spark"
 TICK_S = 0.05
 STALLED_S = 180.0
-"""Spark's start is within, on a slow machine too."""
+"""Includes Spark's start on a slow machine."""
 COUNT_S = 120.0
 SECTIONS = """sink:
   spark:
@@ -52,10 +52,10 @@ class SparkOutcome:
 
     books: Books
     wanted: int
-    """Messages that should be rows of the table."""
+    """Number of messages that should be rows of the table."""
     rows: int
     distinct: int
-    """Rows with different partitions and offsets."""
+    """Number of rows with different partitions and offsets."""
     log_tail: str
     """The end of the query's log."""
 
@@ -64,7 +64,7 @@ class SparkAct:
     """The daemon between broker and landing zone, and `sidecar spark ingest` between that and the table.
 
     Args:
-        stage: Where; messages of the stream that are not produced yet are produced at once.
+        stage: The stage; messages of the stream that are not produced yet are produced at once.
     """
 
     def __init__(self, stage: Stage) -> None:
@@ -80,17 +80,17 @@ class SparkAct:
         self._daemon_killed = self._query_killed = False
 
     def run(self) -> SparkOutcome:
-        """Play it to the end.
+        """Play the act to the end.
 
         Raises:
-            UnavailableError: A process of it ended or hangs.
+            UnavailableError: One of its processes ended or hangs.
         """
         self._stage.produce(self._stage.total)
         with ExitStack() as stack:
             self._daemon.start()
             stack.callback(self._daemon.kill)
             self._start_query()
-            stack.callback(lambda: self._query.kill())  # whichever it is by then
+            stack.callback(lambda: self._query.kill())  # the query that runs at that time
             self._flow()
             self._daemon.stop()
             self._query.stop()
@@ -103,10 +103,10 @@ class SparkAct:
     # Flowing
 
     def _flow(self) -> None:
-        """Watch until the table has all.
+        """Watch until the table has all rows.
 
         Raises:
-            UnavailableError: A process of it ended, or nothing moves any more.
+            UnavailableError: One of its processes ended, or nothing progresses any more.
         """
         zone, begun = ZoneProgress(self._zone), time.monotonic()
         moved, moved_at = (0, 0), begun
@@ -128,7 +128,7 @@ class SparkAct:
             time.sleep(max(0.0, tick + TICK_S - time.monotonic()))
 
     def _strike(self, landed: int) -> None:
-        """Kill each of the two once: when a part has landed, and when the table has its first file."""
+        """Kill daemon and query once each: when a part has landed, and when the table has its first file."""
         if not self._daemon_killed and landed >= KILL_AT * self._wanted:
             self._daemon_killed = True
             self._daemon.kill_and_start(f"with {landed:,} rows in the landing zone")
@@ -159,13 +159,13 @@ class SparkAct:
 
 
 def as_table(messages: Iterable[Made]) -> Iterator[Made]:
-    """The messages as this act sees them: a table refuses no poison."""
+    """The messages as this act expects them: a table refuses no poison."""
     for made in messages:
         yield made._replace(kind="wanted") if made.kind == "poison" else made
 
 
 def _environment(folder: Path) -> dict[str, str]:
-    """Without the settings of another Spark that this machine may have; all that is left of a kill is in the folder."""
+    """An environment without another Spark's settings on this machine; all leftovers of a kill are in the folder."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("SPARK_", "PYSPARK_", "HADOOP_"))}
     places = {"SPARK_CONF_DIR": str(folder), "TMPDIR": str(folder)}
     return kept | places | {"SPARK_LOCAL_IP": "127.0.0.1", "PYSPARK_PYTHON": sys.executable}

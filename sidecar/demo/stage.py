@@ -1,4 +1,4 @@
-"""What both acts of the demo stand on: broker, stream and folder, and a daemon that is killed and started again."""
+"""The common base of both acts: broker, stream and folder, and a daemon that is killed and restarted."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ FETCH_S = 1_200.0
 """Maven may have to fetch 100 MB before RocketMQ starts."""
 CLONE = Path(sidecar.__file__).parents[1]
 NODE = "tests.support.rocketmq_demo"
-"""Starts RocketMQ; it is in a clone, and not in the distribution."""
+"""Starts RocketMQ; only a clone has it, not the distribution."""
 PRODUCE_MAX = 50_000
-"""At once: half of what the broker's producer queues."""
+"""Limit of messages produced at once: half of what the broker's producer queues."""
 MOCK_WAIT = (
     "must wait some 12 s until the mock broker gives up the dead member; "
     "on Kafka it removes that member itself and delivers again within 3 s"
@@ -59,29 +59,29 @@ log:
 
 
 class Audience(Protocol):
-    """Who watches."""
+    """Interface for the output of an act."""
 
     def say(self, who: str, text: str) -> None:
-        """Something happened."""
+        """Report an event."""
         ...
 
     def progress(self, counts: Mapping[str, tuple[int, int]], seconds: float) -> None:
-        """So far: by what is counted, how many there are, and how many there will be."""
+        """Report progress: for each kind, the present number and the final one."""
         ...
 
 
 class Stage:
-    """The broker, alive as long as the block, and what all of the demo shares.
+    """The broker, which runs as long as the block, and the shared parts of the demo.
 
     Args:
         total: Messages of the stream.
-        folder: For configurations, states, logs and what arrives.
-        audience: Who watches.
+        folder: Folder for configurations, states, logs and received messages.
+        audience: The output.
         keep: Whether the folder outlives a demo that is killed.
         rocketmq: Whether RocketMQ is the source, in place of the mock cluster.
 
     Raises:
-        UnavailableError: RocketMQ is asked for outside of a clone.
+        UnavailableError: RocketMQ is requested outside of a clone.
     """
 
     def __init__(self, total: int, folder: Path, audience: Audience, *, keep: bool, rocketmq: bool = False) -> None:
@@ -126,10 +126,10 @@ class Stage:
         self._broker.kill()
 
     def produce(self, until: int) -> None:
-        """Send the stream up to so many messages.
+        """Send the stream up to this number of messages.
 
         Raises:
-            UnavailableError: The broker did not take all, or ended.
+            UnavailableError: The broker did not accept all, or ended.
         """
         while self.produced < until:
             answer = self._broker.ask(min(until - self.produced, PRODUCE_MAX))
@@ -153,12 +153,12 @@ class Stage:
 
 
 class Daemon:
-    """`sidecar run` with one configuration: a process, and after its kill another one.
+    """`sidecar run` with one configuration: a process, and after its kill another.
 
     Args:
-        stage: Where.
+        stage: The stage.
         group: Its consumer group, and the name of its files.
-        sections: Of its configuration, what other daemons of the demo have otherwise.
+        sections: Sections of its configuration that other daemons of the demo have in another form.
     """
 
     def __init__(self, stage: Stage, group: str, sections: str) -> None:
@@ -171,18 +171,18 @@ class Daemon:
         self.config.write_text((SOURCES[stage.source] + REST).format(**values))
 
     def start(self) -> None:
-        """Start it."""
+        """Start the daemon."""
         self._child = Child(
             f"{self.group}-daemon", ["-m", "sidecar", "run", "-c", str(self.config)], self._stage.folder
         )
         self._stage.audience.say("daemon", f"sidecar run, pid {self._child.pid}")
 
     def wait_ready(self) -> None:
-        """Return when it takes messages."""
+        """Wait until the daemon consumes messages."""
         self._child.wait_until(lambda: (self.status() or {"ready": False})["ready"], READY_S)
 
     def status(self) -> dict[str, Any] | None:
-        """What it tells of itself; None while it does not answer.
+        """The daemon's status; None while it does not answer.
 
         Raises:
             UnavailableError: It has ended.
@@ -191,7 +191,7 @@ class Daemon:
         return ask_status(self.state_dir, self._child.pid)
 
     def kill_and_start(self, when: str) -> None:
-        """SIGKILL, and at once another process."""
+        """Kill the daemon, and start another process at once."""
         self.kill()
         self._stage.audience.say("kill -9", f"of pid {self._child.pid}, {when}")
         self.start()
@@ -199,11 +199,11 @@ class Daemon:
             self._stage.audience.say("", MOCK_WAIT)
 
     def kill(self) -> None:
-        """SIGKILL."""
+        """Kill the daemon with SIGKILL."""
         self._child.kill()
 
     def stop(self) -> None:
-        """SIGTERM, and an exit code 0."""
+        """Stop the daemon with SIGTERM; its exit code must be 0."""
         self._child.stop()
 
     def tail(self) -> str:

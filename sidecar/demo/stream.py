@@ -1,4 +1,4 @@
-"""The made-up messages of the demo, the same at each call: what is sent, and what must become of it. Sends nothing."""
+"""The generated messages of the demo, the same at each call, with their expected outcomes. Sends nothing."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ WANTED_TAGS = ("created", "paid", "refunded")
 OTHER_TAGS = ("viewed",)
 REPEATED = 0.05
 REPEAT_DISTANCE_MAX = 20_000
-"""Wanted messages between two sends of one: far enough that some twins stand on both sides of the kill."""
+"""Wanted messages between the two sends of a twin: enough that some pairs are on both sides of the kill."""
 POISON = "poison"
 _SEED = 20
 
@@ -28,7 +28,7 @@ class Made(NamedTuple):
 
 
 def stream(total: int) -> Iterator[Made]:
-    """The messages in the order they are sent; of one partition the n-th has offset n."""
+    """The messages in the order of sending; in each partition the n-th has offset n."""
     rng = random.Random(_SEED)
     poison_every = total // poisonous(total)
     sent: list[Made] = []
@@ -46,12 +46,12 @@ def stream(total: int) -> Iterator[Made]:
 
 
 def wanted(total: int) -> int:
-    """How many of the messages must arrive."""
+    """Number of messages that must arrive."""
     return sum(made.kind == "wanted" for made in stream(total))
 
 
 def poisonous(total: int) -> int:
-    """How many of the messages are poison: few, so that finding them does not fill the demo."""
+    """Number of poison messages: few, so that finding them does not fill the demo."""
     return max(3, total // 20_000)
 
 

@@ -1,4 +1,4 @@
-"""A process of its own that has Spark read the demo's table, and writes what it found as lines of JSON."""
+"""A separate process that reads the demo's table with Spark, and writes its rows as lines of JSON."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def main(table: str, out: str) -> None:
 
     Args:
         table: The folder of the table.
-        out: Gets partition, offset and value of each row.
+        out: The file for partition, offset and value of each row.
     """
     spark = SparkSession.builder.master("local[2]").getOrCreate()
     rows = spark.read.parquet(table).selectExpr("partition", "offset", "cast(value as string)").toArrow()

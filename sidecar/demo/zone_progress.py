@@ -1,4 +1,4 @@
-"""Reads how far daemon and query came in a landing zone. Starts and changes nothing; needs pyarrow."""
+"""Reads the progress of daemon and query in a landing zone. Starts and changes nothing; needs pyarrow."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from sidecar.zone import Tail, acknowledged
 
 
 class ZoneProgress:
-    """How far writers and consumer of a landing zone came, by its manifests.
+    """Progress of writers and consumer of a landing zone, from its manifests.
 
     Args:
-        zone: Its folder; it may be missing still.
+        zone: Its folder; it may not exist yet.
     """
 
     def __init__(self, zone: Path) -> None:
@@ -20,7 +20,7 @@ class ZoneProgress:
         self._landed: list[tuple[str, int, int]] = []
 
     def look(self) -> tuple[int, int]:
-        """Rows so far, and how many of them its one consumer has read."""
+        """Numbers of rows landed so far, and of those that its one consumer has read."""
         for writer, entries in self._tail.poll().items():
             self._landed += [(writer, entry.seq, entry.rows) for entry in entries]
         read = next(iter(acknowledged(self._zone).values()), {})

@@ -1,1 +1,1 @@
-"""The message-id ledger: who may deliver a message that its producer sent twice, remembered in a database."""
+"""The ledger: decides which of several messages with the same id is delivered, and remembers it in a database."""

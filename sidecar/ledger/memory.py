@@ -31,8 +31,8 @@ class MemoryLedger:
         now_ms: The ledger's clock.
 
     Attributes:
-        failing: Why every call fails; empty when none does.
-        overtaken: Keys that were taken from another place, with the states that those had left them in.
+        failing: The reason for which every call fails; empty if none does.
+        overtaken: Keys that were taken from another place, with their previous states.
     """
 
     name = "memory"
@@ -46,7 +46,7 @@ class MemoryLedger:
         self.overtaken: dict[bytes, set[State]] = {}
 
     def entry(self, key: bytes) -> Entry | None:
-        """What stands there for a key."""
+        """The entry of a key."""
         row = self._rows.get(key)
         return None if row is None else row.entry
 
@@ -119,11 +119,11 @@ class MemoryLedger:
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        """Calls of several threads follow each other: a key goes to one of them."""
+        """Serialize the calls of several threads: a key goes to one of them."""
         if self.failing:
             raise LedgerError(self.failing)
         with self._lock:
             yield
 
     def close(self) -> None:
-        """Keep the rows: another may use them."""
+        """Keep the rows: another object may use them."""

@@ -1,4 +1,4 @@
-"""The ledger that a group's sidecars share: a table in PostgreSQL, rows by arrays. Nothing is decided here."""
+"""The ledger that a group's sidecars share: a table in PostgreSQL, rows by arrays. Decides nothing."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from sidecar.ledger.interface import GIVEN_FOR_MS, MISSED_FOR_MS, MISSED_MAX, Le
 T = TypeVar("T")
 
 RACES_MAX = 5
-"""So often another process may put a key in between the two statements, before the claim is put off."""
+"""Number of times that another process may insert a key between the two statements, before the claim is put off."""
 ROWS_MAX = 1_000
-"""Of one statement, so that none takes long, however large a batch is; the transaction is one all the same."""
+"""Limit of rows in one statement, so that none takes long for a large batch; the transaction is still one."""
 PATIENCE_MS = 5_000
 SETTINGS = (
     f"statement_timeout = {PATIENCE_MS}",
-    # A host that is gone in the midst of a claim would hold its rows for the two hours of the server's TCP.
+    # A host that is lost during a claim would hold its rows for the two hours of the server's TCP timeout.
     f"idle_in_transaction_session_timeout = {2 * PATIENCE_MS}",
-    # Every row is found by its key: so it stays by the index, whatever the statistics of a table that just grew say.
+    # Each row is found by its key: this forces the index, whatever the statistics of a table that just grew say.
     "enable_seqscan = off",
     "enable_hashjoin = off",
     "enable_mergejoin = off",
 )
-# A server that is gone is noticed within some 10 s; its answers may take half of that.
+# A lost server is noticed within some 10 s; its answers may take half of that.
 CONNECTION: dict[str, Any] = {
     "connect_timeout": 5,
     "tcp_user_timeout": 10_000,
@@ -40,7 +40,7 @@ CONNECTION: dict[str, Any] = {
     "application_name": "sidecar",
 }
 LOCK = 0x51DECA2
-# One for each group: what one forgets, by its own `keep` and capacity, another may still need.
+# One table for each group: a key that one group forgets, by its own `keep` and capacity, another may still need.
 LEDGER_TABLE = """
 CREATE TABLE {table} (
   id bigint GENERATED ALWAYS AS IDENTITY, key bytea PRIMARY KEY, place bigint NOT NULL, position bigint NOT NULL,
@@ -54,7 +54,7 @@ CREATE TABLE sidecar_missed (
 CREATE INDEX sidecar_missed_by_age ON sidecar_missed (asked_ms);
 """
 NOW = "(extract(epoch FROM clock_timestamp()) * 1000)::bigint"
-# Locked, so that they are the same when they are written; in one order, so that two sidecars never wait in a circle.
+# Locked, so that the rows are unchanged when they are written; in one order, so that two sidecars cannot deadlock.
 FIND = f"""
 SELECT key, place, position, token, state, until_ms <= {NOW} FROM {{table}}
 WHERE key = ANY(%b::bytea[]) ORDER BY key FOR UPDATE
@@ -71,7 +71,7 @@ UPDATE {{table}} AS old SET
   state = CASE old.state WHEN {State.SUCCESS:d} THEN old.state ELSE {State.PROCESSING:d} END
 FROM {ROWS} WHERE old.key = row.key
 """
-# No condition on the state: nearly all are SUCCESS, so the planner would begin with those few that are not.
+# No condition on the state: nearly all rows are SUCCESS, so the planner would begin with the few that are not.
 SETTLE = f"""
 UPDATE {{table}} AS old SET state = CASE old.state WHEN {State.SUCCESS:d} THEN old.state ELSE row.token END
 FROM {ROWS} WHERE old.key = row.key AND old.place = row.place AND old.position = row.position
@@ -107,18 +107,18 @@ LIMIT {MISSED_MAX}
 
 
 def table_of(group: str) -> str:
-    """The table of a consumer group's keys; within 63 bytes, which a name may have, its indexes too."""
+    """Name of a consumer group's table; at most 63 bytes with the suffixes of its indexes."""
     digits = hashlib.blake2b(group.encode("utf-8", "surrogatepass"), digest_size=4).hexdigest()
     return f"sidecar_ledger_{re.sub('[^a-z0-9]', '_', group.lower())[:30]}_{digits}"
 
 
 class PostgresqlLedger:
-    """Keys in the group's own table, made when it is not there; connects when it is first needed, and again.
+    """Keys in the group's own table, created if it is missing; connects at first use, and again after a failure.
 
     Args:
-        url: The database, ``postgresql://...``, as libpq takes it.
+        url: The database, ``postgresql://...``, in libpq's form.
         group: The consumer group.
-        password: Of its user; empty for none, or where libpq finds one itself.
+        password: Password of the user; empty for none, or if libpq finds one itself.
     """
 
     name = "postgresql"
@@ -147,7 +147,7 @@ class PostgresqlLedger:
         raise LedgerError("postgresql: other sidecars claim the same keys all the time")
 
     def _write(self, db: Connection[Any], writes: list[Claimed], known: Any, timeout_ms: int) -> bool:
-        """False when another process has put in one of the keys since."""
+        """Write the claims; return False if another process has inserted one of the keys since."""
         for some in _chunks([row for row in writes if row.key in known]):
             db.execute(self._update, (timeout_ms, *_columns(some)))
         new = [_columns(some) for some in _chunks([row for row in writes if row.key not in known])]
@@ -155,7 +155,7 @@ class PostgresqlLedger:
 
     def settle(self, marks: Sequence[Mark]) -> None:
         """See `Ledger.settle`."""
-        rows = [  # the state in the token's place: the same columns serve
+        rows = [  # the state takes the token's place: the same columns serve
             Claimed(key, mark.place, offset, mark.state)
             for mark in marks
             for key, offset in zip(keys_in(mark.keys), mark.offsets, strict=True)
@@ -168,7 +168,7 @@ class PostgresqlLedger:
         """See `Ledger.exchange`."""
         asked = list(missed)
         with self._transaction() as db:
-            db.execute("SELECT pg_advisory_xact_lock(%s)", [LOCK + 1])  # each has what the other misses: one at a time
+            db.execute("SELECT pg_advisory_xact_lock(%s)", [LOCK + 1])  # one at a time: each has what the other misses
             messages: dict[bytes, bytes] = dict(db.execute(FOUND, (group, asked), binary=True)) if asked else {}
             if left := [key for key in asked if key not in messages]:
                 db.execute(MISS, (group, left))
@@ -195,23 +195,23 @@ class PostgresqlLedger:
 
     def _open(self) -> Connection[Any]:
         password: dict[str, Any] = {"password": self._password} if self._password else {}
-        # Not prepared: a plan that was made for a few rows would serve many.
+        # Not prepared: a plan that was made for a few rows would be used for many.
         db = psycopg.connect(self._url, autocommit=True, prepare_threshold=None, **CONNECTION, **password)
         for setting in SETTINGS:
             db.execute(f"SET {setting}")
         with db.transaction():
             db.execute("SELECT pg_advisory_xact_lock(%s)", [LOCK])
             for table, statements in self._tables.items():
-                # Asked, since IF NOT EXISTS needs the right to create also where there is nothing to create.
+                # Checked first, since IF NOT EXISTS needs the right to create even if there is nothing to create.
                 if db.execute("SELECT to_regclass(%s) IS NULL", [table]).fetchone() == (True,):
                     db.execute(statements)
             mode = db.execute("SHOW synchronous_commit").fetchone()
-        if mode == ("off",):  # a claim that a crash of the server forgets would be a message that comes twice
+        if mode == ("off",):  # if a server crash forgot a claim, a message could be delivered twice
             db.execute("SET synchronous_commit = on")
         return db
 
     def close(self) -> None:
-        """Let go of the connection."""
+        """Close the connection."""
         if self._connection is not None:
             with suppress(psycopg.Error):
                 self._connection.close()

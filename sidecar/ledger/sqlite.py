@@ -1,4 +1,4 @@
-"""The embedded ledger: a SQLite file beside the state, for one process. What it cannot read it sets aside."""
+"""The embedded ledger: a SQLite file beside the state, for one process. A damaged file is set aside."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from sidecar.state.presence import Presence
 LEDGER_FILE = "ledger.db"
 SIDE_FILES = ("-wal", "-shm")
 KEYS_ASKED = 500
-"""Of one statement."""
+"""Limit of keys in one statement."""
 CACHE_KIB = 16_384
 BUSY_TIMEOUT_MS = 5_000
 _DAMAGE_CODES = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
 
-# Rows in the order of their first claim, beside each other as they are settled together; the index alone is random.
+# Rows in the order of their first claim, next to each other as they are settled together; only the index is random.
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS keys (
   id INTEGER PRIMARY KEY, key BLOB NOT NULL, place INTEGER NOT NULL, position INTEGER NOT NULL, token INTEGER NOT NULL,
@@ -48,12 +48,12 @@ AND (id <= (SELECT max(id) FROM keys) - ? OR since_ms <= ?)
 
 
 class SqliteLedger:
-    """Keys in a file of their own: WAL, `synchronous=FULL`.
+    """Keys in a separate file: WAL, `synchronous=FULL`.
 
     Args:
-        folder: A folder that this process alone uses.
-        on_damage: Called when the file was damaged, and is set aside.
-        now_ms: Its clock; the machine's by default.
+        folder: A folder that only this process uses.
+        on_damage: Called after a damaged file was set aside.
+        now_ms: Its clock; by default the machine's.
     """
 
     name = "sqlite"
@@ -87,7 +87,7 @@ class SqliteLedger:
                 db.executemany(SETTLE, [(mark.state, key, mark.place, offset) for key, offset in rows])
 
     def exchange(self, group: str, missed: Sequence[bytes], given: Mapping[bytes, bytes]) -> Exchanged:  # noqa: ARG002
-        """Nothing: nobody else is here."""
+        """Return nothing: there is no other member."""
         return Exchanged({}, [])
 
     def prune(self, keep_ms: int, keys_max: int, step: int) -> int:
@@ -129,7 +129,7 @@ class SqliteLedger:
         return db
 
     def _set_aside(self, reason: str) -> None:
-        """What was settled is forgotten with it; to wait for a person would stop all messages instead."""
+        """Set the file aside. Its settled keys are forgotten; waiting for a person would stop all messages instead."""
         target = self._path.with_name(f"{LEDGER_FILE}.damaged-{time.time_ns() // 1_000_000}")
         with suppress(OSError):
             for old in self._path.parent.glob(f"{LEDGER_FILE}.damaged-*"):
@@ -140,7 +140,7 @@ class SqliteLedger:
             self._on_damage(Damage("ledger", str(self._path), reason, f"set aside as {target.name}, a new one begun"))
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         if self._connection is not None:
             with suppress(sqlite3.Error):
                 self._connection.close()

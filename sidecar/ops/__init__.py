@@ -1,1 +1,1 @@
-"""What an operator sees."""
+"""Interfaces for operators: metrics, health, status, log."""

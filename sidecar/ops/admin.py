@@ -1,4 +1,4 @@
-"""The admin endpoint: metrics, health and status over HTTP on loopback; it only reads, nothing can be changed here."""
+"""The admin endpoint: metrics, health and status over HTTP on loopback; read-only."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _WILDCARDS = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 
 
 class Address(NamedTuple):
-    """Where a running daemon answers, and which process that is."""
+    """The admin address of a running daemon, and its process id."""
 
     url: str
     pid: int
@@ -48,13 +48,13 @@ class _Reply(NamedTuple):
 
 
 class AdminServer:
-    """Serves between `open` and `close`, in threads of its own.
+    """Serves between `open` and `close`, in separate threads.
 
     Args:
         listen: Host and port; port 0 takes a free one.
         snapshot: Called at each request, from the server's threads.
         metrics: Answers ``/metrics``.
-        state_dir: Where the address is written for ``sidecar status``.
+        state_dir: The folder where the address is written for ``sidecar status``.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class AdminServer:
         self._file = state_dir / ADDRESS_FILE if state_dir else None
         self.host, self.port = listen
         self.url = ""
-        """Where it is reached, once it is open."""
+        """The server's address, once it is open."""
         self._map: dict[int, Any] = {}
         self._server: Any = None
         self._thread: threading.Thread | None = None
@@ -114,7 +114,7 @@ class AdminServer:
         self._server.task_dispatcher.shutdown(timeout=STOP_SECONDS)
 
     def _accept(self, server: Any, *args: Any, **more: Any) -> HTTPChannel:
-        """A new connection takes the place of the one that has been silent for longest: no crowd keeps health out."""
+        """Accept a connection in place of the one that was silent for longest: no crowd keeps health checks out."""
         channels = list(server.active_channels.values())
         if len(channels) >= CONNECTIONS_MAX:
             min(channels, key=lambda channel: (bool(channel.requests), channel.last_activity)).handle_close()
@@ -169,7 +169,7 @@ def reachable_url(host: str, port: int) -> str:
 
 
 def read_address(state_dir: Path) -> Address | None:
-    """Where the daemon of this state folder said it answers; None when it said nothing that can be read."""
+    """The address in a state folder, written by its daemon; None if there is none that can be read."""
     try:
         written = json.loads((state_dir / ADDRESS_FILE).read_bytes())
         return Address(str(written["url"]), int(written["pid"]))

@@ -1,4 +1,4 @@
-"""The one judgement of health: which problems a daemon can have, and the word that they make. No I/O, no clock."""
+"""The single definition of health: the kinds of problems of a daemon, and the resulting word. No I/O, no clock."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 HEALTHY, DEGRADED, STARTING, STOPPED = "healthy", "degraded", "starting", "stopped"
 STATES = (STARTING, HEALTHY, DEGRADED, STOPPED)
 READY_STATES = (HEALTHY, DEGRADED)
-"""In these `/readyz` says 200: an outage of the receiver must not take a pod out of service."""
+"""States in which `/readyz` answers 200: an outage of the receiver must not take a pod out of service."""
 
 
 class Kind(NamedTuple):
-    """A kind of problem: the state that it makes, and what a person should do."""
+    """A kind of problem: its state, and the next step for a person."""
 
     state: str
     next_step: str
@@ -49,7 +49,7 @@ KINDS = {
     "waiting": Kind(DEGRADED, "check the receiver's speed; raise sink.http.concurrency, or add processes"),
     "dead_letters": Kind(DEGRADED, "check the dead letters and their reasons; correct the producer or the receiver"),
 }
-"""The worst first. The words are the label `reason` of the metric `sidecar_problem`."""
+"""All kinds, the worst first. The words are the label `reason` of the metric `sidecar_problem`."""
 _RANK = {kind: rank for rank, kind in enumerate(KINDS)}
 
 
@@ -58,7 +58,7 @@ class Problem(NamedTuple):
 
     Args:
         kind: One of `KINDS`.
-        text: What is wrong; without numbers that change while it lasts.
+        text: The problem, without numbers that change while it lasts.
     """
 
     kind: str
@@ -66,12 +66,12 @@ class Problem(NamedTuple):
 
     @property
     def state(self) -> str:
-        """The state that it makes."""
+        """The state that the problem results in."""
         return KINDS[self.kind].state
 
     @property
     def next_step(self) -> str:
-        """What a person should do."""
+        """The next step for a person."""
         return KINDS[self.kind].next_step
 
     def __str__(self) -> str:
@@ -88,11 +88,11 @@ class Health(NamedTuple):
 
     @property
     def ready(self) -> bool:
-        """Whether messages flow, or would if the receiver took them."""
+        """Whether messages flow, or would if the receiver accepted them."""
         return self.state in READY_STATES
 
     def to_json(self) -> dict[str, Any]:
-        """As ``status --json`` has it."""
+        """The object in ``status --json``."""
         return self._asdict()
 
     def __str__(self) -> str:
@@ -100,11 +100,11 @@ class Health(NamedTuple):
 
 
 def in_order(problems: Collection[Problem]) -> tuple[Problem, ...]:
-    """The worst first; those of one kind as they came."""
+    """The problems, the worst first; those of one kind in their given order."""
     return tuple(sorted(problems, key=lambda problem: _RANK[problem.kind]))
 
 
 def judge(problems: Collection[Problem]) -> Health:
-    """The word that these problems make."""
+    """The health that results from these problems."""
     worst = next(iter(in_order(problems)), None)
     return Health(HEALTHY) if worst is None else Health(worst.state, worst.kind, worst.text, worst.next_step)

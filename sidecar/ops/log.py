@@ -1,4 +1,4 @@
-"""Log set-up: events as lines on stderr, repeated ones limited, payloads kept out; no event is defined here."""
+"""Log set-up: events as lines on stderr, limited repetitions, no payloads. Defines no event."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from sidecar.ops.outages import Outages
 
 WINDOW_SECONDS = 10.0
 LINES_MAX = 10
-"""Lines of one event and subject within a window."""
+"""Limit of lines of one event and subject within a window."""
 SUBJECTS_MAX = 1_000
 TEXT_CHARS_MAX = 1_000
 SUBJECT_FIELDS = ("group", "topic", "partition", "broker", "logger")
@@ -31,9 +31,9 @@ _QUIET = {
 
 
 class RateLimiter:
-    """Lets `LINES_MAX` lines of one event and subject pass in `WINDOW_SECONDS`; the next one tells what was held back.
+    """Passes `LINES_MAX` lines of one event and subject per `WINDOW_SECONDS`; the next line has the number held back.
 
-    Safe from any thread; remembers `SUBJECTS_MAX` subjects at most.
+    Thread-safe; remembers at most `SUBJECTS_MAX` subjects.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -42,7 +42,7 @@ class RateLimiter:
         self._seen: OrderedDict[tuple[Any, ...], list[float]] = OrderedDict()
 
     def admit(self, *subject: Any) -> int | None:
-        """How many lines were held back before this one, or None when this one is to be held back too."""
+        """The number of lines held back before this one, or None if this one is to be held back too."""
         now = self._clock()
         with self._lock:
             window = self._seen.setdefault(subject, [now, 0, 0])
@@ -60,7 +60,7 @@ class RateLimiter:
             return suppressed
 
     def __call__(self, _logger: Any, _method: str, event: EventDict) -> EventDict:
-        """As a structlog processor."""
+        """Act as a structlog processor."""
         suppressed = self.admit(event.get("event"), *(event.get(name) for name in SUBJECT_FIELDS))
         if suppressed is None:
             raise structlog.DropEvent
@@ -70,25 +70,25 @@ class RateLimiter:
 
 
 class _LibraryFilter(logging.Filter):
-    """The same limit for lines of libraries, by what they log before its values are filled in."""
+    """The same limit for lines of libraries, by their text before values are filled in."""
 
     def __init__(self, limiter: RateLimiter) -> None:
         super().__init__()
         self._limiter = limiter
 
     def filter(self, record: logging.LogRecord) -> bool:
-        if isinstance(record.msg, dict):  # ours: limited already
+        if isinstance(record.msg, dict):  # Sidecar's own: limited already
             return True
         return self._limiter.admit(record.name, record.levelno, str(record.msg)) is not None
 
 
 def configure(format: str = "auto", level: str = "info", stream: IO[str] | None = None) -> None:  # noqa: A002
-    """Send all log lines of the process, those of libraries too, to stderr.
+    """Send all log lines of the process, including those of libraries, to stderr.
 
     Args:
         format: ``console``, ``json``, or ``auto``: console on a terminal, JSON lines elsewhere.
         level: ``debug``, ``info``, ``warning`` or ``error``.
-        stream: In place of stderr.
+        stream: Replaces stderr.
     """
     out = stream or sys.stderr
     number = logging.getLevelNamesMapping()[level.upper()]
@@ -114,7 +114,7 @@ def configure(format: str = "auto", level: str = "info", stream: IO[str] | None 
     )
     logging.basicConfig(handlers=[handler], level=number, force=True)
     logging.captureWarnings(capture=True)
-    logging.raiseExceptions = False  # a closed stderr must not become more lines on stderr
+    logging.raiseExceptions = False  # a closed stderr must not cause more lines on stderr
     for name, least in _QUIET.items():
         logging.getLogger(name).setLevel(max(least, number))
 
@@ -122,7 +122,7 @@ def configure(format: str = "auto", level: str = "info", stream: IO[str] | None 
 def _renderers(format_: str, out: IO[str]) -> list[Processor]:
     if format_ == "console" or (format_ == "auto" and out.isatty()):
         colors = out.isatty() and "NO_COLOR" not in os.environ
-        # Not the default traceback: that one prints local variables, and so payloads.
+        # Not the default traceback, which prints local variables, and so payloads.
         return [structlog.dev.ConsoleRenderer(colors=colors, exception_formatter=structlog.dev.plain_traceback)]
     return [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
 
@@ -134,7 +134,7 @@ def _library_line(_logger: Any, _method: str, event: EventDict) -> EventDict:
 
 
 def _without_payloads(_logger: Any, _method: str, event: EventDict) -> EventDict:
-    """Bytes become their length and long texts are cut: what a message carries never reaches the log."""
+    """Replace bytes by their length and cut long texts: the content of a message never reaches the log."""
     for name, value in event.items():
         if isinstance(value, bytes | bytearray | memoryview):
             event[name] = f"<{len(value)} bytes>"

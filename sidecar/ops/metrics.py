@@ -1,4 +1,4 @@
-"""Prometheus metrics, made from one status snapshot a scrape; nothing is counted here, no socket may come in."""
+"""Prometheus metrics, made from one status snapshot per scrape. Counts nothing, and uses no socket."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ _HELD = {
 
 
 class Metrics:
-    """All metrics of one daemon, in a registry of their own.
+    """All metrics of one daemon, in a separate registry.
 
     Args:
-        snapshot: Called once a scrape, so that the books of one answer balance.
+        snapshot: Called once per scrape, so that the books of one answer balance.
     """
 
     def __init__(self, snapshot: Callable[[], StatusSnapshot]) -> None:
@@ -64,7 +64,7 @@ class _StatusCollector(Collector):
         self._snapshot = snapshot
 
     def describe(self) -> Iterable[Metric]:
-        """Nothing, so that registering does not ask for a snapshot before the daemon has one."""
+        """Nothing, so that registering does not request a snapshot before the daemon has one."""
         return []
 
     def collect(self) -> Iterator[Metric]:
@@ -185,7 +185,7 @@ def _health(now: StatusSnapshot) -> Iterator[Metric]:
 
 
 def _by(name: str, text: str, label: str, counts: Mapping[str, int], known: Iterable[str]) -> Metric:
-    """Known values stand at 0 before their first event: Prometheus sees no increase in a series that just appears."""
+    """Known values are 0 before their first event: Prometheus sees no increase in a series that just appears."""
     family = CounterMetricFamily(name, text, labels=[label])
     for value, count in sorted((dict.fromkeys(known, 0) | dict(counts)).items()):
         family.add_metric([value], count)

@@ -1,4 +1,4 @@
-"""Holds lines about what fails again and again to a few: at its beginning, once a minute, at its end. Tells nothing."""
+"""Limits log lines of repeated failures: one at the beginning, one a minute, one at the end. Logs nothing itself."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from structlog.typing import EventDict
 
 MINUTE_S = 60.0
 LINES_MAX = 10
-"""Subjects of one event whose beginning, or whose end, is told within a minute."""
+"""Limit of subjects of one event whose beginning, or whose end, is logged within a minute."""
 SUBJECTS_MAX = 1_000
 SUBJECT_FIELDS = ("group", "topic", "partition", "broker", "what")
 
@@ -33,15 +33,15 @@ FAILURES: dict[str, str] = {
     "rocketmq.failed": "rocketmq.recovered",
     "snapshot.failed": "snapshot.saved",
 }
-"""Events that repeat while something is out of order, each with the one that tells its end.
+"""Events that repeat while a failure lasts, each with the event of its end.
 
-Whoever fails tells each failure, and the end whenever it follows a failure: here it is decided what is written.
+Callers log each failure, and the end after each series of failures; this module decides which lines are written.
 """
 _ENDS = {end: failure for failure, end in FAILURES.items() if end}
 
 
 class _Subject:
-    """Something that fails or failed: a group, say."""
+    """A subject that fails or failed, for example a group."""
 
     __slots__ = ("is_open", "since_s", "told_s")
 
@@ -49,22 +49,22 @@ class _Subject:
         self.is_open = False
         self.since_s = 0.0
         self.told_s = float("-inf")
-        """When its failing was written last."""
+        """Time of the last line about its failure."""
 
 
 class _Outage:
-    """What is known of one event."""
+    """State of one event."""
 
     def __init__(self) -> None:
         self.subjects: OrderedDict[Hashable, _Subject] = OrderedDict()
         self.told_s = self._minute_s = float("-inf")
         self.failures = 0
-        """Since the last line."""
+        """Number of failures since the last line."""
         self._begun = self._ended = 0
-        """Lines within the minute."""
+        """Numbers of lines within the minute."""
 
     def failed(self, subject: Hashable, now_s: float) -> dict[str, Any] | None:
-        """What to add to the line; None when it is to be held back."""
+        """Fields to add to the line; None if it is to be held back."""
         state = self._find(subject, now_s)
         self.failures += 1
         begins = not state.is_open
@@ -80,7 +80,7 @@ class _Outage:
         return ({"failures": failures} if failures > 1 else {}) | ({"others": others} if others else {})
 
     def ended(self, subject: Hashable | None, now_s: float) -> dict[str, Any] | None:
-        """The same for the line that tells the end, of all subjects when none is named."""
+        """The same for the line of the end, for all subjects if none is named."""
         if subject is None:
             ending = [state for state in self.subjects.values() if state.is_open]
         else:
@@ -106,10 +106,10 @@ class _Outage:
 
 
 class Outages:
-    """Lets pass, of each event of `FAILURES`, one line when a subject begins to fail, one a minute, and one at its end.
+    """Passes, of each event of `FAILURES`, one line when a subject begins to fail, one a minute, and one at its end.
 
-    A subject that fails again within a minute goes on with what was told. Lines that pass have `failures` since the
-    line before and the number of `others` that fail, the one at the end `seconds`. Safe from any thread.
+    A subject that fails again within a minute continues its outage. Lines that pass have the `failures` since the
+    previous line and the number of `others` that fail; the line at the end has `seconds`. Thread-safe.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -118,7 +118,7 @@ class Outages:
         self._known: dict[str, _Outage] = {event: _Outage() for event in FAILURES}
 
     def __call__(self, _logger: Any, _method: str, event: EventDict) -> EventDict:
-        """As a structlog processor."""
+        """Act as a structlog processor."""
         name = str(event.get("event"))
         failure = name if name in FAILURES else _ENDS.get(name)
         if failure is None:

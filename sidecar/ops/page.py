@@ -19,7 +19,7 @@ _STYLE = (
 
 
 def page(now: StatusSnapshot) -> bytes:
-    """The whole page in UTF-8; it asks for itself again after `REFRESH_SECONDS`."""
+    """The whole page in UTF-8; it reloads after `REFRESH_SECONDS`."""
     parts = [
         f"<!doctype html><html lang=en><head><meta charset=utf-8><meta http-equiv=refresh content={REFRESH_SECONDS}>",
         f"<title>{_text(now.group_id)}</title><style>{_STYLE}</style></head><body>",

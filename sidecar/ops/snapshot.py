@@ -1,4 +1,4 @@
-"""What the daemon knows of itself at one instant, and the plain counters it keeps for that; no I/O, no clock."""
+"""The daemon's status at one instant, and the counters for it. No I/O, no clock."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SECONDS_BOUNDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 
 
 
 class Timings(NamedTuple):
-    """Durations sorted into buckets: one count for each of `SECONDS_BOUNDS`, one for what is longer."""
+    """Durations sorted into buckets: one count for each of `SECONDS_BOUNDS`, and one for longer durations."""
 
     counts: tuple[int, ...] = (0,) * (len(SECONDS_BOUNDS) + 1)
     sum_seconds: float = 0.0
@@ -45,13 +45,13 @@ class Stopwatch:
         self._sum_seconds += seconds
 
     def timings(self) -> Timings:
-        """What was counted so far."""
+        """The durations counted so far."""
         return Timings(tuple(self._counts), self._sum_seconds)
 
 
 @dataclass(slots=True)
 class PartitionStatus(Books):
-    """A partition's place and its books; `lag` is in messages, None while the broker has not told its end."""
+    """A partition and its books; `lag` is in messages, None while the broker has not reported its end."""
 
     topic: str = ""
     partition: int = 0
@@ -64,7 +64,7 @@ class PartitionStatus(Books):
     def of(
         cls, tp: TopicPartition, counts: Counts, watermark: int = 0, position: int = 0, lag: int | None = None
     ) -> Self:
-        """That of a partition with these counts."""
+        """The status of a partition with these counts."""
         return cls(*counts, tp.topic, tp.partition, watermark, position, lag, tp.broker)
 
     def to_json(self) -> dict[str, Any]:
@@ -97,30 +97,30 @@ class BlockingGroup:
 
 @dataclass(frozen=True, slots=True)
 class IdsStatus:
-    """The message ids that are remembered, over all partitions."""
+    """The remembered message ids of all partitions."""
 
     remembered: int = 0
     memory_bytes: int = 0
-    """Of memory; what lies in files is not among them."""
+    """Bytes in memory, without those in files."""
     file_bytes: int = 0
-    """Of files that are mapped."""
+    """Bytes in mapped files."""
     oldest_seconds: float = 0.0
-    """Since the first of them came."""
+    """Time since the first of them came."""
     rotations: int = 0
     """Generations forgotten since the start."""
     loading: int = 0
-    """Partitions that are not read yet, since their ids are being loaded."""
+    """Partitions that are not read yet, because their ids are being loaded."""
 
 
 @dataclass(frozen=True, slots=True)
 class Activity:
-    """What was done since the start, for metrics; keys of the pairs are (group's label, result or verdict).
+    """Counts since the start, for metrics; the keys are (group's label, result or verdict).
 
-    No field has a default: a new metric is told by the daemon and by the pipeline on Spark, or mypy fails.
+    No field has a default: mypy fails unless both the daemon and the pipeline on Spark set a new field.
     """
 
     groups: tuple[str, ...]
-    """Labels of the groups that are known before any message came."""
+    """Labels of the groups that are known before the first message."""
     batches: Mapping[tuple[str, str], int]
     sends: Mapping[tuple[str, str], int]
     cuts: Mapping[str, int]
@@ -128,7 +128,7 @@ class Activity:
     rebalances: Mapping[str, int]
     snapshots: Mapping[str, int]
     ledger: Mapping[tuple[str, str], int]
-    """By kind of transaction and result."""
+    """Transactions by kind and result."""
     twins_waiting: int
     send_seconds: Timings
     commit_seconds: Timings
@@ -141,7 +141,8 @@ NO_ACTIVITY = Activity((), {}, {}, {}, {}, {}, {}, {}, 0, NO_TIMINGS, NO_TIMINGS
 class StatusSnapshot:
     """One instant of the daemon.
 
-    `intake_stopped` holds one word a reason; `problems` are what is wrong, the worst first: they alone make the health.
+    `intake_stopped` has one word per reason; `problems` are the present problems, the worst first: only they determine
+    the health.
     """
 
     group_id: str
@@ -164,12 +165,12 @@ class StatusSnapshot:
 
     @property
     def health(self) -> Health:
-        """The word for all of it, with reason and next step."""
+        """The health that results from the problems, with reason and next step."""
         return judge(self.problems)
 
     @property
     def ready(self) -> bool:
-        """Whether `/readyz` says 200."""
+        """Whether `/readyz` answers 200."""
         return self.health.ready
 
     def to_json(self) -> dict[str, Any]:

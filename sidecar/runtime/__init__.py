@@ -1,1 +1,1 @@
-"""What the daemon and the pipeline on Spark share: what is built of settings, and threads that wait for slow things."""
+"""Common parts of the daemon and the pipeline on Spark: objects built from settings, threads for slow operations."""

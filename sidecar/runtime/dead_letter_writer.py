@@ -1,4 +1,4 @@
-"""The thread that has dead letters kept, so that nobody else waits for the place they go to. Decides nothing."""
+"""The thread that stores dead letters, so that no other thread waits for their destination. Decides nothing."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from sidecar.runtime.dead_letters import DeadLetterStore
 from sidecar.runtime.worker import Inbox, Worker
 
 PATIENCE_S = 5.0
-"""How long `close` waits for what is being stored: longer than a write waits for a lock on the state file."""
+"""Time that `close` waits for letters being stored: longer than a write waits for a lock on the state file."""
 LINES_MAX = 10
 
 log = structlog.get_logger()
 
 
 class LettersStored(NamedTuple):
-    """Dead letters are durable, or not."""
+    """The end of storing dead letters."""
 
     token: int
     reason: str
-    """Why not; empty when they are."""
+    """The reason of a failure; empty if they are durable."""
     letters: int
 
 
 class DeadLetterWriter:
-    """Has dead letters kept one list after the other: each may wait seconds for the broker.
+    """Stores dead letters one list after the other: each may wait seconds for the broker.
 
     Args:
-        store: Where they go.
+        store: Their destination.
         inbox: Takes a `LettersStored` for each list.
     """
 
@@ -41,7 +41,7 @@ class DeadLetterWriter:
         self._thread = Worker("dead-letters")
 
     def store(self, token: int, letters: Sequence[DeadLetter]) -> None:
-        """Have these kept."""
+        """Begin to store these letters."""
         self._thread.do(lambda: self._inbox.put(LettersStored(token, self._try(letters), len(letters))))
 
     def _try(self, letters: Sequence[DeadLetter]) -> str:
@@ -57,6 +57,6 @@ class DeadLetterWriter:
         return ""
 
     def close(self) -> None:
-        """Drop what was not begun, whose messages come again, and wait for what was; nothing is written after it."""
+        """Drop lists that were not begun, whose messages come again, and wait for the others; then write nothing."""
         self._thread.close(PATIENCE_S)
         self._store.close()

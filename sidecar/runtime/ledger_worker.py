@@ -1,4 +1,4 @@
-"""The ledger's thread, so that nobody else waits for the database. Decides nothing about messages."""
+"""The ledger's thread, so that no other thread waits for the database. Decides nothing about messages."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from sidecar.state.interface import Damage
 
 PRUNE_EVERY_S = 1.0
 PRUNE_STEP = 2_000
-"""Keys that are forgotten at once: a few milliseconds, in which no claim is made."""
+"""Limit of keys forgotten at once: takes a few milliseconds, during which no claim is made."""
 
 T = TypeVar("T")
 
@@ -28,20 +28,20 @@ log = structlog.get_logger()
 
 
 class ClaimAnswered(NamedTuple):
-    """The ledger's verdicts on a claim; None when it gave none."""
+    """The ledger's verdicts on a claim; None if it gave none."""
 
     number: int
     verdicts: list[list[int]] | None
 
 
 class LedgerWorker:
-    """Asks the ledger on a thread of its own, one thing after the other.
+    """Calls the ledger on a separate thread, one call after the other.
 
     Args:
         ledger: The ledger.
-        claim_timeout_ms: How long a claim holds.
-        keep_ms: How long a key is remembered.
-        keys_max: How many are.
+        claim_timeout_ms: Duration of a claim.
+        keep_ms: Time for which a key is remembered.
+        keys_max: Limit of remembered keys.
         inbox: Takes a `ClaimAnswered` for each claim.
     """
 
@@ -54,9 +54,9 @@ class LedgerWorker:
         inbox: Inbox[ClaimAnswered],
     ) -> None:
         self.problem = ""
-        """Why the ledger cannot be used at present."""
+        """The reason for which the ledger cannot be used at present."""
         self.transactions: Counter[tuple[str, str]] = Counter()
-        """By kind and result."""
+        """Number of transactions by kind and result."""
         self._ledger = ledger
         self._claim_timeout_ms = claim_timeout_ms
         self._keep_ms = keep_ms
@@ -69,7 +69,7 @@ class LedgerWorker:
         self._thread = Worker("ledger")
 
     def claim(self, effect: Claim) -> None:
-        """Claim rows; the answer comes to the inbox."""
+        """Claim rows; the answer goes to the inbox."""
 
         def job() -> None:
             verdicts = self._try("claim", lambda: self._ledger.claim(effect.wants, self._claim_timeout_ms))
@@ -93,7 +93,7 @@ class LedgerWorker:
         return bool(self._try("settle", settle))
 
     def exchange(self, group: str, missed: Sequence[bytes], given: Mapping[bytes, bytes]) -> None:
-        """Begin a `Ledger.exchange`, unless one is going on."""
+        """Begin a `Ledger.exchange`, unless one is under way."""
 
         def job() -> None:
             exchanged = self._try("exchange", lambda: self._ledger.exchange(group, missed, given))
@@ -104,14 +104,14 @@ class LedgerWorker:
             self._thread.do(job)
 
     def exchanged(self) -> Exchanged | None:
-        """What the last exchange came to, once; None while it goes on, and when it failed."""
+        """The result of the last exchange, once; None while it is under way, and if it failed."""
         exchanged = None
         if not self._exchanging:
             exchanged, self._exchanged = self._exchanged, None
         return exchanged
 
     def tend(self, now_s: float) -> None:
-        """Forget what is too old or too much: a little every second, more only while nothing else is to be done."""
+        """Forget keys that are too old or too many: a few every second, more only while nothing else is to be done."""
         if not self._pruning and now_s >= self._prune_at_s:
             self._pruning, self._prune_at_s = True, now_s + PRUNE_EVERY_S
             self._thread.do(self._prune)
@@ -120,10 +120,10 @@ class LedgerWorker:
         gone = self._try("prune", lambda: self._ledger.prune(self._keep_ms, self._keys_max, PRUNE_STEP))
         self._pruning = gone == PRUNE_STEP
         if self._pruning:
-            self._thread.do(self._prune)  # behind the claims that came meanwhile
+            self._thread.do(self._prune)  # after the claims that arrived meanwhile
 
     def _try(self, kind: str, call: Callable[[], T]) -> T | None:
-        """What the call gives; None when it failed."""
+        """The result of the call; None if it failed."""
         try:
             answer = call()
         except Exception as error:  # noqa: BLE001  # a mistake in a driver must not end the thread: it is tried again
@@ -139,7 +139,7 @@ class LedgerWorker:
         return answer
 
     def close(self) -> None:
-        """Finish what was given, then let go of the ledger."""
+        """Finish pending calls, then close the ledger."""
         self._pruning = True
         self._thread.close()
         self._ledger.close()
@@ -148,7 +148,7 @@ class LedgerWorker:
 def open_ledger_worker(
     settings: LedgerSettings | None, group: str, keys_max: int, folder: Path, inbox: Inbox[ClaimAnswered]
 ) -> LedgerWorker | None:
-    """The worker of the configured ledger, or None without a ledger. It connects when it is first asked.
+    """The worker of the configured ledger, or None without a ledger. It connects at the first call.
 
     Args:
         settings: The ledger's section.
@@ -158,7 +158,7 @@ def open_ledger_worker(
         inbox: Takes the answers.
 
     Raises:
-        ConfigError: The package that it needs is not installed.
+        ConfigError: A required package is not installed.
     """
     if settings is None:
         return None

@@ -1,4 +1,4 @@
-"""The threads that wait for the sink, so that the main loop never does. They decide nothing."""
+"""The threads that wait for the sink, so that the main loop never does. Decides nothing."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class Senders:
     """Threads that deliver batches.
 
     Args:
-        sink: Where to.
-        concurrency: Threads.
+        sink: The sink.
+        concurrency: Number of threads.
         inbox: Takes an `Answered` for each batch.
     """
 
@@ -35,7 +35,7 @@ class Senders:
         self._threads = Worker("sender", concurrency)
 
     def send(self, batch: Batch) -> None:
-        """Deliver a batch; its answer comes to the inbox."""
+        """Deliver a batch; its answer goes to the inbox."""
         self._threads.do(partial(self._deliver, batch))
 
     def _deliver(self, batch: Batch) -> None:
@@ -47,6 +47,6 @@ class Senders:
         self._inbox.put(Answered(batch.id, replace(answer, elapsed_ms=(time.perf_counter() - begun_s) * 1000)))
 
     def close(self, patience_s: float) -> None:
-        """Close the sink and end the threads; what is being sent is given up."""
+        """Close the sink and end the threads; batches that are being sent are given up."""
         self._sink.close()
         self._threads.close(patience_s)

@@ -1,4 +1,4 @@
-"""A thread that does what waits for something slow, in order: disk, database, broker. Knows no message."""
+"""A thread for slow operations, in order: disk, database, broker. Knows no message."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ Told = TypeVar("Told", contravariant=True)
 
 
 class Inbox(Protocol[Told]):
-    """Where workers put what they have to tell to the thread that decides."""
+    """The queue of workers' results for the thread that decides."""
 
     def put(self, told: Told, /) -> None:
-        """Hand it over, from any thread."""
+        """Add a result, from any thread."""
         ...
 
 
 class Worker:
-    """One thread that does everything that waits for the disk, in order; it begins with the first job.
+    """One thread that runs jobs in order; it starts with the first job.
 
     Args:
-        name: Of the thread.
-        threads: More than one, where jobs are in each other's way and have no order.
+        name: Name of the thread.
+        threads: More than one if jobs would delay each other and need no order.
     """
 
     def __init__(self, name: str = "writer", threads: int = 1) -> None:
@@ -38,7 +38,7 @@ class Worker:
         self._closed = False
 
     def do(self, job: Callable[[], None]) -> None:
-        """Run `job`, which must not raise, after all given before; nothing is run that comes after `close`."""
+        """Run `job`, which must not raise, after all earlier ones; jobs after `close` are dropped."""
         with self._guard:
             if self._closed:
                 return
@@ -49,7 +49,7 @@ class Worker:
                     thread.start()
 
     def wait(self, job: Callable[[], T]) -> T:
-        """Run `job` after all given before, and wait for its result or exception; not to be called after `close`."""
+        """Run `job` after all earlier ones, and wait for its result or exception; not to be called after `close`."""
         done: Future[T] = Future()
 
         def run() -> None:
@@ -64,13 +64,13 @@ class Worker:
     def _run(self) -> None:
         while (job := self._work.get()) is not None:
             job()
-            del job  # with what it holds
+            del job  # and the objects that it holds
 
     def close(self, patience_s: float | None = None) -> None:
-        """Finish what was given, then end. Harmless when repeated.
+        """Finish all jobs, then end. Harmless when repeated.
 
         Args:
-            patience_s: Drop what was not begun instead, and wait for the rest at most so long.
+            patience_s: If set, drop jobs that were not begun, and wait at most this long for the others.
         """
         with self._guard:
             if self._closed:

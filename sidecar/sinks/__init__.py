@@ -1,1 +1,1 @@
-"""Where batches go."""
+"""Destinations of batches."""

@@ -1,4 +1,4 @@
-"""The table of answers: what a status, its headers and its body say about a batch. No socket or clock may come in."""
+"""The table of answers: the meaning of status, headers and body for a batch. It uses no socket and no clock."""
 
 from __future__ import annotations
 
@@ -34,16 +34,16 @@ _BY_CLASS = {1: Verdict.RETRY, 2: Verdict.ACK, 3: Verdict.HALT, 4: Verdict.HALT,
 
 
 class MalformedError(ValueError):
-    """A 207's body does not say which rows failed."""
+    """The body of a 207 does not list the failed rows."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """An HTTP answer as it came.
+    """An HTTP answer as it was received.
 
     Args:
         body: The beginning of the body, up to `body_limit`.
-        whole: Whether that is all of it.
+        whole: Whether that is the complete body.
     """
 
     status: int
@@ -53,25 +53,25 @@ class Reply:
 
 
 def verdict_of(status: int) -> Verdict:
-    """The verdict of a status alone; whoever answers with one that HTTP does not know is not the receiver."""
+    """The verdict of a status alone; a status unknown to HTTP does not come from the receiver."""
     return _BY_STATUS.get(status) or _BY_CLASS.get(status // 100, Verdict.HALT)
 
 
 def body_limit(status: int, count: int) -> int:
-    """How much of an answer's body is read, in bytes; a 207 may need more, as it names rows of `count`."""
+    """Limit of an answer's body in bytes; a 207 may need more, as it lists rows of `count`."""
     if status == 207:
         return min(ANSWER_MAX_BYTES + PARTIAL_ROW_MAX_BYTES * count, PARTIAL_MAX_BYTES)
     return ANSWER_MAX_BYTES
 
 
 def judge(reply: Reply, count: int, now: float, redact: Redact = bytes) -> Answer:
-    """What a batch of `count` rows has met.
+    """The answer for a batch of `count` rows.
 
     Args:
-        reply: The answer as it came.
+        reply: The HTTP answer.
         count: Rows of the batch.
         now: Seconds since the epoch, for a `Retry-After` that is a date.
-        redact: Takes secrets out of text that the receiver wrote, and that may repeat them.
+        redact: Removes secrets from the receiver's text, which may repeat them.
     """
     status = reply.status
     after_ms = retry_after_ms(reply.headers.get("Retry-After"), now)
@@ -106,10 +106,10 @@ def _judge_partial(reply: Reply, count: int, after_ms: int | None, redact: Redac
 
 
 def parse_failed(body: bytes, count: int, redact: Redact = bytes) -> tuple[FailedRow, ...]:
-    """The failed rows that a 207 names, by rising index.
+    """The failed rows that a 207 lists, by rising index.
 
     Raises:
-        MalformedError: Not the JSON that the contract wants, an index out of range or named twice.
+        MalformedError: It is not the JSON of the contract, or an index is out of range or repeated.
     """
     try:
         listed = orjson.loads(body)["failed"]
@@ -133,7 +133,7 @@ def _failed_row(item: dict[str, object], count: int, redact: Redact) -> FailedRo
 
 
 def retry_after_ms(text: str | None, now: float) -> int | None:
-    """A `Retry-After` in milliseconds, seconds or date, 5 minutes at most; None when there is none that can be read."""
+    """Milliseconds of a `Retry-After`, seconds or a date, at most 5 minutes; None if it is missing or invalid."""
     if text is None:
         return None
     text = text.strip()
@@ -147,6 +147,6 @@ def retry_after_ms(text: str | None, now: float) -> int | None:
 
 
 def excerpt(raw: bytes) -> str:
-    """The first 200 characters, on one line, with nothing that could steer a terminal."""
+    """The first 200 characters on one line, without control characters of a terminal."""
     text = raw[: 4 * EXCERPT_MAX_CHARS].decode("utf-8", "replace").strip()[:EXCERPT_MAX_CHARS]
     return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)

@@ -1,4 +1,4 @@
-"""The one interface to every destination of batches. No implementation may come in."""
+"""The interface of all destinations of batches. It contains no implementation."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from sidecar.sinks.formats import TagsOf
 
 
 class Context(NamedTuple):
-    """What a sink is made with, beside its settings."""
+    """Parameters of a sink in addition to its settings."""
 
     columns: Columns
     """Reads the source's messages."""
@@ -21,11 +21,11 @@ class Context(NamedTuple):
 
 
 class Sink(Protocol):
-    """Where batches go. `deliver` is called by several threads at once."""
+    """A destination of batches. Several threads call `deliver` at once."""
 
     @property
     def framer(self) -> Framer:
-        """How this sink's format turns messages into rows."""
+        """The framer that turns messages into rows of this sink's format."""
         ...
 
     def deliver(self, batch: Batch) -> Answer:
@@ -33,5 +33,5 @@ class Sink(Protocol):
         ...
 
     def close(self) -> None:
-        """Let go of connections and files; a delivery under way ends at once with a retry. Harmless when repeated."""
+        """Close connections and files; a delivery under way ends at once with a retry. Harmless when repeated."""
         ...

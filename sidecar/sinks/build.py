@@ -1,4 +1,4 @@
-"""Makes the sink that the settings name, by `build` of the module of that name; only that one is imported."""
+"""Creates the sink in the settings, by `build` of the module of its name; only that module is imported."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Prints rows, for trying things out. Nothing that must survive may come in."""
+"""Prints rows, for trying things out. Nothing is kept."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ class ConsoleSink:
     After a failure a batch is written again from its start, so rows may be seen twice.
 
     Args:
-        framer: How messages become rows of `format`.
+        framer: Turns messages into rows of `format`.
         format: `json_array` prints an array for each batch.
-        fd: Where to; written to directly, as a buffered stream would fail once more when the process ends.
+        fd: The descriptor; written to directly, as a buffered stream would fail once more when the process ends.
     """
 
     def __init__(self, framer: Framer, format: FormatName = "envelope", fd: int = 1) -> None:  # noqa: A002
@@ -47,14 +47,14 @@ class ConsoleSink:
             return _failure(error)
 
     def close(self) -> None:
-        """Answer every later call with a retry; the descriptor stays open, it is not ours."""
+        """Answer every later call with a retry; the descriptor belongs to the caller and stays open."""
         self._closed = True
 
     def _print(self, batch: Batch) -> Answer:
         if self._closed:
             return Answer(Verdict.RETRY, "the sink is closed")
         if self._torn:
-            write_all(self._fd, b"\n")  # ends the row that was cut short, so that the next stands on its own line
+            write_all(self._fd, b"\n")  # ends the row that was cut short, so that the next begins on its own line
             self._torn = False
         for chunk in body_chunks(self._format, batch.fragments()):
             write_all(self._fd, chunk)
@@ -70,10 +70,10 @@ def _failure(error: OSError) -> Answer:
 
 
 def write_all(fd: int, data: bytes) -> None:
-    """Write all of `data`, however many calls it takes.
+    """Write all of `data`, in as many calls as necessary.
 
     Raises:
-        OSError: The descriptor takes no more.
+        OSError: The descriptor accepts no more.
     """
     view = memoryview(data)
     while view:

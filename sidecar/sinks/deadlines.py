@@ -1,4 +1,4 @@
-"""Ends exchanges that outlast their time, by one thread for all of a sink's sockets. Nothing about HTTP may come in."""
+"""Ends exchanges that exceed their time, with one thread for all sockets of a sink. Knows nothing of HTTP."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 
 class Exchange:
-    """One request and its answer, which may be cut off from outside."""
+    """One request and its answer, which another thread may cut off."""
 
     __slots__ = ("_lock", "cut", "deadline", "sock")
 
@@ -21,21 +21,21 @@ class Exchange:
         self._lock = threading.Lock()
 
     def attach(self, sock: socket.socket | None) -> None:
-        """Name the socket to be cut; one that is attached too late is cut at once."""
+        """Set the socket to be cut; a socket that is attached too late is cut at once."""
         with self._lock:
             self.sock = sock
             if self.cut:
                 _shut(sock)
 
     def cut_off(self) -> None:
-        """Cut the socket, from any thread: whoever waits on it sees its end."""
+        """Cut the socket, from any thread: a thread that waits on it sees its end."""
         with self._lock:
             self.cut = True
             _shut(self.sock)
 
 
 class Deadlines:
-    """Cuts every exchange that takes longer than `timeout_s` in all.
+    """Cuts every exchange that takes longer than `timeout_s` in total.
 
     Socket time-outs alone do not bound an exchange: each byte of a dripping answer starts them anew.
 
@@ -49,11 +49,11 @@ class Deadlines:
         self._open: dict[Exchange, None] = {}
         self._closed = False
         self._thread: threading.Thread | None = None
-        """It begins with the first exchange."""
+        """Started with the first exchange."""
 
     @contextlib.contextmanager
     def exchange(self) -> Iterator[Exchange]:
-        """The time of one exchange; afterwards its socket is never touched again."""
+        """Limit the time of one exchange; afterwards its socket is never touched again."""
         exchange = Exchange(time.monotonic() + self.timeout_s)
         with self._changed:
             self._open[exchange] = None
@@ -68,7 +68,7 @@ class Deadlines:
                 self._open.pop(exchange, None)
 
     def close(self) -> None:
-        """Cut all that is open and end the thread."""
+        """Cut all open exchanges and end the thread."""
         with self._changed:
             self._closed = True
             for exchange in self._open:
@@ -81,7 +81,7 @@ class Deadlines:
         with self._changed:
             while not self._closed:
                 oldest = next(iter(self._open), None)
-                # Whatever begins while this thread sleeps ends later than it wakes: nobody has to wake it.
+                # Exchanges that begin during the sleep end after it, so no wake-up is needed.
                 wait_s = oldest.deadline - time.monotonic() if oldest else self.timeout_s
                 if oldest and wait_s <= 0:
                     oldest.cut_off()
@@ -93,5 +93,5 @@ class Deadlines:
 def _shut(sock: socket.socket | None) -> None:
     if sock is not None:
         with contextlib.suppress(OSError):
-            # The plain socket's method: the one of an SSLSocket would first turn encryption off.
+            # The plain socket's method: that of an SSLSocket would first turn encryption off.
             socket.socket.shutdown(sock, socket.SHUT_RDWR)

@@ -1,18 +1,18 @@
-"""Appends batches to a Delta table, many at a time, each once. No Spark, and no answer of HTTP, may come in.
+"""Appends batches to a Delta table, many at a time, each once. Uses no Spark and no HTTP.
 
-What makes it exact. A part's name is its identity: it survives restarts and takeovers, and the same part may come from
-another process, later, and out of order with others. So the names stand in the table: each commit carries, in its own
-metadata, those of all parts that it adds. Rows and names become visible by one file of the log, or not at all.
+Why it is exact: a part's name is its identity. It survives restarts and takeovers, and the same part may come from
+another process, later, and out of order with others. So the names are in the table: each commit has, in its own
+metadata, the names of all parts that it adds. Rows and names become visible by one file of the log, or not at all.
 
-Before a commit the names of all commits so far are known, and a commit is made only as the very next version of the
-table (`max_commit_retries=0`): when anybody else committed meanwhile it fails, the names of those commits are read, and
-what they have is left out. So of two processes that have the same part, a zombie among them, only one adds it; and
-after kill -9, or after an error behind which the commit did land, the names tell.
+Before a commit the names of all earlier commits are known, and a commit is made only as the very next version of the
+table (`max_commit_retries=0`): if another process committed meanwhile it fails, the names of those commits are read,
+and their parts are left out. So of two processes with the same part, even if one is a zombie, only one adds it; and
+after kill -9, or after an error although the commit did land, the names show it.
 
-Delta's own transaction identifiers (an application, and a version that only rises) do not serve here. One for each
-partition and group would hold only as long as parts come in offset order, and a part that was overtaken would be taken
-for known, which is a loss. One for each part would stay in every checkpoint of the table. Names are forgotten after
-`NAMES_MAX` parts, or `COMMITS_MAX` commits of others: then a part that comes again is appended again, never left out.
+Delta's own transaction identifiers (an application, and a version that only rises) are not sufficient. One for each
+partition and group would work only as long as parts come in offset order; a part that was overtaken would be taken for
+known, and lost. One for each part would stay in every checkpoint of the table. Names are forgotten after `NAMES_MAX`
+parts, or `COMMITS_MAX` commits of others: then a part that comes again is appended again, never left out.
 """
 
 from __future__ import annotations
@@ -48,32 +48,32 @@ from sidecar.zone.schema import text_of_name
 from sidecar.zone.table import PARTITIONED_BY, TABLE_SCHEMA, table_rows
 
 NAMES_MAX: Final = 65_536
-"""Parts that are known by name, the newest."""
+"""Limit of parts known by name: the newest."""
 COMMITS_MAX: Final = 4_096
-"""Commits that are read at the start, or after others made them, for their names."""
+"""Limit of commits that are read for their names, at the start or after commits of others."""
 COMMIT_BYTES_MAX: Final = 64 << 20
-"""Rows of a commit; a larger batch is one of its own."""
+"""Limit of rows' bytes in a commit; a larger batch is committed alone."""
 TRIES_MAX: Final = 20
-"""Of a commit that others overtake, before it is a retry."""
+"""Number of attempts of a commit that others overtake, before it is a retry."""
 PAUSES: Final = 9
-"""After a commit nothing is committed for so many times as long as it took: it costs 27 us for each file in the log
-(140 ms at 5,000 of them), so the longer the log, the fewer and the larger the commits."""
+"""After a commit, no commit is made for this many times its duration: it takes 27 us for each file in the log (140 ms
+at 5,000 files), so the longer the log, the fewer and larger the commits."""
 PAUSE_MAX_S: Final = 5.0
 UNSYNCED_MAX: Final = 16
-"""Newest commits that are looked at after a power cut: one of each process may not have been synced."""
+"""Number of the newest commits that are checked after a power loss: one of each process may not have been synced."""
 CONFIGURATION: Final = {"delta.logRetentionDuration": "interval 2 days"}
-"""Of a table that is made here. Five commits a second for Delta's own 30 days would be 13 million files of log."""
+"""Configuration of a table created here. Five commits a second for Delta's own 30 days would be 13 million files."""
 REASON_CHARS_MAX: Final = 300
 _KEY: Final = "sidecar"
 _DIGEST_BYTES: Final = 16
-_TROUBLE: Final = (DeltaError, OSError, ValueError)  # deltalake raises all of these for what the disk or log says
+_TROUBLE: Final = (DeltaError, OSError, ValueError)  # deltalake raises all of these for errors of disk or log
 
 
 def build(settings: DeltaSettings, context: Context) -> DeltaSink:
     """The sink of these settings.
 
     Raises:
-        ConfigError: The table cannot be opened or made, or has other columns.
+        ConfigError: The table cannot be opened or created, or has other columns.
     """
     return DeltaSink(settings.path, context.columns, context.tags_of)
 
@@ -86,15 +86,15 @@ class _Waiting(NamedTuple):
 class DeltaSink:
     """Acknowledges a batch when the commit that has its rows and names is durable.
 
-    Callers wait while one thread commits all that waits at that moment: the more wait, the fewer commits.
+    Callers wait while one thread commits all batches that wait at that moment: the more wait, the fewer commits.
 
     Args:
-        path: The table: a path, or a URL that deltalake knows. It is made when it is missing.
+        path: The table: a path, or a URL that deltalake knows. It is created if it is missing.
         columns: Reads the source's messages.
         tags_of: The tags of each message.
 
     Raises:
-        ConfigError: The table cannot be opened or made, or has other columns.
+        ConfigError: The table cannot be opened or created, or has other columns.
     """
 
     def __init__(self, path: str, columns: Columns, tags_of: TagsOf) -> None:
@@ -105,10 +105,10 @@ class DeltaSink:
         self._guard = threading.Lock()
         self._closed = threading.Event()
         self._thread: threading.Thread | None = None
-        """It begins with the first batch."""
+        """Started with the first batch."""
 
     def deliver(self, batch: Batch) -> Answer:
-        """Append the parts that the table does not have yet, together with whatever else waits."""
+        """Append the parts that the table does not have yet, together with other waiting batches."""
         waiting = _Waiting(batch, Future())
         with self._guard:
             if self._closed.is_set():
@@ -120,7 +120,7 @@ class DeltaSink:
         return waiting.answer.result()
 
     def close(self) -> None:
-        """Answer what waits with a retry, and end once a commit under way has ended."""
+        """Answer waiting batches with a retry, and end once a commit under way has ended."""
         with self._guard:
             if not self._closed.is_set():
                 self._closed.set()
@@ -141,7 +141,7 @@ class DeltaSink:
             self._closed.wait(min(PAUSES * (time.monotonic() - begun_s), PAUSE_MAX_S))
 
     def _next(self) -> list[_Waiting]:
-        """All that waits, up to `COMMIT_BYTES_MAX`; nothing when the sink is closed and nobody waits."""
+        """All waiting batches, up to `COMMIT_BYTES_MAX`; none if the sink is closed and nothing waits."""
         first = self._held or self._work.get()
         self._held = None
         group = [first] if first else []
@@ -149,7 +149,7 @@ class DeltaSink:
         while group and not self._work.empty():
             more = self._work.get()
             if more is None:
-                self._work.put(None)  # the end; it is read again after this group
+                self._work.put(None)  # the end mark; it is read again after this group
                 break
             size += more.batch.nbytes
             if size > COMMIT_BYTES_MAX:
@@ -163,7 +163,7 @@ _CLOSED: Final = Answer(Verdict.RETRY, "the sink is closed")
 
 
 class _Table:
-    """The table as far as it is known here; used by one thread after it was made."""
+    """The known state of the table; used by one thread after its creation."""
 
     def __init__(self, path: str) -> None:
         self._folder = _folder(path)
@@ -184,7 +184,7 @@ class _Table:
             ) from error
 
     def append(self, batches: Sequence[Batch]) -> Answer:
-        """One answer for all of these batches."""
+        """Append the batches; return one answer for all of them."""
         try:
             for _ in range(TRIES_MAX):
                 if self._stale:
@@ -192,17 +192,17 @@ class _Table:
                 fresh = self._fresh(batches)
                 if not fresh or self._commit(fresh):
                     return Answer(Verdict.ACK)
-                time.sleep(random.uniform(0.0, 0.02))  # others commit too: not in step with them
+                time.sleep(random.uniform(0.0, 0.02))  # random, so as not to commit in step with others
             return Answer(Verdict.RETRY, f"others committed to {self._path} first, {TRIES_MAX} times")
         except (SchemaMismatchError, ConfigError) as error:
             self._stale = True
             return Answer(Verdict.HALT, f"the Delta table {self._path} has other columns: {_line(error)}")
         except _TROUBLE as error:
-            self._stale = True  # it may have landed all the same
+            self._stale = True  # it may still have landed
             return Answer(Verdict.RETRY, f"cannot append to the Delta table {self._path}: {_line(error)}")
 
     def _fresh(self, batches: Iterable[Batch]) -> list[tuple[Batch, dict[bytes, Part]]]:
-        """Batches with those of their parts that are not in the table, by digest of the name, each once."""
+        """Batches with their parts that are not in the table, by digest of the name, each once."""
         seen: set[bytes] = set()
         fresh = []
         for batch in batches:
@@ -214,7 +214,7 @@ class _Table:
         return fresh
 
     def _commit(self, fresh: Sequence[tuple[Batch, dict[bytes, Part]]]) -> bool:
-        """Make the next version of the table; False when somebody else made it."""
+        """Commit the next version of the table; return False if another process committed it."""
         rows = table_rows(
             table
             for batch, parts in fresh
@@ -225,7 +225,7 @@ class _Table:
         properties = CommitProperties(custom_metadata=metadata, max_commit_retries=0)
         version = self._version + 1
         try:
-            # In one chunk: several are written side by side, and a part's rows would stand in any order.
+            # In one chunk: several chunks are written in parallel, and a part's rows would be in any order.
             write_deltalake(self._table, rows.combine_chunks(), mode="append", commit_properties=properties)
         except CommitFailedError:
             self._look_again()
@@ -240,7 +240,7 @@ class _Table:
             self._learn()
         return True
 
-    # What others did
+    # Commits of others
 
     def _open(self) -> DeltaTable:
         try:
@@ -259,7 +259,7 @@ class _Table:
         known = self._table.metadata().id
         table = self._open()
         self._stale = False
-        if table.metadata().id != known:  # another table stands there by now: what this one had is not in it
+        if table.metadata().id != known:  # the table was replaced, and the known parts are not in this one
             self._names.clear()
             self._version = -1
         self._table = table
@@ -279,11 +279,11 @@ class _Table:
 
 
 def sync_commit(path: str, version: int) -> None:
-    """Make a commit survive a power cut, data before the log that names it; deltalake syncs nothing.
+    """Make a commit survive a power loss, data before the log that names it; deltalake syncs nothing.
 
     Args:
         path: The table; nothing is done for a URL.
-        version: That the commit made.
+        version: The version of the commit.
 
     Raises:
         OSError: It failed.
@@ -298,14 +298,14 @@ def sync_commit(path: str, version: int) -> None:
 
 
 def _check_newest(path: str, version: int) -> None:
-    """Refuse a table whose newest commits a power cut has torn: their names would vouch for rows that are not there."""
+    """Refuse a table whose newest commits a power loss has torn: their names would vouch for rows that are missing."""
     root = _folder(path)
     if root is None:
         return
     for torn in range(max(0, version - UNSYNCED_MAX), version + 1):
         for name, size in _added(root, torn):
             file = root / name
-            if file.exists() and file.stat().st_size != size:  # one that is gone was compacted and vacuumed
+            if file.exists() and file.stat().st_size != size:  # a missing file was compacted and vacuumed
                 raise ConfigError(
                     f"the Delta table {path} was torn by a power loss: {name} is incomplete, and version "
                     f"{torn} names it",
@@ -314,7 +314,7 @@ def _check_newest(path: str, version: int) -> None:
 
 
 def _folder(path: str) -> Path | None:
-    """Where a table is on a file system of ours; None for a URL, whose store answers for its files."""
+    """The folder of a table on a local file system; None for a URL, whose store is responsible for its files."""
     path = path.removeprefix("file://")
     return None if "://" in path else Path(path)
 
@@ -324,14 +324,14 @@ def _log(root: Path, version: int) -> Path:
 
 
 def _added(root: Path, version: int) -> list[tuple[str, int]]:
-    """Files and sizes in bytes that a commit adds; none where it is cleaned up by now."""
+    """Files and sizes in bytes that a commit adds; none if it was cleaned up."""
     actions = map(orjson.loads, (files.read_from(_log(root, version)) or b"").splitlines())
     adds = [action["add"] for action in actions if "add" in action]
     return [(unquote(add["path"]), add["size"]) for add in adds]
 
 
 def _digests_in(commit: Mapping[str, Any]) -> list[bytes]:
-    """What a commit says of the parts that it added; nothing when it is not ours."""
+    """The digests of the parts that a commit added; none if it is not Sidecar's."""
     text = commit.get(_KEY)
     try:
         raw = base64.b64decode(text, validate=True) if isinstance(text, str) else b""
@@ -354,5 +354,5 @@ def _check_columns(table: DeltaTable) -> None:
 
 
 def _line(error: Exception) -> str:
-    """What deltalake says, on one line and without its stack trace."""
+    """The error of deltalake, on one line and without its stack trace."""
     return " ".join(re.split(r"\s+0: ", str(error))[0].split())[:REASON_CHARS_MAX]

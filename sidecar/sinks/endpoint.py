@@ -1,4 +1,4 @@
-"""Where an HTTP sink posts to and as whom: address, certificates, headers, secrets. No connection is made here."""
+"""The target of an HTTP sink: address, certificates, headers, secrets. Opens no connection."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from sidecar.tls import Tls, client_context
 from sidecar.version import version
 
 SECRET_MIN_CHARS = 4
-"""Shorter ones cannot be told from ordinary text."""
+"""Shorter secrets cannot be distinguished from ordinary text."""
 
 
 class Endpoint:
-    """An address with all that every request to it has in common.
+    """An address with the common parts of all requests to it.
 
     Args:
         url: ``http://`` or ``https://``, without credentials in it.
@@ -29,7 +29,7 @@ class Endpoint:
         tls: Certificates, for ``https://``.
 
     Raises:
-        ConfigError: Something of that cannot be used.
+        ConfigError: One of them cannot be used.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class Endpoint:
         self._secrets = _secrets(all_headers.values())
 
     def redacted(self, raw: bytes) -> bytes:
-        """The text with the values of our headers, as a receiver may repeat them, replaced by ``***``."""
+        """The text with the values of the endpoint's headers, which a receiver may repeat, replaced by ``***``."""
         for secret in self._secrets:
             raw = raw.replace(secret, b"***")
         return raw

@@ -1,4 +1,4 @@
-"""Appends rows to one file and remembers which parts it has, for trying things out. No rotation may come in."""
+"""Appends rows to one file and remembers its parts, for trying things out. Without rotation."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from sidecar.sinks.base import Context
 from sidecar.sinks.formats import FormatName, body_chunks, make_framer
 
 NAMES_MAX = 100_000
-"""Parts that are remembered."""
+"""Number of parts that are remembered."""
 
 log = structlog.get_logger()
 
 
 def build(settings: FileSettings, context: Context) -> FileSink:
-    """The sink of these settings; what was cut off is told in the log.
+    """The sink of these settings; a repair of the file is logged.
 
     Raises:
         ConfigError: The file cannot be opened, or is no file.
@@ -39,15 +39,15 @@ def build(settings: FileSettings, context: Context) -> FileSink:
 
 
 class FileSink:
-    """Writes each part once, wholly or not at all, and acknowledges when it is on the disk.
+    """Writes each part once, completely or not at all, and acknowledges it once it is on the disk.
 
-    Beside the file stands ``FILE.parts``: a line for each part, with the file's length behind it and the part's name.
-    The line is written after the rows are on the disk; rows behind the last length were never acknowledged and are cut
-    off at the next start.
+    Beside the file is ``FILE.parts``: a line for each part, with the file's length after it and the part's name. The
+    line is written after the rows are on the disk; rows after the last length were never acknowledged and are cut off
+    at the next start.
 
     Args:
-        path: The file; it is made when it is missing, and what is in it stays.
-        framer: How messages become rows of `format`.
+        path: The file; created if it is missing, existing content stays.
+        framer: Turns messages into rows of `format`.
         format: `json_array` writes an array for each part.
 
     Raises:
@@ -55,7 +55,7 @@ class FileSink:
         StateError: Another process writes to it.
 
     Attributes:
-        repaired: What was cut off at the start and why; empty when the file was whole.
+        repaired: The repair at the start and its reason; empty if the file was complete.
     """
 
     def __init__(self, path: Path, framer: Framer, format: FormatName = "envelope") -> None:  # noqa: A002
@@ -78,7 +78,7 @@ class FileSink:
             ) from error
 
     def deliver(self, batch: Batch) -> Answer:
-        """Append the parts that the file does not have yet; after a failure it is as it was before."""
+        """Append the parts that the file does not have yet; after a failure the file is as it was before."""
         with self._lock:
             try:
                 return self._append(batch)
@@ -105,13 +105,13 @@ class FileSink:
         if known := self._read_names():
             self._cut(known)
         elif self._end and os.pread(self._fd, 1, self._end - 1) != b"\n":
-            # Not ours to cut: the line is ended, so that the first row does not grow together with it.
+            # Another program's text stays: its last line is ended, so that the first row begins on its own line.
             os.pwrite(self._fd, b"\n", self._end)
             self._end += 1
             self.repaired = "the last line had no end and was ended"
 
     def _read_names(self) -> int:
-        """Read what `FILE.parts` says, without a torn last line, and return the length that it vouches for."""
+        """Read `FILE.parts` without a torn last line, and return the length that it vouches for."""
         whole, _, _ = self._names_path.read_bytes().rpartition(b"\n")
         end = 0
         for line in whole.decode("utf-8", "replace").split("\n")[-NAMES_MAX:]:
@@ -150,7 +150,7 @@ class FileSink:
         return Answer(Verdict.ACK)
 
     def _mend(self) -> None:
-        """Take back what a failed write left; otherwise go on at the end, which another program may have moved."""
+        """Undo a failed write; otherwise continue at the end, which another program may have moved."""
         if self._torn:
             os.ftruncate(self._fd, self._end)
             os.ftruncate(self._names_fd, self._names_end)

@@ -1,4 +1,4 @@
-"""How messages become rows and rows a request body. Pure: no socket, file or clock may come in."""
+"""Conversion of messages to rows, and of rows to a request body. Pure: it uses no socket, file or clock."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ TagsOf: TypeAlias = Callable[[TopicPartition, Sequence[Message]], Iterable[tuple
 """Reads the tags of many messages of one partition; a message without a tag has an empty tuple."""
 
 CHUNK_BYTES = 256 * 1024
-"""Small fragments are joined up to here before they are sent: every send gives the interpreter lock away."""
+"""Small fragments are joined up to this size before they are sent: every send releases the interpreter lock."""
 LARGE_BYTES = 1024 * 1024
-"""From here on no further copy is made of a value or of a row."""
+"""Size from which no further copy of a value or row is made."""
 PIECE_BYTES = 3 * 64 * 1024
-"""Of a large value; base64 needs a multiple of 3."""
+"""Size of pieces of a large value; base64 needs a multiple of 3."""
 
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """What stands around and between rows, in memory and in a body."""
+    """The bytes around and between rows, in memory and in a body."""
 
     media_type: str
     separator: bytes
@@ -51,14 +51,14 @@ FORMATS: dict[FormatName, Format] = {
 
 
 def make_framer(name: FormatName, columns: Columns, tags_of: TagsOf) -> Framer:
-    """The framer of a format; `tags_of` is asked only by `envelope`."""
+    """The framer of a format; only `envelope` calls `tags_of`."""
     if name == "envelope":
         return EnvelopeFramer(columns, tags_of)
     return NdjsonFramer(columns) if name == "ndjson" else JsonArrayFramer(columns)
 
 
 class NdjsonFramer:
-    r"""Values as they are, one a line. Null, empty, or with a ``\n`` inside cannot be framed; ``\r`` is data."""
+    r"""Values as they are, one per line. Null, empty, or with a ``\n`` inside cannot be framed; ``\r`` is data."""
 
     separator = b"\n"
 
@@ -82,15 +82,15 @@ class NdjsonFramer:
 
 
 def _any_has_line_feed(values: list[bytes], size: int) -> bool:
-    # A second join and one search cost 40 ns a message of 200 bytes, where counting in the first takes 150: `count`
-    # looks at every byte by itself. From 1 MiB on the copy is saved.
+    # A second join and one search take 40 ns per message of 200 bytes, counting in the first takes 150: `count` checks
+    # every byte. From 1 MiB on the copy is saved.
     if size < LARGE_BYTES:
         return b"\n" in b"".join(values)
     return any(map(contains, values, repeat(b"\n"[0])))
 
 
 class JsonArrayFramer:
-    """Values that are JSON texts, byte for byte, as the elements of one array."""
+    """JSON values, byte for byte, as the elements of one array."""
 
     separator = FORMATS["json_array"].separator
 
@@ -119,7 +119,7 @@ class EnvelopeFramer:
         self._tags_of = tags_of
 
     def frame(self, tp: TopicPartition, messages: Sequence[Message]) -> tuple[bytes, Sequence[int]]:
-        r"""Rows joined by ``\n``; none is left out."""
+        r"""Rows joined by ``\n``; no message is left out."""
         columns = self._columns
         rows = zip(
             columns.offsets(messages),
@@ -132,7 +132,7 @@ class EnvelopeFramer:
             strict=True,
         )
         data = b"\n".join([envelope_row(tp, *row) for row in rows])
-        # Of one row `join` gives the row itself, and orjson leaves 4 KiB behind each.
+        # For one row `join` returns the row itself, and orjson leaves 4 KiB after each.
         return data if len(messages) > 1 or len(data) > LARGE_BYTES else bytes(memoryview(data)), ()
 
 
@@ -170,7 +170,7 @@ def envelope_row(
 
 
 def _row_of_pieces(row: dict[str, Any], value: bytes) -> bytes:
-    """The same row with nothing beside it that is as large as the value: not its text, and no second row."""
+    """The same row without another object as large as the value: neither its text, nor a second row."""
     head = orjson.dumps(row)[:-1]
     with contextlib.suppress(UnicodeDecodeError):
         return _joined(head, b',"value":"', _text_pieces(value))
@@ -221,12 +221,12 @@ def _header_name(name: str) -> str | dict[str, str] | None:
         return name
     try:
         return _text(name.encode("utf-8", "surrogateescape"))
-    except UnicodeEncodeError:  # a surrogate that escapes no byte: keep it in the bytes that it would have had
+    except UnicodeEncodeError:  # a surrogate that escapes no byte: keep it as the bytes that it would have had
         return _text(name.encode("utf-8", "surrogatepass"))
 
 
 def is_json(value: bytes) -> bool:
-    """Whether these bytes are one JSON text (RFC 8259): no NaN, no byte order mark, nested 1,024 deep at most."""
+    """Whether these bytes are one JSON text (RFC 8259): no NaN, no byte order mark, nested at most 1,024 deep."""
     try:
         orjson.loads(value)
     except ValueError:
@@ -235,7 +235,7 @@ def is_json(value: bytes) -> bool:
 
 
 def _is_json_slowly(value: bytes) -> bool:
-    """Takes what orjson refuses though the grammar allows it: 1e999 and lone surrogate escapes."""
+    """Whether it is JSON that orjson refuses although the grammar allows it: 1e999 and lone surrogate escapes."""
     try:
         json.loads(value.decode(), parse_constant=_refuse, parse_int=str, parse_float=str)
     except (ValueError, RecursionError):
@@ -248,7 +248,7 @@ def _refuse(constant: str) -> None:
 
 
 def body_length(name: FormatName, fragments: Iterable[Fragment]) -> int:
-    """The exact length in bytes of what `body_chunks` yields."""
+    """The exact length in bytes of the chunks of `body_chunks`."""
     form = FORMATS[name]
     sizes = [len(fragment.data) for fragment in fragments if len(fragment.offsets)]
     if not sizes:
@@ -257,14 +257,14 @@ def body_length(name: FormatName, fragments: Iterable[Fragment]) -> int:
 
 
 def body_chunks(name: FormatName, fragments: Iterable[Fragment]) -> Iterator[bytes]:
-    """The body in pieces of about 256 KiB; a larger fragment is a piece of its own and is not copied where possible."""
+    """The body in pieces of about 256 KiB; a larger fragment is its own piece, without a copy if possible."""
     pending: list[bytes] = []
     size = 0
     for piece in _pieces(FORMATS[name], fragments):
         if size and size + len(piece) > CHUNK_BYTES:
             yield b"".join(pending)
             pending, size = [], 0
-        if piece:  # joining one piece alone makes no copy
+        if piece:  # joining a single piece makes no copy
             pending.append(piece)
             size += len(piece)
     if size:

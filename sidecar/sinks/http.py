@@ -1,4 +1,4 @@
-"""Posts batches over HTTP: one request, one answer, no second try of its own. What answers mean stands in `answers`."""
+"""Posts batches over HTTP: one request, one answer, no retry of its own. The module `answers` interprets answers."""
 
 from __future__ import annotations
 
@@ -80,15 +80,15 @@ def _credentials(auth: Auth | None) -> tuple[str, str] | None:
 
 
 class HttpSink:
-    """One endpoint, with kept-alive connections, as many as there are threads in `deliver` at once.
+    """One endpoint, with as many persistent connections as there are threads in `deliver` at once.
 
     Args:
-        endpoint: Where and as whom.
-        framer: How messages become rows of `format`.
-        format: Decides media type and framing of the body.
-        compression: Of the body; the receiver must know it.
-        concurrency: How many idle connections are kept.
-        timeout_ms: For the whole exchange, from the name's resolution to the last byte of the answer.
+        endpoint: The endpoint.
+        framer: Turns messages into rows of `format`.
+        format: Determines media type and framing of the body.
+        compression: Compression of the body; the receiver must support it.
+        concurrency: Limit of idle connections that are kept.
+        timeout_ms: Limit of the whole exchange, from name resolution to the last byte of the answer.
     """
 
     def __init__(
@@ -115,7 +115,7 @@ class HttpSink:
         self._deadlines = Deadlines(self._timeout_s)
 
     def deliver(self, batch: Batch) -> Answer:
-        """Send a batch once, wait for the answer at most `timeout_ms`; callable by many threads at once."""
+        """Send a batch once and wait at most `timeout_ms` for the answer; many threads may call it at once."""
         headers, chunks = self._request(batch)
         with self._deadlines.exchange() as exchange:
             try:
@@ -153,7 +153,7 @@ class HttpSink:
         try:
             sent = _send(connection, self._endpoint.uri, headers, chunks)
             reply, ended = _receive(connection, count)
-            if exchange.cut:  # what looks like the end of the answer may be the cut
+            if exchange.cut:  # the apparent end of the answer may be the cut
                 raise TimeoutError
             keep = sent and ended and not connection.is_closed and reply.status >= 200
         finally:
@@ -186,7 +186,7 @@ class HttpSink:
 
     def _new_connection(self) -> HTTPConnection:
         endpoint = self._endpoint
-        connect_s = self._timeout_s / 2  # for each address of the host: two dead ones may still not take longer
+        connect_s = self._timeout_s / 2  # for each address of the host, so that two dead ones may not take longer
         if endpoint.tls is None:
             connection = HTTPConnection(endpoint.host, endpoint.port, timeout=connect_s)
         else:
@@ -201,7 +201,7 @@ class HttpSink:
             self._idle.append(connection)
 
     def _without_answer(self, exchange: Exchange, error: Exception) -> Answer:
-        """Whether something was stored is unknown here: the batch is sent again, counted as one more attempt."""
+        """The answer if it is unknown whether anything was stored: the batch is retried, as one more attempt."""
         if exchange.cut and self._closed:
             return Answer(Verdict.RETRY, "aborted: the sink was closed")
         if isinstance(error, NameResolutionError):
@@ -214,7 +214,7 @@ class HttpSink:
 
 
 def _send(connection: HTTPConnection, uri: str, headers: Mapping[str, str], chunks: Iterable[bytes]) -> bool:
-    """Send a request; False when the receiver stopped reading, which it may have done to answer early."""
+    """Send a request; return False if the receiver stopped reading, perhaps to answer early."""
     sent = False
 
     def tracked() -> Iterator[bytes]:
@@ -228,9 +228,9 @@ def _send(connection: HTTPConnection, uri: str, headers: Mapping[str, str], chun
 
 
 def _receive(connection: HTTPConnection, count: int) -> tuple[Reply, bool]:
-    """The answer, with as much of its body as may matter, and whether it ended there.
+    """The answer, with as much of its body as may be needed, and whether it ended there.
 
-    A 2xx counts when its body has ended, or its bound is reached: a receiver that dies in between says nothing.
+    A 2xx counts once its body has ended, or its limit is reached: a receiver that dies in between has not answered.
     """
     response = connection.getresponse()
     try:
@@ -256,8 +256,8 @@ def _read(response: HTTPResponse, limit: int) -> bytes:
 
 
 def compress(compression: Compression, chunks: Iterable[bytes], size: int) -> list[bytes]:
-    """Compress a body of `size` bytes piece by piece; the pieces, never the whole, are held twice."""
-    # A zstd frame that tells its size can be read by every decoder in one call.
+    """Compress a body of `size` bytes piece by piece; only single pieces are in memory twice."""
+    # Every decoder can read a zstd frame with its size in one call.
     level = zlib.compressobj(_GZIP_LEVEL, wbits=_GZIP_WBITS) if compression == "gzip" else None
     packer = level or zstandard.ZstdCompressor().compressobj(size=size)
     packed = [packer.compress(chunk) for chunk in chunks]
@@ -284,7 +284,7 @@ def _tls_error(error: BaseException | None) -> ssl.SSLError | None:
 
 
 def _cause(error: BaseException) -> str:
-    """The innermost error's own words: outer texts name objects and addresses in memory."""
+    """The innermost error's text: outer texts have names and addresses of objects in memory."""
     while error.__cause__ is not None:
         error = error.__cause__
     return error.strerror if isinstance(error, OSError) and error.strerror else type(error).__name__

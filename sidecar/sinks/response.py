@@ -1,4 +1,4 @@
-"""An HTTP answer that tells broken-off headers from whole ones. Nothing of batches may come in."""
+"""An HTTP answer that distinguishes truncated headers from complete ones. Knows no batches."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from io import BufferedReader
 
 
 class WholeResponse(http.client.HTTPResponse):
-    """The standard library's response, but a connection that ends within the headers is no answer.
+    """The standard library's response, except that a connection that ends within the headers is no answer.
 
-    `http.client` takes the end of the stream for the end of the headers: ``HTTP/1.1 200 OK`` and silence would count
-    as a success with an empty body.
+    `http.client` takes the end of the stream for the end of the headers: ``HTTP/1.1 200 OK`` and nothing more would
+    count as a success with an empty body.
     """
 
     fp: BufferedReader
@@ -19,7 +19,7 @@ class WholeResponse(http.client.HTTPResponse):
         """Read status and headers.
 
         Raises:
-            http.client.HTTPException: They are damaged or broken off.
+            http.client.HTTPException: They are damaged or truncated.
             OSError: The connection broke.
         """
         stream, lines = self.fp, _Lines(self.fp)
@@ -35,7 +35,7 @@ class WholeResponse(http.client.HTTPResponse):
 
 
 class _Lines:
-    """Passes lines on and keeps the last."""
+    """Passes lines on and keeps the last one."""
 
     def __init__(self, stream: BufferedReader) -> None:
         self._stream = stream

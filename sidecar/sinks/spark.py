@@ -1,4 +1,4 @@
-"""Lands batches in a zone for Spark. How they are landed may not come in; needs pyarrow."""
+"""Lands batches in a zone for Spark, through `sidecar.zone`. Needs pyarrow."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from sidecar.zone.writer import Format, ZoneFullError, ZoneWriter
 log = structlog.get_logger()
 
 WRITER_FILE = "zone-writer"
-"""In the state folder."""
+"""Name of the file in the state folder."""
 
 
 def build(settings: SparkSettings, context: Context) -> SparkSink:
     """The sink of these settings.
 
     Raises:
-        ConfigError: The zone cannot be made or written.
+        ConfigError: The zone cannot be created or written.
         StateError: Another process writes to the zone as this writer.
         ZoneError: The zone is damaged.
     """
@@ -42,21 +42,21 @@ def build(settings: SparkSettings, context: Context) -> SparkSink:
 
 
 class SparkSink:
-    """Acknowledges a batch when its rows and the line that shows them are on the disk.
+    """Acknowledges a batch once its rows and the line that makes them visible are on the disk.
 
-    A part that was landed before, in this life or another one, is acknowledged and not landed again. A disk that is
-    full or broken is a retry; a zone whose readers are behind stops the intake.
+    A part that was landed before, by this process or an earlier one, is acknowledged and not landed again. A full or
+    broken disk is a retry; a zone whose readers are behind stops the intake.
 
     Args:
-        landing: The zone; made when it is missing.
-        writer: As whom to write, see `writer_name`.
+        landing: The zone; created if it is missing.
+        writer: Name of the writer, see `writer_name`.
         columns: Reads the source's messages.
         tags_of: The tags of each message.
-        format: Of the data files.
-        retention: What is removed of what was read.
+        format: Format of the data files.
+        retention: Bounds of retention.
 
     Raises:
-        ConfigError: The zone cannot be made or written.
+        ConfigError: The zone cannot be created or written.
         StateError: Another process writes to the zone as this writer.
         ZoneError: The zone is damaged.
     """
@@ -90,7 +90,7 @@ class SparkSink:
         return Answer(Verdict.ACK)
 
     def close(self) -> None:
-        """Let another process write, once a delivery under way has ended."""
+        """Release the zone for another process, once a delivery under way has ended."""
         self._zone.close()
 
 
@@ -106,14 +106,14 @@ def _unusable(landing: Path, error: OSError) -> ConfigError:
 
 
 def writer_name(state_dir: Path, landing: Path) -> str:
-    """The name of a state folder's writer: drawn at random, and kept for as long as the zone knows it.
+    """The name of a state folder's writer: generated at random, and kept as long as the zone knows it.
 
-    In a zone that was made again, and in another one, numbers begin at 0: readers that had read further under the same
-    name would pass over them. A name that is drawn and then not used, as after a crash, is drawn anew.
+    In a recreated zone, and in another one, numbers begin at 0: readers that had read further under the same name would
+    skip them. A name that was generated and not used, as after a crash, is generated anew.
 
     Raises:
         ConfigError: The zone cannot be read.
-        StateError: The name cannot be read or kept.
+        StateError: The name cannot be read or stored.
     """
     path = state_dir / WRITER_FILE
     try:
@@ -129,7 +129,7 @@ def writer_name(state_dir: Path, landing: Path) -> str:
 
 
 def _knows(landing: Path, writer: str) -> bool:
-    """Whether a zone has anything of a writer; data alone, whose manifest was lost, is for its start to set right."""
+    """Whether a zone has a manifest or data of a writer; data without a manifest is repaired at the start."""
     try:
         return manifest_folder(landing, writer).is_dir() or any(data_folder(landing, writer).glob("*/*"))
     except OSError as error:

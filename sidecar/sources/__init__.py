@@ -1,1 +1,1 @@
-"""Where messages come from."""
+"""Sources of messages."""

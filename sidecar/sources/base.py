@@ -1,4 +1,4 @@
-"""The one interface to every origin of messages. No implementation may come in."""
+"""The interface of all sources of messages. It contains no implementation."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from sidecar.core.partition_state import PartitionState
 from sidecar.core.records import Columns, Details, Header, Run, TopicPartition
 
 WAKING_POLL_S = 0.2
-"""`Source.idle_poll_s` where `poll` returns as soon as a message comes: each turn of an idle daemon costs."""
+"""`Source.idle_poll_s` if `poll` returns as soon as a message arrives: each turn of an idle daemon costs."""
 
 Tell = Callable[[str, str, Mapping[str, object]], None]
 """Writes a log event: its name, its level, its fields."""
 
 SESSION = "session"
-"""The key in `Source.problems` of a membership that ended without our doing: nothing is read at all."""
+"""The key in `Source.problems` of a membership that ended unexpectedly: nothing is read at all."""
 RUN_BYTES = 1 << 20
-"""A run of more bytes than these is a single message: while its rows are made its messages are held too."""
+"""Maximum size of a run of several messages: while its rows are made, its messages are held too."""
 
 
 def run_length(sizes: Iterable[int]) -> int:
-    """How many of the first messages of these sizes fit into a run; one at least."""
+    """The number of the first messages of these sizes that fit into a run; at least one."""
     return max(1, sum(1 for _ in takewhile(RUN_BYTES.__ge__, accumulate(sizes))))
 
 
@@ -37,7 +37,7 @@ class ReadPast(NamedTuple):
 
 
 class Settled(NamedTuple):
-    """The window of an incarnation tells what is settled below an offset."""
+    """The window of an incarnation, valid for offsets below a limit."""
 
     incarnation: int
     below: int
@@ -45,18 +45,19 @@ class Settled(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """A partition that is ours from now on, and where to go on.
+    """A partition that is owned from now on, and its starting state.
 
     Args:
         tp: The partition.
-        scope: Stands for its identity in the names of parts.
-        state: The state to go on from.
-        topic_id: Tells a recreated topic, empty where the broker has none.
-        incarnation: Drawn when nothing of ours was committed.
-        resumed: Whether it goes on from a predecessor's state, so that message ids known of it still tell duplicates.
+        scope: Identity of the partition in the names of parts.
+        state: The state to continue from.
+        topic_id: Distinguishes a recreated topic; empty if the broker has no topic ids.
+        incarnation: Random number, drawn if no valid state was committed.
+        resumed: Whether it continues from a predecessor's state, so that its known message ids still identify
+            duplicates.
         read_from: The first offset that can be read, at or above the watermark.
-        lineage: From which commits it goes on.
-        settled: What the state folder's window tells beyond the watermark, if it counts.
+        lineage: The commits that its state came after.
+        settled: The state folder's window above the watermark, if it is valid.
     """
 
     tp: TopicPartition
@@ -71,53 +72,53 @@ class Assignment:
 
 
 class Original(NamedTuple):
-    """A message as the broker has it."""
+    """A message as it is at the broker."""
 
     key: bytes | None
     value: bytes | None
     headers: Sequence[Header]
     timestamp_ms: int | None
     details: Details | None = None
-    """As `Columns.details` has them."""
+    """The result of `Columns.details` for it."""
 
 
 class Listener(Protocol):
-    """What a source tells, always on the thread that calls `poll`, `commit_now` or `close`."""
+    """Callbacks of a source, always on the thread that calls `poll`, `commit_now` or `close`."""
 
     def assigned(self, found: Sequence[Assignment]) -> None:
-        """These partitions are ours from here on."""
+        """These partitions are owned from now on."""
         ...
 
     def handing_over(self, tps: Collection[TopicPartition]) -> bool:
-        """These partitions, all of them, will be revoked soon, and the next owner will know their watermarks alone.
+        """These partitions, all of them, will be revoked soon, and the next owner will know only their watermarks.
 
         Returns:
-            Whether all that was read of them is settled by now. Until then it is asked again, between polls.
+            Whether all messages read of them are settled by now. Until then the source asks again between polls.
         """
         ...
 
     def revoking(self, tps: Collection[TopicPartition]) -> None:
-        """These partitions are taken away when this returns: settle and commit what can be."""
+        """These partitions are revoked when this returns: settle and commit as much as possible."""
         ...
 
     def lost(self, tps: Collection[TopicPartition]) -> None:
-        """These partitions are another member's already: forget, commit nothing."""
+        """These partitions already belong to another member: forget them, commit nothing."""
         ...
 
     def reloading(self, tp: TopicPartition) -> None:
-        """This partition is given up, to be taken again from what is committed: forget, commit nothing."""
+        """This partition is given up and will be taken again from its committed state: forget it, commit nothing."""
         ...
 
     def committed(self, results: Mapping[TopicPartition, bool], elapsed_s: float) -> None:
-        """The commit begun by `commit` ended; nothing is in `results` when nothing was left to commit."""
+        """The commit begun by `commit` ended; `results` is empty if nothing was left to commit."""
         ...
 
     def waiting(self, what: str) -> None:
-        """While the source opens: what it waits for at present."""
+        """The source is opening and waits for this."""
         ...
 
     def event(self, name: str, level: str, fields: Mapping[str, object]) -> None:
-        """Something for the log."""
+        """Write a log event."""
         ...
 
 
@@ -131,15 +132,15 @@ class TakesBack(Protocol):
 
 
 class Source(Protocol):
-    """Where messages come from. One thread owns it; only `fetch` may be called by another."""
+    """A source of messages. One thread owns it; only `fetch` may be called from another."""
 
     columns: Columns
     name: str
-    """The kind of broker, for an operator."""
+    """The kind of broker, in words for an operator."""
     metadata_characters: int
-    """What a partition's state may take, known once it is open."""
+    """Maximum size of a partition's state, known once the source is open."""
     idle_poll_s: float
-    """How long `poll` may wait while nothing is in flight."""
+    """Longest time that `poll` may wait while nothing is in flight."""
 
     def open(self, listener: Listener) -> None:
         """Connect and join the group.
@@ -151,35 +152,35 @@ class Source(Protocol):
         ...
 
     def poll(self, timeout_s: float) -> Iterable[Run | ReadPast]:
-        """What has come, in the order of each partition; serves the listener meanwhile."""
+        """Messages that arrived, in the order of each partition; calls the listener meanwhile."""
         ...
 
     def commit(self, items: Sequence[CommitItem]) -> None:
-        """Begin to make these states durable; `Listener.committed` tells the end."""
+        """Begin to make these states durable; `Listener.committed` reports the end."""
         ...
 
     def commit_now(self, items: Sequence[CommitItem]) -> Mapping[TopicPartition, bool]:
-        """Make these states durable behind any commit begun before, whose end is not told any more."""
+        """Make these states durable after any pending commit, whose end is not reported any more."""
         ...
 
     def pause(self, tps: Collection[TopicPartition]) -> None:
-        """Read from all assigned partitions but these."""
+        """Read from all assigned partitions except these."""
         ...
 
     def reload(self, tp: TopicPartition) -> None:
-        """Give the partition up and take it again from what is committed."""
+        """Give up the partition and take it again from its committed state."""
         ...
 
     def end(self, tp: TopicPartition) -> int | None:
-        """The offset that the partition's next message will get, as far as known."""
+        """The offset of the partition's next message, as far as known."""
         ...
 
     def problems(self) -> Mapping[str, str]:
-        """What is wrong with the broker at present: a key, and a sentence for an operator."""
+        """Present problems with the broker: a key, and a sentence for an operator."""
         ...
 
     def fetch(self, tp: TopicPartition, offset: int) -> Original | None:
-        """One message as the broker has it, None when it is gone; from any one other thread.
+        """One message as it is at the broker, None if it is gone; may be called from one other thread.
 
         Raises:
             UnavailableError: The broker does not answer.
@@ -187,5 +188,5 @@ class Source(Protocol):
         ...
 
     def close(self) -> None:
-        """Leave the group and disconnect; what is assigned is revoked first."""
+        """Leave the group and disconnect; assigned partitions are revoked first."""
         ...

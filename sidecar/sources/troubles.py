@@ -1,4 +1,4 @@
-"""What is wrong with a broker at present, and the log's lines about it. Judges nothing, and asks nobody."""
+"""Present problems with a broker, and log events about them. Judges nothing, and asks nobody."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from sidecar.sources.base import Tell
 
 
 class Troubles:
-    """Sentences for an operator, each under a key: of what is wrong.
+    """Problems: sentences for an operator, each under a key.
 
     Args:
         tell: Writes a log event.
-        failed: The event for a sentence that is new; the key is its `what`, the sentence its `reason`.
-        recovered: The event for a key that has none any more.
+        failed: The event for a new sentence; the key is its `what`, the sentence its `reason`.
+        recovered: The event for a key whose problem is over.
     """
 
     def __init__(self, tell: Tell, failed: str, recovered: str) -> None:
@@ -24,11 +24,11 @@ class Troubles:
 
     @property
     def now(self) -> Mapping[str, str]:
-        """All of them."""
+        """All problems."""
         return self._now
 
     def put(self, key: str, text: str) -> None:
-        """This is wrong, or, with an empty text, nothing is."""
+        """Set the problem of this key; an empty text clears it."""
         if not text:
             self.clear(key)
         elif self._now.get(key) != text:
@@ -36,13 +36,13 @@ class Troubles:
             self._tell(self._failed, "warning", {"what": key, "reason": text})
 
     def clear(self, *keys: str) -> None:
-        """With these nothing is wrong any more."""
+        """Clear these problems."""
         for key in keys:
             if self._now.pop(key, None) is not None:
                 self._tell(self._recovered, "info", {"what": key})
 
     def replace(self, problems: Mapping[str, str]) -> None:
-        """This is wrong, and nothing else."""
+        """Set these problems, and clear all others."""
         self.clear(*(self._now.keys() - problems.keys()))
         for key, text in problems.items():
             self.put(key, text)

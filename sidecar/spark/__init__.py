@@ -1,4 +1,4 @@
-"""Everything that needs pyspark: none of it is imported by the daemon, and nothing here is needed to run one."""
+"""Everything that needs pyspark: the daemon imports none of it."""
 
 from __future__ import annotations
 
@@ -31,18 +31,19 @@ def read_stream(
 
     Args:
         spark: The session, classic or Connect.
-        zone: A folder that driver and executors share; it may be missing still.
-        groups: Tag groups that are wanted; others are not read. All when None.
-        columns: Columns that are wanted; others are not read. All when None.
-        consumer: A name under which the query tells how far it has read. Without it retention does not know of the
-            query, and may remove what it has not read once other consumers have. Two queries never share one, and a new
-            checkpoint wants a new one.
+        zone: A folder that driver and executors share; it may not exist yet.
+        groups: Wanted tag groups; others are not read. None for all.
+        columns: Wanted columns; others are not read. None for all.
+        consumer: A name under which the query reports its progress. Without it retention does not know the query, and
+            may remove data that it has not read once other consumers have. Two queries must never share a name, and a
+            new checkpoint needs a new name.
         dedup: Whether messages that were landed again after a takeover are left out.
-        max_files: Batches of a micro-batch at most. Of the three bounds one may be given; 1,000 batches when none is.
-        max_rows: Rows of a micro-batch at most; a larger batch comes alone.
-        max_bytes: Bytes of files of a micro-batch at most; a larger one comes alone.
-        until: Of each writer the last number that is taken; others are not read. All when None.
-        parallelism: Tasks of a micro-batch at most; by size and the driver's cores when None.
+        max_files: Limit of batches in a micro-batch. Only one of the three limits may be given; 1,000 batches if none
+            is.
+        max_rows: Limit of rows in a micro-batch; a larger batch comes alone.
+        max_bytes: Limit of file sizes in a micro-batch, in bytes; a larger batch comes alone.
+        until: The last number to read of each writer; other writers are not read. None for all.
+        parallelism: Limit of tasks in a micro-batch; None: by size and the driver's cores.
     """
     chosen = _options(groups, columns, dedup=dedup, parallelism=parallelism)
     more = {
@@ -65,15 +66,15 @@ def read(
     dedup: bool = True,
     parallelism: int | None = None,
 ) -> DataFrame:
-    """All rows of a landing zone as of now, each once; the same as ``spark.read.format("sidecar")``.
+    """All present rows of a landing zone, each once; the same as ``spark.read.format("sidecar")``.
 
     Args:
         spark: The session, classic or Connect.
         zone: A folder that driver and executors share.
-        groups: Tag groups that are wanted; others are not read. All when None.
-        columns: Columns that are wanted; others are not read. All when None. To count rows, ask for `offset` alone.
+        groups: Wanted tag groups; others are not read. None for all.
+        columns: Wanted columns; others are not read. None for all. To count rows, only `offset` is enough.
         dedup: Whether messages that were landed again after a takeover are left out.
-        parallelism: Tasks at most; by size and the driver's cores when None.
+        parallelism: Limit of tasks; None: by size and the driver's cores.
     """
     chosen = _options(groups, columns, dedup=dedup, parallelism=parallelism)
     return spark.read.format("sidecar").options(**chosen).load(str(zone))

@@ -1,4 +1,4 @@
-"""What every job does on Spark's driver: take a session, watch its JVM, say what a report with stack traces says."""
+"""Common parts of jobs on Spark's driver: session, watching its JVM, and the cause in a report with stack traces."""
 
 from __future__ import annotations
 
@@ -22,45 +22,45 @@ class QueryError(SidecarError):
 
 
 class QueryProgress(Protocol):
-    """What of a job's progress is told here."""
+    """Interface for the progress of a job."""
 
     def ended(self, problem: str = "") -> None:
-        """It runs no more."""
+        """Record that the job has ended."""
         ...
 
 
 def session(stack: ExitStack, name: str, master: str | None) -> SparkSession:
-    """The session that this process has, or a new one that ends with the stack.
+    """The session of this process, or a new one that ends with the stack.
 
     Args:
         stack: Stops a new session when it is closed.
-        name: A new application's.
-        master: Where a new one runs; None under ``spark-submit``.
+        name: Name of a new application.
+        master: Master of a new session; None under ``spark-submit``.
 
     Raises:
         ConfigError: PySpark is not installed.
     """
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # else `python3` of the path, which lacks our packages
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # otherwise `python3` of the path, which lacks our packages
     with extra("spark", "sidecar spark", "pyspark"):
         from pyspark.errors import PySparkRuntimeError
         from pyspark.sql import SparkSession
     try:
         spark = SparkSession.active()
-    except PySparkRuntimeError:  # there is none
+    except PySparkRuntimeError:  # there is no session
         builder = SparkSession.builder.appName(name)
         if master:
             builder = builder.master(master)
         spark = builder.getOrCreate()
         stack.callback(quietly, spark.stop)
     else:
-        # Spark looks our formats up in the session that is active in this thread of the JVM: none is in a thread of
-        # its own, or after a while in a notebook. This makes it so.
+        # Spark looks up Python data sources in the session that is active in this thread of the JVM: there is none in a
+        # separate thread, or after a while in a notebook. This activates it.
         spark.createDataFrame([], "nothing int")
     return spark
 
 
 def quietly(stop: Callable[[], None]) -> None:
-    """Stop a query or a session whose JVM may be gone before us: systemd signals all processes."""
+    """Stop a query or a session whose JVM may already have ended: systemd signals all processes."""
     from py4j.protocol import Py4JError
 
     with contextlib.suppress(Py4JError, OSError):
@@ -69,7 +69,7 @@ def quietly(stop: Callable[[], None]) -> None:
 
 @contextlib.contextmanager
 def serving(progress: QueryProgress, stop_asked: Callable[[], bool]) -> Iterator[None]:
-    """Tell how the job ended.
+    """Report how the job ended.
 
     Raises:
         QueryError: The JVM is gone, and no stop was asked for.
@@ -99,7 +99,7 @@ def fail(progress: QueryProgress, error: Exception) -> NoReturn:
 
 
 def cause_of(text: str) -> str:
-    """Of a report with stack traces, the line that says what happened: that of ours, or of Python, or the first."""
+    """The line of a report with stack traces that has the cause: Sidecar's line, or Python's, or the first."""
     lines = [line.strip(": \t") for line in text.splitlines() if line.strip(": \t")]
     ours = [line for line in lines if line.startswith("sidecar.")]
     raised = [line for line in lines if line[0].isalpha() and ("Error: " in line or "Exception: " in line)]

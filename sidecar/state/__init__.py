@@ -1,1 +1,1 @@
-"""What survives a restart."""
+"""State that survives a restart."""

@@ -1,4 +1,4 @@
-"""Damaged databases, set aside under another name; a bounded number is kept. What is in them may not come in."""
+"""Damaged databases, set aside under another name; a bounded number is kept. Does not know their content."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from sidecar.state.folder import StateFolder, state_error
 from sidecar.state.interface import Damage
 
 DAMAGED_KEPT_MAX = 10
-"""Set-aside files that are kept; the oldest goes when one more comes."""
+"""Number of set-aside files that are kept; a new one replaces the oldest."""
 _SIDE_FILES = ("-wal", "-shm", "-journal")
 
 
 def set_aside(folder: StateFolder, path: Path, reason: str) -> Damage:
-    """Rename a database of this folder that is damaged, with what stands beside it; returns what to tell of it.
+    """Rename a damaged database of this folder, with its side files; return the damage to report.
 
     Raises:
         StateError: It could not be renamed.
@@ -27,7 +27,7 @@ def set_aside(folder: StateFolder, path: Path, reason: str) -> Damage:
         number += 1
         target = path.with_name(f"{path.name}.damaged-{stamp}-{number}")
     try:
-        # Side files first: a log must never stand beside a database that is not its own.
+        # Side files first: a log must never be beside a database that is not its own.
         for suffix in (*_SIDE_FILES, ""):
             with suppress(FileNotFoundError):
                 Path(f"{path}{suffix}").rename(f"{target}{suffix}")

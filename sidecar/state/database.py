@@ -1,4 +1,4 @@
-"""One SQLite file that is sound or set aside, its transactions and its errors; no meaning of a row may come in."""
+"""One SQLite file that is sound or set aside, its transactions and its errors. Knows no meaning of rows."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ WAL_PAGES = 1_000
 WAL_BYTES_KEPT_MAX = 16 << 20
 FREE_PAGES_RETURNED_MAX = 4_096
 _DAMAGE_CODES = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
-# At the opening alone: a schema or format that SQLite cannot read, and a header that calls a writable file read-only.
+# Only at opening: a schema or format that SQLite cannot read, and a header that calls a writable file read-only.
 _OPENING_CODES = _DAMAGE_CODES | {sqlite3.SQLITE_ERROR, sqlite3.SQLITE_READONLY}
 
 
 def checksum(*values: str | int | bytes | None) -> int:
-    """CRC-32 over values, their types and their lengths: a row is the one that was written, or it does not check."""
+    """CRC-32 over values, their types and their lengths: only a row as it was written matches."""
     crc = 0
     for value in values:
         data = value if isinstance(value, bytes) else str(value).encode("utf-8", "surrogatepass")
@@ -38,12 +38,12 @@ def checksum(*values: str | int | bytes | None) -> int:
 
 
 class Database:
-    """A sound SQLite file in a held folder: WAL, `synchronous=FULL`, schema made.
+    """A sound SQLite file in a locked folder: WAL, `synchronous=FULL`, schema created.
 
     Writes go over one connection under a lock, reads for other threads over a second one that never waits for it.
 
     Raises:
-        StateError: It cannot be opened or written, or a newer version of this program made it.
+        StateError: It cannot be opened or written, or a newer version of this program created it.
     """
 
     def __init__(self, folder: StateFolder, on_damage: Callable[[Damage], None], on_new: Callable[[], None]) -> None:
@@ -77,7 +77,7 @@ class Database:
         self._is_open = True
 
     def _present(self) -> Presence:
-        """With the log, which SQLite made at its first write, in `_prepare`, and keeps while a connection is open."""
+        """The files, with the log that SQLite created in `_prepare` and keeps while a connection is open."""
         try:
             return Presence([Path(f"{self.path}{suffix}") for suffix in ("", "-wal", "-shm")])
         except OSError as error:
@@ -89,7 +89,7 @@ class Database:
         connection.text_factory = _text
         try:
             _prepare(connection)
-        except (sqlite3.Error, UnicodeDecodeError) as error:  # the latter: a message that quotes a garbled schema
+        except (sqlite3.Error, UnicodeDecodeError) as error:  # the latter for a message that quotes a garbled schema
             _close_quietly(connection)
             if isinstance(error, sqlite3.Error) and _primary_code(error) not in _OPENING_CODES:
                 raise self._state_error("open", error) from error
@@ -101,10 +101,10 @@ class Database:
 
     @contextmanager
     def transaction(self, *, durable: bool = True) -> Iterator[sqlite3.Connection]:
-        """All that is done inside is durable afterwards, under the file's name; else `StateError` is raised.
+        """A transaction that is durable afterwards, under the file's name; otherwise `StateError` is raised.
 
         Args:
-            durable: Whether it outlives a loss of power for certain; else the next transaction that is makes it so.
+            durable: Whether it is certain to outlive a power loss; otherwise the next durable transaction ensures that.
         """
         with self._lock:
             self._reopen()
@@ -123,7 +123,7 @@ class Database:
             self.check_in_place()
 
     def check_in_place(self) -> None:
-        """Raise `StateError` when the file is not the one under its name any more; from any thread."""
+        """Raise `StateError` if the file is no longer the one under its name; from any thread."""
         self._presence.check()
 
     def rows(self, sql: str, values: Sequence[Any] = ()) -> list[DatabaseRow]:
@@ -136,7 +136,7 @@ class Database:
                 raise self._failed("read", error) from error
 
     def return_space(self) -> None:
-        """Give free pages back to the file system, a bounded number at a time; failing to is no failure."""
+        """Return free pages to the file system, a bounded number at a time; errors are ignored."""
         with self._lock, suppress(sqlite3.Error):
             # Not `execute`: this statement has no columns, so that would step it once and free one page.
             self._writer.executescript(f"PRAGMA incremental_vacuum({FREE_PAGES_RETURNED_MAX})")
@@ -147,10 +147,10 @@ class Database:
                 self._writer.execute("ROLLBACK")
 
     def _failed(self, action: str, error: sqlite3.Error) -> StateError:
-        """What to raise; a file found damaged in mid-life is set aside first, so that the next try goes on."""
+        """The error to raise; a file found damaged while open is set aside first, so that the next attempt works."""
         if _primary_code(error) not in _DAMAGE_CODES:
             return self._state_error(action, error)
-        self.check_in_place()  # what stands there by now may be another process's, and sound
+        self.check_in_place()  # the file there now may be another process's, and sound
         self._close_connections()
         self._is_open = False
         self._on_damage(set_aside(self._folder, self.path, str(error)))
@@ -179,13 +179,13 @@ class Database:
         _close_quietly(self._writer)
 
     def close(self) -> None:
-        """Close both connections; SQLite then folds the write-ahead log into the file."""
+        """Close both connections; SQLite then moves the write-ahead log into the file."""
         with self._lock:
             self._close_connections()
 
 
 def _prepare(connection: sqlite3.Connection) -> None:
-    """Check an existing database, make the schema in an empty one, set what every connection needs."""
+    """Check an existing database, create the schema in an empty one, set up the connection."""
     connection.execute(f"PRAGMA busy_timeout={BUSY_TIMEOUT_MS}")
     version = schema.check(connection)
     if not version:
@@ -196,7 +196,7 @@ def _prepare(connection: sqlite3.Connection) -> None:
     connection.execute(f"PRAGMA wal_autocheckpoint={WAL_PAGES}")
     connection.execute(f"PRAGMA journal_size_limit={WAL_BYTES_KEPT_MAX}")
     connection.execute("BEGIN IMMEDIATE")
-    # Something is written at every opening: a full disk, or a header that forbids it, shows now and not at a batch.
+    # Each opening writes: a full disk, or a header that forbids writing, shows now and not at a batch.
     schema.upgrade(connection, version)
     connection.execute("COMMIT")
 

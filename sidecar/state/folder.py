@@ -1,4 +1,4 @@
-"""The state folder: made, checked, and held by one process alone; nothing of what is stored in it may come in."""
+"""The state folder: created, checked, and locked by one process. Knows nothing of its content."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _CURES = {
 
 
 def state_error(action: str, path: Path, error: OSError) -> StateError:
-    """A `StateError` that names the place and the cure of an operating system error."""
+    """A `StateError` with the path and the cure of an operating system error."""
     cure = _CURES.get(error.errno or 0, f"let user id {os.geteuid()} write there, or set state.dir to another folder")
     return StateError(f"state folder: cannot {action} {path}: {error.strerror or error}", hint=cure)
 
@@ -35,10 +35,10 @@ class StateFolder:
     """A folder that no other process can open while this object is open; the lock dies with the process.
 
     Args:
-        path: Made with mode 0700 if it is not there.
+        path: Created with mode 0700 if it is missing.
 
     Raises:
-        StateError: It cannot be made, is no folder, cannot be written, or is in use.
+        StateError: It cannot be created, is no folder, cannot be written, or is in use.
     """
 
     def __init__(self, path: Path) -> None:
@@ -72,20 +72,20 @@ class StateFolder:
         except OSError as error:
             self.close()
             raise state_error("lock", path, error) from error
-        # The pid only serves the message above; a full disk must not keep the daemon from starting.
+        # Only the message above needs the pid; a full disk must not keep the daemon from starting.
         with contextlib.suppress(OSError):
             os.ftruncate(self._fd, 0)
             os.pwrite(self._fd, f"{os.getpid()}\n".encode(), 0)
 
     def file(self, name: str) -> Path:
-        """The path of a file that is there, is regular, has mode 0600 and can be written; made empty if missing."""
+        """The path of a regular, writable file with mode 0600; created empty if it is missing."""
         path = self.path / name
         try:
             if path.exists() and not stat.S_ISREG(path.stat().st_mode):
                 raise StateError(f"state folder: {path} is not a file", hint="move it away")
             fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             try:
-                with contextlib.suppress(PermissionError):  # another user's file that we may write
+                with contextlib.suppress(PermissionError):  # another user's file that is writable
                     os.fchmod(fd, 0o600)
             finally:
                 os.close(fd)
@@ -95,11 +95,11 @@ class StateFolder:
         return path
 
     def sync(self) -> None:
-        """Make new and renamed files outlive a power cut."""
+        """Make new and renamed files outlive a power loss."""
         files.sync(self.path)
 
     def close(self) -> None:
-        """Let other processes in; the lock file stays, because removing it would let two processes hold two locks."""
+        """Unlock the folder; the lock file stays, because removing it would let two processes hold two locks."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1

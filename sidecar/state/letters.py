@@ -1,4 +1,4 @@
-"""Rows of dead letters, written and read; nothing but SQL on one table may come in."""
+"""Rows of dead letters, written and read; nothing but SQL on one table."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ class LetterStore:
     """The dead letters of one state folder.
 
     Args:
-        database: Where they stand.
-        place: The folder, for an operator.
+        database: Has the rows.
+        place: The folder, in messages to an operator.
         bytes_max: Rows and envelopes together.
-        on_damage: Told of what was found damaged.
+        on_damage: Called for each damage found.
     """
 
     def __init__(self, database: Database, place: str, bytes_max: int, on_damage: Callable[[Damage], None]) -> None:
@@ -44,7 +44,7 @@ class LetterStore:
             return new
 
     def load(self, limit: int, after: int = 0) -> list[StoredLetter]:
-        """See `Letters.load`; a damaged one is reported and left out, but stays in the file."""
+        """See `Letters.load`; a damaged row is reported and left out, but stays in the file."""
         letters: list[StoredLetter] = []
         for row in self._database.rows(_SELECT, (after, limit)):
             if row[-1] == checksum(*row[1:-1]):
@@ -96,7 +96,7 @@ def _decode(row: DatabaseRow) -> StoredLetter:
 
 
 def _storable(text: str) -> str | bytes:
-    """Tags that are not UTF-8 stand in a group's name as surrogates, which SQLite's text cannot hold."""
+    """Text for SQLite, which cannot hold surrogates: these stand for bytes of tags that are not UTF-8."""
     try:
         text.encode()
     except UnicodeEncodeError:

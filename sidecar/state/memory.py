@@ -1,4 +1,4 @@
-"""The state in memory, for simulations and users' tests: what `Store` promises, without a disk; no file may come in."""
+"""The state in memory, for simulations and users' tests: the promises of `Store` without a disk. It uses no file."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from sidecar.state.interface import (
 
 
 class Disk:
-    """Whether what is in memory can be written."""
+    """Simulates whether the memory can be written."""
 
     def __init__(self) -> None:
         self.failing = ""
 
     def check(self) -> None:
-        """Raise `StateError` when it cannot."""
+        """Raise `StateError` if it cannot be written."""
         if self.failing:
             raise StateError(f"the state in memory cannot be written: {self.failing}")
 
@@ -92,7 +92,7 @@ class MemoryIds:
         """See `Ids.stop_sorting`: nothing here takes long."""
 
     def changed(self) -> set[TopicPartition]:
-        """See `Ids.changed`: nobody changes what is in memory."""
+        """See `Ids.changed`: nobody else changes memory."""
         return set()
 
     def clear(self) -> None:
@@ -143,7 +143,7 @@ class MemoryLetters:
 
 
 class MemoryState:
-    """A `State` that lives as long as the object: hand it to the next simulated life as its disk.
+    """A `State` that lives as long as the object: pass it to the next simulated process as its disk.
 
     Args:
         dead_letters_bytes_max: As of `Store`.
@@ -160,7 +160,7 @@ class MemoryState:
 
     @property
     def failing(self) -> str:
-        """While this is set every write raises `StateError` with this text and changes nothing: a full disk."""
+        """While this is set, every write raises `StateError` with this text and changes nothing, as on a full disk."""
         return self._disk.failing
 
     @failing.setter
@@ -219,11 +219,11 @@ class MemoryState:
         return dict(self._progress)
 
     def check_in_place(self) -> None:
-        """See `State.check_in_place`: nobody moves what is in memory."""
+        """See `State.check_in_place`: memory cannot be moved."""
 
     def take_damages(self) -> list[Damage]:
         """See `State.take_damages`: memory is never damaged."""
         return []
 
     def close(self) -> None:
-        """See `State.close`: what is kept stays for the next life."""
+        """See `State.close`: the rows stay for the next process."""

@@ -1,9 +1,11 @@
 """The commit metadata: a partition's state as text of at most 4096 characters. Bytes in and out, no broker.
 
-Wire form, base64: magic, version, CRC-32 of the rest, incarnation (8 bytes), hashes of group, topic id and rules
-(4 bytes each), then varints. Behind them, where versions that know less stop reading: the commit's stamp and its
-predecessor's, and what intents failed so far.
-Whatever does not check is not ours and is ignored, never an error: other tools copy metadata beside translated offsets.
+Wire form, base64: magic, version, CRC-32 of the rest, incarnation (8 bytes), hashes of group, topic id and rules (4
+bytes each), then varints. Behind them, where earlier versions stop reading: the stamps of the commit and its
+predecessor, and the tries of intents.
+
+Metadata that does not verify is foreign and is ignored, never an error: other tools copy metadata with translated
+offsets.
 """
 
 from __future__ import annotations
@@ -32,13 +34,13 @@ _IDENTITY = struct.Struct(">Q4s4s4s")
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """To what a partition's offsets belong.
+    """The identity of a partition's offsets.
 
     Args:
         cluster_id: The Kafka cluster's id.
         group_id: The consumer group.
-        topic_id: The topic's id, empty where the broker has none.
-        incarnation: Random, drawn when nothing of ours was committed; 64 bits.
+        topic_id: The topic's id, empty if the broker has none.
+        incarnation: Random number, drawn if no valid state was committed; 64 bits.
     """
 
     cluster_id: str
@@ -48,11 +50,11 @@ class Identity:
 
     @property
     def scope(self) -> str:
-        """8 hexadecimal digits that stand for this identity in the names of parts."""
+        """Hash of the identity in the names of parts, 8 hexadecimal digits."""
         return _hash(self.cluster_id, self.group_id, self.topic_id, str(self.incarnation)).hex()
 
     def pack(self, rules: bytes) -> bytes:
-        """The identity as it travels."""
+        """The identity in its wire form."""
         group, topic = _hash(self.cluster_id, self.group_id), _hash(self.topic_id)
         return _IDENTITY.pack(self.incarnation, group, topic, rules)
 
@@ -62,21 +64,21 @@ def _hash(*parts: str) -> bytes:
 
 
 class Origin(enum.Enum):
-    """Whose metadata it is."""
+    """The origin of a commit's metadata."""
 
     OURS = "ours"
     NONE = "none"
-    """There is none: an operator's reset, or another program's commit."""
+    """No metadata: an operator's reset, or another program's commit."""
     FOREIGN = "foreign"
     """Damaged, of another version, cluster or group, or beside another offset."""
     OTHER_TOPIC = "other_topic"
-    """Of an earlier topic with this name."""
+    """Written for an earlier topic with this name."""
     OTHER_RULES = "other_rules"
-    """Written under other rules: what it says of groups does not apply."""
+    """Written under other rules: its groups do not apply."""
 
 
 class Decoded(NamedTuple):
-    """What a commit's metadata tells; `state` and `incarnation` only where it is ours."""
+    """The content of a commit's metadata; `state` and `incarnation` only if it is Sidecar's."""
 
     origin: Origin
     incarnation: int = 0
@@ -91,14 +93,14 @@ def encode(
     """The metadata for a commit of `state.watermark`.
 
     Args:
-        identity: To what it belongs.
-        rules: 4 bytes, a hash of what decides where a message goes.
+        identity: The identity of the offsets.
+        rules: 4 bytes, the hash of the rules.
         state: The state.
-        stamp: The commit's own.
-        parent: Of the commit that its ownership began from.
+        stamp: The stamp of this commit.
+        parent: The stamp of the commit from which the ownership began.
 
     Raises:
-        ValueError: It does not fit; the core's bounds rule that out.
+        ValueError: The state does not fit; the core's bounds prevent that.
     """
     out = bytearray(identity.pack(rules))
     base = state.watermark
@@ -137,7 +139,7 @@ def decode(text: str | None, offset: int, known: Identity, rules: bytes) -> Deco
     Args:
         text: The metadata.
         offset: The committed offset.
-        known: What the partition belongs to now; its incarnation does not matter.
+        known: The partition's present identity; its incarnation is ignored.
         rules: The hash of the rules in force.
     """
     if not text:
@@ -193,7 +195,7 @@ class _Reader:
             shift += 7
 
     def stamp(self) -> Stamp | None:
-        """None where there is none, or where an earlier version has written the rest."""
+        """The next stamp; None if there is none, or if an earlier version wrote the rest."""
         if self._at == len(self._raw):
             return None
         size = TOKEN_BITS // 8
@@ -203,7 +205,7 @@ class _Reader:
         return None if stamp == _NO_STAMP else stamp
 
     def tries(self, places: list[IntentKey]) -> Iterator[tuple[IntentKey, Tries]]:
-        """None where an earlier version has written the rest."""
+        """The tries; empty if an earlier version wrote the rest."""
         number = 0
         for _ in range(self.number() if self._at < len(self._raw) else 0):
             number += self.number()

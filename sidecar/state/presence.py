@@ -1,4 +1,4 @@
-"""Whether files that are held open still stand under their names; what is in them may not come in."""
+"""Checks whether open files are still under their names. Does not know their content."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from sidecar.errors import StateError
 
 
 class Presence:
-    """The files that stand under some names now, known by device and inode.
+    """The files that are under some names now, identified by device and inode.
 
-    What is written into a file that was moved, removed, replaced, or hidden by another file system, the next process
-    does not find. A file that is held open keeps its inode, so no other file can be taken for it.
+    The next process does not find data written to a file that was moved, removed, replaced, or hidden by another file
+    system. An open file keeps its inode, so no other file can be mistaken for it.
 
     Args:
-        paths: The names. A name under which nothing stands is expected to stay so.
+        paths: The names. A name without a file is expected to stay so.
 
     Raises:
-        OSError: It cannot be told what stands there.
+        OSError: A name cannot be checked.
     """
 
     def __init__(self, paths: Iterable[Path]) -> None:
         self._known = {path: _identity(path) for path in paths}
 
     def check(self) -> None:
-        """Compare with what stands there now: some 2 µs a file.
+        """Compare with the files that are there now; takes about 2 µs per file.
 
         Raises:
-            StateError: Something else, or nothing, stands under one of the names.
+            StateError: A name has another file, or none.
         """
         for path, known in self._known.items():
             try:

@@ -1,4 +1,4 @@
-"""What a state file holds: its tables, its version, and whether a file is one. No row of theirs is read here."""
+"""The schema of a state file: its tables, its version, and its check. Reads no rows."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ DatabaseRow: TypeAlias = tuple[Any, ...]
 APPLICATION_ID = 0x5CA20000
 SCHEMA_VERSION = 1
 MIGRATIONS: dict[int, Sequence[str]] = {}
-"""By version, the statements that make a file of the next one of it."""
+"""Statements by version; they upgrade a file to the next version."""
 MESSAGES_MAX = 100
 
 SCHEMA = """
@@ -46,11 +46,11 @@ CREATE TRIGGER dead_letter_deleted AFTER DELETE ON dead_letters BEGIN
 
 
 class DamagedError(Exception):
-    """The file is no sound database of this program; text says why."""
+    """The file is no sound database of this program; the text has the reason."""
 
 
 def check(connection: sqlite3.Connection) -> int:
-    """The version of a file; 0 of one that is empty.
+    """The version of a file; 0 for an empty one.
 
     Raises:
         DamagedError: It is no state file, or its pages are damaged.
@@ -61,7 +61,7 @@ def check(connection: sqlite3.Connection) -> int:
     (application,) = connection.execute("PRAGMA application_id").fetchone()
     if objects == 0 and version == 0:
         return 0
-    # The version stands in two places, so that a flipped bit is not taken for a newer program.
+    # The version is stored in two places, so that a flipped bit is not taken for a newer program.
     if application != APPLICATION_ID + version or version < 1:
         raise DamagedError(f"not a state file (user_version {version}, application_id {application})")
     if version > SCHEMA_VERSION:
@@ -74,12 +74,12 @@ def check(connection: sqlite3.Connection) -> int:
 
 
 def upgrade(connection: sqlite3.Connection, version: int) -> None:
-    """Make a file of the present version, within a transaction of the caller's: all of it and both marks, or nothing.
+    """Upgrade a file to the present version within the caller's transaction: completely with both marks, or not at all.
 
-    What others made in the file stays; an index or a trigger of ours that somebody dropped is made again.
+    Objects that others created in the file stay; an index or trigger of Sidecar that was dropped is created again.
 
     Raises:
-        DamagedError: A table of ours is missing or changed.
+        DamagedError: A table of Sidecar is missing or changed.
     """
     statements = list(_statements(SCHEMA)) if not version else []
     for number in range(version or SCHEMA_VERSION, SCHEMA_VERSION):
@@ -92,10 +92,10 @@ def upgrade(connection: sqlite3.Connection, version: int) -> None:
 
 
 def _check_pages(connection: sqlite3.Connection) -> None:
-    """Complaints about tables of others are none of ours."""
+    """Check the pages; complaints about other programs' tables are ignored."""
     try:
         faults = [text for (text,) in connection.execute(f"PRAGMA quick_check({MESSAGES_MAX})")]
-    except sqlite3.OperationalError as error:  # a function or collation that only their program has
+    except sqlite3.OperationalError as error:  # a function or collation that only the other program has
         faults = [str(error)]
     if faults == ["ok"]:
         return
@@ -107,7 +107,7 @@ def _check_pages(connection: sqlite3.Connection) -> None:
 
 
 def _is_structural(complaints: Sequence[str]) -> bool:
-    """Whether they are about pages, not about values and what a table wants of them."""
+    """Whether they are about pages, not about values and their constraints."""
     return any(text.startswith(("***", "Tree", "Page", "Freelist", "wrong #", "row ")) for text in complaints)
 
 
@@ -148,7 +148,7 @@ def _expected_objects() -> list[DatabaseRow]:
 
 
 def _statements(script: str) -> Iterator[str]:
-    """The statements of a script one by one: `executescript` would end the transaction they belong to."""
+    """The statements of a script, one by one: `executescript` would end their transaction."""
     statement = ""
     for line in script.splitlines(keepends=True):
         statement += line

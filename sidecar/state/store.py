@@ -1,4 +1,4 @@
-"""The state folder as a `State`: which rows mean what, each with its checksum; no opening, locking or logging."""
+"""The state folder as a `State`: the meaning of rows, each with its checksum. No opening, locking or logging."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ _PARTITION_COLUMNS = "topic, partition, broker, topic_id, incarnation, watermark
 
 
 class Store:
-    """A `State` in one SQLite file of a folder that this process alone holds.
+    """A `State` in one SQLite file of a folder that only this process holds.
 
     Writes and loads are meant for one thread; `letters.load` and `letters.count` may come from any and never wait for
     a write. A damaged file is set aside and a new one begun: see `take_damages`.
 
     Args:
-        folder: Made if missing.
+        folder: Created if it is missing.
         dead_letters_bytes_max: Rows and envelopes together, in bytes.
 
     Raises:
@@ -81,7 +81,7 @@ class Store:
         return same
 
     def _rebind(self) -> None:
-        """A file begun in mid-life belongs to whom the old one belonged."""
+        """Bind a file begun while the process runs to the owner of the old one."""
         self.ids.forget_database()
         if self._bound:
             with self._database.transaction() as connection:

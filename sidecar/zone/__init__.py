@@ -1,10 +1,10 @@
-"""The landing zone: batches as files that Spark and others read, each row once. Needs pyarrow; no pyspark may come in.
+"""The landing zone: batches as files that Spark and others read, each row once. Needs pyarrow, but not pyspark.
 
-What readers use:
+Interface for readers:
 
 * `Tail` follows the manifests of all writers; `Tail.poll` gives new `Entry` objects, one for each landed batch.
 * `read` gives an entry's rows as Arrow record batches of `SCHEMA` (for Spark: `DDL`).
-* `acknowledge` tells what a consumer has read, which is all that retention may ever remove.
+* `acknowledge` reports what a consumer has read; retention only ever removes what all consumers have read.
 """
 
 from sidecar.zone.acks import acknowledge, acknowledged

@@ -1,4 +1,4 @@
-"""What consumers have read: a file for each, which retention obeys. What is removed is decided elsewhere."""
+"""Acknowledgements of consumers: one file each, which retention obeys. Removes nothing itself."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}")
 
 
 def is_name(consumer: str) -> bool:
-    """Whether a consumer may be called so."""
+    """Whether this is a valid name of a consumer."""
     return _NAME.fullmatch(consumer) is not None
 
 
 def acknowledge(root: Path | str, consumer: str, read: Mapping[str, int]) -> None:
-    """Say that a consumer has read, and never needs again, all entries up to these.
+    """Record that a consumer has read, and never needs again, all entries up to these.
 
     A consumer registers with an empty mapping before its first read: from then on nothing is removed that it has not
-    acknowledged. It never goes back: of two numbers of one writer the higher one stays.
+    acknowledged. It never goes back: a lower number for a writer is ignored.
 
     Args:
         root: The zone.
@@ -31,7 +31,7 @@ def acknowledge(root: Path | str, consumer: str, read: Mapping[str, int]) -> Non
         read: Writer to the last sequence number read.
 
     Raises:
-        ValueError: The name cannot be one.
+        ValueError: The name is invalid.
         OSError: It cannot be written.
     """
     if not is_name(consumer):
@@ -47,10 +47,10 @@ def acknowledge(root: Path | str, consumer: str, read: Mapping[str, int]) -> Non
 
 
 def acknowledged(root: Path | str) -> dict[str, dict[str, int]]:
-    """Consumer to writer to the last sequence number it has read; a consumer whose file is damaged has read nothing.
+    """Consumer to writer to the last sequence number read; a consumer whose file is damaged has read nothing.
 
     Raises:
-        OSError: A file is there and cannot be read.
+        OSError: An existing file cannot be read.
     """
     folder = ack_folder(Path(root))
     if not folder.is_dir():

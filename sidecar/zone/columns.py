@@ -1,4 +1,4 @@
-"""Rows of the daemon's parts as Arrow record batches. No file may come in."""
+"""Rows of the daemon's parts as Arrow record batches. It uses no file."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from sidecar.zone.rows import SEPARATOR, Row, unpack
 from sidecar.zone.schema import HEADER, SCHEMA, text_of, text_of_name
 
 ROWS_MAX = 10_000
-"""Of a record batch, as Spark cuts them too."""
+"""Limit of rows in a record batch, the same as Spark's."""
 BATCH_BYTES = 256 << 20
-"""Of the rows in a record batch: a binary column ends at 2 GiB. A larger row is a record batch of its own."""
+"""Limit of rows' bytes in a record batch: a binary column ends at 2 GiB. A larger row is its own record batch."""
 _MICROSECONDS_MAX = (1 << 63) - 1
 
 
@@ -24,13 +24,13 @@ def record_batches(parts: Iterable[Part], *, writer: str, sequence: int, batch_i
     A timestamp that does not fit into 64 bits of microseconds (beyond the year 294,000) becomes null.
 
     Args:
-        parts: As `RowFramer` framed them.
+        parts: Framed by `RowFramer`.
         writer: For the column of this name.
         sequence: For the column of this name.
         batch_id: For the column of this name.
 
     Raises:
-        ValueError: A row is none, or their number is not that of the offsets.
+        ValueError: A row is invalid, or the number of rows is not that of the offsets.
     """
     constants = writer, sequence, batch_id
     for part in parts:
@@ -76,7 +76,7 @@ def _batch(part: Part, offsets: list[int], rows: list[Row], constants: tuple[str
 
 
 def _headers(rows: Iterable[list[Header]]) -> pa.Array:
-    """Lists of structs, made of their columns: of dictionaries Arrow would make them three times as slowly."""
+    """Lists of structs, built from their columns: from dictionaries Arrow would take three times as long."""
     names: list[str] = []
     values: list[bytes | None] = []
     ends = [0]

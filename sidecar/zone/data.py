@@ -1,4 +1,4 @@
-"""Data files: rows to Arrow or Parquet bytes, and back with the columns that are asked for. Writes no file."""
+"""Data files: rows to Arrow or Parquet bytes, and back with the requested columns. Writes no file."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from sidecar.zone.entry import DamagedLineError, Entry, PartitionId, document, e
 from sidecar.zone.schema import SCHEMA
 
 DOCUMENT: Final = b"sidecar"
-"""The schema's metadata has the entry here, so that a damaged manifest line can be made again."""
+"""Key of the schema's metadata under which the entry is kept, so that a damaged manifest line can be restored."""
 
 
 def encode(batches: Sequence[pa.RecordBatch], entry: Entry) -> pa.Buffer:
@@ -54,17 +54,17 @@ def read(
     Args:
         root: The zone.
         entry: What to read.
-        columns: Names in the order that is wanted, all when None; only these are decompressed.
+        columns: Names in the wanted order, None for all; only these are decompressed.
         drop: Offsets that are left out, by topic, scope and partition.
-        rows_max: Rows of a batch at most; Spark's own bound is 10,000.
+        rows_max: Limit of rows in a batch; Spark's own limit is 10,000.
 
     Raises:
-        ZoneError: The file is gone, or is not the one that the entry tells of, byte for byte.
+        ZoneError: The file is gone, or is not byte for byte the one of the entry.
     """
     data = _checked(Path(root) / entry.file, entry)
     wanted = list(SCHEMA.names if columns is None else columns)
     dropping = [part for part in entry.parts if drop and drop.get(entry.covers[part.cover].place)]
-    # Without any column something must be read all the same: rows are counted by it.
+    # Even without any column, a column must be read: rows are counted by it.
     needed = [*wanted, "offset"] if (dropping or not wanted) and "offset" not in wanted else wanted
     rows = 0
     try:
@@ -73,7 +73,7 @@ def read(
             rows += batch.num_rows
             chosen = kept.select(wanted).replace_schema_metadata(None)
             yield from (chosen.slice(start, rows_max) for start in range(0, kept.num_rows, rows_max))
-    except (pa.ArrowInvalid, OSError) as error:  # its line was made again from a file that was damaged by then
+    except (pa.ArrowInvalid, OSError) as error:  # the line was restored from a file that was damaged by then
         raise ZoneError(f"landing zone: {entry.file} cannot be read: {error}", hint=_DAMAGED) from error
     if rows != entry.rows:
         raise ZoneError(f"landing zone: {entry.file} has {rows} rows instead of {entry.rows}", hint=_DAMAGED)
@@ -130,11 +130,11 @@ def _without(batch: pa.RecordBatch, begin: int, entry: Entry, drop: Mapping[Part
 
 
 def entry_in(path: Path, file: str) -> Entry | None:
-    """The entry that a data file carries; None when the file is not whole.
+    """The entry that a data file carries; None if the file is incomplete.
 
     Args:
         path: The file.
-        file: The same below the zone's root, which the entry must name too.
+        file: Its path below the zone's root, which the entry must have too.
     """
     try:
         data = files.read_from(path, 0) or b""

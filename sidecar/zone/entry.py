@@ -1,4 +1,4 @@
-"""A manifest's lines: what one landed batch is, and how that is written and checked. No file is touched here."""
+"""Lines of a manifest: the description of a landed batch, its form and its check. Accesses no file."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ import orjson
 from pyroaring import BitMap64
 
 VERSION: Final = 1
-"""Of the layout; a reader refuses lines of another one."""
+"""Version of the layout; a reader refuses lines of another version."""
 PartitionId: TypeAlias = tuple[str, str, int]
-"""Topic, scope and partition: within it an offset is one message, for ever."""
+"""Topic, scope and partition: within it an offset is one message forever."""
 
 
 class Cover(NamedTuple):
     """The offsets of one partition that a batch has.
 
-    The scope is part of the identity: a topic made again, or an operator's reset, repeats offsets in a new scope, and
+    The scope is part of the identity: a recreated topic, or an operator's reset, repeats offsets in a new scope, and
     those rows are no duplicates.
     """
 
@@ -30,11 +30,11 @@ class Cover(NamedTuple):
     scope: str
     partition: int
     bitmap: bytes
-    """Portable 64-bit Roaring."""
+    """A 64-bit Roaring bitmap in the portable form."""
 
     @property
     def place(self) -> PartitionId:
-        """What the offsets count within."""
+        """The partition within which an offset is one message."""
         return self.topic, self.scope, self.partition
 
     def offsets(self) -> BitMap64:
@@ -52,26 +52,26 @@ class PartRows(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A landed batch, as its manifest line says. It can be pickled, and holds all that `read` needs."""
+    """A landed batch, with the content of its manifest line. It can be pickled, and has all that `read` needs."""
 
     writer: str
     seq: int
-    """0, 1, 2, … for each writer, without a gap."""
+    """Sequence number: 0, 1, 2, … for each writer, without a gap."""
     file: str
-    """Below the zone's root, with slashes."""
+    """Path below the zone's root, with slashes."""
     group: str
-    """As the column of this name has it."""
+    """The group, as in the column of this name."""
     rows: int
     bytes: int
-    """Of the file."""
+    """Size of the file."""
     crc: int
     """CRC-32 of the file."""
     before: int
     """Bytes that this writer landed before this entry."""
     at_ms: int
-    """When it was landed, milliseconds since the epoch by the writer's clock; nothing is ordered by it."""
+    """Time of landing, milliseconds since the epoch by the writer's clock; nothing is ordered by it."""
     parts: tuple[PartRows, ...]
-    """In the order of the rows."""
+    """Parts in the order of the rows."""
     covers: tuple[Cover, ...]
 
     @property
@@ -81,16 +81,16 @@ class Entry:
 
 
 class DamagedLineError(ValueError):
-    """A line that is not what was written."""
+    """A line that is not as it was written."""
 
 
 def digest_of(group: str, name: str) -> bytes:
-    """16 bytes that stand for a part of a group (as `Entry.group` has it)."""
+    """Hash of a part of a group (in the form of `Entry.group`), 16 bytes."""
     return hashlib.blake2b(f"{group}\n{name}".encode("utf-8", "surrogatepass"), digest_size=16).digest()
 
 
 def document(entry: Entry) -> dict[str, Any]:
-    """The entry as a data file carries it: all but size and sum, which are known when the file is written."""
+    """The entry in the form of a data file: all except size and checksum, which are known only after writing."""
     return {
         "v": VERSION,
         "writer": entry.writer,
@@ -109,12 +109,12 @@ def entry_of(fields: Any, size: int, crc: int) -> Entry:
     """The entry of a document.
 
     Args:
-        fields: What JSON gave.
-        size: Of the data file, in bytes.
+        fields: The parsed JSON.
+        size: Size of the data file in bytes.
         crc: CRC-32 of the data file.
 
     Raises:
-        DamagedLineError: It is no such document, or of another version.
+        DamagedLineError: It is not such a document, or of another version.
     """
     try:
         if fields["v"] != VERSION:
@@ -140,10 +140,10 @@ def line_of(entry: Entry) -> bytes:
 
 
 def parse(line: bytes) -> Entry:
-    """The entry of a whole line, without its line feed.
+    """The entry of a complete line, without its line feed.
 
     Raises:
-        DamagedLineError: Its sum is wrong, or it is of another version.
+        DamagedLineError: Its checksum is wrong, or it is of another version.
     """
     body = line[9:]
     if line[:9] != b"%08x " % crc32(body):

@@ -1,4 +1,4 @@
-"""How far a writer's data and manifest may be gone: written before anything is removed. What to remove is not here."""
+"""The floor below which a writer's data and manifest may be removed: written before any removal. Removes nothing."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from sidecar.zone.layout import FLOOR, manifest_folder
 
 
 class Floor(NamedTuple):
-    """What retention has taken of one writer."""
+    """Progress of retention for one writer."""
 
     seq: int = -1
     """Data files up to this number may be gone."""
     before: int = 0
-    """Bytes that were landed up to and with it."""
+    """Bytes that were landed up to and including it."""
     first: int = 0
-    """The first number of the oldest segment that is sure to be there, once anything is."""
+    """The first number of the oldest segment that is certain to exist, once anything exists."""
 
 
 def read_floor(root: Path, writer: str) -> Floor:

@@ -1,4 +1,4 @@
-"""Where things lie in a zone. Names alone: no file is touched here."""
+"""Paths in a zone. Names only: accesses no file."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 SEGMENT_LINES: Final = 4096
-"""Lines of a manifest segment: the segment of a sequence number is known without listing any folder."""
+"""Lines of a manifest segment: the segment of a sequence number is known without listing a folder."""
 FLOOR: Final = "floor.json"
 LOCK: Final = "lock"
 UNSAFE: Final = "[^A-Za-z0-9_-]"
@@ -31,22 +31,22 @@ def manifest_folder(root: Path, writer: str) -> Path:
 
 
 def ack_folder(root: Path) -> Path:
-    """The folder of what consumers acknowledged."""
+    """The folder of the consumers' acknowledgements."""
     return root / "ack"
 
 
 def segment_path(root: Path, writer: str, seq: int) -> Path:
-    """The segment that has the line of a sequence number."""
+    """The segment with the line of a sequence number."""
     return manifest_folder(root, writer) / f"{first_of(seq):012d}.log"
 
 
 def first_of(seq: int) -> int:
-    """The first sequence number of the segment of this one."""
+    """The first sequence number in the segment of this one."""
     return seq - seq % SEGMENT_LINES
 
 
 def data_file(writer: str, seq: int, group: str, rows: int, at_ms: int, format: str) -> str:  # noqa: A002
-    """The path of a data file below the root. The hour (UTC) and the group are there for people alone."""
+    """The path of a data file below the root. Hour (UTC) and group are only for people."""
     hour = time.strftime("%Y%m%d%H", time.gmtime(at_ms // 1000))
     label = safe(group, _LABEL_CHARS_MAX) or "_"
     return f"data/{writer}/{hour}/{seq:012d}-{label}-{rows}.{format}"

@@ -1,4 +1,4 @@
-"""Finds the entry of a damaged line in the data file that carries it too. The only place that looks for a data file."""
+"""Finds the entry of a damaged line in its data file. The only module that searches for data files."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from sidecar.zone.layout import data_folder
 
 
 def find_entry(root: Path, writer: str, seq: int) -> Entry | None:
-    """The entry of a number whose line is known to have been written, None when there is no whole data file of it.
+    """The entry of a number whose line is known to have been written, None without a complete data file.
 
     Raises:
         OSError: The folder cannot be read.

@@ -1,4 +1,4 @@
-"""What a writer finds of its earlier life, and sets right before it lands anything. Readers may come in at any time."""
+"""Repairs that a writer makes after a crash, before it lands anything. Readers may be active at any time."""
 
 from __future__ import annotations
 
@@ -18,35 +18,35 @@ from sidecar.zone.mending import find_entry
 
 @dataclass(slots=True)
 class Recovered:
-    """Where to go on."""
+    """The state from which the writer continues."""
 
     lines: files.Lines
     """The last segment."""
     head: Entry | None
-    """The last entry that could be made out, None when nothing was landed yet."""
+    """The last readable entry, None if nothing was landed yet."""
     seq: int
-    """Of the next entry."""
+    """Sequence number of the next entry."""
     names: list[Entry] = field(default_factory=list)
     """The latest entries, oldest first."""
 
 
 class Recovery:
-    """Sets one writer's manifest and data right; its lock must be held.
+    """Repairs one writer's manifest and data; its lock must be held.
 
-    * A last line that is whole but for its line feed gets it. A torn one is made again from its data file: that was
-      durable before the line was begun. Without a whole data file it is cut off.
-    * A damaged line is made again in its place.
-    * A data file without a line is entered when it is whole: the process ended between the two, and when its batch is
-      sent again its name is known. To remove it would be the same, but a manifest that lost its end (restored from an
-      older copy) would then take the data with it. A file that is not whole is removed, and so are hidden ones and
-      what retention had begun to remove.
-    * A whole data file, or a floor, beyond the next number is of no crash: each number is entered before the next one
-      is begun. Then the manifest is an older one, and nothing is removed.
+    * A last line that lacks only its line feed gets it. A torn line is restored from its data file, which was durable
+      before the line was begun. Without a complete data file the line is cut off.
+    * A damaged line is restored in its place.
+    * A complete data file without a line is entered: the process ended between the two, and when its batch is sent
+      again its name is known. Removing it would have the same result, but with a manifest that lost its end (restored
+      from an older copy) the data would be lost, too. Incomplete and hidden files are removed, and files that retention
+      had begun to remove.
+    * A complete data file, or a floor, beyond the next number is not from a crash: each number is entered before the
+      next is begun. Then the manifest is an older one, and nothing is removed.
 
     Args:
         root: The zone.
-        writer: Whose.
-        report: Is told once of each thing that was set right, in words.
+        writer: The writer.
+        report: Called once for each repair, with a text.
     """
 
     def __init__(self, root: Path, writer: str, report: Callable[[str], None]) -> None:
@@ -56,10 +56,10 @@ class Recovery:
         self._floor = read_floor(root, writer)
 
     def run(self, entries_max: int) -> Recovered:
-        """Set everything right.
+        """Make all repairs.
 
         Args:
-            entries_max: How many of the latest entries are wanted.
+            entries_max: Number of the latest entries to return.
 
         Raises:
             OSError: Files cannot be read or written.
@@ -93,7 +93,7 @@ class Recovery:
                 recovered.names[:0] = [entry for entry in self._scan(lines, first) if entry is not None]
 
     def _scan(self, lines: files.Lines, first: int) -> Iterator[Entry | None]:
-        """The entries of a segment, None for one that is lost; the segment is whole afterwards."""
+        """The entries of a segment, None for a lost one; the segment is complete afterwards."""
         path = segment_path(self._root, self._writer, first)
         data = files.read_from(path) or b""
         start, seq = 0, first
@@ -132,7 +132,7 @@ class Recovery:
             self._report(f"{where} is damaged and has no data file to make it again from: readers will stop there")
 
     def _sweep(self, recovered: Recovered) -> None:
-        """Enter whole data files behind the last line, and remove what is of no use."""
+        """Enter complete data files after the last line, and remove useless files."""
         if self._floor.seq >= recovered.seq:
             raise self._older(recovered.seq, f"data up to number {self._floor.seq} was removed as read")
         useless: list[tuple[Path, str]] = []

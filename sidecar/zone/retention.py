@@ -1,4 +1,4 @@
-"""Removes what every consumer has read, by age and size, and never anything else. Lands nothing."""
+"""Removes batches that every consumer has read, by age and size, and never anything else. Lands nothing."""
 
 from __future__ import annotations
 
@@ -15,16 +15,17 @@ from sidecar.zone.layout import SEGMENT_LINES, first_of, segment_path
 from sidecar.zone.mending import find_entry
 
 FILES_MAX: Final = 1_000
-"""Removed in one go, so that a delivery never waits long for it."""
+"""Limit of files removed at once, so that a delivery never waits long for it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """What is kept.
+    """Bounds of retention.
 
     Args:
-        age_ms: How long what every consumer has read is kept, and how long a batch that comes again is known.
-        bytes_max: Data files of one writer. Above it what every consumer has read goes before its time.
+        age_ms: Time for which batches are kept after every consumer has read them, and for which a repeated batch is
+            recognized.
+        bytes_max: Size of one writer's data files. Above it, batches that every consumer has read are removed earlier.
     """
 
     age_ms: int
@@ -33,7 +34,7 @@ class Retention:
 
 @dataclass(frozen=True, slots=True)
 class Collected:
-    """What is left."""
+    """The data that is left."""
 
     floor: Floor
     more: bool
@@ -43,19 +44,20 @@ class Collected:
 def collect(root: Path, writer: str, head: Entry, retention: Retention, now_ms: int) -> Collected:
     """Remove data files and manifest segments of a writer that every consumer has read; its lock must be held.
 
-    Without any consumer nothing is removed. The floor is durable before a file goes, so a crash leaves at most files
-    that the next start removes. Segments outlive their data until all of it is older than `retention.age_ms`: they are
-    what tells a batch that comes again. The last two stay in any case, so that a clock that jumps ahead takes no more.
+    Without any consumer nothing is removed. The floor is durable before a file is removed, so a crash leaves at most
+    files that the next start removes. Segments outlive their data until all of it is older than `retention.age_ms`,
+    because repeated batches are recognized by them. The last two always stay, so that a clock that jumps ahead removes
+    no more.
 
     Args:
         root: The zone.
-        writer: Whose data.
+        writer: The writer.
         head: The writer's last entry.
         retention: The bounds.
         now_ms: Milliseconds since the epoch.
 
     Raises:
-        OSError: It failed; what was removed is whole.
+        OSError: A removal failed; files were removed only as a whole.
         ZoneError: The floor is damaged.
     """
     floor = read_floor(root, writer)
@@ -82,12 +84,12 @@ def collect(root: Path, writer: str, head: Entry, retention: Retention, now_ms: 
 
 
 def read_by_all(acks: Mapping[str, Mapping[str, int]], writer: str) -> int:
-    """The last sequence number of a writer that every consumer has read, -1 when there is none or no consumer."""
+    """The last sequence number of a writer that every consumer has read, -1 if there is none or no consumer."""
     return min((read.get(writer, -1) for read in acks.values()), default=-1)
 
 
 def who_is_behind(acks: Mapping[str, Mapping[str, int]], writer: str, last: int) -> str:
-    """What a person must know when a zone is full."""
+    """A text for a person about the consumers for which a full zone waits."""
     if not acks:
         return "no consumer has acknowledged anything yet, so nothing may be removed"
     name = min(acks, key=lambda consumer: acks[consumer].get(writer, -1))
@@ -96,7 +98,7 @@ def who_is_behind(acks: Mapping[str, Mapping[str, int]], writer: str, last: int)
 
 
 def _entries(root: Path, writer: str, seq: int, last: int) -> Iterator[Entry]:
-    """Entries from one number to another; ends early at one that cannot be made out."""
+    """Entries from one number to another; ends early at an unreadable one."""
     lines: list[bytes] = []
     while seq <= last:
         if not lines or seq == first_of(seq):

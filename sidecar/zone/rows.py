@@ -1,4 +1,4 @@
-"""A message as a row of bytes on its way through the daemon, and back. Pure: no file and no Arrow may come in."""
+"""Conversion of a message to a row of bytes inside the daemon, and back. Pure: it uses no file and no Arrow."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ _NAMED: Final = struct.Struct("<ii")
 _NO_TIME: Final = -(1 << 63)
 _ABSENT: Final = -1
 SEPARATOR: Final = b"\xfe"
-"""One byte, as the core counts on, which occurs in no UTF-8; in a row it is escaped."""
+"""One byte, as the core requires, which never occurs in UTF-8; in a row it is escaped."""
 _ESCAPES: Final = ((b"\xfd", b"\xfd\x01"), (SEPARATOR, b"\xfd\x02"))
 
 
 class Row(NamedTuple):
-    """A message as the zone keeps it."""
+    """A message in the form that the zone stores."""
 
     timestamp_ms: int | None
     key: bytes | None
     value: bytes | None
     tag: bytes | None
-    """The first one, as in `envelope`."""
+    """The first tag, as in `envelope`."""
     headers: list[Header]
 
 
@@ -48,7 +48,7 @@ class RowFramer:
         self._tags_of = tags_of
 
     def frame(self, tp: TopicPartition, messages: Sequence[Message]) -> tuple[bytes, Sequence[int]]:
-        """Rows joined by `separator`; none is left out."""
+        """Rows joined by `separator`; no message is left out."""
         columns = self._columns
         rows = zip(
             columns.timestamps(messages),
@@ -96,7 +96,7 @@ def unpack(row: bytes) -> Row:
     """The message of a row.
 
     Raises:
-        ValueError: These bytes are no row.
+        ValueError: The bytes are no row.
     """
     if b"\xfd" in row:
         for byte, escape in reversed(_ESCAPES):
@@ -104,7 +104,7 @@ def unpack(row: bytes) -> Row:
     if len(row) < _HEAD.size:
         raise ValueError("a row is shorter than its head")
     at_ms, key, value, tag, headers = _HEAD.unpack_from(row)
-    key_end = _HEAD.size + (key if key > 0 else 0)  # written out: a loop over the four costs 1 us more a row
+    key_end = _HEAD.size + (key if key > 0 else 0)  # unrolled: a loop over the four costs 1 us more per row
     value_end = key_end + (value if value > 0 else 0)
     tag_end = value_end + (tag if tag > 0 else 0)
     if tag_end + headers != len(row):

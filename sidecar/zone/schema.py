@@ -1,4 +1,4 @@
-"""The columns of a landed row, for Arrow and for Spark, and how names become text. No file is touched here."""
+"""The columns of a landed row, for Arrow and for Spark, and the text form of names. Accesses no file."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from urllib.parse import quote_from_bytes
 import pyarrow as pa
 
 HEADER: Final = pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())])
-# Spark compares what a source hands over with its own translation of the DDL: no dictionaries, microseconds in UTC, and
+# Spark compares a source's schema with its own translation of the DDL: no dictionaries, microseconds in UTC, and
 # `element` as the name inside a list.
 SCHEMA: Final = pa.schema(
     [
@@ -26,20 +26,20 @@ SCHEMA: Final = pa.schema(
         pa.field("batch_id", pa.string()),
     ]
 )
-"""All columns may be null but `topic`, `partition`, `offset`, `group`, `writer`, `sequence` and `batch_id`."""
+"""All columns are nullable except `topic`, `partition`, `offset`, `group`, `writer`, `sequence` and `batch_id`."""
 DDL: Final = (
     "topic string, partition int, offset bigint, timestamp timestamp, key binary, value binary, tag string, "
     "`group` string, headers array<struct<key:string,value:binary>>, writer string, sequence bigint, batch_id string"
 )
-"""`SCHEMA` in Spark's words."""
+"""`SCHEMA` in Spark's DDL."""
 _ESCAPED = "percent:"
 
 
 def text_of(raw: bytes) -> str:
-    """A tag's, group's or header's name as a text column holds it; two names are never the same text.
+    """Text for the name of a tag, group or header in a column; two names never have the same text.
 
-    UTF-8 stays as it is. Other bytes are percent-encoded behind ``percent:``, and so is UTF-8 that begins with that
-    word. A tag's true bytes are in `headers` where it comes from a header.
+    UTF-8 is unchanged. Other bytes are percent-encoded after ``percent:``, and so is UTF-8 that begins with that word.
+    A tag's original bytes are in `headers` if it comes from a header.
     """
     try:
         text = raw.decode()
@@ -49,8 +49,8 @@ def text_of(raw: bytes) -> str:
 
 
 def text_of_name(name: str) -> str:
-    """The same for a name that has its bytes outside UTF-8 as surrogate escapes."""
+    """The same for a name in which bytes that are not UTF-8 are surrogate escapes."""
     try:
         return text_of(name.encode("utf-8", "surrogateescape"))
-    except UnicodeEncodeError:  # a surrogate that escapes no byte: keep it in the bytes that it would have had
+    except UnicodeEncodeError:  # a surrogate that escapes no byte: keep it as the bytes that it would have had
         return text_of(name.encode("utf-8", "surrogatepass"))

@@ -1,4 +1,4 @@
-"""The columns of a table that is made of landed rows, whoever makes it. No file and no Spark may come in."""
+"""The columns of a table of landed rows, for every writer of tables. It uses no file and no Spark."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ LABEL: Final = "group_label"
 DATE: Final = "date"
 PARTITIONED_BY: Final = (LABEL, DATE)
 ROW: Final = ("topic", "partition", "offset", "timestamp", "key", "value", "tag", "group", "headers", "batch_id")
-"""What a table keeps of a landed row: all but writer and sequence, which say where in the zone it lay."""
+"""Columns of a landed row that a table keeps: all except writer and sequence, which are its place in the zone."""
 TABLE_SCHEMA: Final = pa.schema(
     [*(SCHEMA.field(name) for name in ROW), pa.field(LABEL, pa.string()), pa.field(DATE, pa.date32())]
 )
 LABEL_CHARS_MAX: Final = 64
 LABEL_HASH: Final = 12
 DATES_END_S: Final = 253_402_300_800
-"""The year 10,000 begins, in seconds since the epoch: from there on a date has no form that all readers know."""
+"""The beginning of the year 10,000 in seconds since the epoch: from then on no form of a date is universal."""
 
 
 def label_of(group: str) -> str:
-    """A group as a folder's name: letters, digits, `_` and `-`, and a hash where that is not all of it.
+    """A group as a folder's name: letters, digits, `_` and `-`, and a hash if that is not the whole name.
 
-    The group itself stays a column of the rows. It cannot be the folder: an empty one would come back as null, ``007``
-    as the number 7, and one of 300 bytes is longer than a file system takes.
+    The group itself stays a column of the rows. It cannot be the folder: an empty name would be read as null, ``007``
+    as the number 7, and 300 bytes are too long for a file system.
     """
     label = safe(group, LABEL_CHARS_MAX)
     return label if label and label == group else f"{label}-{hashlib.sha256(group.encode()).hexdigest()[:LABEL_HASH]}"
@@ -48,7 +48,7 @@ def _rows(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def dates_of(times: pa.Array) -> pa.Array:
-    """The days of timestamps, in UTC; null where there is none, and outside of the years 1970 to 9999."""
+    """The days of timestamps, in UTC; null without a timestamp, and outside of the years 1970 to 9999."""
     micros = pc.cast(times, pa.int64())
     inside = pc.and_(pc.greater_equal(micros, 0), pc.less(micros, DATES_END_S * 1_000_000))
     return pc.cast(pc.if_else(inside, times, pa.scalar(None, times.type)), pa.date32())

@@ -15,36 +15,36 @@ from sidecar.zone.layout import SEGMENT_LINES, first_of, segment_path
 from sidecar.zone.mending import find_entry
 
 LINES_MAX = 16_384
-"""Lines that one poll takes of each writer: a bound of memory, not of progress."""
+"""Limit of lines that one poll takes of each writer: a bound of memory, not of progress."""
 _RESTORE = "Restore manifest and data from a copy of the zone, and start again"
 Report: TypeAlias = Callable[[str], None]
 
 
 @dataclass(slots=True)
 class _NextLine:
-    """Where in a writer's manifest the next line begins."""
+    """Position of the next line in a writer's manifest."""
 
     seq: int
-    """Of that line."""
+    """Sequence number of that line."""
     at: int = 0
-    """Bytes into its segment; 0 also where lines of the segment are yet to be passed over."""
+    """Offset in its segment; also 0 if lines of the segment are still to be skipped."""
     started: bool = False
     stuck: bool = False
-    """A later segment was seen while this one has lines to come."""
+    """Whether a later segment was seen while lines of this one are missing."""
 
 
 class Tail:
-    """A reader's place in the manifest of every writer. Only whole lines count, and no folder of data is looked at.
+    """A reader's place in the manifest of every writer. Only complete lines count, and no data folder is read.
 
-    The order of the entries of one writer is fixed for ever; between writers there is none. A new writer appears by
-    itself. A line that is not whole yet is left for a later poll. A line that is whole and damaged is made again from
-    its data file, which is reported once; where that is not possible, `poll` raises rather than pass it over.
+    The order of one writer's entries is fixed forever; between writers there is none. A new writer appears by itself.
+    An incomplete line is left for a later poll. A complete but damaged line is restored from its data file, which is
+    reported once; if that is impossible, `poll` raises instead of skipping it.
 
     Args:
-        root: The zone; it may be missing still.
-        after: Writer to the last sequence number that is known already; other writers are read from the oldest line.
-            Leave it out to know all offsets that the manifests cover, also of entries that were read long ago.
-        report: Is told of each damaged line once.
+        root: The zone; it may not exist yet.
+        after: Writer to the last sequence number that is already known; other writers are read from the oldest line.
+            Omit it to learn all offsets that the manifests cover, also of entries that were read long ago.
+        report: Called once for each damaged line.
     """
 
     def __init__(
@@ -56,21 +56,21 @@ class Tail:
         self._places: dict[str, _NextLine] = {}
 
     def poll(self, lines_max: int = LINES_MAX, skip: Collection[str] = ()) -> dict[str, list[Entry]]:
-        """New entries by writer, in their order; writers without any are left out. Empty: all is read.
+        """New entries by writer, in their order, without writers that have none. Empty: all is read.
 
         Args:
-            lines_max: Of each writer at most; what is left comes with the next poll.
+            lines_max: Limit for each writer; the rest comes with the next poll.
             skip: Writers that are left for a later poll.
 
         Raises:
-            ZoneError: Entries that were not read yet are lost; the message says where.
+            ZoneError: Entries that were not read yet are lost; the message has the place.
             OSError: The zone cannot be read.
         """
         read = {writer: self._read(writer, lines_max) for writer in self._writers() if writer not in skip}
         return {writer: entries for writer, entries in read.items() if entries}
 
     def floors(self) -> dict[str, int]:
-        """Writer to the last sequence number whose data may be gone: a new consumer begins behind it.
+        """Writer to the last sequence number whose data may be gone: a new consumer begins after it.
 
         Raises:
             OSError: The zone cannot be read.
@@ -78,9 +78,9 @@ class Tail:
         return {writer: read_floor(self._root, writer).seq for writer in self._writers()}
 
     def heads(self) -> dict[str, int]:
-        """Writer to the last sequence number that is landed, found without reading all lines; -1 where there is none.
+        """Writer to the last sequence number landed, found without reading all lines; -1 if there is none.
 
-        Lines are counted, not checked: one that is damaged may make it one less or more.
+        Lines are counted, not checked: a damaged line may make the number one less or more.
 
         Raises:
             ZoneError: A floor is damaged.
@@ -115,10 +115,10 @@ class Tail:
         return entries
 
     def _look_again(self, writer: str, position: _NextLine) -> bool:
-        """Whether the next segment is there already, so that this one must have been finished meanwhile.
+        """Whether the next segment exists already, so that this one must have been completed meanwhile.
 
         Raises:
-            ZoneError: It was looked at again, and its lines are not there.
+            ZoneError: It was read again, and its lines are missing.
         """
         path = segment_path(self._root, writer, first_of(position.seq) + SEGMENT_LINES)
         if not path.exists():
@@ -136,10 +136,10 @@ class Tail:
         return position
 
     def _removed(self, writer: str, position: _NextLine) -> bool:
-        """Whether a segment that is missing was there once; then reading has to begin anew.
+        """Whether a missing segment existed before; then reading has to begin anew.
 
         Raises:
-            ZoneError: Something was read before it, and what was in it is lost to this reader.
+            ZoneError: Earlier segments were read, so the content of this one is lost to this reader.
         """
         floor = read_floor(self._root, writer)
         if floor.first <= position.seq:
@@ -149,7 +149,7 @@ class Tail:
         return True
 
     def _take(self, writer: str, position: _NextLine, data: bytes, entries: list[Entry], lines_max: int) -> bool:
-        """Take the lines of a segment; whether to go on with the next one."""
+        """Take the lines of a segment; return whether to continue with the next one."""
         start, last = 0, first_of(position.seq) + SEGMENT_LINES
         while position.seq < last and len(entries) < lines_max:
             end = data.find(b"\n", start)
@@ -166,7 +166,7 @@ class Tail:
         return position.seq == last
 
     def _parse(self, writer: str, seq: int, line: bytes) -> tuple[Entry | None, int]:
-        """The entry of a line and the bytes to go on by; no entry where it is lost and nobody needs its rows."""
+        """The entry of a line and the bytes to advance by; no entry if it is lost and nobody needs its rows."""
         try:
             entry = parse(line)
             if (entry.writer, entry.seq) != (writer, seq):

@@ -1,4 +1,4 @@
-"""Lands batches: a data file, then the manifest line that makes it visible. No settings and no answer may come in."""
+"""Lands batches: a data file, then the manifest line that makes it visible. Knows no settings and no answers."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ from sidecar.zone.schema import text_of_name
 
 Format: TypeAlias = Literal["arrow", "parquet"]
 NAMES_MAX: Final = 65_536
-"""Landed parts that are known by name; one that comes again later is left to the readers' `dedup`."""
+"""Limit of landed parts known by name; readers' `dedup` removes a part that is repeated later."""
 ENTRIES_MAX: Final = 8_192
-"""Entries that are read at the start for their names."""
+"""Number of entries read at the start for their names."""
 COLLECT_EVERY_S: Final = 30.0
 
 
 class ZoneFullError(Exception):
-    """Nothing may be landed before a consumer has read more; the text says which one."""
+    """Nothing may be landed before a consumer has read more; the text names it."""
 
 
 class _Names:
-    """Landed parts that are known by name, the oldest of too many left out."""
+    """Landed parts that are known by name; above the limit the oldest are dropped."""
 
     def __init__(self, entries: Iterable[Entry]) -> None:
         self._names: dict[bytes, None] = {}
@@ -48,24 +48,24 @@ class _Names:
             self.know(entry)
 
     def know(self, entry: Entry) -> None:
-        """These parts are landed."""
+        """Record the parts of a landed entry."""
         self._names.update((digest_of(entry.group, part.name), None) for part in entry.parts)
         while len(self._names) > NAMES_MAX:
             del self._names[next(iter(self._names))]
 
     def fresh(self, parts: Sequence[Part]) -> list[Part]:
-        """Those that are not known, each once."""
+        """The parts that are not known, each once."""
         by_name = {digest_of(text_of_name(part.group), part.name): part for part in parts}
         return [part for digest, part in by_name.items() if digest not in self._names]
 
 
 class _Room:
-    """What retention leaves of a writer's files.
+    """The room for a writer's files under retention.
 
     Args:
         root: The zone.
         writer: The writer.
-        retention: What is removed.
+        retention: Bounds of retention.
     """
 
     def __init__(self, root: Path, writer: str, retention: Retention) -> None:
@@ -76,7 +76,7 @@ class _Room:
         self._collect_at_s = 0.0
 
     def make(self, head: Entry, clock_ms: Callable[[], int]) -> None:
-        """Remove what may go; raise `ZoneFullError` where too much is left behind this newest entry."""
+        """Remove files as allowed; raise `ZoneFullError` if too much is left after this newest entry."""
         landed, limit = head.before + head.bytes, self._retention.bytes_max
         if time.monotonic() >= self._collect_at_s or landed - self.floor.before > limit:
             collected = collect(self._root, self._writer, head, self._retention, clock_ms())
@@ -91,18 +91,18 @@ class ZoneWriter:
     """The one writer of a part of a zone; several sidecars have several parts.
 
     The steps of a batch, each durable before the next: the data file under a hidden name, its own name, its folder, the
-    manifest line, and then the line feed that lets readers see it. What fails in between leaves nothing that a reader
-    sees, and is taken back at once, or else before the next batch.
+    manifest line, and then the line feed that lets readers see it. A failure in between leaves nothing that a reader
+    sees, and is undone at once, or else before the next batch.
 
-    When the manifest is moved or removed meanwhile nothing is landed, and nothing acknowledged, until it is back.
+    If the manifest is moved or removed meanwhile, nothing is landed, and nothing acknowledged, until it is back.
 
     Args:
-        root: The zone; made when it is missing.
-        writer: Who writes: the same for one state folder, for ever.
-        format: Of the data files.
-        retention: What is removed.
-        report: Is told once of everything that was set right, in words.
-        clock_ms: Milliseconds since the epoch. Only retention's age goes by it, so a jump moves no row.
+        root: The zone; created if it is missing.
+        writer: Name of the writer: always the same for one state folder.
+        format: Format of the data files.
+        retention: Bounds of retention.
+        report: Called once for each repair, with a text.
+        clock_ms: Milliseconds since the epoch. Only retention's age depends on it, so a jump moves no row.
 
     Raises:
         StateError: Another process writes as this writer.
@@ -150,17 +150,17 @@ class ZoneWriter:
         return fd
 
     def land(self, batch: Batch) -> Entry | None:
-        """Land the parts of a batch that are not there yet; None when all are.
+        """Land the parts of a batch that are not there yet; None if all are.
 
         Raises:
             ZoneFullError: Only unread batches are left to remove.
             ZoneError: The zone is damaged, or its manifest is not where readers look for it.
-            OSError: It failed, and nothing is visible; to be tried again. A closed writer fails so too.
+            OSError: It failed, and nothing is visible; retriable. A closed writer fails in the same way.
         """
         with self._guard:
             if self._lock_fd is None:
                 raise OSError(0, "the landing zone is closed")
-            self._check_in_place()  # also for what is known: it may be gone since
+            self._check_in_place()  # also for known parts: the manifest may be gone since
             self._mend()
             fresh = self._names.fresh(batch.parts)
             if not any(part.count for part in fresh):
@@ -170,7 +170,7 @@ class ZoneWriter:
             return self._land(Batch(batch.id, batch.group, fresh))
 
     def close(self) -> None:
-        """Let go of the zone once a delivery under way has ended. Harmless when repeated."""
+        """Release the zone once a delivery under way has ended. Harmless when repeated."""
         with self._guard:
             if self._lock_fd is not None:
                 lock_fd, self._lock_fd = self._lock_fd, None
@@ -191,7 +191,7 @@ class ZoneWriter:
             files.put(path, memoryview(data))
             self._append(entry)
         except OSError:
-            with contextlib.suppress(OSError):  # else before the next batch
+            with contextlib.suppress(OSError):  # otherwise before the next batch
                 self._mend()
             raise
         self._debris = None
@@ -224,7 +224,7 @@ class ZoneWriter:
         self._lines.append(line_of(entry))
 
     def _mend(self) -> None:
-        """Take back what a failed landing left: the line first, as it must never stand without its data."""
+        """Undo a failed landing: the line first, as it must never be there without its data."""
         if self._debris is not None:
             self._lines.cut()
             files.remove(self._debris)
@@ -238,7 +238,7 @@ def _parts_and_covers(parts: Iterable[Part]) -> tuple[tuple[PartRows, ...], tupl
         origin = part.tp.topic, part.home or part.scope, part.tp.partition
         bitmap = bitmaps.setdefault(origin, BitMap64())
         for fragment in part.fragments:
-            bitmap.update(array("Q", fragment.offsets))  # the daemon's are of type q, which pyroaring refuses
+            bitmap.update(array("Q", fragment.offsets))  # the daemon's arrays are of type q, which pyroaring refuses
         named.append(PartRows(part.name, part.count, list(bitmaps).index(origin)))
     return tuple(named), tuple(Cover(*origin, _serialized(bitmap)) for origin, bitmap in bitmaps.items())
 

@@ -1,1 +1,1 @@
-"""From the file's text to settings, or to what is wrong with it."""
+"""Reading of the file's text into settings, or into its problems."""

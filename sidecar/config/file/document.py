@@ -30,33 +30,33 @@ class FilePosition(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One thing that is wrong with the file."""
+    """One problem of the file."""
 
     place: FilePosition
     path: KeyPath
     text: str
     value: str = ""
-    """The value as it may be shown; empty when it may not, or says nothing."""
+    """The value in a form that may be shown; empty if it may not, or has no meaning."""
     cure: str = ""
 
 
 @dataclass(slots=True)
 class Document:
-    """What a YAML text holds, where it stands, and what is wrong with the text itself."""
+    """The data of a YAML text, its positions, and the problems of the text itself."""
 
     data: Any = None
     keys: dict[KeyPath, FilePosition] = field(default_factory=dict)
-    """Where each key stands; an entry of a list stands at its value."""
+    """Position of each key; an entry of a list has the position of its value."""
     values: dict[KeyPath, FilePosition] = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)
 
 
 Resolve: TypeAlias = Callable[[str, KeyPath], str]
-"""Gives a text value its final form; raises ValueError with what is wrong."""
+"""Returns the final form of a text value; raises ValueError with the problem."""
 
 
 def parse(text: str, resolve: Resolve) -> Document:
-    """Read a YAML text; everything that is wrong is in `problems`, nothing is raised."""
+    """Read a YAML text; all problems are in `problems`, nothing is raised."""
     document = Document()
     yaml = YAML(typ="safe", pure=True)
     yaml.Composer = _BoundedComposer
@@ -117,7 +117,7 @@ class _Reader:
     def read(self, node: Node, path: KeyPath) -> Any:
         self._nodes += 1
         place = _place(node)
-        if self._nodes > NODES_MAX or len(path) > DEPTH_MAX:  # aliases make 1 KiB of text into terabytes, or a circle
+        if self._nodes > NODES_MAX or len(path) > DEPTH_MAX:  # aliases make terabytes or a circle of 1 KiB of text
             raise _TooMuch(place, path[:3])
         self._document.values.setdefault(path, place)
         self._document.keys.setdefault(path, place)
@@ -170,7 +170,7 @@ class _Reader:
 
 
 def _is_text(value: object) -> bool:
-    """Whether it holds no lone half of a character, which neither a socket nor a terminal takes."""
+    """Whether it has no lone surrogate, which neither a socket nor a terminal takes."""
     try:
         str(value).encode()
     except UnicodeEncodeError:

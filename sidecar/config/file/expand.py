@@ -16,7 +16,7 @@ _REFERENCE = re.compile(r"\$\$\{|\$\{([A-Za-z_][A-Za-z0-9_]*)(:-([^}]*))?\}|\$\{
 def expand(text: str, environ: Mapping[str, str]) -> str:
     """The text with ``${VAR}`` and ``${VAR:-default}`` replaced; ``$${`` stands for ``${``.
 
-    As in a shell, the default is also taken for a variable that is empty.
+    As in a shell, the default is also used for an empty variable.
 
     Raises:
         ValueError: A variable is not set and has no default, or a reference cannot be read.
@@ -40,11 +40,11 @@ def expand(text: str, environ: Mapping[str, str]) -> str:
 
 
 def read_secret(reference: str, folder: Path) -> str:
-    """The secret in the file that ``file:PATH`` names, without the line end that editors add.
+    """The secret in the file of ``file:PATH``, without the line end that editors add.
 
     Args:
         reference: ``file:PATH``; a relative path starts at `folder`.
-        folder: Where the configuration file stands.
+        folder: The folder of the configuration file.
 
     Raises:
         ValueError: The file is missing, cannot be read, is empty, too long or no text.
@@ -68,7 +68,7 @@ def read_secret(reference: str, folder: Path) -> str:
 
 
 def _without_waiting(path: str, flags: int) -> int:
-    """A pipe would be waited at for ever, and a device has no end."""
+    """Open without waiting: a pipe would block forever, and a device has no end."""
     fd = os.open(path, flags | os.O_NONBLOCK)
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         os.close(fd)

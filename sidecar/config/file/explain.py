@@ -1,4 +1,4 @@
-"""What pydantic finds wrong, in plain English: which key, where, what is right. Raises and reads nothing."""
+"""Pydantic's errors in plain English: the key, its place, the right form. Raises and reads nothing."""
 
 from __future__ import annotations
 
@@ -64,12 +64,12 @@ def explain(error: ErrorDetails, document: Document) -> Problem:
 
 
 def dotted(path: Iterable[str | int]) -> str:
-    """The path as people write it: ``source.kafka.topics[1]``."""
+    """The path in its usual form: ``source.kafka.topics[1]``."""
     return "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in path).removeprefix(".")
 
 
 def _path(error: ErrorDetails, document: Document) -> tuple[KeyPath, bool]:
-    """The error's path without the names that pydantic puts in for its own, and whether it is about a key."""
+    """The error's path without pydantic's internal names, and whether it is about a key."""
     path: list[str | int] = []
     steps = error["loc"]
     for i, step in enumerate(steps):
@@ -93,13 +93,13 @@ def _shown(value: Any, path: KeyPath) -> str:
 
 
 def printable(text: str, length_max: int) -> str:
-    """The text on one line of at most this length, whatever it holds."""
+    """The text on one line of at most this length, whatever it contains."""
     text = "".join(char if char.isprintable() else "?" for char in text[: length_max + 1])
     return text if len(text) <= length_max else f"{text[:length_max]}…"
 
 
 def _meant(path: KeyPath) -> str:
-    """The key that was probably meant: a like one here, or this one elsewhere."""
+    """The key that was probably meant: a similar one here, or the same one elsewhere."""
     parent, name = [str(step) for step in path[:-1]], _folded(str(path[-1]))
     siblings = [option.path[-1] for option in options() if list(option.path[:-1]) == parent]
     if close := difflib.get_close_matches(name, siblings, 1, 0.6):

@@ -1,4 +1,4 @@
-"""From a file to settings, or to all that is wrong with it at once. The only place that reads the file."""
+"""Loads settings from a file, or reports all its problems at once. The only module that reads the file."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ PROBLEMS_SHOWN_MAX = 50
 NAME_SHOWN_MAX = 200
 LINE_SHOWN_MAX = 400
 Refusals: TypeAlias = Callable[[Settings], Iterable[tuple[KeyPath, str]]]
-"""What else is wrong with settings that are valid: keys, present or missing, each with the reason."""
+"""Further problems of valid settings: keys, present or missing, each with the reason."""
 HINT = "sidecar schema, or docs/configuration.md, for every key"
 
 
 class InvalidConfigError(ConfigError):
-    """A configuration file with at least one problem; ``str()`` lists them, a line each.
+    """The configuration file has at least one problem; ``str()`` lists them, one per line.
 
     Args:
-        file: The file's name as it was given.
-        problems: All that is wrong, in the order of the file.
+        file: The file's name as given.
+        problems: All problems, in the order of the file.
     """
 
     def __init__(self, file: str, problems: Sequence[Problem]) -> None:
@@ -46,15 +46,15 @@ class InvalidConfigError(ConfigError):
 def load(
     path: str | Path, environ: Mapping[str, str] | None = None, refusals: Refusals = lambda settings: ()
 ) -> Settings:
-    """The settings in a YAML file, its variables and secret files put in.
+    """The settings in a YAML file, with variables and secret files replaced.
 
     Args:
         path: The file; relative ``file:`` secrets start at its folder.
-        environ: The variables; those of the process when None.
-        refusals: What a caller asks beyond the rules of the file.
+        environ: The variables; None for those of the process.
+        refusals: Further checks of the caller.
 
     Raises:
-        ConfigError: The file cannot be read, or anything in it is wrong: every problem with line and column.
+        ConfigError: The file cannot be read, or has problems: each with line and column.
     """
     file = Path(path)
     resolver = _Resolver(os.environ if environ is None else environ, file.parent)
@@ -79,12 +79,12 @@ def _validate(document: Document) -> Settings | list[Problem]:
 
 
 def _follows(problem: Problem, known: Sequence[Problem]) -> bool:
-    """Whether it is only wrong because this, or something in it, could not be read in the first place."""
+    """Whether the problem only follows from a value, or a part of one, that could not be read."""
     return any(problem.path == earlier.path[: len(problem.path)] for earlier in known)
 
 
 def _nearest(document: Document, key: KeyPath) -> FilePosition:
-    """Where a key stands, or what it is missing in."""
+    """Position of a key, or of the section in which it is missing."""
     while key not in document.keys and key:
         key = key[:-1]
     return document.keys[key]
@@ -96,7 +96,7 @@ class _Resolver:
         self._folder = folder
 
     def resolve(self, text: str, path: KeyPath) -> str:
-        """The text with variables put in, or what stands in the file that it names."""
+        """The text with variables replaced, or the content of the file that it names."""
         value = expand(text, self._environ) if "${" in text else text
         if value.startswith(FILE_PREFIX):
             if not is_secret(path):

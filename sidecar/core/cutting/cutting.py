@@ -1,4 +1,4 @@
-"""Open messages, and when they become parts: late, within limits and room. Knows no answer and no commit."""
+"""Open messages, and their cutting into parts: late, and within limits and room. Knows no answer and no commit."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ from sidecar.core.parts import Part
 from sidecar.core.records import PARTS_HEADER_MAX_BYTES, PARTS_MAX, Fragment, TopicPartition
 
 LANE_BYTES, UNIT_BYTES = 750, 450
-"""Of a lane that has something open, beside its rows, and of what is cut together, beside its lanes; measured."""
+"""Memory of a lane with open messages, without its rows, and of a unit, without its lanes; measured."""
 LANE_IDS_BYTES = 120
-"""Of the array of a lane's message ids, beside them; measured."""
+"""Memory of the array of a lane's message ids, without the ids; measured."""
 PART_HEADER_BYTES = 64
-"""A part's entry in the header beyond the names of its topic and queue."""
+"""Size of a part's entry in the header, without the names of topic and queue."""
 
 UnitKey = tuple[TopicPartition | None, str | None]
 
 
 @dataclass(frozen=True, slots=True)
 class BatchRules:
-    """When open messages become a batch.
+    """Rules by which open messages become a batch.
 
     Args:
         by_group: A batch may hold parts of several partitions.
         limits: Upper bounds.
-        linger_ms: Longest time a message stays open while a sender is free.
+        linger_ms: Longest time that a message stays open while a sender is free.
         span_max: Offsets between watermark and position at which a partition pauses.
-        held_max_bytes: What may be held; intake pauses at 80 % of it and resumes at 50 %.
+        held_max_bytes: Memory for held messages; intake pauses at 80 % of it and resumes at 50 %.
     """
 
     by_group: bool
@@ -47,7 +47,7 @@ class BatchRules:
 
 @dataclass(slots=True)
 class _Unit:
-    """What is cut together: a lane, a group's lanes, or a partition that shares its intents."""
+    """Lanes that are cut together: one lane, a group's lanes, or a partition whose groups share intents."""
 
     since_ms: float
     count: int = 0
@@ -58,17 +58,17 @@ class _Unit:
 class Cutter:
     """Holds open messages until they are due.
 
-    What is due is cut as late as possible: only when there is a sender for it soon, so that batches grow meanwhile. Of
-    a failing group, of a fenced partition and beyond the room for intents nothing is cut.
+    A due unit is cut as late as possible, when a sender is about to be free, so that batches grow until then. Nothing
+    is cut of a failing group, of a fenced partition, or beyond the room for intents.
 
     Args:
-        rules: When they are due.
-        concurrency: Sends at once; twice as many batches are cut at most, where groups do not fail.
+        rules: Rules by which they become due.
+        concurrency: Concurrent sends; without failing groups, at most twice as many batches are outstanding.
         separator: The rows' separator.
-        owned: The partitions that are ours.
-        groups: How groups fare.
-        memory: What is held.
-        ids: Whether messages have ids that are kept with their rows.
+        owned: The owned partitions.
+        groups: The state of each group.
+        memory: The count of held memory.
+        ids: Whether rows keep their message ids.
     """
 
     def __init__(
@@ -106,7 +106,8 @@ class Cutter:
         """Take messages of a partition.
 
         Returns:
-            None; or else its groups share intents now, for want of room for so many, and these parts were cut before.
+            None, or the parts that were cut because the groups of the partition share intents from now on, for lack of
+            room.
         """
         parts = None
         if not partition.promises.admits({group for group, _ in opened}, partition.lanes):
@@ -155,7 +156,7 @@ class Cutter:
             self._due[key] = "bytes"
 
     def _refresh(self, key: UnitKey, unit: _Unit) -> None:
-        """Count the unit anew after something was taken from it."""
+        """Update the unit after messages were taken from it."""
         before = len(unit.lanes)
         unit.lanes = {lane_key: both for lane_key, both in unit.lanes.items() if both[1].buffer.fragments}
         self._memory.free(self.lane_bytes * (before - len(unit.lanes)))
@@ -172,7 +173,7 @@ class Cutter:
         self._check_full(key, unit, max(lanes, key=lambda lane: lane.buffer.count))
 
     def forget(self, tp: TopicPartition) -> None:
-        """What is open of this partition is cut otherwise, or not ours any more."""
+        """Drop the partition's open messages, which were cut otherwise or are no longer owned."""
         for key, unit in list(self._units.items()):
             gone = [lane_key for lane_key in unit.lanes if lane_key[0] == tp]
             for lane_key in gone:
@@ -182,7 +183,7 @@ class Cutter:
                 self._refresh(key, unit)
 
     def held_up(self) -> list[tuple[UnitKey, float]]:
-        """What is due, and its group does not fail: each with the time since which it is open."""
+        """The due units whose group does not fail, each with the time since which it is open."""
         failing = self._groups.failing
         return [(key, self._units[key].since_ms) for key in self._due if not (key[1] and failing(key[1]))]
 
@@ -191,16 +192,16 @@ class Cutter:
     def step(
         self, now_ms: float, pressure: str, wide: Iterable[Partition], leaving: Collection[TopicPartition]
     ) -> Iterator[list[Part]]:
-        """Cut what is due, batch by batch: how many more are cut depends on what is outstanding by then.
+        """Cut due units, batch by batch: each cut depends on what is outstanding by then.
 
         Args:
             now_ms: Monotonic time.
-            pressure: Why everything open is to be cut; empty when it is not.
+            pressure: The reason to cut everything that is open; empty if there is none.
             wide: Partitions with more than half of `span_max` between watermark and position.
-            leaving: Partitions of which nothing may stay open.
+            leaving: Partitions in which nothing may stay open.
 
         Yields:
-            The parts of a batch, which are to be outstanding before the next one is asked for.
+            The parts of a batch; they must be outstanding before the next batch is requested.
         """
         while self._lingering and self._lingering[0][0] <= now_ms:
             key = heapq.heappop(self._lingering)[2]
@@ -215,7 +216,7 @@ class Cutter:
         for key, unit in self._units.items() if leaving else ():
             if any(tp in leaving for tp, _ in unit.lanes):
                 self._due.setdefault(key, "handover")
-        # In turn, one batch of each: a group that is far behind must not keep the senders from the others.
+        # Round robin, one batch for each group: a group that is far behind must not take all senders.
         work = deque(self._due)
         while work and self._groups.healthy < self._ahead_max:
             key = work.popleft()
@@ -225,7 +226,7 @@ class Cutter:
                 work.append(key)
 
     def _hurry(self, partition: Partition) -> None:
-        """The group that holds back a partition's watermark goes first when the span above it grows wide."""
+        """Give priority to the group that holds back a partition's watermark, when the span above it grows wide."""
         lanes = partition.lanes.open()
         if lanes:
             oldest = min(lanes, key=lambda lane: lane.buffer.fragments[0].first)
@@ -236,7 +237,7 @@ class Cutter:
         if group is not None and self._groups.failing(group):
             return []
         fenced = self._owned.fenced
-        # What may not be cut stays open, and due: it goes with the next step that finds it free.
+        # A unit that may not be cut stays open and due: the next step that finds it free cuts it.
         ways = [way for way in unit.lanes.values() if way[0].tp not in fenced and way[0].promises.may_cut(way[1])]
         if not ways:
             return []

@@ -1,1 +1,1 @@
-"""What becomes of a batch, from its cut to its end."""
+"""The way of a batch, from its cut to its end."""

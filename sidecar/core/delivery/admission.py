@@ -1,4 +1,4 @@
-"""New batches: they wait until all that they promise is durable. Sends nothing."""
+"""New batches: they wait until everything that they promise is durable. Sends nothing."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from sidecar.core.parts import Batch, Part
 
 
 class Admission:
-    """Lets batches go no further before a successor would know of them.
+    """Holds back new batches until a successor would know of them.
 
     Args:
         outbox: Takes the batches.
-        settlement: Takes what has no row.
+        settlement: Takes messages without a row.
     """
 
     def __init__(self, outbox: Outbox, settlement: Settlement) -> None:
@@ -21,7 +21,7 @@ class Admission:
         self._settlement = settlement
 
     def add(self, parts: list[Part]) -> None:
-        """A new batch of these parts; what of them has no row becomes dead letters before."""
+        """Add a new batch of these parts; its unframeable messages become dead letters first."""
         for part in parts:
             if part.unframeable:
                 self._settlement.give_up_unframeable(part)
@@ -31,12 +31,12 @@ class Admission:
             self._outbox.move(batch, Event.DURABLE if _may_be_sent(batch) else Event.HELD_BACK)
 
     def release_durable(self) -> None:
-        """Batches whose intents are durable by now, and whose unframeable messages are, become ready."""
+        """Make batches ready whose intents, and whose unframeable messages' dead letters, are durable."""
         for batch in self._outbox.batches(Stage.HELD_BACK):
             if _may_be_sent(batch):
                 self._outbox.move(batch, Event.DURABLE)
 
 
 def _may_be_sent(batch: Batch) -> bool:
-    # Were a part split while some of it is being stored, nothing could say which half that belongs to.
+    # A part that is split while a dead letter of it is being stored could not tell which half the letter belongs to.
     return all((part.durable and not part.unframeable) or not part.life.alive for part in batch.parts)

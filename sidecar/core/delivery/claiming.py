@@ -1,7 +1,7 @@
-"""Parts that wait for the ledger: asked for, ours, told apart, put off. Sends nothing; the ledger itself is elsewhere.
+"""Parts that wait for the ledger: asked for, claimed, split, put off. Sends nothing; the ledger itself is elsewhere.
 
-What a part could claim goes out at once. What a twin elsewhere holds is set apart as a piece of its own, which holds
-nothing while it waits: so nobody waits for one who waits.
+The rows that a part could claim go out at once. Rows that a twin elsewhere holds become a separate piece, which holds
+no claim while it waits, so no wait cycle can form.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from sidecar.core.parts import Batch, Hold, Part
 from sidecar.core.records import Fragment
 
 HELD_WAITS = Backoff(100, 2_000)
-"""Between two questions for what a twin holds; its end is written within 200 ms of the answer."""
+"""Wait between two requests for rows that a twin holds; the twin's end is written within 200 ms of the answer."""
 FAILED_WAIT_MS = 500
 
 
@@ -38,19 +38,19 @@ class _Piece(NamedTuple):
 
 
 class Claiming:
-    """Sees to it that only what is ours is sent.
+    """Ensures that only claimed rows are sent.
 
-    A name goes out with the rows that one claim gave it, and with no others ever: what is claimed later, or lost to a
-    twin meanwhile, makes another name.
+    A name is only ever sent with the rows that one claim gave it. Rows that are claimed later, or a loss to a twin,
+    make another name.
 
     Args:
-        rules: How batches are delivered, with `lease_ms`.
+        rules: Rules of delivery, with `lease_ms`.
         chance: Uniform in [0, 1).
-        owned: The partitions that are ours.
-        outbox: Has the batches.
-        admission: Takes new ones.
+        owned: The owned partitions.
+        outbox: The batches.
+        admission: Takes new batches.
         settlement: Takes duplicates.
-        output: Hears of claims, and of partitions that must be read again.
+        output: Gets claims, and partitions that must be read again.
     """
 
     def __init__(
@@ -71,21 +71,21 @@ class Claiming:
         self._settlement = settlement
         self._output = output
         self.askings = Askings()
-        """What is asked for, or is to be asked for later."""
+        """Claims that are outstanding or put off."""
 
     def ours(self, batch: Batch, now_ms: float) -> bool:
-        """Whether the batch may be sent now: after its lease another may have it, so it is claimed anew."""
+        """Whether the batch may be sent now: after its lease another owner may have it, so it is claimed again."""
         since_ms = now_ms - (self._rules.lease_ms or 0)
         return all(part.hold is not None and part.hold.at_ms > since_ms for part in batch.parts)
 
     # Asking
 
     def ask(self, batch: Batch, now_ms: float) -> None:
-        """Claim a batch; it becomes ready when it is ours."""
+        """Claim a batch; it becomes ready once all its rows are owned."""
         self._ask(Asking(batch.parts, batch), now_ms)
 
     def step(self, now_ms: float) -> None:
-        """Ask again for what is due by now: all that was held, and each batch that the ledger failed for."""
+        """Ask again for claims that are due: all held pieces, and each batch for which the ledger failed."""
         loose: list[Part] = []
         for asking in self.askings.take_due(now_ms):
             if asking.batch is None:
@@ -123,7 +123,7 @@ class Claiming:
     # Answers
 
     def claimed(self, number: int, verdicts: Sequence[Sequence[int]] | None, now_ms: float) -> None:
-        """The ledger's answer to one `Claim`; None when it gave none.
+        """Handle the ledger's answer to one `Claim`; None if it gave none.
 
         Raises:
             StrayEventError: No such claim was asked for, or it was answered before.
@@ -136,8 +136,8 @@ class Claiming:
             return
         answered = [(part, part.hold, rows) for part, rows in zip(asking.parts, verdicts, strict=True)]
         alive = [(part, hold, rows) for part, hold, rows in answered if part.life.alive and hold is not None]
-        # Another owner told rows of these apart otherwise than we did: what we sent of them now would bear a name that
-        # the receiver may have seen with other rows.
+        # Another owner split these rows in another way: parts sent now would have names that the receiver may have seen
+        # with other rows.
         lost = {part.tp for part, hold, rows in alive if _told_apart_elsewhere(hold, rows)}
         for tp in lost:
             self._output.tell(GivenUp(tp, "another owner of the partition told its rows apart"))
@@ -153,13 +153,13 @@ class Claiming:
             self._outbox.end(asking.batch, "duplicate" if ours else "released")
 
     def _taken(self, part: Part, hold: Hold, verdict: Sequence[int], at_ms: float, now_ms: float) -> Part | None:
-        """What of the part goes on; what else is to be sent, or to wait, is on its way by itself then."""
+        """Return the remaining part; pieces are queued separately."""
         rows: defaultdict[int, set[int]] = defaultdict(set)
         for i, token in enumerate(verdict):
             rows[token].add(i)
         hold.first = False
         if hold.was is not None:
-            # Only an owner that may still commit sends what it told apart: none that was replaced meanwhile.
+            # Only an owner that may still commit sends halves, none that was replaced meanwhile.
             hold.was, hold.barrier = None, self._owned[part.tp].dues.barrier()
             self._output.tell(Changed(part.tp))
         if len(rows) > 1 or hold.token not in rows:
@@ -174,7 +174,7 @@ class Claiming:
             return None
         if twins:
             self._settlement.settle_some(part, "duplicate", len(twins))
-        # What is held gets a token, and so a name, of its own: this name goes out without it now, and so ever after.
+        # Held rows get their own token, and so a name: this name goes out without them now, and always will.
         tokens = {self._token() if token == HELD else token: chosen for token, chosen in rows.items()}
         pieces = {token: pick(part.fragments, chosen, self._rules.separator) for token, chosen in tokens.items()}
         main = None
@@ -202,9 +202,9 @@ class Claiming:
         return pieces_made
 
     def halve(self, part: Part, halves: Sequence[list[Fragment]]) -> None:
-        """Put the halves in the place of a refused part that was claimed.
+        """Replace a refused part that was claimed by its halves.
 
-        The ledger learns of both at once, before either is sent: after a crash nobody else would know them.
+        The ledger gets both at once, before either is sent: after a crash it alone knows them.
         """
         assert part.hold is not None
         token = self._token()
@@ -215,5 +215,5 @@ class Claiming:
 
 
 def _told_apart_elsewhere(hold: Hold, verdict: Sequence[int]) -> bool:
-    """Whether rows are ours under another token than we asked for, though they were asked for before in this life."""
+    """Whether rows have another token than requested, although this process had requested them before."""
     return not hold.first and any(token >= 0 and token != hold.token for token in verdict)

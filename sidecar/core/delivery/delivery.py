@@ -1,6 +1,6 @@
-"""Conducts what becomes of batches: sends what may be sent, and leads each answer to its consequences.
+"""Conducts batches from cut to end: sends those that may be sent, and applies each answer.
 
-Cuts nothing, reads nothing, and knows no commit: what those have to do with is in `outcomes`, for whom they concern.
+Cuts nothing, reads nothing, and knows no commit: results that concern these are in `outcomes`.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ class Delivery:
     """Owns all batches from cut to end.
 
     Args:
-        rules: How batches are delivered.
-        owned: The partitions that are ours.
-        memory: What is held.
+        rules: Rules of delivery.
+        owned: The owned partitions.
+        memory: The count of held memory.
         jitter: Uniform in [0, 1).
     """
 
@@ -50,7 +50,7 @@ class Delivery:
         self._admission = Admission(self.outbox, self._settlement)
         self._retries = Retries(rules, jitter, self.outbox, self._settlement, self.receiver, self.output)
         self.claims: Claiming | None = None
-        """With a ledger only."""
+        """None without a ledger."""
         if rules.has_ledger:
             self.claims = Claiming(rules, jitter, owned, self.outbox, self._admission, self._settlement, self.output)
         self._sending = Sending(rules, owned, self.outbox, self.claims, self.output)
@@ -62,23 +62,23 @@ class Delivery:
     # Taking over
 
     def cut(self, parts: list[Part]) -> None:
-        """These parts were made of what was held: a new batch, which waits for its intents to be durable."""
+        """Add a batch of these parts, cut from held messages; it waits until its intents are durable."""
         self._memory.hold(PART_BYTES * len(parts))
         self._admission.add(parts)
 
     def known(self, part: Part) -> None:
-        """This part was made of what was held, and all of it is known to be settled."""
+        """Settle this part, made of held messages that are all known to be settled."""
         self._memory.hold(PART_BYTES)
         self._settlement.finish(part, "duplicate", part.count + len(part.unframeable))
 
     def release_durable(self) -> None:
-        """A commit made intents durable: what waited for them may be sent."""
+        """Release batches whose intents a commit made durable."""
         self._admission.release_durable()
 
     # Sending
 
     def step(self, now_ms: float) -> None:
-        """Send what may be sent by now."""
+        """Send batches that may be sent by now."""
         outstanding = bool(self.outbox.groups)
         for store in self.letters.due(now_ms):
             self.output.ask(store)
@@ -90,7 +90,7 @@ class Delivery:
     # Answers
 
     def answered(self, batch_id: int, answer: Answer, now_ms: float, wall_ms: int) -> None:
-        """The sink's answer to one send.
+        """Handle the sink's answer to one send.
 
         Raises:
             StrayEventError: The batch is not being sent.
@@ -102,7 +102,7 @@ class Delivery:
             if part.life.sent(attempt):
                 self._memory.hold(ATTEMPT_BYTES)
             elif not part.life.alive:
-                self._memory.free(held_by(part))  # `forget` could not: the sender had it until now
+                self._memory.free(held_by(part))  # `forget` could not: the sender still had it
         if answer.verdict is not Verdict.HALT:
             self.receiver.resume()
         if answer.verdict in (Verdict.RETRY, Verdict.HALT):
@@ -124,7 +124,7 @@ class Delivery:
             self.outbox.end(batch, "delivered")
 
     def claimed(self, number: int, verdicts: Sequence[Sequence[int]] | None, now_ms: float) -> None:
-        """The ledger's verdicts on one `Claim`, for each want and row; None when it could not be asked.
+        """Handle the ledger's verdicts on one `Claim`, for each want and row; None if it could not be asked.
 
         Raises:
             StrayEventError: No such claim is open.
@@ -136,7 +136,7 @@ class Delivery:
         self._trust_again(outstanding)
 
     def stored(self, token: int, *, ok: bool, now_ms: float) -> None:
-        """Dead letters are durable; or not, then they are tried again in a second.
+        """Record that dead letters are durable; if not, storing is retried in a second.
 
         Raises:
             StrayEventError: Nothing is being stored under that token.
@@ -147,12 +147,12 @@ class Delivery:
             self._admission.release_durable()
 
     def _trust_again(self, outstanding: bool) -> None:
-        """The last batch came to its end in this event: nothing is left that could ask the receiver again."""
+        """Trust the receiver again after the last batch ended: no batch is left that could test it."""
         if outstanding and not self.outbox.groups:
             self.receiver.trust()
 
     def forget(self, partition: Partition) -> None:
-        """The partition is given up: what it holds is freed now, what is being sent at its answer."""
+        """Free the memory of a partition that is given up; parts that are being sent are freed at their answer."""
         sending = {id(part) for batch in self.outbox.batches(Stage.SENDING) for part in batch.parts}
         parts = [part for part in partition.lanes.parts() if id(part) not in sending]
         open_bytes = sum(held_bytes(fragment) for fragment in partition.open_fragments())
@@ -160,22 +160,22 @@ class Delivery:
         self.receiver.forget(partition.tp)
         self._admission.release_durable()
 
-    # What is told of it
+    # Status
 
     @property
     def idle(self) -> bool:
-        """Whether no batch is outstanding and no dead letter on its way."""
+        """Whether no batch is outstanding and no dead letter is being stored."""
         return not self.outbox.groups and not self.letters and not (self.claims and self.claims.askings)
 
     @property
     def awaits_twins(self) -> bool:
-        """Whether all that is outstanding waits for what twins have claimed, or behind what does."""
+        """Whether everything outstanding waits for claims of twins, or behind parts that do."""
         if self.claims is None or not self.claims.askings.held_alone or self.letters:
             return False
         return not any(map(self.outbox.count, (Stage.SENDING, Stage.WAITING, Stage.HELD_BACK)))
 
     def held_up(self) -> Iterator[tuple[str, Batch]]:
-        """Each batch that waits for something other than its group's next try, and what that is."""
+        """Batches that wait for something other than their group's retry, each with the reason."""
         waits = {"a commit": Stage.HELD_BACK, "a free sender": Stage.READY, "an answer": Stage.SENDING}
         for what, stage in waits.items():
             waiting = self.outbox.batches(stage)

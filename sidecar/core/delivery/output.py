@@ -1,4 +1,4 @@
-"""What delivery asks for and what it has to tell: effects for the shell, outcomes for who conducts it. Values only."""
+"""Requests and reports of delivery: effects for the shell, outcomes for its conductor. Values only."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from sidecar.core.records import TopicPartition
 
 
 class Settled(NamedTuple):
-    """So many messages of a partition have this outcome now."""
+    """Messages of a partition that have this outcome now."""
 
     tp: TopicPartition
     outcome: str
@@ -18,7 +18,7 @@ class Settled(NamedTuple):
 
 
 class Changed(NamedTuple):
-    """A partition's state changed, and batches wait until that is durable: to be committed now."""
+    """The state of a partition changed, and batches wait until it is durable: commit it now."""
 
     tp: TopicPartition
 
@@ -33,7 +33,7 @@ class Halved(NamedTuple):
 
 
 class GivenUp(NamedTuple):
-    """A partition must be read again from what is committed."""
+    """A partition must be read again from its committed state."""
 
     tp: TopicPartition
     reason: str
@@ -43,26 +43,26 @@ Outcome: TypeAlias = Settled | Changed | Halved | GivenUp
 
 
 class Output:
-    """Keeps both until they are taken, in their order."""
+    """Keeps effects and outcomes, in their order, until they are taken."""
 
     def __init__(self) -> None:
         self._effects: list[Effect] = []
         self._outcomes: list[Outcome] = []
 
     def ask(self, effect: Effect) -> None:
-        """The shell is to do this."""
+        """Add an effect for the shell."""
         self._effects.append(effect)
 
     def report(self, event: str, level: str = "info", /, **fields: FieldValue) -> None:
-        """A log event."""
+        """Add a log event."""
         self._effects.append(Report(event, level, fields))
 
     def settled(self, part: Part, outcome: str, count: int) -> None:
-        """So many messages of the part, which is alive, have this outcome: each message is told once."""
+        """Add the outcome of messages of a live part: each message is reported once."""
         self._outcomes.append(Settled(part.tp, outcome, count))
 
     def tell(self, outcome: Outcome) -> None:
-        """Something else came of an event."""
+        """Add another outcome of an event."""
         self._outcomes.append(outcome)
 
     def take_effects(self) -> list[Effect]:
@@ -71,6 +71,6 @@ class Output:
         return effects
 
     def take_outcomes(self) -> list[Outcome]:
-        """All outcomes since the last call; to be taken after each event, so that the next one finds them applied."""
+        """All outcomes since the last call. Take them after each event, so that the next event finds them applied."""
         outcomes, self._outcomes = self._outcomes, []
         return outcomes

@@ -1,4 +1,4 @@
-"""How batches are delivered. Values only."""
+"""Rules of delivery. Values only."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from sidecar.core.backoff import Backoff
 
 @dataclass(frozen=True, slots=True)
 class DeliveryRules:
-    """How batches are delivered.
+    """Rules by which batches are delivered.
 
     Args:
         backoff: Waits between tries.
-        concurrency: Sends at once.
+        concurrency: Concurrent sends.
         ordered: Whether a group's parts of one partition go one after the other.
         separator: The rows' separator.
         give_up_attempts: Failed sends after which a batch is dead-lettered; None for never.
-        give_up_ms: Time since the first failed send after which it is; None for never.
-        lease_ms: With a ledger: how long after its claim was asked for a batch may be sent.
-        numbered: Whether offsets are the source's own numbers, which mean nothing in another scope.
+        give_up_ms: Time since the first failed send after which a batch is dead-lettered; None for never.
+        lease_ms: With a ledger, the time after the request of its claim during which a batch may be sent.
+        numbered: Whether offsets are the source's own numbers, which are meaningless in another scope.
     """
 
     backoff: Backoff
@@ -38,10 +38,10 @@ class DeliveryRules:
 
     @property
     def gives_up(self) -> bool:
-        """Whether a batch is dead-lettered after some failures."""
+        """Whether a batch is dead-lettered after a number of failures or a time."""
         return self.give_up_attempts is not None or self.give_up_ms is not None
 
     def gives_up_after(self, attempts: int, failing_ms: float) -> bool:
-        """Whether so many failed sends, or failures for so long, are enough."""
+        """Whether this number of failed sends, or this time of failures, reaches the limit."""
         by_count = self.give_up_attempts is not None and attempts >= self.give_up_attempts
         return by_count or (self.give_up_ms is not None and failing_ms >= self.give_up_ms)

@@ -1,4 +1,4 @@
-"""Which ready batches go out: as many as there are senders, and only what may be sent by now."""
+"""Choice of the ready batches to send: as many as there are senders, and only those that may be sent by now."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from sidecar.core.parts import Batch
 
 
 class Sending:
-    """Sends, and with a ledger claims before.
+    """Sends ready batches, and claims them first if there is a ledger.
 
-    Nothing goes out of a partition that is fenced; of a failing group one batch asks whether it works again; in order,
-    a part waits for all before it in its lane; and with a ledger, what is not ours is claimed first.
+    Nothing of a fenced partition is sent. A failing group is tested with one batch. With `ordered`, a part waits for
+    all parts before it in its lane. With a ledger, rows that are not owned are claimed first.
 
     Args:
-        rules: How batches are delivered.
-        owned: The partitions that are ours.
-        outbox: Has the batches.
+        rules: Rules of delivery.
+        owned: The owned partitions.
+        outbox: The batches.
         claims: With a ledger only.
         output: Takes the sends.
     """
@@ -36,7 +36,7 @@ class Sending:
         self._output = output
 
     def step(self, now_ms: float) -> None:
-        """Send what may be sent by now; claiming goes on while all senders are busy."""
+        """Send batches that may be sent by now; claiming continues while all senders are busy."""
         if self._claims is not None:
             self._claims.step(now_ms)
         for batch in self._outbox.batches(Stage.READY):
@@ -45,7 +45,7 @@ class Sending:
             elif self._outbox.count(Stage.SENDING) < self._rules.concurrency:
                 self._send_if_it_may_go(batch)
             elif self._claims is None:
-                break  # with a ledger, what stands behind can be claimed while all senders are busy
+                break  # with a ledger, later batches can be claimed while all senders are busy
             else:
                 self._outbox.put_last(batch)
 
@@ -66,7 +66,7 @@ class Sending:
             self._outbox.end(batch, "released")
 
     def _may_go(self, batch: Batch) -> bool:
-        # One send asks whether a failing group works again: more would fail with it, or overtake it if it does.
+        # One send tests whether a failing group works again: more would fail with it, or overtake it if it does.
         groups = self._outbox.groups
         if groups.failing(batch.group) and groups[batch.group].sending:
             return False

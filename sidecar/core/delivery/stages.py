@@ -1,4 +1,4 @@
-"""The table of a batch's states: in which one each event may come, and what follows. Anything else is an error."""
+"""The table of batch states: which events each state accepts, and the next state. Anything else is an error."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 
 class Stage(enum.Enum):
-    """Where a batch is; it has one stage at a time."""
+    """Stage of a batch; it has exactly one at a time."""
 
     NEW = "is not queued yet"
     HELD_BACK = "waits for a commit"
@@ -22,7 +22,7 @@ class Stage(enum.Enum):
 
 
 class Event(enum.Enum):
-    """What can happen to a batch."""
+    """An event of a batch."""
 
     HELD_BACK = "waits for what a commit makes durable"
     DURABLE = "all that it promises is durable"
@@ -40,12 +40,12 @@ class Event(enum.Enum):
 TRANSITIONS: Mapping[tuple[Stage, Event], Stage] = {
     (Stage.NEW, Event.HELD_BACK): Stage.HELD_BACK,
     (Stage.NEW, Event.DURABLE): Stage.READY,
-    (Stage.NEW, Event.FAILED): Stage.WAITING,  # a piece of what was sent, as it is below
+    (Stage.NEW, Event.FAILED): Stage.WAITING,  # a piece of a batch that was sent, also below
     (Stage.NEW, Event.ENDED): Stage.ENDED,
     (Stage.HELD_BACK, Event.DURABLE): Stage.READY,
     (Stage.READY, Event.ASKED): Stage.CLAIMING,
     (Stage.READY, Event.SENT): Stage.SENDING,
-    (Stage.READY, Event.ENDED): Stage.ENDED,  # none of it is ours any more, here and below
+    (Stage.READY, Event.ENDED): Stage.ENDED,  # no part of it is owned any more, also below
     (Stage.CLAIMING, Event.CLAIMED): Stage.READY,
     (Stage.CLAIMING, Event.UNANSWERED): Stage.UNCLAIMED,
     (Stage.CLAIMING, Event.ENDED): Stage.ENDED,
@@ -61,7 +61,7 @@ TRANSITIONS: Mapping[tuple[Stage, Event], Stage] = {
 
 
 class StrayEventError(Exception):
-    """An event came that fits no row of the table: answered twice, say, or never sent."""
+    """An event does not fit the table: a second answer, or one for a batch that was never sent."""
 
     def __init__(self, subject: str, stage: Stage, event: Event) -> None:
         super().__init__(f"{subject}: {event.name}, while it {stage.value}")
@@ -69,10 +69,10 @@ class StrayEventError(Exception):
 
 
 def after(subject: str, stage: Stage, event: Event) -> Stage:
-    """The stage that follows.
+    """The stage that follows the event.
 
     Raises:
-        StrayEventError: None does.
+        StrayEventError: The stage does not accept the event.
     """
     following = TRANSITIONS.get((stage, event))
     if following is None:

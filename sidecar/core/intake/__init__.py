@@ -1,1 +1,1 @@
-"""From what was read to what is to be delivered: position, filter, id, framing."""
+"""Conversion of read messages into rows to deliver: position, filter, id, framing."""

@@ -1,4 +1,4 @@
-"""From messages to the rows of a fragment."""
+"""Framing of messages into the rows of a fragment."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from sidecar.core.records import NO_ID, Fragment, Message, TopicPartition
 
 
 def fragment_of(reading: Reading, tp: TopicPartition, messages: list[Message], now_ms: float) -> Fragment:
-    """The rows of messages that were read together, at least one; what the format cannot hold has its offset alone."""
+    """The fragment of messages that were read together, at least one; an unframeable message has only its offset."""
     data, odd = reading.framer.frame(tp, messages)
     offsets: array[int] = array("q", reading.columns.offsets(messages))
     ids = None

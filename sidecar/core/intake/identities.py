@@ -1,4 +1,4 @@
-"""Message ids: which are known, of a partition itself and of those whose copies it holds."""
+"""Known message ids, of a partition itself and of the partitions whose copies it has."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from sidecar.core.windows.dedup import Deduplicator, Moment
 
 
 class Identities:
-    """Remembers ids from when they are asked about; they are durable only once their messages are settled.
+    """Remembers ids from the first look-up on; they are durable only once their messages are settled.
 
     Args:
-        reading: How ids are read.
-        windows: Remembers them, by partition.
+        reading: Rules of reading ids.
+        windows: The windows, by partition.
     """
 
     def __init__(self, reading: Reading, windows: Deduplicator[TopicPartition]) -> None:
@@ -37,7 +37,7 @@ class Identities:
     def take(
         self, partition: Partition, messages: Sequence[Message], numbers: Sequence[int | None], now_ms: float
     ) -> list[bool]:
-        """For each of these, in the order of their offsets, whether its id is new."""
+        """Whether the id of each message is new, in the order of their offsets; new ids are known from now on."""
         last = max(self._columns.offsets(messages[-1:]), default=-1)
         moment = Moment(last, partition.reach.committed, now_ms)
         known = self._known_of_origins(partition.tp, numbers)
@@ -46,11 +46,11 @@ class Identities:
         return [is_new and number not in known for is_new, number in zip(new, numbers, strict=True)] if known else new
 
     def generation(self, tp: TopicPartition) -> int:
-        """Of the partition's window of message ids."""
+        """Generation of the partition's window of message ids."""
         return self._windows.window(tp).generation
 
     def has_copies(self, tp: TopicPartition) -> bool:
-        """Whether ids of a partition are looked up in others of its broker, which must have been read again before."""
+        """Whether ids are also looked up in other partitions of the broker, which must be replayed first."""
         return self._copies is not None and self._copies(tp)
 
     def _known_of_origins(self, tp: TopicPartition, numbers: Sequence[int | None]) -> set[int]:

@@ -1,4 +1,4 @@
-"""From a run to rows: position, filter, id, framing. Decides what each message is; cuts and sends nothing."""
+"""Sorts a run into rows: position, filter, id, framing. Decides about each message; cuts and sends nothing."""
 
 from __future__ import annotations
 
@@ -25,26 +25,26 @@ from sidecar.core.windows.dedup import Deduplicator
 
 CHOSEN_MAX = 256
 _Placed = tuple[str, Intent | Lane | None, list[Message]]
-"""A group, where its messages belong (None: nowhere, they are settled), and the messages."""
+"""A group, the owner of its messages (None: they are settled), and the messages."""
 
 
 @dataclass(slots=True)
 class Sorted:
-    """What became of a run."""
+    """The result of sorting a run."""
 
     duplicate: int = 0
     filtered: int = 0
     opened: list[tuple[str, Fragment]] = field(default_factory=list)
-    """Group and fragment, to be put into the open lanes."""
+    """Groups and fragments for the open lanes."""
     collected_bytes: int = 0
-    """What is held of what went to intents of an earlier life."""
+    """Memory of the messages that went to recovered intents."""
 
 
 class Intake:
-    """Sorts runs: each message of a run has one outcome, or stands in one fragment.
+    """Sorts runs: each message of a run has one outcome, or is in one fragment.
 
     Args:
-        reading: How messages are read.
+        reading: Rules of reading messages.
     """
 
     def __init__(self, reading: Reading) -> None:
@@ -52,7 +52,7 @@ class Intake:
         self.positions = Positions(reading.columns, reading.capacity)
         """The windows of offsets."""
         self._chosen: dict[str | None, list[Message]] = {}
-        """Messages of the run in hand by group; empty between runs."""
+        """Messages of the current run by group; empty between runs."""
         self._appends: Memo[Callable[[Message], None]] = Memo(
             lambda raw: self._chosen.setdefault(reading.groups[raw], []).append
         )
@@ -63,14 +63,14 @@ class Intake:
         self.identities = Identities(reading, self.ids)
 
     def forget(self, tp: TopicPartition) -> None:
-        """The partition is not ours any more."""
+        """Drop the memory of a partition that is no longer owned."""
         self.positions.forget(tp)
         self.ids.forget(tp)
 
     def sort(self, partition: Partition, run: Run, now_ms: float) -> Sorted:
-        """Decide every message of a run; intents of an earlier life get theirs here.
+        """Decide about every message of a run; recovered intents get their messages here.
 
-        Of a partition that is replaying the run must end below `seen`.
+        If the partition is replaying, the run must end below `seen`.
 
         Raises:
             HoleError: A message was skipped before; the partition must be read again from its watermark.
@@ -90,7 +90,7 @@ class Intake:
         return result
 
     def divide(self, run: Run, border: int) -> tuple[Run | None, Run]:
-        """What of a run stands below the offset `border`, and the others; `run.last` is not below it."""
+        """Divide a run at the offset `border`: lower messages, if any, and the others; `run.last` is not below it."""
         offsets = list(self._r.columns.offsets(run.messages))
         index = bisect_left(offsets, border)
         if not index:
@@ -177,10 +177,10 @@ class Intake:
     def _without_known_ids(
         self, partition: Partition, placed: list[_Placed], result: Sorted, now_ms: float
     ) -> list[_Placed]:
-        """Leave out duplicates by id; in offset order, so that the same twin goes out as in the first life.
+        """Leave out duplicates by id, in offset order, so that the same twin is delivered as before the restart.
 
-        What is settled by position makes later twins duplicates, whether or not its id reached the journal; an earlier
-        twin stays what it is: the settled one may have been its duplicate.
+        A message that is settled by position makes later twins duplicates, whether or not its id reached the journal.
+        It does not affect an earlier twin, whose duplicate it may have been.
         """
         messages = [message for _, _, chosen in placed for message in chosen]
         settled = [owner is None for _, owner, chosen in placed for _ in chosen]

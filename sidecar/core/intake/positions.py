@@ -1,4 +1,4 @@
-"""Which offsets were handed over, in this ownership and those before. Knows no id and no group."""
+"""Offsets that were handed over, in this ownership and earlier ones. Knows no id and no group."""
 
 from __future__ import annotations
 
@@ -12,33 +12,33 @@ from sidecar.core.windows.dedup import Deduplicator, RotatingBitmap
 
 
 class HoleError(Exception):
-    """A message stands below the position and was never read: the client skipped it."""
+    """A message below the position was never read: the client skipped it."""
 
 
 class Positions:
-    """Tells what is new from what came before, so that each message is decided once in an ownership.
+    """Recognizes offsets that were read before, so that each message is decided once in an ownership.
 
     Args:
         columns: The source's column readers.
-        capacity: Offsets remembered a partition.
+        capacity: Number of offsets remembered per partition.
     """
 
     def __init__(self, columns: Columns, capacity: int) -> None:
         self._columns = columns
         self._windows: Deduplicator[TopicPartition] = Deduplicator(capacity)
         self._settled: dict[TopicPartition, BitMap64] = {}
-        """At or above the watermark, by ownerships before: it decides until it is read past."""
+        """Offsets at or above the watermark that earlier ownerships settled; used until they are read past."""
 
     def forget(self, tp: TopicPartition) -> None:
-        """The partition is not ours any more."""
+        """Drop the windows of a partition that is no longer owned."""
         self._windows.forget(tp)
         self._settled.pop(tp, None)
 
     def unseen(self, partition: Partition, run: Run) -> tuple[list[Message], BitMap64 | None]:
-        """What was not handed over before in this ownership; and of its offsets those settled before it, if any.
+        """The messages not handed over before in this ownership, and their offsets that were settled earlier, if any.
 
         Raises:
-            HoleError: A message stands below the position that was never read.
+            HoleError: A message below the position was never read.
         """
         window = self._window(run.tp)
         messages, keep_from = run.messages, partition.reach.committed
@@ -73,15 +73,15 @@ class Positions:
         return (span & settled) or None
 
     def dump(self, partition: Partition) -> tuple[bytes, bytes]:
-        """The window of what is settled, for `load`; what is in flight is new again after a crash."""
+        """The window of settled offsets, for `load`; messages in flight are new again after a crash."""
         return self._window(partition.tp).dump(self._settled.get(partition.tp), partition.unsettled())
 
     def load(self, partition: Partition, dumped: tuple[bytes, bytes], below: int) -> bool:
-        """Earlier ownerships settled what `dump` gave, as far as it stands below an offset.
+        """Load the offsets below `below` of an earlier ownership's `dump` as settled.
 
         Returns:
-            Whether some of it does not: then dump anew before anything is committed, or a later life, which finds that
-            commit, would trust it for what stands there by then.
+            Whether offsets from `below` on were dropped. Then dump again before the next commit: otherwise a later
+            owner that finds the commit would trust the old dump for other messages at these offsets.
         """
         window = self._window(partition.tp)
         window.load(dumped)

@@ -1,4 +1,4 @@
-"""How messages are read. Values only."""
+"""Rules of reading messages. Values only."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ ReadKeys = Callable[[TopicPartition, Sequence[Message]], bytes]
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """How messages are read.
+    """Rules by which messages are read.
 
     Args:
         columns: The source's column readers.
         framer: The sink's format.
         tags: Reads the raw tags of messages.
-        groups: Raw tags to group, None for unwanted; computes what is missing.
-        ids: Reads message ids, None where only positions tell duplicates.
-        capacity: Positions and ids remembered a partition.
+        groups: Group by raw tags, None for unwanted; missing entries are computed.
+        ids: Reads message ids, None if duplicates are recognized by position only.
+        capacity: Number of positions and ids remembered per partition.
         bitmap_ids: Whether ids grow like counters (Roaring) or are random (hash set).
-        keys: Reads business keys, where a ledger tells duplicates and `ids` is None.
-        keep_ms: How long ids are remembered at least; None as long as `capacity` allows.
-        digest: 64 bits that tell a message from any other at its offset, None where the log needs no fingerprints.
-        copies: Whether a partition holds copies of messages of others of its broker: an id that is known of one of
-            these is known. A copy never makes its origin a duplicate: what an earlier life sent of the origin must go
-            out as it was.
+        keys: Reads business keys, if a ledger recognizes duplicates and `ids` is None.
+        keep_ms: Minimum time for which ids are remembered; None for as long as `capacity` allows.
+        digest: A 64-bit hash that distinguishes messages at the same offset, None if the log needs no fingerprints.
+        copies: Whether a partition has copies of messages of other partitions of its broker: an id that is known there
+            is known here. A copy never makes its origin a duplicate: a part of the origin that was sent earlier must be
+            sent again unchanged.
     """
 
     columns: Columns

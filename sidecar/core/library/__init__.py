@@ -1,1 +1,1 @@
-"""The classes for a consumer that uses the library alone, each without a thread and a clock."""
+"""The classes for consumers that use only the library, each without a thread and a clock."""

@@ -13,7 +13,7 @@ M = TypeVar("M")
 
 
 class BatchState(enum.Enum):
-    """Where a batch is; it ends in one of the last three, and stays there."""
+    """State of a batch; the last three are final."""
 
     FILLING = "was never handed out"
     IN_FLIGHT = "is in flight with another batcher"
@@ -25,39 +25,39 @@ class BatchState(enum.Enum):
 
 @dataclass(slots=True, eq=False)
 class MessageBatch(Generic[G, M]):
-    """Messages of one group that are sent together; read it, and change nothing but through the batcher."""
+    """Messages of one group that are sent together; read-only, changed only through the batcher."""
 
     group: G
     messages: list[M]
     attempt: int = 0
-    """Sends so far, the present one included."""
+    """Number of sends, including the present one."""
     state: BatchState = BatchState.FILLING
     reason: str = ""
-    """Why the last send failed, or the batch was rejected."""
+    """Reason of the last failed send, or of the rejection."""
     size_bytes: int = 0
     """Sum of the messages' sizes."""
     held_bytes: int = 0
-    """What it counts for in `held_max_bytes`."""
+    """Bytes that it counts for in `held_max_bytes`."""
     begun_ms: float = 0.0
-    """When its first message was added."""
+    """Time at which its first message was added."""
 
 
 @dataclass(frozen=True, slots=True)
 class BatcherCounts:
-    """What a batcher holds, and what became of the rest: added = delivered + dead_lettered + released + held."""
+    """Messages held by a batcher, and outcomes of the others: added = delivered + dead_lettered + released + held."""
 
     batches_filling: int
-    """Open: not handed out yet, full ones included."""
+    """Open batches: not handed out yet, including full ones."""
     batches_in_flight: int
-    """Handed out by `poll`, without an answer yet."""
+    """Batches handed out by `poll` and not answered yet."""
     batches_waiting: int
-    """Failed, and waiting for their next send."""
+    """Failed batches that wait for their next send."""
     held_messages: int
-    """In all of these batches."""
+    """Messages in all of these batches."""
     held_bytes: int
-    """What these messages and batches take of memory."""
+    """Memory of these messages and batches."""
     added: int
-    """Messages since the batcher was made, as the three below."""
+    """Messages since the batcher was created, like the three counts below."""
     delivered: int
     dead_lettered: int
     released: int
@@ -77,7 +77,7 @@ class Callbacks(Generic[G, M]):
     on_released: Callable[[MessageBatch[G, M]], object] = _nothing
 
     def of_end(self, batch: MessageBatch[G, M]) -> Iterator[Callable[[], object]]:
-        """The calls that a batch's end makes: one for each message in order, then one for the batch."""
+        """The calls at a batch's end: one for each message in order, then one for the batch."""
         if self.on_message is not None:
             yield from (partial(self.on_message, message, batch) for message in batch.messages)
         if batch.state is BatchState.DELIVERED:
@@ -88,10 +88,10 @@ class Callbacks(Generic[G, M]):
             yield partial(self.on_released, batch)
 
     def ended(self, batch: MessageBatch[G, M]) -> None:
-        """Make the calls of a batch's end, all of them.
+        """Make all calls of a batch's end.
 
         Raises:
-            ExceptionGroup: What some of them raised.
+            ExceptionGroup: Some of them raised an error.
         """
         errors = []
         for call in self.of_end(batch):
@@ -103,5 +103,5 @@ class Callbacks(Generic[G, M]):
             raise ExceptionGroup(f"callbacks of a batch of group {batch.group!r} failed", errors)
 
     def retried(self, batch: MessageBatch[G, M], wait_ms: float) -> None:
-        """Tell that the batch is sent again."""
+        """Call the callback for a batch that is sent again."""
         self.on_retry(batch, batch.reason, wait_ms)

@@ -1,4 +1,4 @@
-"""The library's books: what a batcher holds, and what became of the rest. Counts only."""
+"""The library's books: messages that a batcher holds, and the outcomes of the rest. Counts only."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from typing import Generic
 from sidecar.core.library.batch import BatchState, G, M, MessageBatch
 
 HIGH = 0.8
-"""The share of the budget from which on everything open is due."""
+"""Share of the budget above which everything open is due."""
 MESSAGE_BYTES = 56
-"""What a message takes beside its size: the object's head, and its slot in a list that grows by an eighth."""
+"""Memory of a message beyond its size: the object's head, and its slot in a list that grows by an eighth."""
 BATCH_BYTES = 1_024
-"""What a batch takes that holds nothing yet, with its group."""
+"""Memory of an empty batch, with its group."""
 
 
 class Budget(Generic[G, M]):
     """Counts each message in, and out with the end of its batch: added = ended + held, at any time.
 
     Args:
-        held_max_bytes: What may be held.
+        held_max_bytes: Memory for held messages.
     """
 
     def __init__(self, held_max_bytes: int) -> None:
@@ -29,12 +29,12 @@ class Budget(Generic[G, M]):
 
     @property
     def held_bytes(self) -> int:
-        """What is held now; 0 at rest."""
+        """The bytes held now; 0 at rest."""
         return self._held_bytes
 
     @property
     def tight(self) -> bool:
-        """Whether so much is held that everything open is due."""
+        """Whether the budget is so full that everything open is due."""
         return self._held_bytes > HIGH * self._held_max_bytes
 
     def check(self, size_bytes: int) -> None:
@@ -45,11 +45,11 @@ class Budget(Generic[G, M]):
             raise ValueError(f"a message of {size_bytes} bytes is beyond held_max_bytes {self._held_max_bytes}")
 
     def admits(self, size_bytes: int, *, begins: bool) -> bool:
-        """Whether a message of this size may be held now, with a new batch where it begins one."""
+        """Whether a message of this size may be held now, with a new batch if it begins one."""
         return self._held_bytes + _bytes(size_bytes, begins=begins) <= self._held_max_bytes
 
     def take(self, batch: MessageBatch[G, M], message: M, size_bytes: int) -> None:
-        """Put the message into the batch."""
+        """Add the message to the batch."""
         held_bytes = _bytes(size_bytes, begins=not batch.messages)
         batch.messages.append(message)
         batch.size_bytes += size_bytes
@@ -58,18 +58,18 @@ class Budget(Generic[G, M]):
         self._added += 1
 
     def end(self, batch: MessageBatch[G, M], state: BatchState) -> None:
-        """The batch has its one end."""
+        """Record the end of the batch."""
         batch.state = state
         self._held_bytes -= batch.held_bytes
         self._ended[state] += len(batch.messages)
 
     @property
     def added(self) -> int:
-        """Messages that came in."""
+        """Number of messages added."""
         return self._added
 
     def ended(self, state: BatchState) -> int:
-        """Messages that have this end."""
+        """Number of messages with this end."""
         return self._ended[state]
 
 

@@ -13,7 +13,7 @@ from sidecar.core.library.batch import BatchState, G, M, MessageBatch
 
 @dataclass(frozen=True, slots=True)
 class Retries:
-    """When a batch is sent again, and when it is given up.
+    """Rules by which a failed batch is sent again or given up.
 
     Args:
         backoff: Waits between sends.
@@ -26,16 +26,16 @@ class Retries:
     jitter: Callable[[], float]
 
     def gives_up(self, attempt: int) -> bool:
-        """Whether so many failed sends are enough."""
+        """Whether this number of failed sends is enough."""
         return self.give_up_after is not None and attempt >= self.give_up_after
 
     def wait_ms(self, attempt: int, retry_after_ms: float | None) -> float:
-        """How long to wait after the failed send of this number."""
+        """Wait after the failed send of this number, in milliseconds."""
         return self.backoff.wait_ms(attempt, self.jitter(), retry_after_ms)
 
 
 class Flight(Generic[G, M]):
-    """Each batch is in flight once between `send` and its answer: who answers twice, or another batcher's, is told."""
+    """Batches in flight between `send` and their answer; a second answer, or another batcher's batch, is an error."""
 
     def __init__(self) -> None:
         self._in_flight: set[MessageBatch[G, M]] = set()
@@ -43,7 +43,7 @@ class Flight(Generic[G, M]):
         self._sequence = 0
 
     def send(self, batch: MessageBatch[G, M]) -> None:
-        """The batch is handed out."""
+        """Add a batch that is handed out."""
         batch.attempt += 1
         batch.state = BatchState.IN_FLIGHT
         self._in_flight.add(batch)
@@ -54,36 +54,36 @@ class Flight(Generic[G, M]):
             raise ValueError(f"this batch of group {batch.group!r} is not in flight: it {batch.state.value}")
 
     def end(self, batch: MessageBatch[G, M]) -> None:
-        """The batch was answered, and has its end."""
+        """Remove a batch that was answered and has ended."""
         self.check(batch)
         self._in_flight.remove(batch)
 
     def put_off(self, batch: MessageBatch[G, M], due_ms: float) -> None:
-        """The batch was answered, and is sent again at that time."""
+        """Schedule a batch that was answered to be sent again at `due_ms`."""
         self.end(batch)
         batch.state = BatchState.WAITING
         self._sequence += 1
         heapq.heappush(self._waiting, (due_ms, self._sequence, batch))
 
     def take_due(self, now_ms: float) -> MessageBatch[G, M] | None:
-        """The next batch that is to be sent again by now; None when none is."""
+        """Remove and return the next batch whose retry is due by now; None if there is none."""
         return heapq.heappop(self._waiting)[2] if self._waiting and self._waiting[0][0] <= now_ms else None
 
     def due_ms(self) -> float | None:
-        """When the next batch is sent again; None when none waits."""
+        """Time of the next retry; None if no batch waits."""
         return self._waiting[0][0] if self._waiting else None
 
     def batches(self) -> list[MessageBatch[G, M]]:
-        """All that have no end yet."""
+        """All batches that have not ended."""
         return [*self._in_flight, *(batch for _, _, batch in self._waiting)]
 
     def drop(self, batches: set[MessageBatch[G, M]]) -> None:
-        """These have their end, whatever is answered later."""
+        """Remove these batches, which have ended; later answers are errors."""
         self._in_flight -= batches
         self._waiting = [entry for entry in self._waiting if entry[2] not in batches]
         heapq.heapify(self._waiting)
 
     @property
     def counts(self) -> tuple[int, int]:
-        """How many are in flight, and how many wait."""
+        """Numbers of batches in flight and waiting."""
         return len(self._in_flight), len(self._waiting)

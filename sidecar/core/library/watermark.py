@@ -1,4 +1,4 @@
-"""What a consumer may commit: the watermark below which everything read is settled. No broker, no clock, no thread."""
+"""Offsets that a consumer may commit: watermarks below which everything read is settled. No broker, clock or thread."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ VERSION = 1
 
 
 class _Span:
-    """One key: all below `position` is settled, but for two sets."""
+    """State of one key: all offsets below `position` are settled, except two sets."""
 
     __slots__ = ("again", "committed", "position", "unsettled")
 
@@ -24,7 +24,7 @@ class _Span:
         self.position = position
         self.committed = committed
         self.unsettled = BitMap64()
-        self.again = BitMap64()  # unsettled in the snapshot that was loaded, and not read since
+        self.again = BitMap64()  # unsettled in the loaded snapshot, and not read since
 
     @property
     def watermark(self) -> int:
@@ -37,7 +37,7 @@ class _Span:
 
     def read(self, offset: int) -> bool:
         if self.again:
-            self.again.remove_range(0, offset)  # reading goes upwards: what was passed over is gone from the log
+            self.again.remove_range(0, offset)  # reads go upwards: skipped offsets are gone from the log
         if offset in self.again:
             self.again.remove(offset)
         elif offset < self.position:
@@ -49,14 +49,13 @@ class _Span:
 
 
 class Progress(Generic[K]):
-    """Tells what to commit when messages are settled in any order, for each key apart (say, a topic and partition).
+    """Computes offsets to commit when messages are settled in any order, per key (say, a topic and partition).
 
     An offset is committed only when everything read below it is settled. Offsets of a key are read upwards, with any
-    gaps: what compaction removed, and control records. What is kept grows with what is unsettled alone: Roaring
-    bitmaps, at most 150 bytes for each unsettled message and down to a bit where many lie together. Not safe for
-    threads.
+    gaps, such as compacted messages and control records. Memory grows only with the unsettled messages: Roaring
+    bitmaps, at most 150 bytes for each, and down to a bit if many are adjacent. Not thread-safe.
 
-    Make what tells two logs of one name apart a part of the key (a topic's id, say), where topics are made anew.
+    If topics are deleted and created again, include in the key what distinguishes the logs, such as the topic id.
 
     >>> progress = Progress()
     >>> [progress.read(("orders", 0), offset) for offset in (5, 6, 9)]
@@ -73,13 +72,13 @@ class Progress(Generic[K]):
         self._spans: dict[K, _Span] = {}
 
     def begin(self, key: K, offset: int) -> None:
-        """Begin a key where its commit stands; not needed where there is no commit: `read` begins it too.
+        """Begin a key at its committed offset; not needed without a commit, as `read` begins it too.
 
-        A key that is known, after `load` say, goes on: what it holds below `offset` counts as settled.
+        A key that is known, for example after `load`, continues: its messages below `offset` count as settled.
 
         Args:
             key: The key.
-            offset: Committed: all below it is settled, and it is the next one to read.
+            offset: The committed offset: all below it is settled, and it is the next one to read.
 
         Raises:
             ValueError: The offset is below 0, or beyond 63 bits.
@@ -90,7 +89,7 @@ class Progress(Generic[K]):
         span.position, span.committed = max(span.position, offset), offset
 
     def read(self, key: K, offset: int) -> bool:
-        """A message was read; False when it was read before and is settled, or is about to be: pass over it.
+        """Record that a message was read. Return False if it was read before: it is settled or in flight, so skip it.
 
         Raises:
             ValueError: The offset is below 0, or beyond 63 bits.
@@ -102,7 +101,7 @@ class Progress(Generic[K]):
         return span.read(offset)
 
     def advance(self, key: K, position: int) -> None:
-        """Nothing else is below `position`: the consumer's own position, beyond control records at a log's end.
+        """Set the consumer's own position, which includes control records at a log's end: nothing else is below it.
 
         Raises:
             ValueError: The position is below 0, or beyond 63 bits.
@@ -115,7 +114,7 @@ class Progress(Generic[K]):
         span.position = max(span.position, position)
 
     def settled(self, key: K, offset: int) -> bool:
-        """A message has its end; False when it was not waiting for it: settled before, or its key was forgotten.
+        """Settle a message. Return False if it was settled before, or its key was forgotten.
 
         Raises:
             ValueError: The offset is below 0, or beyond 63 bits.
@@ -128,45 +127,45 @@ class Progress(Generic[K]):
         return True
 
     def to_commit(self) -> dict[K, int]:
-        """What to commit, as Kafka means it: for each key the next offset to read; none that is committed already."""
+        """Offsets to commit, in Kafka's sense: the next offset to read of each key, without those already committed."""
         watermarks = {key: span.watermark for key, span in self._spans.items()}
         return {key: offset for key, offset in watermarks.items() if offset != self._spans[key].committed}
 
     def committed(self, key: K, offset: int) -> None:
-        """The broker has this commit; until it is told, `to_commit` names it again. A forgotten key is passed over."""
+        """Record a successful commit; until then `to_commit` returns it again. A forgotten key is ignored."""
         span = self._spans.get(key)
         if span is not None:
             span.committed = offset
 
     def forget(self, key: K) -> int:
-        """Drop a key, which was revoked or lost; how many of its messages were unsettled."""
+        """Drop a key that was revoked or lost; return the number of its unsettled messages."""
         span = self._spans.pop(key, None)
         return len(span.unsettled) if span else 0
 
     def keys(self) -> list[K]:
-        """The keys that were begun."""
+        """All keys that were begun."""
         return list(self._spans)
 
     def unsettled(self, key: K | None = None) -> int:
-        """How many messages were read and are not settled, of a key or of all."""
+        """Number of messages that were read and are not settled, of a key or of all."""
         if key is None:
             return sum(len(span.unsettled) for span in self._spans.values())
         return len(self._spans[key].unsettled) if key in self._spans else 0
 
     def oldest(self, key: K) -> int | None:
-        """The lowest offset of a key that was read and is not settled: what holds up its commit."""
+        """The lowest unsettled offset of a key, which holds up its commit; None if there is none."""
         span = self._spans.get(key)
         return span.unsettled.min() if span and span.unsettled else None
 
     def span(self, key: K) -> int:
-        """How many offsets lie between what can be committed and what was read: what a crash repeats at most."""
+        """Number of offsets between the offset to commit and the position: the most that a crash repeats."""
         span = self._spans.get(key)
         return span.position - span.watermark if span else 0
 
     def dump(self, key: K) -> bytes:
-        """What a key has settled, for `load` in a later process: so it need not be settled again.
+        """The settled offsets of a key, for `load` in a later process, so that they need not be settled again.
 
-        Keep it in one transaction with what the settled messages changed, or write it after that.
+        Store it in one transaction with the effects of the settled messages, or after these.
 
         Raises:
             KeyError: The key was not begun.
@@ -176,10 +175,10 @@ class Progress(Generic[K]):
         return seal("Progress", VERSION, struct.pack("<q", span.position) + unsettled.serialize())
 
     def load(self, key: K, dumped: bytes) -> None:
-        """Begin a key anew as it was dumped, and read on from what `to_commit` says, or below it.
+        """Restore a key from a dump; then read from the offset that `to_commit` returns, or below it.
 
-        `read` is False then for what was settled, and True for what was not. Where the broker's commit may be newer
-        than the snapshot, `begin` with it afterwards.
+        `read` then returns False for settled messages and True for others. If the broker's commit may be newer than the
+        snapshot, call `begin` with it afterwards.
 
         Raises:
             ValueError: The bytes are no snapshot of `Progress`, or damaged.

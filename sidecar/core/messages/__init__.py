@@ -1,1 +1,1 @@
-"""What is read in a message: tags and ids."""
+"""Tags and ids of messages."""

@@ -1,4 +1,4 @@
-"""Where a tag or a message id stands: header, key, topic, a place in a JSON value, or the broker's own id of a message.
+"""The field with a tag or message id: header, key, topic, a path in a JSON value, or the broker's own message id.
 
 Reads columns, decides nothing.
 """
@@ -18,13 +18,13 @@ from sidecar.core.records import Columns, Header, Message, TopicPartition
 JsonPath: TypeAlias = tuple[str | int, ...]
 Json: TypeAlias = "dict[str, Json] | list[Json] | str | int | float | bool | None"
 Raw: TypeAlias = bytes | tuple[bytes, ...] | None
-"""What a field holds: nothing, one value, or several."""
+"""Content of a field: nothing, one value, or several."""
 
 _STEP = re.compile(r"""\.(?P<name>[^.\[\]'"\s]+)|\[(?P<index>\d+)\]|\['(?P<single>[^']+)'\]|\["(?P<double>[^"]+)"\]""")
 
 
 class FieldError(ValueError):
-    """A field is described in a way that cannot be read."""
+    """The description of a field is invalid."""
 
 
 @runtime_checkable
@@ -32,16 +32,16 @@ class HeaderColumns(Protocol):
     """`Columns` that find one header without reading all of them."""
 
     def header(self, messages: Sequence[Message], name: str) -> list[Raw]:
-        """The value of this header of each message; a tuple where it is repeated."""
+        """The value of this header of each message; a tuple if it is repeated."""
         ...
 
 
 @runtime_checkable
 class OriginColumns(Protocol):
-    """`Columns` that tell where a message was stored first."""
+    """`Columns` that know where a message was stored first."""
 
     def origins(self, tp: TopicPartition, messages: Sequence[Message]) -> list[Raw]:
-        """Broker and commit-log offset of each message, of one of the retry topic those of its origin."""
+        """Broker and commit-log offset of each message; for a message of a retry topic, those of its origin."""
         ...
 
 
@@ -70,10 +70,10 @@ def parse_json_path(text: str) -> JsonPath:
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """Where to look.
+    """A field of messages.
 
     Args:
-        kind: Which attribute of a message.
+        kind: The attribute of a message.
         name: The header's name, for `header`.
         path: The steps into the value, for `json`.
     """
@@ -83,7 +83,7 @@ class Field:
     path: JsonPath = ()
 
     def reader(self, columns: Columns) -> Callable[[TopicPartition, Sequence[Message]], list[Raw]]:
-        """A function that reads this field of many messages of one partition."""
+        """Return a function that reads this field of many messages of one partition."""
         if self.kind == "topic":
             return lambda tp, messages: [tp.topic.encode()] * len(messages)
         if self.kind == "offset_msg_id":
@@ -99,7 +99,7 @@ class Field:
 
 
 def header_column(columns: Columns, messages: Sequence[Message], name: str) -> list[Raw]:
-    """The value of header `name` of each message; a tuple where it is repeated."""
+    """The value of header `name` of each message; a tuple if it is repeated."""
     try:
         rows = columns.headers(messages)
         column: list[Raw] = [value for row in rows if row is not None for ((key, value),) in [row] if key == name]
@@ -116,20 +116,20 @@ def _header(row: Sequence[Header], name: str) -> Raw:
 
 
 def json_at(value: bytes | None, path: JsonPath) -> Raw:
-    """What stands at `path` of a JSON text: text and numbers as bytes, a list as several, anything else as nothing."""
+    """The value at `path` of a JSON text: text and numbers as bytes, a list as several, anything else as nothing."""
     if not value:
         return None
     try:
         try:
             return _raw(_walk(orjson.loads(value), path))
-        except ValueError:  # no JSON to orjson, or a number that may be another one by now
+        except ValueError:  # no JSON to orjson, or a number that it may have changed
             return _raw(_walk(_literal(value), path))
     except (ValueError, LookupError, TypeError, RecursionError):
         return None
 
 
 def _literal(value: bytes) -> Json:
-    """Slower, but numbers stay as written, and lone surrogates pass, as most writers let them."""
+    """Parse slowly, but keep numbers as written, and accept lone surrogates, as most writers do."""
     value_read: Json = json.loads(value, parse_int=str, parse_float=str, parse_constant=str)
     return value_read
 

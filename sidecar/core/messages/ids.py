@@ -16,13 +16,13 @@ _BIAS = 1 << 63
 
 
 def text_id(raw: Raw) -> int | None:
-    """A signed 64-bit xxh3 of the bytes, of the first value where there are several; None without an id."""
+    """A signed 64-bit xxh3 of the bytes, of the first value if there are several; None without an id."""
     first = _text(raw)
     return None if first is None else xxhash.xxh3_64_intdigest(first) - _BIAS
 
 
 def int_id(raw: Raw) -> int | None:
-    """The number that is written there, 0 to 2**63 - 1; None when it is no such number."""
+    """The number in the text, 0 to 2**63 - 1; None if it is no such number."""
     first = raw[0] if isinstance(raw, tuple) and raw else raw
     if not isinstance(first, bytes) or len(first) > 19 or not first.isdigit():
         return None
@@ -33,7 +33,7 @@ def int_id(raw: Raw) -> int | None:
 def id_reader(
     field: Field, kind: Literal["text", "int"], columns: Columns
 ) -> Callable[[TopicPartition, Sequence[Message]], list[int | None]]:
-    """A function that reads the ids of many messages of one partition."""
+    """Return a function that reads the ids of many messages of one partition."""
     read = field.reader(columns)
     number = text_id if kind == "text" else int_id
     return lambda tp, messages: [number(raw) for raw in read(tp, messages)]
@@ -42,15 +42,15 @@ def id_reader(
 def key_reader(
     field: Field, kind: Literal["text", "int"], columns: Columns, group_id: str
 ) -> Callable[[TopicPartition, Sequence[Message]], bytes]:
-    """A function that reads the keys under which a ledger has many messages of one partition, one after the other.
+    """Return a function that reads the ledger keys of many messages of one partition, concatenated.
 
-    A message without an id has a key of its own, by its place or its identity: it is never a duplicate.
+    A message without an id has its own key, made of its place or its identity: it is never a duplicate.
 
     Args:
-        field: Where the id stands.
+        field: The field with the id.
         kind: How ids are compared.
         columns: The source's readers.
-        group_id: The consumer group: others that use the same ledger have keys of their own.
+        group_id: The consumer group; other groups with the same ledger have other keys.
     """
     read = field.reader(columns)
     normal = _text if kind == "text" else _number

@@ -1,4 +1,4 @@
-"""Which messages are wanted, and in which group they travel: tag expressions and tables of groups."""
+"""Wanted messages and their groups: tag expressions and tables of groups."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ V = TypeVar("V")
 
 
 class TagError(ValueError):
-    """A tag expression or a table of groups that cannot be used; `group` is the one at fault, if any."""
+    """A tag expression or table of groups is invalid; `group` is the group at fault, if any."""
 
     def __init__(self, message: str, group: str | None = None) -> None:
         super().__init__(message)
@@ -24,7 +24,7 @@ class TagError(ValueError):
 
 
 def parse_expression(text: str) -> frozenset[bytes] | None:
-    """Tags of an expression as RocketMQ writes it: ``a || b``; None for ``*``, which is every tag and no tag.
+    """Tags of an expression in RocketMQ's syntax, ``a || b``; None for ``*``, which also selects untagged messages.
 
     Raises:
         TagError: An empty tag, a lone ``|``, or ``*`` beside a tag.
@@ -52,9 +52,9 @@ def string_hash_code(tag: str) -> int:
 
 
 class Memo(dict[Raw, V], Generic[V]):
-    """Remembers a function's results, up to 65,536 of them; `memo[x]` is one dictionary look-up when known.
+    """Remembers up to 65,536 results of a function; `memo[x]` is one dictionary look-up for a known argument.
 
-    For more than 64 bytes nothing is remembered: a tag may be a whole key, and a memo of those takes gigabytes.
+    Arguments of more than 64 bytes are not remembered: a tag may be a whole key, and a memo of those takes gigabytes.
     """
 
     __slots__ = ("_compute",)
@@ -79,16 +79,16 @@ def _size_bytes(raw: Raw) -> int:
 
 
 class TagFilter:
-    """Decides for a message's tags whether it is wanted, and names its group.
+    """Decides by a message's tags whether it is wanted, and returns its group.
 
-    A message with several tags is wanted when one of them is subscribed and none is excluded; it goes to the group of
-    its first subscribed tag. Tags in no group have a group of their own, named like the tag.
+    A message with several tags is wanted if at least one is subscribed and none is excluded; it goes to the group of
+    its first subscribed tag. A tag in no group has its own group, named like the tag.
 
     Args:
-        subscribe: ``*`` (all, also messages without a tag) or ``a || b``.
+        subscribe: ``*`` (all messages, including those without a tag) or ``a || b``.
         exclude: Tags that are never wanted, ``a || b``; empty for none.
-        groups: Group name to expression; ``*`` there takes what no other group names.
-        split: Separates several tags in one value; empty when a value is one tag.
+        groups: Group name to expression; ``*`` takes all tags that no other group names.
+        split: Separator of tags in one value; empty if a value is one tag.
 
     Raises:
         TagError: Bad expression, overlapping groups, or a grouped tag that is not subscribed.
@@ -113,7 +113,7 @@ class TagFilter:
             self._add_group(name, expression)
         self._check_names(groups or {})
         self.groups: Memo[str | None] = Memo(self._resolve)
-        """Raw field value to group, None when it is not wanted: the hot path's table."""
+        """Group by raw field value, None if it is not wanted: the table of the hot path."""
 
     def _add_group(self, name: str, expression: str) -> None:
         tags = parse_expression(expression)
@@ -158,12 +158,12 @@ class TagFilter:
         return tuple(tag for tag in values if tag)
 
     def group(self, *tags: bytes) -> str | None:
-        """The group of a message with these tags, None when it is not wanted."""
+        """The group of a message with these tags, None if it is not wanted."""
         return self.groups[tags]
 
     def _resolve(self, raw: Raw) -> str | None:
-        # No 64-bit mask is tested first: one look into the set of wanted tags takes 70-340 ns however many groups there
-        # are, the masks of the message's tags alone 1,100-5,600.
+        # Not preceded by a test of 64-bit masks: one look-up in the set of wanted tags takes 70-340 ns for any number
+        # of groups, the masks of the message's tags alone 1,100-5,600.
         tags = self.tags(raw)
         if not tags:
             return (self._rest or UNTAGGED) if self._wanted is None else None

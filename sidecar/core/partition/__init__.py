@@ -1,1 +1,1 @@
-"""One ownership of a partition: what of it is settled, what may have been sent, and the state that travels on."""
+"""One ownership of a partition: what is settled, what may have been sent, and the state that the next owner gets."""

@@ -1,4 +1,4 @@
-"""The open messages of each group in one partition, and the parts cut of them that are not settled."""
+"""The open messages of each group in one partition, and their parts that are not settled."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ class Lane:
         self.key = lane_key(group)
         self.buffer = Buffer(separator)
         self.live: list[Part] = []
-        """Parts not settled, by first offset: in order, only the first is sent."""
+        """Parts that are not settled, by first offset: with `ordered`, only the first is sent."""
 
 
 class Lanes(dict[str, Lane]):
-    """Lanes by group: of those alone that have something open or not settled, so that idle groups take no memory.
+    """Lanes by group. Groups without open messages and live parts have none, so that idle groups take no memory.
 
     Args:
         separator: The rows' separator.
@@ -37,18 +37,18 @@ class Lanes(dict[str, Lane]):
         self._separator = separator
 
     def of(self, group: str) -> Lane:
-        """The lane of `group`, begun when it has none."""
+        """The lane of `group`, created if there is none."""
         lane = self.get(group)
         if lane is None:
             lane = self[group] = Lane(group, self._separator)
         return lane
 
     def open(self) -> list[Lane]:
-        """Those with open messages."""
+        """The lanes with open messages."""
         return [lane for lane in self.values() if lane.buffer.fragments]
 
     def remove(self, part: Part) -> None:
-        """The part is live no more; a lane that has nothing else goes with it."""
+        """Remove a part that is no longer live, and its lane if that is empty."""
         lane = self[part.group]
         lane.live.remove(part)
         if not lane.live and not lane.buffer.fragments:

@@ -1,4 +1,4 @@
-"""From open messages of one partition to parts: within limits, and within the room for intents."""
+"""Cuts open messages of one partition into parts: within limits, and within the room for intents."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from sidecar.core.parts import Part
 
 
 class Opening:
-    """Cuts lanes. What a part's intent spans of its group is open or in that part, and nothing of it is settled.
+    """Cuts lanes. Each message of the group in an intent's range is open or in that part, and none is settled.
 
     Args:
         lanes: The lanes.
         promises: Gets an intent for each cut.
-        passed: What is settled must not stand in the range of a shared intent.
+        passed: Settled messages, which must not be in the range of a shared intent.
         outstanding: Gets the parts.
-        reach: How far was read.
+        reach: The offsets read so far.
     """
 
     def __init__(
@@ -32,11 +32,12 @@ class Opening:
         self._reach = reach
 
     def share(self, limits: Limits) -> list[Part]:
-        """Cut all open lanes wholly; from here on one cut serves all groups.
+        """Cut all open lanes completely; from here on one cut serves all groups.
 
-        Where the room for intents is used up, the last part of a lane takes all that is left, beyond the limits.
+        If the room for intents is used up, the last part of a lane takes the rest, beyond the limits.
         """
-        # Wholly: a shared intent begins at the position, and what is open below would be settled to a successor.
+        # Completely: a shared intent begins at the position, so a successor would take open messages below it for
+        # settled.
         parts = []
         for lane in list(self._lanes.values()):
             while lane.buffer.fragments:
@@ -46,7 +47,7 @@ class Opening:
         return parts
 
     def cut(self, lane: Lane, limits: Limits) -> list[Part]:
-        """Make the first of the lane's open messages a part; one of each lane where they share intents."""
+        """Cut the lane's first open messages into a part; if groups share intents, one part of each lane."""
         return [self._cut(lane, limits)] if self._promises.shared_from is None else self._cut_shared(limits)
 
     def _cut(self, lane: Lane, limits: Limits) -> Part:
@@ -59,7 +60,7 @@ class Opening:
         fits = [(lane.buffer.last_within(limits), lane.buffer.fragments[-1].last) for lane in lanes]
         short = [within for within, end in fits if within < end]
         first = min(lane.buffer.fragments[0].first for lane in lanes)
-        # What was settled earlier must not stand in the range: it covers every group, and a successor would send it.
+        # The range must not contain settled messages: it covers every group, and a successor would send them.
         passed = self._passed.first_from(first)
         short += [passed - 1] if passed is not None else []
         last = min(short, default=self._reach.position - 1)

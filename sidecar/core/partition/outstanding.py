@@ -16,17 +16,17 @@ from sidecar.core.records import NO_ID, Fragment, TopicPartition
 
 
 class Outstanding:
-    """Keeps what is on its way.
+    """Keeps the parts that are cut and not settled.
 
-    A message is in one live part at most; whatever a part is replaced by has all of its messages that are not settled,
-    and its names can be told anew after a crash. An intent stays for as long as one part of it lives.
+    A message is in at most one live part. The parts that replace a part have all of its unsettled messages, and a
+    successor can derive their names after a crash. An intent stays as long as one of its parts is live.
 
     Args:
         tp: The partition.
-        scope: Its own, in which an offset is one message.
+        scope: The partition's scope, in which an offset is one message.
         lanes: The lanes.
         promises: The intents.
-        dues: Hears what is finished.
+        dues: Gets the finished intents.
     """
 
     def __init__(self, tp: TopicPartition, scope: str, lanes: Lanes, promises: Promises, dues: Dues) -> None:
@@ -48,11 +48,11 @@ class Outstanding:
         return part
 
     def is_next(self, part: Part) -> bool:
-        """Whether nothing of its group stands before this part, which is alive."""
+        """Whether the part is live and the first of its group."""
         return self._lanes[part.group].live[0] is part
 
     def settle(self, part: Part) -> None:
-        """The part is done with: delivered, or in the dead letters."""
+        """Settle a part that was delivered or dead-lettered."""
         self._remove(part)
         intent = part.intent
         intent.withheld.ids += _ids(part.fragments)
@@ -62,7 +62,7 @@ class Outstanding:
         self.drop_finished()
 
     def _has_more(self, part: Part) -> bool:
-        """Whether there are other pieces of what the intent has of the part's group."""
+        """Whether the intent has other live parts of the part's group."""
         lane = self._lanes.get(part.group)
         return lane is not None and any(other.intent is part.intent for other in lane.live)
 
@@ -72,11 +72,11 @@ class Outstanding:
         part.life.alive = False
 
     def drop_finished(self) -> None:
-        """Intents that are wholly read and settled go; what was withheld until then is due."""
+        """Drop intents that are read and settled as a whole; their withheld entries become due."""
         self._dues.finished(self._promises.take_finished())
 
     def close(self) -> None:
-        """The partition is not ours any more, and none of its parts: what comes of them later counts no more."""
+        """End all parts of a partition that is no longer owned: later answers are ignored."""
         for part in self._lanes.parts():
             part.life.alive = False
 
@@ -89,8 +89,8 @@ class Outstanding:
     def split(self, part: Part, pieces: Sequence[list[Fragment]]) -> list[Part]:
         """Replace a refused part by its two halves, which get intents of their own.
 
-        Nothing of the part was stored, and once a half may have been, the whole must never be sent again: so the halves
-        wait for their intents to be durable.
+        Nothing of the part was stored. Once a half may have been stored, the whole must never be sent again: so the
+        halves wait until their intents are durable.
         """
         self._remove(part)
         children = self._promises.halve(part, (pieces[0][-1].last, pieces[1][0].first))
@@ -99,12 +99,12 @@ class Outstanding:
         return parts
 
     def separate(self, part: Part, pieces: Mapping[int, list[Fragment]], token: int) -> list[Part]:
-        """Replace a part by pieces that the ledger tells apart, under its own intent; a name follows from the token.
+        """Replace a part by the pieces that the ledger distinguishes, under its own intent; names follow from tokens.
 
         Args:
             part: The part.
-            pieces: Its rows by token, but for those that are settled; not empty.
-            token: The part's own: this piece keeps its name.
+            pieces: Its unsettled rows by token; not empty.
+            token: The part's own token: the piece under it keeps the part's name.
         """
         parts = []
         for owner, fragments in pieces.items():
@@ -118,16 +118,16 @@ class Outstanding:
         return parts
 
     def derive(self, part: Part, pieces: Mapping[str, list[Fragment]]) -> list[Part]:
-        """Replace a part by pieces of it, under its own intent; a piece's name follows from the part's and its key.
+        """Replace a part by pieces of it, under its own intent; their names follow from the part's name and the key.
 
-        After a crash the whole part is sent again, meets the same answer, and leads to the same pieces and names.
+        After a crash the whole part is sent again, gets the same answer, and leads to the same pieces and names.
         """
         parts = []
         for why, piece in pieces.items():
             parts.append(self.add(part.group, part.intent, piece))
             parts[-1].scope = derived_scope(part.scope, part.first, part.last, why)
             parts[-1].life.primary = False
-        # Ids of what was taken wait for the whole intent; those of the others go on with the pieces.
+        # Ids of accepted rows wait for the whole intent; the others stay with the pieces.
         later = {number for piece in pieces.values() for number in _ids(piece)}
         part.intent.withheld.ids += [number for number in _ids(part.fragments) if number not in later]
         self._remove(part)

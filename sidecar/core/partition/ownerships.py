@@ -1,4 +1,4 @@
-"""The partitions that are ours, for all that look them up."""
+"""The owned partitions, for all modules that look them up."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sidecar.core.records import TopicPartition
 
 
 class Ownerships(dict[TopicPartition, Partition]):
-    """Partitions by name. A part that is alive belongs to the one that stands here under its name.
+    """Owned partitions by name. A live part belongs to the ownership that is listed here.
 
     Args:
         separator: The rows' separator.
@@ -28,37 +28,37 @@ class Ownerships(dict[TopicPartition, Partition]):
 
     @property
     def fenced(self) -> Collection[TopicPartition]:
-        """Partitions that are about to be taken away: nothing of them is cut, sent or committed any more."""
+        """Partitions that are about to be revoked: nothing of them is cut, sent or committed."""
         return self._fenced
 
     def fence(self, tps: Iterable[TopicPartition]) -> None:
-        """These are about to be taken away; of one that is gone nobody would lift it."""
+        """Fence partitions that are about to be revoked; others are ignored, because nothing would lift their fence."""
         self._fenced.update(self.keys() & set(tps))
 
     def holds_back(self, batch: Batch) -> bool:
-        """Whether some of the batch is fenced."""
+        """Whether a partition of the batch is fenced."""
         return bool(self._fenced) and any(part.tp in self._fenced for part in batch.parts)
 
     def limit(self, room: Room) -> None:
-        """So much the state may take of partitions that are taken from now on."""
+        """Set the room for the state of partitions taken from now on."""
         self._room = room
 
     def take(self, tp: TopicPartition, scope: str, state: PartitionState, lineage: Lineage) -> None:
-        """The partition is ours, from the predecessor's state on; it must not be ours already."""
+        """Take a partition, starting from the predecessor's state; it must not be owned already."""
         self._replays.add(tp)
         self[tp] = Partition(tp, scope, state, self._separator, lineage, self._room)
 
     @property
     def replaying(self) -> bool:
-        """Whether what an earlier life had seen of any is still to be read again.
+        """Whether any partition still replays messages that an earlier owner had read.
 
-        Asked at every turn, so a partition that has read all of it is not looked at again.
+        Called at every turn, so a partition that has finished is not checked again.
         """
         self._replays = {tp for tp in self._replays if tp in self and self[tp].reach.replaying}
         return bool(self._replays)
 
     def close(self, tp: TopicPartition) -> Partition | None:
-        """The partition is not ours any more, and its parts live no more; None when it was not ours before."""
+        """Release a partition and end its parts; return it, or None if it was not owned."""
         self._fenced.discard(tp)
         partition = self.pop(tp, None)
         if partition is not None:

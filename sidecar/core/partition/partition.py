@@ -1,8 +1,8 @@
 """One ownership of a partition, from assignment to revocation. No batch, no retry, no clock.
 
 Below the watermark all is settled. Between it and `seen`, the next offset never read, a group's messages are unsettled
-when an intent covers them, or when they stand at or above the offset from which the group is open; everything else
-there is settled. `state()` is that and nothing more: a successor on another host goes on from it exactly.
+if an intent covers them, or if they are at or above the offset from which the group is open; everything else there is
+settled. `state()` is exactly that: a successor on another host continues from it exactly.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from sidecar.core.records import Fragment, TopicPartition
 
 
 class Partition:
-    """What is read, open, promised and settled of one partition.
+    """The read, open, promised and settled messages of one partition.
 
     Args:
         tp: The partition.
         scope: Hash of cluster, consumer group, topic id and incarnation.
-        state: Where the predecessor was; of a fresh one `watermark == seen`.
+        state: The predecessor's state; for a fresh partition `watermark == seen`.
         separator: The rows' separator.
-        lineage: From which commits it goes on.
-        room: How much the state may take.
+        lineage: The commits that its state came after.
+        room: Bounds of the state.
     """
 
     def __init__(
@@ -71,11 +71,11 @@ class Partition:
         return min(bounds, default=self.reach.seen)
 
     def state(self) -> PartitionState:
-        """The state as it travels."""
+        """The state for the next owner."""
         return self.promises.state(self.watermark, self.reach.seen, self.reach.position, self.lanes)
 
     def open_fragments(self) -> Iterator[Fragment]:
-        """All that is in no part: open, or read again so far of an earlier life's intent."""
+        """The fragments in no part: open, or read again so far for a recovered intent."""
         for lane in self.lanes.values():
             yield from lane.buffer.fragments
         for intent in self.promises.intents:
@@ -83,7 +83,7 @@ class Partition:
                 yield from buffer.fragments
 
     def unsettled(self) -> Iterator[Sequence[int]]:
-        """Offsets of all messages that were read and are not settled."""
+        """Offsets of all messages that are read and not settled."""
         yield from _offsets(self.open_fragments())
         for part in self.lanes.parts():
             yield from _offsets(part.fragments)
@@ -91,7 +91,7 @@ class Partition:
     # Reading
 
     def place(self, group: str, offsets: Sequence[int]) -> Iterator[tuple[Intent | Lane | None, int, int]]:
-        """Where messages that are read again belong: an intent, the open lane, or nowhere since they are settled.
+        """Sort messages that are read again: into an intent, the open lane, or None if they are settled.
 
         Args:
             group: Their group.
@@ -115,11 +115,11 @@ class Partition:
             start = stop
 
     def read_past(self, position: int) -> list[Part]:
-        """All below `position` was read; returns the parts of an earlier life that are complete by that."""
+        """Advance to `position`; return the recovered parts that are complete now."""
         self.reach.advance(position)
         if not self.reach.replaying:
             self.promises.all_read()
-        # What is past its last offset gets no more messages, even where some are gone from the log.
+        # An intent whose last offset was passed gets no more messages, even if the log has lost some.
         complete = [
             each for each in self.promises.intents if each.collected is not None and each.last < self.reach.position
         ]
@@ -138,10 +138,10 @@ class Partition:
     # Committing
 
     def begin_commit(self, generation: int) -> tuple[CommitItem, Begun] | None:
-        """What is to be made durable now, and what is durable once it succeeded; None when nothing changed.
+        """Begin a commit: return its content and what it makes durable, or None if nothing changed.
 
         Args:
-            generation: Of the window of message ids, where there are any to be journalled.
+            generation: Generation of the window of message ids, if ids are journalled.
         """
         state = self.state()
         if not self.dues.outdated(state):
@@ -158,6 +158,6 @@ class Partition:
 
 
 def _offsets(fragments: Iterable[Fragment]) -> Iterator[Sequence[int]]:
-    """Of all their messages, with and without a row."""
+    """Offsets of all messages of the fragments, with and without a row."""
     for fragment in fragments:
         yield from (fragment.offsets, fragment.unframeable)

@@ -1,4 +1,4 @@
-"""What was read again and was settled by an earlier ownership: no part may span it, or a crash would send it again."""
+"""Messages read again that were settled earlier: a part must not span them, or they are sent again after a crash."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from pyroaring import BitMap64
 
 
 class Passed:
-    """Remembers it by group, until the group's next fragment, and for all groups, until a shared intent is past it."""
+    """Their offsets: by group until the group's next fragment, for all groups until a shared intent is past them."""
 
     def __init__(self) -> None:
         self._last: dict[str, int] = {}
         self._all = BitMap64()
 
     def add(self, group: str, offsets: Sequence[int]) -> None:
-        """These of a group were read again; rising."""
+        """Add offsets of a group that were read again, in rising order."""
         self._last[group] = offsets[-1]
         self._all.update(offsets)
 
     def pop(self, group: str) -> int:
-        """The group's message read last if that is among it, for `Fragment.after`; -1 where it is not."""
+        """The group's last offset if it is settled, for `Fragment.after`; else -1."""
         return self._last.pop(group, -1) if self._last else -1
 
     def first_from(self, offset: int) -> int | None:
-        """The lowest from `offset` on, of any group; what is below is forgotten: nothing is cut from there any more."""
+        """The lowest offset from `offset` on, of any group. Lower ones are dropped: nothing is cut there any more."""
         self._all.remove_range(0, offset)
         return self._all.min() if self._all else None

@@ -21,20 +21,20 @@ EXCLUDED_BYTES = 6
 
 
 class Promises:
-    """What may have been sent, and from where on a group's messages are in no part yet.
+    """The intents, and the offset of each group above which its messages are in no part yet.
 
-    Whatever is cut, split or excluded is asked for first, so that the state always fits into a commit's metadata.
+    Each cut, split and exclusion is asked for in advance, so that the state always fits into a commit's metadata.
 
     Args:
-        state: Where the predecessor was.
-        room: How much the state may take.
-        durable: Whether the predecessor's intents are the broker's, and not the folder's alone.
+        state: The predecessor's state.
+        room: Bounds of the state.
+        durable: Whether the broker has the predecessor's intents, and not only the folder.
     """
 
     def __init__(self, state: PartitionState, room: Room, *, durable: bool) -> None:
         self._room = room
         self.shared_from = state.shared_from
-        """Where groups share intents: the offset from which nothing is in any intent."""
+        """If groups share intents, the offset from which nothing is in any intent."""
         self._unread = {key: lane.open_from for key, lane in state.lanes.items() if lane.open_from is not None}
         self.intents: list[Intent] = list(_resumed(state, durable=durable))
 
@@ -42,7 +42,7 @@ class Promises:
 
     @property
     def extra_bytes(self) -> int:
-        """What intents beyond each group's first, shared intents and exclusions take of the room."""
+        """Bytes of the room that further intents of groups, shared intents and exclusions take."""
         own = [intent.key for intent in self.intents if intent.key is not None]
         shared = [len(intent.excluded) for intent in self.intents if intent.key is None]
         return INTENT_BYTES * (len(own) - len(set(own))) + SHARED_BYTES * len(shared) + EXCLUDED_BYTES * sum(shared)
@@ -54,7 +54,7 @@ class Promises:
         return keys
 
     def admits(self, groups: Collection[str], lanes: Lanes) -> bool:
-        """Whether all of `groups` may have lanes of their own; if not, the partition must share intents first."""
+        """Whether all `groups` may have lanes of their own; if not, the partition must share intents first."""
         if self.shared_from is not None or len(lanes) + len(self.intents) + len(groups) <= self._room.lanes:
             return True
         return len(self._own_keys(lanes).union(map(lane_key, groups))) <= self._room.lanes
@@ -67,9 +67,9 @@ class Promises:
         return first or self.extra_bytes + INTENT_BYTES <= self._room.extra_cuts_bytes
 
     def may_split(self, part: Part, lanes: Lanes) -> bool:
-        """Whether there is room for the two halves and, whatever is refused next, for halving one of them to the end.
+        """Whether there is room for both halves and, whatever is refused next, for halving one of them down to one row.
 
-        That foresight is why splits cannot wait for each other for ever.
+        Therefore splits can never wait for each other forever.
         """
         # A part of n rows is halved at most log2(n) times until one row is left, and each halving adds one intent.
         cost = INTENT_BYTES * (part.count - 1).bit_length()
@@ -82,22 +82,22 @@ class Promises:
     # Making and keeping
 
     def promise(self, key: int | None, first: int, last: int) -> Intent:
-        """A group's (None: all groups') messages from `first` to `last` will go out together."""
+        """Add the promise that messages of a group (None: all groups) from `first` to `last` go out together."""
         self.intents.append(Intent(key, first, last))
         if key is not None and key in self._unread:
             self._unread[key] = max(self._unread[key], last + 1)
         return self.intents[-1]
 
     def share(self, position: int) -> None:
-        """From here on one intent serves all groups."""
+        """Share intents from `position` on: each serves all groups."""
         self.shared_from = position
 
     def shared_up_to(self, last: int, parts: int, lanes: Lanes, *, rest: bool) -> None:
-        """A shared intent was made; groups have intents of their own again where they are few, and nothing is left.
+        """Record a shared intent; end sharing if the groups are few and no message is left outside of parts.
 
         Args:
             last: Its last offset.
-            parts: How many groups it served.
+            parts: Number of groups that it served.
             lanes: The lanes.
             rest: Whether anything below the position is in no part, or is still to be read again.
         """
@@ -105,11 +105,11 @@ class Promises:
         self.shared_from = None if few and not rest else last + 1
 
     def halve(self, part: Part, border: tuple[int, int]) -> list[Intent]:
-        """The halves of a part get intents of their own; of a shared intent, its group is taken out.
+        """Give the halves of a part intents of their own; a shared intent loses its group.
 
         Args:
             part: The part.
-            border: The first half's last offset, and the second one's first.
+            border: Last offset of the first half, and first offset of the second.
         """
         key, intent = lane_key(part.group), part.intent
         bounds = (part.first, border[0]), (border[1], part.last)
@@ -120,12 +120,12 @@ class Promises:
         return children
 
     def exclude(self, intent: Intent, key: int) -> None:
-        """Where there is room, what is settled of a shared intent is not sent again after a crash."""
+        """Exclude a settled group from a shared intent, if there is room: it is not sent again after a crash."""
         if self.extra_bytes + EXCLUDED_BYTES <= self._room.extra_cuts_bytes:
             intent.excluded.add(key)
 
     def take_finished(self) -> list[Intent]:
-        """Remove and return those that are wholly read and settled."""
+        """Remove and return the intents that are read and settled as a whole."""
         finished = [intent for intent in self.intents if not intent.live and intent.collected is None]
         if finished:
             self.intents = [intent for intent in self.intents if intent.live or intent.collected is not None]
@@ -134,26 +134,26 @@ class Promises:
     # Reading again
 
     def all_read(self) -> None:
-        """Nothing is read again any more: what an earlier life left open is in the lanes now."""
+        """End the replay: messages that an earlier owner left open are in the lanes now."""
         self._unread.clear()
 
     def of(self, key: int, seen: int) -> tuple[list[Intent], int]:
-        """The intents that may cover a group's messages, its own ones first; and from where on the others are open.
+        """The intents that may cover a group's messages, its own first, and the offset from which the others are open.
 
-        Below that, what no intent covers is settled.
+        Below that offset, messages that no intent covers are settled.
 
         Args:
             key: Stands for the group.
-            seen: From here on no owner read anything.
+            seen: The offset from which no owner has read.
         """
         own = [intent for intent in self.intents if intent.key == key]
         opens = [start for start in (self._unread.get(key), self.shared_from) if start is not None]
         return own + [intent for intent in self.intents if intent.key is None], min(opens, default=seen)
 
-    # What travels
+    # State
 
     def state(self, watermark: int, seen: int, position: int, lanes: Lanes) -> PartitionState:
-        """The state as it travels: exactly what is unsettled, and nothing that it does not need."""
+        """The state for the next owner: exactly what is unsettled, and nothing else."""
         intents: dict[int, list[tuple[int, int]]] = {}
         shared: list[SharedIntent] = []
         for intent in self.intents:
@@ -172,7 +172,7 @@ class Promises:
 
 
 def _resumed(state: PartitionState, *, durable: bool) -> Iterator[Intent]:
-    """The intents that a state tells of, to be collected as they are read again."""
+    """The intents in a state, which are collected as their messages are read again."""
     for key, lane in state.lanes.items():
         for first, last in lane.intents:
             tries = state.tries.get((key, first, last), NO_TRIES)

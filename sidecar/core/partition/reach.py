@@ -1,4 +1,4 @@
-"""How far a partition was read, and how far that is durable. Numbers only."""
+"""The offsets up to which a partition was read and is durable. Numbers only."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ class Reach:
 
     @property
     def replaying(self) -> bool:
-        """Whether what an earlier life has seen is being read again."""
+        """Whether messages that an earlier owner had read are being read again."""
         return self.position < self.seen
 
     @property
     def span(self) -> int:
-        """Offsets between what is durably settled and what was read."""
+        """Number of offsets between the durable watermark and the position."""
         return self.position - self.committed
 
     def commit(self, watermark: int) -> None:
@@ -31,6 +31,6 @@ class Reach:
         self.committed = watermark
 
     def advance(self, position: int) -> None:
-        """All below `position` was read; it never goes back."""
+        """Record that all below `position` was read; it never goes back."""
         self.position = max(self.position, position)
         self.seen = max(self.seen, self.position)

@@ -1,4 +1,4 @@
-"""How much state of a partition fits into a commit's metadata, and what of it each kind may take. Numbers only."""
+"""Bounds of a partition's state, which must fit into a commit's metadata. Numbers only."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from dataclasses import dataclass
 METADATA_CHARACTERS = 4096
 """The default of Kafka's `offset.metadata.max.bytes`."""
 METADATA_CHARACTERS_MIN = 700
-"""Below that a refused batch of thousands of messages could not be halved down to the one at fault."""
+"""Smallest size at which a refused batch of thousands of messages can be halved down to the message at fault."""
 LANES, EXTRA_CUTS_BYTES, EXTRA_BYTES, TRIES = 64, 500, 1_300, 40
-"""What fits into the default."""
+"""The bounds that fit into the default."""
 FIXED_BYTES = 75
-"""Identity, stamps, watermark and counts, at their longest."""
+"""Size of identity, stamps, watermark and counts, at their longest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,10 +19,10 @@ class Room:
     """Bounds of a partition's state.
 
     Args:
-        lanes: Groups with a state of their own: 22 bytes each with one intent, and 10 for a second one.
-        extra_cuts_bytes: What further intents may take by cuts; the rest up to `extra_bytes` is for splits.
-        extra_bytes: What further intents, shared ones and exclusions may take.
-        tries: Intents of which it is told how often they failed: those that failed longest.
+        lanes: Groups with their own state: 22 bytes each with one intent, and 10 more for a second.
+        extra_cuts_bytes: Bytes that cuts may use for further intents; the rest up to `extra_bytes` is for splits.
+        extra_bytes: Bytes for further intents, shared intents and exclusions.
+        tries: Number of intents whose failed sends are recorded: those that have failed longest.
     """
 
     lanes: int = LANES
@@ -32,10 +32,10 @@ class Room:
 
     @classmethod
     def within(cls, characters: int) -> Room:
-        """The room in so many characters of base64; in fewer, less is open at once, and shared cuts begin sooner.
+        """The room in this many characters of base64; with less, fewer groups are open and sharing begins sooner.
 
         Args:
-            characters: At least `METADATA_CHARACTERS_MIN`; more than the default change nothing.
+            characters: At least `METADATA_CHARACTERS_MIN`; values above the default have no effect.
         """
         share = min(1.0, (characters * 3 // 4 - FIXED_BYTES) / (METADATA_CHARACTERS * 3 // 4 - FIXED_BYTES))
         return cls(*(int(most * share) for most in (LANES, EXTRA_CUTS_BYTES, EXTRA_BYTES, TRIES)))

@@ -8,10 +8,10 @@ from sidecar.core.lineage import Fingerprint, Lineage, Stamp, Trail
 
 
 class Stamps:
-    """Numbers commits, so that of two states it can be told which came after the other.
+    """Numbers commits, so that the order of two states can be decided.
 
     Args:
-        lineage: From which commits the ownership goes on.
+        lineage: The commits that the ownership's state came after.
     """
 
     def __init__(self, lineage: Lineage) -> None:
@@ -21,11 +21,11 @@ class Stamps:
         self._trail = Trail(lineage.fingerprints)
 
     def read(self, newest: Fingerprint) -> None:
-        """The message read last: it becomes durable with the next commit, and not before."""
+        """Record the last message read: its fingerprint becomes durable with the next commit, and not before."""
         self._newest = newest
 
     def next(self) -> tuple[Stamp, Lineage]:
-        """The stamp of a commit that is begun now, and what it comes after, with the log's fingerprints up to here."""
+        """The stamp of a commit that begins now, the commits it comes after, and the log's fingerprints so far."""
         self._commits += 1
         if self._newest is not None:
             self._trail.add(self._newest)

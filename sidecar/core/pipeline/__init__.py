@@ -1,1 +1,1 @@
-"""Ties reading, cutting, committing and delivery together."""
+"""Connects reading, cutting, committing and delivery."""

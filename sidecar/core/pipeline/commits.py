@@ -1,4 +1,4 @@
-"""When which partitions are committed, and which are read again. One commit is outstanding at most."""
+"""Commits and reloads of partitions. At most one commit is outstanding."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ COMMIT_RETRY_MS = 100
 class Commits:
     """Begins commits, and tells partitions of their ends.
 
-    A partition that was given up since is committed no more and hears no late end: its successor went on from an older
-    state, which must not be overtaken.
+    A partition that was given up meanwhile is neither committed nor told the end of its commit: its successor continues
+    from an older state, which must not be overtaken.
 
     Args:
-        owned: The partitions that are ours.
-        identities: Have windows, whose generations the journal tells apart.
+        owned: The owned partitions.
+        identities: Have windows, whose generations the journal distinguishes.
     """
 
     def __init__(self, owned: Ownerships, identities: Identities) -> None:
@@ -37,16 +37,16 @@ class Commits:
 
     @property
     def outstanding(self) -> bool:
-        """Whether a commit is on its way."""
+        """Whether a commit is under way."""
         return bool(self._outstanding)
 
     @property
     def idle(self) -> bool:
-        """Whether nothing is to be committed or read again, and nothing on its way."""
+        """Whether nothing is to be committed or read again, and no commit is under way."""
         return not (self._dirty or self._outstanding or self._reloads)
 
     def touch(self, tp: TopicPartition, due_ms: float) -> None:
-        """The partition's state changed and is to be committed at `due_ms`."""
+        """Schedule a commit at `due_ms` for a partition whose state changed."""
         if due_ms < self._dirty.get(tp, inf):
             self._dirty[tp] = due_ms
 
@@ -60,7 +60,7 @@ class Commits:
         self._reloads[tp] = reason
 
     def take_reloads(self) -> list[Reload]:
-        """Only now that no commit is on its way: what is read back must not be overtaken by an older state."""
+        """Remove and return the reloads; none during a commit, so that no older state overtakes the state read back."""
         if self._outstanding:
             return []
         reloads = [Reload(tp, reason) for tp, reason in self._reloads.items()]
@@ -68,17 +68,17 @@ class Commits:
         return reloads
 
     def due(self, now_ms: float, *, hurry: bool) -> Commit | None:
-        """The commit that is due by now, if any; `ended` must follow.
+        """Begin the commit that is due by now, if any; `ended` must follow.
 
         Args:
             now_ms: Monotonic time.
-            hurry: Whether nothing is waited for.
+            hurry: Whether the commit does not wait for its due time.
         """
         if not self._dirty or self._outstanding or now_ms < self._next_at_ms:
             return None
         if not hurry and min(self._dirty.values()) > now_ms:
             return None
-        # What is fenced is committed once more by the listener, when nothing of it is being sent any more.
+        # The listener commits fenced partitions once more, when no part of them is being sent.
         items = self.begin([tp for tp in self._dirty if tp not in self._owned.fenced])
         if not items:
             return None
@@ -86,7 +86,7 @@ class Commits:
         return Commit(items)
 
     def begin(self, tps: Iterable[TopicPartition]) -> list[CommitItem]:
-        """What is to be made durable of these partitions now; `ended` must follow. Empty when nothing changed."""
+        """Begin a commit of these partitions; `ended` must follow. Empty if nothing changed."""
         items = []
         for tp in list(tps):
             self._dirty.pop(tp, None)  # what changes from here on touches it again
@@ -101,7 +101,7 @@ class Commits:
         return items
 
     def ended(self, results: Mapping[TopicPartition, bool], now_ms: float) -> None:
-        """The outstanding commit ended; what is missing in `results` failed and is tried again."""
+        """End the outstanding commit; partitions missing in `results` failed and are retried."""
         sent, self._outstanding = self._outstanding, {}
         for tp, (partition, begun) in sent.items():
             if self._owned.get(tp) is not partition:

@@ -1,4 +1,4 @@
-"""Which partitions are read at present, and why others are not."""
+"""Decides which partitions are read at present, and why others are not."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ HIGH, LOW = 0.8, 0.5
 
 
 class Orders:
-    """What the shell asks for: it is told here, and looked at with the next step."""
+    """Requests of the shell; the next step applies them."""
 
     def __init__(self) -> None:
         self._draining = False
@@ -26,58 +26,59 @@ class Orders:
         self._leaving: frozenset[TopicPartition] = frozenset()
 
     def drain(self) -> None:
-        """Nothing is read any more, and all that is open is cut: until all is settled, or the process ends."""
+        """Stop reading and cut all that is open, until everything is settled or the process ends."""
         self._draining = True
 
     @property
     def draining(self) -> bool:
-        """Whether that was asked for."""
+        """Whether `drain` was called."""
         return self._draining
 
     def lose_state(self, reason: str) -> None:
-        """What is stored would be lost: nothing is read while there is such a reason; empty when there is none."""
+        """Stop reading while stored state would be lost, for this reason; an empty text ends it."""
         self._state_lost = reason
 
     @property
     def state_lost(self) -> str:
-        """Why what is stored would be lost, while that is so."""
+        """The last reason set; empty if there is none."""
         return self._state_lost
 
     def count_unwritten(self, nbytes: int) -> None:
-        """So many bytes of message ids are settled and wait for the disk."""
+        """Set the bytes of settled ids that are not written yet."""
         self._unwritten_bytes = nbytes
 
     @property
     def unwritten_bytes(self) -> int:
-        """So many as were told last."""
+        """The last value set."""
         return self._unwritten_bytes
 
     def leave(self, tps: Iterable[TopicPartition]) -> None:
-        """The next owner of these will know the watermark alone: read them no more, and cut them at once."""
+        """Stop reading these partitions and cut them at once: their next owner will know only the watermark."""
         self._leaving = frozenset(tps)
 
     @property
     def leaving(self) -> frozenset[TopicPartition]:
-        """The partitions of which that was asked, and that are ours still."""
+        """The owned partitions that are to be left."""
         return self._leaving
 
     def forget(self, tp: TopicPartition) -> None:
-        """The partition is not ours any more."""
+        """Drop a partition that is no longer owned."""
         self._leaving -= {tp}
 
 
 class Gate:
     """Stops reading before memory, a commit's room or the receiver's patience is used up.
 
-    What an earlier life left is read all the same where nothing else could make room: a wait for it would have no end.
+    Messages that an earlier owner left open are still read if nothing else can make room: otherwise the wait would
+    never end.
 
     Args:
         rules: The bounds.
-        orders: What the shell asks for.
-        owned: The partitions that are ours.
-        origins: Which wait for others.
-        delivery: What is outstanding, and what is thought of the receiver.
-        memory: What is held.
+        orders: The requests of the shell.
+        owned: The owned partitions.
+        origins: The partitions that wait for others.
+        delivery: The outstanding batches, and the state of the receiver.
+        memory: The count of held memory.
     """
 
     def __init__(
@@ -99,22 +100,22 @@ class Gate:
         self._paused: frozenset[TopicPartition] = frozenset()
 
     def assigned(self, tp: TopicPartition) -> None:
-        """The source reads the partition from now on."""
+        """Record that the source reads the partition from now on."""
         self._paused -= {tp}
 
     @property
     def held_bytes(self) -> int:
-        """Bytes of memory of what was read and is not settled or not written, dead letters on their way among it."""
+        """Memory of messages that are read and not settled or not written, and of dead letters being stored."""
         return self._memory.held_bytes + self._delivery.letters.held_bytes + self._orders.unwritten_bytes
 
     @property
     def paused(self) -> frozenset[TopicPartition]:
-        """The partitions that are not read at present."""
+        """The partitions that are paused."""
         return self._paused
 
     @property
     def stops(self) -> dict[str, str]:
-        """Why nothing at all is read: a word and a sentence for each reason."""
+        """The reasons for which nothing at all is read: a word and a sentence for each."""
         halted, refuses = self._delivery.receiver.halted, self._delivery.receiver.refuses
         reasons = {
             "draining": ("a stop was asked for", self._orders.draining),
@@ -126,13 +127,13 @@ class Gate:
         return {word: text for word, (text, holds) in reasons.items() if holds}
 
     def pressure(self) -> str:
-        """Why everything open is to be cut now; empty when it is not. Looks at what is held anew."""
+        """The reason to cut everything that is open now; empty if there is none. Measures the held memory again."""
         level = HIGH if not self._memory_full else LOW
         self._memory_full = self.held_bytes > level * self._rules.held_max_bytes
         return "shutdown" if self._orders.draining else "memory" if self._memory_full else ""
 
     def has_read(self, run_bytes: int) -> None:
-        """A run has brought so much. One more like it waits where it would be too much: large ones come one by one."""
+        """Record the memory of a run. Stop if another of this size would exceed the limit: large runs come singly."""
         self._memory_full |= self.held_bytes + run_bytes > self._rules.held_max_bytes
 
     def wide(self) -> list[Partition]:
@@ -141,10 +142,10 @@ class Gate:
         return [partition for partition in self._owned.values() if partition.reach.span > half]
 
     def flow(self, wide: Sequence[Partition]) -> Flow | None:
-        """What is to be paused from now on; None while that is as before.
+        """The partitions to be paused from now on; None if they did not change.
 
         Args:
-            wide: As `wide` told at the step's begin.
+            wide: The result of `wide` at the beginning of the step.
         """
         stopped = self._orders.draining or self._memory_full or self._halted
         paused = self._all_but_what_frees_room() if stopped else self._held_back(wide)
@@ -159,7 +160,7 @@ class Gate:
         return self._delivery.receiver.doubted or bool(self._orders.state_lost)
 
     def _held_back(self, wide: Sequence[Partition]) -> frozenset[TopicPartition]:
-        """Those whose span is used up, until a quarter of it is free again, and those that leave."""
+        """Partitions whose span is used up, until a quarter of it is free again, and those that are to be left."""
         most, before = self._rules.span_max, self._paused
         spans = [(partition.tp, partition.reach) for partition in wide if not partition.reach.replaying]
         paused = {tp for tp, reach in spans if reach.span > (most * 3 // 4 if tp in before else most)}
@@ -167,9 +168,9 @@ class Gate:
         return frozenset(paused | {tp for tp in leaving if not self._owned[tp].reach.replaying})
 
     def _all_but_what_frees_room(self) -> frozenset[TopicPartition]:
-        """What an earlier life left is whole only once it was read again: not to read it could be a wait for ever.
+        """Replayed parts are complete only after they are read; pausing them could block forever.
 
-        So it is with a twin that was claimed in that life: what waits for it makes no room.
+        The same holds for a twin claimed by an earlier owner: messages that wait for it make no room.
         """
         is_stuck = self._delivery.idle or self._delivery.awaits_twins
         if self._halted or (self._memory_full and not is_stuck):

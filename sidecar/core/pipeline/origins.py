@@ -1,4 +1,4 @@
-"""Partitions that hold copies of messages of others: they wait until it is known what was sent of those."""
+"""Partitions with copies of messages of others: they wait until it is known which of those were sent."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from sidecar.core.records import TopicPartition
 
 
 class Origins:
-    """Tells what waits for what.
+    """Determines which partitions wait for others.
 
     Args:
-        owned: The partitions that are ours.
-        identities: Know which hold copies.
-        any_copies: Whether any may.
+        owned: The owned partitions.
+        identities: Know which partitions have copies.
+        any_copies: Whether any partition may have copies.
     """
 
     def __init__(self, owned: Ownerships, identities: Identities, *, any_copies: bool) -> None:
@@ -24,14 +24,14 @@ class Origins:
         self._any_copies = any_copies
 
     def copies_of(self, tps: Collection[TopicPartition]) -> set[TopicPartition]:
-        """Partitions of copies beside these: they wait until the ids of these are known."""
+        """Partitions with copies of messages of these: they wait until the ids of these are known."""
         if not self._any_copies or not tps:
             return set()
         brokers = {tp.broker for tp in tps}
         return {tp for tp in self._owned if tp.broker in brokers and self._identities.has_copies(tp)}
 
     def awaited(self) -> set[TopicPartition]:
-        """Partitions of copies, while others of their broker are read again: until then it is open what was sent."""
+        """Partitions with copies, while others of their broker are replayed: until then it is unknown what was sent."""
         if not self._any_copies:
             return set()
         again = [

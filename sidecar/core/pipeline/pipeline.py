@@ -1,4 +1,4 @@
-"""The daemon's mind: takes (event, now), gives effects. No thread, socket, clock, random number, file or logger.
+"""The daemon's decisions: takes (event, now), returns effects. No thread, socket, clock, random number, file or logger.
 
 Events are methods: `assign`, `read`, `read_past`, `committed`, `claimed`, `answered`, `stored`, `forget`. `step` cuts,
 commits and sends what is due and returns all effects since the last step. Times are monotonic milliseconds.
@@ -28,17 +28,17 @@ from sidecar.core.pipeline.origins import Origins
 from sidecar.core.records import Answer, Run, TopicPartition
 
 SETTLE_DELAY_MS = 200
-"""How long a commit waits for more to settle."""
+"""Time that a commit waits for more messages to settle."""
 
 
 class Pipeline:
-    """Conducts reading, cutting, commits and delivery; each of them knows what is below it, and none knows this.
+    """Conducts reading, cutting, commits and delivery; each knows only lower modules, and none knows this class.
 
     Args:
-        reading: How messages are read.
-        batching: When batches are cut.
-        rules: How they are delivered.
-        jitter: Uniform in [0, 1); where chance comes in.
+        reading: Rules of reading messages.
+        batching: Rules of cutting batches.
+        rules: Rules of delivery.
+        jitter: Uniform in [0, 1); the only source of chance.
     """
 
     def __init__(
@@ -62,12 +62,12 @@ class Pipeline:
     # Ownership
 
     def assign(self, tp: TopicPartition, scope: str, state: PartitionState, lineage: Lineage = Lineage()) -> None:  # noqa: B008
-        """The partition is ours, from the predecessor's state on."""
+        """Take a partition, starting from the predecessor's state."""
         self.forget([tp])
         self.partitions.take(tp, scope, state, lineage)
         self.gate.assigned(tp)
         self.books.open(tp)
-        self.commits.touch(tp, 0.0)  # a new group's start is settled now: `latest` must not move while nothing comes
+        self.commits.touch(tp, 0.0)  # commit a new group's start now: `latest` must not move while no message arrives
         if state.lanes or state.shared or state.seen > state.watermark:
             pending = sum(len(lane.intents) for lane in state.lanes.values()) + len(state.shared)
             self._output.report(
@@ -75,7 +75,7 @@ class Pipeline:
             )
 
     def forget(self, tps: Iterable[TopicPartition]) -> None:
-        """These partitions are not ours any more: what is unsettled is released, late answers are dropped."""
+        """Drop partitions that are no longer owned: unsettled messages are released, late answers are ignored."""
         for tp in tps:
             self.commits.forget(tp)
             self.orders.forget(tp)
@@ -87,23 +87,23 @@ class Pipeline:
                 self.intake.forget(tp)
 
     def has_settled(self, tps: Iterable[TopicPartition]) -> bool:
-        """Whether nothing that was read of these partitions, in this life or the one before, is unsettled."""
+        """Whether all messages read of these partitions, by this owner or an earlier one, are settled."""
         ours = self.partitions.keys() & set(tps)
         return not any(self.books[tp].in_flight or self.partitions[tp].reach.replaying for tp in ours)
 
     # Reading
 
     def read(self, run: Run, now_ms: float) -> None:
-        """A run came from the broker: of each message it is decided here, and once, what becomes of it."""
+        """Take a run from the broker and decide, once, about each of its messages."""
         partition = self.partitions.get(run.tp)
         if partition is None:
             return
-        if run.tp in self.origins.awaited():  # it came before it could be paused
+        if run.tp in self.origins.awaited():  # it arrived before the partition could be paused
             self._apply([GivenUp(run.tp, "what its messages may be copies of is read again first")], now_ms)
             return
         reach = partition.reach
         try:
-            # Below `seen` the intents of the earlier life decide, from there on nothing was ever cut: so in two pieces.
+            # Below `seen` recovered intents decide; from there on nothing was ever cut. So the run is divided there.
             if reach.replaying and run.last >= reach.seen:
                 again, run = self.intake.divide(run, reach.seen)
                 if again is not None:
@@ -130,7 +130,7 @@ class Pipeline:
         self.read_past(run.tp, run.last + 1, now_ms)
 
     def read_past(self, tp: TopicPartition, position: int, now_ms: float) -> None:
-        """Nothing below `position` is left to read, messages or gaps."""
+        """Record that nothing below `position` is left to read, neither messages nor gaps."""
         partition = self.partitions.get(tp)
         if partition is None or position <= partition.reach.position:
             return
@@ -142,50 +142,50 @@ class Pipeline:
         self.commits.touch(tp, now_ms + SETTLE_DELAY_MS)
         self._apply(self.delivery.output.take_outcomes(), now_ms)
 
-    # What comes back
+    # Results
 
     def _apply(self, outcomes: Iterable[Outcome], now_ms: float) -> None:
-        """Bring what an event led to before those whom it concerns, before anything else happens."""
+        """Apply the outcomes of an event before anything else happens."""
         for outcome in outcomes:
             if isinstance(outcome, Settled):
                 self.books[outcome.tp].settle(outcome.outcome, outcome.messages)
                 self.commits.touch(outcome.tp, now_ms + SETTLE_DELAY_MS)
             elif isinstance(outcome, GivenUp):
-                self.forget([outcome.tp])  # at once: a commit in this very step would settle what was skipped
+                self.forget([outcome.tp])  # at once: a commit in this very step would settle skipped messages
                 self.commits.reload(outcome.tp, outcome.reason)
             else:
                 self.commits.touch(outcome.tp, now_ms)
 
     def committed(self, results: Mapping[TopicPartition, bool], now_ms: float) -> None:
-        """The outstanding commit ended; what is missing in `results` failed and is tried again."""
+        """Handle the end of the outstanding commit; partitions missing in `results` failed and are retried."""
         self.commits.ended(results, now_ms)
         self.delivery.release_durable()
 
     def claimed(self, number: int, verdicts: Sequence[Sequence[int]] | None, now_ms: float) -> None:
-        """The ledger's verdicts on one `Claim`, for each want and row; None when it could not be asked."""
+        """Handle the ledger's verdicts on one `Claim`, for each want and row; None if it could not be asked."""
         self.delivery.claimed(number, verdicts, now_ms)
         self._apply(self.delivery.output.take_outcomes(), now_ms)
 
     def answered(self, batch_id: int, answer: Answer, now_ms: float, wall_ms: int) -> None:
-        """The sink answered one send."""
+        """Handle the sink's answer to one send."""
         self.delivery.answered(batch_id, answer, now_ms, wall_ms)
         self._apply(self.delivery.output.take_outcomes(), now_ms)
 
     def stored(self, token: int, *, ok: bool, now_ms: float) -> None:
-        """The dead letters of one `Store` are durable, or could not be stored."""
+        """Record that the dead letters of one `Store` are durable, or could not be stored."""
         self.delivery.stored(token, ok=ok, now_ms=now_ms)
         self._apply(self.delivery.output.take_outcomes(), now_ms)
 
     # The clock
 
     def step(self, now_ms: float) -> list[Effect]:
-        """Cut, commit and send what is due; all effects since the last step."""
+        """Cut, commit and send what is due; return all effects since the last step."""
         wide = [] if self.idle else self.gate.wide()
         for parts in self.cutter.step(now_ms, self.gate.pressure(), wide, self.orders.leaving):
             self.delivery.cut(parts)
             for part in parts:
                 self.commits.touch(part.tp, now_ms)
-        # Reloads come before the next commit, which would make them wait for its end as well.
+        # Reloads come before the next commit: otherwise they would have to wait for its end as well.
         for reload in self.commits.take_reloads():
             self._output.ask(reload)
         commit = self.commits.due(now_ms, hurry=self.orders.draining)
@@ -198,12 +198,12 @@ class Pipeline:
             self._output.ask(flow)
         return self._output.take_effects() + self.delivery.output.take_effects()
 
-    # What is told of it
+    # Status
 
     def held_up(self) -> Iterator[tuple[str, str | None, float]]:
-        """What waits for something other than a group's next try: for what, the group, and what tells it from others.
+        """Batches that wait for something other than a retry: the reason, the group, a key.
 
-        The group is None where all groups of a partition wait together.
+        The group is None if all groups of a partition wait together.
         """
         for (_, group), since_ms in self.cutter.held_up():
             yield "a free sender", group, since_ms
@@ -212,6 +212,6 @@ class Pipeline:
 
     @property
     def idle(self) -> bool:
-        """Whether everything that was read, in this life or the one before, is settled and committed."""
+        """Whether everything that was read, by this owner or an earlier one, is settled and committed."""
         idle = self.delivery.idle and self.cutter.idle and self.commits.idle
         return idle and not self.partitions.replaying

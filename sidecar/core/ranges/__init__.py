@@ -1,1 +1,1 @@
-"""One range of offsets, whose cuts follow from its messages alone."""
+"""One range of offsets, whose cuts follow only from its messages."""

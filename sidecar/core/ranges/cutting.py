@@ -1,4 +1,4 @@
-"""Open rows of one range, and when they become parts: a pure function of rows and pinned settings. Sends nothing."""
+"""Open rows of one range, and their cutting into parts: a pure function of rows and pinned settings. Sends nothing."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class RangeCutter:
 
     Args:
         range_: The range.
-        limits: Where batches are cut.
-        open_max_bytes: Beyond so much that is open the largest group is cut.
-        separator: Between the rows of a body.
+        limits: Upper bounds of batches.
+        open_max_bytes: Size of the open rows above which the largest group is cut.
+        separator: The bytes between two rows of a body.
     """
 
     def __init__(self, range_: Partition, limits: Limits, open_max_bytes: int, separator: bytes) -> None:
@@ -35,7 +35,7 @@ class RangeCutter:
         self._open_bytes = 0
 
     def open(self, group: str, fragment: Fragment) -> Iterator[Part]:
-        """Take in rows; what is full by then is cut."""
+        """Add rows; yield the parts that are full."""
         if fragment.unframeable:
             odd = Fragment((), b"", None, fragment.unframeable, fragment.at_ms)
             yield self._part_without_rows(group, odd)
@@ -48,7 +48,7 @@ class RangeCutter:
             yield self._cut(lane, reason)
 
     def _part_without_rows(self, group: str, fragment: Fragment) -> Part:
-        """A part of messages that the format cannot hold: they must not move where the others are cut."""
+        """A part of unframeable messages: they must not change where the others are cut."""
         aside = Lane(group, self._separator)
         aside.buffer.add(fragment)
         (part,) = self._range.opening.cut(aside, Limits(1, 1))
@@ -60,13 +60,13 @@ class RangeCutter:
         return "bytes" if lane.buffer.nbytes >= self._limits.max_bytes else ""
 
     def for_memory(self) -> Iterator[Part]:
-        """Cut by what is open alone, which follows from the rows: what is being sent would make it chance."""
+        """Cut by the size of open rows only, which follows from the rows: the batches being sent would add chance."""
         while self._open_bytes > self._open_max_bytes:
             largest = max(self._range.lanes.values(), key=lambda lane: (lane.buffer.nbytes, lane.group))
             yield self._cut(largest, "memory")
 
     def rest(self) -> Iterator[Part]:
-        """The range has no more rows: cut what is open, bit by bit as there is room."""
+        """Cut the open rows after the last row of the range, part by part as there is room."""
         for lane in list(self._range.lanes.values()):
             while lane.buffer.fragments and len(self._range.promises.intents) < FLUSH_AHEAD:
                 yield self._cut(lane, "linger")  # a micro-batch lasts as long as the linger: see the trigger

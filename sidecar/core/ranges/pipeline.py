@@ -1,10 +1,10 @@
-"""One Kafka offset range on its way through the core: cuts follow from its messages alone. No clock, file or Spark.
+"""Delivery of one Kafka offset range: cuts follow only from its messages. No clock, file or Spark.
 
-The range stands in Spark's checkpoint before anything of it is sent, and every cut in it is a pure function of its rows
-and of pinned settings: so a retried task, another attempt and a restart make the same parts, with the same names and
-bytes. That is why there is no linger here, no cut by a free sender and none by what happens to be held; and why a part
-needs no intent: it is as durable as the range. Only halves of a refused part are an event, and are stored before they
-are sent.
+The range is in Spark's checkpoint before any part of it is sent, and each cut is a pure function of its rows and of
+pinned settings: so a retried task, another attempt and a restart make the same parts, with the same names and bytes.
+Therefore there is no linger, no cut for a free sender and no cut by current memory use; and a part needs no intent,
+because it is as durable as the range. Only the halving of a refused part is an event, and the halves are stored before
+they are sent.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ from sidecar.core.ranges.cutting import RangeCutter
 from sidecar.core.records import Answer, Run, TopicPartition
 
 INTENTS_MAX = 1_000
-"""Parts of a range that are cut and not settled; settling one looks at all."""
+"""Maximum number of parts of a range that are cut and not settled; settling one scans all."""
 HIGH = 0.8
 OPEN_SHARE = 2
-"""Half of the budget is for what is open."""
+"""Half of the budget is for open rows."""
 
 Halved = tuple[str, int, int]
 """Group, first and last offset of a part that was replaced by its halves."""
@@ -45,22 +45,22 @@ Halved = tuple[str, int, int]
 
 @dataclass(frozen=True, slots=True)
 class Halve:
-    """Make it durable that these parts were replaced by their halves; answer with `RangePipeline.halved`."""
+    """Make durable that these parts were replaced by their halves; answer with `RangePipeline.halved`."""
 
     parts: tuple[Halved, ...]
 
 
 class RangePipeline:
-    """Ties reading, cutting and delivery of one range together.
+    """Connects reading, cutting and delivery of one range.
 
     Args:
-        reading: How messages are read.
-        limits: Where batches are cut.
-        held_max_bytes: What may be held.
-        rules: How batches are delivered.
+        reading: Rules of reading messages.
+        limits: Upper bounds of batches.
+        held_max_bytes: Memory for held messages.
+        rules: Rules of delivery.
         jitter: Uniform in [0, 1).
         tp: The partition.
-        scope: Stands for its identity in the names of parts.
+        scope: Identity of the partition in the names of parts.
         halved: The parts that an earlier attempt replaced by their halves.
         again: Whether an earlier attempt may have sent anything.
     """
@@ -99,7 +99,7 @@ class RangePipeline:
     # Reading
 
     def read(self, run: Run, now_ms: float) -> None:
-        """The next rows of the range; where a run ends must follow from the rows: a cut for memory falls there."""
+        """Take the next rows of the range; the end of a run must follow from the rows: a cut for memory falls there."""
         sorted_run = self.intake.sort(self.range, run, now_ms)
         self.books.read(len(run.messages), sorted_run.duplicate, sorted_run.filtered)
         for group, fragment in sorted_run.opened:
@@ -109,7 +109,7 @@ class RangePipeline:
         for part in self._cutter.for_memory():
             self._add(part)
         self.range.read_past(run.last + 1)
-        self.range.dues.drop_ids()  # the daemon's journal is a file of windows here
+        self.range.dues.drop_ids()  # a file of windows takes the place of the daemon's journal
 
     def _add(self, part: Part) -> None:
         part.intent.stand(old=self._again)
@@ -121,26 +121,26 @@ class RangePipeline:
             self._add(piece)
 
     def end(self) -> None:
-        """The range has no more rows: what is open is cut, bit by bit as there is room."""
+        """Cut what is open after the last row of the range, part by part as there is room."""
         self._ending = True
 
     # Delivery
 
     def answered(self, batch_id: int, answer: Answer, now_ms: float, wall_ms: int) -> None:
-        """The sink answered one send."""
+        """Handle the sink's answer to one send."""
         self.delivery.answered(batch_id, answer, now_ms, wall_ms)
         self._apply()
 
     def stored(self, token: int, *, ok: bool, now_ms: float) -> None:
-        """The dead letters of one `Store` are durable, or could not be stored."""
+        """Record that the dead letters of one `Store` are durable, or could not be stored."""
         self.delivery.stored(token, ok=ok, now_ms=now_ms)
         self._apply()
 
     def halved(self) -> None:
-        """The parts that the first outstanding `Halve` named are durable.
+        """Record that the parts of the first outstanding `Halve` are durable.
 
         Raises:
-            StrayEventError: None is outstanding.
+            StrayEventError: No `Halve` is outstanding.
         """
         if not self._halving:
             raise StrayEventError("halves", Stage.ENDED, Event.DURABLE)
@@ -149,7 +149,7 @@ class RangePipeline:
         self.delivery.release_durable()
 
     def step(self, now_ms: float) -> list[Effect | Halve]:
-        """Cut and send what is due; all effects since the last step."""
+        """Cut and send what is due; return all effects since the last step."""
         if self._ending:
             for part in self._cutter.rest():
                 self._add(part)
@@ -164,7 +164,7 @@ class RangePipeline:
         return effects
 
     def _apply(self) -> None:
-        """Enter what an event led to; nothing is committed here, so a change of the partition's state means nothing."""
+        """Apply the outcomes of an event; nothing is committed here, so state changes are ignored."""
         for outcome in self.delivery.output.take_outcomes():
             match outcome:
                 case Settled(_, name, messages):
@@ -176,18 +176,18 @@ class RangePipeline:
 
     @property
     def cuts(self) -> Mapping[str, int]:
-        """Batches cut, by reason."""
+        """Number of batches cut, by reason."""
         return self._cutter.cuts
 
     @property
     def full(self) -> bool:
-        """Whether nothing more is to be read at present."""
+        """Whether reading must pause."""
         held = self.memory.held_bytes > HIGH * self._held_max_bytes
         return held or len(self.range.promises.intents) >= INTENTS_MAX or bool(self.stalled)
 
     @property
     def stalled(self) -> str:
-        """Why nothing gets on, in words for an operator; empty when it does."""
+        """The reason for which nothing proceeds, in words for an operator; empty if there is none."""
         if self.delivery.receiver.halted:
             return (
                 f"the sink refuses every request ({self.delivery.receiver.halted}); correct its address or credentials"
@@ -198,5 +198,5 @@ class RangePipeline:
 
     @property
     def idle(self) -> bool:
-        """Whether all that was read is settled."""
+        """Whether all messages that were read are settled."""
         return self.delivery.idle and not self.range.lanes.open()

@@ -1,1 +1,1 @@
-"""What was seen already: windows of numbers and of message ids."""
+"""Windows of numbers and message ids that were seen before."""

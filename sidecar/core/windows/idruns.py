@@ -1,8 +1,8 @@
-"""Sorted runs of 64-bit numbers, looked up and merged many at a time; where their bytes lie is not known here.
+"""Sorted runs of 64-bit numbers, looked up and merged many at a time. Does not know where their bytes are stored.
 
-A number is mixed first, so that keys are spread evenly whatever the numbers were, and none is lost by that: mixing can
-be undone. A run then needs no search: the first bits of a key lead to a bit of its filter, which says no to most keys
-that are not there, and to a handful of neighbours by its index.
+Numbers are mixed first, so that keys are evenly distributed for any numbers; mixing is reversible, so it loses none.
+Therefore a run needs no search: the first bits of a key lead to a bit of its filter, which excludes most keys that are
+not in the run, and to a few neighbours by its index.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ Keys: TypeAlias = NDArray[np.uint64]
 Mask: TypeAlias = NDArray[np.bool_]
 
 SLICE = 1 << 18
-"""Keys merged at a time, about: what merging takes of memory does not grow with the runs."""
+"""Approximate number of keys merged at a time: the memory for merging does not grow with the runs."""
 RUN_MAX = 1 << 31
-"""Keys of a run at most: its index has 32 bits."""
+"""Maximum number of keys of a run: its index has 32 bits."""
 GROWTH = 4
-"""A run is merged with the one before it unless that is so many times larger: so there are few, whatever they hold."""
+"""A run is merged with the previous one unless that is this many times larger: so there are few runs of any size."""
 _BUCKET = 8
-"""Keys for each entry of the index, and bits of the filter for each key, about."""
+"""Approximate number of keys per entry of the index, and of bits of the filter per key."""
 _ROUNDS = (0xFF51AFD7ED558CCD, 0xC4CEB9FE1A85EC53)
 _SHIFT, _LOW = np.uint64(33), np.uint64(7)
 
@@ -34,7 +34,7 @@ def mixed(numbers: Sequence[int] | NDArray[np.int64]) -> Keys:
 
 
 def unmixed(keys: Keys) -> NDArray[np.int64]:
-    """The numbers that keys were made of."""
+    """The numbers of which keys were made."""
     return _rounds(keys, [pow(factor, -1, 1 << 64) for factor in reversed(_ROUNDS)]).view(np.int64)
 
 
@@ -47,7 +47,7 @@ def _rounds(keys: Keys, factors: Sequence[int]) -> Keys:
 
 
 class Piece(NamedTuple):
-    """A slice of a run in the making: its keys, and what index and filter say of them."""
+    """A slice of a run that is being made: its keys, with their part of index and filter."""
 
     keys: Keys
     starts: NDArray[np.uint32]
@@ -55,7 +55,7 @@ class Piece(NamedTuple):
 
 
 class Sizes(NamedTuple):
-    """How a run of so many keys is made, in bits of a key's beginning: of each slice, of the index, of the filter."""
+    """Dimensions of a run, in bits of a key's beginning: of each slice, of the index, of the filter."""
 
     slice_bits: int
     index_bits: int
@@ -63,19 +63,19 @@ class Sizes(NamedTuple):
 
     @classmethod
     def of(cls, count: int) -> Sizes:
-        """Those of a run of `count` keys at most."""
+        """The dimensions of a run of at most `count` keys."""
         slice_bits = (count // SLICE).bit_length()
         index_bits = max(slice_bits, (count // _BUCKET).bit_length() - 1, 1)
         return cls(slice_bits, index_bits, max(slice_bits + 3, (count * _BUCKET).bit_length(), 6))
 
 
 class SortedRun:
-    """Rising keys, none twice.
+    """Rising keys without repetition.
 
     Args:
         keys: The keys.
-        index: For each value of a key's first bits, where keys that begin so start; one more at the end.
-        filter: A bit for each value of a key's first bits, set where a key begins so.
+        index: Start of the keys with each value of the first bits, and the end of the last.
+        filter: A bit for each value of a key's first bits, set if there is such a key.
     """
 
     def __init__(self, keys: Keys, index: NDArray[np.uint32], filter: NDArray[np.uint8]) -> None:  # noqa: A002
@@ -85,7 +85,7 @@ class SortedRun:
 
     @classmethod
     def of(cls, *keys: Keys) -> SortedRun:
-        """A run of all these, each of which rises."""
+        """A run of all these keys, each argument of which rises."""
         pieces = list(merged(keys))
         count = sum(len(piece.keys) for piece in pieces)
         index = np.concatenate([*(piece.starts for piece in pieces), np.array([count], np.uint32)])
@@ -98,11 +98,11 @@ class SortedRun:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of keys, index and filter."""
+        """Size of keys, index and filter in bytes."""
         return self.keys.nbytes + self.index.nbytes + self.filter.nbytes
 
     def contains(self, keys: Keys) -> Mask:
-        """Which of `keys` are here."""
+        """A mask of the `keys` that are in the run."""
         bits = keys >> self._filter_shift
         bits_set = (self.filter[(bits >> np.uint64(3)).view(np.int64)] >> (bits & _LOW).astype(np.uint8)) & 1
         mask: Mask = bits_set.view(np.bool_)
@@ -124,14 +124,14 @@ class SortedRun:
 
 
 def rising(numbers: Sequence[int] | NDArray[np.int64]) -> Keys:
-    """The keys of numbers, sorted, none twice; `np.unique` takes 10 times as long, and keeps all threads waiting."""
+    """Sorted keys of numbers, without repetition; `np.unique` takes 10 times as long and blocks all threads."""
     keys = mixed(numbers)
     keys.sort()
     return _once(keys)
 
 
 def merged(runs: Sequence[Keys]) -> Iterator[Piece]:
-    """Rising keys put together, slice by slice; the pieces one after the other are a run, with `Sizes` of all keys."""
+    """Merge rising keys, slice by slice; the pieces in sequence are a run, with the `Sizes` of all keys."""
     slice_bits, index_bits, filter_bits = Sizes.of(sum(map(len, runs)))
     bounds = [_cuts(keys, slice_bits) for keys in runs]
     count = 0
@@ -154,7 +154,7 @@ def _cuts(keys: Keys, slice_bits: int) -> list[int]:
 def _union(parts: Sequence[Keys]) -> Keys:
     keys = np.concatenate(parts) if parts else np.empty(0, np.uint64)
     if len(parts) > 1:
-        keys.sort(kind="stable")  # Timsort merges what is sorted: 3 ns a key, where others take 80
+        keys.sort(kind="stable")  # Timsort merges sorted input: 3 ns a key, other algorithms take 80
     return _once(keys)
 
 
@@ -177,7 +177,7 @@ def _filter_of(keys: Keys, number: int, slice_bits: int, filter_bits: int) -> ND
 
 
 def add_run(runs: list[SortedRun], new: SortedRun) -> None:
-    """Put a run behind the others, merged with those that are not much larger."""
+    """Append a run to the others, merged with those that are not much larger."""
     together = [new.keys]
     size = len(new)
     while runs and len(runs[-1]) < GROWTH * size and len(runs[-1]) + size <= RUN_MAX:

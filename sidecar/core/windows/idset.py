@@ -10,15 +10,15 @@ from numpy.typing import NDArray
 from sidecar.core.windows.idruns import Keys, SortedRun, add_run, mixed, unmixed
 
 UNSORTED_BYTES = 90
-"""What a number takes in a Python set, with the number itself."""
+"""Memory of a number in a Python set, with the number itself."""
 UNSORTED_MIN, UNSORTED_MAX = 64, 8_192
 
 
 class Room:
-    """What windows share: how many numbers they keep unsorted, and the count of their rotations.
+    """Shared by windows: the number of ids that they keep unsorted, and the count of their rotations.
 
     Args:
-        size: Of all windows together, as long as that leaves each `UNSORTED_MIN`.
+        size: Numbers of all windows together, as long as each keeps at least `UNSORTED_MIN`.
     """
 
     def __init__(self, size: int = 1 << 17) -> None:
@@ -43,25 +43,25 @@ class Room:
 
 
 class IdSet:
-    """Numbers added many at a time.
+    """A set of numbers, added many at a time.
 
     Args:
-        room: How many of them stay unsorted.
+        room: Bounds how many of them stay unsorted.
     """
 
     def __init__(self, room: Room) -> None:
         self._room = room
         self.recent: set[int] = set()
         self.runs: list[SortedRun] = []
-        """In memory, as made here."""
+        """Runs in memory, made here."""
         self.stored: list[SortedRun] = []
-        """Kept by the shell, in files perhaps."""
+        """Runs that the shell stored, perhaps in files."""
         self.decided = -1
-        """The highest offset of the messages that were told from others by what is here."""
+        """The highest offset of the messages that were checked against this set."""
         self.added = 0
-        """Numbers that came since it began; what the shell kept of the generation before may lie here as well."""
+        """Numbers added since it began; stored runs may also contain numbers of the previous generation."""
         self.begun_ms = self.ended_ms = 0.0
-        """When the first and the last number came; the latter counts once the set is the old generation."""
+        """Times of the first and the last number; the latter is used once the set is the old generation."""
         self._sorted = 0
 
     def __contains__(self, number: int) -> bool:
@@ -72,15 +72,15 @@ class IdSet:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of memory; what the shell keeps is not among them."""
+        """Bytes of memory, without the runs that the shell stores."""
         return UNSORTED_BYTES * len(self.recent) + sum(run.nbytes for run in self.runs)
 
     def known(self, numbers: Sequence[int], keys: Keys, last: int) -> set[int]:
-        """Those of `numbers` that are here.
+        """The `numbers` that are in the set.
 
         Args:
             numbers: The numbers.
-            keys: As `mixed` makes them of the numbers.
+            keys: The result of `mixed` for the numbers.
             last: The highest offset of their messages.
         """
         known = self.recent.intersection(numbers)
@@ -94,7 +94,7 @@ class IdSet:
         return known
 
     def update(self, numbers: set[int], last: int, now_ms: float) -> None:
-        """Add numbers that are not here."""
+        """Add numbers that are not in the set."""
         if not numbers:
             return
         if not len(self):
@@ -107,31 +107,31 @@ class IdSet:
             self.sort()
 
     def sort(self) -> None:
-        """Sort what is unsorted."""
+        """Sort the unsorted numbers."""
         if self.recent:
             recent, self.recent = self.recent, set()
             self.load(np.fromiter(recent, np.int64, len(recent)))
 
     def numbers(self) -> NDArray[np.int64]:
-        """All of them, rising."""
+        """All numbers, rising."""
         self.sort()
         numbers = unmixed(np.concatenate([np.empty(0, np.uint64), *(run.keys for run in (*self.runs, *self.stored))]))
         numbers.sort()
         return numbers
 
     def load(self, numbers: NDArray[np.int64]) -> None:
-        """Add many numbers that are not here."""
+        """Add many numbers that are not in the set."""
         keys = mixed(numbers)
         keys.sort()
         add_run(self.runs, SortedRun.of(keys))
         self._count()
 
     def install(self, stored: Sequence[SortedRun], elsewhere: Iterable[SortedRun] = ()) -> None:
-        """Take over what the shell keeps, and let go of what that has.
+        """Use the runs that the shell stored, and drop the numbers that these have.
 
         Args:
-            stored: All that is kept of this set.
-            elsewhere: Kept of another generation, where some of these numbers may have come.
+            stored: All stored runs of this set.
+            elsewhere: Stored runs of another generation, which may have taken some of these numbers.
         """
         self.sort()
         self.stored = list(stored)

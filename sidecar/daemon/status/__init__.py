@@ -1,1 +1,1 @@
-"""What is told of a daemon: its status, what is wrong with it, and both in the log."""
+"""Status of a daemon: its snapshot, its problems, and both in the log."""

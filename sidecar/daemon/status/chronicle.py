@@ -1,4 +1,4 @@
-"""Log lines about what lasts: one when it begins, one at its end, and one a minute meanwhile. Changes nothing."""
+"""Log lines about lasting conditions: one at the begin, one at the end, and one a minute meanwhile. Changes nothing."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from sidecar.ops.health import DEGRADED, HEALTHY, KINDS, STARTING, STOPPED, Heal
 
 SUMMARY_EVERY_S = 60.0
 OVER_S, FLAPPING_OVER_S = 5.0, 60.0
-"""What was away for so long is told to be over; the longer time is for what came back within it before."""
+"""Time after which a condition that is absent counts as over; the longer time is for one that has returned within it
+before."""
 GROUPS_NAMED_MAX = 10
 _LEVELS = {HEALTHY: "info", STARTING: "info", DEGRADED: "warning", STOPPED: "error"}
 _FAILED = ("retry", "halt")
@@ -22,7 +23,7 @@ log = structlog.get_logger()
 
 
 class Spells:
-    """Since when each of some things is so, as the log tells it: what comes back at once was never over."""
+    """Start times of conditions for the log; one that returns at once was never over."""
 
     def __init__(self) -> None:
         self.since_s: dict[str, float] = {}
@@ -30,7 +31,7 @@ class Spells:
         self._ended_s: dict[str, float] = {}
 
     def look(self, present: Collection[str], now_s: float) -> dict[str, float]:
-        """These are so now, and no others; gives those that are over, and how many seconds they lasted."""
+        """Set the present conditions; return those that are over, with their durations in seconds."""
         for kind in present:
             self.since_s.setdefault(kind, now_s)
             self._seen_s[kind] = now_s
@@ -44,7 +45,7 @@ class Spells:
 
 
 class Chronicle:
-    """Tells the log of changes of health, of stops of the intake, and of an outage that goes on."""
+    """Logs changes of health, stops of the intake, and outages that continue."""
 
     def __init__(self) -> None:
         self._health = Health(STARTING)
@@ -54,12 +55,12 @@ class Chronicle:
         self._failed = 0
 
     def health(self, problems: Iterable[Problem], now_s: float) -> None:
-        """What is wrong at present; a line when the word or the worst problem's kind has changed."""
+        """Take the present problems; log a line if the word of health or the worst problem's kind has changed."""
         by_kind = {problem.kind: problem for problem in reversed(in_order(list(problems)))}
         self._problems |= by_kind
         for kind in self._troubled.look(by_kind, now_s):
             self._problems.pop(kind, None)
-        if "starting" not in by_kind:  # that does not come back
+        if "starting" not in by_kind:  # which never returns
             self._problems.pop("starting", None)
         before, now = self._health, judge(self._problems.values())
         self._health = now
@@ -68,11 +69,11 @@ class Chronicle:
             _tell("health.changed", _LEVELS[now.state], state=now.state, before=before.state, **fields)
 
     def intake(self, stops: Mapping[str, str], lasting: Collection[str], now_s: float) -> None:
-        """Why nothing is read at present.
+        """Take the reasons for which nothing is read at present.
 
         Args:
             stops: A word and a sentence for each reason.
-            lasting: Those that are worth a line: memory that is full for a moment is not.
+            lasting: The reasons to log: memory that is full for a moment is not among them.
             now_s: Monotonic time.
         """
         known = set(self._stopped.since_s)
@@ -84,7 +85,7 @@ class Chronicle:
             _tell("intake.stopped", level, reason=word, detail=stops[word])
 
     def outage(self, delivery: Delivery, now_s: float) -> None:
-        """A line a minute while sends to any group fail."""
+        """Log a line a minute while sends to any group fail."""
         failing = [group for group in delivery.outbox.groups.values() if group.failing_since_ms is not None]
         if not failing:
             self._summary_at_s = 0.0

@@ -1,4 +1,4 @@
-"""What the daemon tells of itself: builds the snapshot that status, health and metrics show. Changes nothing."""
+"""Builds the snapshot of the daemon that status, health and metrics show. Changes nothing."""
 
 from __future__ import annotations
 
@@ -37,21 +37,21 @@ LIVE_WITHIN_S = 30.0
 _NO_TRANSACTIONS = dict.fromkeys(product(LEDGER_KINDS, COMMIT_RESULTS), 0)
 HOLDERS_MAX = 20
 WIDE_SPAN = 10_000
-"""Offsets between watermark and position from which on a partition names the group that holds it."""
+"""Span of offsets above which a partition's status names the groups that hold its watermark."""
 CLOSE_AFTER_S = 4.0
-"""How long a revoked partition stays listed: a reload leaves no gap, and its last counts can be read."""
+"""Time for which a revoked partition stays listed: a reload leaves no gap, and its last counts can be read."""
 
 
 class StatusKeeper:
     """Keeps the latest snapshot: `refresh` on the main thread, `latest` from any.
 
     Args:
-        supervisor: Whose state is told.
-        ledger: Where business keys are claimed, if anywhere.
+        supervisor: The supervisor of the daemon.
+        ledger: The ledger, if there is one.
         state: Counts the dead letters.
         group_id: The consumer group.
         budget_bytes: `memory.budget`.
-        groups: Those that the configuration names.
+        groups: The groups in the configuration.
     """
 
     def __init__(
@@ -74,14 +74,14 @@ class StatusKeeper:
         self._started = datetime.now(UTC)
         self._dead_letters = 0
         self._went_s: dict[TopicPartition, float] = {}
-        """When each listed partition was first seen revoked, in monotonic seconds."""
+        """The time at which each listed partition was first seen revoked, monotonic."""
         self._latest = self._build()
 
     def latest(self) -> StatusSnapshot:
-        """The last snapshot; `live` is judged now, so that a loop that hangs is seen."""
+        """The last snapshot; `live` is determined now, so that a hanging loop is seen."""
         now_s = time.monotonic()
         late_s = now_s - self._supervisor.progressed_s
-        if late_s < 0:  # the loop has not begun, nobody refreshes
+        if late_s < 0:  # the loop has not begun, so there is no refresh
             return replace(self._latest, problems=tuple(self._supervisor.record.problems(now_s, storing_letters=False)))
         if late_s < LIVE_WITHIN_S:
             return self._latest
@@ -131,7 +131,7 @@ class StatusKeeper:
         pipeline.books.close([tp for tp, went_s in self._went_s.items() if now_s >= went_s + CLOSE_AFTER_S])
 
     def _count_dead_letters(self) -> int:
-        """As many as last time while the file cannot be read: no status is worth the end of the daemon."""
+        """Count dead letters; return the last count if the file cannot be read: status must not end the daemon."""
         with suppress(StateError):
             self._dead_letters = self._state.letters.count()
         return self._dead_letters
@@ -174,14 +174,14 @@ class StatusKeeper:
 
 
 def status_line(now: StatusSnapshot) -> str:
-    """What `systemctl status` shows: the books in short, and the health."""
+    """The line that `systemctl status` shows: the books in short, and the health."""
     books, lag = now.totals, "unknown" if now.lag is None else f"{now.lag:,}"
     line = f"{books.consumed:,} consumed, {books.delivered:,} delivered, {books.in_flight:,} in flight, lag {lag}"
     return f"{line}; {now.health}"
 
 
 def _blocking(pipeline: Pipeline) -> list[BlockingGroup]:
-    """For each partition with a wide span, the groups that hold its watermark; those that fail come first."""
+    """The groups that hold the watermark of each partition with a wide span; failing groups come first."""
     blocking = []
     delivering = pipeline.delivery.outbox.groups
     for tp, partition in sorted(
@@ -193,7 +193,7 @@ def _blocking(pipeline: Pipeline) -> list[BlockingGroup]:
 
 
 def _holders(partition: Partition) -> set[str]:
-    """One group, but where one intent serves all groups: then those of which something is left in it."""
+    """The group that holds the watermark; if an intent serves all groups, those with unsettled messages in it."""
     watermark = partition.watermark
     intents = [intent for intent in partition.promises.intents if intent.first == watermark]
     lanes = partition.lanes.values()

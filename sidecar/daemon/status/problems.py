@@ -1,4 +1,4 @@
-"""Finds what is wrong with a daemon at present, and since when. Changes nothing; `ops.health` judges it."""
+"""Finds the present problems of a daemon, and their begin. Changes nothing; `ops.health` rates them."""
 
 from __future__ import annotations
 
@@ -18,36 +18,36 @@ from sidecar.runtime.ledger_worker import LedgerWorker
 from sidecar.sources.base import SESSION
 
 LOOK_EVERY_S = 1.0
-"""How often all that waits is looked through."""
+"""Interval of checks of everything that waits."""
 FULL_S = 5.0
-"""Memory that is full for so long is a problem; for a moment it is how a slow receiver slows the source."""
+"""Time after which full memory is a problem; shorter times are how a slow receiver slows the source."""
 GROUPS_SHOWN_MAX = 5
 
 T = TypeVar("T", bound=Hashable)
 
 
 class Lasting(Generic[T]):
-    """Since when each of some things has been so, without a pause."""
+    """Start times of conditions that hold without a pause."""
 
     def __init__(self) -> None:
         self._since_s: dict[T, float] = {}
 
     def look(self, present: Iterable[T], now_s: float) -> None:
-        """These are so now, and no others."""
+        """Set the present conditions; all others end."""
         self._since_s = {key: self._since_s.get(key, now_s) for key in present}
 
     def longer_than(self, seconds: float, now_s: float) -> list[T]:
-        """What has been so for longer."""
+        """The conditions that have held for longer."""
         return [key for key, since_s in self._since_s.items() if now_s - since_s >= seconds]
 
 
 class Problems:
-    """Looks at a daemon now and then, on its main thread.
+    """Checks a daemon periodically, on its main thread.
 
     Args:
-        supervisor: Whose daemon it is.
-        ledger: Where business keys are claimed, if anywhere.
-        chronicle: Is told of stops of the intake.
+        supervisor: The supervisor of the daemon.
+        ledger: The ledger, if there is one.
+        chronicle: Logs stops of the intake.
     """
 
     def __init__(self, supervisor: Supervisor, ledger: LedgerWorker | None, chronicle: Chronicle) -> None:
@@ -66,9 +66,9 @@ class Problems:
         """All problems.
 
         Args:
-            partitions: As the status has them.
+            partitions: The partitions in the status.
             totals: The books.
-            retrying: The groups that fail.
+            retrying: The failing groups.
             now_s: Monotonic time.
         """
         supervisor = self._supervisor
@@ -88,7 +88,7 @@ class Problems:
         for tp in sorted(pipeline.gate.paused if not pipeline.gate.stops else ()):
             problems.append(Problem("span", f"{tp} waits: its oldest unsettled message is batch.span_max behind"))
         problems += self._dead_letters(totals, now_s)
-        # What waits for a known stop is no further problem.
+        # Waits that a known stop causes are no further problem.
         stopped = any(problem.state == STOPPED for problem in problems)
         self._look(() if stopped else partitions, pipeline, now_s, stopped=stopped)
         return problems + list(self._stuck(now_s))

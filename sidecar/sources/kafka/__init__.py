@@ -1,1 +1,1 @@
-"""Kafka by a consumer group. What is asked of the broker, and when; what it means for messages the core decides."""
+"""Kafka through a consumer group: requests to the broker and their timing. The core decides about messages."""

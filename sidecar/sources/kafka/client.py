@@ -1,4 +1,4 @@
-"""The group's client: what its callbacks meet comes out of the loop, and few large messages are taken at once.
+"""The group's client: errors of its callbacks are raised in the loop, and large messages are taken a few at a time.
 
 Comments at the lines concerned explain the client's traps and how each is avoided.
 """
@@ -30,18 +30,18 @@ class Client:
     Args:
         settings: `source.kafka`.
         queue_bytes: Limit of the client's queue.
-        client_id: What it calls itself, unless the settings do.
+        client_id: Its client id, unless the settings have one.
     """
 
     consumer: ck.Consumer
-    """Once it is connected."""
+    """The consumer, after `connect`."""
 
     def __init__(self, settings: KafkaSettings, queue_bytes: int, client_id: str) -> None:
         self.made_again = MadeAgain(aloud="debug" in settings.properties)
         self.refusal = ""
-        """Why the broker refused the credentials."""
+        """The reason for which the broker refused the credentials."""
         self.failure: BaseException | None = None
-        """What a callback raised first."""
+        """The first error of a callback."""
         self._config = consumer_config(settings, queue_bytes, client_id)
         self._queue_bytes = queue_bytes
         self._chunk = CHUNK_MESSAGES
@@ -52,8 +52,8 @@ class Client:
         """Begin to connect.
 
         Args:
-            troubles: Are told what the client says of the broker.
-            on_commit: Is told the end of each asynchronous commit.
+            troubles: Get the client's errors about the broker.
+            on_commit: Called at the end of each asynchronous commit.
         """
 
         def on_error(error: KafkaError) -> None:
@@ -69,11 +69,11 @@ class Client:
 
     @property
     def isolation_level(self) -> str:
-        """`isolation.level`, as it is set."""
+        """The value of `isolation.level`."""
         return str(self._config["isolation.level"])
 
     def safely(self, callback: Callable[..., None]) -> Callable[..., None]:
-        """A callback that raises makes consume() lose what it fetched: every one is wrapped."""
+        """Wrap a callback: one that raises would make consume() lose the fetched messages."""
 
         def call(*args: Any) -> None:
             try:
@@ -84,13 +84,14 @@ class Client:
         return call
 
     def check(self) -> None:
-        """Raise what a callback raised."""
+        """Raise an error of a callback."""
         if self.failure is not None:
             raise self.failure
 
     def consume(self, timeout_s: float) -> list[Message]:
-        """What was fetched, waiting so long for it; serves callbacks meanwhile."""
-        # A waiting call returns all that is fetched meanwhile: 20 MB in 50 ms with a queue of 4 MiB; this way, 8 MB.
+        """Fetched messages, waiting this long for them; serves callbacks meanwhile."""
+        # A waiting call returns everything that is fetched meanwhile: 20 MB in 50 ms with a queue of 4 MiB; this way, 8
+        # MB.
         if not self._busy:
             time.sleep(timeout_s)
         messages = self.consumer.consume(self._chunk, min(timeout_s, BUSY_WAIT_S) if self._busy else 0)

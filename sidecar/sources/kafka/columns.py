@@ -1,4 +1,4 @@
-"""Reads Kafka messages by column and cuts what was consumed into runs. Every line here is on the hot path."""
+"""Reads Kafka messages by column and cuts consumed messages into runs. Every line is on the hot path."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class KafkaColumns:
         return map(Message.offset, messages)  # type: ignore[arg-type]
 
     def timestamps(self, messages: Sequence[Message]) -> Iterable[int | None]:
-        """The timestamp of each message in milliseconds since the epoch, None where it has none."""
+        """The timestamp of each message in milliseconds since the epoch, None if it has none."""
         for kind, at_ms in map(Message.timestamp, messages):
             yield None if kind == TIMESTAMP_NOT_AVAILABLE else at_ms
 
@@ -33,7 +33,7 @@ class KafkaColumns:
         return map(Message.key, messages)
 
     def headers(self, messages: Sequence[Message]) -> Iterable[Sequence[Header] | None]:
-        """The headers of each message; a name that is not UTF-8 becomes U+FFFD, as Java's client has it."""
+        """The headers of each message; bytes of a name that are not UTF-8 become U+FFFD, as in Java's client."""
         try:
             return list(map(Message.headers, messages))  # type: ignore[arg-type]
         except SystemError:
@@ -49,10 +49,11 @@ class KafkaColumns:
 
 
 def headers_of(message: Message) -> Sequence[Header] | None:
-    """The headers of one message, mended where the client cannot decode a name.
+    """The headers of one message, repaired if the client cannot decode a name.
 
-    It raises then, but only at the first call, and keeps pairs whose first half is a null pointer. To touch one ends
-    the process: so they are told by what the garbage collector finds in them, and replaced before anybody looks.
+    In that case the client raises, but only at the first call, and keeps pairs whose first half is a null pointer.
+    Access to such a pair crashes the process: so they are recognized by what the garbage collector finds in them, and
+    replaced before any access.
     """
     with contextlib.suppress(SystemError):
         message.headers()
@@ -64,7 +65,7 @@ def headers_of(message: Message) -> Sequence[Header] | None:
 
 
 def digest_of(message: Message) -> int:
-    """64 bits over leader epoch, timestamp, key, headers and value: no other message at its offset has the same."""
+    """Hash over leader epoch, timestamp, key, headers and value, 64 bits: it identifies the message at its offset."""
     whole = xxhash.xxh3_64()
     parts = [message.key(), message.value()]
     for name, value in headers_of(message) or ():
@@ -80,7 +81,7 @@ def runs_of(messages: list[Message], *, one_topic: bool = False) -> list[Run]:
 
     Args:
         messages: At least one, none with an error.
-        one_topic: All are of one topic, and that need not be looked at.
+        one_topic: Whether all are of one topic, so that this is not checked.
     """
     if len(set(map(Message.partition, messages))) == 1 and (one_topic or len(set(map(Message.topic, messages))) == 1):
         return _rising(messages)
@@ -90,7 +91,7 @@ def runs_of(messages: list[Message], *, one_topic: bool = False) -> list[Run]:
 
 
 def _rising(messages: list[Message]) -> list[Run]:
-    """After a seek the offsets fall back within what one call returned."""
+    """Cut where offsets fall back, as they do within one call's messages after a seek."""
     first, last = _offset(messages[0]), _offset(messages[-1])
     tp = TopicPartition(messages[0].topic() or "", messages[0].partition() or 0)
     if last - first + 1 == len(messages):

@@ -1,4 +1,4 @@
-"""Commits with the partitions' states as metadata: begun, answered, and told in the order in which they were begun."""
+"""Commits with the partitions' states as metadata: begun, answered, and reported in the order in which they began."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from sidecar.state.offset_map import Identity, encode
 
 @dataclass(slots=True)
 class _Pending:
-    """A commit that was begun."""
+    """A commit that is under way."""
 
     begun_s: float
     memories: dict[TopicPartition, Memory]
-    """Of each partition, what is remembered of it once it is acknowledged."""
+    """The rows to remember by partition, once it is acknowledged."""
     told: bool = True
-    """Whether its end is still of interest."""
+    """Whether its end is still to be reported."""
 
 
 class Commits:
@@ -33,10 +33,10 @@ class Commits:
 
     Args:
         consumer: The group's consumer, used on its own thread.
-        listener: Is told the ends.
-        rules: 4 bytes, a hash of what decides where a message goes.
-        identities: Of the partitions that are ours; others are never named in a commit.
-        memories: Keep what was acknowledged.
+        listener: Gets the ends.
+        rules: 4 bytes, the hash of the rules.
+        identities: Of the owned partitions; others are never named in a commit.
+        memories: Keep acknowledged states.
     """
 
     def __init__(
@@ -55,10 +55,10 @@ class Commits:
         self._pending: deque[_Pending] = deque()
 
     def begin(self, items: Sequence[CommitItem]) -> None:
-        """Begin to make these states durable; `Listener.committed` tells the end."""
+        """Begin to make these states durable; `Listener.committed` reports the end."""
         memories = self._made(items)
         try:
-            if memories:  # commit() without offsets skips a change of metadata alone
+            if memories:  # commit() without offsets skips a change of metadata only
                 self._consumer.commit(offsets=_offsets(memories), asynchronous=True)
                 self._pending.append(_Pending(time.monotonic(), memories))
                 return
@@ -67,7 +67,7 @@ class Commits:
         self._listener.committed(dict.fromkeys(memories, False), 0.0)
 
     def now(self, items: Sequence[CommitItem]) -> Mapping[TopicPartition, bool]:
-        """Make these states durable behind any commit begun before, whose end is not told any more."""
+        """Make these states durable after any pending commit, whose end is not reported any more."""
         for pending in self._pending:
             pending.told = False
         memories = self._made(items)
@@ -83,7 +83,7 @@ class Commits:
         return results
 
     def ended(self, error: KafkaError | None, done: Sequence[ck.TopicPartition]) -> bool:
-        """The client tells that the oldest commit begun by `begin` ended; returns whether all of it succeeded."""
+        """Handle the end of the oldest commit begun by `begin`; return whether all of it succeeded."""
         pending = self._pending.popleft()
         results = dict.fromkeys(pending.memories, False)
         results |= {TopicPartition(tp.topic, tp.partition): error is None and tp.error is None for tp in done or ()}
@@ -96,7 +96,7 @@ class Commits:
         return good
 
     def close(self) -> None:
-        """Write what is to be remembered."""
+        """Write the rows that are left."""
         self._memories.close()
 
     def _failed(self, reason: str) -> None:
@@ -115,7 +115,7 @@ class Commits:
         return Memory.of(item, text, identity.topic_id)
 
     def _is_current(self, item: CommitItem) -> bool:
-        """It may have waited for the journal while the partition moved: then it is never named again."""
+        """Whether the item is of the present ownership: the partition may have moved during the journal's write."""
         identity = self._identities.get(item.tp)
         return identity is not None and identity.scope == item.scope
 

@@ -1,4 +1,4 @@
-"""What the clients are told: by the user, by the promises; and what they refuse. Connects to nothing."""
+"""Configuration of the clients, by user settings and Sidecar's needs, and their refusals. Connects to nothing."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from sidecar.config.source import KafkaSource as KafkaSettings
 SESSION_TIMEOUT_MS = 9_000
 HEARTBEAT_MS = 500
 MESSAGE_BYTES = 400
-"""What the client takes for each message in its queue, beside the value; measured."""
+"""Memory that the client takes for each message in its queue, beyond the value; measured."""
 FETCH_SHARE = 4
-"""A fetch is a quarter of the queue: unpacked, a fetch of one-byte values takes 20 times as much."""
+"""A fetch is a quarter of the queue: a fetch of one-byte values takes 20 times as much when unpacked."""
 FETCH_MAX_BYTES = 1_000_000
-"""The client's least for `fetch.max.bytes`, unless `message.max.bytes` is less."""
+"""The client's minimum for `fetch.max.bytes`, unless `message.max.bytes` is less."""
 Make = Callable[[dict[str, Any]], object]
 _SILENT = logging.getLogger(f"{__name__}.silent")
 _SILENT.addHandler(logging.NullHandler())
@@ -34,21 +34,21 @@ _FILES = re.compile(r"(ssl|https)\.\w+\.location|sasl\.kerberos\.keytab")
 
 
 def client_config(settings: KafkaSettings, client_id: str = "sidecar") -> dict[str, Any]:
-    """What every client needs: addresses, credentials, quick recovery.
+    """Configuration of every client: addresses, credentials, quick recovery.
 
     Args:
-        settings: The user's part; his `client.id` goes before ours.
-        client_id: Ours.
+        settings: The user's part; its `client.id` takes precedence.
+        client_id: The default client id.
     """
     return {
         "client.id": client_id,
         "isolation.level": "read_committed",
-        "reconnect.backoff.max.ms": 1_000,  # 10 s by default: longer than it may take to heal
+        "reconnect.backoff.max.ms": 1_000,  # 10 s by default, which can be longer than the outage
         # A broker that was cut off from its controller leaves itself out of the metadata when it is back: the client
         # then knows no broker at all, by default for 5 minutes.
         "metadata.recovery.rebootstrap.trigger.ms": 1_000,
         "socket.keepalive.enable": True,
-        "log_level": 2,  # it writes a line to stderr at each try to connect; what matters comes as an error
+        "log_level": 2,  # it writes a line to stderr at each connection attempt; relevant failures come as errors
         **settings.properties,
         "bootstrap.servers": settings.bootstrap_servers,
     }
@@ -59,7 +59,7 @@ def consumer_config(settings: KafkaSettings, queue_bytes: int, client_id: str = 
 
     Args:
         settings: The user's part.
-        queue_bytes: What the client may hold before it is consumed.
+        queue_bytes: Limit of the client's queue.
         client_id: See `client_config`.
     """
     fetch_bytes = queue_bytes // FETCH_SHARE
@@ -72,14 +72,14 @@ def consumer_config(settings: KafkaSettings, queue_bytes: int, client_id: str = 
         "auto.offset.reset": "error",  # decided by `Starts`
         "partition.assignment.strategy": "cooperative-sticky",
         "session.timeout.ms": SESSION_TIMEOUT_MS,
-        "heartbeat.interval.ms": HEARTBEAT_MS,  # a rebalance stops commits for as long as a member takes to hear of it
-        "enable.partition.eof": True,  # tells the position behind gaps and transaction markers
+        "heartbeat.interval.ms": HEARTBEAT_MS,  # a rebalance stops commits until each member hears of it
+        "enable.partition.eof": True,  # reports the position behind gaps and transaction markers
         "allow.auto.create.topics": False,
         "fetch.queue.backoff.ms": 10,  # 1000 by default: 142-204k messages a second instead of 374-455k
         "queued.max.messages.kbytes": max(1, queue_bytes >> 10),
         "queued.min.messages": max(1, queue_bytes // MESSAGE_BYTES),
         "fetch.max.bytes": fetch_bytes,
-        "message.max.bytes": min(FETCH_MAX_BYTES, fetch_bytes),  # of producers; but no fetch may be smaller
+        "message.max.bytes": min(FETCH_MAX_BYTES, fetch_bytes),  # for producers; but `fetch.max.bytes` may not be less
         "topic.metadata.refresh.interval.ms": 5_000,  # new and recreated topics
         "debug": f"metadata,{settings.properties.get('debug', '')}".rstrip(","),  # see `MadeAgain`
     }
@@ -88,19 +88,19 @@ def consumer_config(settings: KafkaSettings, queue_bytes: int, client_id: str = 
 def refused(
     properties: Mapping[str, str], configs: Sequence[tuple[Make, Mapping[str, Any]]]
 ) -> Iterator[tuple[str, str]]:
-    """Names of properties that cannot be used, each with the reason.
+    """Names of unusable properties, each with the reason.
 
     Args:
-        properties: What the user wrote.
-        configs: What makes each client, and its whole configuration, these properties among it.
+        properties: The user's properties.
+        configs: The constructor of each client, and its whole configuration, including these properties.
 
     Raises:
-        OSError: No client can be made here, whatever is written.
+        OSError: No client can be created here with any configuration.
     """
     reasons = dict(_unusable_files(properties))
     for name, value in properties.items():
         text = _complaint(ck.Consumer, {"group.id": "none", name: value}) if name not in reasons else ""
-        if text and not text.startswith("Failed to create"):  # alone it may lack others, which stand in the whole
+        if text and not text.startswith("Failed to create"):  # alone it may lack others that the whole has
             reasons[name] = text
     if not reasons:
         for make, config in configs:
@@ -111,7 +111,7 @@ def refused(
 
 
 def _unusable_files(properties: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """OpenSSL waits for ever at a pipe, and of a file that is missing it tells a number."""
+    """OpenSSL blocks on a pipe, and reports a missing file as a number."""
     for name, value in properties.items():
         if not _FILES.fullmatch(name) or value == "probe":
             continue
@@ -125,7 +125,7 @@ def _unusable_files(properties: Mapping[str, str]) -> Iterator[tuple[str, str]]:
 
 
 def _complaint(make: Make, config: Mapping[str, Any]) -> str:
-    """What the client says of a configuration; empty when it takes it."""
+    """The client's error for a configuration; empty if it is accepted."""
     try:
         properties = {name: value for name, value in config.items() if name not in _ADDRESSES}
         client = make({"log_level": 2, **properties, "logger": _SILENT})
@@ -139,7 +139,7 @@ def _complaint(make: Make, config: Mapping[str, Any]) -> str:
 
 
 def _culprit(text: str, properties: Mapping[str, str], make: Make, config: Mapping[str, Any]) -> str:
-    """The property that the complaint is about: it is named, or its value is, or without it there is none."""
+    """The property that the complaint is about: it or its value is named, or there is no complaint without it."""
     for name, value in properties.items():
         if _names(text, name) or (not secret_name(name) and len(value) > 2 and _names(text, value)):
             return name

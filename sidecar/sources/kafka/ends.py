@@ -18,7 +18,7 @@ from sidecar.core.records import TopicPartition
 
 ASK_EVERY_S = 5.0
 TIMEOUT_S = 3.0
-"""How long a leader that is down delays the answers about all others."""
+"""Longest time for which a leader that is down delays the answers about all others."""
 SILENT_S = 10.0
 """Time without any answer after which it is a problem."""
 

@@ -1,4 +1,4 @@
-"""What Kafka's refusals mean: the credentials or a permission, and the cure in words. Decides nothing else."""
+"""Meaning of Kafka's refusals: credentials or a permission, and the cure in words. Decides nothing else."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ _PROPERTIES = "under source.kafka.properties"
 
 
 def is_credentials(error: KafkaError) -> bool:
-    """Whether the broker, or we, refused the other's password or certificate."""
-    # A missing client certificate is a broken transport by its code; only the text tells.
+    """Whether the broker or the client refused the other's password or certificate."""
+    # By its code, a missing client certificate is a broken transport; only the text shows it.
     return error.code() in _CREDENTIALS or _ALERT.search(error.str()) is not None
 
 
@@ -31,12 +31,12 @@ def is_forbidden(error: KafkaError) -> bool:
 
 
 def text_of(error: KafkaError) -> str:
-    """What went wrong, without durations and counts, so that the same failure reads the same each time."""
+    """Text of the error without durations and counts, so that the same failure always reads the same."""
     return _PASSING.sub("", error.str())
 
 
 def refused(servers: str, text: str) -> CredentialsError:
-    """The error for a connection that was refused, as `text_of` tells it."""
+    """The error for a connection that was refused, from the result of `text_of`."""
     return CredentialsError(f"Kafka at {servers} refused the connection: {text}", hint=_cure(text))
 
 
@@ -53,7 +53,7 @@ def _cure(text: str) -> str:
 
 
 def forbidden(error: KafkaError, topic: str, group_id: str) -> CredentialsError:
-    """The error for a permission that is missing."""
+    """The error for a missing permission."""
     kind = _FORBIDDEN[error.code()]
     what = {"topic": f"the topic {topic}", "group": f"the group {group_id}"}.get(kind, "the cluster")
     hint = f"allow our user the operations Describe and Read on {what}"

@@ -1,4 +1,4 @@
-"""Reads single messages again, for dead letters: one extra client, made when it is first needed. Never in a group."""
+"""Reads single messages again, for dead letters: one extra client, created at first use. Never in a group."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _COLUMNS = KafkaColumns()
 _SMALL_STEPS = {
     "queued.min.messages": 1,
     "fetch.queue.backoff.ms": 1,  # 1000 by default: 138 ms a message instead of 6
-    "fetch.message.max.bytes": 64 << 10,  # a larger message comes all the same
+    "fetch.message.max.bytes": 64 << 10,  # larger messages are still returned
 }
 
 
@@ -32,7 +32,7 @@ def fetcher_config(config: Mapping[str, object]) -> dict[str, object]:
     """The configuration of the client that fetches.
 
     Args:
-        config: What every client needs.
+        config: The configuration of every client.
     """
     return {**config, **_SMALL_STEPS, "enable.partition.eof": True, "group.id": "unused"}
 
@@ -50,7 +50,7 @@ class Fetcher:
         self._busy = threading.Lock()
 
     def fetch(self, tp: TopicPartition, offset: int) -> Original | None:
-        """The message, None when it is gone.
+        """The message, None if it is gone.
 
         Raises:
             UnavailableError: The broker does not give it within 5 s.
@@ -62,7 +62,7 @@ class Fetcher:
         return Original(message.key(), message.value(), headers_of(message) or [], at_ms)
 
     def digest(self, tp: TopicPartition, offset: int) -> int | None:
-        """What tells the message there from any other, None when it is gone; raises as `fetch` does."""
+        """The digest of the message at this offset, None if it is gone; raises like `fetch`."""
         message = self._message(tp, offset)
         return None if message is None else digest_of(message)
 
@@ -91,7 +91,7 @@ class Fetcher:
         raise _unavailable(tp, offset, f"no answer within {TIMEOUT_S:g} s")
 
     def close(self) -> None:
-        """Disconnect, unless a message is waited for: then the end of the process does."""
+        """Disconnect, unless a fetch is under way: then the end of the process disconnects."""
         if self._client is not None and self._busy.acquire(blocking=False):
             self._client.close()
 

@@ -1,6 +1,6 @@
-"""Finds and removes members that a killed predecessor, or a stop, left in the group: else their session must end first.
+"""Finds and removes members left in the group by a kill or a stop: otherwise their session must time out first.
 
-librdkafka cannot remove a member, so kafka-python's admin client does: 0.02 s, against 9 s of waiting.
+librdkafka cannot remove a member, so kafka-python's admin client does: it takes 0.02 s, waiting takes 9 s.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from sidecar.sources.kafka.config import SESSION_TIMEOUT_MS
 
 TIMEOUT_MS = 3_000
 LEAVE_PATIENCE_S = 1.0
-"""How long a stop may ask whether its member is still there."""
+"""Longest time for which a stop may ask whether its member is still there."""
 _NOT_YET = {
     KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
     KafkaError.COORDINATOR_NOT_AVAILABLE,
@@ -40,7 +40,7 @@ _PLAIN = {
 
 
 def admin_settings(bootstrap_servers: str, properties: Mapping[str, str]) -> dict[str, Any]:
-    """kafka-python's names for what librdkafka's properties say of addresses and credentials."""
+    """Addresses and credentials of librdkafka's properties under kafka-python's names."""
     settings: dict[str, Any] = {_PLAIN[name]: value for name, value in properties.items() if name in _PLAIN}
     if "security_protocol" in settings:
         settings["security_protocol"] = settings["security_protocol"].upper()
@@ -59,13 +59,13 @@ def evict_predecessors(
     find: Callable[[], Sequence[str]],
     tell: Callable[[str, str, Mapping[str, object]], None],
 ) -> None:
-    """Remove what a killed predecessor left in the group, so that its partitions come at once.
+    """Remove the member of a killed predecessor, so that its partitions are assigned at once.
 
     Args:
         settings: Of the source.
-        member_id: The member that the state knows of, empty when it knows of none.
-        find: Asked for members then.
-        tell: Writes a log event: a failure costs 9 s, no message.
+        member_id: The member id in the state; empty if there is none.
+        find: Looks for members if the state has none.
+        tell: Writes a log event; a failure costs 9 s and loses no message.
     """
     begun_s, members = time.monotonic(), [member_id] if member_id else []
     try:
@@ -82,16 +82,16 @@ def evict_predecessors(
 def leave_behind_nothing(
     settings: KafkaSettings, admin: AdminClient, member_id: str, tell: Callable[[str, str, Mapping[str, object]], None]
 ) -> None:
-    """Remove our own member if it is still in the group after the client was closed.
+    """Remove the own member if it is still in the group after the client was closed.
 
-    The client's LeaveGroup waits behind a pending JoinGroup on its one connection to the coordinator, and ends with
-    that connection: a stop while the group rebalances would leave our partitions to nobody until our session ends.
+    The client's LeaveGroup waits behind a pending JoinGroup on its only connection to the coordinator, and is lost with
+    that connection: after a stop during a rebalance, the partitions would have no owner until the session times out.
 
     Args:
         settings: Of the source.
-        admin: Has a connection of its own.
-        member_id: Ours; empty where the broker gave none.
-        tell: Writes a log event: a failure costs 9 s, no message.
+        admin: Has its own connection.
+        member_id: The own id; empty if the broker gave none.
+        tell: Writes a log event; a failure costs 9 s and loses no message.
     """
 
     def find() -> Sequence[str]:
@@ -105,7 +105,7 @@ def members_called(admin: AdminClient, group_id: str, client_id: str) -> list[st
     """The ids of the group's members that have this client id.
 
     Raises:
-        KafkaException: The coordinator does not tell within 3 s.
+        KafkaException: The coordinator does not answer within 3 s.
     """
     members = _members(admin, group_id, TIMEOUT_MS / 1000)
     return [member.member_id for member in members if member.client_id == client_id]
@@ -126,12 +126,12 @@ def _members(admin: AdminClient, group_id: str, patience_s: float) -> Sequence[A
 
 
 def evict(settings: KafkaSettings, member_ids: Sequence[str]) -> None:
-    """Remove these members from the group; one that is gone already is no error.
+    """Remove these members from the group; a member that is already gone is no error.
 
     Raises:
-        Exception: Whatever the client meets.
+        Exception: Any error of the client.
     """
-    from kafka.admin import KafkaAdminClient, MemberToRemove  # 0.2 s to import: only when there is someone to evict
+    from kafka.admin import KafkaAdminClient, MemberToRemove  # takes 0.2 s, so only if there is a member to evict
 
     logging.getLogger("kafka").setLevel(logging.CRITICAL)
     client = KafkaAdminClient(**admin_settings(settings.bootstrap_servers, settings.properties))

@@ -1,4 +1,4 @@
-"""Our member in the group, whose id outlives a crash so that a successor can evict it; and what the group gives."""
+"""The own member in the group, whose id outlives a crash so that a successor can evict it; and rebalance callbacks."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ MEMBER_PATIENCE_S = 1.0
 
 
 class Membership:
-    """Our member.
+    """The own member of the group.
 
     Args:
         consumer: The group's consumer, used on its own thread.
-        admin: Has connections of its own; None where the cluster answers nothing about members.
+        admin: Has its own connections; None if the cluster does not answer requests about members.
         settings: `source.kafka`.
         state: Keeps the member's id.
-        tell: Writes a log event; what goes wrong here costs time, no message.
+        tell: Writes a log event; failures here cost time and lose no message.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class Membership:
         self._tell = tell
 
     def evict_predecessors(self, client_id: str) -> None:
-        """Remove the member that the state knows of, or else those with this client id, unless it is empty."""
+        """Remove the member in the state, or else those with this client id, unless that is empty."""
         group, left, admin = self._settings.group_id, self._state.member(), self._admin
         member = left[1] if left is not None and left[0] == group else ""
 
@@ -74,7 +74,7 @@ class Membership:
             self._tell("member.not_saved", "warning", {"reason": str(error)})
 
     def leave(self) -> None:
-        """Disconnect; what is assigned is revoked first."""
+        """Disconnect; assigned partitions are revoked first."""
         member = self._consumer.memberid() or "" if self._admin is not None else ""
         self._consumer.close()
         if self._admin is not None:
@@ -82,13 +82,13 @@ class Membership:
 
 
 class Rebalances:
-    """What the group gives and takes, as callbacks of the client tell it.
+    """Rebalance callbacks of the client.
 
     Args:
-        partitions: Those that are ours.
-        membership: Our member.
-        listener: Is told what is taken from us.
-        troubles: Are told when the session has ended.
+        partitions: The owned partitions.
+        membership: The own member.
+        listener: Is told of revoked and lost partitions.
+        troubles: Are told if the session has ended.
     """
 
     def __init__(self, partitions: Partitions, membership: Membership, listener: Listener, troubles: Troubles) -> None:
@@ -100,20 +100,20 @@ class Rebalances:
         """Topics of the partitions that were lost last."""
 
     def assigned(self, consumer: ck.Consumer, partitions: Sequence[ck.TopicPartition]) -> None:
-        """These are ours."""
+        """Take these partitions, which are assigned."""
         # Start offsets are requested after consume(): after a list_topics() here, the next callback aborts the process.
         self._partitions.give([TopicPartition(tp.topic, tp.partition) for tp in partitions])
-        consumer.incremental_assign([])  # else the client would assign all by itself
+        consumer.incremental_assign([])  # otherwise the client assigns all by itself
         self._membership.save()
 
     def revoked(self, _: ck.Consumer, partitions: Sequence[ck.TopicPartition]) -> None:
-        """These are taken away when this returns."""
+        """Give up these partitions, which are revoked when this returns."""
         tps = {TopicPartition(tp.topic, tp.partition) for tp in partitions}
         self._listener.revoking(tps & self._partitions.identities.keys())
         self._partitions.drop(tps)
 
     def lost(self, _: ck.Consumer, partitions: Sequence[ck.TopicPartition]) -> None:
-        """These are another member's already."""
+        """Give up these partitions, which already belong to another member."""
         tps = {TopicPartition(tp.topic, tp.partition) for tp in partitions}
         self._lost = {tp.topic for tp in tps}
         self._troubles.put(SESSION, "the session with the group ended, and no partition was given to us since")
@@ -125,5 +125,5 @@ class Rebalances:
         now = self._troubles.now
         if SESSION not in now or not self._lost or self._lost - now.keys():
             return now
-        gone = f"the topic {min(self._lost)} does not exist any more: make it again"  # with it everything was lost
+        gone = f"the topic {min(self._lost)} does not exist any more: make it again"  # all partitions were lost with it
         return {**now, SESSION: f"{gone} (it is read from its start), or take it out of source.kafka.topics"}

@@ -1,4 +1,4 @@
-"""The partitions that the group gave us: taken, retried, given up. Decides nothing about messages."""
+"""Assigned partitions: taken, retried, given up. Decides nothing about messages."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from sidecar.sources.troubles import Troubles
 from sidecar.state.offset_map import Identity
 
 START_PATIENCE_S = 2.0
-"""How long the loop may wait for the answers about start offsets."""
+"""Longest time that the loop waits for answers about start offsets."""
 RETRY_S, RETRY_SHARE = 1.0, 4
 """Retry after 1 s, or after four times the duration of the last attempt: at most a fifth of the time."""
 _GONE = {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION}
 
 
 class Waiting:
-    """Partitions that are ours, but where to go on could not be told, and why.
+    """Owned partitions whose start offset could not be determined, with the reasons.
 
     Args:
         troubles: Are told of them.
@@ -38,20 +38,20 @@ class Waiting:
         self._retry_at_s = 0.0
 
     def tried(self, tps: Collection[TopicPartition], failed: dict[TopicPartition, KafkaError], begun_s: float) -> None:
-        """The starts of these were requested, and could not be told of some."""
+        """Record that the starts of these were requested, and that some failed."""
         self._errors = {tp: error for tp, error in self._errors.items() if tp not in tps} | failed
         self._retry_at_s = time.monotonic() + max(RETRY_S, RETRY_SHARE * (time.monotonic() - begun_s))
 
     def due(self) -> list[TopicPartition]:
-        """All of them, if it is time to try again."""
+        """All of them, if a retry is due."""
         return sorted(self._errors) if time.monotonic() >= self._retry_at_s else []
 
     def forget(self, tps: Collection[TopicPartition]) -> None:
-        """These are not ours any more."""
+        """Drop partitions that are no longer owned."""
         self._errors = {tp: error for tp, error in self._errors.items() if tp not in tps}
 
     def tell(self) -> None:
-        """Say which they are."""
+        """Report the partitions as a problem."""
         if not self._errors:
             self._troubles.clear("start")
             return
@@ -66,11 +66,11 @@ class Partitions:
     Args:
         consumer: The group's consumer.
         settings: `source.kafka`.
-        listener: Is told what is taken and what is given up for a while.
-        troubles: Are told what is wrong.
-        starts: Decides where to go on.
+        listener: Is told of partitions that are taken or temporarily given up.
+        troubles: Are told of problems.
+        starts: Determines start offsets.
         ends: Requests the ends of logs.
-        topic_ids: Tells of topics that were made again or deleted.
+        topic_ids: Knows topics that were recreated or deleted.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class Partitions:
         topic_ids: TopicIds,
     ) -> None:
         self.identities: dict[TopicPartition, Identity] = {}
-        """Of those that are read, or paused."""
+        """Identities of the partitions that are read or paused."""
         self._consumer = consumer
         self._settings = settings
         self._listener = listener
@@ -93,17 +93,17 @@ class Partitions:
         self._ends = ends
         self._topic_ids = topic_ids
         self._given: list[TopicPartition] | None = None
-        """What the group gave us in the present `consume()`."""
+        """Partitions that the group assigned in the present `consume()`."""
         self._waiting = Waiting(troubles)
         self._paused: frozenset[TopicPartition] = frozenset()
         self._joined = False
 
     def give(self, tps: Sequence[TopicPartition]) -> None:
-        """The group gives us these: `take_given` takes them."""
+        """Note partitions that the group assigned; `take_given` takes them."""
         self._given = [*(self._given or ()), *tps]
 
     def take_given(self) -> None:
-        """Take what the group gave us."""
+        """Take the noted partitions."""
         if self._given is not None:
             given, self._given = self._given, None
             self._take(given)
@@ -128,12 +128,12 @@ class Partitions:
             self._listener.assigned(assignments)
 
     def _check_permission(self, error: KafkaError, topic: str) -> None:
-        """Fail at the start; later, an operator may correct it."""
+        """Raise the error if it comes at the start; later, an operator may correct it."""
         if is_forbidden(error) and not self._joined:
             raise forbidden(error, topic, self._settings.group_id)
 
     def drop(self, tps: Collection[TopicPartition]) -> None:
-        """Read these no more."""
+        """Stop reading these partitions."""
         here = self.identities.keys() & tps
         self._paused -= here
         for tp in here:
@@ -147,11 +147,12 @@ class Partitions:
             if not self._is_named(topic):
                 self._troubles.clear(topic)
         self._waiting.tell()
-        # Not left to the client: it would include waiting partitions, fail, and go on reading another member's.
+        # Not left to the client: it would include waiting partitions, fail, and continue reading another member's
+        # partitions.
         self._consumer.incremental_unassign([ck.TopicPartition(*tp[:2]) for tp in here])
 
     def reload(self, tps: Collection[TopicPartition]) -> None:
-        """Give those of them that are read up, and take them again from their committed state."""
+        """Give up those of them that are read, and take them again from their committed state."""
         here = self.identities.keys() & tps
         for tp in here:
             self._listener.reloading(tp)
@@ -160,13 +161,13 @@ class Partitions:
             self._take(sorted(here))
 
     def reload_topic(self, topic: str, topic_id: str) -> Collection[TopicPartition]:
-        """Reload the topic's partitions that were assigned under another id; returns them."""
+        """Reload the topic's partitions that were assigned under another id; return them."""
         tps = {tp for tp, identity in self.identities.items() if tp.topic == topic and identity.topic_id != topic_id}
         self.reload(tps)
         return tps
 
     def failed(self, tp: TopicPartition, error: KafkaError) -> bool:
-        """The client met this as it read; returns whether the partition was taken anew."""
+        """Handle an error of a read; return whether the partition was taken again."""
         code = error.code()
         if code in (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE) and tp in self.identities:
             self._listener.event("offset.out_of_range", "warning", tp.fields())
@@ -189,14 +190,14 @@ class Partitions:
         self._paused = wanted
 
     def end(self, tp: TopicPartition) -> int | None:
-        """The offset that the partition's next message will get, if known without a request."""
+        """The offset of the partition's next message, if known without a request."""
         bounds = self._consumer.get_watermark_offsets(ck.TopicPartition(*tp[:2]), cached=True)
         asked = self._ends.end(tp)
         end = max(bounds[1] if bounds else -1, -1 if asked is None else asked)  # cached: constant while paused
         return end if end >= 0 else None
 
     def tend(self) -> None:
-        """Take what waited long enough; see to ends of logs and ids of topics."""
+        """Take partitions whose retry is due; update ends of logs and ids of topics."""
         if waited := self._waiting.due():
             self._take(waited)
         self._ends.watch(self.identities.keys())

@@ -1,4 +1,4 @@
-"""What brokers must tell at the start: that they are there, know the topics, and take metadata. Joins no group."""
+"""Checks of the brokers at the start: they answer, know the topics, and accept metadata. Joins no group."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ def await_topics(
     Args:
         consumer: Asks; its callbacks are served.
         settings: Of the source.
-        refusal: Why the broker refused the credentials, empty while it did not.
-        problems: What the client last said of the broker, under `client`.
-        waiting: Is told what is waited for.
+        refusal: The reason for which the broker refused the credentials; empty if it did not.
+        problems: The client's last error about the broker, under `client`.
+        waiting: Gets a text of what is waited for.
 
     Raises:
         UnavailableError: The broker cannot be reached, or a topic is unknown, for the whole start-up time.
@@ -54,7 +54,7 @@ def await_topics(
                 return cluster.cluster_id or ""
         except KafkaException as error:
             reason = text_of(error.args[0])
-        consumer.poll(0.1)  # serves the callback that hears of refusals
+        consumer.poll(0.1)  # serves the callback for refusals
         if refusal():
             raise refused(settings.bootstrap_servers, refusal())
         waiting(f"{here}: {problems.get('client', reason)}" if reason else f"the topic {', '.join(missing)} in {here}")
@@ -64,7 +64,7 @@ def await_topics(
 
 
 def _check_permissions(consumer: ck.Consumer, group_id: str, missing: Sequence[str]) -> None:
-    """Fail at once where waiting cures nothing: a list of all topics leaves out what may not be seen."""
+    """Raise at once if waiting cannot help: a list of all topics omits those that may not be seen."""
     for topic in missing:
         with contextlib.suppress(KafkaException):
             error = consumer.list_topics(topic, timeout=LIST_TIMEOUT_S).topics[topic].error
@@ -87,10 +87,10 @@ def _unavailable(settings: KafkaSettings, missing: Sequence[str], reason: str) -
 
 
 def metadata_characters(admin: AdminClient, tell: Tell) -> int:
-    """The least that any broker takes, at most the default; the default where the account may not ask.
+    """The smallest limit of all brokers, at most the default; the default if the account may not ask.
 
     Raises:
-        UnavailableError: It is too little to work with.
+        UnavailableError: The limit is too small.
     """
     least = min([METADATA_CHARACTERS, *_allowed(admin)])
     if least < METADATA_CHARACTERS_MIN:

@@ -1,4 +1,4 @@
-"""Kafka by a consumer group: one thread owns the client. Decides nothing about messages; the core does."""
+"""Kafka through a consumer group: one thread owns the client. The core decides about messages."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ class KafkaSource:
     Args:
         settings: `source.kafka`.
         state: Has the member id and the state of partitions.
-        rules: 4 bytes, a hash of what decides where a message goes.
+        rules: 4 bytes, the hash of the rules.
         queue_bytes: Limit of the client's queue.
-        client_id: See `place_id`; a `client.id` of the settings may be shared with others, so none is looked up by it.
+        client_id: See `place_id`. A `client.id` of the settings may be shared, so no member is looked up by it.
     """
 
     columns: Columns = KafkaColumns()
@@ -115,7 +115,7 @@ class KafkaSource:
     # Reading
 
     def poll(self, timeout_s: float) -> Iterable[Run | ReadPast]:
-        """Messages that arrived, in the order of each partition; serves the listener meanwhile."""
+        """Messages that arrived, in the order of each partition; calls the listener meanwhile."""
         client, partitions = self._client, self._partitions
         partitions.tend()  # before consume(): messages of the old id must not be taken for the new one's
         messages = client.consume(timeout_s)
@@ -145,7 +145,7 @@ class KafkaSource:
             elif self._partitions.failed(tp, error):
                 reloaded.add(tp)
         results += self._client.runs(good) if good else ()
-        # Earlier messages of what is read anew belong to an ownership that has ended.
+        # Earlier messages of a partition that is taken again belong to an ownership that has ended.
         return [result for result in results if result.tp not in reloaded]
 
     def problems(self) -> Mapping[str, str]:
@@ -157,15 +157,15 @@ class KafkaSource:
         self._partitions.pause(tps)
 
     def reload(self, tp: TopicPartition) -> None:
-        """Give the partition up and take it again from its committed state."""
+        """Give up the partition and take it again from its committed state."""
         self._partitions.reload([tp])
 
     def end(self, tp: TopicPartition) -> int | None:
-        """The offset that the partition's next message will get, if known without a request."""
+        """The offset of the partition's next message, if known without a request."""
         return self._partitions.end(tp)
 
     def fetch(self, tp: TopicPartition, offset: int) -> Original | None:
-        """One message as the broker has it, None if it is gone; from one other thread.
+        """One message as it is at the broker, None if it is gone; may be called from one other thread.
 
         Raises:
             UnavailableError: The broker does not answer.
@@ -183,7 +183,7 @@ class KafkaSource:
         return self._commits.now(items)
 
     def close(self) -> None:
-        """Leave the group and disconnect; what is assigned is revoked first."""
+        """Leave the group and disconnect; assigned partitions are revoked first."""
         with contextlib.suppress(RuntimeError):
             self._membership.leave()
         self._commits.close()

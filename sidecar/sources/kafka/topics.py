@@ -1,4 +1,4 @@
-"""The ids of topics: a topic that was deleted and made again is told by its id alone. Decides nothing."""
+"""The ids of topics: only the id distinguishes a topic that was deleted and created again. Decides nothing."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ ASK_EVERY_S = 5.0
 TIMEOUT_S = 3.0
 _CHANGED = re.compile(r"Topic (\S+) changed id from (\S+) to (\S+)")
 PATIENCE_S = 0.5
-"""The client tells its own time-out; so long is waited beyond for one that does not."""
+"""Wait beyond the client's own time-out, for a client that does not report it."""
 
 
 def is_mock(cluster_id: str) -> bool:
-    """Whether it is librdkafka's in-process cluster, which leaves some questions without an answer."""
+    """Whether it is librdkafka's in-process cluster, which does not answer some requests."""
     return cluster_id.startswith("mockCluster")
 
 
 class MadeAgain:
-    """Recreated topics, from the log of the consumer's client, which reads on in the new topic at the old offset.
+    """Recreated topics, from the log of the consumer's client, which continues in the new topic at the old offset.
 
     The client reports the change only in a debug line, which `consume()` serves before the first message fetched under
     the new id. An instance is the client's `logger`.
@@ -61,7 +61,7 @@ class MadeAgain:
 
 
 class TopicIds:
-    """Asks for topic ids, at once or now and then.
+    """Requests topic ids, at once or periodically.
 
     Args:
         admin: The client that asks.
@@ -77,7 +77,7 @@ class TopicIds:
         self._ask_at_s = 0.0
 
     def find(self, topics: Collection[str], timeout_s: float) -> dict[str, str | KafkaError]:
-        """The ids of these topics, or why one could not be told; none where the broker has no ids."""
+        """The ids of these topics, or the error; empty if the broker has no topic ids."""
         deadline_s = time.monotonic() + timeout_s + PATIENCE_S
         ids: dict[str, str | KafkaError] = {}
         for topic, future in self._ask(topics, timeout_s).items():
@@ -95,7 +95,7 @@ class TopicIds:
         return ids
 
     def watch(self, topics: Collection[str]) -> Iterator[tuple[str, str | None]]:
-        """Ask every 5 s without waiting; yields what came: topic and id, None for a topic that is gone."""
+        """Request ids every 5 s without waiting; yield the answers: topic and id, None for a topic that is gone."""
         now = time.monotonic()
         if self._asked and all(future.done() for future in self._asked.values()):
             asked, self._asked = self._asked, {}

@@ -1,4 +1,4 @@
-"""What of the settings the connections need: credentials and TLS; and what a broker's refusal means, in words."""
+"""Settings of connections: credentials and TLS; and the meaning of a broker's refusal, in words."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sidecar.tls import Tls, client_context
 
 
 def sign_of(settings: RocketMqSettings) -> Sign | None:
-    """Signs requests, where there is an access key."""
+    """The signer of requests, None without an access key."""
     if settings.access_key is None or settings.secret_key is None:
         return None
     token = settings.security_token.get_secret_value() if settings.security_token else ""
@@ -21,7 +21,7 @@ def sign_of(settings: RocketMqSettings) -> Sign | None:
 
 
 def tls_of(settings: RocketMqSettings) -> ssl.SSLContext | None:
-    """How connections are encrypted, where they are.
+    """The TLS context of connections, None without TLS.
 
     Raises:
         ConfigError: A certificate cannot be used.
@@ -31,11 +31,11 @@ def tls_of(settings: RocketMqSettings) -> ssl.SSLContext | None:
 
 
 def is_refusal(error: RefusedError) -> bool:
-    """Whether waiting cures nothing: the credentials are wrong, or a permission is missing."""
+    """Whether waiting cannot help: the credentials are wrong, or a permission is missing."""
     return error.code == Code.NO_PERMISSION or "AclException" in str(error) or "signature" in str(error).lower()
 
 
 def refused(error: RefusedError) -> CredentialsError:
-    """The error for it."""
+    """The error for a refusal."""
     hint = "check access_key and secret_key under source.rocketmq, and that this user may read the topics and the group"
     return CredentialsError(f"RocketMQ refused a request: {error}", hint=hint)

@@ -1,4 +1,4 @@
-"""Progress of a queue, as text for the state file: the core's state, and the marks that show if it applies. No broker.
+"""Progress of a queue, as text for the state file: the core's state, and the marks that show if it is valid. No broker.
 
 RocketMQ's commits have no metadata, so unlike with Kafka the state file is the authority as long as the broker's own
 committed offset agrees with it.
@@ -29,7 +29,7 @@ class Mark(NamedTuple):
     position: int
     """Commit-log offset; not enough alone, because a broker that lost its store starts at 0 again."""
     stored_ms: int
-    """By the broker's clock; compared only with the broker's answers, never with a clock."""
+    """Time at the broker's clock; compared only with the broker's answers, never with a clock."""
 
     def stands_in(self, messages: Iterable[StoredMessage]) -> bool:
         """Whether this message is among those of a broker's answer."""
@@ -85,12 +85,12 @@ class QueueProgress(NamedTuple):
     told: Told = Told()
 
     def dump(self) -> str:
-        """As text."""
+        """The progress as text."""
         return json.dumps(self)
 
     @classmethod
     def load(cls, text: str) -> Self | None:
-        """From text; None if the text is invalid."""
+        """Parse progress from text; None if the text is invalid."""
         try:
             state, incarnation, watermark, floor, marks, *rest = json.loads(text)
             if marks and isinstance(marks[0], int):  # a single mark, as earlier versions stored it

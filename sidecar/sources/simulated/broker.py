@@ -1,4 +1,4 @@
-"""A broker in memory: topics, groups and their offsets. No socket and no clock may come in."""
+"""A broker in memory: topics, groups and their offsets. It uses no socket and no clock."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from typing import NamedTuple, Protocol
 from sidecar.core.records import Header, TopicPartition
 
 CHUNK_MESSAGES = 500
-"""The most messages of one partition that a poll returns."""
+"""Maximum number of messages of one partition that a poll returns."""
 
 
 class SimulatedMessage(NamedTuple):
-    """A message as the broker keeps it."""
+    """A message as the broker stores it."""
 
     offset: int
     value: bytes | None
@@ -26,7 +26,7 @@ class SimulatedMessage(NamedTuple):
 
 
 class Committed(NamedTuple):
-    """A group's offset in a partition; without metadata an operator's reset."""
+    """A group's offset in a partition; without metadata, it is an operator's reset."""
 
     offset: int
     metadata: str = ""
@@ -46,14 +46,14 @@ class _Topic:
 
 
 class Member(Protocol):
-    """What shares a group's partitions with others."""
+    """A member that shares a group's partitions with others."""
 
     group: str
     topics: Sequence[str]
 
 
 class Members:
-    """Who is in which group, and owns which of its partitions; from any thread."""
+    """The members of each group, and the partitions that they own; from any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -66,14 +66,14 @@ class Members:
             self._members[member.group].append(member)
 
     def leave(self, member: Member) -> None:
-        """A member ends, or its session does: what it owned is free. Harmless when repeated."""
+        """Remove a member that left or whose session ended; its partitions are free. Harmless when repeated."""
         with self._lock:
             if member in self._members[member.group]:
                 self._members[member.group].remove(member)
             self._owners = {key: owner for key, owner in self._owners.items() if owner is not member}
 
     def share(self, member: Member, topics: Mapping[str, Sequence[TopicPartition]]) -> set[TopicPartition]:
-        """The partitions of these topics that this member should own: each is dealt out among those who read it."""
+        """The partitions of these topics that this member should own: each topic is divided among its members."""
         with self._lock:
             shares: set[TopicPartition] = set()
             for topic, tps in topics.items():
@@ -82,14 +82,14 @@ class Members:
             return shares
 
     def acquire(self, member: Member, tps: Collection[TopicPartition]) -> list[TopicPartition]:
-        """Become the owner of those partitions that have none; returns these, sorted."""
+        """Become the owner of those partitions that have none; return these, sorted."""
         with self._lock:
             free = [tp for tp in sorted(tps) if (member.group, tp) not in self._owners]
             self._owners |= {(member.group, tp): member for tp in free}
             return free
 
     def release(self, member: Member, tps: Collection[TopicPartition]) -> None:
-        """Own these no more."""
+        """Stop owning these partitions."""
         with self._lock:
             for tp in tps:
                 if self._owners.get((member.group, tp)) is member:
@@ -100,7 +100,7 @@ class SimulatedBroker:
     """Topics, groups and their offsets; from any thread.
 
     Attributes:
-        failing: While this is set, nothing is read, commits fail, and every source tells this text as its problem.
+        failing: While this is set, nothing is read, commits fail, and every source reports this text as its problem.
     """
 
     def __init__(self) -> None:
@@ -113,7 +113,7 @@ class SimulatedBroker:
     # Topics
 
     def create_topic(self, name: str, partitions: int = 1) -> None:
-        """Make a topic; one of this name that was deleted before had another id."""
+        """Create a topic; it gets another id than a deleted topic of the same name."""
         with self._lock:
             if name in self._topics:
                 raise ValueError(f"there is a topic {name} already")
@@ -134,7 +134,7 @@ class SimulatedBroker:
         partition: int = 0,
         timestamp_ms: int | None = None,
     ) -> int:
-        """Append a message; returns its offset."""
+        """Append a message; return its offset."""
         with self._lock:
             log = self._topics[topic].logs[partition]
             offset = log.messages[-1].offset + 1 if log.messages else log.first
@@ -160,7 +160,7 @@ class SimulatedBroker:
             return [TopicPartition(topic, number) for number in range(len(known.logs) if known else 0)]
 
     def bounds(self, tp: TopicPartition) -> tuple[int, int]:
-        """The lowest offset that can be read, and that of the next message; zeros while there is no such topic."""
+        """The lowest offset that can be read, and that of the next message; zeros if there is no such topic."""
         with self._lock:
             if tp.topic not in self._topics:
                 return 0, 0
@@ -179,12 +179,12 @@ class SimulatedBroker:
     # Offsets
 
     def committed(self, group: str, tp: TopicPartition) -> Committed | None:
-        """What the group committed of a partition, None where it committed nothing."""
+        """The group's commit of a partition, None if there is none."""
         with self._lock:
             return self._committed.get((group, tp))
 
     def commit(self, group: str, tp: TopicPartition, committed: Committed | None) -> None:
-        """Set a group's offset, or forget it; without metadata this is an operator's reset."""
+        """Set a group's offset, or delete it; without metadata this is an operator's reset."""
         with self._lock:
             if committed is None:
                 self._committed.pop((group, tp), None)

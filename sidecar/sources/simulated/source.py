@@ -1,8 +1,8 @@
-"""The source of a broker in memory. No socket, thread or clock may come in.
+"""The source of a broker in memory. It uses no socket, thread or clock.
 
-It behaves as Kafka does where a pipeline can tell: partitions of a topic are divided among the members of a group, the
-committed offset carries metadata, a topic that is made again has another id, and an offset without metadata is an
-operator's reset.
+As far as a pipeline can see, it behaves like Kafka: partitions of a topic are divided among the members of a group, the
+committed offset carries metadata, a recreated topic has another id, and an offset without metadata is an operator's
+reset.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class SimulatedColumns:
         return map(attrgetter("offset"), messages)
 
     def timestamps(self, messages: Sequence[SimulatedMessage]) -> Iterable[int | None]:
-        """The timestamp of each message in milliseconds since the epoch, None where it has none."""
+        """The timestamp of each message in milliseconds since the epoch, None if it has none."""
         return map(attrgetter("timestamp_ms"), messages)
 
     def keys(self, messages: Sequence[SimulatedMessage]) -> Iterable[bytes | None]:
@@ -56,15 +56,15 @@ class SimulatedColumns:
 
 @dataclass(slots=True)
 class _Owned:
-    """A partition that is ours."""
+    """An owned partition."""
 
     identity: Identity
     position: int
     told_end: int = -1
-    """Up to where the listener knows that nothing is left to read."""
+    """The position that the listener was told of last."""
 
     def read(self, broker: SimulatedBroker, tp: TopicPartition) -> Iterable[Run | ReadPast]:
-        """What comes next of it."""
+        """The next messages of the partition, or its position."""
         messages = broker.read(tp, self.position)
         if messages:
             self.position = messages[-1].offset + 1
@@ -75,14 +75,14 @@ class _Owned:
 
 
 class _Commits:
-    """Makes states durable; their ends are told later.
+    """Makes states durable; their ends are reported later.
 
     Args:
         broker: Keeps them.
         group: The consumer group.
         rules: See `SimulatedSource`.
-        owned: The partitions that are ours.
-        listener: Is told.
+        owned: The owned partitions.
+        listener: Gets the ends.
     """
 
     def __init__(
@@ -129,10 +129,10 @@ class SimulatedSource:
     """A member of a group on a simulated broker.
 
     Args:
-        broker: Where messages come from.
+        broker: The broker.
         group: The consumer group.
         topics: Their names.
-        rules: 4 bytes, a hash of what decides where a message goes: other rules discard the committed state.
+        rules: 4 bytes, the hash of the rules: other rules discard the committed state.
     """
 
     name = "Simulated"
@@ -165,7 +165,7 @@ class SimulatedSource:
     # Reading
 
     def poll(self, timeout_s: float) -> Iterable[Run | ReadPast]:  # noqa: ARG002
-        """What has come, in the order of each partition; serves the listener meanwhile, and never waits."""
+        """Messages that arrived, in the order of each partition; calls the listener meanwhile, and never waits."""
         self._commits.tell()
         if self._broker.failing:
             return []
@@ -179,22 +179,22 @@ class SimulatedSource:
         return results
 
     def pause(self, tps: Collection[TopicPartition]) -> None:
-        """Read from all assigned partitions but these."""
+        """Read from all assigned partitions except these."""
         self._paused = frozenset(tps)
 
     def end(self, tp: TopicPartition) -> int | None:
-        """The offset that the partition's next message will get."""
+        """The offset of the partition's next message."""
         return self._broker.bounds(tp)[1]
 
     def problems(self) -> Mapping[str, str]:
-        """What the broker is told to fail with, and the topics that are gone."""
+        """The text of `SimulatedBroker.failing`, and the topics that are gone."""
         if self._broker.failing:
             return {"client": self._broker.failing}
         gone = [topic for topic in self.topics if not self._broker.topic_id(topic)]
         return {topic: f"the topic {topic} does not exist any more" for topic in gone}
 
     def fetch(self, tp: TopicPartition, offset: int) -> Original | None:
-        """One message as the broker has it, None when it is gone.
+        """One message as it is at the broker, None if it is gone.
 
         Raises:
             UnavailableError: The broker is failing.
@@ -209,11 +209,11 @@ class SimulatedSource:
     # Committing
 
     def commit(self, items: Sequence[CommitItem]) -> None:
-        """Make these states durable; the next poll tells the listener."""
+        """Make these states durable; the next poll reports the end to the listener."""
         self._commits.begin(items)
 
     def commit_now(self, items: Sequence[CommitItem]) -> Mapping[TopicPartition, bool]:
-        """Make these states durable; the ends of commits begun before are not told any more."""
+        """Make these states durable; the ends of earlier commits are not reported any more."""
         return self._commits.now(items)
 
     # The group
@@ -245,14 +245,14 @@ class SimulatedSource:
             del self._owned[tp]
 
     def reload(self, tp: TopicPartition) -> None:
-        """Give the partition up and take it again from what is committed."""
+        """Give up the partition and take it again from its committed state."""
         if tp in self._owned:
             self._listener.reloading(tp)
             self._drop({tp})
             self._listener.assigned(self._acquire([tp]))
 
     def lose(self) -> None:
-        """End as a member whose session is over: its partitions are others' already, and it may join again."""
+        """End like a member whose session is over: its partitions already belong to others, and it may join again."""
         tps = set(self._owned)
         self._broker.members.leave(self)
         self._listener.lost(tps)
@@ -260,7 +260,7 @@ class SimulatedSource:
         self._broker.members.join(self)
 
     def close(self) -> None:
-        """Leave the group; what is assigned is revoked first. Harmless when repeated."""
+        """Leave the group; assigned partitions are revoked first. Harmless when repeated."""
         if tps := set(self._owned):
             self._listener.revoking(tps)
             self._drop(tps)
@@ -270,7 +270,7 @@ class SimulatedSource:
 def _begin(
     broker: SimulatedBroker, group: str, rules: bytes, tp: TopicPartition, tell: Tell
 ) -> tuple[Assignment, _Owned]:
-    """Where a partition goes on."""
+    """The starting state of a partition."""
     topic_id, (low, high) = broker.topic_id(tp.topic), broker.bounds(tp)
     known, committed = Identity(CLUSTER, group, topic_id, 0), broker.committed(group, tp)
     state, incarnation, stamp = PartitionState(low, low), secrets.randbits(64), None

@@ -8,14 +8,14 @@ __all__ = ["ingest"]
 
 
 def ingest(config: Path | str, *, once: bool = False) -> None:
-    """Fill the table of a configuration file from its landing zone, in the session that is there or a new one.
+    """Fill the table of a configuration file from its landing zone, in the present session or a new one.
 
     Args:
-        config: The file; it names `sink.spark.landing`, `spark.checkpoint` and `spark.table`.
-        once: Take what is there, then come back; else it never does.
+        config: The file; it sets `sink.spark.landing`, `spark.checkpoint` and `spark.table`.
+        once: Read the present data, then return; otherwise it never returns.
 
     Raises:
-        SidecarError: Something that a person must act on.
+        SidecarError: A problem that needs a person.
     """
     from sidecar.spark.ingest.job import SparkIngest
     from sidecar.spark.ingest.supported import load_for_ingest

@@ -1,4 +1,4 @@
-"""Rows of the zone as rows of the table, by native expressions. No row passes through Python here."""
+"""Rows of the zone as rows of the table, by native expressions. No row passes through Python."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from sidecar.zone.layout import UNSAFE
 from sidecar.zone.table import DATE, DATES_END_S, LABEL, LABEL_CHARS_MAX, LABEL_HASH
 
 DATA: Final = "data"
-"""The column that has what JSON said; a struct, so that no name in it meets one of ours."""
+"""Column of the parsed JSON; a struct, so that its names cannot collide with Sidecar's columns."""
 REASON: Final = "reason"
 _PARSED: Final = "_sidecar_parsed"
 _CORRUPT: Final = "_sidecar_corrupt"
 
 
 def with_partitions(frame: DataFrame) -> DataFrame:
-    """With the columns that the table is partitioned by: the same for a row as `sidecar.zone.table` gives."""
+    """Add the columns by which the table is partitioned: the same values as in `sidecar.zone.table`."""
     label = F.substring(F.regexp_replace("group", UNSAFE, "_"), 1, LABEL_CHARS_MAX)
     digest = F.substring(F.sha2(F.col("group").cast("binary"), 256), 1, LABEL_HASH)
     plain = (label == F.col("group")) & (label != "")
@@ -34,15 +34,15 @@ def with_partitions(frame: DataFrame) -> DataFrame:
 
 
 def schema_of(text: str) -> StructType:
-    """A schema as columns and types (`id bigint, amount double`), or as Spark's JSON.
+    """Parse a schema, written as columns and types (`id bigint, amount double`) or as Spark's JSON.
 
     Raises:
-        ConfigError: It is none.
+        ConfigError: The text is no schema.
     """
     try:
         is_json = text.lstrip().startswith("{")
         parsed: DataType = StructType.fromJson(json.loads(text)) if is_json else StructType.fromDDL(text)
-    except Exception as error:  # Spark raises a dozen kinds for what a user wrote
+    except Exception as error:  # Spark raises a dozen kinds of errors for user input
         said = " ".join(str(error).split())[:200]
         raise ConfigError(
             f"spark.table.schema is not a schema: {said}",
@@ -54,7 +54,7 @@ def schema_of(text: str) -> StructType:
 
 
 def parsed(frame: DataFrame, schema: StructType) -> DataFrame:
-    """With what JSON says, to be told apart by `fitting` and `rejected`."""
+    """Add the parsed JSON, for `fitting` and `rejected`."""
     wanted = StructType([*schema.fields, StructField(_CORRUPT, StringType())])
     text = F.col("value").cast("string")
     options = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": _CORRUPT}
@@ -75,8 +75,8 @@ def rejected(frame: DataFrame) -> DataFrame:
 
 
 def _fits() -> Column:
-    """Never null: a row that were neither would be lost."""
-    # An array would be taken for its first element, and other bytes than UTF-8 for question marks.
+    """Whether a row fits; never null, since a row in neither set would be lost."""
+    # Otherwise an array would be taken for its first element, and bytes that are not UTF-8 for question marks.
     is_object = F.ltrim(F.col("value").cast("string"), F.lit(" \t\r\n")).startswith("{")
     whole = F.col(_PARSED).isNotNull() & F.col(f"{_PARSED}.{_CORRUPT}").isNull()
     return F.col("value").isNull() | F.coalesce(_is_text() & is_object & whole, F.lit(False))  # noqa: FBT003

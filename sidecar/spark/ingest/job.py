@@ -1,4 +1,4 @@
-"""The driver of `sidecar spark ingest`: session, queries, stop. What the rows become is decided in `columns`."""
+"""The driver of `sidecar spark ingest`: session, queries, stop. The module `columns` maps rows."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ LOOK_EVERY_S: Final = 2.0
 BATCH_BYTES_MAX: Final = 256 << 20
 """Compressed files of a micro-batch, about five times that in memory, spread over tasks."""
 DRIVER_BATCH_BYTES_MAX: Final = 16 << 20
-"""The same where all rows go through the driver."""
+"""The same limit if all rows go through the driver."""
 
 log = structlog.get_logger()
 
@@ -42,9 +42,9 @@ class SparkIngest:
     """Fills the table of one configuration from its zone.
 
     Args:
-        settings: As `load_for_ingest` gives them.
-        stop_asked: Whether to stop by now.
-        once: Take what is there and end.
+        settings: The result of `load_for_ingest`.
+        stop_asked: Returns whether to stop.
+        once: Read the present data and end.
     """
 
     def __init__(self, settings: Settings, stop_asked: Callable[[], bool], *, once: bool = False) -> None:
@@ -57,10 +57,10 @@ class SparkIngest:
         self._once = once
 
     def run(self) -> None:
-        """Fill until a stop is asked for, or with `once` until all is there.
+        """Fill until a stop is requested, or with `once` until all present data is in the table.
 
         Raises:
-            SidecarError: Something that a person must act on.
+            SidecarError: A problem that needs a person.
         """
         schema = None if self._table.schema_ is None else schema_text(self._table.schema_)
         wanted = targets(self._spark, self._table)
@@ -105,7 +105,7 @@ class SparkIngest:
         return queries
 
     def _heads(self) -> dict[str, int] | None:
-        """Where both queries end, so that they have read as far; None where the zone cannot be read: they tell why."""
+        """The ends of both queries, so that they read equally far; None if the zone is unreadable: they report that."""
         try:
             return Tail(self._zone).heads()
         except (ZoneError, OSError):
@@ -150,7 +150,7 @@ class SparkIngest:
             return writer.trigger(availableNow=True)
         return writer.trigger(processingTime=f"{self._table.every_ms} milliseconds")
 
-    # Serving
+    # Running
 
     def _await_end(self, queries: list[StreamingQuery], progress: IngestProgress) -> None:
         self._stop_asked()
@@ -169,7 +169,7 @@ class SparkIngest:
             driver.fail(progress, next(error for query in queries if (error := query.exception())))
 
     def _stop(self, queries: list[StreamingQuery]) -> None:
-        """Let the micro-batches that run come to their ends; one that is cut short is taken back, and comes again."""
+        """Let running micro-batches end; one that is cut short is undone, and repeated."""
         deadline_s = time.monotonic() + self._settings.drain_timeout_ms / 1000
         log.info("ingest.draining", timeout_seconds=self._settings.drain_timeout_ms / 1000)
         begun = {query.id: _last_batch(query) for query in queries}
@@ -182,7 +182,7 @@ class SparkIngest:
 
 
 def _serve_metrics(listen: Address, progress: IngestProgress) -> AdminServer:
-    """At the address of the settings, or, where the daemon of the same file has it, at a free port."""
+    """Serve at the configured address, or at a free port if the daemon of the same file uses that."""
     metrics = IngestMetrics(progress)
     try:
         server = AdminServer(listen, progress.latest, metrics)

@@ -1,4 +1,4 @@
-"""How much of a zone a query has yet to read. Reads manifests alone; no Spark may come in."""
+"""The part of a zone that a query has yet to read. Reads only manifests; it uses no Spark."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from sidecar.zone import Tail, acknowledged
 
 
 class Behind(NamedTuple):
-    """What is left to read; rows that are duplicates are counted too."""
+    """The data that is left to read; rows that are duplicates are included."""
 
     rows: int
     bytes: int
 
 
 class Lag:
-    """Follows the manifests beside the query, which tells nothing of what it has not planned.
+    """Follows the manifests beside the query, which does not report data that it has not planned.
 
     Args:
-        root: The zone; it may be missing still.
-        consumer: Whose acknowledgements say where to begin.
+        root: The zone; it may not exist yet.
+        consumer: The consumer whose acknowledgements are the beginning.
     """
 
     def __init__(self, root: Path, consumer: str) -> None:
@@ -35,10 +35,10 @@ class Lag:
         self._rows = self._bytes = 0
 
     def behind(self, read: Mapping[str, int]) -> Behind | None:
-        """What was landed by now behind these numbers; None where the zone cannot be read, which the query will tell.
+        """The data landed after these numbers; None if the zone cannot be read, which the query will report.
 
         Args:
-            read: Writer to the last number that is read; what was said before stays true.
+            read: Writer to the last number read; earlier numbers stay valid.
         """
         try:
             self._take_in()

@@ -1,4 +1,4 @@
-"""What a restart must find as it was: the table that a checkpoint filled, and the schema that its queries read by."""
+"""Data that must be unchanged at a restart: the table that a checkpoint filled, and the schema of its queries."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
 
 class Storage(Protocol):
-    """What is needed of a file system."""
+    """The required interface of a file system."""
 
     def names(self, folder: str) -> list[str]:
-        """What stands in a folder, hidden names left out; nothing when it is not there."""
+        """The names in a folder without hidden ones; empty if it does not exist."""
         ...
 
     def read(self, path: str) -> bytes:
@@ -26,7 +26,7 @@ class Storage(Protocol):
         ...
 
     def write(self, path: str, data: bytes) -> None:
-        """Make a file, and its folder; it may be torn after a crash."""
+        """Write a file, and create its folder; it may be torn after a crash."""
         ...
 
     def remove(self, path: str) -> None:
@@ -38,7 +38,7 @@ class SparkStorage:
     """All file systems that Spark can reach.
 
     Args:
-        session: With a JVM of its own: not one of Spark Connect.
+        session: A session with its own JVM: not Spark Connect.
     """
 
     def __init__(self, session: SparkSession) -> None:
@@ -47,7 +47,7 @@ class SparkStorage:
         self._conf = session._jsparkSession.sessionState().newHadoopConf()
 
     def names(self, folder: str) -> list[str]:
-        """What stands in a folder, hidden names left out; nothing when it is not there."""
+        """The names in a folder without hidden ones; empty if it does not exist."""
         path, system = self._at(folder)
         file_names = [status.getPath().getName() for status in system.listStatus(path)] if system.exists(path) else []
         return [name for name in file_names if not name.startswith(".")]
@@ -62,7 +62,7 @@ class SparkStorage:
             stream.close()
 
     def write(self, path: str, data: bytes) -> None:
-        """Make a file, and its folder; it may be torn after a crash."""
+        """Write a file, and create its folder; it may be torn after a crash."""
         location, system = self._at(path)
         stream = system.create(location, True)  # noqa: FBT003
         stream.write(bytearray(data))
@@ -79,10 +79,10 @@ class SparkStorage:
 
 
 def refuse_table_of_another(storage: Storage, wanted: Iterable[Target]) -> None:
-    """Spark's file sink leaves out a micro-batch whose number the table's log has, whoever wrote it.
+    """Refuse the table of another checkpoint: Spark's file sink skips each micro-batch whose number the log has.
 
     Raises:
-        ConfigError: A table has micro-batches that its checkpoint never began: as many would be lost.
+        ConfigError: A table has micro-batches that its checkpoint never began: as many new ones would be lost.
     """
     for target in wanted:
         there = _latest(storage, f"{target.path.rstrip('/')}/_spark_metadata")
@@ -97,17 +97,17 @@ def refuse_table_of_another(storage: Storage, wanted: Iterable[Target]) -> None:
 
 
 def pin_schema(storage: Storage, checkpoint: str, schema: str) -> None:
-    """Take another schema only where table and rejects have read as far: else rows would be in both, or in neither.
+    """Accept another schema only if table and rejects have read equally far: else rows would be in both, or neither.
 
-    That it is in force is a file, named after it, that is made before a query reads by it.
+    A schema in force has a file, named after it, which is written before a query uses it.
 
     Args:
-        storage: Of the checkpoint.
-        checkpoint: Of the job.
-        schema: As JSON; empty where there is none.
+        storage: File system of the checkpoint.
+        checkpoint: Checkpoint of the job.
+        schema: The schema as JSON; empty if there is none.
 
     Raises:
-        ConfigError: The two queries have not read as far, or one of them has a micro-batch pending.
+        ConfigError: The two queries have not read equally far, or one of them has a pending micro-batch.
     """
     folder, name = f"{checkpoint}/schema", _name(schema)
     before = storage.names(folder)
@@ -138,14 +138,14 @@ def _changed(kept: str, *, began_without: bool) -> ConfigError:
 
 
 def _place(storage: Storage, checkpoint: str) -> Mapping[str, int] | None:
-    """How far a query has read; None while a micro-batch of it is pending."""
+    """The offsets up to which a query has read; None while it has a pending micro-batch."""
     begun = _latest(storage, f"{checkpoint}/offsets")
     if begun != _latest(storage, f"{checkpoint}/commits"):
         return None
     if begun < 0:
         return {}
     offsets = json.loads(storage.read(f"{checkpoint}/offsets/{begun}").splitlines()[-1])
-    return {writer: seq for writer, seq in offsets.items() if seq >= 0}  # what began at -1 has read nothing
+    return {writer: seq for writer, seq in offsets.items() if seq >= 0}  # a writer at -1 was not read
 
 
 def _latest(storage: Storage, folder: str) -> int:

@@ -1,4 +1,4 @@
-"""What the queries have done since they began: a log line a micro-batch, metrics, the snapshot. No Spark call."""
+"""Progress of the queries: a log line per micro-batch, metrics, the snapshot. No Spark call."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from sidecar.version import version
 
 READ: Final = "sidecar_read"
 WRITTEN: Final = "sidecar_written"
-"""Spark's observations of these names count rows before and after what does not belong into the table."""
+"""Names of Spark's observations that count rows before and after the filter for the table."""
 _COUNTERS: Final = {
     "rows_read": "Rows that were read from the landing zone, each once.",
     "rows_written": "Rows that are in the table.",
@@ -33,10 +33,10 @@ log = structlog.get_logger()
 
 
 class IngestProgress:
-    """Of the query that fills the table; what the one for rejects writes is what this one does not.
+    """Progress of the query that fills the table; the rows that it does not write are the rejects.
 
     Args:
-        group_id: Whose messages these are, for the snapshot.
+        group_id: The consumer group, for the snapshot.
         lag: Follows the zone.
     """
 
@@ -52,7 +52,7 @@ class IngestProgress:
         self._live = True
 
     def heard(self, reports: Iterable[Mapping[str, Any]]) -> None:
-        """Spark's own reports, in their order; those heard before are known."""
+        """Take Spark's reports, in their order; those seen before are ignored."""
         for report in reports:
             if int(report["batchId"]) > self._last and "addBatch" in (report.get("durationMs") or {}):
                 self._last = int(report["batchId"])
@@ -70,15 +70,15 @@ class IngestProgress:
         )  # fmt: skip
 
     def look(self) -> None:
-        """See how much is to be read by now."""
+        """Update the data that is left to read."""
         self.behind = self._lag.behind(self._read)
 
     def ended(self, problem: str = "") -> None:
-        """The queries run no more."""
+        """Record that the queries have ended."""
         self._live, self._problem = False, problem
 
     def latest(self) -> StatusSnapshot:
-        """For health and status; from any thread."""
+        """The snapshot for health and status; from any thread."""
         return StatusSnapshot(
             group_id=self._group_id,
             started_at=self._started,
@@ -93,7 +93,7 @@ class IngestMetrics(Metrics):
     """The metrics of the ingest job, in place of the daemon's.
 
     Args:
-        progress: Asked once a scrape.
+        progress: Read once per scrape.
     """
 
     def __init__(self, progress: IngestProgress) -> None:

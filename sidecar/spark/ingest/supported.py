@@ -1,4 +1,4 @@
-"""What the ingest job needs of the settings: where from, where to, under which names. No Spark is imported."""
+"""Settings of the ingest job: source, tables, and names. Imports no Spark."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ REJECTS: Final = "rejects"
 class Target:
     """One query: rows of the zone that go to one table.
 
-    A schema makes two of them, and the second one takes what does not fit. Each has a checkpoint of its own, and is a
-    consumer of its own in the zone.
+    With a schema there are two, and the second takes the rows that do not fit. Each has its own checkpoint, and is its
+    own consumer in the zone.
     """
 
     name: str
@@ -35,7 +35,7 @@ class Target:
 
 
 def targets(spark: Spark, table: Table) -> list[Target]:
-    """The table, and with a schema the one for what does not fit, beside it."""
+    """The target of the table, and with a schema that of the rejects, beside it."""
     chosen = [_target(spark, TABLE, table.path, f"{spark.checkpoint}/{TABLE}")]
     if table.schema_ is not None:
         path = f"{table.path.rstrip('/')}-{REJECTS}"
@@ -44,14 +44,14 @@ def targets(spark: Spark, table: Table) -> list[Target]:
 
 
 def _target(spark: Spark, name: str, path: str, checkpoint: str) -> Target:
-    # One name for one checkpoint: under the name of an earlier one, rows that this one needs may be gone by now.
+    # One name per checkpoint: rows that this one needs may already be removed under the name of an earlier one.
     digest = hashlib.blake2b(f"{spark.checkpoint}\n{path}".encode(), digest_size=4).hexdigest()
     label = safe(path.rstrip("/").rpartition("/")[2], 64)
     return Target(name, path, checkpoint, f"ingest-{label}-{digest}")
 
 
 def schema_text(written: str) -> str:
-    """The schema itself: what is written when a blank or a colon is in it, else what the file of that name has.
+    """The schema: the text itself if it contains a blank or a colon, otherwise the content of that file.
 
     Raises:
         ConfigError: There is no such file.
@@ -69,10 +69,10 @@ def schema_text(written: str) -> str:
 
 
 def load_for_ingest(path: str | Path) -> Settings:
-    """The settings in a file that has all that the job needs.
+    """Load the settings of a file that has everything the job needs.
 
     Raises:
-        ConfigError: The file cannot be used, or something is missing: with its line.
+        ConfigError: The file cannot be used, or something is missing, with its line.
     """
     return load(path, refusals=_missing)
 

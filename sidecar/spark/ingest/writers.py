@@ -1,4 +1,4 @@
-"""How micro-batches get into a table: by Spark's own sinks, or, where it has no Delta, by deltalake in the driver."""
+"""Writing of micro-batches to a table: by Spark's own sinks, or, without Delta in Spark, by deltalake in the driver."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ if TYPE_CHECKING:
 
 WAIT_S: Final = 60.0
 DELTA_CONF: Final = {
-    # Appending needs neither Delta's SQL nor its catalogue, which could only be set before the session is made.
+    # Appending needs neither Delta's SQL nor its catalogue, which could only be set before the session is created.
     "spark.databricks.delta.requiredSparkConfsCheck.enabled": "false",
     "spark.databricks.delta.autoCompact.enabled": "true",
     "spark.databricks.delta.autoCompact.minNumFiles": "50",
 }
-"""Unless the session has something else."""
+"""Settings for Delta, unless the session has others."""
 COMPACT_EVERY: Final = 100
-"""Micro-batches from one compaction to the next, where Delta does not do it by itself."""
+"""Number of micro-batches between compactions, if Delta does not compact by itself."""
 
 
 def has_delta(session: SparkSession) -> bool:
@@ -35,7 +35,7 @@ def has_delta(session: SparkSession) -> bool:
 
 
 def native(frame: DataFrame, form: str, path: str) -> DataStreamWriter:
-    """Spark's own sink: Parquet's log of files, or Delta's transactions by query and micro-batch, make it exact."""
+    """A writer for Spark's own sink; Parquet's log, or Delta's transactions by query and micro-batch, make it exact."""
     if form == "delta":
         for name, value in DELTA_CONF.items():
             if frame.sparkSession.conf.get(name, None) is None:
@@ -45,13 +45,14 @@ def native(frame: DataFrame, form: str, path: str) -> DataStreamWriter:
 
 
 def by_deltalake(path: str, query_id: Future[str]) -> Callable[[DataFrame, int], None]:
-    """For `foreachBatch`: append a micro-batch unless the table has it, all of it through the driver's memory.
+    """A function for `foreachBatch`: append a micro-batch, through the driver's memory, unless the table has it.
 
-    It is known by the query's id and its own number, as Delta's own sink does it: so one may take the other's place.
+    A micro-batch is identified by the query's id and its number, as in Delta's own sink, so that each may replace the
+    other.
 
     Args:
-        path: The table; made when it is missing.
-        query_id: Is set once the query is started.
+        path: The table; created if it is missing.
+        query_id: Set once the query has started.
 
     Raises:
         ConfigError: deltalake is not installed.
@@ -81,7 +82,7 @@ def by_deltalake(path: str, query_id: Future[str]) -> Callable[[DataFrame, int],
         known = table.transaction_version(app)
         if known is not None and known >= batch:
             return
-        # Another driver that commits the same transaction meanwhile makes this one fail.
+        # This fails if another driver commits the same transaction meanwhile.
         properties = deltalake.CommitProperties(app_transactions=[deltalake.Transaction(app, batch)])
         deltalake.write_deltalake(table, rows, mode="append", schema_mode="merge", commit_properties=properties)
         sync_commit(path, table.version())

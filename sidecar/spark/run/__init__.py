@@ -1,6 +1,6 @@
 """The pipeline on Spark, from the Kafka connector to the HTTP sink: for the command, `spark-submit` and notebooks.
 
-What decides about messages stays in the core.
+The core decides about messages, as in the daemon.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ __all__ = ["run"]
 
 
 def run(config: Path | str, *, once: bool = False) -> None:
-    """Run the pipeline of a configuration file in the session that is there or a new one.
+    """Run the pipeline of a configuration file in the present session or a new one.
 
     Args:
-        config: The file; it names `source.kafka`, `sink.http` and `spark.checkpoint`.
-        once: Take what is there, then come back; else it never does.
+        config: The file; it sets `source.kafka`, `sink.http` and `spark.checkpoint`.
+        once: Read the present messages, then return; otherwise it never returns.
 
     Raises:
-        SidecarError: Something that a person must act on.
+        SidecarError: A problem that needs a person.
     """
     from sidecar.spark.run.job import SparkRun
     from sidecar.spark.run.supported import load_for_run

@@ -1,4 +1,4 @@
-"""What is asked of the broker by the daemon's own client: which cluster it is, where logs and the group stand."""
+"""Requests to the broker by the daemon's own client: the cluster's id, bounds of logs, the group's offsets."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ EARLIEST = -2
 log = structlog.get_logger()
 
 Places: TypeAlias = dict[str, dict[str, int]]
-"""Offsets by topic and partition, as Spark's connector has them in JSON."""
+"""Offsets by topic and partition, in the JSON form of Spark's connector."""
 
 
 @contextlib.contextmanager
@@ -32,7 +32,7 @@ def outsider(kafka: KafkaSource, **more: Any) -> Iterator[ck.Consumer]:
     """A consumer that never joins its group, and ends with the block.
 
     Raises:
-        UnavailableError: The broker does not answer what is asked in the block.
+        UnavailableError: The broker does not answer a request in the block.
     """
     consumer = ck.Consumer({**client_config(kafka), "group.id": kafka.group_id, "enable.auto.commit": False, **more})
     try:
@@ -47,10 +47,10 @@ def outsider(kafka: KafkaSource, **more: Any) -> Iterator[ck.Consumer]:
 
 
 def await_cluster(kafka: KafkaSource) -> str:
-    """The cluster's id, once the broker answers and knows all topics that are named.
+    """The cluster's id, once the broker answers and knows all named topics.
 
     Raises:
-        UnavailableError: It does not, or a topic is unknown, for the whole start-up time.
+        UnavailableError: The broker does not answer, or a topic is unknown, for the whole start-up time.
         CredentialsError: The broker refuses the credentials, or access to a topic.
     """
     refusals: list[str] = []
@@ -65,7 +65,7 @@ def await_cluster(kafka: KafkaSource) -> str:
 
 @contextlib.contextmanager
 def asking(kafka: KafkaSource) -> Iterator[Offsets]:
-    """Asks where logs and the group stand, for 10 s at most.
+    """Requests of log bounds and group offsets, for at most 10 s.
 
     Raises:
         UnavailableError: The broker does not answer.
@@ -77,16 +77,16 @@ def asking(kafka: KafkaSource) -> Iterator[Offsets]:
 
 
 def bounds(offsets: Offsets, kafka: KafkaSource) -> dict[TopicPartition, Bounds]:
-    """Of all that is read.
+    """The bounds of all partitions that are read.
 
     Raises:
-        KafkaException: The broker does not answer, or does not tell all of them.
+        KafkaException: The broker does not answer, or does not report all of them.
     """
     return _known(offsets.bounds(offsets.partitions(kafka.topics)))
 
 
 def group_offsets(kafka: KafkaSource) -> Places | None:
-    """Where the daemon's consumer group stands (`EARLIEST`: nowhere yet); None where it never was.
+    """The offsets of the daemon's consumer group (`EARLIEST`: none yet); None if the group never existed.
 
     Raises:
         UnavailableError: The broker does not answer.
@@ -102,7 +102,7 @@ def group_offsets(kafka: KafkaSource) -> Places | None:
 
 
 def _within(tp: TopicPartition, offset: int, bounds: Bounds) -> int:
-    """What expired meanwhile is gone on either engine, which the daemon tells in the same words."""
+    """The offset within the log: messages that expired meanwhile are lost on either engine, with the same log event."""
     low, high = bounds
     fields = {**tp.fields(), "committed": offset, "log_start": low, "log_end": high}
     if offset < low:
@@ -113,7 +113,7 @@ def _within(tp: TopicPartition, offset: int, bounds: Bounds) -> int:
 
 
 def by_topic(offsets: Mapping[TopicPartition, int]) -> Places:
-    """These offsets as Spark's connector has them."""
+    """These offsets in the form of Spark's connector."""
     places: Places = {}
     for tp, offset in sorted(offsets.items()):
         places.setdefault(tp.topic, {})[str(tp.partition)] = offset
@@ -128,7 +128,7 @@ def _known(answers: Mapping[TopicPartition, Bounds | ck.KafkaError]) -> dict[Top
 
 
 def refuse_members(kafka: KafkaSource) -> None:
-    """Both engines at once would each deliver everything.
+    """Refuse to run beside members of the group: both engines would each deliver everything.
 
     Raises:
         UnavailableError: The consumer group has members.
@@ -137,7 +137,7 @@ def refuse_members(kafka: KafkaSource) -> None:
     try:
         asked = client.describe_consumer_groups([kafka.group_id], request_timeout=REQUEST_S)
         members = [member for future in asked.values() for member in future.result(REQUEST_S).members]
-    except (ck.KafkaException, TimeoutError):  # to describe a group is a permission of its own
+    except (ck.KafkaException, TimeoutError):  # describing a group needs a separate permission
         return
     if members:
         raise UnavailableError(

@@ -1,17 +1,17 @@
-"""What outlives a task beside Spark's checkpoint, as small files on storage that driver and executors share.
+"""Data that outlives a task, beside Spark's checkpoint: small files on storage that driver and executors share.
 
     incarnation, rules.json        of the checkpoint (see `pinned`)
     topics/<topic>                 the topic's id when it was first read
-    first, added                   where the checkpoint, and partitions new to it, begin (see `range_source`)
+    first, added                   start offsets of the checkpoint and of partitions new to it (see `range_source`)
     halved/<micro-batch>/<topic>-<partition>/<hash>     a part that was replaced by its halves
     ids/<scope>-<partition>/<micro-batch>               windows of message ids (see `windows`)
     letters/<micro-batch>/<topic>-<partition>-<attempt> dead letters (see `letters`)
-    books/<micro-batch>            what its tasks came to
-    answers                        how many of the last messages the receiver refused
-    notes/<topic>-<partition>      why a task gets no further just now
+    books/<micro-batch>            the books of its tasks
+    answers                        how many of the last messages were accepted and refused
+    notes/<topic>-<partition>      why a task does not progress at present
     hold                           the first micro-batch that must not begin, while the query is being stopped
 
-Every file is whole or not there: written under a hidden name, synced, renamed, and its folder synced. No Spark here.
+Each file is complete or missing: written under a hidden name, synced, renamed, and its folder synced. Knows no Spark.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from sidecar.core.ranges.pipeline import Halved
 
 HALVED_KEPT = 2
-"""Micro-batches: a task that was given up may still look for the halves of the one before."""
+"""Number of micro-batches: a task that was given up may still look for the halves of the previous one."""
 
 
 class Halves:
@@ -57,7 +57,7 @@ class Halves:
             StateError: They could not be written.
         """
         for group, first, last in parts:
-            raw = group.encode("utf-8", "surrogateescape")  # tags that are not UTF-8 are no JSON
+            raw = group.encode("utf-8", "surrogateescape")  # tags that are not UTF-8 are not valid JSON
             name = hashlib.blake2b(b"%d-%d-%s" % (first, last, raw), digest_size=16).hexdigest()
             write(self._folder(batch, tp) / name, orjson.dumps([raw.decode("latin-1"), first, last]))
 
@@ -65,25 +65,25 @@ class Halves:
         return self._path / str(batch) / f"{tp.topic}-{tp.partition}"
 
     def forget(self, batch: int) -> None:
-        """Remove what no replay can ask for once micro-batch `batch` is about to be committed."""
+        """Remove halves that no replay can need once micro-batch `batch` is about to be committed."""
         for name in names(self._path):
             if name.isdigit() and int(name) <= batch - HALVED_KEPT:
                 _remove(self._path / name)
 
 
 class BatchBooks:
-    """What micro-batches came to, and the dead letters that their books name."""
+    """The books of micro-batches, and the dead letters that these name."""
 
     def __init__(self, path: Path, letters: Path) -> None:
         self._path = path
         self._letters = letters
 
     def put(self, batch: int, books: dict[str, Any]) -> None:
-        """Keep what a micro-batch came to."""
+        """Store the books of a micro-batch."""
         write(self._path / str(batch), orjson.dumps(books))
 
     def of(self, batch: int) -> dict[str, Any] | None:
-        """What a micro-batch came to; None when it is not known (any more)."""
+        """The books of a micro-batch; None if they are not known (any more)."""
         path = self._path / str(batch)
         return orjson.loads(read(path)) if path.exists() else None
 
@@ -92,23 +92,23 @@ class BatchBooks:
         return sorted(int(name) for name in names(self._path) if name.isdigit())
 
     def forget(self, batch: int) -> None:
-        """The books of a micro-batch were entered, and its letters, like those of all before it, are in the state."""
+        """Remove a micro-batch whose books were entered and whose letters, like all earlier ones, are in the state."""
         books = self._path / str(batch)
         _remove(books)
-        if not books.exists():  # else a next life would look for the letters that it names
+        if not books.exists():  # otherwise the next process would look for the letters that they name
             for name in names(self._letters):
                 if name.isdigit() and int(name) <= batch:
                     _remove(self._letters / name)
 
 
 class Notes:
-    """Why tasks get no further; one that is lost harms nothing."""
+    """The reasons for which tasks do not progress; a lost note is harmless."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
     def put(self, tp: TopicPartition, text: str) -> None:
-        """Tell the driver why a partition's task gets no further; empty when it does."""
+        """Tell the driver why a partition's task does not progress; an empty text if it does."""
         path = self._path / f"{tp.topic}-{tp.partition}"
         with contextlib.suppress(OSError, StateError):
             if text:
@@ -117,7 +117,7 @@ class Notes:
                 path.unlink(missing_ok=True)
 
     def all(self) -> dict[str, str]:
-        """By partition, why its task gets no further."""
+        """The reason for which a task does not progress, by partition."""
         notes = {}
         for name in names(self._path):
             with contextlib.suppress(OSError, StateError):
@@ -125,7 +125,7 @@ class Notes:
         return notes
 
     def clear(self) -> None:
-        """Those of an earlier life say nothing any more."""
+        """Delete the notes of earlier runs."""
         shutil.rmtree(self._path, ignore_errors=True)
 
 
@@ -133,7 +133,7 @@ class RunFolder:
     """The folder of one checkpoint.
 
     Args:
-        path: Made when it is missing.
+        path: Created if it is missing.
     """
 
     def __init__(self, path: Path) -> None:
@@ -145,7 +145,7 @@ class RunFolder:
     # Topics
 
     def claim_topic(self, topic: str, topic_id: str) -> str:
-        """The id under which this checkpoint knows the topic: this one, when it knows none yet."""
+        """The id under which this checkpoint knows the topic: `topic_id` if it knows none yet."""
         path = self.path / "topics" / topic
         if not path.exists():
             write(path, topic_id.encode(), exclusive=True)
@@ -158,12 +158,12 @@ class RunFolder:
     # The receiver's answers
 
     def answers(self) -> list[tuple[int, int]]:
-        """Of each micro-batch among the last 1,000 messages: how many were taken, and refused for good."""
+        """Numbers of accepted and permanently refused messages of each micro-batch among the last 1,000 messages."""
         path = self.path / "answers"
         return [(taken, refused) for taken, refused in orjson.loads(read(path))] if path.exists() else []
 
     def add_answers(self, taken: int, refused: int) -> None:
-        """Remember what a micro-batch was answered; nothing is kept while nothing is refused."""
+        """Record the answers of a micro-batch; nothing is kept while nothing is refused."""
         known = [*self.answers(), (taken, refused)]
         while len(known) > 1 and sum(map(sum, known[1:])) >= REFUSED_WINDOW:
             del known[0]
@@ -175,7 +175,7 @@ class RunFolder:
     # Stopping
 
     def hold_from(self, batch: int | None) -> None:
-        """No task of this micro-batch and of later ones may begin; None lets all begin."""
+        """Keep tasks of this micro-batch and later ones from beginning; None lets all begin."""
         if batch is None:
             (self.path / "hold").unlink(missing_ok=True)
         else:
@@ -188,7 +188,7 @@ class RunFolder:
 
 
 def names(folder: Path) -> list[str]:
-    """What stands in a folder, hidden names left out; nothing when it is not there."""
+    """The names in a folder without hidden ones; empty if it does not exist."""
     try:
         return sorted(name for name in os.listdir(folder) if not name.startswith("."))  # noqa: PTH208
     except (FileNotFoundError, NotADirectoryError):
@@ -208,12 +208,12 @@ def read(path: Path) -> bytes:
 
 
 def write(path: Path, data: bytes, *, exclusive: bool = False) -> None:
-    """Make a file durable, whole or not at all, in place of one that is there.
+    """Write a file durably, completely or not at all, replacing an existing one.
 
     Args:
-        path: Its folder is made when it is missing.
+        path: The file; its folder is created if it is missing.
         data: The content.
-        exclusive: One that is there stays as it is.
+        exclusive: Whether an existing file stays unchanged.
 
     Raises:
         StateError: It could not be written.
@@ -226,7 +226,7 @@ def write(path: Path, data: bytes, *, exclusive: bool = False) -> None:
 
 
 def _remove(path: Path) -> None:
-    with contextlib.suppress(OSError):  # another attempt removes it too; what stays is removed next time
+    with contextlib.suppress(OSError):  # another attempt removes it too; a leftover is removed next time
         shutil.rmtree(path) if path.is_dir() else files.remove(path)
 
 

@@ -1,4 +1,4 @@
-"""The driver of `sidecar spark run`: session, query, stop. What is delivered how is decided on the executors."""
+"""The driver of `sidecar spark run`: session, query, stop. The executors decide about delivery."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ if TYPE_CHECKING:
 
 TURN_S = 0.1
 HEAR_EVERY_S = 1.0
-"""Spark hands over its last 100 reports each time, as JSON; at most 10 a second are made."""
+"""Interval of reading Spark's reports: it returns the last 100 each time, as JSON; there are at most 10 a second."""
 TRIGGER_MS = 100
-"""Between two looks for new messages; without it the broker is asked 100 times a second."""
+"""Interval of checks for new messages; without it the broker is asked 100 times a second."""
 ARROW_SHARE = 16
 CONNECTOR = "org.apache.spark:spark-sql-kafka-0-10_2.13"
 
@@ -46,9 +46,9 @@ class SparkRun:
     """The pipeline of one configuration on Spark.
 
     Args:
-        settings: The configuration; `refusals` has nothing against it.
-        stop_asked: Whether to stop by now.
-        once: Take what is there and end.
+        settings: The configuration, accepted by `refusals`.
+        stop_asked: Returns whether to stop.
+        once: Read the present messages and end.
     """
 
     def __init__(self, settings: Settings, stop_asked: Callable[[], bool], *, once: bool = False) -> None:
@@ -64,10 +64,10 @@ class SparkRun:
         self._folder = RunFolder(root / "sidecar")
 
     def run(self) -> None:
-        """Deliver until a stop is asked for, or with `once` all that is there.
+        """Deliver until a stop is requested, or with `once` until the present messages are delivered.
 
         Raises:
-            SidecarError: Something that a person must act on.
+            SidecarError: A problem that needs a person.
         """
         settings = self._settings
         with ExitStack() as stack:
@@ -137,7 +137,7 @@ class SparkRun:
         return frame.select("topic", "partition", "offset", *columns)
 
     def _connector(self, session: SparkSession, columns: list[str]) -> DataFrame | None:
-        """Spark's own source; None where its jar is not there."""
+        """Spark's own source; None without its jar."""
         from pyspark.errors import AnalysisException
         from pyspark.sql import functions as F  # noqa: N812
 
@@ -155,7 +155,7 @@ class SparkRun:
         return frame.withColumn("timestamp_ms", at_ms)
 
     def _ranges(self, session: SparkSession) -> DataFrame:
-        """Ranges alone, which tasks read by themselves."""
+        """A source of ranges only, which tasks read by themselves."""
         from sidecar.spark.run.range_source import NAME, Reading, range_source
 
         kafka = self._settings.source.kafka
@@ -171,15 +171,15 @@ class SparkRun:
     def _writer(self, frame: DataFrame) -> DataStreamWriter:
         from sidecar.spark.run.writer import NAME
 
-        location = f"file://{self._query_path}"  # whatever file system Spark takes a bare path for
+        location = f"file://{self._query_path}"  # for any file system that Spark takes a bare path for
         writer = frame.writeStream.format(NAME).option("checkpointLocation", location)
         if self._once:
             return writer.trigger(availableNow=True)
-        # The connector waits for a batch's worth of messages by itself, and begins early when it is there.
+        # The connector itself waits for a batch's worth of messages, and begins early when it has arrived.
         every_ms = TRIGGER_MS if self._by_connector else max(TRIGGER_MS, self._settings.batch.linger_ms)
         return writer.trigger(processingTime=f"{every_ms} milliseconds")
 
-    # Serving
+    # Running
 
     def _await_end(self, query: StreamingQuery, progress: RunProgress) -> None:
         self._stop_asked()
@@ -200,10 +200,10 @@ class SparkRun:
             driver.fail(progress, error)
 
     def _stop(self, query: StreamingQuery) -> None:
-        """Let the micro-batch that runs come to its end, and none begin after it."""
+        """Let the running micro-batch end, and let none begin after it."""
         deadline_s = time.monotonic() + self._settings.drain_timeout_ms / 1000
         log.info("query.draining", timeout_seconds=self._settings.drain_timeout_ms / 1000)
-        with contextlib.suppress(SidecarError):  # without the hold the next one is cut short: sent again, same names
+        with contextlib.suppress(SidecarError):  # without the hold the next is cut short and sent again, same names
             latest = -2
             while latest != (begun := latest_batch(self._query_path, "offsets")):
                 latest = begun  # one may have begun before it could see the hold
@@ -213,13 +213,13 @@ class SparkRun:
 
 
 def _await(condition: Callable[[], bool], deadline_s: float) -> None:
-    """Ask until it holds or the time is over."""
+    """Wait until the condition holds or the time is over."""
     while not condition() and time.monotonic() < deadline_s:
         time.sleep(TURN_S / 2)
 
 
 def needed(settings: Settings) -> list[str]:
-    """The columns that anything asks for, in the order of `columns.Row`."""
+    """The columns that any setting needs, in the order of `columns.MessageRow`."""
     kinds = {field.kind for field in (settings.tags.field, settings.dedup.field) if field is not None}
     whole = settings.sink.chosen.row_format == "envelope"
     wanted = {

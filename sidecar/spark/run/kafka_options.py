@@ -1,7 +1,7 @@
-"""The Kafka connector's options from the settings of the daemon's client. Tables and text; no broker is asked.
+"""The Kafka connector's options from the settings of the daemon's client. Tables and text; sends no request.
 
-librdkafka's names become those of the Java client. What has no counterpart there is a `ValueError` that says why, and
-is refused with its line by `validate --engine spark`.
+librdkafka's names become those of the Java client. A property without a counterpart raises a `ValueError` with the
+reason, and `validate --engine spark` refuses it with its line.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _RENAMED = {
     "ssl.cipher.suites": "ssl.cipher.suites",
 }
 _WITHOUT_EFFECT = {"log_level", "socket.keepalive.enable", "socket.nagle.disable"}
-"""They touch no message and no credential: the executors' own client still gets them."""
+"""These affect no message and no credential: the executors' own client still gets them."""
 _MODULES = {
     "PLAIN": "org.apache.kafka.common.security.plain.PlainLoginModule",
     "SCRAM-SHA-256": "org.apache.kafka.common.security.scram.ScramLoginModule",
@@ -64,7 +64,7 @@ _JOINED = {
 
 
 def reason_against(name: str, properties: Mapping[str, str]) -> str | None:
-    """Why Spark does not support this property; None when it does."""
+    """The reason for which Spark does not support this property; None if it does."""
     value = properties[name]
     if name == "enable.ssl.certificate.verification" and value != "true":
         return "the Java client has no way to trust every certificate: name the authority in ssl.ca.location"
@@ -133,7 +133,7 @@ def _own_certificate(properties: Mapping[str, str]) -> dict[str, str]:
 
 
 def _pem(properties: Mapping[str, str], location: str, text: str) -> str:
-    """The text goes along with the options: executors need no file of that name."""
+    """The text of a certificate or key, which goes with the options: executors need no such file."""
     if text in properties:
         return properties[text]
     return Path(properties[location]).read_text("ascii") if location in properties else ""
@@ -144,20 +144,20 @@ def _only(pem: str, pattern: str) -> str:
 
 
 def topic_options(kafka: KafkaSource) -> dict[str, str]:
-    """Which topics: by name, or as one pattern where one of them is a pattern."""
+    """The subscription: topics by name, or one pattern if any of them is a pattern."""
     if not any(topic.startswith("^") for topic in kafka.topics):
         return {"subscribe": ",".join(kafka.topics)}
-    # The daemon's client looks for the pattern anywhere, Java's must match the whole name.
+    # The daemon's client searches for the pattern anywhere, Java's must match the whole name.
     patterns = [f".*(?:{name}).*" if name.startswith("^") else re.escape(name) for name in kafka.topics]
     return {"subscribePattern": "|".join(patterns)}
 
 
 def start_options(kafka: KafkaSource, stood: Mapping[str, Mapping[str, int]] | None) -> dict[str, str]:
-    """Where a new checkpoint starts; topics and partitions that come later are read from their start.
+    """The start of a new checkpoint; topics and partitions that are added later are read from their start.
 
     Args:
         kafka: The source.
-        stood: Where the daemon's consumer group stands, if it ever was.
+        stood: The offsets of the daemon's consumer group, if it ever existed.
     """
     if stood is not None:
         return {"startingOffsets": json.dumps(stood)}
@@ -167,7 +167,7 @@ def start_options(kafka: KafkaSource, stood: Mapping[str, Mapping[str, int]] | N
 
 
 def trigger_options(settings: Settings, *, once: bool) -> dict[str, str]:
-    """How much a micro-batch takes at most, and how long one waits to be worth its while."""
+    """The limits of a micro-batch: its most messages, and its wait for more of them."""
     batch = settings.batch
     options = {"maxOffsetsPerTrigger": str(batch.span_max)}
     if batch.linger_ms and not once:
@@ -192,6 +192,6 @@ def source_options(
         **start_options(kafka, stood),
         **trigger_options(settings, once=once),
         "includeHeaders": str(headers).lower(),
-        "groupIdPrefix": kafka.group_id,  # for brokers that allow the groups of a prefix alone
-        "failOnDataLoss": "true",  # what expired unread is told, never skipped in silence
+        "groupIdPrefix": kafka.group_id,  # for brokers that allow only groups with a prefix
+        "failOnDataLoss": "true",  # expired unread messages are reported, never skipped silently
     }

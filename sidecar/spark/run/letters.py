@@ -16,17 +16,17 @@ from sidecar.spark.run.folder import read, write
 from sidecar.state.interface import StoredLetter
 
 STEM_CHARS = 200
-"""A file's name has 255 at most; a topic's alone may have 249."""
+"""A file's name has at most 255 characters; a topic alone may have 249."""
 _BYTES = ("row", "envelope")
 _TEXTS = ("group_name", "reason")
 
 
 class LetterFiles:
-    """Takes the letters of one task attempt: a file each time.
+    """Stores the letters of one task attempt: one file per call.
 
     Args:
         folder: `letters/<micro-batch>` of the run.
-        stem: Tells this attempt's files from those of others.
+        stem: Distinguishes this attempt's files from those of others.
     """
 
     def __init__(self, folder: Path, stem: str) -> None:
@@ -61,7 +61,7 @@ def _line(letter: StoredLetter) -> bytes:
     fields = asdict(letter)
     for name in _BYTES:
         fields[name] = None if fields[name] is None else base64.b64encode(fields[name]).decode()
-    for name in _TEXTS:  # may hold surrogates, which JSON cannot
+    for name in _TEXTS:  # may have surrogates, which JSON cannot have
         fields[name] = base64.b64encode(fields[name].encode("utf-8", "surrogatepass")).decode()
     fields["attempts"] = [[*attempt[:3], attempt[3].encode("utf-8", "replace").decode()] for attempt in letter.attempts]
     return orjson.dumps(fields)

@@ -1,4 +1,4 @@
-"""What became of a range, and the books of a micro-batch made of that. Light to import: each commit is a new Python."""
+"""Outcomes of ranges, and the books of a micro-batch. Light to import: each commit is a new Python process."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from sidecar.core.records import TopicPartition
 
 @dataclass(slots=True)
 class Outcome:
-    """What became of a range."""
+    """The outcome of a range."""
 
     tp: TopicPartition
     last: int = -1
-    """Offset of its last row that was not filtered out before."""
+    """Offset of its last row that was not filtered out earlier."""
     books: Books = field(default_factory=Books)
     cuts: Mapping[str, int] = field(default_factory=dict)
     sends: Mapping[tuple[str, str], int] = field(default_factory=dict)
@@ -25,11 +25,11 @@ class Outcome:
     letters: list[str] = field(default_factory=list)
     """Files with dead letters."""
     refused: int = 0
-    """Messages that the receiver refused for good."""
+    """Number of messages that the receiver permanently refused."""
 
 
 def books_of(outcomes: Sequence[Outcome]) -> dict[str, Any]:
-    """What a micro-batch came to, as JSON has it."""
+    """The books of a micro-batch, as JSON."""
     return {
         "partitions": [[outcome.tp.topic, outcome.tp.partition, asdict(outcome.books)] for outcome in outcomes],
         "cuts": _sum([outcome.cuts for outcome in outcomes]),

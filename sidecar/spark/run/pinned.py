@@ -1,7 +1,7 @@
-"""What must not change under a pending micro-batch, kept beside the checkpoint. Files in and out; no Spark.
+"""Settings that must not change during a pending micro-batch, kept beside the checkpoint. Files only; no Spark.
 
-Where a range is cut, and what a message is to it, follows from these settings. While a micro-batch is pending, and may
-have been sent in part, other settings would send the same messages under other names.
+The cuts of a range, and the treatment of each message, follow from these settings. While a micro-batch is pending, and
+may have been sent in part, other settings would send the same messages under other names.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from sidecar.spark.run.folder import names, read, write
 from sidecar.state.offset_map import Identity
 
 CUTS_VERSION = 1
-"""Of the code that makes runs and cuts: raised when the same rows may be cut otherwise."""
+"""Version of the code that makes runs and cuts: raised if the same rows may be cut in another way."""
 
 
 class Checkpoint(NamedTuple):
-    """What a checkpoint is bound to.
+    """The identity of a checkpoint.
 
     Args:
-        incarnation: Drawn once; 64 bits.
-        cluster_id: Of the Kafka cluster.
+        incarnation: Random number, drawn once; 64 bits.
+        cluster_id: Id of the Kafka cluster.
         group_id: The consumer group.
         rules: Hash of the pinned settings.
-        ids: What a message id is.
-        pending: The micro-batch that an earlier life began and did not finish; -1 for none.
+        ids: The settings that define message ids, as JSON.
+        pending: The micro-batch that an earlier process began and did not finish; -1 for none.
     """
 
     incarnation: int
@@ -44,11 +44,11 @@ class Checkpoint(NamedTuple):
     pending: int
 
     def scope(self, topic_id: str) -> str:
-        """What stands for a topic's identity in the names of parts."""
+        """The identity of a topic in the names of parts."""
         return derived_scope(self._identity(topic_id), "spark", self.rules)
 
     def ids_scope(self, topic_id: str) -> str:
-        """What stands for it where message ids are kept: limits may change, and the ids stay known."""
+        """The identity of a topic for its message ids: limits may change, and the ids stay known."""
         return derived_scope(self._identity(topic_id), "ids", self.ids)
 
     def _identity(self, topic_id: str) -> str:
@@ -56,7 +56,7 @@ class Checkpoint(NamedTuple):
 
 
 def rules_of(settings: Settings) -> dict[str, Any]:
-    """The settings that decide where a range is cut, by their names in the file."""
+    """The settings that determine the cuts of a range, by their names in the file."""
     tags, dedup, batch = settings.tags, settings.dedup, settings.batch
     shown = settings.public()
     return {
@@ -81,17 +81,17 @@ def rules_of(settings: Settings) -> dict[str, Any]:
 
 
 def open_checkpoint(query: Path, folder: Path, settings: Settings, cluster_id: str) -> Checkpoint:
-    """Bind a checkpoint to these settings, or find it bound to others.
+    """Bind a checkpoint to these settings, or check that it is bound to them.
 
     Args:
         query: Spark's own checkpoint.
-        folder: Ours beside it.
-        settings: Those in force.
-        cluster_id: As the broker tells.
+        folder: Sidecar's folder beside it.
+        settings: The present settings.
+        cluster_id: Reported by the broker.
 
     Raises:
         ConfigError: It is bound to other settings, and a micro-batch is pending; or it is another cluster's.
-        StateError: Our folder is missing beside a checkpoint that was used.
+        StateError: Sidecar's folder is missing beside a used checkpoint.
     """
     incarnation = _incarnation(query, folder, cluster_id)
     pending = pending_batch(query)
@@ -110,15 +110,15 @@ def open_checkpoint(query: Path, folder: Path, settings: Settings, cluster_id: s
 
 
 def pin_reader(folder: Path, reader: str, pending: int) -> None:
-    """Who reads a pending micro-batch reads it again: the connector's rows are filtered before they are cut into runs.
+    """Pin the reader of a pending micro-batch: the connector's rows are filtered before they are cut into runs.
 
     Args:
-        folder: Ours beside Spark's checkpoint.
-        reader: As in `spark.reader`, or what takes its place where there is no connector.
-        pending: The micro-batch that an earlier life did not finish; -1 for none.
+        folder: Sidecar's folder beside Spark's checkpoint.
+        reader: The value of `spark.reader`, or its replacement if there is no connector.
+        pending: The micro-batch that an earlier process did not finish; -1 for none.
 
     Raises:
-        ConfigError: Another one has read the pending micro-batch.
+        ConfigError: Another reader has read the pending micro-batch.
     """
     path = folder / "reader"
     before = read(path).decode() if path.exists() else "connector"

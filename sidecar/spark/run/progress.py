@@ -1,4 +1,4 @@
-"""What the query has done since it began: books by micro-batch, the snapshot for status and metrics. No Spark call."""
+"""Progress of the query: books by micro-batch, the snapshot for status and metrics. No Spark call."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ from sidecar.state.interface import State
 from sidecar.version import version
 
 OBSERVED_READ, OBSERVED_PASSED = "sidecar_read", "sidecar_passed"
-"""Rows before and after what was filtered in the JVM."""
+"""Rows before and after the filter in the JVM."""
 OBSERVED_RANGES = "sidecar_ranges"
-"""Ranges, where tasks read the messages by themselves."""
+"""Ranges, if tasks read the messages by themselves."""
 
 log = structlog.get_logger()
 
 
 class Tally:
-    """What micro-batches came to, and where partitions are.
+    """The sum of the books, and the offsets of partitions.
 
     Args:
         query: Spark's own checkpoint.
@@ -49,7 +49,7 @@ class Tally:
         self._commits = 0
 
     def places(self, source: Mapping[str, Any]) -> None:
-        """Spark's report of where a source is."""
+        """Take the offsets in Spark's report of a source."""
         reached, ends = (_offsets_in(source.get(name)) for name in ("endOffset", "latestOffset"))
         for tp, offset in reached.items():
             status = self._status(tp)
@@ -61,12 +61,12 @@ class Tally:
         return self.partitions.setdefault(tp, PartitionStatus(topic=tp.topic, partition=tp.partition))
 
     def enter(self, batch: int, books: Mapping[str, Any], report: Mapping[str, Any]) -> None:
-        """A micro-batch is committed.
+        """Add a committed micro-batch.
 
         Args:
             batch: Its number.
-            books: What its tasks came to.
-            report: Spark's own, empty where it was not heard.
+            books: The books of its tasks.
+            report: Spark's report, empty if it was not received.
         """
         counts = {
             TopicPartition(topic, partition): Books(**counted) for topic, partition, counted in books["partitions"]
@@ -80,7 +80,7 @@ class Tally:
             passed = read if passed is None else passed
             if passed != total.consumed or not total.balanced:
                 log.error("micro_batch.unbalanced", batch=batch, read=read, passed=passed, consumed=total.consumed)
-            # What left the JVM has come to a task; what never left it was filtered.
+            # Rows that left the JVM have reached a task; the others were filtered.
             for tp, filtered in _share(self._ranges(report), counts, read - passed).items():
                 counted = counts.setdefault(tp, Books())
                 counted += Books(consumed=filtered, filtered=filtered)
@@ -100,7 +100,7 @@ class Tally:
         )  # fmt: skip
 
     def _ranges(self, report: Mapping[str, Any]) -> dict[TopicPartition, int]:
-        """How many offsets of each partition the micro-batch covers, gaps among them."""
+        """Number of offsets, including gaps, of each partition in the micro-batch."""
         ranges: dict[TopicPartition, int] = {}
         for source in report["sources"]:
             starts = _offsets_in(source.get("startOffset")) or self._first_offsets()
@@ -109,14 +109,14 @@ class Tally:
         return ranges
 
     def _first_offsets(self) -> dict[TopicPartition, int]:
-        """Of the first micro-batch Spark does not tell where it began; its checkpoint does."""
+        """The offsets at which the first micro-batch began: Spark does not report them, but its checkpoint has them."""
         try:
             return _offsets_in((self._query / "sources" / "0" / "0").read_text().partition("\n")[2])
         except OSError:
             return {}
 
     def activity(self) -> Activity:
-        """What was done, as the status has it."""
+        """The activity for the status."""
         return Activity(
             groups=(),
             batches=dict(self._batches),
@@ -137,7 +137,7 @@ class RunProgress:
 
     Args:
         settings: The configuration.
-        folder: Where tasks and commits leave what they have to tell.
+        folder: Has the books and notes of tasks.
         query: Spark's own checkpoint.
         state: Takes the dead letters.
     """
@@ -156,10 +156,10 @@ class RunProgress:
         self._live = True
         self._snapshot = self._build()
 
-    # What came to pass
+    # Reports
 
     def heard(self, reports: Iterable[Mapping[str, Any]]) -> None:
-        """Spark's own reports, in their order; those heard before are known."""
+        """Take Spark's reports, in their order; those seen before are ignored."""
         for report in reports:
             batch = int(report["batchId"])
             if report.get("observedMetrics") and batch not in self._observed:
@@ -171,10 +171,10 @@ class RunProgress:
         """Enter the books of micro-batches that are committed, and put their dead letters into the state.
 
         Args:
-            last: Nothing more is heard, and nothing is tried again.
+            last: Whether there will be no further report and no retry.
 
         Raises:
-            SidecarError: It is the last time, and dead letters cannot be stored; they stay for the next start.
+            SidecarError: With `last`, dead letters cannot be stored; they stay for the next start.
         """
         committed = latest_batch(self._query, "commits")
         heard = committed if last else max(self._observed, default=-1)
@@ -188,7 +188,7 @@ class RunProgress:
             books = self._folder.books.of(batch)
             try:
                 self._store_letters(batch, books or {})
-            except SidecarError as error:  # a full disk: they stay where they are, and are tried again
+            except SidecarError as error:  # for example a full disk: they stay where they are, and are retried
                 self._problem = f"dead letters of micro-batch {batch} wait for room: {error}"
                 if self._problem != known:
                     log.error("dead_letters.not_stored", batch=batch, reason=str(error))
@@ -208,10 +208,10 @@ class RunProgress:
         for name in books.get("letters", ()):
             self._state.letters.put(letters_in(self._folder.path / "letters" / str(batch) / name))
 
-    # What is told
+    # Status
 
     def ended(self, problem: str = "") -> None:
-        """The query runs no more."""
+        """Record that the query has ended."""
         self._live, self._problem = False, problem
         self._snapshot = self._build()
 
@@ -220,7 +220,7 @@ class RunProgress:
         return self._snapshot
 
     def _build(self) -> StatusSnapshot:
-        # Copies: other threads read what is told, while the books are being entered.
+        # Copies: other threads read the status while books are being entered.
         partitions = tuple(replace(self._tally.partitions[tp]) for tp in sorted(self._tally.partitions))
         lags = [partition.lag for partition in partitions if partition.lag is not None]
         kind, text = ("dead_letters_store", "") if self._live else ("ended", "the query has ended")
@@ -251,7 +251,7 @@ def _sum_of(all_books: Iterable[Books]) -> Books:
 def _share(ranges: Mapping[TopicPartition, int], seen: Mapping[TopicPartition, Books], count: int) -> dict[
     TopicPartition, int
 ]:  # fmt: skip
-    """Which partition messages are of that no task saw; exact where offsets have no gaps, else by what is missing."""
+    """The partitions of messages that no task saw; exact if offsets have no gaps, otherwise by the missing numbers."""
     missing = {tp: max(0, offsets - seen[tp].consumed if tp in seen else offsets) for tp, offsets in ranges.items()}
     total = sum(missing.values())
     shares = {tp: count * lacking // total if total else 0 for tp, lacking in missing.items()}
@@ -262,7 +262,7 @@ def _share(ranges: Mapping[TopicPartition, int], seen: Mapping[TopicPartition, B
 
 
 def _offsets_in(offsets: Any) -> dict[TopicPartition, int]:
-    """By partition; nothing where a source tells something else."""
+    """Offsets by partition; empty if a source reports another form."""
     try:
         return {
             TopicPartition(topic, int(partition)): int(offset)

@@ -1,7 +1,7 @@
-"""Tags as native column expressions: what is surely unwanted never leaves the JVM. The core decides about all the rest.
+"""Tags as native column expressions: surely unwanted messages never leave the JVM. The core decides about the others.
 
-An expression here may let too much pass and must never drop what the core would take: JSON escapes, numbers, other
-encodings and tags within a value are looked for as bytes. Tags are compared as bytes throughout, never as strings.
+An expression may let too many messages pass, but must never drop one that the core would take: JSON escapes, numbers,
+other encodings and tags within a value are searched for as bytes. Tags are always compared as bytes, never as strings.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from sidecar.core.messages.fields import Field
 from sidecar.core.messages.tags import parse_expression
 
 LOOKED_FOR_MAX = 32
-"""More tags than this are not looked for within a value: that would cost more than it saves."""
+"""Limit of tags that are searched for within a value: more would cost more than they save."""
 
 
 def prefilter(tags: Tags) -> Column | None:
-    """Holds for every message that these settings want, and for few others; None where all may be wanted."""
+    """An expression that is true for every wanted message, and for few others; None if all may be wanted."""
     field = tags.field
     if field is None:
         return None
@@ -41,7 +41,7 @@ def _any_of(field: Field, tags: Collection[bytes], *, within: bool) -> Column | 
     if field.kind == "header":
         return _has_header(field.name, lambda value: _within(value, tags) if within else _is_one(value, tags))
     if field.kind == "json":
-        odd = [b"\\", b"\0"]  # an escape may spell the tag, and UTF-16 holds zero bytes
+        odd = [b"\\", b"\0"]  # an escape may encode the tag, and UTF-16 has zero bytes
         condition = _within(F.col("value"), [*tags, *odd])
         return None if condition is None else _surely(condition)
     column = _column(field)
@@ -68,7 +68,7 @@ def _has_header(name: str, test: Callable[[Column], Column | None]) -> Column:
         return named if condition is None else named & condition
 
     headers = F.col("headers")
-    # One header is the usual case, and Spark compiles this for it; functions over arrays it interprets.
+    # One header is the usual case, and Spark compiles this form; functions over arrays are interpreted.
     return _surely(F.when(F.size(headers) == 1, fits(headers[0])).otherwise(F.exists(headers, fits)))
 
 

@@ -1,7 +1,7 @@
-"""A streaming source whose rows are ranges of offsets: a task gets one, and reads it with the daemon's own client.
+"""A streaming source whose rows are ranges of offsets: each task reads one with the daemon's own client.
 
-Spark plans, stores in its checkpoint and tries again what each task delivers; no message goes through its JVM. Offsets
-are those of Spark's Kafka connector, as JSON: topic, partition, next offset.
+Spark plans the range of each task, stores it in its checkpoint and retries it; no message goes through its JVM. Offsets
+have the form of Spark's Kafka connector, as JSON: topic, partition, next offset.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ SCHEMA = "topic string, partition int, start bigint, end bigint"
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What is read.
+    """Parameters of the source.
 
     Args:
         kafka: The source.
-        folder: The run's folder, which keeps where a new checkpoint and partitions added to it begin.
-        offsets_max: Of a micro-batch.
-        stood: Where the daemon's consumer group stands, if it ever was.
+        folder: The run's folder, which keeps the start offsets of a new checkpoint and of partitions added to it.
+        offsets_max: Limit of offsets in a micro-batch.
+        stood: The offsets of the daemon's consumer group, if it ever existed.
     """
 
     kafka: KafkaSource
@@ -50,7 +50,7 @@ class Reading:
 
 @dataclass
 class Range(InputPartition):
-    """Offsets of one partition, `end` not included."""
+    """Offsets of one partition, without `end`."""
 
     topic: str
     partition: int
@@ -62,11 +62,11 @@ class RangePlanner(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Plans ranges.
 
     Args:
-        reading: What is read.
+        reading: The parameters.
     """
 
     def __init__(self, reading: Reading) -> None:
-        self._packed = pickle.dumps(reading)  # what hands ranges over need not import settings and client
+        self._packed = pickle.dumps(reading)  # code that passes ranges on need not import settings and client
         self._target: dict[TopicPartition, Bounds] | None = None
 
     @cached_property
@@ -76,7 +76,7 @@ class RangePlanner(DataSourceStreamReader, SupportsTriggerAvailableNow):
     # On the driver
 
     def initialOffset(self) -> Places:  # noqa: N802  # Spark's names, here and below
-        """Where a new checkpoint begins, the same at every start."""
+        """The start offsets of a new checkpoint, the same at every start."""
         path = self._r.folder / "first"
         if not path.exists():
             write(path, orjson.dumps(self._first()), exclusive=True)
@@ -106,22 +106,22 @@ class RangePlanner(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return bounds(offsets, self._r.kafka)
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
-        """A bound for each micro-batch."""
+        """The limit of each micro-batch."""
         return ReadMaxRows(self._r.offsets_max)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        """What comes from now on is for the next time."""
+        """Leave messages that arrive from now on to the next run."""
         self._target = self._bounds()
 
     def reportLatestOffset(self) -> Places:  # noqa: N802
-        """For the lag."""
+        """The latest offsets, for the lag."""
         return _ends(self._bounds())
 
     def latestOffset(self, start: Places, limit: ReadLimit) -> Places:  # noqa: N802
-        """Where the next micro-batch ends; what lags most gets most.
+        """The end of the next micro-batch; partitions with more lag get more of it.
 
         Raises:
-            StateError: A topic or partition is gone, or ends before where it was read.
+            StateError: A topic or partition is gone, or ends below the offset up to which it was read.
         """
         bounds = self._target or self._bounds()
         ends = _ends(bounds)
@@ -138,7 +138,7 @@ class RangePlanner(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _refuse_lost(self, start: Places, ends: Places) -> None:
         from sidecar.sources.kafka.start.offsets import is_meant
 
-        anew = "begin anew with another spark.checkpoint"  # in the text: of an error here Spark brings nothing else
+        anew = "begin anew with another spark.checkpoint"  # in the text: Spark passes on nothing else of an error
         for topic, partition, offset in _each(start):
             end = ends.get(topic, {}).get(partition)
             if not any(is_meant(pattern, topic) for pattern in self._r.kafka.topics):
@@ -151,7 +151,7 @@ class RangePlanner(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 raise StateError(f"{text}: it was created again, or lost messages; {anew}")
 
     def _keep_added(self, start: Places, bounds: Mapping[TopicPartition, Bounds]) -> None:
-        """Where partitions begin that are new to the checkpoint: durable before Spark's log has where they end."""
+        """Store the start offsets of partitions new to the checkpoint: durable before Spark's log has their ends."""
         from sidecar.spark.run.broker import by_topic
 
         new = {tp: low for tp, (low, _) in bounds.items() if str(tp.partition) not in start.get(tp.topic, {})}
@@ -164,7 +164,7 @@ class RangePlanner(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return {(topic, partition): offset for places in (added, start) for topic, partition, offset in _each(places)}
 
     def partitions(self, start: Places, end: Places) -> Sequence[Range]:
-        """A range for each partition that has more; one that is new begins at its log's start as it was planned."""
+        """A range for each partition with new offsets; a new partition begins at the planned start of its log."""
         begun = self._begun(start)
         ranges = [Range(topic, int(p), begun.get((topic, p), 0), last) for topic, p, last in _each(end)]
         return [span for span in ranges if span.end > span.start]
@@ -190,7 +190,7 @@ def _each(offsets: Mapping[str, Mapping[str, int]]) -> Iterator[tuple[str, str, 
 
 
 def range_source(reading: Reading) -> type[DataSource]:
-    """A class for `spark.dataSource.register`; Spark pickles it with what is to be read."""
+    """A class for `spark.dataSource.register`; Spark pickles it with the parameters."""
     planner = RangePlanner(reading)
 
     class SidecarRanges(DataSource):
@@ -198,11 +198,11 @@ def range_source(reading: Reading) -> type[DataSource]:
 
         @classmethod
         def name(cls) -> str:
-            """As it is asked for."""
+            """The name of the format."""
             return NAME
 
         def schema(self) -> str:
-            """A range."""
+            """The columns of a range."""
             return SCHEMA
 
         def streamReader(self, schema: StructType) -> RangePlanner:  # noqa: ARG002, N802

@@ -1,4 +1,4 @@
-"""Which settings hold on Spark: every key of the file, and why the others are refused. No Spark is imported."""
+"""The settings that apply on Spark, and the reasons for which others are refused. Imports no Spark."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from sidecar.spark.run.kafka_options import reason_against
 
 
 def checkpoint_folder(written: str) -> Path | None:
-    """The folder that `spark.checkpoint` means wherever a task runs; None where it is the URL of something else."""
+    """The folder of `spark.checkpoint` on every host; None if it is the URL of another storage."""
     path = re.sub(r"^file:(//(?=/)|(?=/[^/]))", "", written)
     if re.match(r"[A-Za-z][A-Za-z0-9+.-]*:/", path):
         return None
@@ -50,10 +50,10 @@ def _is_in(shown: Any, path: KeyPath) -> bool:
 
 
 def load_for_run(path: str | Path) -> Settings:
-    """The settings in a file, all of which hold on Spark.
+    """Load the settings of a file, all of which must apply on Spark.
 
     Raises:
-        ConfigError: The file cannot be used, or has something that Spark does not support: every problem with its line.
+        ConfigError: The file cannot be used, or has settings that Spark does not support: every problem with its line.
     """
     from sidecar.runtime.usable import unusable
 

@@ -1,4 +1,4 @@
-"""Topic ids as tasks see them: what was read under one id is never continued under another. Asks the broker."""
+"""Topic ids in tasks: a topic read under one id is never continued under another. Sends requests to the broker."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from sidecar.spark.run.folder import RunFolder
 KNOWN_FOR_S = 5.0
 _clients: dict[str, TopicIds] = {}
 _found: dict[tuple[str, str], tuple[float, str]] = {}
-"""Of this worker process, which serves many tasks."""
+"""Shared by the tasks of this worker process."""
 
 
 def topic_id(kafka: KafkaSource, cluster_id: str, topic: str) -> str:
-    """The topic's id, asked for every 5 s; empty where the broker has none.
+    """The topic's id, requested every 5 s; empty if the broker has none.
 
     Raises:
         UnavailableError: The broker does not answer.
@@ -46,7 +46,7 @@ def claim(kafka: KafkaSource, cluster_id: str, folder: RunFolder, topic: str) ->
     """The id under which this checkpoint reads the topic.
 
     Raises:
-        StateError: The topic was deleted and made again since.
+        StateError: The topic was recreated since.
         UnavailableError: The broker does not answer.
     """
     now = topic_id(kafka, cluster_id, topic)

@@ -1,7 +1,7 @@
 """The stream writer that Spark calls: a task delivers its range, the commit writes the books. It decides nothing.
 
-Spark starts Pythons that only unpickle what is here, for its plan and for each commit: settings, clients and the rest
-are imported where a task runs.
+Spark starts Python processes that only unpickle these classes, for its plan and for each commit: settings, clients and
+the rest are imported only where a task runs.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ NAME = "sidecar_run"
 
 @dataclass(slots=True)
 class Delivered(WriterCommitMessage):
-    """A task's report; None where no row of its range came as far as the task."""
+    """A task's report; None if no row of its range reached the task."""
 
     outcome: Outcome | None
 
@@ -36,7 +36,7 @@ class RangeWriter(DataSourceStreamArrowWriter):
     """Delivers ranges.
 
     Args:
-        job: What a task has to know.
+        job: The parameters of tasks.
     """
 
     def __init__(self, job: Job) -> None:
@@ -44,13 +44,13 @@ class RangeWriter(DataSourceStreamArrowWriter):
         self._packed = pickle.dumps(job)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Delivered:
-        """Deliver what one Kafka offset range has; returns when all of it is settled."""
+        """Deliver one Kafka offset range; return when all of it is settled."""
         from sidecar.spark.run.executor import task
 
         return Delivered(task.run(pickle.loads(self._packed), iterator))
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803  # Spark's name
-        """All tasks of a micro-batch are done: keep its books, for the driver's own process to read."""
+        """Store the books of a micro-batch whose tasks are done; the driver's own process reads them."""
         folder = RunFolder(self._path)
         outcomes = [m.outcome for m in messages if isinstance(m, Delivered) and m.outcome is not None]
         folder.books.put(batchId, books_of(outcomes))
@@ -60,11 +60,11 @@ class RangeWriter(DataSourceStreamArrowWriter):
         folder.halves.forget(batchId)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        """A micro-batch failed; what of it was sent is sent again under the same names."""
+        """Handle a failed micro-batch; parts that were sent are sent again under the same names."""
 
 
 def data_source(job: Job) -> type[DataSource]:
-    """A class for `spark.dataSource.register`; Spark pickles it with the writer in it."""
+    """A class for `spark.dataSource.register`; Spark pickles it with the writer."""
     writer = RangeWriter(job)
 
     class SidecarRun(DataSource):
@@ -72,7 +72,7 @@ def data_source(job: Job) -> type[DataSource]:
 
         @classmethod
         def name(cls) -> str:
-            """As it is asked for."""
+            """The name of the format."""
             return NAME
 
         def streamWriter(self, schema: StructType, overwrite: bool) -> RangeWriter:  # noqa: ARG002, N802

@@ -1,4 +1,4 @@
-"""What was read of a zone and is not delivered yet, in memory. Decides nothing, and nothing of Spark may come in."""
+"""Entries of a zone that were read and are not delivered yet, in memory. Decides nothing, and uses no Spark."""
 
 from __future__ import annotations
 
@@ -20,36 +20,36 @@ class Ahead:
 
     Args:
         root: The zone.
-        last: Of each writer the number that is read first has this one before it.
-        report: Is told of each damaged line that could be made again, in words.
+        last: The number of each writer before the first to read.
+        report: Called for each damaged line that was restored, with a text.
     """
 
     def __init__(self, root: Path, last: Mapping[str, int], report: Callable[[str], None]) -> None:
         self.last = dict(last)
-        """Of each writer the last number that was polled."""
+        """The last number polled of each writer."""
         self.waiting: dict[str, list[Entry]] = {}
-        """Of each writer what was polled and was not taken."""
+        """Entries of each writer that were polled and not taken."""
         self._root = root
         self._tail = Tail(root, dict(last), report)
         self._firsts = {writer: self._first(writer) for writer in self._tail.floors()}
 
     @property
     def writers(self) -> Collection[str]:
-        """Those that there were at the beginning."""
+        """The writers that existed at the beginning."""
         return self._firsts.keys()
 
     def _first(self, writer: str) -> int:
         return read_floor(self._root, writer).first
 
     def removed(self) -> int:
-        """How many lines were removed since the beginning."""
+        """The number of lines removed since the beginning."""
         return sum(self._first(writer) - first for writer, first in self._firsts.items())
 
     def take(self, start: Mapping[str, int], end: Mapping[str, int]) -> Iterator[Entry]:
-        """Know all entries up to `end`, and take those up to `start`.
+        """Read all entries up to `end`, and take those up to `start`.
 
         Raises:
-            ZoneError: Something of it is lost.
+            ZoneError: Some of the data is lost.
         """
         while True:
             for writer, waiting in self.waiting.items():
@@ -61,10 +61,10 @@ class Ahead:
                 return
 
     def fill(self, most: int | None) -> None:
-        """Read on until nothing is new, or enough is waiting of each writer.
+        """Read until nothing is new, or enough entries of each writer wait.
 
         Raises:
-            ZoneError: Something of it is lost.
+            ZoneError: Some of the data is lost.
         """
         more = True
         while more:

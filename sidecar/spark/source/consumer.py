@@ -1,4 +1,4 @@
-"""What a query tells the zone of how far it has read, so that retention may remove it. Knows nothing of Spark."""
+"""Acknowledgements of a query to the zone, so that retention may remove data. Knows nothing of Spark."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _LOG = logging.getLogger(__name__)
 
 
 class Consumer:
-    """Acknowledges under a name, or, without one, nothing at all.
+    """Acknowledges under a name; without a name it acknowledges nothing.
 
     Args:
         root: The zone.
@@ -27,7 +27,7 @@ class Consumer:
         self._failed = ""
 
     def register(self) -> None:
-        """Be known before anything is read: what is there from now on stays until it is acknowledged.
+        """Register before anything is read: data that exists from now on stays until it is acknowledged.
 
         Raises:
             OSError: It cannot be written.
@@ -36,13 +36,13 @@ class Consumer:
             acknowledge(self._root, self._name, {})
 
     def check_new(self, floors: Mapping[str, int]) -> None:
-        """Refuse a name under which another query, or another checkpoint of this one, has read already.
+        """Refuse a name under which another query, or another checkpoint of this one, has already read.
 
         Args:
-            floors: Where this query begins.
+            floors: The beginning of this query.
 
         Raises:
-            ConfigError: It has: what this query has yet to read is not kept for it.
+            ConfigError: The name is used: data that this query has yet to read is not kept for it.
         """
         read = acknowledged(self._root).get(self._name, {}) if self._name is not None else {}
         ahead = [writer for writer, seq in read.items() if seq > floors.get(writer, -1)]
@@ -54,7 +54,7 @@ class Consumer:
             )
 
     def has_read(self, offsets: Mapping[str, int]) -> None:
-        """Acknowledge all up to these offsets; a failure is logged once and made good by a later call."""
+        """Acknowledge all up to these offsets; a failure is logged once, and a later call repairs it."""
         if self._name is None or offsets == self._read:
             return
         try:

@@ -1,13 +1,13 @@
-"""The source as Spark calls it. What rows there are is decided in `planner`, not here.
+"""The source in the form that Spark calls. The module `planner` decides about rows.
 
-Spark makes a `DefaultSource` in a Python process beside the driver, and from it a reader for planning, which lives as
-long as the query, and another one that is pickled to the tasks. So a reader has nothing but its options until planning
-begins, and a task gets all it needs with its partition.
+Spark creates a `DefaultSource` in a Python process beside the driver, and from it a reader for planning, which lives as
+long as the query, and another that is pickled for the tasks. So a reader has only its options until planning begins,
+and a task gets all it needs with its partition.
 
-What Spark 4.2 offers to sources in Python, and what of it is used: read limits, `Trigger.AvailableNow` and the latest
-offset for its progress are. Columns are not pushed down at all, so there is the option `columns`. Filters are for batch
-reads alone, and a source that takes them fails unless `spark.sql.python.filterPushdown.enabled` is set, which is not
-the default; so there is the option `groups`, which both kinds of reads have.
+Of the features that Spark 4.2 offers to Python sources, it uses read limits, `Trigger.AvailableNow` and the latest
+offset for progress. Columns are not pushed down at all, hence the option `columns`. Filters are only for batch reads,
+and a source that takes them fails unless `spark.sql.python.filterPushdown.enabled` is set, which is not the default;
+hence the option `groups`, for both kinds of reads.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class DefaultSource(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """For ``format``."""
+        """The name for ``format``."""
         return "sidecar"
 
     def schema(self) -> str:
@@ -56,12 +56,12 @@ class DefaultSource(DataSource):
         return ", ".join(_DDL_OF[name] for name in self._columns)
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """For ``spark.read``."""
+        """The reader for ``spark.read``."""
         self._check(schema)
         return ZoneReader(parse(self.options, stream=False))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802  # Spark's name
-        """For ``spark.readStream``."""
+        """The reader for ``spark.readStream``."""
         self._check(schema)
         return ZoneStreamReader(parse(self.options, stream=True))
 
@@ -90,11 +90,11 @@ class ZoneReader(_Reader, DataSourceReader):
     """All rows of a zone at the moment of planning."""
 
     def partitions(self) -> list[InputPartition]:
-        """What the tasks read.
+        """The partitions that tasks read.
 
         Raises:
             ConfigError: There is no zone.
-            ZoneError: Something of it is lost.
+            ZoneError: Some of the data is lost.
         """
         if not (self._options.path / "manifest").is_dir():
             raise ConfigError(f"sidecar source: there is no landing zone at {self._options.path}")
@@ -108,9 +108,9 @@ class ZoneReader(_Reader, DataSourceReader):
 class ZoneStreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Micro-batches of a zone, which may be missing at first.
 
-    Whenever Spark names a start, all up to it is done and in the checkpoint, and is acknowledged. `commit` alone would
-    not do: it comes when the next micro-batch is planned, so a writer that waits for room would wait for ever, and
-    never for the last one of a `Trigger.AvailableNow`.
+    Whenever Spark names a start, all data up to it is done and in the checkpoint, and is acknowledged. `commit` alone
+    is not enough: it is called only when the next micro-batch is planned, so a writer that waits for room would wait
+    forever, and never for the last micro-batch of a `Trigger.AvailableNow`.
     """
 
     def __init__(self, options: Options) -> None:
@@ -121,7 +121,7 @@ class ZoneStreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailable
         self._first: Offsets | None = None
 
     def initialOffset(self) -> Offsets:  # noqa: N802
-        """Where a new query begins, and a first micro-batch that is replayed."""
+        """The start of a new query, and of a first micro-batch that is replayed."""
         self._first = self._start().floors()
         return self._first
 
@@ -133,29 +133,29 @@ class ZoneStreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailable
         return ReadMaxFiles(limit.files) if limit.files is not None else ReadMaxBytes(limit.bytes or 0)
 
     def latestOffset(self, start: Mapping[str, int], limit: ReadLimit) -> Offsets:  # noqa: N802
-        """Where the next micro-batch ends.
+        """The end of the next micro-batch.
 
         Raises:
-            ConfigError: It is the first one, and the consumer's name is used.
+            ConfigError: It is the first micro-batch, and the consumer's name is used.
         """
         planner = self._start()
-        if start == self._first:  # not so in `initialOffset`: a replay, whose reading may be acknowledged, asks it too
+        if start == self._first:  # not in `initialOffset`: called also for a replay, which may be acknowledged
             self._consumer.check_new(start)
         self._consumer.has_read(start)
         return planner.latest(start, _limit(limit), self._target)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        """Take what is there now, and nothing that comes later; with the option `until` as far as that."""
+        """Read the present data and nothing that comes later; with the option `until`, only up to that."""
         planner = self._start()
         if self._options.until is None:
             self._target = planner.heads()
 
     def reportLatestOffset(self) -> Offsets | None:  # noqa: N802
-        """How far the zone is known, for the query's progress."""
+        """The end of the known zone, for the query's progress."""
         return (self._planner and self._planner.known()) or None
 
     def partitions(self, start: Mapping[str, int], end: Mapping[str, int]) -> list[InputPartition]:
-        """What the tasks of a micro-batch read."""
+        """The partitions that the tasks of a micro-batch read."""
         planner = self._start()
         self._consumer.has_read(start)
         return self._partitions(planner.plan(start, end))
@@ -165,7 +165,7 @@ class ZoneStreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailable
         return self._read(partition)
 
     def commit(self, end: Mapping[str, int]) -> None:
-        """A micro-batch is done."""
+        """Handle the end of a micro-batch."""
         self._consumer.has_read(end)
 
     def _start(self) -> Planner:
@@ -176,7 +176,7 @@ class ZoneStreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailable
 
 
 def _limit(limit: ReadLimit) -> Limit:
-    """Spark's own words; with `Trigger.Once` it asks for all, whatever the options say."""
+    """The limit from Spark's object; with `Trigger.Once` Spark asks for all, whatever the options say."""
     if isinstance(limit, ReadMaxRows):
         return Limit(rows=limit.max_rows)
     if isinstance(limit, ReadMaxFiles):

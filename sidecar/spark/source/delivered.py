@@ -1,29 +1,29 @@
-"""Which rows were delivered already: decided by manifest lines and offsets alone. Reads no file and knows no Spark.
+"""Recognizes rows that were already delivered, by manifest lines and offsets only. Reads no file and knows no Spark.
 
-After a takeover two writers may have landed the same messages. Of several copies the first one planned is delivered,
-and the decision has to be the same after any restart. It needs no state of its own:
+After a takeover two writers may have landed the same messages. Of several copies the first planned is delivered, and
+the decision must be the same after any restart. It needs no state of its own:
 
-* A row's identity is (topic, scope, partition, offset). The lines tell which ones a batch has, so no data is read.
-* With a start of ``{writer: seq}`` all entries up to it are *delivered*: their offsets were, or were duplicates of
-  such. That is a union, in which the order of the entries does not matter, nor in which micro-batches they came. So
-  it is a function of the manifest and the start alone, and a restarted query builds the same one.
-* Within a micro-batch (start, end] the entries claim their offsets in the order of writer and number. Again a function
-  of (start, end) alone: the last micro-batch, replayed after a crash, has the same rows of the same copies, also when
-  two writers landed the same part within it. So each identity is delivered in the one micro-batch whose end is the
+* A row's identity is (topic, scope, partition, offset). The lines have the offsets of a batch, so no data is read.
+* With a start of ``{writer: seq}`` all entries up to it are *delivered*: their offsets were delivered, or were
+  duplicates. That is a union, which does not depend on the order of entries or on their micro-batches. So it is a
+  function of manifest and start only, and a restarted query builds the same set.
+* Within a micro-batch (start, end] the entries claim their offsets in the order of writer and number. This is a
+  function of (start, end) only: the last micro-batch, replayed after a crash, has the same rows of the same copies,
+  even if two writers landed the same part within it. So each identity is delivered in the micro-batch whose end is the
   first to cover it.
-* An entry may be delivered in part; then the offsets that it may not deliver travel with it to the task that reads it.
-* All groups claim, also those that a query does not ask for. So to read some groups is the same as to read all and
-  filter, and the option may change between restarts. (A message that was landed again under another group, because the
-  rules had changed, belongs to the first one.)
+* An entry may be delivered in part; then the offsets that it may not deliver are passed to the task that reads it.
+* All groups claim, including those that a query does not read. So reading some groups is the same as reading all and
+  filtering, and the option may change between restarts. (A message that was landed again under another group, because
+  the rules had changed, belongs to the first group.)
 * A batch never has an offset twice: its parts do not overlap.
 
-What retention does to this: a line outlives its data, until everything in its file is older than `retention.age`. What
-no line tells any more does not count as delivered any more, so a batch that comes again after that is delivered again.
-A running query forgets it too, later (`Planner` begins anew when half of the lines it knows are gone): this bounds its
-memory. A decision could come out otherwise only when a micro-batch is replayed, lines were removed between the two
-attempts, and it has copies that were landed more than `retention.age` apart.
+Effect of retention: a line outlives its data, until everything in its file is older than `retention.age`. Offsets
+without a line no longer count as delivered, so a batch that is landed again after that is delivered again. A running
+query forgets them too, later (`Planner` begins anew when half of the lines it knows are gone): this bounds its memory.
+A decision could differ only if a micro-batch is replayed, lines were removed between the two attempts, and it has
+copies that were landed more than `retention.age` apart.
 
-A new query begins behind what retention removed (the floors), and counts as delivered what the lines up to there tell.
+A new query begins after the removed data (at the floors), and counts the offsets in the lines up to there as delivered.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from sidecar.zone.entry import Entry, PartitionId
 Drop: TypeAlias = Mapping[PartitionId, BitMap64]
 """Offsets that an entry has and may not deliver."""
 YOUNG_MAX: Final = 256
-"""Bitmaps that are gathered before they are joined with the large one: a union walks all of that (57 us at 1e8)."""
+"""Number of bitmaps gathered before they are joined with the large one: a union scans all of that (57 us at 1e8)."""
 
 
 class Delivered:
@@ -46,19 +46,19 @@ class Delivered:
 
     def __init__(self) -> None:
         self.entries = 0
-        """How many were added."""
+        """Number of entries added."""
         self._places: dict[PartitionId, _Offsets] = {}
 
     def add(self, entry: Entry) -> None:
-        """Count all that an entry has as delivered."""
+        """Count all offsets of an entry as delivered."""
         self.entries += 1
         for cover in entry.covers:
             self._deliver(cover.place, cover.offsets())
 
     def claim(self, entries: Iterable[Entry]) -> Iterator[tuple[Entry, Drop]]:
-        """Each entry with what it may not deliver, in order; those with nothing to deliver are left out.
+        """Each entry with the offsets that it may not deliver, in order, without entries that have nothing to deliver.
 
-        Nothing of it counts as delivered afterwards: the same call gives the same again.
+        The state does not change: the same call returns the same again.
         """
         fresh = Delivered()
         for entry in entries:

@@ -1,4 +1,4 @@
-"""The options of the source, each checked and named when it is wrong. Nothing of Spark may come in."""
+"""The options of the source, checked, and named in errors. It uses no Spark."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ NAMES: Final = (
 )
 STREAM_ONLY: Final = NAMES[5:]
 FILES_MAX: Final = 1_000
-"""Of a micro-batch, unless an option says otherwise: without any bound a long absence would become one micro-batch."""
+"""Default limit of a micro-batch: without a limit, a long pause would become one micro-batch."""
 _POWERS: Final = "kmgt"
 
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """How much a micro-batch takes at most; without any bound all there is. One batch is taken whatever its size."""
+    """Limit of a micro-batch; without any, it takes all. One batch is always taken, whatever its size."""
 
     files: int | None = None
     rows: int | None = None
@@ -44,31 +44,31 @@ class Limit:
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What a user asked for."""
+    """The user's options."""
 
     path: Path
-    """Absolute: executors have another working directory."""
+    """Absolute path: executors have another working directory."""
     columns: tuple[str, ...]
     groups: frozenset[str] | None
-    """None: all."""
+    """Wanted groups; None: all."""
     dedup: bool
     parallelism: int | None
-    """Tasks of a read at most; None: by size and by the cores of the driver's host."""
+    """Limit of tasks of a read; None: by size and by the cores of the driver's host."""
     consumer: str | None
     limit: Limit
     until: dict[str, int] | None
-    """Of each writer the last number that is taken; None: there is no end."""
+    """The last number to read of each writer; None: no end."""
 
 
 def parse(given: Mapping[str, str], *, stream: bool) -> Options:
-    """The options as Spark hands them over, whatever the case of their names.
+    """Parse the options that Spark passes, whatever the case of their names.
 
     Args:
         given: Name to text.
-        stream: Whether what only a stream has is allowed.
+        stream: Whether options of streams are allowed.
 
     Raises:
-        ConfigError: One is unknown, wrong, or makes no sense here; the message names it.
+        ConfigError: An option is unknown, wrong, or makes no sense here; the message names it.
     """
     known = {name.lower(): name for name in NAMES}
     for name in given:
@@ -114,7 +114,7 @@ def _columns(texts: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def _names(option: str, text: str) -> list[str]:
-    """A JSON list, or names between commas."""
+    """Parse a JSON list, or names between commas."""
     try:
         names = json.loads(text) if text.lstrip().startswith("[") else [name.strip() for name in text.split(",")]
     except ValueError:

@@ -1,8 +1,8 @@
-"""Follows a zone on the driver and decides which rows a micro-batch has. Nothing of Spark may come in.
+"""Follows a zone on the driver and decides which rows a micro-batch has. It uses no Spark.
 
-Offsets are ``{writer: seq}``, the last number read of each writer. The planner is at one of them: what is up to it is
-delivered, what is behind it and known waits in memory. It goes forward with the query; asked for anything earlier it
-begins anew from the manifest, as after a restart.
+Offsets are ``{writer: seq}``, the last number read of each writer. The planner is at one offset: entries up to it are
+delivered, known entries after it wait in memory. It advances with the query; for an earlier offset it begins anew from
+the manifest, as after a restart.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from sidecar.zone import Entry, Tail
 from sidecar.zone.floor import read_floor
 
 WAITING_MAX: Final = 16_384
-"""Entries of a writer that wait in memory (about 25 MB) when no more is read, unless a micro-batch has more."""
+"""Limit of a writer's entries that wait in memory (about 25 MB), unless a micro-batch has more."""
 
 
 class Planner:
     """Plans micro-batches of one query.
 
     Args:
-        root: The zone; it may be missing still.
-        groups: Which are read; None: all.
+        root: The zone; it may not exist yet.
+        groups: The groups to read; None: all.
         dedup: Whether rows that an earlier entry has are left out.
-        report: Is told once of each damaged line that could be made again, in words.
+        report: Called once for each damaged line that was restored, with a text.
     """
 
     def __init__(
@@ -45,27 +45,27 @@ class Planner:
         self._told: set[str] = set()
         self._at: Offsets = {}
         self._ahead: Ahead | None = None
-        """What is behind `_at`."""
+        """The entries after `_at`."""
         self._delivered = Delivered()
         self._served = ""
 
     def floors(self) -> Offsets:
-        """Where a new query begins: behind what retention may have removed."""
+        """The start of a new query: after the data that retention may have removed."""
         return Tail(self._root).floors()
 
     def heads(self) -> Offsets:
-        """The last number of each writer that is landed by now."""
+        """The last number landed by each writer."""
         return Tail(self._root).heads()
 
     def known(self) -> Offsets:
-        """The last number of each writer that was seen so far."""
+        """The last number seen of each writer."""
         return dict(self._ahead.last) if self._ahead is not None else {}
 
     def everything(self) -> list[Share]:
-        """All rows of the zone, as a new query would read them from now on until nothing is left.
+        """All rows of the zone, as a new query would read them until nothing is left.
 
         Raises:
-            ZoneError: Something of it is lost.
+            ZoneError: Some of the data is lost.
         """
         start = self.floors()
         ahead = self._advance(start)
@@ -73,20 +73,20 @@ class Planner:
         return self.plan(start, {**start, **ahead.last})
 
     def latest(self, start: Mapping[str, int], limit: Limit, target: Mapping[str, int] | None = None) -> Offsets:
-        """Where a micro-batch from here ends: writers take turns, an entry each, until the limit is reached.
+        """The end of a micro-batch: writers take turns, one entry each, until the limit is reached.
 
         Args:
-            start: Where it begins.
-            limit: Its bound; batches of other groups count nothing.
-            target: Nothing behind this is taken.
+            start: Its start.
+            limit: Its limit; batches of other groups do not count.
+            target: Entries after this are not taken.
 
         Raises:
-            ZoneError: Something of it is lost.
+            ZoneError: Some of the data is lost.
         """
         ahead = self._advance(start)
         ahead.fill(None if limit == Limit() else WAITING_MAX)
         writers = sorted(ahead.waiting)
-        turn = bisect_right(writers, self._served)  # behind whom was served last: else a small limit starves one
+        turn = bisect_right(writers, self._served)  # after the writer served last: else a small limit starves one
         ring = deque((writer, iter(ahead.waiting[writer])) for writer in writers[turn:] + writers[:turn])
         meter, end = _Meter(limit), dict(start)
         while ring:
@@ -101,10 +101,10 @@ class Planner:
         return end
 
     def plan(self, start: Mapping[str, int], end: Mapping[str, int]) -> list[Share]:
-        """What the micro-batch of these offsets reads; the same for the same offsets, at any time.
+        """The shares of the micro-batch of these offsets; always the same for the same offsets.
 
         Raises:
-            ZoneError: Something of it is lost, or was removed unread.
+            ZoneError: Some of the data is lost, or was removed unread.
         """
         ahead = self._advance(start)
         self._reach(ahead, start, end)
@@ -133,16 +133,16 @@ class Planner:
         return entries
 
     def _advance(self, start: Mapping[str, int]) -> Ahead:
-        """Be at this place."""
+        """Go to this offset."""
         ahead = self._ahead
         if ahead is None or any(start.get(writer, -1) < seq for writer, seq in self._at.items()) or self._is_old(ahead):
             ahead = self._begin(start)
         try:
             self._reach(ahead, start, start)
-        except ZoneError:  # also when retention removed lines just ahead of us that we only need for `dedup`
+        except ZoneError:  # also if retention removed lines just ahead, which are only needed for `dedup`
             ahead = self._begin(start)
             self._reach(ahead, start, start)
-        for writer in start.keys() & ahead.writers:  # one that was removed for good is no matter
+        for writer in start.keys() & ahead.writers:  # a writer that was permanently removed is ignored
             if ahead.last.get(writer, -1) < start[writer]:
                 raise _shorter(writer, start[writer])
         self._at = dict(start)
@@ -151,7 +151,7 @@ class Planner:
     def _begin(self, start: Mapping[str, int]) -> Ahead:
         self._at, self._ahead = {}, None
         self._delivered = Delivered()
-        # The last one that was read is read again, as a sign that it is the same zone.
+        # The last line is read again, as a sign that it is the same zone.
         last = {} if self._dedup else {writer: seq - 1 for writer, seq in start.items()}
         self._ahead = Ahead(self._root, last, self._report)
         return self._ahead
@@ -162,11 +162,11 @@ class Planner:
             self._tell(text)
 
     def _is_old(self, ahead: Ahead) -> bool:
-        """Whether more than half of the lines that were read are removed by now: so forgetting costs nearly nothing."""
+        """Whether more than half of the lines read are removed by now, so that starting anew costs almost nothing."""
         return self._dedup and ahead.removed() * 2 > self._delivered.entries
 
     def _reach(self, ahead: Ahead, start: Mapping[str, int], end: Mapping[str, int]) -> None:
-        """Know all entries up to `end`, and own those up to `start`."""
+        """Read all entries up to `end`, and count those up to `start` as delivered."""
         for entry in ahead.take(start, end):
             if self._dedup:
                 self._delivered.add(entry)
@@ -187,7 +187,7 @@ class _Meter:
         self._files = self._rows = self._bytes = 0
 
     def takes(self, entry: Entry) -> bool:
-        """Whether there is room for it, which is used then."""
+        """Whether there is room for the entry; if so, use it."""
         limit, files = self._limit, self._files
         rows, size = self._rows + entry.rows, self._bytes + entry.bytes
         bounds = ((files + 1, limit.files), (rows, limit.rows), (size, limit.bytes))

@@ -1,4 +1,4 @@
-"""What a task reads, with all it needs to know, and how batches are spread over tasks. Nothing of Spark may come in."""
+"""The shares that tasks read, and their distribution over tasks. It uses no Spark."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ from sidecar.spark.source.delivered import Drop
 from sidecar.zone import Entry, read
 
 TASK_BYTES_MIN: Final = 1 << 20
-"""A task costs what 10,000 rows do: less than this is not shared out."""
+"""A task costs as much as 10,000 rows: smaller shares are not distributed."""
 TASK_BYTES_MAX: Final = 64 << 20
-"""Of compressed files: so a task that fails repeats little, and more executors than this host has cores find work."""
+"""Limit of compressed files in a task: a failed task repeats little, and executors with more cores than this host have
+work."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,11 +29,11 @@ class Share:
 
     entry: Entry
     drop: tuple[tuple[int, bytes], ...]
-    """Index of a cover, and which of its offsets to leave out, as Roaring."""
+    """Index of a cover, and its offsets to leave out, as Roaring."""
 
     @classmethod
     def of(cls, entry: Entry, drop: Drop) -> Share:
-        """The share without the bitmaps that nobody needs any more."""
+        """The share, without bitmaps that are not needed any more."""
         if not drop:
             return cls(replace(entry, parts=(), covers=()), ())
         places = [cover.place for cover in entry.covers]
@@ -41,10 +42,10 @@ class Share:
         return cls(replace(entry, covers=covers), dropped)
 
     def read(self, root: Path, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        """Its rows.
+        """The rows of the share.
 
         Raises:
-            ZoneError: They cannot be had; the message has the hint too, as only its text gets to the user.
+            ZoneError: They cannot be read; the message includes the hint, as only its text reaches the user.
         """
         drop = {self.entry.covers[index].place: BitMap64.deserialize(offsets) for index, offsets in self.drop}
         try:
@@ -59,12 +60,12 @@ def with_hint(error: ZoneError) -> ZoneError:
 
 
 def pack(shares: Sequence[Share], tasks_max: int | None) -> list[list[Share]]:
-    """Spread shares over tasks so that each has about as many bytes, in their order within a task.
+    """Distribute shares over tasks of about equal bytes, in their order within a task.
 
     Args:
-        shares: What is to be read.
-        tasks_max: How many tasks at most; None: at most one a core of this host and `TASK_BYTES_MIN`, but more where
-            each would have more than `TASK_BYTES_MAX`.
+        shares: The shares to read.
+        tasks_max: Limit of tasks; None: at most one per core of this host and `TASK_BYTES_MIN`, but more if a task
+            would have more than `TASK_BYTES_MAX`.
     """
     total = sum(share.entry.bytes for share in shares)
     wanted = max(min(total // TASK_BYTES_MIN, os.cpu_count() or 1), -(-total // TASK_BYTES_MAX), 1)

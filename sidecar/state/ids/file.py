@@ -1,7 +1,7 @@
-"""One file of sorted message ids: written once, whole or not at all, then mapped. Which ids, and why, is not known.
+"""One file of sorted message ids: written once, completely or not at all, then mapped. Knows no meaning of the ids.
 
-A page of sizes and checksums, then the filter, the index and the keys of a `SortedRun`, as they lie in memory on a
-little-endian machine. So there is nothing to load: a file is checked from end to end, and mapped.
+A page of sizes and checksums, then the filter, the index and the keys of a `SortedRun`, in the memory layout of a
+little-endian machine. So nothing is loaded: a file is checked completely, and mapped.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ _DATA_AT = 4_096
 _BLOCK = 1 << 20
 _SUM = struct.Struct("<Q")
 _INDEX_END = struct.Struct("<I4x")
-"""The last entry of the index, how many keys there are, and room so that the keys begin at a multiple of 8."""
+"""The last entry of the index, which is the number of keys, and padding so that the keys begin at a multiple of 8."""
 
 
 class DamagedError(Exception):
-    """The file is not what was written; the text says why."""
+    """The file is not as it was written; the text has the reason."""
 
 
 class StoppedError(Exception):
-    """The file was given up in the making."""
+    """The writing of the file was stopped."""
 
 
 class Look(NamedTuple):
-    """What tells a file from another one, and from what it was."""
+    """Identity and version of a file."""
 
     device: int
     inode: int
@@ -49,10 +49,10 @@ class Look(NamedTuple):
 
     @classmethod
     def at(cls, place: Path | int) -> Look | None:
-        """Of a path or a descriptor; None where nothing stands.
+        """The look of a path or a descriptor; None if nothing is there.
 
         Raises:
-            OSError: It cannot be told.
+            OSError: It cannot be read.
         """
         try:
             stat = os.stat(place)  # noqa: PTH116  # a third of the time that Path.stat takes
@@ -62,14 +62,14 @@ class Look(NamedTuple):
 
 
 class MappedRun(SortedRun):
-    """A run in a mapped file, of which the bytes stay as long as nobody changes or cuts the file itself.
+    """A run in a mapped file, whose bytes stay as long as nobody changes or truncates the file itself.
 
     Args:
         keys: See `SortedRun`.
         index: Likewise.
         filter: Likewise.
-        look: The file when it was mapped.
-        total: The checksum of all of it.
+        look: The look of the file when it was mapped.
+        total: The checksum of the whole file.
     """
 
     def __init__(
@@ -85,11 +85,11 @@ class MappedRun(SortedRun):
 
 
 def write(path: Path, runs: Sequence[Keys], stopped: Callable[[], bool]) -> None:
-    """Make a file of all these rising keys, durable when this returns but for its name in the folder.
+    """Write a file of all these rising keys; when this returns it is durable, except for its name in the folder.
 
     Raises:
         OSError: It failed; nothing is left.
-        StoppedError: `stopped` said so; nothing is left.
+        StoppedError: `stopped` returned True; nothing is left.
     """
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     try:
@@ -136,7 +136,7 @@ def open_run(path: Path) -> MappedRun:
     """Check a file and map it.
 
     Raises:
-        DamagedError: It is not what was written.
+        DamagedError: It is not as it was written.
         OSError: It cannot be read.
     """
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -170,7 +170,7 @@ def open_run(path: Path) -> MappedRun:
 
 
 def _map(fd: int) -> mmap.mmap:
-    if sys.version_info >= (3, 13):  # else each file takes a descriptor as long as it is mapped
+    if sys.version_info >= (3, 13):  # otherwise each file takes a descriptor as long as it is mapped
         mapped = mmap.mmap(fd, 0, access=mmap.ACCESS_READ, trackfd=False)
     else:
         mapped = mmap.mmap(fd, 0, access=mmap.ACCESS_READ)

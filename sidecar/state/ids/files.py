@@ -1,8 +1,8 @@
-"""The folder of sorted message ids: which files there are, and which take the place of which. Knows no row, no broker.
+"""The folder of sorted message ids: its files, and which files replace others. Knows no row, no broker.
 
-A file's name says its generation and which additions are in it: `7-3-5.ids` has the third to fifth of generation 7. It
-is made under another name and renamed, so one that is there is whole; one whose additions are all in another sound file
-was about to be removed when the process ended. One thread at a time makes those of a partition; any may drop them.
+A file's name has its generation and its additions: `7-3-5.ids` has the third to fifth of generation 7. It is written
+under another name and renamed, so each file is complete; a file whose additions are all in another sound file was about
+to be removed when the process ended. One thread at a time writes files of a partition; any thread may drop them.
 """
 
 from __future__ import annotations
@@ -30,26 +30,26 @@ class IdFiles:
 
     Args:
         folder: The state folder.
-        on_damage: Told of what was set aside.
+        on_damage: Called for each file that was set aside.
     """
 
     def __init__(self, folder: Path, on_damage: Callable[[Damage], None]) -> None:
         self._places = Places(folder / FOLDER, on_damage)
         self._lock = threading.RLock()
         self._open: dict[TopicPartition, list[IdFile]] = {}
-        """What was looked for so far, in the order of generations and additions."""
+        """The files found so far, in the order of generations and additions."""
         self._aside: dict[TopicPartition, set[str]] = {}
-        """Names of what was found damaged when the others were mapped."""
+        """Names of files found damaged when the others were mapped."""
         self.closing = False
-        """Set when the process ends: what is being made is given up."""
+        """Set when the process ends, to stop writing of files."""
 
     def bind(self, cluster_id: str, group_id: str, *, ours: bool = False) -> None:
-        """Drop the files of another owner: of a cluster or group whose ids these are not.
+        """Drop the files of another owner, that is, of another cluster or group.
 
         Args:
             cluster_id: The owner's.
             group_id: The owner's.
-            ours: Whether the state beside them is this owner's: then files that do not tell theirs are, too.
+            ours: Whether the state beside them is this owner's: then files without an owner are, too.
 
         Raises:
             StateError: The folder cannot be written.
@@ -59,7 +59,7 @@ class IdFiles:
                 self._open.clear()
 
     def add(self, tp: TopicPartition, generation: int, keys: Keys) -> None:
-        """Keep rising keys, durably.
+        """Store rising keys durably.
 
         Raises:
             StateError: The file cannot be written.
@@ -81,7 +81,7 @@ class IdFiles:
         return {file.path.name: file.run.total for file in self._files(tp)}
 
     def expect(self, tp: TopicPartition, totals: Mapping[str, int]) -> None:
-        """Tell what is missing of what an earlier life had by `totals`, and set aside what is another file by now.
+        """Report files of `totals` that are missing, and set aside those that are other files now.
 
         Raises:
             StateError: A file cannot be read, for a reason that is not its own.
@@ -100,10 +100,10 @@ class IdFiles:
                 )
 
     def changed(self) -> set[TopicPartition]:
-        """Partitions of which a file is not what was mapped, 2 µs a file; from any thread.
+        """Partitions with a file that is not the mapped one any more; takes 2 µs per file; from any thread.
 
         Raises:
-            StateError: It cannot be told.
+            StateError: The files cannot be checked.
         """
         with self._lock:
             known = [(tp, file) for tp, open_files in self._open.items() for file in open_files]
@@ -113,7 +113,7 @@ class IdFiles:
             raise state_error("look at", self._places.folder, error) from error
 
     def mend(self, tp: TopicPartition) -> None:
-        """Make again what was removed or replaced under us, since it is still mapped; look into what was changed.
+        """Write removed or replaced files again, which are still mapped; check those that were changed.
 
         Raises:
             StateError: A file cannot be read or written.
@@ -152,10 +152,10 @@ class IdFiles:
                 now[now.index(file) : now.index(file) + 1] = [replace(file, run=run)] if run is not None else []
 
     def tidy(self, tp: TopicPartition) -> None:
-        """Put files together that are of like size, so that there are few.
+        """Merge files of similar size, so that there are few.
 
         Raises:
-            StateError: A file cannot be written; all that was there still is.
+            StateError: A file cannot be written; the old files are still there.
             StoppedError: The process ends.
         """
         for generation in sorted({file.generation for file in self._files(tp)}):
@@ -190,7 +190,7 @@ class IdFiles:
                 files.remove(file.path)
 
     def runs(self, tp: TopicPartition) -> dict[int, list[SortedRun]]:
-        """What is kept of a partition, by generation; damaged files are set aside.
+        """The runs of a partition, by generation; damaged files are set aside.
 
         Raises:
             StateError: A file cannot be read, for a reason that is not its own.
@@ -217,7 +217,7 @@ class IdFiles:
                 self._open[tp].remove(file)
 
     def copy(self, source: TopicPartition, target: TopicPartition) -> None:
-        """Keep of `target` what is kept of `source`, in its place; the bytes are not copied.
+        """Replace the files of `target` by those of `source`; the bytes are not copied.
 
         Raises:
             StateError: It failed.
@@ -251,7 +251,7 @@ class IdFiles:
 def _link(source: Path, target: Path) -> None:
     try:
         os.link(source, target)
-    except OSError:  # not every file system has a second name for a file
+    except OSError:  # not every file system has hard links
         shutil.copyfile(source, target)
         files.sync(target)
 

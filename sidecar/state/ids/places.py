@@ -1,4 +1,4 @@
-"""Where the files of sorted message ids are, whose they are, and what stands there. Makes none, and holds none open."""
+"""The folders of sorted message ids, their owner, and their files. Writes no file, and keeps none open."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class IdFile:
     run: MappedRun
 
     def holds(self, name: str) -> bool:
-        """Whether all that is in the file of this name is here, too."""
+        """Whether this file has everything that is in the file of this name."""
         generation, first, last = _parts(name) or (-1, 0, 0)
         return self.generation == generation and self.first <= first and last <= self.last
 
@@ -41,8 +41,8 @@ class Places:
     """The folders of all partitions.
 
     Args:
-        folder: Where they are; it may be missing.
-        on_damage: Told of what was set aside.
+        folder: Their parent; it may be missing.
+        on_damage: Called for each file that was set aside.
     """
 
     def __init__(self, folder: Path, on_damage: Callable[[Damage], None]) -> None:
@@ -55,7 +55,7 @@ class Places:
 
         Args:
             owner: Cluster and group.
-            ours: Whether files that do not tell theirs are this owner's, too.
+            ours: Whether files without an owner are this owner's, too.
 
         Returns:
             Whether nothing was removed.
@@ -97,10 +97,10 @@ class Places:
         return self.folder / ",".join(names)
 
     def made(self, tp: TopicPartition) -> Path:
-        """The folder of a partition, made where it is missing; it tells its owner.
+        """The folder of a partition, created if it is missing; it has a file that names its owner.
 
         Raises:
-            OSError: It cannot be made.
+            OSError: It cannot be created.
         """
         folder = self.of(tp)
         files.make_folder(folder)
@@ -109,7 +109,7 @@ class Places:
         return folder
 
     def look(self, tp: TopicPartition) -> tuple[list[IdFile], set[str]]:
-        """What an earlier life left: whole files, of which some may be in others; and the names of the damaged.
+        """An earlier process's complete files, of which some may be in others, and the names of damaged ones.
 
         Raises:
             StateError: A file cannot be read, for a reason that is not its own.
@@ -140,7 +140,7 @@ class Places:
         return ids_files, damaged
 
     def sound(self, tp: TopicPartition, path: Path) -> MappedRun | None:
-        """A file of the partition, mapped; None of a damaged one, which is set aside.
+        """A mapped file of the partition; None for a damaged one, which is set aside.
 
         Raises:
             StateError: It cannot be read, for a reason that is not its own.
@@ -150,37 +150,37 @@ class Places:
         except (DamagedError, ValueError) as error:
             reason = str(error)
         except OSError as error:
-            if error.errno != errno.EIO:  # too many open files, say: the file may be sound
+            if error.errno != errno.EIO:  # for example too many open files: the file may be sound
                 raise state_error("read", path, error) from error
             reason = str(error)
         self.set_aside(tp, path, reason)
         return None
 
     def set_aside(self, tp: TopicPartition, path: Path, reason: str) -> None:
-        """A file of the partition is not what was written."""
-        aside = path.with_name("damaged")  # the newest; what an earlier one lost is lost
+        """Set aside a damaged file of the partition."""
+        aside = path.with_name("damaged")  # only the newest is kept
         with contextlib.suppress(OSError):
             path.rename(aside)
         self.tell(tp, path, reason, f"set aside as {aside}, its ids are forgotten")
 
     def tell(self, tp: TopicPartition, path: Path, reason: str, outcome: str) -> None:
-        """Something happened to a file of the partition."""
+        """Report damage to a file of the partition."""
         self._on_damage(Damage("message ids", f"{tp.topic}:{tp.queue} {path.name}", reason, outcome))
 
 
 def generation_of(name: str) -> int:
-    """Of a file of this name."""
+    """The generation of a file, from its name."""
     return (_parts(name) or (-1, 0, 0))[0]
 
 
 def _parts(name: str) -> tuple[int, int, int] | None:
-    """Generation, first and last addition of a file's name; None of another name."""
+    """Generation, first and last addition in a file's name; None for another name."""
     match = _NAME.fullmatch(name)
     return (int(match[1]), int(match[2]), int(match[3])) if match else None
 
 
 def _pair(raw: bytes | None) -> tuple[str, str] | None:
-    """Cluster and group of an owner's file; None where it is missing or damaged."""
+    """Cluster and group of an owner's file; None if it is missing or damaged."""
     with contextlib.suppress(ValueError, TypeError):
         first, second = json.loads(raw or b"")
         return str(first), str(second)

@@ -1,7 +1,7 @@
-"""Rows of message ids, appended small and put together in tiers; nothing but SQL on one table.
+"""Rows of message ids, appended small and merged in tiers; nothing but SQL on one table.
 
-As in a log-structured merge tree: 65 segments of one tier become one of the next, so that each id is rewritten at most
-three times, however long a generation grows.
+Like a log-structured merge tree: 65 segments of one tier become one of the next, so that each id is rewritten at most
+three times, however large a generation grows.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from sidecar.state.interface import Damage, IdSegment
 from sidecar.state.schema import DatabaseRow
 
 SEGMENTS_MAX = 64
-"""Segments of one tier before they are put together."""
+"""Number of segments of one tier before they are merged."""
 MERGED_BYTES_MIN = 256 << 10
-"""A segment this large is left alone: it is one row, and copying it again gains nothing."""
+"""A segment this large is not merged: it is one row, and copying it again gains nothing."""
 PAGE_MAX, PAGE_BYTES_MAX = 128, 8 << 20
-"""Segments read at once, and their bytes unless one alone has more: earlier versions made some of 10 MiB."""
+"""Segments read at once, and their bytes unless a single one has more: earlier versions made some of 10 MiB."""
 _FINAL = 99
 
 
 def append(connection: sqlite3.Connection, segment: IdSegment, on_damage: Callable[[Damage], None]) -> None:
-    """Add a segment, and put its tier together when that is full."""
+    """Add a segment, and merge its tier when that is full."""
     level = _level(0, segment.ids)
     _insert(connection, None, segment, level)
     while level != _FINAL and (rows := _tier(connection, segment, level)) and len(rows) > SEGMENTS_MAX:
@@ -54,7 +54,7 @@ def load(
 
 
 class Page(NamedTuple):
-    """Some segments of one generation, and which rows they are."""
+    """Some segments of one generation, and the numbers of their rows."""
 
     generation: int
     rows: list[tuple[int]]
@@ -62,7 +62,7 @@ class Page(NamedTuple):
 
 
 def page(connection: sqlite3.Connection, tp: TopicPartition, on_damage: Callable[[Damage], None]) -> Page | None:
-    """The first segments of a partition's lowest generation; None when there are none."""
+    """The first segments of a partition's lowest generation; None if there are none."""
     rows: list[DatabaseRow] = []
     size = 0
     cursor = connection.execute(
@@ -89,7 +89,7 @@ def remove(connection: sqlite3.Connection, rows: list[tuple[int]]) -> None:
 
 
 def count(connection: sqlite3.Connection, tp: TopicPartition) -> int:
-    """Ids in rows."""
+    """Number of ids in rows."""
     (size,) = connection.execute(
         "SELECT coalesce(sum(length(data)), 0) FROM ids WHERE topic = ? AND partition = ? AND broker = ?", tp
     ).fetchone()

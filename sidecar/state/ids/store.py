@@ -1,7 +1,7 @@
 """A partition's message ids: new ones as rows of the database, the others in sorted files. Decides nothing about them.
 
-A row is durable before the commit that settles its ids; a file takes the place of rows once it is durable. What a crash
-leaves in both is known once all the same.
+A row is durable before the commit that settles its ids; a file replaces rows once it is durable. Ids that a crash
+leaves in both count once.
 """
 
 from __future__ import annotations
@@ -27,36 +27,36 @@ from sidecar.state.ids.places import generation_of
 from sidecar.state.interface import Damage, IdSegment, StoredIds, check_ids
 
 FILED_MIN = 1_024
-"""Fewer ids stay rows."""
+"""Minimum number of ids in a file; fewer stay rows."""
 
 
 class IdStore:
     """The ids of all partitions of one state folder.
 
     Args:
-        database: Where rows stand.
+        database: Has the rows.
         folder: The state folder.
-        on_damage: Told of what was found damaged.
+        on_damage: Called for each damage found.
     """
 
     def __init__(self, database: Database, folder: Path, on_damage: Callable[[Damage], None]) -> None:
         self._database = database
         self._on_damage = on_damage
         self._begun: set[tuple[TopicPartition, int]] = set()
-        """Generations whose beginning stands in the database."""
+        """Generations whose begin is in the database."""
         self._sorting: defaultdict[TopicPartition, threading.Lock] = defaultdict(threading.Lock)
-        """Files of one partition are made by one thread at a time."""
+        """Locks, so that only one thread at a time writes files of a partition."""
         self._listed: dict[TopicPartition, dict[str, int]] = {}
-        """Files and their checksums as the database lists them, of partitions whose files were compared with that."""
+        """Files and checksums listed in the database, for partitions whose files were compared with the list."""
         self.files = IdFiles(folder, on_damage)
 
     def forget_database(self) -> None:
-        """A new database was begun: nothing stands in it."""
+        """Adapt to a new database, in which nothing is stored."""
         self._begun.clear()
         self._listed.clear()
 
     def append(self, segments: Iterable[IdSegment]) -> None:
-        """See `Ids.append`; many small segments are put together on the way."""
+        """See `Ids.append`; many small segments are merged on the way."""
         wanted = [segment for segment in segments if segment.ids]
         for segment in wanted:
             check_ids(segment.ids)
@@ -129,8 +129,8 @@ class IdStore:
         return self.files.changed()
 
     def _mend(self, tp: TopicPartition) -> None:
-        """What others did to the files while they were mapped, or before."""
-        self._database.check_in_place()  # else they would be made again beside a folder that was moved away
+        """Repair changes that other programs made to mapped files."""
+        self._database.check_in_place()  # otherwise they would be written beside a folder that was moved away
         if tp in self._listed:
             self.files.mend(tp)
             return
@@ -140,7 +140,7 @@ class IdStore:
         self._listed[tp] = listed
 
     def _list(self, tp: TopicPartition) -> None:
-        """Keep which files there are: what is missing at the next start was removed."""
+        """Store the list of files: a file that is missing at the next start was removed."""
         totals = self.files.totals(tp)
         if totals != self._listed.get(tp):
             with self._database.transaction() as connection:
@@ -192,14 +192,14 @@ def _put_begun(connection: sqlite3.Connection, tp: TopicPartition, generation: i
 
 
 def _begun(connection: sqlite3.Connection, tp: TopicPartition) -> dict[int, int]:
-    """When each generation began; of one whose row is damaged that is not known."""
+    """Begin of each generation; unknown if its row is damaged."""
     start = f"{_begun_name(tp)} "
     rows = connection.execute("SELECT name, value, crc FROM meta WHERE substr(name, 1, ?) = ?", (len(start), start))
     return {int(name[len(start) :]): int(text) for name, text, crc in rows if crc == checksum(name, text)}
 
 
 def _listed(connection: sqlite3.Connection, tp: TopicPartition) -> dict[str, int]:
-    """The files that the partition had; none where that is not known."""
+    """The files that the partition had; empty if that is unknown."""
     name = json.dumps(["id files", *tp])
     row = connection.execute("SELECT value, crc FROM meta WHERE name = ?", (name,)).fetchone()
     return {} if row is None or row[1] != checksum(name, row[0]) else dict(json.loads(row[0]))

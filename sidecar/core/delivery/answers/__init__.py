@@ -1,1 +1,1 @@
-"""What an answer leads to."""
+"""The consequences of an answer."""

@@ -1,4 +1,4 @@
-"""Dead letters on their way to the store. Knows no batch and no retry of sends."""
+"""Dead letters that are being stored. Knows no batch and no retry of sends."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sidecar.core.records import DeadLetter
 
 STORE_RETRY_MS = 1_000
 LETTER_BYTES = 300
-"""Of a dead letter beside its row; an estimate."""
+"""Memory of a dead letter without its row; an estimate."""
 
 
 class _Storing(NamedTuple):
@@ -23,23 +23,23 @@ class _Storing(NamedTuple):
 
     @property
     def held_bytes(self) -> int:
-        """Bytes of memory beside those of the part."""
+        """Bytes of memory in addition to the part's."""
         return sum([LETTER_BYTES + len(letter.row or b"") for letter in self.letters])
 
 
 class DeadLetters:
-    """What is being stored, and what is to be tried again.
+    """Dead letters that are being stored, and those that wait to be stored again.
 
-    A message counts as dead-lettered when its letter is durable, never before; until then its part is not settled.
+    A message counts as dead-lettered once its letter is durable, never before; until then its part is not settled.
     """
 
     def __init__(self, separator: bytes) -> None:
         self.held_bytes = 0
-        """Bytes of memory that the letters hold beside their parts."""
+        """Bytes of memory that the letters take in addition to their parts."""
         self._separator = separator
         self._storing: dict[int, _Storing] = {}
         self._waiting: dict[int, _Storing] = {}
-        """What could not be stored, until it is tried again."""
+        """Dead letters that could not be stored and wait for a retry."""
         self._again: list[tuple[float, int]] = []
         self._last_token = 0
 
@@ -47,7 +47,7 @@ class DeadLetters:
         return len(self._storing) + len(self._waiting)
 
     def of_rows(self, part: Part, reason: str | Mapping[int, str]) -> Store:
-        """Begin to store all rows of the part, for one reason or for one an offset."""
+        """Begin to store all rows of the part, with one reason or a reason per offset."""
         rows = rows_of(part.fragments, self._separator)
         reasons = dict.fromkeys((offset for offset, _ in rows), reason) if isinstance(reason, str) else reason
         return self._store(part, [_letter(part, offset, row, reasons[offset]) for offset, row in rows])
@@ -63,7 +63,7 @@ class DeadLetters:
         return Store(self._last_token, letters)
 
     def stored(self, token: int, *, ok: bool, now_ms: float) -> tuple[Part, int] | None:
-        """The part and how many of its messages are durable; None when they are not, or are not ours any more.
+        """The part and the number of its durable messages; None if storing failed or the part is no longer owned.
 
         Raises:
             StrayEventError: Nothing is being stored under that token.
@@ -81,7 +81,7 @@ class DeadLetters:
         return (part, len(letters)) if part.life.alive else None
 
     def due(self, now_ms: float) -> Iterator[Store]:
-        """What is to be tried again by now."""
+        """The dead letters to be stored again by now."""
         while self._again and self._again[0][0] <= now_ms:
             token = heapq.heappop(self._again)[1]
             storing = self._waiting.pop(token)
@@ -93,5 +93,5 @@ class DeadLetters:
 
 
 def _letter(part: Part, offset: int, row: bytes | None, reason: str) -> DeadLetter:
-    # The partition's scope, not the part's: a piece has one of its own, and the message is the same.
+    # The partition's scope, not the part's: a piece has its own scope, but the message is the same.
     return DeadLetter(part.tp, offset, part.home, part.group, reason, row, tuple(part.life.history))

@@ -1,4 +1,4 @@
-"""What is thought of the receiver: whether refusals are the messages' fault, or its own."""
+"""State of the receiver: whether the messages or the receiver itself cause the refusals."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from sidecar.core.records import TopicPartition
 
 
 class Receiver:
-    """While it is doubted, nothing more is read, and nothing is dead-lettered."""
+    """State of the receiver. While it is doubted, nothing is read, and nothing is dead-lettered."""
 
     def __init__(self) -> None:
         self._halted = ""
@@ -18,29 +18,29 @@ class Receiver:
 
     @property
     def halted(self) -> str:
-        """Why nothing is read: the sink refuses what no message is at fault for."""
+        """The reason for which the sink refuses every request, without a message at fault; empty if it does not."""
         return self._halted
 
     @property
     def refuses(self) -> bool:
-        """Whether it refused too much lately for that to be the messages' fault."""
+        """Whether recent refusals are too many to be caused by messages."""
         return self._guard.tripped
 
     @property
     def doubted(self) -> bool:
-        """Whether either is so."""
+        """Whether requests or messages are refused for the receiver's own fault."""
         return bool(self._halted) or self._guard.tripped
 
     def halt(self, reason: str) -> None:
-        """It refuses every request."""
+        """Record that the receiver refuses every request."""
         self._halted = reason or "no reason given"
 
     def resume(self) -> None:
-        """It looked at a request."""
+        """Record that the receiver evaluated a request, which ends a halt."""
         self._halted = ""
 
     def judge(self, part: Part, refused: Collection[int], taken: int) -> None:
-        """Some rows of a part were refused for good, and so many others taken: is it still the messages' fault?"""
+        """Count rows of a part that were permanently refused, and `taken` others that were accepted."""
         before = self._guard.tripped
         offsets = [offset for fragment in part.fragments for offset in fragment.offsets] if refused or before else []
         for index in refused:
@@ -49,17 +49,17 @@ class Receiver:
             self._guard.taken(taken, ((part.tp, offset) for i, offset in enumerate(offsets) if i not in refused))
 
     def recall(self, tp: TopicPartition, taken: int, refused: int) -> None:
-        """It answered so in an earlier life, for messages that are not known any more."""
+        """Add answers of an earlier process, whose messages are unknown."""
         self._guard.taken(taken, ())
         for _ in range(refused):
             self._guard.refused((tp, -1))
 
     def trust(self) -> None:
-        """Nothing is left that could ask it again: the next batch has to."""
+        """Reset the state: no batch is left that could test the receiver, so the next one has to."""
         if self.doubted:
             self._halted = ""
             self._guard = RefusalGuard()
 
     def forget(self, tp: TopicPartition) -> None:
-        """The partition is not ours any more."""
+        """Drop the messages of a partition that is no longer owned."""
         self._guard.forget(tp)

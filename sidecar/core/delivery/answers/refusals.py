@@ -1,4 +1,4 @@
-"""What a refusal leads to: halves, pieces, dead letters. Sends nothing and waits for nothing itself."""
+"""Consequences of a refusal: halves, pieces, dead letters. Sends nothing and waits for nothing itself."""
 
 from __future__ import annotations
 
@@ -20,25 +20,26 @@ from sidecar.core.records import Answer, FailedRow, Verdict
 
 PARTIAL_STATUS = 207
 WHOLE_ANSWERS_MAX = 10
-"""Answers that name every row of a part that once had more, until it is taken for one that the receiver knows."""
+"""Number of answers that list every row of a part as failed, after which a part that once had more rows is assumed to
+be known to the receiver."""
 
 
 class Refusals:
-    """Takes apart what was refused, down to the messages at fault.
+    """Splits refused parts down to the messages at fault.
 
-    Nothing of a refused part was stored, so it may be cut anew; of a part that was taken partly the receiver knows the
-    name, so its pieces' names follow from that.
+    Nothing of a refused part was stored, so it may be cut anew. The receiver knows the name of a part that it accepted
+    partly, so the names of its pieces follow from that.
 
     Args:
         separator: The rows' separator.
-        owned: The partitions that are ours.
-        outbox: Has the batches.
-        admission: Takes new ones.
-        settlement: Takes what has its end.
-        receiver: Is judged by what it refuses.
-        retries: Takes what is sent again.
-        claims: Tells the ledger of halves, where there is one.
-        output: Hears of halves.
+        owned: The owned partitions.
+        outbox: The batches.
+        admission: Takes new batches.
+        settlement: Takes messages that reached their end.
+        receiver: Counts refusals.
+        retries: Takes batches to be sent again.
+        claims: Tells the ledger of halves, if there is a ledger.
+        output: Gets the halves.
     """
 
     def __init__(
@@ -64,11 +65,11 @@ class Refusals:
         self._output = output
 
     def refused(self, batch: Batch, answer: Answer, now_ms: float) -> None:
-        """All of the batch was refused for something in it."""
+        """Handle a batch that was refused as a whole for some message in it."""
         alive = batch.alive
         if not alive:
             self._outbox.end(batch, "released")
-        elif len(batch.parts) > 1:  # of those that are alive perhaps none is at fault
+        elif len(batch.parts) > 1:  # perhaps no live part is at fault
             middle = len(alive) // 2
             self._outbox.put_first([parts for parts in (alive[:middle], alive[middle:]) if parts])
             self._outbox.end(batch, "split")
@@ -87,7 +88,7 @@ class Refusals:
         self._outbox.end(batch, "dead_lettered")
 
     def _halve(self, batch: Batch) -> None:
-        """Halve a batch of one part that is alive, as soon as its partition has room for the halves."""
+        """Halve a batch of one live part, as soon as its partition has room for the halves."""
         part = batch.parts[0]
         outstanding = self._owned[part.tp].outstanding
         pieces = halves(part.fragments, self._separator)
@@ -110,7 +111,7 @@ class Refusals:
         self._outbox.end(batch, "split")
 
     def step(self) -> None:
-        """Try again what found no room: the smallest first, since little room is enough for it."""
+        """Retry halving that found no room: the smallest batch first, since it needs the least."""
         for batch in sorted(self._outbox.batches(Stage.CROWDED), key=lambda batch: batch.count):
             if batch.alive:
                 self._halve(batch)
@@ -118,12 +119,12 @@ class Refusals:
                 self._outbox.end(batch, "released")
 
     def partial(self, batch: Batch, answer: Answer, now_ms: float) -> None:
-        """Some rows failed, the others were taken."""
+        """Handle an answer by which some rows failed and the others were accepted."""
         failed = {row.index: row for row in answer.failed}
         before = 0
         again: list[Part] = []
         for part in batch.parts:
-            # An answer counts rows over the whole batch, whoever owns its parts by now.
+            # An answer counts rows over the whole batch, including parts that are no longer owned.
             rows = {index - before: row for index, row in failed.items() if before <= index < before + part.count}
             before += part.count
             if not part.life.alive:
@@ -141,7 +142,7 @@ class Refusals:
             self._outbox.end(batch, "partial")
 
     def _all_failed(self, part: Part, failed: Mapping[int, FailedRow]) -> bool:
-        """Nothing was taken, so the receiver may not know the part's name: it ends, or is sent again, as a whole."""
+        """Handle a part without accepted rows, whose name the receiver may not know: it ends or is retried whole."""
         if any(row.retry for row in failed.values()):
             return False
         self._receiver.judge(part, failed.keys(), 0)
@@ -150,9 +151,9 @@ class Refusals:
         return not self._receiver.refuses
 
     def _some_failed(self, part: Part, failed: Mapping[int, FailedRow], answer: Answer, now_ms: float) -> None:
-        """The receiver knows the part's name now, and gives the same answer for it: so the pieces' names may follow."""
+        """Derive pieces from a part whose name the receiver knows: it repeats its answer, so their names may follow."""
         taken = part.count - len(failed)
-        # While the part has all its rows: the pieces have only those that failed, and other indices.
+        # Before the part loses rows: the pieces have only the failed rows, with other indices.
         self._settlement.mark(part, "delivered", but=failed.keys())
         self._settlement.settle_some(part, "delivered", taken)
         again = {index for index, row in failed.items() if row.retry}
@@ -170,9 +171,9 @@ class Refusals:
 
 
 def _remembered(part: Part) -> bool:
-    """Whether the receiver seems to know a part of which it names every row as failed.
+    """Whether the receiver seems to know a part of which it lists every row as failed.
 
-    That is so for ever where what it took of the part was compacted away since, or went to a twin when a claim expired.
+    Such answers are permanent if the accepted rows were since compacted, or went to a twin when a claim expired.
     """
     answers = sum(attempt.status == PARTIAL_STATUS for attempt in part.life.history)
     fewer = part.intent.old or (part.hold is not None and part.hold.fewer)

@@ -1,4 +1,4 @@
-"""A batch that was not taken for now: when it is sent again, and when it is given up."""
+"""Retries of failed batches: the next send, or giving up."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from sidecar.core.records import Answer, Verdict, group_label
 
 
 class Retries:
-    """Waits longer each time; what no message is at fault for uses up no tries.
+    """Lengthens the wait each time; failures that no message causes use up no tries.
 
     Args:
-        rules: How batches are delivered.
+        rules: Rules of delivery.
         jitter: Uniform in [0, 1).
-        outbox: Has the batches.
-        settlement: Takes what is given up.
+        outbox: The batches.
+        settlement: Takes batches that are given up.
         receiver: While it is doubted, nothing is given up.
-        output: Hears of failures.
+        output: Gets reports of failures.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class Retries:
         self._output = output
 
     def failed(self, batch: Batch, answer: Answer, now_ms: float) -> None:
-        """The batch is sent again after a while, or given up."""
+        """Schedule the batch to be sent again, or give it up."""
         if answer.verdict is Verdict.HALT:
             self._receiver.halt(answer.reason)
         alive = batch.alive
@@ -51,7 +51,7 @@ class Retries:
             self._outbox.end(batch, "released")
             return
         batch = self._outbox.shrink(batch, alive)
-        # Earlier owners' failures count: else a process that crashes now and then would never give up.
+        # Failures of earlier owners count: otherwise a process that crashes now and then would never give up.
         if batch.failing_since_ms is None:
             batch.failing_since_ms = now_ms - 1000 * max(part.intent.tries.seconds for part in alive)
         failing_ms = now_ms - batch.failing_since_ms
@@ -81,7 +81,7 @@ class Retries:
         )  # fmt: skip
 
     def recovered(self, name: str, now_ms: float) -> None:
-        """A send of this group got through."""
+        """Record a send of this group that got an answer."""
         groups = self._outbox.groups
         since_ms, attempts = groups.recovered(name), groups[name].attempts
         if since_ms is not None:
@@ -89,7 +89,7 @@ class Retries:
             self._output.report("group.recovered", group=group_label(name), attempts=attempts, seconds=seconds)
 
     def _remember_tries(self, parts: Sequence[Part], seconds: int) -> None:
-        """They travel, so that a crash loop gives up as one process does; not with intents that groups share."""
+        """Record tries in the state, so that a crash loop gives up as one process does; not for shared intents."""
         for part in parts:
             if part.intent.key is not None:
                 part.intent.tries = Tries(min(part.life.attempts, ATTEMPTS_MAX), min(seconds, SECONDS_MAX))

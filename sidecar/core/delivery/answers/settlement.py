@@ -1,4 +1,4 @@
-"""How parts come to their ends: delivered, duplicate, dead-lettered. Knows no batch and no answer."""
+"""The end of parts: delivered, duplicate, dead-lettered. Knows no batch and no answer."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from sidecar.core.parts import Part
 
 
 class Settlement:
-    """Settles each message once, frees what it held, and tells the ledger where there is one.
+    """Settles each message once, frees its memory, and tells the ledger if there is one.
 
     Args:
-        rules: How batches are delivered.
-        owned: The partitions that are ours.
-        memory: What is held.
+        rules: Rules of delivery.
+        owned: The owned partitions.
+        memory: The count of held memory.
         letters: Takes dead letters.
-        output: Hears of ends.
+        output: Gets the outcomes.
     """
 
     def __init__(
@@ -35,19 +35,19 @@ class Settlement:
         self._output = output
 
     def finish(self, part: Part, outcome: str, count: int) -> None:
-        """The last `count` messages of the part have their outcome: it is settled, unless it is not ours any more."""
+        """Settle the part, whose last `count` messages have this outcome; no effect if it is no longer owned."""
         if part.life.alive:
-            self.mark(part, outcome)  # before `settle`, by which the intent may be finished and what it withheld is due
+            self.mark(part, outcome)  # before `settle`, which may finish the intent and release its withheld entries
             self._output.settled(part, outcome, count)
             self._memory.free(held_by(part))
             self._owned[part.tp].outstanding.settle(part)
 
     def settle_some(self, part: Part, outcome: str, count: int) -> None:
-        """So many messages of the part have their outcome, and others have none yet."""
+        """Record the outcome of some messages of the part, while others have none yet."""
         self._output.settled(part, outcome, count)
 
     def mark(self, part: Part, outcome: str, but: Collection[int] = ()) -> None:
-        """Tell the ledger what became of the part's rows, but for those whose index is in `but`."""
+        """Tell the ledger the end of the part's rows, except those whose index is in `but`."""
         state = ENDS.get(outcome)
         if not self._has_ledger or part.hold is None or state is None or not part.life.alive:
             return
@@ -60,11 +60,11 @@ class Settlement:
             part.intent.withheld.errors.append(mark)
 
     def claimant(self, part: Part) -> int:
-        """What owns the part's claims, together with the offset of each."""
+        """The owner of the part's claims, together with the offset of each row."""
         return place_of(part.tp, part.home if self._numbered else "")
 
     def replace(self, part: Part, pieces: Sequence[Part]) -> None:
-        """These pieces have taken the part's place; they were sent before, as a part of it."""
+        """Replace the part by these pieces, which were sent before as a part of it."""
         for piece in pieces:
             piece.inherit(part)
         self._memory.hold(sum(map(held_by, pieces)) - held_by(part))
@@ -72,15 +72,15 @@ class Settlement:
     # Dead letters
 
     def give_up(self, part: Part, reason: str | Mapping[int, str]) -> None:
-        """Make all rows of the part dead letters, for one reason or for one an offset; they count once stored."""
+        """Make all rows of the part dead letters, with one reason or a reason per offset; they count once stored."""
         self._output.ask(self._letters.of_rows(part, reason))
 
     def give_up_unframeable(self, part: Part) -> None:
-        """Make dead letters of what has no row; the part is not sent before they are stored."""
+        """Make the messages without a row dead letters; the part is not sent before they are stored."""
         self._output.ask(self._letters.of_unframeable(part))
 
     def letters_stored(self, part: Part, count: int) -> None:
-        """So many dead letters of the part are durable: all of its rows, or else what has none."""
+        """Record that dead letters of the part are durable: those of all its rows, or those of messages without one."""
         if not part.unframeable:
             self.finish(part, "dead_lettered", count)
             return

@@ -1,1 +1,1 @@
-"""Where an assigned partition goes on."""
+"""Start offsets of assigned partitions."""

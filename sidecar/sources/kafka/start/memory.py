@@ -1,7 +1,7 @@
-"""What the state folder remembers of partitions beside the broker's commits: written behind them, read at a start.
+"""The state folder's memory of partitions in addition to the broker's commits: written after them, read at a start.
 
-The broker may forget its newest commits, and this is what is left of them then. A row is kept once its commit was
-acknowledged. It is not synced, so after a loss of power it may be some commits older.
+The broker may lose its newest commits; then only this memory has them. A row is kept once its commit was acknowledged.
+It is not synced, so after a power loss it may be some commits older.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from sidecar.state.offset_map import Identity, decode
 
 
 class Memory(NamedTuple):
-    """What is kept of a partition.
+    """The kept row of a partition.
 
     Args:
         watermark: The committed offset.
-        text: The metadata beside it.
-        topic_id: The topic's id, empty where the broker has none.
+        text: The metadata of the commit.
+        topic_id: The topic's id, empty if the broker has none.
         ancestors: See `Lineage`; pairs of token and number.
         fingerprints: See `Lineage`; pairs of offset and digest.
     """
@@ -40,14 +40,14 @@ class Memory(NamedTuple):
 
     @classmethod
     def of(cls, item: CommitItem, text: str, topic_id: str) -> Self:
-        """What is kept of a commit."""
+        """The row of a commit."""
         lineage = item.lineage or Lineage()
         ancestors, fingerprints = list(lineage.ancestors.items()), list(lineage.fingerprints)
         return cls(item.state.watermark, text, topic_id, ancestors, fingerprints)
 
     @classmethod
     def load(cls, text: str) -> Self | None:
-        """From text; None where it is no such text."""
+        """Parse a row from text; None if it is invalid."""
         try:
             watermark, metadata, topic_id, ancestors, fingerprints = json.loads(text)
             marks = [Fingerprint(int(offset), int(digest)) for offset, digest in fingerprints]
@@ -57,17 +57,17 @@ class Memory(NamedTuple):
 
 
 class Found(NamedTuple):
-    """What is remembered, as it applies to a partition."""
+    """A row that applies to a partition, decoded."""
 
     incarnation: int
     state: Remembered
 
 
 class Memories:
-    """Keeps the newest of each partition.
+    """Keeps the newest row of each partition.
 
     Args:
-        state: Where they outlive the process.
+        state: Stores the rows.
         tell: Writes a log event.
     """
 
@@ -82,7 +82,7 @@ class Memories:
         self._failing = False
 
     def find(self, tp: TopicPartition, known: Identity, rules: bytes) -> Found | None:
-        """What applies: of the same group, topic and rules."""
+        """The row that applies: of the same group, topic and rules; None if there is none."""
         memory = self._known.get(tp)
         if memory is None or memory.topic_id != known.topic_id:
             return None
@@ -93,16 +93,16 @@ class Memories:
         return Found(decoded.incarnation, state)
 
     def keep(self, rows: Mapping[TopicPartition, Memory]) -> None:
-        """These were acknowledged; they are written while others come."""
+        """Keep the rows of an acknowledged commit; further rows may come while they are written."""
         self._known.update(rows)
         with self._lock:
             is_asked_for = bool(self._unsaved)
             self._unsaved.update(rows)
-        if not is_asked_for:  # a write that is under way has taken its rows, and perhaps no later commit comes
+        if not is_asked_for:  # a write under way has already taken its rows, and a later commit may never come
             self._disk.submit(self._write)
 
     def _write(self) -> None:
-        """On a thread of its own. What fails is made good by the next commit of its partition."""
+        """Write on a separate thread. If it fails, the partition's next commit repairs that."""
         with self._lock:
             rows, self._unsaved = self._unsaved, {}
         try:
@@ -117,5 +117,5 @@ class Memories:
             self._failing = False
 
     def close(self) -> None:
-        """Write what is left."""
+        """Write the rows that are left."""
         self._disk.shutdown()

@@ -1,4 +1,4 @@
-"""Asks for committed offsets and log bounds: many partitions in few requests, in bounded time. Decides nothing."""
+"""Requests committed offsets and log bounds: many partitions in few requests, in bounded time. Decides nothing."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class Offsets:
         return all(committed.offset < 0 for committed in self.committed(self.partitions(topics)).values())
 
     def bounds(self, tps: Sequence[TopicPartition]) -> dict[TopicPartition, Bounds | KafkaError]:
-        """The bounds of these logs, or why they are unknown: a leader that is down affects only its own partitions.
+        """The bounds of these logs, or the error: a leader that is down affects only its own partitions.
 
         Raises:
             KafkaException: No broker answers.
@@ -111,7 +111,7 @@ class Offsets:
         return answer.offset if answer.offset >= 0 else None
 
     def _leaders(self, tps: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
-        """Asked first: a request about a partition without a leader would delay the answers about all others."""
+        """The leaders; requested first, because a partition without one would delay the answers about all others."""
         names = {tp.topic for tp in tps}
         single = {"topic": next(iter(names))} if len(names) == 1 else {}
         known = self._consumer.list_topics(timeout=self.left_s(), **single).topics

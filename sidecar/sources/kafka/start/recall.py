@@ -1,4 +1,4 @@
-"""Where a partition goes on when its commit may be older than the state folder, or its log other than it was."""
+"""Start of a partition whose commit may be older than the state folder, or whose log may have been replaced."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from sidecar.sources.kafka.start.offsets import Bounds
 from sidecar.state.offset_map import Identity
 
 TRUNCATION_PATIENCE_S = 2.0
-"""A new leader may tell an old high watermark for a moment."""
+"""A new leader may report an old high watermark for a moment."""
 
 DigestAt = Callable[[TopicPartition, int], int | None]
-"""The digest of the message at an offset, None when it is gone; raises `UnavailableError`."""
+"""The digest of the message at an offset, None if it is gone; raises `UnavailableError`."""
 
 
 class _Log(NamedTuple):
@@ -42,11 +42,11 @@ class _Log(NamedTuple):
 
 
 class Recall:
-    """Decides between broker and folder.
+    """Decides between the broker's state and the folder's.
 
     Args:
-        memories: What the folder has.
-        rules: 4 bytes, a hash of what decides where a message goes.
+        memories: The folder's rows.
+        rules: 4 bytes, the hash of the rules.
         digest_at: Reads a message of the log again.
         tell: Writes a log event.
     """
@@ -59,27 +59,27 @@ class Recall:
         self._short_since_s: dict[TopicPartition, float] = {}
 
     def forget(self, tps: Collection[TopicPartition]) -> None:
-        """How long the logs of these were short matters no more."""
+        """Forget since when the logs of these partitions have been too short."""
         for tp in tps:
             self._short_since_s.pop(tp, None)
 
     def remembers(self, tp: TopicPartition, known: Identity) -> Found | None:
-        """What the folder has of a partition, of whatever incarnation."""
+        """The folder's row of a partition, of any incarnation."""
         return self._memories.find(tp, known, self._rules)
 
     def recall(
         self, tp: TopicPartition, committed: Committed | None, known: Identity, bounds: Bounds
     ) -> tuple[Recalled, Found | None]:
-        """Where a partition goes on, and what the folder has of its incarnation.
+        """The state to continue from, and the folder's row of its incarnation.
 
         Args:
             tp: The partition.
-            committed: What is committed, None where nothing is.
-            known: To what the commit belongs, or the folder's memory where nothing is committed.
-            bounds: Of the log.
+            committed: The committed state, None if there is none.
+            known: The identity in the commit, or in the folder's row if nothing is committed.
+            bounds: Bounds of the log.
 
         Raises:
-            KafkaException: The log seems to be too short, or cannot be read: to be asked again.
+            KafkaException: The log seems to be too short, or cannot be read; retriable.
         """
         memory = self.remembers(tp, known)
         if memory is not None and memory.incarnation != known.incarnation:
@@ -96,7 +96,7 @@ class Recall:
         return recalled, memory
 
     def _confirm_end(self, tp: TopicPartition, seen: int, high: int) -> None:
-        """Asked again for 2 s, before a log counts as truncated."""
+        """Raise for 2 s, so that the end is requested again, before a log counts as truncated."""
         since_s = self._short_since_s.setdefault(tp, time.monotonic())
         if time.monotonic() - since_s < TRUNCATION_PATIENCE_S:
             text = f"the log ends at {high}, {seen} was read before"

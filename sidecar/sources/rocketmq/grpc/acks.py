@@ -1,4 +1,4 @@
-"""Acknowledgements of leased messages, many in a request and tried again while their lease lasts. One loop's alone."""
+"""Acknowledgements of leased messages, many in a request and retried while their lease lasts. For one loop only."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from sidecar.sources.rocketmq.grpc.attempts import Attempts, Use
 from sidecar.sources.rocketmq.grpc.requests import Requests
 
 ACKS_MAX = 512
-"""Messages of one request: 9,100 a second went through so, 2,700 with 32."""
+"""Limit of messages in one request: 9,100 a second with it, 2,700 with 32."""
 ACK_CALLS = 4
 RETRY_S = 0.5
 OK, MANY = 20_000, 30_000
 
 Call = Callable[[str, Any], Awaitable[Any]]
-"""Makes a request of a name; raises `ConnectionError` when it cannot."""
+"""Sends a request by its name; raises `ConnectionError` if it cannot."""
 
 
 @dataclass(slots=True, eq=False)
 class Lease:
-    """A message that is ours for a while."""
+    """A message that is leased for a limited time."""
 
     topic: str
     message_id: str
@@ -32,11 +32,11 @@ class Lease:
     until_s: float
     use: Use | None = None
     is_asked: bool = False
-    """Whether more time is being asked for, or was refused for good."""
+    """Whether more time is being requested, or was permanently refused."""
 
 
 class Acks:
-    """Messages that are to be acknowledged, by topic, and the tasks that do so.
+    """Messages to be acknowledged, by topic, and the tasks that do so.
 
     Args:
         requests: Makes the requests.
@@ -97,7 +97,7 @@ class Acks:
             elif answer.status.code == MANY:
                 again = {entry.receipt_handle for entry in answer.entries if not _is_final(entry.status.code)}
                 left = [lease for lease in leases if lease.receipt in again]
-        left = [lease for lease in left if lease.until_s > time.monotonic()]  # others come again by themselves
+        left = [lease for lease in left if lease.until_s > time.monotonic()]  # others are handed over again
         if self._attempts.in_order:
             for lease in set(leases).difference(left):
                 self._attempts.end(lease.use)
@@ -107,5 +107,5 @@ class Acks:
 
 
 def _is_final(code: int) -> bool:
-    """Whether asking again changes nothing: it is done, or the handle is not ours any more."""
+    """Whether a retry would change nothing: it is done, or the handle is not owned any more."""
     return code == OK or 40_000 <= code < 42_900

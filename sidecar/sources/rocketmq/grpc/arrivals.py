@@ -27,7 +27,7 @@ class Arrivals:
     """Takes messages from an event loop to the owner's thread.
 
     Args:
-        queue_bytes: What may be received ahead.
+        queue_bytes: Limit of messages received ahead.
         loop: The loop on which messages arrive.
         in_order: Whether they come in order.
     """
@@ -47,7 +47,7 @@ class Arrivals:
         self._size: float = SIZE_FIRST
         self._knows_size = in_order  # else the first request asks for one message
         self.is_full = False
-        """Whether the owner takes nothing."""
+        """Whether the owner takes no messages."""
 
     # On the owner's thread
 
@@ -94,7 +94,7 @@ class Arrivals:
             self._changed.notify()
 
     async def room(self) -> None:
-        """Wait until a message may be asked for."""
+        """Wait until a message may be requested."""
         await self._await_room(lambda: self.may_ask)
 
     async def _await_room(self, has_room: Callable[[], bool]) -> None:
@@ -121,5 +121,5 @@ class Arrivals:
         return calls, min(BATCH_MAX, max(1, messages // calls))
 
     def numbers(self) -> list[int]:
-        """Of the messages that wait to be taken."""
+        """Numbers of the messages that wait to be taken."""
         return [number for number, *_ in list(self._messages)]

@@ -1,9 +1,9 @@
 """Attempt ids of receive requests: a restarted process gets its unacknowledged messages at once. No connection.
 
 While a message of a FIFO queue is unacknowledged, the broker gives nothing more of that queue, except to a request with
-the attempt id that received it. So a request takes an id of this place under which nothing is unacknowledged. After a
-crash the same ids are used again, and the broker hands over again what was received under them. A request that brings
-as many messages as it asked for may have left some of these, and so may one that met the sweep of another.
+the attempt id that received it. So a request uses an id of this place under which nothing is unacknowledged. After a
+crash the same ids are used again, and the broker hands over again the messages received under them. A request that
+brings as many messages as it asked for may have left some of these, and so may a request that met the sweep of another.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from typing import TypeAlias
 Use: TypeAlias = tuple[str, int]
 """Topic and broker, and the number of the attempt id."""
 CONFIRMED = 2
-"""So many requests bring fewer messages than they asked for, before an id is not doubted any more."""
+"""Number of requests that must bring fewer messages than requested before an id is not doubted any more."""
 SPREAD = 8
-"""Queues that one request should lock at most: after a crash they come one after the other, each acknowledged first."""
+"""Limit of queues that one request locks: after a crash they come one after the other, each acknowledged first."""
 
 
 class Attempts:
-    """Which attempt ids are in use, by topic and broker.
+    """The attempt ids in use, by topic and broker.
 
     Args:
-        place: What all ids begin with, the same after a crash; empty where order does not matter: no request has an id.
+        place: Prefix of all ids, the same after a crash; empty if order does not matter: then no request has an id.
     """
 
     def __init__(self, owner: str) -> None:
@@ -34,12 +34,12 @@ class Attempts:
         """Open requests and unacknowledged messages."""
         self._open: Counter[str] = Counter()
         self._doubts: dict[str, dict[int, int]] = {}
-        """By topic and broker, ids under which messages unknown to this process may be unacknowledged, and how many
-        requests are to confirm the opposite."""
+        """By topic and broker: ids under which messages unknown to this process may be unacknowledged, each with the
+        number of requests that must confirm the opposite."""
         self._asked: dict[Use, int] = {}
-        """The same of ids of open requests."""
+        """The same for ids of open requests."""
         self._each: dict[str, float] = {}
-        """Messages that the last answer brought of a queue."""
+        """Number of messages per queue in the last answer."""
 
     @property
     def in_order(self) -> bool:
@@ -51,16 +51,16 @@ class Attempts:
         return f"{self._place}-{use[1]}" if use is not None else ""
 
     def is_doubted(self, where: str) -> bool:
-        """Whether an id is to be asked for as soon as it is free."""
+        """Whether an id is to be requested as soon as it is free."""
         return bool(self._doubts.get(where))
 
     def free(self, where: str, queues: int) -> list[Use]:
-        """The ids that requests to a topic and broker are to be made with now.
+        """The ids with which requests to a topic and broker are to be made now.
 
-        In doubt all that are free: others take the queues that are not locked, so that those of the doubted id are left
-        for it. Else one, if no request is open.
+        In doubt, all free ids: the others take the queues that are not locked, so that those of the doubted id are left
+        for it. Otherwise one id, if no request is open.
         """
-        # Each id in use has a queue locked, so that one more is enough.
+        # Each id in use has a queue locked, so one more id is enough.
         doubts = self._doubts.setdefault(where, dict.fromkeys(range(queues + 1), CONFIRMED))
         if doubts:
             numbers = [*sorted(doubts), *(number for number in range(queues + 1) if number not in doubts)]
@@ -77,7 +77,7 @@ class Attempts:
         self._asked[use] = self._doubts[where].pop(number, 0)
 
     def most(self, where: str) -> int:
-        """How many messages a request should ask for, so that it locks no more than some queues."""
+        """Number of messages that a request should ask for, so that it locks only some queues."""
         return max(SPREAD, int(SPREAD * self._each.get(where, 1.0)))
 
     def answered(self, use: Use | None, came: Sequence[int], *, wholly: bool, cut: bool) -> None:
@@ -86,7 +86,7 @@ class Attempts:
         Args:
             use: Its id.
             came: The queue of each message it brought.
-            wholly: Whether these were fewer than it asked for.
+            wholly: Whether these were fewer than requested.
             cut: Whether it may have brought more.
         """
         if use is None:
@@ -109,6 +109,6 @@ class Attempts:
         self._uses[use] += 1
 
     def end(self, use: Use | None) -> None:
-        """Stop counting a message: it is acknowledged, or not ours any more."""
+        """Stop counting a message that is acknowledged or no longer owned."""
         if use is not None:
             self._uses[use] -= 1

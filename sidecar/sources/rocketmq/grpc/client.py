@@ -28,17 +28,17 @@ CLOSE_S = 5.0
 
 
 class GrpcClient:
-    """A member of the group by simple consumption: receive, acknowledge, change the invisible time.
+    """A group member by simple consumption: receive, acknowledge, change the invisible time.
 
     Args:
         settings: `source.rocketmq`.
         expression: The tags that brokers filter by, `a || b`, or `*`.
-        queue_bytes: What may be received ahead.
-        tell: Writes a log event; from a thread of its own.
-        in_order_at: Names this place, the same after a crash, where messages come in order; else empty.
+        queue_bytes: Limit of messages received ahead.
+        tell: Writes a log event; called from a separate thread.
+        in_order_at: Name of this place, the same after a crash, if messages come in order; otherwise empty.
 
     Raises:
-        ConfigError: The package with the stubs cannot be used, or a certificate.
+        ConfigError: The package with the stubs, or a certificate, cannot be used.
     """
 
     moves = True
@@ -56,7 +56,7 @@ class GrpcClient:
         self._thread = threading.Thread(target=self._loop.run_forever, name="grpc", daemon=True)
         self._has_adopted = self._closed = False
 
-    # The verbs, on the owner's thread
+    # Methods on the owner's thread
 
     def open(self) -> None:
         """Connect and subscribe; returns when messages can be received.
@@ -91,7 +91,7 @@ class GrpcClient:
         self._loop.call_soon_threadsafe(self._leases.extend, list(handles))
 
     def release(self, handles: Collection[Hashable]) -> None:
-        """Give these back."""
+        """Give these messages back."""
         self._loop.call_soon_threadsafe(self._leases.release, list(handles))
 
     def receipt(self, handle: Hashable) -> str:
@@ -122,7 +122,7 @@ class GrpcClient:
         return dict(self._sessions.problems)
 
     def close(self) -> None:
-        """Give back what is left, and disconnect; harmless when repeated."""
+        """Give back the messages that are left, and disconnect; harmless when repeated."""
         if self._closed:
             return
         self._closed = True

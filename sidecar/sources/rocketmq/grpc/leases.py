@@ -1,4 +1,4 @@
-"""Messages that are ours for a while: kept invisible, acknowledged, or given back. One loop's alone."""
+"""Leased messages: kept invisible, acknowledged, or given back. For one loop only."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sidecar.sources.rocketmq.grpc.attempts import Attempts, Use
 from sidecar.sources.rocketmq.grpc.requests import Requests, renewed
 
 INVISIBLE_S = 15.0
-"""After so long a message that nobody acknowledged comes again: a killed process's are waited for so long."""
+"""Time after which an unacknowledged message is redelivered; messages of a killed process are awaited this long."""
 EXTENDED_S = 60.0
 EXTEND_AHEAD_S = 8.0
 RELEASED_S = 1.0
@@ -21,7 +21,7 @@ INVALID_HANDLE = 40_013
 
 
 class Leases:
-    """Keeps receipt handles behind numbers, since a handle changes each time that more time is given.
+    """Keeps receipt handles under numbers, since a handle changes with each extension.
 
     Args:
         requests: Makes the requests.
@@ -40,7 +40,7 @@ class Leases:
         self._tasks: set[asyncio.Future[Any]] = set()
 
     def add(self, message: Any, use: Use | None = None) -> int:
-        """A message that was just received, under this attempt id; its number."""
+        """Add a message that was just received, under this attempt id; return its number."""
         system, until_s = message.system_properties, time.monotonic() + INVISIBLE_S
         if use is not None:
             self._attempts.hold(use)
@@ -52,11 +52,11 @@ class Leases:
         return self._given
 
     def adopt(self, topic: str, message_id: str, receipt: str) -> int:
-        """A message that another process received; its number. How long it is ours still is not known."""
+        """Add a message that another process received; return its number. The end of its lease is not known."""
         return self._added(Lease(topic, message_id, renewed(receipt), time.monotonic()))
 
     def receipt(self, token: Hashable) -> str:
-        """The receipt handle at present, empty without one; from any thread."""
+        """The present receipt handle, empty without one; from any thread."""
         lease = self._leases.get(token)
         return lease.receipt if lease is not None else ""
 
@@ -65,7 +65,7 @@ class Leases:
         self._acks.add([lease for token in tokens if (lease := self._leases.pop(token, None)) is not None])
 
     def extend(self, tokens: Collection[Hashable]) -> None:
-        """Ask for more time where little is left."""
+        """Extend leases that end soon."""
         soon_s = time.monotonic() + EXTEND_AHEAD_S
         for token in tokens:
             lease = self._leases.get(token)
@@ -74,20 +74,20 @@ class Leases:
                 self._begin(self._extend(lease))
 
     def release(self, tokens: Collection[Hashable]) -> None:
-        """Give back."""
+        """Give messages back."""
         for token in tokens:
             lease = self._leases.pop(token, None)
             if lease is not None:
                 self._begin(self._release(lease))
 
     async def acknowledged(self, timeout_s: float) -> None:
-        """Wait for what was begun."""
+        """Wait for pending acknowledgements."""
         until_s = time.monotonic() + timeout_s
         while (self._acks.is_busy or self._tasks) and time.monotonic() < until_s:
             await asyncio.sleep(0.01)
 
     async def close(self, timeout_s: float) -> None:
-        """Give all back that is left, and wait for what was begun."""
+        """Give back all messages that are left, and wait for pending requests."""
         self.release(list(self._leases))
         await self.acknowledged(timeout_s)
         await self._acks.close()

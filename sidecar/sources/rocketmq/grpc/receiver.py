@@ -1,4 +1,4 @@
-"""Requests for messages, as many as there is room for. One loop's alone."""
+"""Requests for messages, as many as there is room for. For one loop only."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class Receiver:
     Args:
         requests: Makes the requests.
         attempts: Their attempt ids.
-        leases: Keeps the receipts of what came.
-        arrivals: Takes what came.
+        leases: Keeps the receipts of received messages.
+        arrivals: Takes received messages.
         problems: Problems of topics and brokers are noted here.
     """
 
@@ -39,18 +39,18 @@ class Receiver:
         self._arrivals = arrivals
         self._problems = problems
         self.may_go_on = asyncio.Event()
-        """Set while messages may be asked for."""
+        """Set while messages may be requested."""
 
     def workers(self, session: Session) -> list[Awaitable[None]]:
-        """One for each topic and broker."""
+        """Workers, one for each topic and broker."""
         receive = self._receive_in_order if self._attempts.in_order else self._receive
         return [receive(session, queue) for queue in session.queues]
 
     async def _receive(self, session: Session, queue: Any) -> None:
         """Request messages: one request at a time while few arrive, several while there are many.
 
-        A request that waits when its process dies takes a message all the same, which then comes again, and again for
-        the next such request; after 16 times a broker gives it to the dead letters.
+        A request that waits when its process dies still takes a message, which then comes again, and again for the next
+        such request; after 16 times a broker moves it to the dead letters.
         """
         wanted = 1
         open_: set[asyncio.Task[bool]] = set()

@@ -1,4 +1,4 @@
-"""What is asked of a proxy over gRPC, and what its messages say. No connection, no thread."""
+"""Requests to a proxy over gRPC, and decoding of its messages. No connection, no thread."""
 
 from __future__ import annotations
 
@@ -20,10 +20,11 @@ from sidecar.sources.rocketmq.leased.client import Handed
 from sidecar.sources.rocketmq.wire.messages import packed_by, unpack
 
 BATCH_MAX = 32
-"""More messages than these no proxy gives for one request."""
+"""Most messages that a proxy gives for one request."""
 REQUEST_S = 3.0
 POLL_S = 5.0
-"""How long a proxy waits for messages, the least it does: what comes for a process that died then comes again later."""
+"""Time that a proxy waits for messages, its minimum: messages that it gives to a dead process's request come later
+again."""
 
 FIFO = "999"
 """The revive queue in the receipt handle of a message of a FIFO queue."""
@@ -34,14 +35,14 @@ _Metadata = list[tuple[str, str]]
 
 
 Stored = tuple[str, str, int, int, int]
-"""Where a message is stored: kind of topic, broker, queue, offset, and position in the commit log.
+"""The place of a stored message: kind of topic, broker, queue, offset, and position in the commit log.
 
 The kind is `0` for the topic itself, `1` and `2` for the retry topics of either naming.
 """
 
 
 def stored_at(handle: str) -> Stored | None:
-    """What a receipt handle of RocketMQ 5 tells of that, None where it is written otherwise."""
+    """The place in a receipt handle of RocketMQ 5, None if it has another form."""
     fields = handle.split(" ")
     try:
         return fields[4], fields[5], int(fields[6]), int(fields[7]), int(fields[8])
@@ -50,9 +51,9 @@ def stored_at(handle: str) -> Stored | None:
 
 
 def renewed(handle: str) -> str:
-    """The receipt handle of a message of a FIFO queue as one that does not expire; any other as it is.
+    """The receipt handle of a message of a FIFO queue with a distant expiry; any other unchanged.
 
-    A proxy reads from it until when it is valid. A broker asks only whether messages of the queue were received since.
+    A proxy reads its expiry from it. A broker checks only whether messages of the queue were received since.
     """
     fields = handle.split(" ")
     try:
@@ -69,7 +70,7 @@ class Requests:
     Args:
         stubs: The generated code.
         settings: `source.rocketmq`.
-        client_id: Stands for this process alone.
+        client_id: Identity of this process.
         expression: The tags that brokers filter by, `a || b`, or `*`.
         tell: Writes a log event.
     """
@@ -89,7 +90,7 @@ class Requests:
         return self._values.Resource(resource_namespace=self._settings.namespace or "", name=name)
 
     def metadata(self) -> _Metadata:
-        """What goes with each request: who asks, and its signature where there are keys."""
+        """Metadata of each request: the client, and its signature if there are keys."""
         settings, now = self._settings, datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
         headers = [
             ("x-mq-language", "PYTHON"), ("x-mq-protocol", "GRPC_V2"), ("x-mq-client-version", VERSION),
@@ -106,7 +107,7 @@ class Requests:
         return headers
 
     def endpoints(self, server: str) -> Any:
-        """A server as the protocol names it."""
+        """A server in the protocol's form."""
         host, port = server.rsplit(":", 1)
         host = host.strip("[]")
         schemes = {4: self._values.IPv4, 6: self._values.IPv6}
@@ -118,7 +119,7 @@ class Requests:
         return self._values.Endpoints(scheme=scheme, addresses=[address])
 
     def telemetry(self, server: str) -> Any:
-        """The first command of a session: who this is, and what it subscribes to."""
+        """The first command of a session: this client, and its subscription."""
         command = self._requests.TelemetryCommand()
         settings = command.settings
         settings.client_type = self._values.SIMPLE_CONSUMER
@@ -133,19 +134,19 @@ class Requests:
         return command
 
     def route(self, topic: str, server: str) -> Any:
-        """Which brokers have a topic."""
+        """The request of a topic's brokers."""
         return self._requests.QueryRouteRequest(topic=self.resource(topic), endpoints=self.endpoints(server))
 
     def heartbeat(self) -> Any:
-        """That this member lives."""
+        """The heartbeat of this member."""
         return self._requests.HeartbeatRequest(group=self._group, client_type=self._values.SIMPLE_CONSUMER)
 
     def leave(self) -> Any:
-        """That it does not come again."""
+        """The request that ends the membership."""
         return self._requests.NotifyClientTerminationRequest(group=self._group)
 
     def receive(self, queue: Any, count: int, invisible_s: float, attempt_id: str = "") -> Any:
-        """Some messages of a topic's share on one broker."""
+        """The request for messages of a topic's share on one broker."""
         request = self._requests.ReceiveMessageRequest(
             group=self._group, message_queue=queue, filter_expression=self._filter, batch_size=count
         )
@@ -156,14 +157,14 @@ class Requests:
         return request
 
     def ack(self, topic: str, entries: Iterable[tuple[str, str]]) -> Any:
-        """Messages of a topic, by id and receipt handle, are done with."""
+        """The acknowledgement of messages of a topic, by id and receipt handle."""
         request = self._requests.AckMessageRequest(group=self._group, topic=self.resource(topic))
         for message_id, handle in entries:
             request.entries.add(message_id=message_id, receipt_handle=handle)
         return request
 
     def change(self, topic: str, message_id: str, handle: str, invisible_s: float) -> Any:
-        """When a message comes again, from now on."""
+        """The request that sets the time until a message is redelivered, from now on."""
         request = self._requests.ChangeInvisibleDurationRequest(
             group=self._group, topic=self.resource(topic), receipt_handle=handle, message_id=message_id
         )
@@ -173,13 +174,13 @@ class Requests:
     # Messages
 
     def handed(self, token: int, message: Any) -> Handed:
-        """A message as the source takes it."""
+        """A message in the form that the source takes."""
         system, topic = message.system_properties, message.topic.name
         stored = stored_at(system.receipt_handle) or ("0", "", system.queue_id, system.queue_offset, -1)
         kind, broker, queue, offset, position = stored
         place = Place(topic if kind == "0" else self._retry_topic(topic, kind), broker, queue, offset)
         message_id, tag, words = system.message_id, system.tag.encode(), system.keys
-        keys = [key.encode() for key in words] if words else []  # to go through an empty one takes 0.4 us
+        keys = [key.encode() for key in words] if words else []  # iterating over an empty one takes 0.4 us
         return Handed(
             token, topic, place, self._body(message, system, place),
             _milliseconds(system, "born_timestamp"), _milliseconds(system, "store_timestamp"),
@@ -193,9 +194,10 @@ class Requests:
         return f"%RETRY%{self._settings.group}{signs[kind]}{topic}" if kind in signs else topic
 
     def _body(self, message: Any, system: Any, place: Place) -> bytes:
-        """The look of a body tells how it is packed: producers pack in more ways than the protocol has names for.
+        """The body, decompressed as its first bytes show: producers use more formats than the protocol has names for.
 
-        A proxy within a broker unpacks it, and says still that it is packed: what does not look so is as it should be.
+        A proxy within a broker decompresses it, but still reports it as compressed: a body that does not look
+        compressed is unchanged.
         """
         body = bytes(message.body)
         kind = packed_by(body) if system.body_encoding == self._gzip else None
@@ -221,7 +223,7 @@ def _offset_message_id(host: str, position: int) -> str:
 
 @lru_cache(_HOSTS_MAX)
 def _host(host: str) -> str:
-    """Address and port as they stand in a message id, empty where they are no such."""
+    """Address and port in the form of a message id, empty if they are invalid."""
     address, _, port = host.rpartition(":")
     try:
         return (ipaddress.ip_address(address.strip("[]")).packed + int(port).to_bytes(4)).hex().upper()

@@ -1,4 +1,4 @@
-"""One connection to a proxy for as long as it lasts: who we are, which brokers there are, calls. One loop's alone."""
+"""One connection to a proxy for as long as it lasts: introduction, routes, calls. For one loop only."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ T = TypeVar("T")
 HEARTBEAT_S = 10.0
 ROUTE_S = 30.0
 STREAM_S = POLL_S + 30.0
-"""While there is no room a stream is not read on."""
+"""While there is no room, a stream is not read."""
 MESSAGE_MAX_BYTES = 64 << 20
 TOGETHER_BYTES = 64 << 10
-"""Of messages that are handed on together."""
+"""Size of messages that are handed on together."""
 THREADS_MAX = 10_000
-"""There are as many as calls that wait at once."""
+"""Maximum number of concurrent waiting calls."""
 UNAUTHORIZED, FORBIDDEN, TOPIC_NOT_FOUND, GROUP_NOT_FOUND = 40_100, 40_300, 40_402, 40_403
 
 
 class RefusedError(Exception):
-    """The proxy answered, and not with what was asked for."""
+    """The proxy answered with an error."""
 
     def __init__(self, code: int, text: str) -> None:
         super().__init__(text)
@@ -44,8 +44,8 @@ class Session:
         stubs: The generated code.
         settings: `source.rocketmq`.
         requests: Makes the requests.
-        server: Whom to connect to.
-        credentials: How connections are encrypted, None for not at all.
+        server: The server to connect to.
+        credentials: TLS credentials, None without TLS.
     """
 
     def __init__(
@@ -65,27 +65,27 @@ class Session:
             self._channel = self._grpc.secure_channel(server, credentials, options)
         self._threads = ThreadPoolExecutor(THREADS_MAX, thread_name_prefix="grpc call")
         self._commands: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        """What is said on the telemetry stream, None at its end."""
+        """Commands for the telemetry stream, None at its end."""
         self._stub = stubs.service(self._channel)
         self._values = stubs.values
         self.queues: list[Any] = []
-        """For each topic and broker one, which stands for all of its queues there."""
+        """One queue for each topic and broker, which represents all of its queues there."""
         self.counts: Counter[str] = Counter()
-        """How many those are, by topic and broker."""
+        """Number of those queues, by topic and broker."""
 
     async def serve(
         self, wait_s: float, is_open: Callable[[], None], work: Callable[[], Sequence[Awaitable[None]]]
     ) -> None:
-        """Introduce ourselves, say that it is open, and work until something breaks.
+        """Introduce this client, report that the session is open, and work until something breaks.
 
         Args:
-            wait_s: So long nothing is asked of topics.
+            wait_s: Time before the first request about topics.
             is_open: Called when messages can be received.
-            work: What is done from then on.
+            work: Returns the tasks to run from then on.
 
         Raises:
-            RefusedError: The proxy refuses us.
-            ConnectionError: It is away.
+            RefusedError: The proxy refuses this client.
+            ConnectionError: The proxy cannot be reached.
         """
         try:
             stream = self._stub.Telemetry(iter(self._commands.get, None), metadata=self._requests.metadata())
@@ -105,23 +105,23 @@ class Session:
             raise self._broken(error) from error
 
     async def close(self) -> None:
-        """Disconnect; calls that wait end by it."""
+        """Disconnect; this ends waiting calls."""
         self._commands.put(None)
         self._channel.close()
         self._threads.shutdown(wait=False)
 
     async def _in_thread(self, function: Callable[..., T], *arguments: Any) -> T:
-        """Let a thread wait for an answer: on the loop each message of a stream would wake up several threads."""
+        """Wait for an answer on a thread: on the loop, each message of a stream would wake up several threads."""
         try:
             return await asyncio.get_running_loop().run_in_executor(self._threads, function, *arguments)
-        except (ValueError, RuntimeError) as error:  # the channel is closed, or the threads are
-            raise ConnectionError("the connection was closed") from error  # by us, while others waited for it
+        except (ValueError, RuntimeError) as error:  # the channel or the thread pool is closed
+            raise ConnectionError("the connection was closed") from error  # by this process, while others waited
 
     async def call(self, name: str, request: Any, timeout_s: float = REQUEST_S) -> Any:
-        """Ask, and have the answer.
+        """Send a request and return the answer.
 
         Raises:
-            ConnectionError: There is none.
+            ConnectionError: There is no answer.
         """
         try:
             call = partial(getattr(self._stub, name), metadata=self._requests.metadata(), timeout=timeout_s)
@@ -130,7 +130,7 @@ class Session:
             raise self._broken(error) from error
 
     async def stream(self, request: Any) -> AsyncIterator[list[Any]]:
-        """Ask for messages; gives the parts of the answer, some together, as they come, or for as long as they may."""
+        """Request messages; yield parts of the answer, several together, as they arrive and as long as they may."""
         answer = self._stub.ReceiveMessage(request, metadata=self._requests.metadata(), timeout=STREAM_S)
         try:
             is_over = False
@@ -156,11 +156,11 @@ class Session:
         except self._grpc.RpcError:
             if not parts:
                 raise
-            return parts, False  # and is raised the next time
+            return parts, False  # the error is raised at the next call
         return parts, True
 
     def _broken(self, error: Any) -> Exception:
-        """What a failure of the connection means."""
+        """The meaning of a connection's failure."""
         if not isinstance(error, self._grpc.RpcError):
             return ConnectionError("no answer in time")
         code, text = error.code(), error.details() or ""
@@ -170,7 +170,7 @@ class Session:
             return RefusedError(GROUP_NOT_FOUND, text)
         return ConnectionError(text or code.name)
 
-    # At the begin
+    # Start
 
     async def _introduce(self, stream: Any) -> None:
         self._commands.put(self._requests.telemetry(self.server))
@@ -199,7 +199,7 @@ class Session:
                 shares.append(share)
         self.queues = shares
 
-    # While it lasts
+    # Session
 
     async def _listen(self, stream: Any) -> None:
         """Commands of the proxy need no answer; the end of the stream is the end of the session."""

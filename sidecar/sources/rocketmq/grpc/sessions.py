@@ -1,4 +1,4 @@
-"""One session with a proxy after another, with each server in turn, and what is known while there is none."""
+"""Successive sessions with proxies, each server in turn, and the state between sessions."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from sidecar.sources.rocketmq.grpc.stubs import Stubs
 
 RETRY_S = 0.3
 RETURN_S = 1.0
-"""How long a proxy that returned is not asked for topics: it would remember for 20 s that it knows none."""
+"""Time for which a proxy that returned is not asked for topics: it would remember for 20 s that it knows none."""
 _HINTS = {
     GROUP_NOT_FOUND: "create the group first, gRPC never does: mqadmin updateSubGroup -n NAMESRV -c CLUSTER -g GROUP",
     TOPIC_NOT_FOUND: "create the topic, or correct source.rocketmq.topics",
@@ -83,7 +83,7 @@ class Sessions:
         return UnavailableError(text, hint=_HINTS.get(refused.code, "check group and topics under source.rocketmq"))
 
     async def keep_open(self, workers: Callable[[Session], Sequence[Awaitable[None]]]) -> None:
-        """Open one session after another, and let these work in it."""
+        """Open one session after another, and run these workers in it."""
         servers, number = (self._settings.endpoints or "").split(","), 0
         wait_s = 0.0
         while True:
@@ -118,9 +118,9 @@ class Sessions:
         return self._session is not None
 
     async def leave(self) -> None:
-        """Tell the proxy that this member does not come again."""
+        """Tell the proxy that this member has left for good."""
         if self.is_open:
-            with contextlib.suppress(ConnectionError):  # it finds out by itself
+            with contextlib.suppress(ConnectionError):  # the proxy finds out by itself
                 await self.call("NotifyClientTermination", self._requests.leave())
 
     async def call(self, name: str, request: Any) -> Any:

@@ -1,8 +1,8 @@
-"""Queues whose first messages a broker skipped when their topic was made again. No connection, no thread.
+"""Queues whose first messages a broker skipped when their topic was recreated. No connection, no thread.
 
 A broker that gives messages to a consumer while their topic is deleted may commit the old queue's offset after the
-deletion, and then begins the new queue there. Over gRPC nothing can be read again, so it can only be told: a queue
-that went on beyond its old end, while another queue of the topic at the same broker began anew.
+deletion, and then begins the new queue there. Over gRPC nothing can be read again, so this can only be reported: a
+queue continued beyond its old end, while another queue of the topic at the same broker began anew.
 """
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ from sidecar.sources.base import Tell
 from sidecar.sources.rocketmq.leased.client import Handed
 
 SETTLES_S = 5.0
-"""Answers to several requests may overtake each other: so long an earlier message of the queue may still come."""
+"""Answers to several requests may overtake each other: an earlier message of the queue may come for this long."""
 RECENT_MAX = 64
-"""Places of a queue that are remembered: more than one answer brings."""
+"""Limit of remembered places of a queue: more than one answer brings."""
 _NONE = 1 << 62
 
 
 @dataclass(slots=True)
 class _Queue:
     recent: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=RECENT_MAX))
-    """Commit-log position and offset of what came last."""
+    """Commit-log position and offset of the last messages."""
     highest: tuple[int, int] = (-1, -1)
-    """Of these, and of what came before."""
+    """The highest of these and of earlier ones."""
     old_end: int | None = None
-    """Behind its last message before the topic was made again, until it is known where the queue began then."""
+    """The offset after its last message before the topic was recreated, until the new queue's start is known."""
     first: int = _NONE
-    """Its first message since, as far as it came."""
+    """The first message since then, among those that arrived."""
     told_at_s: float = 0.0
-    """When both are compared, once there is a first message."""
+    """Time at which both are compared, once there is a first message."""
 
 
 @dataclass(slots=True)
@@ -42,13 +42,13 @@ class _Topic:
 
     queues: dict[int, _Queue] = field(default_factory=dict)
     begins_at: int = _NONE
-    """The position of the first message since the topic was made again, as far as known."""
+    """Position of the first message since the topic was recreated, as far as known."""
     new_until_s: float = 0.0
-    """A queue that begins anew until then does so for the same reason."""
+    """Time until which a queue that begins anew does so for the same reason."""
 
 
 class Skipped:
-    """Watches what is handed over.
+    """Watches the messages that are handed over.
 
     Args:
         tell: Writes a log event.
@@ -59,7 +59,7 @@ class Skipped:
         self._topics: dict[tuple[str, str], _Topic] = {}
 
     def look(self, handed: Handed, now_s: float) -> None:
-        """A message was handed over."""
+        """Look at a message that was handed over."""
         name, broker, number, offset = handed.place
         if name != handed.topic or offset < 0 or not handed.offset_message_id:
             return
@@ -77,7 +77,7 @@ class Skipped:
             _note(queue, [stored], topic.begins_at, now_s)
 
     def turn(self, now_s: float) -> None:
-        """Tell what is certain by now."""
+        """Report the queues that are certain by now."""
         for (name, broker), topic in self._topics.items():
             for number, queue in topic.queues.items():
                 if queue.old_end is not None and queue.first < _NONE and now_s >= queue.told_at_s:
@@ -91,7 +91,7 @@ class Skipped:
 
 
 def _begin(topic: _Topic, first: int, now_s: float) -> None:
-    """A queue began anew: so did the others, somewhere behind what they had before."""
+    """Handle a queue that began anew: so did the others, somewhere after their earlier messages."""
     begins_at = min(topic.begins_at, first) if now_s < topic.new_until_s else first
     topic.begins_at, topic.new_until_s = begins_at, now_s + SETTLES_S
     for queue in topic.queues.values():
@@ -102,7 +102,7 @@ def _begin(topic: _Topic, first: int, now_s: float) -> None:
 
 
 def _note(queue: _Queue, places: Iterable[tuple[int, int]], begins_at: int, now_s: float) -> None:
-    """The first of these since the topic was made again, if it is earlier than what is known."""
+    """Record the first of these since the topic was recreated, if it is earlier than the known one."""
     first = min((offset for position, offset in places if position >= begins_at), default=_NONE)
     if queue.first == _NONE > first:
         queue.told_at_s = now_s + SETTLES_S

@@ -1,7 +1,7 @@
-"""The generated stubs of RocketMQ's gRPC protocol, out of the package of its Python client, whose code is not run.
+"""The generated stubs of RocketMQ's gRPC protocol, from the package of its Python client, whose code is not run.
 
 Two distributions share the import name `rocketmq`, and the one that is installed later overwrites files of the other.
-The stubs are in files that the other one does not have; so they are loaded past the package's own `__init__`.
+The stubs are in files that the other distribution does not have, so they are loaded without the package's `__init__`.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ _CURE = "pip install 'consumer-sidecar[rocketmq-grpc]'"
 
 
 class Stubs(NamedTuple):
-    """The modules, untyped as they are generated."""
+    """The generated modules, which are untyped."""
 
     grpc: Any
     values: Any
-    """Messages and enumerations that requests are made of."""
+    """Messages and enumerations of requests."""
     requests: Any
     service: Any
-    """The class that calls."""
+    """The class that sends calls."""
 
 
 def load() -> Stubs:
@@ -63,7 +63,7 @@ def _is_theirs(name: str) -> bool:
 
 
 def _folder() -> Path:
-    """Where the stubs are."""
+    """The folder of the stubs."""
     needs = f"source.rocketmq.client: grpc needs {DISTRIBUTION} {VERSION}"
     try:
         installed = metadata.distribution(DISTRIBUTION)
@@ -79,6 +79,6 @@ def _folder() -> Path:
 
 
 def _others() -> str:
-    """Other distributions of the same import name."""
+    """Other distributions with the same import name."""
     names = sorted(set(metadata.packages_distributions().get("rocketmq", [])) - {DISTRIBUTION})
     return f"; {' and '.join(names)}, which is, is for other clients" if names else ""

@@ -1,1 +1,1 @@
-"""What the clients that hand messages over one by one, for a time, have in common. No connection."""
+"""Common parts of clients that hand messages over one by one, for a limited time. No connection."""

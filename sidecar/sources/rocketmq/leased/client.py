@@ -20,7 +20,7 @@ class Handed(NamedTuple):
     topic: str
     """The subscribed topic; for a retried message, its old topic."""
     place: Place
-    """Where the broker has it; for a retried message, in the retry topic. The offset is -1 if unknown."""
+    """The place at the broker; for a retried message, in the retry topic. The offset is -1 if unknown."""
     body: bytes
     born_ms: int | None
     stored_ms: int | None

@@ -1,4 +1,4 @@
-"""Columns of leased messages, and the identity by which repeats are recognized. Every line is hot."""
+"""Columns of leased messages, and the identity by which repeats are recognized. Every line is on the hot path."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class Keys:
 def identity_of(handed: Handed) -> bytes:
     """16 bytes that stay the same when a message is handed over again, and of no two messages are the same.
 
-    `UNIQ_KEY` alone would not do: different messages can carry one.
+    `UNIQ_KEY` alone is not enough: different messages can carry the same.
     """
     topic, drawn = handed.topic.encode(), handed.message_id.encode("utf-8", "surrogateescape")
     keys, tag = b" ".join(handed.keys), handed.tag
@@ -115,7 +115,7 @@ class LeasedColumns:
         return map(attrgetter("number"), messages)
 
     def timestamps(self, messages: Sequence[Taken]) -> Iterable[int | None]:
-        """When each message was made."""
+        """Time at which each message was produced."""
         return map(attrgetter("handed.born_ms"), messages)
 
     def keys(self, messages: Sequence[Taken]) -> Iterable[bytes | None]:
@@ -127,7 +127,7 @@ class LeasedColumns:
         return map(attrgetter("handed.properties"), messages)
 
     def header(self, messages: Sequence[Taken], name: str) -> list[Raw]:
-        """The value of this property of each message; the tag is at hand without a search."""
+        """The value of this property of each message; the tag is known without a search."""
         if name != "TAGS":
             return header_column(self, messages, name)
         return [message.handed.tag or header_column(self, [message], name)[0] for message in messages]
@@ -141,5 +141,5 @@ class LeasedColumns:
         return map(attrgetter("handed.body"), messages)
 
     def details(self, messages: Sequence[Taken]) -> Iterable[Details | None]:
-        """Ids, keys, place, and how often each message was handed over before."""
+        """Ids, keys, place, and the number of earlier deliveries of each message."""
         return map(details_of, messages)

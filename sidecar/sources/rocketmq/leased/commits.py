@@ -16,9 +16,9 @@ class Ended(NamedTuple):
     """A commit that has ended."""
 
     results: Mapping[TopicPartition, bool]
-    """Of each partition, whether it was this source's to commit."""
+    """Whether each partition was this source's to commit."""
     error: StateError | None
-    """Why nothing was written; the next commit has these rows too."""
+    """The reason for which nothing was written; the next commit has these rows too."""
     elapsed_s: float
 
 
@@ -70,7 +70,7 @@ class Commits:
         self._pending = _Pending(results, saved, self._clock())
 
     def ended(self, *, wait: bool = False) -> Ended | None:
-        """The commit that was begun, once, as soon as it has ended; waits for that if told to."""
+        """The commit that was begun, returned once after it has ended; with `wait`, waits for that."""
         pending = self._pending
         if pending is None or not (wait or pending.saved.done()):
             return None

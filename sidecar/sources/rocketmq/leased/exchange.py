@@ -45,7 +45,7 @@ class Exchange:
 
     @property
     def problem(self) -> str:
-        """Why the exchange is unavailable, or an empty text."""
+        """The reason for which the exchange is unavailable, or an empty text."""
         return self._table.problem
 
     def turn(self, slots: Sequence[Slot], known: Mapping[bytes, Taken], settled: Settled) -> list[Handed]:
@@ -95,7 +95,7 @@ def _as_bytes(text: dict[str, str]) -> bytes:
 
 
 def unpacked(text: bytes) -> Handed:
-    """What `packed` made.
+    """The message that `packed` encoded.
 
     Raises:
         ValueError: It is something else.

@@ -34,7 +34,7 @@ class Held:
 
     def __init__(self) -> None:
         self.unsettled: dict[bytes, Taken] = {}
-        """By identity."""
+        """Unsettled messages by identity."""
         self.new, self.again = Room(), Room()
         """Room of new messages, and of those that were in flight at a crash."""
         self.largest_bytes = 0
@@ -111,7 +111,7 @@ class Gate:
 
     Args:
         client: Hands messages over.
-        held: What was handed over.
+        held: Messages that were handed over.
         held_max_bytes: Limit of held bytes.
         clock: Monotonic seconds.
         replays_first: Whether parts recovered from the state file come first: until then, the broker gives no more of
@@ -145,7 +145,7 @@ class Gate:
         """Decide whether to receive: awaited messages are received even while full, because only they make room.
 
         Args:
-            recovery: What is awaited.
+            recovery: The awaited messages.
             is_idle: Whether new messages of no topic are read.
         """
         new, again, awaited = self._held.new, self._held.again, recovery.awaits

@@ -1,4 +1,4 @@
-"""What the state file keeps of messages of parts that may have been sent, so that each part is the same again.
+"""Content of the state file for messages of parts that may have been sent, so that each part is the same again.
 
 Either the whole message with its receipt: a broker that gives the rest of a queue only after its first messages are
 acknowledged would never complete the part, and with the receipts the next process acknowledges them. Or its placement:
@@ -22,7 +22,7 @@ from sidecar.sources.rocketmq.leased.slot import Slot
 
 
 class Placement(NamedTuple):
-    """What of a message changes when it is handed over again, as the state file has it."""
+    """The fields of a message that change when it is handed over again, as stored in the state file."""
 
     broker: str
     queue: int
@@ -61,9 +61,9 @@ def keep_message(client: LeasedClient, message: Taken) -> str:
 def recover(
     client: LeasedClient, kept: Sequence[str], earlier: Sequence[Slot]
 ) -> tuple[list[Handed], dict[bytes, Placement]]:
-    """What is kept of the awaited messages: whole, with handles of this process, or their placement, by identity.
+    """The kept awaited messages: complete, with handles of this process, or only their placement, by identity.
 
-    A damaged one is left out: its message comes from the broker.
+    A damaged entry is left out: its message comes from the broker.
     """
     missed = set().union(*(slot.awaited.missed for slot in earlier))
     whole, placements = [], {}

@@ -112,7 +112,7 @@ class Awaited:
         self._missing = set(self._order)
         self._collected: dict[int, Taken] = {}
         self._passed = 0
-        """How many are not awaited any more: up to the first that is missing."""
+        """Number of members that are not awaited any more: those before the first missing one."""
 
     @property
     def count(self) -> int:

@@ -1,4 +1,4 @@
-"""The numberings of a leased source's topics: which of them the core has, and what it gets next. No broker."""
+"""The numberings of a leased source's topics: those that the core has, and the next messages. No broker."""
 
 from __future__ import annotations
 
@@ -91,16 +91,16 @@ class Numberings:
             listener.assigned([slot.assignment() for slot in self.begun()])
 
     def begun(self) -> list[Slot]:
-        """All that were assigned, or will be at once."""
+        """All numberings that were assigned, or will be at once."""
         late = {topic.current.tp for topic in self.topics.values() if not topic.has_begun}
         return [slot for tp, slot in self.slots.items() if tp not in late]
 
     def are_paused(self) -> list[bool]:
-        """Whether new messages are paused, of each topic."""
+        """Whether new messages are paused, by topic."""
         return [topic.current.tp in self.paused for topic in self.topics.values()]
 
     def hand_on(self, listener: Listener, held: Held, *, is_full: bool) -> Iterable[Run | ReadPast]:
-        """What the core gets now.
+        """The messages that the core gets now.
 
         Args:
             listener: Is told which numberings begin.
@@ -112,7 +112,7 @@ class Numberings:
             for slot in topic.earlier:
                 if slot.tp not in self.paused:
                     yield from map(held.noted, slot.ready())
-                if self._in_order and not slot.is_done and not is_full:  # full, they could not arrive
+                if self._in_order and not slot.is_done and not is_full:  # while full, they could not arrive
                     break
             else:
                 if not topic.has_begun:
@@ -124,7 +124,7 @@ class Numberings:
         """Recovery is complete and its ids are loaded; start new messages."""
         try:
             self._inherit_ids(topic)
-        except StateError as error:  # tried again
+        except StateError as error:  # retried
             self._uncopied.add(topic.current.tp)
             listener.event("ids.not_stored", "error", {"reason": str(error)})
             return

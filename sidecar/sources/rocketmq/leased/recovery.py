@@ -1,4 +1,4 @@
-"""Messages that were in flight at a crash, until they are back or given up: where they come from, and how long."""
+"""Messages that were in flight at a crash, until they are back or given up: their sources, and time limits."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ GONE_AFTER_S = 120.0
 
 
 class Recovery:
-    """What earlier numberings await.
+    """The messages that earlier numberings await.
 
     Args:
         client: Hands messages over again.
@@ -43,7 +43,7 @@ class Recovery:
 
         Args:
             slots: Earlier numberings of a topic.
-            kept: What the state file has of their messages.
+            kept: Their messages in the state file.
         """
         stored, placements = recover(self._client, kept, slots)
         self._slots += slots
@@ -56,7 +56,7 @@ class Recovery:
         return sum(slot.awaited.count for slot in self._slots)
 
     def replays(self) -> bool:
-        """Whether what can be sent without the broker is not settled yet."""
+        """Whether messages that can be sent without the broker are not settled yet."""
         return (bool(self._stored) or not self.awaits) and any(not slot.is_done for slot in self._slots)
 
     def stored(self) -> list[Handed]:
@@ -79,7 +79,7 @@ class Recovery:
         return False
 
     def overdue(self, paused: Collection[TopicPartition], *, is_full: bool, are_new_paused: bool) -> list[Slot]:
-        """The numberings whose missing messages are to be given up: for long they could have come, and none did.
+        """The numberings whose missing messages are to be given up: they could have come for a long time, and none did.
 
         Args:
             paused: Numberings that the core does not read at present.

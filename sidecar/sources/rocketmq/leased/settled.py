@@ -1,6 +1,6 @@
-"""Identities of what was settled not long ago, in memory and as rows of the state file. No broker, no clock.
+"""Identities of recently settled messages, in memory and as rows of the state file. No broker, no clock.
 
-A broker that is killed hands over again what was acknowledged just before; by then it is a duplicate.
+A broker that was killed hands over again messages acknowledged just before; these are duplicates.
 """
 
 from __future__ import annotations
@@ -12,20 +12,20 @@ from collections.abc import Iterable, Mapping
 from sidecar.state.interface import ProgressKey
 
 GENERATION_MAX = 300_000
-"""Identities of a generation; there are two, of up to 100 bytes each in memory."""
+"""Limit of identities in a generation; there are two, of up to 100 bytes each in memory."""
 GENERATION_S = 900.0
-"""A broker whose clock is put back by ten minutes hands over again so much later what it was not told the end of."""
+"""A broker whose clock is set back by ten minutes redelivers that much later messages whose end it does not know."""
 CHUNK_MAX = 1_000
-"""Identities of a row: the last one is written again until it is full."""
+"""Identities of a row: the last row is written again until it is full."""
 KIND = "settled"
 IDENTITY_BYTES = 16
 
 
 class Settled:
-    """The window. Adding gives rows for `State.save_progress`; what is asked of it must wait for those.
+    """The window. Adding returns rows for `State.save_progress`; acknowledgements must wait until these are written.
 
     Args:
-        rows: What `State.load_progress` found.
+        rows: The result of `State.load_progress`.
         now_s: Monotonic time.
     """
 
@@ -44,7 +44,7 @@ class Settled:
         return identity in self._younger or identity in self._older
 
     def add(self, identities: Iterable[bytes], now_s: float) -> dict[ProgressKey, str]:
-        """Remember these; the rows that change by it."""
+        """Remember these; return the rows that change."""
         changed: dict[ProgressKey, str] = {}
         left = list(identities)
         self._younger.update(left)
@@ -79,7 +79,7 @@ def _packed(identities: list[bytes]) -> str:
 def _unpacked(text: str) -> list[bytes]:
     try:
         raw = base64.b64decode(text, validate=True)
-    except binascii.Error:  # whoever wrote it: what is not known is no duplicate
+    except binascii.Error:  # a damaged row: an unknown message is no duplicate
         return []
     begins = range(0, len(raw) - IDENTITY_BYTES + 1, IDENTITY_BYTES)
     return [raw[begin : begin + IDENTITY_BYTES] for begin in begins]

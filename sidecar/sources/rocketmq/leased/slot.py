@@ -1,4 +1,4 @@
-"""A numbering of a topic's messages: which are unsettled, and which are awaited after a crash. No broker.
+"""A numbering of a topic's messages: the unsettled ones, and those awaited after a crash. No broker.
 
 The numbers are the offsets that the core sees. In the state file a slot has a row for the core's state, and rows for
 the members of its intents.
@@ -27,7 +27,7 @@ class Slot:
     Args:
         tp: The topic, and the slot's number for a partition.
         identity: The identity of its offsets.
-        rules: 4 bytes, a hash of what decides where a message goes.
+        rules: 4 bytes, the hash of the rules.
         state: The state that it resumes.
         members: Members of its intents from before a crash, by row.
         resumed: Whether it was in the state file.

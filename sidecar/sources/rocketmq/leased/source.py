@@ -44,8 +44,8 @@ class LeasedSource:
         client: Hands messages over.
         topics: Their names.
         group: The consumer group.
-        state: Keeps what must outlive a crash.
-        rules: 4 bytes, a hash of what decides where a message goes.
+        state: Keeps data that must outlive a crash.
+        rules: 4 bytes, the hash of the rules.
         held_max_bytes: Limit of held bytes.
         groups_of: The groups of messages.
         in_order: Whether recovery must be complete before new messages are handed on: for order, and for message ids.
@@ -110,7 +110,7 @@ class LeasedSource:
     # Reading
 
     def poll(self, timeout_s: float) -> Iterable[Run | ReadPast]:
-        """Messages that arrived; serves the listener meanwhile."""
+        """Messages that arrived; calls the listener meanwhile."""
         numberings = self._numberings
         numberings.assign(self._listener)
         if (ended := self._commits.ended()) is not None:

@@ -88,9 +88,9 @@ def start(
 
     Args:
         topic: Its name.
-        rows: What `State.load_progress` found.
+        rows: The result of `State.load_progress`.
         group: The consumer group.
-        rules: 4 bytes, a hash of what decides where a message goes.
+        rules: 4 bytes, the hash of the rules.
         now_us: Wall time: numbers begin there, so that none is used twice, even if the state is lost.
         keep: See `Slot`.
     """

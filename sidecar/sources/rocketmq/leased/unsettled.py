@@ -1,4 +1,4 @@
-"""What of a numbering is unsettled by a partition's state. Pure: reads `PartitionState` as the core writes it."""
+"""The unsettled ranges of a numbering in a partition's state. Pure: reads the core's `PartitionState`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def promised(state: PartitionState, key: int | None) -> list[Range]:
 
 
 def unsettled(state: PartitionState, key: int | None) -> list[Range]:
-    """Where a group's messages are unsettled, by first number: promised, open, or not read yet."""
+    """The ranges in which a group's messages are unsettled, by first number: promised, open, or not read yet."""
     lane = state.lanes.get(key) if key is not None else None
     starts = [state.seen]
     if key is not None and state.shared_from is not None:

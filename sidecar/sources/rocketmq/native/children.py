@@ -1,4 +1,4 @@
-"""One child process of `client: native` after another, and when the next one is due."""
+"""The successive child processes of `client: native`, and their restarts."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ class Restarts:
 
     def __init__(self) -> None:
         self.problem = ""
-        """Why a child is not ready; empty while it is, and before the first one has failed."""
+        """The reason for which a child is not ready; empty while it is, and before the first has failed."""
         self._begun_s = self._due_s = 0.0
         self._delay_s = AGAIN_MIN_S
 
     @property
     def is_due(self) -> bool:
-        """Whether a child is to be started again now."""
+        """Whether a child is to be started now."""
         return bool(self.problem) and time.monotonic() >= self._due_s
 
     def begun(self) -> None:
@@ -40,7 +40,7 @@ class Restarts:
         self.problem, self._due_s = problem, time.monotonic() + delay_s
 
     def failed(self, why: str) -> float:
-        """Plan the restart of a child that failed; return its delay, which grows until a child lives long."""
+        """Plan the restart of a child that failed; return the delay, which grows until a child has lived long."""
         if time.monotonic() - self._begun_s > STEADY_S:
             self._delay_s = AGAIN_MIN_S
         delay_s = self._delay_s
@@ -50,11 +50,11 @@ class Restarts:
 
 
 class Children:
-    """The present child, and what the next one has to know.
+    """The present child, and the settings of the next one.
 
     Args:
         home: Folder for the child; it is emptied.
-        settings: What is the same for each of them, see `native.child.subscribe`.
+        settings: Settings of each child, see `native.child.subscribe`.
     """
 
     def __init__(self, home: Path, settings: Mapping[str, object]) -> None:
@@ -65,10 +65,10 @@ class Children:
         """Whether it has subscribed."""
         self.is_paused = self._is_away = False
         self._first = 0
-        """Numbers from this one on are the present child's."""
+        """First number of the present child's messages."""
 
     def start(self, first: int, queues: int) -> None:
-        """Start a child that numbers its messages from `first` on and reads so many queues."""
+        """Start a child that numbers its messages from `first` on and reads this many queues."""
         self._first, self.is_ready = first, False
         threads = max(THREADS_PER_QUEUE, min(THREADS_MAX, THREADS_PER_QUEUE * queues))
         own = {"instance": secrets.token_hex(8), "threads": threads, "queues": queues, "first": first}
@@ -79,13 +79,13 @@ class Children:
             self.child.reach(can=False)
 
     def ack(self, handles: Collection[Hashable]) -> None:
-        """Begin to acknowledge the messages that are the present child's."""
+        """Begin to acknowledge those messages that the present child handed over."""
         ours = [handle for handle in handles if isinstance(handle, int) and handle >= self._first]
         if self.child is not None and ours:
             self.child.ack(ours)
 
     def pause(self, *, full: bool) -> None:
-        """Hand over nothing more, or go on."""
+        """Stop handing over while `full`, or resume."""
         self.is_paused = full
         if self.child is not None:
             self.child.pause(full=full)

@@ -173,7 +173,7 @@ class NativeClient:
 def _child_settings(
     settings: RocketMqSettings, expression: str, held_bytes_max: int, folder: Path, asks: Asks
 ) -> dict[str, object]:
-    """What is the same for each child."""
+    """The settings of every child."""
     secret = settings.secret_key
     return {
         "folder": str(folder),

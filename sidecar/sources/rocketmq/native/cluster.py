@@ -71,7 +71,7 @@ class Cluster:
     def _begin(self) -> str:
         """Commit the start of a group without commits; return the problem, or an empty text.
 
-        A broker that is down delays nothing: its queues are read from where it says.
+        A broker that is down delays nothing: its queues are read from the offset that it reports later.
         """
         try:
             answers = self._ask([(tp, self.asks.committed(tp)) for tp in self.queues])

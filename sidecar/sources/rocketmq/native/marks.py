@@ -1,7 +1,7 @@
 """Detects that queues read by librocketmq were replaced. Asks brokers, starts nothing.
 
 If a topic is deleted and recreated, librocketmq continues at its offset, whatever is there now. So a message of each
-queue is remembered and requested again and again: messages handed over before an answer that has it belong to the same
+queue is remembered and requested repeatedly: messages handed over before an answer that has it belong to the same
 queue. Messages of another queue that librocketmq has read by then are handed over again, and recognized.
 """
 

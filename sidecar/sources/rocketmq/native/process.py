@@ -1,4 +1,4 @@
-"""The child process of `client: native`, as the daemon sees it: started, talked to without waiting, watched, ended."""
+"""The daemon's side of the child process of `client: native`: starts, sends without waiting, watches and ends it."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ import sidecar
 from sidecar.sources.rocketmq.native.child.frames import Frames, Kind, frame, pack_numbers
 
 SILENCE_MAX_S = 10.0
-"""It beats once a second."""
+"""The child beats once a second."""
 LEAVE_TIMEOUT_S = 3.0
 READ_BYTES_MAX = 4 << 20
-"""Of one look, so that the daemon's loop comes round."""
+"""Limit of one read, so that the daemon's loop continues."""
 OUTPUT_BYTES_MAX = 1 << 20
 LOOK_EVERY_S = 0.25
-"""How often it is looked how large the output is."""
+"""Interval of checks of the output's size."""
 _CHUNK_BYTES = 1 << 18
 _PIPE_BYTES = 1 << 20
 
@@ -34,7 +34,7 @@ class ChildProcess:
     """A child, from its start to its end.
 
     Args:
-        home: Made anew for it: its output and the library's logs go there.
+        home: Created anew for it; takes its output and the library's logs.
         settings: See `native.child.subscribe`.
     """
 
@@ -54,13 +54,13 @@ class ChildProcess:
         self._to, self._from = self._process.stdin.fileno(), self._process.stdout.fileno()
         for fd in (self._to, self._from):
             os.set_blocking(fd, False)
-        with contextlib.suppress(OSError):  # an unprivileged user's pipes have a limit together
+        with contextlib.suppress(OSError):  # the pipes of an unprivileged user have a common limit
             fcntl.fcntl(self._from, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
         self._frames = Frames()
         self._unsent = bytearray()
         self._heard_s = self._look_at_s = time.monotonic()
         self.problem = ""
-        """Why it is of no use any more; empty while it is."""
+        """The reason for which the child cannot be used any more; empty while it can."""
         self._send(frame(Kind.SETTINGS, json.dumps(settings).encode()))
 
     @property
@@ -69,15 +69,15 @@ class ChildProcess:
         return self._process.pid
 
     def ack(self, numbers: Iterable[int]) -> None:
-        """These messages are settled."""
+        """Report settled messages to the child."""
         self._send(frame(Kind.ACK, pack_numbers(numbers)))
 
     def pause(self, *, full: bool) -> None:
-        """Hand over nothing more, or go on."""
+        """Let the child stop handing over while `full`, or resume."""
         self._send(frame(Kind.PAUSE if full else Kind.RESUME))
 
     def reach(self, *, can: bool) -> None:
-        """Whether any broker can be reached."""
+        """Tell the child whether any broker can be reached."""
         self._send(frame(Kind.BACK if can else Kind.AWAY))
 
     def _send(self, data: bytes) -> None:
@@ -90,11 +90,11 @@ class ChildProcess:
                 del self._unsent[: os.write(self._to, self._unsent)]
         except BlockingIOError:
             pass
-        except OSError:  # it ended, which reading tells
+        except OSError:  # the child ended, as the next read shows
             self._unsent.clear()
 
     def read(self, timeout_s: float) -> list[tuple[Kind, bytes]]:
-        """What it says; at once when there is something, else after the time."""
+        """Frames of the child; returns at once if there are any, otherwise after the time."""
         if self.problem:
             return []
         poll = select.poll()
@@ -138,7 +138,7 @@ class ChildProcess:
         return f"{how}: {lines[-1]}" if lines else how
 
     def leave(self) -> None:
-        """Let it tell the brokers what is settled, and end; it is killed when that takes long."""
+        """Let the child report settled messages to the brokers, and end; kill it if that takes too long."""
         if not self.problem:
             self._send(frame(Kind.LEAVE))
             until_s = time.monotonic() + LEAVE_TIMEOUT_S
@@ -147,7 +147,7 @@ class ChildProcess:
         self.kill()
 
     def kill(self) -> None:
-        """End it at once."""
+        """Kill the child at once."""
         self._process.kill()
         self._process.wait()
         for stream in (self._process.stdin, self._process.stdout):

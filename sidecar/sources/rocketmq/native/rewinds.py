@@ -23,7 +23,7 @@ class Rewound(NamedTuple):
 
 
 class Rewinds:
-    """Finds where replaced queues begin, and commits that until the brokers keep it.
+    """Finds the start of replaced queues, and commits it until the brokers keep it.
 
     Args:
         asks: Makes the requests.

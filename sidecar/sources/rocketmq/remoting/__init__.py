@@ -1,1 +1,1 @@
-"""`client: remoting`: a member of a consumer group that pulls queues over connections of our own."""
+"""`client: remoting`: a group member that pulls queues over Sidecar's own connections."""

@@ -19,7 +19,7 @@ from sidecar.state.interface import State
 RETRY_S = 1.0
 """Retry interval for queues whose start offset is unknown."""
 HAND_OVER_S = 5.0
-"""How long to keep a queue so that its messages can settle: its next owner has another state folder."""
+"""Time for which a queue is kept so that its messages can settle: its next owner has another state folder."""
 
 
 @dataclass(slots=True)
@@ -27,22 +27,22 @@ class _Untaken:
     """Locked queues that are not read yet."""
 
     failed: dict[TopicPartition, str] = field(default_factory=dict)
-    """Those whose start offset is unknown, with the reason."""
+    """Queues whose start offset is unknown, with the reason."""
     replaced: set[TopicPartition] = field(default_factory=set)
-    """Those to be taken anew because they were replaced."""
+    """Queues to be taken anew because they were replaced."""
     retry_at_s: float = 0.0
 
     def due(self) -> set[TopicPartition]:
-        """The queues whose start offset is to be asked for again."""
+        """The queues whose start offset is to be requested again."""
         return set(self.failed) if time.monotonic() >= self.retry_at_s else set()
 
     def asked(self, tps: Collection[TopicPartition], failed: dict[TopicPartition, str]) -> None:
-        """The start offsets of these queues were asked for; it failed for some."""
+        """Record that the start offsets of these queues were requested, and that some failed."""
         self.failed = {tp: reason for tp, reason in self.failed.items() if tp not in tps} | failed
         self.retry_at_s = time.monotonic() + RETRY_S
 
     def forget(self, tp: TopicPartition) -> None:
-        """This queue is another member's."""
+        """Drop a queue that belongs to another member."""
         self.failed.pop(tp, None)
         self.replaced.discard(tp)
 
@@ -53,10 +53,10 @@ class _Leaving:
 
     tps: set[TopicPartition] = field(default_factory=set)
     by_s: float = 0.0
-    """Until when their messages may settle."""
+    """Time until which their messages may settle."""
 
     def are(self, tps: set[TopicPartition]) -> bool:
-        """Set them; whether the listener is to be asked: there are some, or were until now."""
+        """Set them; return whether the listener must be asked: there are some, or were until now."""
         has_changed = tps != self.tps
         if has_changed:
             self.tps, self.by_s = tps, time.monotonic() + HAND_OVER_S
@@ -68,7 +68,7 @@ class Assignments:
 
     Args:
         cluster: The cluster.
-        starts: Decides where queues begin.
+        starts: Determines start offsets.
         commits: Makes states durable.
         pulls: Reads queues.
         state: Keeps the core's states.
@@ -91,12 +91,12 @@ class Assignments:
         """Queues that are read."""
 
     def problems(self) -> dict[str, str]:
-        """What is wrong with start offsets: a key, and a sentence for an operator, empty if nothing is."""
+        """Present problems with start offsets: a key, and a sentence for an operator; empty if there is none."""
         unread = (f"{tp} cannot be read yet: {reason}" for tp, reason in self._untaken.failed.items())
         return {"offsets": self._start_offsets.doubt(), "start": min(unread, default="")}
 
     def share(self) -> None:
-        """Take the queues that are this member's turn, and part with the others."""
+        """Take the queues that are assigned to this member, and hand over the others."""
         members = self._cluster.members
         targets = members.targets(list(self._cluster.subscriptions))
         wanted = self.tps if targets is None else targets
@@ -179,14 +179,14 @@ class Assignments:
         self._pulls.add(tp, start.read_from, subscription, find, mark, watermark, min(low, start.read_from))
 
     def reload(self, tp: TopicPartition) -> None:
-        """Give the queue up and take it again from its committed state."""
+        """Give up the queue and take it again from its committed state."""
         if tp in self.tps:
             self._listener.reloading(tp)
             self._drop([tp])
             self._take([tp])
 
     def take_moved(self) -> None:
-        """Take queues anew that answers found to be moved or replaced."""
+        """Take moved or replaced queues anew."""
         findings = self._pulls.findings
         moved, findings.moved = findings.moved, {}
         for tp, reset in moved.items():
@@ -210,6 +210,6 @@ class Assignments:
 
 
 def known_of(state: State) -> dict[TopicPartition, QueueProgress]:
-    """What a state file knows of queues."""
+    """The progress of queues in a state file."""
     loaded = {key.tp: QueueProgress.load(text) for key, text in state.load_progress().items()}
     return {tp: progress for tp, progress in loaded.items() if progress is not None}

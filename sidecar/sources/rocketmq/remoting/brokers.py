@@ -1,4 +1,4 @@
-"""Asking several brokers at once, and which run of its process each is in. Decides nothing."""
+"""Requests to several brokers at once, and the present run of each broker's process. Decides nothing."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sidecar.sources.rocketmq.wire.network import Ask, Link, Network
 from sidecar.sources.rocketmq.wire.requests import Asks, read_boot
 
 PATIENCE_S = 2.0
-"""How long the loop may wait for the answers about start offsets."""
+"""Longest time that the loop waits for answers about start offsets."""
 
 LinkOf = Callable[[str], Link | None]
 
@@ -55,7 +55,7 @@ class Brokers:
         return self._boots
 
     def ask(self, asks: Sequence[tuple[TopicPartition, Ask]]) -> list[Frame | None]:
-        """Their answers, in the order of the requests; None where none came, and all None where one has no master."""
+        """The answers, in the order of the requests: None without an answer, and all None if a queue has no master."""
         places = [(link, ask) for tp, ask in asks if (link := self.link_of(tp.broker)) is not None]
         if len(places) < len(asks):
             return [None] * len(asks)

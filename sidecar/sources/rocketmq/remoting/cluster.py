@@ -1,4 +1,4 @@
-"""The cluster as one member sees it: connections, routes, membership, and where each queue is asked. Reads nothing."""
+"""The cluster as one member sees it: connections, routes, membership, and the node of each queue. Reads nothing."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Cluster:
         settings: `source.rocketmq`.
         client_id: Identifies this place, also after a restart: it owns the brokers' locks.
         expression: The tags that brokers filter by, `a || b`, or `*`; ignored if there is an SQL expression.
-        told: Takes what brokers send by themselves.
+        told: Takes requests that brokers send.
 
     Attributes:
         asks: Makes the requests.
@@ -58,7 +58,7 @@ class Cluster:
         return link.connection if link is not None and link.is_up else 0
 
     def place(self, tp: TopicPartition, suggested: str) -> Node | None:
-        """Where a queue is read: at its master, or at a slave if the master suggests it or is dead."""
+        """The node from which a queue is read: its master, or a slave if the master suggests it or is dead."""
         link = self.link(tp)
         if link is None and not self.members.is_orphaned(tp):
             return None
@@ -68,10 +68,10 @@ class Cluster:
         return Node(link) if link else None
 
     def problems(self, refused: Mapping[TopicPartition, Frame]) -> dict[str, str]:
-        """What is wrong with servers and membership: a key, and a sentence for an operator, empty if nothing is.
+        """Present problems with servers and membership: a key, and a sentence for an operator; empty if there is none.
 
         Args:
-            refused: The brokers' last answers about queues that they refuse.
+            refused: The brokers' last answers for queues that they refuse.
         """
         problems = {"name servers": self.routes.problem}
         for name, link in self.routes.brokers().items():
@@ -81,10 +81,10 @@ class Cluster:
         return problems
 
     def unlock(self, tps: Iterable[TopicPartition]) -> None:
-        """Give the locks of these queues back."""
+        """Unlock these queues."""
         for link, ask in self.members.release(tps):
             link.tell(ask)
 
     def leave(self, tps: Iterable[TopicPartition]) -> None:
-        """Give the locks of these queues back, and be a member no more."""
+        """Unlock these queues, and leave the group."""
         self.network.ask_all(self.members.release(tps) + self.members.leave(), ASK_TIMEOUT_S)

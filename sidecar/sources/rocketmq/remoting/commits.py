@@ -48,7 +48,7 @@ class Commits:
         cluster: The cluster.
         state: Keeps the core's states.
         listener: Receives the results.
-        rules: 4 bytes, a hash of what decides where a message goes.
+        rules: 4 bytes, the hash of the rules.
 
     Attributes:
         owned: The queues that may be committed; after one is owned, `start_at` must follow.
@@ -166,7 +166,7 @@ class Commits:
     def start_at(self, offsets: Mapping[TopicPartition, int]) -> None:
         """Commit the starts of queues at the brokers, so that the next owner starts there too."""
         self._ask_all(offsets)
-        self._note(0.0)  # which run of the broker's process has them
+        self._note(0.0)  # records which run of the broker's process has them
 
     def _ask_all(self, offsets: Mapping[TopicPartition, int]) -> dict[TopicPartition, bool]:
         results: dict[TopicPartition, bool] = {}

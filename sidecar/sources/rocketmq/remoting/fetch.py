@@ -1,4 +1,4 @@
-"""Single messages, for dead letters: read again or handed back, on connections made when they are first needed."""
+"""Single messages, for dead letters: read again or handed back, on connections that are opened at first use."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Fetcher:
         asks: Makes the requests.
         sign: See `Network`.
         tls: See `Network`.
-        addresses: By the broker's name, its address at present.
+        addresses: The present address of each broker, by name.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class Fetcher:
         self._busy = threading.Lock()
 
     def fetch(self, tp: TopicPartition, offset: int) -> Original | None:
-        """The message, None when it is gone.
+        """The message, None if it is gone.
 
         Raises:
             UnavailableError: The broker does not give it within 10 s.
@@ -53,10 +53,11 @@ class Fetcher:
         """Have the broker copy a message to the group's retry topic or, with level -1, to its dead letters.
 
         Returns:
-            False when it cannot be copied alone: it is gone, or in a batch that the broker keeps as one message.
+            False if the message cannot be copied alone: it is gone, or in a batch that the broker stores as one
+            message.
 
         Raises:
-            UnavailableError: The broker does not say within 10 s that it did.
+            UnavailableError: The broker does not confirm it within 10 s.
         """
         messages = self._read(tp, offset)
         if len(messages) != 1 or messages[0].offset != offset:
@@ -81,6 +82,6 @@ class Fetcher:
                 raise UnavailableError(f"{tp}@{offset} could not be {what}: {error}") from error
 
     def close(self) -> None:
-        """Disconnect, unless a message is waited for: then the end of the process does."""
+        """Disconnect, unless a request is under way: then the end of the process disconnects."""
         if self._busy.acquire(blocking=False):
             self._network.close()

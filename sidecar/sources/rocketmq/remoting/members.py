@@ -26,14 +26,14 @@ LOCK_GOOD_S = 45.0
 """A broker keeps a lock for 60 s."""
 LOCK_RETRY_S = 0.3
 TWIN_S = 150.0
-"""A broker forgets a silently broken connection after 120 s; until then, a twin may be our own old connection."""
+"""A broker forgets a silently broken connection after 120 s; until then, a twin may be the own old connection."""
 RETURN_S = 5.0
-"""How long the queues of a broker that returned are left to their earlier holders."""
+"""Time for which the queues of a broker that returned are left to their earlier holders."""
 
 
 @dataclass(slots=True)
 class _Broker:
-    """Our membership at one broker."""
+    """The own membership at one broker."""
 
     connection: int = 0
     """Number of the connection on which the broker knows this member, 0 before the first."""
@@ -47,13 +47,13 @@ class _Broker:
     retry_at_s: float = 0.0
     members: frozenset[str] = frozenset()
     twin_since_s: float | None = None
-    """Since when the broker has two connections with our client id."""
+    """Time since when the broker has two connections with the own client id."""
     locked: dict[TopicPartition, float] = field(default_factory=dict)
     """Queues whose lock was obtained on this connection, and until when it is valid."""
 
 
 class Members:
-    """Our membership.
+    """The own membership.
 
     Args:
         routes: Queues and brokers of the topics.
@@ -125,7 +125,7 @@ class Members:
         return self._brokers.setdefault(name, _Broker())
 
     def changed(self) -> None:
-        """A broker reports that members joined or left: ask at once."""
+        """Request the members at once: a broker reported that members joined or left."""
         for broker in self._brokers.values():
             broker.heartbeat_at_s = 0.0
 
@@ -201,7 +201,7 @@ class Members:
 
     @property
     def has_twin(self) -> bool:
-        """Whether another process has our client id, and with it all our locks."""
+        """Whether another process has the same client id, and with it all locks of this one."""
         since = [broker.twin_since_s for broker in self._brokers.values() if broker.twin_since_s is not None]
         return bool(since) and time.monotonic() - min(since) >= TWIN_S
 

@@ -1,4 +1,4 @@
-"""Queues that this member may commit: what the broker and the state file have of each. Asks nobody, writes nothing."""
+"""Queues that this member may commit: their state at the broker and in the state file. Sends and writes nothing."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ class Floor:
 
     offset: int
     _taken: int = -1
-    """The last commit that the broker took."""
+    """The last commit that the broker accepted."""
     _connection: int = 0
-    """On which it did: no connection outlives its process."""
+    """The connection on which it was accepted: no connection outlives its process."""
     _next: int = -1
-    """Taken by `_since_s`."""
+    """The commit accepted by `_since_s`."""
     _since_s: float = 0.0
 
     def took(self, offset: int, connection: int, now_s: float) -> None:
-        """The broker took this commit on a connection; if it is a new one, the broker may have lost what it had."""
+        """Record a commit that the broker accepted; on a new connection, it may have lost earlier ones."""
         if connection != self._connection:
             self._connection, self._next, self._since_s = connection, offset, now_s
         self._taken = offset
 
     def rise(self, connection: int, now_s: float) -> None:
-        """The connection to the broker is this one, 0 if there is none."""
+        """Set the present connection to the broker, 0 if there is none."""
         if connection == self._connection and now_s - self._since_s >= FLUSHED_AFTER_S:
             self.offset, self._next, self._since_s = max(self.offset, self._next), self._taken, now_s
 
@@ -49,12 +49,12 @@ class Owned:
 
     identity: Identity
     found: int
-    """The broker's committed offset before ours, or an older one of ours that it may have."""
+    """The broker's committed offset before the first own commit, or an older own one that it may have."""
     saved: int
-    """Our newest offset in the state file, or the start; committed to the broker when it is back."""
+    """The newest own offset in the state file, or the start; committed to the broker when it is back."""
     floor: Floor
     committed: int = -1
-    """Our newest offset that the broker has."""
+    """The newest own offset that the broker has."""
     marks: tuple[Mark, ...] = ()
     told: Told = field(default_factory=Told)
     """The last commit that the broker accepted."""
@@ -69,7 +69,7 @@ class Owned:
     def put_mark(self) -> None:
         """Move `newest` to the marks, for the next row."""
         newest, self.newest = self.newest, None
-        if newest is not None and (not self.marks or newest.offset > self.marks[0].offset):  # else read again
+        if newest is not None and (not self.marks or newest.offset > self.marks[0].offset):  # otherwise read again
             self.marks = with_newest(self.marks, newest)
 
     def row_of(self, item: CommitItem, rules: bytes, now_s: float) -> QueueProgress:
@@ -83,7 +83,7 @@ class Owned:
         return self.row
 
     def note_of(self, row: QueueProgress) -> QueueProgress | None:
-        """The row with what the broker accepted since; None if it is stored, or on its way."""
+        """The row with the commits that the broker accepted since; None if it is stored, or being written."""
         has_failed = self.noted is not None and self.noted.exception() is not None
         self.put_mark()
         floor = max(row.floor, min(self.floor.offset, row.watermark))
@@ -98,7 +98,7 @@ class OwnedQueues:
     """The queues that this member may commit.
 
     Args:
-        rules: 4 bytes, a hash of what decides where a message goes.
+        rules: 4 bytes, the hash of the rules.
         may_commit: Whether a queue's state may be made durable now.
         connection: The present connection to a queue's broker, 0 if there is none.
     """
@@ -111,9 +111,9 @@ class OwnedQueues:
         self._connection = connection
         self._queues: dict[TopicPartition, Owned] = {}
         self._restless: set[TopicPartition] = set()
-        """Those with commits at the broker that the state file lacks."""
+        """Queues with commits at the broker that the state file lacks."""
         self._left: dict[TopicPartition, int] = {}
-        """Our newest offset of each queue that was given up: at the broker it is nobody else's."""
+        """The newest own offset of each queue that was given up: it identifies the broker's offset as the own one."""
 
     def own(
         self,
@@ -144,11 +144,11 @@ class OwnedQueues:
         return self._queues.get(tp)
 
     def committed(self) -> dict[TopicPartition, int]:
-        """Our newest offsets at the broker, or its own before our first."""
+        """The newest own offsets at the broker, or the broker's before the first own commit."""
         return {tp: queue.committed if queue.committed >= 0 else queue.found for tp, queue in self._queues.items()}
 
     def saved(self) -> dict[TopicPartition, int]:
-        """Our newest offsets, at the broker or only in the state file."""
+        """The newest own offsets, at the broker or only in the state file."""
         return {tp: max(queue.saved, queue.committed) for tp, queue in self._queues.items()}
 
     def mark(self, tp: TopicPartition) -> Mark | None:
@@ -164,7 +164,7 @@ class OwnedQueues:
             self._restless.add(tp)
 
     def took(self, tp: TopicPartition, taken: Told, connection: int) -> None:
-        """The broker accepted this commit on this connection."""
+        """Record that the broker accepted this commit on this connection."""
         queue = self._queues.get(tp)
         if queue is not None:
             queue.committed, queue.told = taken.offset, taken
@@ -176,7 +176,7 @@ class OwnedQueues:
         rows, offsets, now_s = {}, {}, time.monotonic()
         for item in items:
             queue = self._queues.get(item.tp)
-            # While it waited for the journal, the queue may have moved: then it is not committed.
+            # A queue that moved while its state waited for the journal is not committed.
             if queue is None or queue.identity.scope != item.scope:
                 continue
             if not self._may_commit(item.tp):
@@ -187,7 +187,7 @@ class OwnedQueues:
         return rows, offsets
 
     def notes(self, after_s: float) -> dict[TopicPartition, QueueProgress]:
-        """Rows with what brokers accepted of queues that rest for `after_s`; others have a next commit."""
+        """Rows with the accepted commits of queues that rest for `after_s`; others have a next commit."""
         notes, now_s = {}, time.monotonic()
         for tp in list(self._restless):
             queue = self._queues[tp]
@@ -204,6 +204,6 @@ class OwnedQueues:
         return notes
 
     def noted(self, tps: Iterable[TopicPartition], noted: Future[None]) -> None:
-        """The notes of these queues are on their way."""
+        """Record that the notes of these queues are being written."""
         for tp in tps:
             self._queues[tp].noted = noted

@@ -13,7 +13,7 @@ from sidecar.sources.rocketmq.wire.requests import Asks, Route, read_route
 
 REFRESH_S = 5.0
 FORGET_S = 60.0
-"""How long a broker that name servers no longer report is kept, because it may return."""
+"""Time for which a broker that name servers no longer report is kept, because it may return."""
 
 
 class NameServers:
@@ -22,7 +22,7 @@ class NameServers:
     Args:
         network: Sends the requests.
         asks: Makes the requests.
-        addresses: Theirs.
+        addresses: Addresses of the name servers.
     """
 
     def __init__(self, network: Network, asks: Asks, addresses: Sequence[str]) -> None:
@@ -30,9 +30,9 @@ class NameServers:
         self._asks = asks
         self.addresses = list(addresses)
         self._unreachable = ""
-        """Why none is reachable."""
+        """The reason for which no server can be reached."""
         self._refused: dict[str, str] = {}
-        """By topic, why the last request for its route failed."""
+        """The error of the last request for a route, by topic."""
         for address in self.addresses:
             network.link(address)
 
@@ -45,8 +45,8 @@ class NameServers:
         """The answer to the request for a topic's route.
 
         Raises:
-            NoAnswerError: None answers.
-            RefusedError: One refuses.
+            NoAnswerError: No name server answers.
+            RefusedError: A name server refuses.
         """
         problems = []
         for link in sorted(map(self._network.link, self.addresses), key=lambda link: not link.is_up):
@@ -57,7 +57,7 @@ class NameServers:
         raise NoAnswerError("; ".join(problems))
 
     def ask(self, topics: Sequence[str], answered: Callable[[str, Route], None]) -> None:
-        """Request the routes of these topics without waiting; those that are told go to `found`."""
+        """Request the routes of these topics without waiting; pass each route to `answered`."""
         links = [self._network.link(address) for address in self.addresses]
         up = [link for link in links if link.is_up]
         self._unreachable = (
@@ -84,7 +84,7 @@ class NameServers:
         return take
 
     def read(self, topic: str, frame: Frame) -> Route | None:
-        """The route that an answer tells; None of one that cannot be read, which is a problem."""
+        """The route in an answer; None if it cannot be read, which is a problem."""
         try:
             return read_route(topic, frame)
         except ProtocolError as error:
@@ -108,7 +108,7 @@ class Routes:
         self._topics = list(topics)
         self._routes: dict[str, Route] = {}
         self._gone_since_s: dict[tuple[str, str], float] = {}
-        """By topic and broker, since when the route lacks the broker."""
+        """The time since when the route lacks a broker, by topic and broker."""
         self._refresh_at_s = 0.0
         self.changes = 0
         """Incremented whenever a queue or an address is added or removed."""

@@ -1,4 +1,4 @@
-"""Which member of a group reads which queues: every member reckons alike, from the same lists. Pure."""
+"""Assignment of queues to the members of a group: each member computes the same result from the same lists. Pure."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from sidecar.core.records import TopicPartition
 
 Share: TypeAlias = Callable[[Sequence[TopicPartition], Sequence[str], str], set[TopicPartition]]
 VIRTUAL_NODES = 10
-"""Of a member on the ring; as many as Java's client has."""
+"""Points of a member on the ring; as many as in Java's client."""
 
 
 def average(queues: Sequence[TopicPartition], members: Sequence[str], me: str) -> set[TopicPartition]:
-    """A stretch for each member, of equal lengths up to one: `AllocateMessageQueueAveragely` of Java's client."""
+    """A range for each member, of lengths that differ by at most one, like Java's `AllocateMessageQueueAveragely`."""
     if me not in members:
         return set()
     ordered, index = sorted(queues, key=_order), sorted(members).index(me)
@@ -25,7 +25,7 @@ def average(queues: Sequence[TopicPartition], members: Sequence[str], me: str) -
 
 
 def consistent_hash(queues: Sequence[TopicPartition], members: Sequence[str], me: str) -> set[TopicPartition]:
-    """Each queue goes to the next member on a ring: of those that stay few change hands when one comes or goes."""
+    """Assign each queue to the next member on a ring: few queues of the others move if a member joins or leaves."""
     ring = sorted((_point(f"{member}-{i}"), member) for member in members for i in range(VIRTUAL_NODES))
     points = [point for point, _ in ring]
     positions = {tp: bisect_left(points, _point(":".join(map(str, _order(tp))))) for tp in queues}

@@ -28,7 +28,7 @@ from sidecar.state.interface import State
 
 _PACKED = attrgetter("packed")
 QUEUE_SHARE = 4
-"""One call may hand over four times what the client may hold: see `build.plan_memory`."""
+"""One call may hand over four times the client's limit: see `build.plan_memory`."""
 
 
 class RocketMqSource:
@@ -37,7 +37,7 @@ class RocketMqSource:
     Args:
         settings: `source.rocketmq`.
         state: Keeps the core's states.
-        rules: 4 bytes, a hash of what decides where a message goes.
+        rules: 4 bytes, the hash of the rules.
         queue_bytes: Limit of messages read ahead.
         client_id: Identifies this place, also after a restart: it owns the brokers' locks.
         expression: The tags that brokers filter by, `a || b`, or `*`; ignored if there is an SQL expression.
@@ -74,7 +74,7 @@ class RocketMqSource:
         Raises:
             UnavailableError: Name servers or brokers cannot be reached, or a topic is unknown, for the whole start-up
                 time; a new group's start depends on a broker that is silent for so long.
-            CredentialsError: They refuse the credentials.
+            CredentialsError: Name servers or brokers refuse the credentials.
             ConfigError: A broker cannot filter by `source.rocketmq.sql`.
         """
         self._listener = listener
@@ -110,7 +110,7 @@ class RocketMqSource:
     # Reading
 
     def poll(self, timeout_s: float) -> Iterable[Run | ReadPast]:
-        """Messages that arrived, in the order of each queue; serves the listener meanwhile."""
+        """Messages that arrived, in the order of each queue; calls the listener meanwhile."""
         self._pulls.ask()
         self._cluster.network.turn(timeout_s, lambda: self._pulls.is_full)
         self._cluster.routes.refresh()
@@ -143,11 +143,11 @@ class RocketMqSource:
         self._pulls.pause(frozenset(tps) & self._assignments.tps)
 
     def end(self, tp: TopicPartition) -> int | None:
-        """The offset that the queue's next message will get, if known without a request."""
+        """The offset of the queue's next message, if known without a request."""
         return self._pulls.end(tp)
 
     def fetch(self, tp: TopicPartition, offset: int) -> Original | None:
-        """One message as the broker has it, None if it is gone; from one other thread.
+        """One message as it is at the broker, None if it is gone; may be called from one other thread.
 
         Raises:
             UnavailableError: The broker does not answer.
@@ -169,7 +169,7 @@ class RocketMqSource:
         return self._commits.now(items)
 
     def reload(self, tp: TopicPartition) -> None:
-        """Give the queue up and take it again from its committed state."""
+        """Give up the queue and take it again from its committed state."""
         self._assignments.reload(tp)
 
     # Problems

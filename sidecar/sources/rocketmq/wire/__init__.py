@@ -1,1 +1,1 @@
-"""RocketMQ's remoting protocol on the standard library: frames, messages, connections, requests. No daemon in here."""
+"""RocketMQ's remoting protocol on the standard library: frames, messages, connections, requests. Knows no daemon."""

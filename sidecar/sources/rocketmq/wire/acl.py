@@ -11,12 +11,12 @@ from sidecar.sources.rocketmq.wire.network import Sign
 
 
 def signer(access_key: str, secret_key: str, security_token: str = "") -> Sign:
-    """Adds key and signature: HMAC-SHA1 over the fields' values, in the order of their names, and the body.
+    """A function that adds key and signature: HMAC-SHA1 over the fields' values, in order of names, and the body.
 
     Args:
         access_key: The user.
         secret_key: The password.
-        security_token: Of temporary credentials.
+        security_token: Token of temporary credentials.
     """
     ours = {"AccessKey": access_key} | ({"SecurityToken": security_token} if security_token else {})
 

@@ -1,4 +1,4 @@
-"""The numbers of the remoting protocol that are used here."""
+"""Numbers of the remoting protocol that Sidecar uses."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from enum import IntEnum
 
 
 class Request(IntEnum):
-    """What is asked of a name server or broker, and what a broker tells on its own."""
+    """Codes of requests to a name server or broker, and of requests that a broker sends."""
 
     PULL_MESSAGE = 11
     QUERY_CONSUMER_OFFSET = 14
@@ -29,7 +29,7 @@ class Request(IntEnum):
 
 
 class Code(IntEnum):
-    """How it was answered."""
+    """Codes of answers."""
 
     SUCCESS = 0
     NO_PERMISSION = 16

@@ -1,4 +1,4 @@
-"""Connecting to an address: on a thread of its own, because name look-ups and connects may take long."""
+"""Connecting to an address: on a separate thread, because name look-ups and connects may take long."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Dial:
         self._at_s = 0.0
 
     def turn(self, now_s: float, *, wanted: bool) -> socket.socket | OSError | None:
-        """What the attempt under way came to, None while it lasts; else one begins, if it is wanted and due."""
+        """The result of the present attempt, None while it lasts; without one, begin it if it is wanted and due."""
         if self._under_way:
             with contextlib.suppress(queue.Empty):
                 result = self._found.get_nowait()
@@ -71,7 +71,7 @@ def _connect(address: str, tls: ssl.SSLContext | None) -> socket.socket:
 
 
 def text_of(error: Exception) -> str:
-    """Why there is no connection, or no more."""
+    """The reason for which a connection failed or broke."""
     if isinstance(error, ssl.SSLError):
         return f"TLS: {error.reason or error}".replace("_", " ").lower().replace("tls", "TLS")
     if isinstance(error, socket.gaierror):

@@ -1,6 +1,6 @@
 """Frames of the remoting protocol: length, header, body. Bytes in and out, no socket.
 
-Requests have JSON headers, which every version understands; answers may have the binary ones of brokers that were
+Requests have JSON headers, which every version understands; answers may have the binary headers of brokers that were
 started with ``ROCKETMQ_SERIALIZE_TYPE=ROCKETMQ``.
 """
 
@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 import orjson
 
 FRAME_BYTES_MAX = 64 << 20
-"""Java's side takes 16 MiB by default; more is not the remoting protocol."""
+"""Java's side accepts 16 MiB by default; a larger frame is not the remoting protocol."""
 VERSION = 461
-"""As Java's client 5.2 tells it; brokers compare it to leave out what older clients do not know."""
+"""The version that Java's client 5.2 sends; brokers compare it to leave out what older clients do not know."""
 ANSWER, ONE_WAY = 1, 2
 
 _LENGTHS = struct.Struct(">ii")
@@ -25,7 +25,7 @@ _BARE_KEY = re.compile(rb'"(?:[^"\\]|\\.)*"|(?<=[{,])\s*(-?\d+)\s*(?=:)')
 
 
 class ProtocolError(Exception):
-    """What came is not the remoting protocol; the connection is of no use any more."""
+    """The received bytes are not the remoting protocol; the connection cannot be used any more."""
 
 
 class Frame(NamedTuple):
@@ -33,7 +33,7 @@ class Frame(NamedTuple):
 
     code: int
     opaque: int
-    """Says which request is answered."""
+    """Number of the request that is answered."""
     flag: int
     remark: str
     fields: Mapping[str, str]
@@ -41,7 +41,7 @@ class Frame(NamedTuple):
 
     @property
     def is_answer(self) -> bool:
-        """Whether it answers a request of ours."""
+        """Whether it answers an own request."""
         return bool(self.flag & ANSWER)
 
 
@@ -57,7 +57,7 @@ def encode(code: int, opaque: int, fields: Mapping[str, str], body: bytes = b"",
 
 
 class FrameReader:
-    """Cuts what comes from a socket into frames."""
+    """Cuts the bytes of a socket into frames."""
 
     def __init__(self) -> None:
         self._held = bytearray()
@@ -66,7 +66,7 @@ class FrameReader:
         """The frames that are complete now.
 
         Raises:
-            ProtocolError: This is no remoting protocol.
+            ProtocolError: This is not the remoting protocol.
         """
         self._held += data
         start, end = 0, len(self._held)
@@ -129,7 +129,7 @@ def loads(body: bytes) -> Any:
     """The JSON of an answer's body; brokers before 5.0 write numbers as names without quotes.
 
     Raises:
-        ProtocolError: It is no JSON, mended or not.
+        ProtocolError: It is not JSON, even with quotes added.
     """
     try:
         try:

@@ -1,4 +1,4 @@
-"""What message ids tell: which broker and where, or which producer and when. Text in, facts out; nothing is asked.
+"""Content of message ids: broker and place, or producer and time. Text in, facts out; sends no request.
 
 The layouts are those of RocketMQ's `MessageDecoder` (a broker's id), `MessageClientIDSetter` (a producer's id of 4.x,
 and of 5.x over remoting) and `MessageIdCodec` (a producer's id of 5.x over gRPC).
@@ -14,7 +14,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, TypeAlias
 
 _LENGTHS = {32: 4, 56: 16}
-"""Digits of an id, and bytes of the address in it: of a broker's id and of a producer's alike."""
+"""Digits of an id, and bytes of the address in it: the same for a broker's id and a producer's."""
 _GRPC_DIGITS = 34
 _GRPC_EPOCH = datetime(2021, 1, 1, tzinfo=UTC)
 _PORT_MAX = 0xFFFF
@@ -24,16 +24,16 @@ Facts: TypeAlias = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class OffsetMessageId:
-    """A broker's id: where it stored the message."""
+    """A broker's id: the place where it stored the message."""
 
     host: str
     port: int
     commit_log_offset: int
     reversed: bool
-    """Whether the address stands in it byte by byte from its end, as the C++ client writes it."""
+    """Whether the bytes of the address are reversed, as the C++ client writes it."""
 
     def facts(self) -> Facts:
-        """For people and programs."""
+        """Its content, for people and programs."""
         return {
             "kind": "offset",
             "host": self.host,
@@ -51,21 +51,21 @@ class ClientMessageId:
     process: int
     """The process id's low 16 bits."""
     loader: int
-    """A hash that tells two class loaders of a process apart."""
+    """A hash that distinguishes two class loaders of a process."""
     since_month_ms: int
     """Milliseconds since the month began in the producer's time zone."""
     counter: int
 
     def time(self, now: datetime) -> datetime:
-        """The newest instant before `now` that it can mean, the month's begin taken in the zone of `now`."""
+        """The newest instant before `now` that it can mean, with the month beginning in the zone of `now`."""
         month = now.replace(day=1, hour=0, minute=0, second=0, microsecond=0)
         sent = month + timedelta(milliseconds=self.since_month_ms)
-        if sent > now + timedelta(days=1):  # a clock may be ahead, and the producer's zone another one
+        if sent > now + timedelta(days=1):  # the clock may be ahead, and the producer's time zone another
             sent = (month - timedelta(days=1)).replace(day=1) + timedelta(milliseconds=self.since_month_ms)
         return sent
 
     def facts(self, now: datetime) -> Facts:
-        """For people and programs."""
+        """Its content, for people and programs."""
         return {
             "kind": "client",
             "host": self.host,
@@ -85,11 +85,11 @@ class GrpcMessageId:
     process: int
     """The process id's low 16 bits."""
     time: datetime
-    """When the producer drew it, to the second."""
+    """The time at which the producer generated it, to the second."""
     counter: int
 
     def facts(self) -> Facts:
-        """For people and programs."""
+        """Its content, for people and programs."""
         return {
             "kind": "grpc",
             "host": self.mac,
@@ -103,10 +103,10 @@ MessageId: TypeAlias = OffsetMessageId | ClientMessageId | GrpcMessageId
 
 
 def decode(text: str) -> MessageId:
-    """What an id tells.
+    """Decode an id.
 
-    A broker's and a producer's id are equally long. A broker's has its port in four bytes, so the upper two are zero;
-    in a producer's the process id's low 16 bits stand there, which are zero for one process in 65,536.
+    A broker's id and a producer's are equally long. A broker's id has the port in four bytes, so the upper two are
+    zero. A producer's has the low 16 bits of the process id there, which are zero for one process in 65,536.
 
     Args:
         text: Hexadecimal digits: 32 or 56 of a broker or a producer, 34 of a producer over gRPC.
@@ -134,7 +134,7 @@ def decode(text: str) -> MessageId:
 
 
 def offset_id(text: bytes) -> bytes | None:
-    """A broker's id as bytes, from its digits; None where they are none, or a producer's."""
+    """A broker's id as bytes, from its digits; None if the text is no id, or a producer's."""
     try:
         message_id = text.decode()
         return bytes.fromhex(message_id) if isinstance(decode(message_id), OffsetMessageId) else None
@@ -154,6 +154,6 @@ def _host(address: bytes) -> str:
 
 
 def _is_backwards(address: bytes) -> bool:
-    """Only backwards is it an address of a private network: then it surely was written so."""
+    """Whether only the reversed bytes are an address of a private network: then it was surely written in reverse."""
     straight, backwards = ipaddress.ip_address(address), ipaddress.ip_address(address[::-1])
     return backwards.is_private and not straight.is_private

@@ -1,4 +1,4 @@
-"""What is asked of brokers about membership in a group and locks on queues. Values only, no connection."""
+"""Requests to brokers about membership in a group and locks on queues. Values only, no connection."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class MemberAsks:
     """The requests of one member about its membership.
 
     Args:
-        asks: Names the member, its group and topics.
+        asks: Has the member, its group and topics.
     """
 
     def __init__(self, asks: Asks) -> None:
@@ -51,7 +51,7 @@ class MemberAsks:
         return Ask(Request.CHECK_CLIENT_CONFIG, {}, body)
 
     def leave(self) -> Ask:
-        """Be a member no more."""
+        """Leave the group."""
         fields = {"clientID": self.client_id, "consumerGroup": self._group}
         return Ask(Request.UNREGISTER_CLIENT, fields)
 
@@ -60,18 +60,18 @@ class MemberAsks:
         return Ask(Request.GET_CONSUMER_LIST_BY_GROUP, {"consumerGroup": self._group})
 
     def lock(self, tps: Iterable[TopicPartition]) -> Ask:
-        """Lock queues for 60 s, or renew the locks; the answer names those that are ours."""
+        """Lock queues for 60 s, or renew the locks; the answer names the locked ones."""
         return Ask(Request.LOCK_BATCH_MQ, {}, self._queues(tps))
 
     def read_locked(self, tps: Iterable[TopicPartition], answer: Frame) -> set[TopicPartition]:
-        """Those of `tps` that the answer to `lock` names."""
+        """The queues of `tps` in the answer to `lock`."""
         locked = {
             (queue["topic"], queue["brokerName"], queue["queueId"]) for queue in loads(answer.body)["lockOKMQSet"]
         }
         return {tp for tp in tps if (self._asks.wire(tp.topic), tp.broker, tp.partition) in locked}
 
     def unlock(self, tps: Iterable[TopicPartition]) -> Ask:
-        """Give locks back."""
+        """Unlock queues."""
         return Ask(Request.UNLOCK_BATCH_MQ, {}, self._queues(tps))
 
     def _queues(self, tps: Iterable[TopicPartition]) -> bytes:
@@ -80,5 +80,5 @@ class MemberAsks:
 
 
 def read_members(answer: Frame) -> list[str]:
-    """The answer to `MemberAsks.members`."""
+    """The client ids in the answer to `MemberAsks.members`."""
     return list(loads(answer.body)["consumerIdList"]) if answer.body else []

@@ -1,4 +1,4 @@
-"""Stored messages as a pull hands them over: decoded, bodies unpacked, batches opened. Bytes in, tuples out."""
+"""Stored messages in the answer to a pull: decoded, bodies decompressed, batches opened. Bytes in, tuples out."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from sidecar.sources.rocketmq.wire.codes import SysFlag
 from sidecar.sources.rocketmq.wire.frames import ProtocolError
 
 BODY_BYTES_MAX = 256 << 20
-"""Of an unpacked body: what a few kilobytes unpack to is up to who packed them."""
+"""Limit of a decompressed body: a few kilobytes can unpack to any size."""
 
 _GZIP = b"\x1f\x8b"
 _BEGINS = {
@@ -47,25 +47,25 @@ _CUT_OFF = "a body that is cut off"
 
 
 class StoredMessage(NamedTuple):
-    """A message as a broker keeps it."""
+    """A message as a broker stores it."""
 
     offset: int
-    """In its queue."""
+    """Offset in its queue."""
     body: bytes
     properties: bytes
-    """As they are stored: ``name \\x01 value \\x02`` and so on."""
+    """Properties in the stored form: ``name \\x01 value \\x02`` and so on."""
     born_ms: int
-    """When its producer made it, by that host's clock."""
+    """Time of production, by the producer's clock."""
     stored_ms: int
-    """When the broker stored it."""
+    """Time at which the broker stored it."""
     position: int
-    """Commit-log offset: with the broker it stands for this very message."""
+    """Commit-log offset: together with the broker it identifies this very message."""
     store_host: bytes
     """Address (4 or 16 bytes) and port (4 bytes) of the broker that stored it."""
     reconsume_times: int
-    """How often it was handed back before."""
+    """Number of times it was handed back before."""
     packed: bool = False
-    """The body could not be unpacked, and is as it was stored."""
+    """Whether the body could not be decompressed, and is as it was stored."""
 
     @property
     def offset_message_id(self) -> str:
@@ -74,27 +74,27 @@ class StoredMessage(NamedTuple):
 
 
 _stored: Callable[[tuple[Any, ...]], StoredMessage] = partial(tuple.__new__, StoredMessage)
-"""Half the time of a call with arguments."""
+"""Takes half the time of a call with arguments."""
 
 
 class TooLargeError(ValueError):
-    """A body unpacks to more than was allowed."""
+    """A body decompresses to more than is allowed."""
 
 
 def decode(data: bytes) -> list[StoredMessage]:
     """All messages of a pull's body.
 
     Raises:
-        ProtocolError: It is not made of stored messages.
+        ProtocolError: It does not consist of stored messages.
     """
     return decode_some(data, 0, math.inf)[0]
 
 
 def as_stored(data: bytes) -> list[StoredMessage]:
-    """All messages of a pull's body as they are stored: what is packed stays so, and a batch is one message.
+    """All messages of a pull's body as they are stored: bodies stay compressed, and a batch is one message.
 
     Raises:
-        ProtocolError: It is not made of stored messages.
+        ProtocolError: It does not consist of stored messages.
     """
     try:
         return [message for message, _ in _messages(data)]
@@ -105,19 +105,19 @@ def as_stored(data: bytes) -> list[StoredMessage]:
 def decode_some(
     data: bytes, wanted: int, bytes_max: float, *, one: bool = True
 ) -> tuple[list[StoredMessage], int | None]:
-    """Messages of a pull's body as far as they unpack to no more than so many bytes.
+    """The first messages of a pull's body that decompress to at most `bytes_max`.
 
     Args:
         data: The body.
-        wanted: The offset that was asked for.
-        bytes_max: Of what was packed.
-        one: Whether the message at `wanted` is unpacked however large it is, so that whoever asks on comes further.
+        wanted: The requested offset.
+        bytes_max: Limit of the decompressed bodies.
+        one: Whether the message at `wanted` is decompressed at any size, so that the next request makes progress.
 
     Returns:
-        The messages, and the offset of the first one that is left, if any is.
+        The messages, and the offset of the first message that is left, if any.
 
     Raises:
-        ProtocolError: It is not made of stored messages.
+        ProtocolError: It does not consist of stored messages.
     """
     messages: list[StoredMessage] = []
     left_bytes = bytes_max
@@ -143,7 +143,7 @@ def _unreadable(error: Exception) -> ProtocolError:
 
 
 def _messages(data: bytes) -> Iterator[tuple[StoredMessage, int]]:
-    """As they are stored, with their system flags."""
+    """Messages as they are stored, with their system flags."""
     start, end = 0, len(data)
     while start < end:
         layout = _USUAL
@@ -188,29 +188,29 @@ def _opened(message: StoredMessage, sys_flag: int, bytes_max: float) -> Iterator
     if sys_flag & SysFlag.INNER_BATCH and sys_flag & SysFlag.NEEDS_UNWRAP:
         try:
             yield from list(_inner(message))
-        except (ProtocolError, struct.error):  # whatever its producer said: brokers do not look
+        except (ProtocolError, struct.error):  # whatever the producer's flag says: brokers do not check it
             yield message._replace(packed=True)
     else:
         yield message
 
 
 def packed_by(body: bytes) -> int | None:
-    """How a body is packed by the look of it, as `unpack` takes it; None when it does not look packed."""
+    """The compression of a body by its first bytes, for `unpack`; None if it seems uncompressed."""
     return next((kind for begin, kind in _BEGINS.items() if body.startswith(begin)), None)
 
 
 def unpack(body: bytes, sys_flag: int, bytes_max: int | None = None) -> bytes:
-    """A compressed body as its producer had it.
+    """Decompress a body.
 
     Raises:
-        TooLargeError: It is larger than so many bytes, or than 256 MiB.
-        ValueError: It is damaged, or has a second one behind it (gzip).
+        TooLargeError: It is larger than `bytes_max`, or than 256 MiB.
+        ValueError: It is damaged, or a second stream follows (gzip).
     """
     kind, bytes_max = sys_flag & SysFlag.COMPRESSION_TYPE, BODY_BYTES_MAX if bytes_max is None else bytes_max
-    unpacker = _PIECES.get(kind, _zlib_pieces)  # zlib has a number since 5.0; before it was the only one
+    unpacker = _PIECES.get(kind, _zlib_pieces)  # zlib has had a number since 5.0; before that it was the only format
     try:
         pieces = unpacker(body, min(_PIECE_BYTES, bytes_max + 1))
-        unpacked = io.BytesIO(next(pieces, b""))  # its bytes are the result: a join would need the room twice
+        unpacked = io.BytesIO(next(pieces, b""))  # its bytes are the result: a join would need the memory twice
         size_bytes = unpacked.seek(0, io.SEEK_END)
         while size_bytes <= bytes_max and (piece := next(pieces, b"")):
             size_bytes += unpacked.write(piece)
@@ -222,7 +222,7 @@ def unpack(body: bytes, sys_flag: int, bytes_max: int | None = None) -> bytes:
 
 
 def _zlib_pieces(body: bytes, piece_bytes: int) -> Iterator[bytes]:
-    """Of gzip too, which comes over gRPC."""
+    """Decompress zlib, and also gzip, which occurs over gRPC."""
     stream = zlib.decompressobj(zlib.MAX_WBITS | 32)
     piece = stream.decompress(body, piece_bytes)
     while piece:
@@ -243,7 +243,7 @@ def _lz4_pieces(body: bytes, piece_bytes: int) -> Iterator[bytes]:
 
 
 def _zstd_pieces(body: bytes, _: int) -> Iterator[bytes]:
-    """In small steps: no call of the library has a bound, and a step of 256 bytes can become 8 MiB."""
+    """Decompress in small steps: no call of the library has a bound, and 256 bytes can become 8 MiB."""
     stream = zstandard.ZstdDecompressor().decompressobj()
     for start in range(0, len(body), _ZSTD_STEP_BYTES):
         if piece := stream.decompress(body[start : start + _ZSTD_STEP_BYTES]):
@@ -257,7 +257,7 @@ _PIECES = {int(SysFlag.LZ4): _lz4_pieces, int(SysFlag.ZSTD): _zstd_pieces}
 
 
 def _inner(batch: StoredMessage) -> Iterator[StoredMessage]:
-    """The messages of a batch that its producer put together and the broker keeps as one; each has an offset."""
+    """The messages of a batch that the broker stores as one message; each has an offset."""
     start, offset = 0, batch.offset
     while start < len(batch.body):
         size, _, _, _, length = _INNER.unpack_from(batch.body, start)
@@ -276,7 +276,7 @@ def _inner(batch: StoredMessage) -> Iterator[StoredMessage]:
 
 
 def properties(stored: bytes) -> list[tuple[str, bytes]]:
-    """Names and values in their order; names that are not UTF-8 have U+FFFD in them."""
+    """Names and values in their order; names that are not UTF-8 contain U+FFFD."""
     pairs = []
     for pair in stored.split(b"\x02"):
         name, equals, value = pair.partition(b"\x01")
@@ -286,5 +286,5 @@ def properties(stored: bytes) -> list[tuple[str, bytes]]:
 
 
 def property_of(name: str) -> re.Pattern[bytes]:
-    """Finds the value of a property as its group 1."""
+    """A pattern that finds the value of a property as its group 1."""
     return re.compile(rb"(?:^|\x02)" + re.escape(name.encode()) + rb"\x01([^\x02]*)")

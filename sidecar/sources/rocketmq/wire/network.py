@@ -56,7 +56,7 @@ class _Waiting:
     """None after the caller's time-out."""
     until_s: float
     dead_s: float
-    """When the peer is considered gone."""
+    """Time at which the peer is considered gone."""
 
 
 class _Awaited:
@@ -69,12 +69,12 @@ class _Awaited:
         """No request times out before this time; checked first, because each idle queue has a pending request."""
 
     def number(self) -> int:
-        """Of the next request."""
+        """The number of the next request."""
         self._count += 1
         return self._count
 
     def add(self, answered: Answered, timeout_s: float) -> int:
-        """Await an answer; returns the number of its request."""
+        """Await an answer; return the number of its request."""
         number, now_s = self.number(), time.monotonic()
         until_s = now_s + timeout_s
         self._look_at_s = min(self._look_at_s, until_s)
@@ -82,12 +82,12 @@ class _Awaited:
         return number
 
     def take(self, frame: Frame) -> None:
-        """An answer came."""
+        """Pass an answer to its request."""
         if (waiting := self._waiting.pop(frame.opaque, None)) is not None and waiting.answered is not None:
             waiting.answered(frame)
 
     def look(self, now_s: float) -> bool:
-        """Answer None after callers' time-outs; returns whether the peer is considered gone."""
+        """Answer None after callers' time-outs; return whether the peer is considered gone."""
         if now_s <= self._look_at_s:
             return False
         if any(request.dead_s < now_s for request in self._waiting.values()):
@@ -101,7 +101,7 @@ class _Awaited:
         return False
 
     def give_up(self) -> None:
-        """Answer None to all."""
+        """Answer None to all requests."""
         waiting, self._waiting, self._look_at_s = self._waiting, {}, math.inf
         for request in waiting.values():
             if request.answered is not None:
@@ -109,7 +109,7 @@ class _Awaited:
 
 
 class Link:
-    """The connection to an address; reconnects whenever it breaks, until it is closed.
+    """The connection to an address; reconnects until it is closed.
 
     Args:
         network: Its network.
@@ -119,9 +119,9 @@ class Link:
     def __init__(self, network: Network, address: str) -> None:
         self.address = address
         self.problem = ""
-        """Why there is no connection; empty while it is up, and before the first attempt."""
+        """The reason for which there is no connection; empty while it is up, and before the first attempt."""
         self.connection = 0
-        """Number of the present or last connection: if it changes, the peer has forgotten what it knew of us."""
+        """Number of the present or last connection: if it changes, the peer has lost its state of this client."""
         self._network = network
         self._socket: socket.socket | None = None
         self._reader = FrameReader()
@@ -168,7 +168,7 @@ class Link:
         self._network.watch(self._socket, self, writing=bool(self._out))
 
     def receive(self) -> bool:
-        """Read the data that arrived; returns whether there may be more."""
+        """Read the data that arrived; return whether there may be more."""
         for _ in range(RECEIVES_MAX):
             if self._socket is None:
                 return False
@@ -216,7 +216,7 @@ class Link:
         self._network.watch(dialled, self, writing=False)
 
     def drop(self, problem: str) -> None:
-        """Give the connection up; pending requests are answered with None."""
+        """Give up the connection; pending requests are answered with None."""
         if self._socket is not None:
             self._network.forget(self._socket)
             self._socket.close()

@@ -1,4 +1,4 @@
-"""What is asked of name servers and brokers, and how their answers read. Values only, no connection."""
+"""Requests to name servers and brokers, and their answers. Values only, no connection."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from sidecar.sources.rocketmq.wire.network import Ask
 RETRY = "%RETRY%"
 MASTER = "0"
 MESSAGES_MAX = 32
-"""More than these no broker gives for one request."""
+"""Most messages that a broker gives for one request."""
 READABLE = 4
 SUSPEND, SUBSCRIPTION = 2, 4
 RECONSUME_TIMES_MAX = 16
-"""Handed back so often, a message goes to the group's dead letters; Java's default."""
+"""Number of times after which a message that is handed back becomes a dead letter of the group; Java's default."""
 
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """Where a topic lives.
+    """The route of a topic.
 
     Args:
         cluster: The cluster's name.
-        addresses: By the broker's name, the address of its master.
+        addresses: Address of the master, by the broker's name.
         queues: All queues that can be read.
-        slaves: By the broker's name, the addresses of its slaves by their numbers.
+        slaves: Addresses of the slaves by number, by the broker's name.
     """
 
     cluster: str
@@ -42,7 +42,7 @@ class Route:
 
 @dataclass(frozen=True, slots=True)
 class Subscription:
-    """What of a topic is wanted.
+    """The wanted messages of a topic.
 
     Args:
         topic: Its name.
@@ -67,9 +67,9 @@ class Asks:
     """The requests of one member about queues; those about its membership are `MemberAsks`.
 
     Args:
-        client_id: Which member it is; the same one after a restart.
+        client_id: Identity of the member; the same after a restart.
         group: The consumer group.
-        namespace: Stands before the names of topics and groups on the wire; empty for none.
+        namespace: Prefix of the names of topics and groups on the wire; empty for none.
     """
 
     client_id: str
@@ -78,11 +78,11 @@ class Asks:
 
     @property
     def retry_topic(self) -> str:
-        """Where messages wait that were handed back by the group."""
+        """The topic with the messages that the group handed back."""
         return RETRY + self.group
 
     def wire(self, name: str) -> str:
-        """A topic's or group's name as brokers have it."""
+        """The name of a topic or group at the brokers."""
         if not self.namespace:
             return name
         prefix = RETRY if name.startswith(RETRY) else ""
@@ -95,12 +95,12 @@ class Asks:
         return {"consumerGroup": self.wire(self.group)} | self._of(tp)
 
     def route(self, topic: str) -> Ask:
-        """Where a topic lives, asked of a name server."""
+        """The request of a topic's route to a name server."""
         return Ask(Request.GET_ROUTEINFO_BY_TOPIC, {"topic": self.wire(topic)})
 
     def committed(self, tp: TopicPartition) -> Ask:
-        """What the group has committed; code 22 when it has not."""
-        # Else 0 is answered for a queue that begins at 0, whether it was committed or not (5.x; 4.x always does).
+        """The committed offset of the group; code 22 if there is none."""
+        # Otherwise a queue that begins at 0 is answered with 0, committed or not (5.x; 4.x always does so).
         return Ask(Request.QUERY_CONSUMER_OFFSET, self._of_group(tp) | {"setZeroIfNotFound": "false"})
 
     def commit(self, tp: TopicPartition, offset: int) -> Ask:
@@ -139,7 +139,7 @@ class Asks:
         suspend_ms: int = 0,
         messages_max: int = MESSAGES_MAX,
     ) -> Ask:
-        """Messages from an offset on; with `suspend_ms` the answer waits so long for the first one."""
+        """Messages from an offset on; with `suspend_ms` the answer waits this long for the first message."""
         return Ask(
             Request.PULL_MESSAGE,
             self._of_group(tp) | {
@@ -151,10 +151,10 @@ class Asks:
 
 
 def read_route(topic: str, answer: Frame) -> Route:
-    """The answer to `Asks.route`.
+    """The route in the answer to `Asks.route`.
 
     Raises:
-        ProtocolError: It cannot be read.
+        ProtocolError: The answer cannot be read.
     """
     try:
         route = loads(answer.body)
@@ -177,10 +177,10 @@ def read_route(topic: str, answer: Frame) -> Route:
 
 
 def read_reset(body: bytes) -> dict[tuple[str, str, int], int]:
-    """Where 4.x tells members to go on, by topic, broker and queue; its JSON has objects for names.
+    """Offsets that a 4.x broker resets, by topic, broker and queue; its JSON has objects for names.
 
     Raises:
-        ProtocolError: It is not what a broker sends.
+        ProtocolError: The body is not such a message.
     """
     try:
         return {
@@ -193,10 +193,10 @@ def read_reset(body: bytes) -> dict[tuple[str, str, int], int]:
 
 
 def commit_waves(tps: Iterable[TopicPartition]) -> list[list[TopicPartition]]:
-    """In what order to commit: a queue of each topic and broker first; then, when that is answered, the others.
+    """The order of commits: first one queue of each topic and broker; after the answer, the others.
 
-    A broker that has nothing of a group and topic yet may keep one alone of several commits that come together, and
-    says yes to all (`ConsumerOffsetManager.commitOffset`, seen of 5.3).
+    A broker that has no commit of a group and topic yet may keep only one of several concurrent commits, although it
+    confirms all (`ConsumerOffsetManager.commitOffset`, seen in 5.3).
     """
     tps = list(tps)
     ahead = set({(tp.topic, tp.broker): tp for tp in tps}.values())
@@ -204,12 +204,12 @@ def commit_waves(tps: Iterable[TopicPartition]) -> list[list[TopicPartition]]:
 
 
 def read_boot(answer: Frame) -> int:
-    """What stands for this run of the broker's process: its start in milliseconds; 0 where that is not told."""
+    """Identity of this run of the broker's process: its start in milliseconds; 0 if it is not reported."""
     if answer.code != Code.SUCCESS:
         return 0
     try:
         return int(loads(answer.body)["table"]["bootTimestamp"])
-    except (KeyError, TypeError, ValueError):  # of no broker that is known
+    except (KeyError, TypeError, ValueError):  # no known broker does this
         return 0
 
 
@@ -217,7 +217,7 @@ def read_offset(answer: Frame, name: str = "offset") -> int:
     """An offset of an answer.
 
     Raises:
-        ProtocolError: There is none.
+        ProtocolError: The answer has none.
     """
     try:
         return int(answer.fields[name])

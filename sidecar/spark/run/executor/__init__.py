@@ -1,1 +1,1 @@
-"""What runs on executors: a task delivers one range. Imported by the driver for its plan alone."""
+"""Code on executors: a task delivers one range. The driver imports it only for its plan."""

@@ -1,4 +1,4 @@
-"""Rows of an Arrow batch as the core reads messages: tuples by column, gathered into runs. Knows no Spark session."""
+"""Rows of an Arrow batch as the core reads messages: tuples by column, in runs. Knows no Spark session."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ if TYPE_CHECKING:
 
 RUN_ROWS = 500
 RUN_BYTES = 4 << 20
-"""A run ends at so many rows, or with the row that reaches so many bytes of values: cuts for want of memory fall
-between runs, so runs must follow from the rows alone, never from how Spark happened to cut its Arrow batches."""
+"""A run ends at this many rows, or with the row that reaches this many bytes of values: cuts for lack of memory are
+made between runs, so runs must follow only from the rows, never from Spark's division into Arrow batches."""
 SLICE_ROWS = 2_000
-"""So many rows at a time become Python objects."""
+"""Number of rows that become Python objects at a time."""
 
 
 MessageRow = tuple[int, int | None, bytes | None, Sequence[Header] | None, bytes | None]
-"""One message: offset, timestamp in milliseconds, key, headers, value; what no setting asks for is None."""
+"""One message: offset, timestamp in milliseconds, key, headers, value; fields that no setting needs are None."""
 _NAMES = ("offset", "timestamp_ms", "key", "headers", "value")
 
 
 class ArrowColumns:
-    """`records.Columns` over `Row`s: one C loop a column."""
+    """`records.Columns` over `MessageRow`s: one C loop per column."""
 
     def offsets(self, messages: Sequence[MessageRow]) -> Iterable[int]:
         """The offset of each message."""
         return map(itemgetter(0), messages)
 
     def timestamps(self, messages: Sequence[MessageRow]) -> Iterable[int | None]:
-        """The timestamp of each message in milliseconds since the epoch, None where it has none."""
+        """The timestamp of each message in milliseconds since the epoch, None if it has none."""
         return map(itemgetter(1), messages)
 
     def keys(self, messages: Sequence[MessageRow]) -> Iterable[bytes | None]:
@@ -42,7 +42,7 @@ class ArrowColumns:
         return map(itemgetter(2), messages)
 
     def headers(self, messages: Sequence[MessageRow]) -> Iterable[Sequence[Header] | None]:
-        """The headers of each message in their order, None where there are none."""
+        """The headers of each message in their order, None if there are none."""
         return map(itemgetter(3), messages)
 
     def values(self, messages: Sequence[MessageRow]) -> Iterable[bytes | None]:
@@ -58,7 +58,7 @@ def place_of(batch: pa.RecordBatch) -> TopicPartition:
     """Topic and partition of a batch with rows.
 
     Raises:
-        ValueError: It holds rows of several partitions, so that something stands between source and sink.
+        ValueError: It has rows of several partitions, so there is an operation between source and sink.
     """
     topics, partitions = batch.column("topic").unique(), batch.column("partition").unique()
     if len(topics) != 1 or len(partitions) != 1:
@@ -70,7 +70,7 @@ def runs(batches: Iterable[pa.RecordBatch], tp: TopicPartition) -> Iterator[Run]
     """All rows of one offset range as runs.
 
     Raises:
-        ValueError: Rows of another partition came in between.
+        ValueError: There are rows of another partition.
     """
     return gather(tp, _rows(batches, tp), lambda rows: (len(row[-1] or b"") for row in rows), itemgetter(0))
 
@@ -81,13 +81,13 @@ def gather(
     sizes_of: Callable[[list[Message]], Iterable[int]],
     offset_of: Callable[[Message], int],
 ) -> Iterator[Run]:
-    """The messages of one offset range as runs of at most `RUN_ROWS` and about `RUN_BYTES`, however they came.
+    """The messages of one offset range as runs of at most `RUN_ROWS` and about `RUN_BYTES`, for any chunks.
 
     Args:
         tp: Their partition.
         chunks: All of them, in order.
         sizes_of: The bytes of each value.
-        offset_of: The offset of one.
+        offset_of: The offset of a message.
     """
     held: list[Message] = []
     held_bytes = 0
@@ -134,7 +134,7 @@ def _columns(batch: pa.RecordBatch) -> Iterator[Iterable[Any]]:
 
 
 def _headers(column: pa.ListArray) -> Iterable[Sequence[Header] | None]:
-    """Names and values are made in one go: a dictionary a header, as `to_pylist` has them, costs five times as much."""
+    """Headers, converted all at once: a dictionary per header, as in `to_pylist`, takes five times as long."""
     pairs, lengths = column.flatten(), column.value_lengths().to_pylist()
     headers = zip(*(pairs.field(i).to_pylist() for i in (0, 1)), strict=True)
     if lengths.count(1) == len(lengths):  # the usual case

@@ -1,4 +1,4 @@
-"""Delivers one offset range on an executor: does what the core asks, with the daemon's own sink. No Spark here."""
+"""Delivers one offset range on an executor: performs the core's effects, with the daemon's own sink. Knows no Spark."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """Which range this is.
+    """A range to deliver.
 
     Args:
         tp: The partition.
-        scope: Stands for its identity in the names of parts.
-        ids_scope: Stands for it where message ids are kept.
+        scope: Identity of the partition in the names of parts.
+        ids_scope: Identity of the partition for its message ids.
         batch: The micro-batch.
-        attempt: Tells this attempt's files from those of others.
+        attempt: Distinguishes this attempt's files from those of others.
         again: Whether an earlier attempt may have sent anything.
     """
 
@@ -57,19 +57,19 @@ class Task:
 
 
 def deliver(settings: Settings, folder: RunFolder, task: Task, columns: Columns, runs: Iterable[Run]) -> Outcome:
-    """Deliver all wanted messages of a range; returns when each is settled.
+    """Deliver all wanted messages of a range; return when each is settled.
 
     Args:
         settings: The configuration.
         folder: The run's folder.
-        task: Which range this is.
+        task: The range.
         columns: Reads its messages.
         runs: Its messages.
 
     Raises:
         ConfigError: The sink's certificates cannot be used.
         StateError: The folder beside the checkpoint cannot be used.
-        UnavailableError: The broker does not give the messages.
+        UnavailableError: The broker does not return the messages.
     """
     with ExitStack() as stack:
         delivery = _Delivery(settings, folder, task, columns, stack)
@@ -83,23 +83,23 @@ class _Letters:
 
     Args:
         settings: The configuration.
-        files: Keep them where no topic is named.
-        stack: Closes what is opened for them.
+        files: Keep them if no topic is configured.
+        stack: Closes the store and its clients.
     """
 
     def __init__(self, settings: Settings, files: LetterFiles, stack: ExitStack) -> None:
         self.files = files
         self.refused = 0
-        """How many the receiver refused."""
+        """Number of messages that the receiver refused."""
         self._settings, self._stack = settings, stack
         self._store: DeadLetterStore | None = None
         self._unstored = False
 
     def keep(self, letters: list[DeadLetter]) -> bool:
-        """Make these durable; whether they are."""
+        """Make these durable; return whether they are."""
         try:
             self._opened_store().store(letters)
-        except SidecarError as error:  # tried again; the messages stay unsettled meanwhile
+        except SidecarError as error:  # retried; the messages stay unsettled meanwhile
             log.error("dead_letters.not_stored", count=len(letters), reason=str(error))
             self._unstored = True
             return False
@@ -115,7 +115,7 @@ class _Letters:
         return True
 
     def _opened_store(self) -> DeadLetterStore:
-        """Made when it is first needed: most tasks have no dead letter, and a producer connects at once."""
+        """The store, opened at first use: most tasks have no dead letter, and a producer connects at once."""
         if self._store is None:
             fetcher = Fetcher(client_config(self._settings.source.kafka))
             self._stack.callback(fetcher.close)
@@ -125,10 +125,10 @@ class _Letters:
 
 
 class _Note:
-    """What the driver is told while the task lasts: why it gets no further.
+    """A note to the driver about a task that does not progress.
 
     Args:
-        notes: Tell it.
+        notes: The notes of all tasks.
         tp: The partition.
     """
 
@@ -139,7 +139,7 @@ class _Note:
         self._note_at_s = time.monotonic() + NOTE_EVERY_S
 
     def tend(self, pipeline: RangePipeline, now_s: float) -> None:
-        """Tell it now and then."""
+        """Update the note periodically."""
         if now_s >= self._note_at_s:
             self._note_at_s = now_s + NOTE_EVERY_S
             self.tell(self._trouble(pipeline))
@@ -155,7 +155,7 @@ class _Note:
         return f"group {group_label(longest.name)} fails for {since_s:.0f} s: {longest.reason}"
 
     def tell(self, text: str) -> None:
-        """It gets no further for this reason; empty when it does."""
+        """Set the reason for which the task does not progress; empty if it does."""
         if text != self._noted:
             self._notes.put(self._tp, text)
             self._noted = text
@@ -181,7 +181,7 @@ class _Delivery:
             halved=folder.halves.of(task.batch, task.tp),
             again=task.again,
         )
-        for taken, refused in folder.answers():  # a receiver that refuses everything is known to the next task too
+        for taken, refused in folder.answers():  # a receiver that refuses everything must be known to the next task too
             self._pipeline.delivery.receiver.recall(task.tp, taken, refused)
         stem = f"{task.tp.topic}-{task.tp.partition}-{task.attempt}"
         files = LetterFiles(folder.path / "letters" / str(task.batch), stem)
@@ -194,7 +194,7 @@ class _Delivery:
         self._last = -1
 
     def feed(self, run: Run) -> None:
-        """Take a run in, once there is room for more."""
+        """Take a run, once there is room for more."""
         self._pipeline.read(run, time.monotonic() * 1000)
         self._last = run.last
         self._turn()
@@ -202,7 +202,7 @@ class _Delivery:
             self._turn(WAIT_S)
 
     def finish(self) -> Outcome:
-        """Wait until all is settled, and make durable what the next micro-batch has to know."""
+        """Wait until all is settled, and make durable what the next micro-batch needs."""
         pipeline, task = self._pipeline, self._task
         pipeline.end()
         self._turn()

@@ -16,23 +16,23 @@ from sidecar.spark.run.broker import outsider
 from sidecar.spark.run.executor.columns import gather
 
 SILENCE_S = 60.0
-"""So long nothing may come of a range that has more: then the task fails, and is tried again."""
+"""Time without messages after which the task of an unfinished range fails, and is retried."""
 WAIT_S = 0.05
 CHUNK_MESSAGES = 500
 QUEUE_KBYTES = 8 << 10
 _CLIENT = {
     "auto.offset.reset": "error",
-    "enable.partition.eof": True,  # tells that nothing but gaps is left of a range
+    "enable.partition.eof": True,  # reports that only gaps are left of a range
     "fetch.queue.backoff.ms": 10,
     "queued.max.messages.kbytes": QUEUE_KBYTES,
 }
 
 
 def fetch(kafka: KafkaSource, tp: TopicPartition, start: int, end: int) -> Iterator[Run]:
-    """All messages of a range, `end` not included, as runs.
+    """All messages of a range, without `end`, as runs.
 
     Raises:
-        UnavailableError: The broker does not give them.
+        UnavailableError: The broker does not return them.
     """
     with outsider(kafka, **_CLIENT) as client:
         client.assign([ck.TopicPartition(tp.topic, tp.partition, start)])
@@ -48,14 +48,14 @@ def _messages(client: ck.Consumer, tp: TopicPartition, offset: int, end: int) ->
                 raise UnavailableError(f"the broker has returned nothing of {tp}@{offset} for {SILENCE_S:g} s")
             continue
         good = _without_errors(messages, tp) if any(map(Message.error, messages)) else messages
-        offset = _offset(messages[-1]) + (messages[-1].error() is None)  # else it tells that the partition ends there
+        offset = _offset(messages[-1]) + (messages[-1].error() is None)  # otherwise it reports the partition's end
         if offset > end:
             good = [message for message in good if _offset(message) < end]
         if good:
             yield good
             sample = max(len(good[i]) for i in (0, len(good) // 2, -1))  # 500 messages of 1 MB are too many at once
             chunk = max(1, min(CHUNK_MESSAGES, (QUEUE_KBYTES << 8) // max(1, sample)))
-        heard_s = time.monotonic()  # the receiver may have kept us waiting
+        heard_s = time.monotonic()  # the receiver may have kept this task waiting
 
 
 def _without_errors(messages: list[Message], tp: TopicPartition) -> list[Message]:

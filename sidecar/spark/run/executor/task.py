@@ -1,4 +1,4 @@
-"""What a task does with what Spark hands over: delivers the rows, or reads the range that a row names. On executors."""
+"""A task on an executor: delivers the rows that Spark passes, or reads the range that a row names."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ _configured = False
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What a task has to know; it travels to the executors with the query.
+    """The parameters of all tasks; sent to the executors with the query.
 
     Args:
-        settings: The configuration, secrets and all.
+        settings: The configuration, including secrets.
         folder: The run's folder, on shared storage.
-        checkpoint: What names are made of.
+        checkpoint: The identity from which names are made.
     """
 
     settings: Settings
@@ -46,13 +46,13 @@ class Job:
 
 
 def run(job: Job, batches: Iterator[pa.RecordBatch]) -> Outcome | None:
-    """Deliver what one Kafka offset range has; None where nothing of it came as far as this."""
+    """Deliver one Kafka offset range; None if none of its rows reached this task."""
     context = TaskContext.get()
     assert context is not None
     _configure_log(job.settings)
     batch = int(context.getLocalProperty("streaming.sql.batchId") or 0)
     folder = RunFolder(job.folder)
-    while folder.held(batch):  # the query is being stopped: Spark ends this task before it has sent anything
+    while folder.held(batch):  # the query is being stopped: Spark ends this task before it sends anything
         time.sleep(HELD_WAIT_S)
     first = next((rows for rows in batches if rows.num_rows), None)
     if first is None:
@@ -70,16 +70,16 @@ def run(job: Job, batches: Iterator[pa.RecordBatch]) -> Outcome | None:
 def _source(
     job: Job, first: pa.RecordBatch, others: Iterator[pa.RecordBatch]
 ) -> tuple[TopicPartition, Columns, Iterator[Run]]:
-    """The messages themselves, from Spark's connector, or their offset range, to be read here."""
+    """The messages: rows of Spark's connector, or read here by their offset range."""
     tp = place_of(first)
     if "end" not in first.schema.names:
         return tp, ArrowColumns(), runs(chain([first], others), tp)
-    (row,) = (row for batch in (first, *others) for row in batch.to_pylist())  # what is left unread ends this Python
+    (row,) = (row for batch in (first, *others) for row in batch.to_pylist())  # an unread rest ends this Python process
     return tp, KafkaColumns(), fetch(job.settings.source.kafka, tp, row["start"], row["end"])
 
 
 def _configure_log(settings: Settings) -> None:
-    """Once a worker process."""
+    """Configure the log, once per worker process."""
     global _configured
     if not _configured:
         configure(settings.log.format, settings.log.level)

@@ -1,8 +1,9 @@
 """Windows of message ids as files: a version for each partition and micro-batch. Decides nothing about a message.
 
 Version N is written before the task of micro-batch N reports success, and a task of N begins with the highest version
-below N, which no attempt of N can have changed: so a replay decides alike, and a task that was given up long ago writes
-the same bytes again. A version is whole: 8 bytes an id (less for Roaring), so 1,000,000 ids are 8 MB a micro-batch.
+below N, which no attempt of N can have changed: so a replay makes the same decisions, and a task that was given up long
+ago writes the same bytes again. A version is complete: 8 bytes per id (less for Roaring), so 1,000,000 ids are 8 MB per
+micro-batch.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ class Windows:
 
     Args:
         root: The run's folder.
-        scope: Of the partition: a topic made again has windows of its own.
+        scope: Scope of the partition: a recreated topic has its own windows.
         tp: The partition.
         batch: The micro-batch of this task.
     """
@@ -36,7 +37,7 @@ class Windows:
         self._batch = batch
 
     def load(self, window: Window) -> None:
-        """Fill a fresh window with what was known before this micro-batch.
+        """Fill a fresh window with the ids known before this micro-batch.
 
         Raises:
             StateError: The file is damaged or cannot be read.
@@ -49,12 +50,12 @@ class Windows:
         window.load((young, old))
 
     def save(self, window: Window) -> None:
-        """Make durable what is known after this micro-batch, and remove versions that no replay asks for.
+        """Make the ids known after this micro-batch durable, and remove versions that no replay needs.
 
         Raises:
             StateError: It could not be written.
         """
-        young, old = window.dump()  # in one order, so that every attempt writes the same bytes
+        young, old = window.dump()  # in a fixed order, so that every attempt writes the same bytes
         body = struct.pack(">Q", len(young)) + young + old
         write(self._folder / str(self._batch), _HEAD.pack(_MAGIC, zlib.crc32(body), len(body)) + body)
         for version in self._below()[:-1]:

@@ -1,1 +1,1 @@
-"""The child process of `client: native`: librocketmq, which may crash or hang, is loaded there alone."""
+"""The child process of `client: native`: only it loads librocketmq, which may crash or hang."""

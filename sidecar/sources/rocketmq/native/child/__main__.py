@@ -1,8 +1,8 @@
-"""The child's program: librocketmq calls back, the callback waits until the daemon has settled its message.
+"""The child's program: librocketmq calls back, and the callback waits until the daemon has settled its message.
 
-A callback returns success and nothing else. With any other answer the library hands the message back to the broker,
-ignores whether that worked, and counts it as consumed: with the broker away it would be lost. What the daemon does not
-settle stays unanswered until the process is killed; the broker hands it over again, to whoever has the queue then.
+A callback only ever returns success. With any other answer the library hands the message back to the broker, ignores
+whether that worked, and counts it as consumed: with the broker down it would be lost. A message that the daemon does
+not settle stays unanswered until the process is killed; the broker then hands it over again to the queue's next owner.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ BEAT_EVERY_S = 1.0
 WATCH_EVERY_S = 0.05
 """Interval at which the memory read ahead is measured while messages arrive."""
 LEAVE_S = 1.0
-"""How long leaving waits for the callbacks of settled messages to return."""
+"""Time for which leaving waits for the callbacks of settled messages to return."""
 RETURN_S = 0.1
 """Time that the library may need to record a returned callback."""
 FLUSH_S = 0.3
@@ -51,9 +51,9 @@ FLUSH_S = 0.3
 JOINED_BYTES = 16 << 10
 """Frames up to this size are joined into one write."""
 PULL_TIMEOUT_MS, PULL_TIMEOUT_PER_QUEUE_MS, PULL_TIMEOUT_MAX_MS = 8_000, 60, 30_000
-"""The library asks again after this time. It ignores later answers, and waits as long for a broker that was killed.
+"""Timeout after which the library asks again. It ignores later answers, and waits as long for a broker that was killed.
 
-Above 133 queues it waits longer, since asking costs CPU.
+Above 133 queues the timeout is longer, because asking costs CPU.
 """
 _PR_SET_PDEATHSIG = 1
 
@@ -104,7 +104,7 @@ def _never(_: Any) -> Any:
 def main() -> None:
     """Serve the daemon until it sends LEAVE or ends."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    for number in (signal.SIGINT, signal.SIGTERM):  # the daemon decides what follows
+    for number in (signal.SIGINT, signal.SIGTERM):  # the daemon decides when to end
         signal.signal(number, signal.SIG_IGN)
     output = os.dup(sys.stdout.fileno())
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # the library prints to stdout

@@ -1,7 +1,7 @@
-"""How much the library reads ahead: it asks for messages of each queue by itself, and is let do so within a bound.
+"""Bounds what the library reads ahead: it pulls each queue by itself, but only while there is room.
 
-A pull brings 256 KiB, or one message that is larger. So before one begins there must be room for it beside what came,
-and what other pulls may bring: those of queues that had messages last time. Standard library only.
+A pull brings 256 KiB, or one larger message. So before it begins there must be room for it, beside the messages held
+and the answers that other pulls may bring, those of queues that had messages last time. Standard library only.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 AHEAD_MIN, AHEAD_MAX = 32, 1000
-"""Messages that may be read ahead of each queue; the library reads 32 at a time."""
+"""Limits of messages read ahead of each queue; the library reads 32 at a time."""
 HELD_TIMES = 3
-"""What the library has allocated is at most so many times what it may read ahead: some of it is handed over."""
+"""The library's allocation is at most this many times what it may read ahead, as some of it is handed over."""
 FIRST_BYTES, SMALL_BYTES = 1 << 20, 16 << 10
-"""What the answer to a pull is taken to have before one came, and at least."""
+"""Assumed size of a pull's answer before one came, and its minimum."""
 FADES = 0.99
 FIRST_S, LOADED_S = 0.1, 1.0
-"""How long room is kept for an answer: of a queue that was not read yet, and of one that had messages last time."""
+"""Time for which room is kept for an answer: of a queue not read yet, and of one that had messages last time."""
 
 
 class _Awaited(NamedTuple):
@@ -33,9 +33,9 @@ class Ahead:
     """Room for what the library reads ahead; its threads ask.
 
     Args:
-        bytes_max: Of all that is read ahead.
-        queues: How many there are.
-        allocated: Tells what the process has allocated.
+        bytes_max: Limit of all that is read ahead.
+        queues: Number of queues.
+        allocated: Returns the bytes that the process has allocated.
     """
 
     def __init__(self, bytes_max: int, queues: int, allocated: Callable[[], int]) -> None:
@@ -43,24 +43,24 @@ class Ahead:
         self._bytes_max = HELD_TIMES * bytes_max
         self._allocated = allocated
         self._unused = self._idle = allocated()
-        """What the process takes without a message, and what it took when it was idle a moment ago."""
+        """Memory of the process without messages, and the last measurement while idle."""
         self._held_bytes = 0
         self._answer_bytes = 0
-        """Of the largest answer of late, 0 before the first."""
+        """Size of the largest recent answer, 0 before the first."""
         self._patience_s: dict[int, float] = {}
-        """By queue, how long room is kept for its answer; one for each that the library ever had."""
+        """Time for which room is kept for an answer, by queue; has every queue that the library ever read."""
         self._awaited: dict[int, _Awaited] = {}
         self._changed = threading.Condition()
 
     def messages_max(self, largest_bytes: int) -> int:
-        """How many messages of a queue may be read ahead, by the largest of late."""
-        # Above this the library waits a second: fewer would be slow, and more than a queue's share is too much.
+        """Limit of messages read ahead of a queue, by the size of the largest recent one."""
+        # Above this the library waits a second: a lower limit would be slow, and a higher one exceeds a queue's share.
         return max(AHEAD_MIN, min(AHEAD_MAX, self._share_bytes // max(1, largest_bytes)))
 
     def rest(self) -> None:
-        """Nothing has come for a second, and nothing is held: measure what the process takes without a message.
+        """Measure the process without messages: nothing has arrived for a second, and nothing is held.
 
-        An answer may be on its way in even now. So of two such moments in a row the one counts that had less.
+        An answer may be arriving even now, so the smaller of two consecutive measurements counts.
         """
         with self._changed:
             before, self._idle = self._idle, self._allocated()
@@ -68,13 +68,13 @@ class Ahead:
             self._held_bytes = max(0, self._idle - self._unused)
 
     def measure(self) -> None:
-        """Look at what is held by now."""
+        """Measure the memory held now."""
         with self._changed:
             self._held_bytes = max(0, self._allocated() - self._unused)
             self._changed.notify_all()
 
     def may_pull(self, queue: int) -> bool:
-        """Whether a queue may be asked now, else in a second; waits while others' answers may take the room."""
+        """Whether a queue may be asked now, otherwise in a second; waits while other answers may take the room."""
         with self._changed:
             self._awaited.pop(queue, None)
             patience_s = self._patience_s.setdefault(queue, FIRST_S)
@@ -91,14 +91,14 @@ class Ahead:
             return False
 
     def _give_up(self, now_s: float) -> None:
-        """What has not come waits for its first message: nothing is kept free for it."""
+        """Free the room of overdue answers: these requests wait for their first message."""
         for queue, answer in list(self._awaited.items()):
             if answer.until_s <= now_s:
                 del self._awaited[queue]
                 self._patience_s[queue] = 0.0
 
     def came(self, queue: int, nbytes: int) -> None:
-        """A queue's answer has brought so much."""
+        """Record the size of a queue's answer."""
         with self._changed:
             self._awaited.pop(queue, None)
             self._patience_s[queue] = LOADED_S

@@ -1,4 +1,4 @@
-"""What daemon and child say to each other over two pipes: a length, a kind, a payload. Standard library only."""
+"""Frames between daemon and child over two pipes: a length, a kind, a payload. Standard library only."""
 
 from __future__ import annotations
 
@@ -14,32 +14,32 @@ _MESSAGE = struct.Struct(">QiqqqiiHHII")
 
 
 class Kind(enum.IntEnum):
-    """What a frame says."""
+    """Kind of a frame."""
 
     SETTINGS = 1
-    """To the child, first of all: JSON."""
+    """To the child, as the first frame: JSON."""
     ACK = 2
-    """To the child: numbers of messages that are settled."""
+    """To the child: numbers of settled messages."""
     PAUSE = 3
     RESUME = 4
     LEAVE = 5
-    """To the child: hand over nothing more, tell the brokers what is settled, and end."""
+    """To the child: stop handing over, report settled messages to the brokers, and end."""
     READY = 6
     """From the child: it is subscribed."""
     FAILED = 7
-    """From the child, which ends then: why, in words."""
+    """From the child, which then ends: the reason, in words."""
     UNUSABLE = 8
-    """As FAILED, and another try would not help: the library is missing or another one."""
+    """Like FAILED, but a retry would not help: the library is missing or a wrong one."""
     MESSAGES = 9
     BEAT = 10
-    """From the child, once a second: it lives."""
+    """From the child, once a second: it is alive."""
     AWAY = 11
     BACK = 12
-    """To the child: no broker can be reached, or one can be again."""
+    """To the child: no broker can be reached, or one is reachable again."""
 
 
 class Message(NamedTuple):
-    """A message on its way to the daemon."""
+    """A message for the daemon."""
 
     number: int
     queue: int
@@ -49,17 +49,17 @@ class Message(NamedTuple):
     reconsume_times: int
     sys_flag: int
     topic: bytes
-    """As the subscription names it: of a retried message the one that it came from."""
+    """The topic in the subscription; for a retried message, the one that it came from."""
     offset_message_id: bytes
-    """With the address from its end."""
+    """The id with the bytes of the address reversed."""
     properties: bytes
     """``name \\x01 value \\x02`` and so on."""
     body: bytes
-    """Packed as `sys_flag` says."""
+    """Compressed as `sys_flag` says."""
 
 
 def frame(kind: Kind, payload: bytes = b"") -> bytes:
-    """A frame as it is written."""
+    """A frame in its written form."""
     return _HEAD.pack(len(payload), kind) + payload
 
 
@@ -69,7 +69,7 @@ def pack_numbers(numbers: Iterable[int]) -> bytes:
 
 
 def unpack_numbers(payload: bytes) -> list[int]:
-    """What `pack_numbers` packed."""
+    """The numbers packed by `pack_numbers`."""
     return [number for (number,) in _NUMBER.iter_unpack(payload)]
 
 
@@ -80,7 +80,7 @@ def pack_message(message: Message) -> bytes:
 
 
 def unpack_messages(payload: bytes) -> list[Message]:
-    """The messages that `pack_message` packed, one behind the other."""
+    """The messages packed by `pack_message`, one after the other."""
     messages, begin = [], 0
     while begin < len(payload):
         *facts, topic_bytes, id_bytes, properties_bytes, body_bytes = _MESSAGE.unpack_from(payload, begin)
@@ -95,13 +95,13 @@ def unpack_messages(payload: bytes) -> list[Message]:
 
 
 class Frames:
-    """Finds the frames in what is read, however it was cut."""
+    """Finds frames in the bytes read, wherever these were cut."""
 
     def __init__(self) -> None:
         self._data = bytearray()
 
     def feed(self, data: bytes) -> Iterator[tuple[Kind, bytes]]:
-        """The frames that are whole by now."""
+        """The frames that are complete now."""
         self._data += data
         begin = 0
         while len(self._data) - begin >= _HEAD.size:
@@ -117,7 +117,7 @@ class Frames:
 
 
 def write_all(fd: int, data: bytes) -> None:
-    """Write all of it to a pipe that blocks."""
+    """Write all of it to a blocking pipe."""
     view = memoryview(data)
     while view:
         view = view[os.write(fd, view) :]

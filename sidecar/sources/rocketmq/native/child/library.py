@@ -1,7 +1,7 @@
-"""librocketmq behind `rocketmq-client-python`: loaded without a compiler, tested, messages read whole.
+"""librocketmq through `rocketmq-client-python`: loaded without a compiler, tested, messages read completely.
 
-The Python package cuts bodies at their first NUL, and cannot list properties: both are read by the library's C++
-symbols, which `check` tries before they are trusted. Standard library only.
+The Python package cuts bodies at their first NUL, and cannot list properties: both are read through the library's C++
+symbols, which `check` tests first. Standard library only.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from sidecar.sources.rocketmq.native.child.frames import Message
 from sidecar.sources.rocketmq.native.child.linkage import replace
 
 CLIENT, LIBRARY = "client", "library"
-"""Folders of what pip installs: both packages are called `rocketmq`, and would overwrite each other."""
+"""Folders of the installed packages: both are called `rocketmq`, and would overwrite each other."""
 _ABSENT = {
     "CreateOrderlyProducer",
     "CreateTransactionProducer",
     "SendMessageOrderlyByShardingKey",
     "SendMessageTransaction",
 }
-"""Functions of producers that the Python package binds at its import, and the library lacks."""
+"""Functions of producers that the Python package binds at its import, although the library lacks them."""
 FIRST_OFFSET = 4
-"""Of the library's `ConsumeFromWhere`: a queue of which nothing is committed is read from its first message."""
+"""Value of the library's `ConsumeFromWhere`: a queue without a commit is read from its first message."""
 _STRING_LENGTH_AT = -24
-"""From the text of a `std::string` as GCC made it before 2015, which this library was built with."""
+"""Offset from the text of a `std::string` in GCC's layout before 2015, with which this library was built."""
 _MESSAGE_BYTES = 200
 _LAYOUT = struct.Struct("<8xi4xQ8xQ56xq8xqq8xii4xi40xQ")
-"""Of a `MQMessageExt`: system flag, topic, body, offset, born, stored, queue, size, times handed back, place."""
+"""Layout of a `MQMessageExt`: system flag, topic, body, offset, born, stored, queue, size, times handed back, place."""
 _SIZE_AT, _PROPERTIES_AT, _TEXTS_END = 0x8C, 0x30, 0x28
 _POINTER, _NUMBER, _LONG = ctypes.c_void_p, ctypes.c_int, ctypes.c_longlong
 _FIELDS = (
@@ -42,16 +42,16 @@ _FIELDS = (
     ("_ZNK8rocketmq9MQMessage8getTopicEv", _POINTER), ("_ZNK8rocketmq12MQMessageExt14getOffsetMsgIdEv", _POINTER),
     ("_ZNK8rocketmq9MQMessage7getBodyEv", _POINTER),
 )  # fmt: skip
-"""What the library tells of a message, the addresses of its texts last: only asked by `Reader.check`."""
+"""The library's own accessors of a message, addresses of texts last; called only by `Reader.check`."""
 _TEXTS = 3
 _INT, _LENGTH = struct.Struct("<i"), struct.Struct("<Q")
 _MEMORY = (ctypes.c_char * ((1 << 47) - 1)).from_address(0)
-"""All of the process's memory: a slice of it takes 0.2 us, and objects of `ctypes` for the same some 4."""
+"""All of the process's memory: a slice of it takes 0.2 us, `ctypes` objects for the same about 4."""
 _CONCURRENTLY = 2
 _AHEAD_AT, _AHEAD_MAX = 0xF4, 1_000
-"""Where a `DefaultMQPushConsumer` keeps how many messages of a queue it reads ahead, and how many that are at first."""
+"""Offset in a `DefaultMQPushConsumer` of its limit of messages read ahead of a queue, and the initial limit."""
 _PULL_TIMEOUT_AT, _PULL_TIMEOUT_MS = 0x144, 30_000
-"""The same of how long it waits for an answer to a pull."""
+"""Offset of its timeout for an answer to a pull, and the initial timeout."""
 _PULLS = (
     ("_ZN8rocketmq11PullRequest16getCacheMsgCountEv", (ctypes.c_void_p,)),
     (
@@ -59,16 +59,16 @@ _PULLS = (
         (ctypes.c_void_p, ctypes.c_void_p),
     ),
 )
-"""Called with a queue before each pull, for how many of its messages are there; and with what a pull has brought."""
+"""Functions called before each pull, with the queue, for the number of its messages; and with a pull's result."""
 _MANY = (1 << 31) - 1
 
 
 class LibraryError(Exception):
-    """The library is not there, or is not one that reads messages whole."""
+    """The library is missing, or is not one that reads messages completely."""
 
 
 class _Lenient(ctypes.CDLL):
-    """Gives a function that fails for those that the library lacks and nobody calls."""
+    """Returns a failing function for functions that the library lacks and nobody calls."""
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -85,7 +85,7 @@ def load(folder: Path) -> Any:
     """The module `rocketmq.client` of the folder, over the folder's library.
 
     Raises:
-        LibraryError: One of them is missing, or cannot be loaded.
+        LibraryError: Module or library is missing, or cannot be loaded.
     """
     library = folder / LIBRARY / "rocketmq" / "librocketmq.so"
     package = folder / CLIENT
@@ -106,19 +106,19 @@ def load(folder: Path) -> Any:
 
 
 class Reader:
-    """Reads messages of the library's, out of its memory: a call of the library for each field took most of the time.
+    """Reads messages from the library's memory: a call of the library for each field took most of the time.
 
     Args:
-        dll: The library as `rocketmq.ffi` has it.
+        dll: The library of `rocketmq.ffi`.
 
     Raises:
-        LibraryError: It lacks a symbol.
+        LibraryError: The library lacks a symbol.
     """
 
     def __init__(self, dll: Any) -> None:
         self._dll = dll
         pointer = ctypes.c_void_p
-        dll = ctypes.PyDLL(dll._name, handle=dll._handle)  # other threads gain nothing by going on meanwhile
+        dll = ctypes.PyDLL(dll._name, handle=dll._handle)  # keeps the GIL: other threads would gain nothing
         try:
             text = "_ZN8rocketmq9MQDecoder24messageProperties2StringERKSt3mapISsSsSt4lessISsESaISt4pairIKSsSsEEE"
             self._joined = _bound(dll, text, pointer, pointer, pointer)
@@ -128,7 +128,7 @@ class Reader:
             raise LibraryError(f"the library lacks what reads a message whole: {error}") from error
 
     def size(self, handle: int) -> int:
-        """How much room a message takes."""
+        """Memory of a message."""
         return int(_INT.unpack_from(_MEMORY, handle + _SIZE_AT)[0])
 
     def read(self, number: int, handle: int) -> Message:
@@ -148,10 +148,10 @@ class Reader:
         return copied
 
     def check(self) -> None:
-        """Make a message of every kind, and read it; compare where fields are with what the library says.
+        """Create a message of every kind, read it, and compare its fields with the library's accessors.
 
         Raises:
-            LibraryError: It is not read as it was made.
+            LibraryError: It is not read as it was created.
         """
         dll, wrong = self._dll, "the library does not read messages whole: it is not the one of rocketmq 0.4.4"
         for body in (b"\0ab\0\xff" * 1000, b"", b"text"):
@@ -179,33 +179,33 @@ def _in_order(fields: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _bound(dll: Any, symbol: str, result: Any, *arguments: Any) -> Callable[..., Any]:
-    function = dll[symbol]  # a new object each time: what others bind is left alone
+    function = dll[symbol]  # a new object each time: other users' bindings stay unchanged
     function.restype, function.argtypes = result, arguments
     return function  # type: ignore[no-any-return]
 
 
 def _text(begin: int) -> bytes:
-    """The text of a `std::string` that points to this address."""
+    """The text of a `std::string` whose data is at this address."""
     end = begin + _LENGTH.unpack_from(_MEMORY, begin + _STRING_LENGTH_AT)[0]
     return _MEMORY[begin:end]  # type: ignore[return-value]  # of an array of characters it is bytes
 
 
 def _begin_and_end(vector: int) -> tuple[int, int]:
-    """Of a `std::vector`."""
+    """Begin and end of a `std::vector`."""
     begin, end = (ctypes.c_void_p.from_address(vector + half).value or 0 for half in (0, 8))
     return begin, end
 
 
 class Listener:
-    """Takes all messages that the library read at once, made as C++ would make an object of `MQMessageListener`.
+    """Takes all messages that the library read at once, laid out like a C++ object of `MQMessageListener`.
 
-    The library's C functions call back for one message after the other, in one thread for all that it read at once: the
-    second would wait until the first is settled.
+    The library's C functions call back for one message after the other, in one thread for all messages read at once:
+    the second would wait until the first is settled.
 
     Args:
         dll: The library.
         consumer: Its push consumer.
-        take: Is given the messages, and returns when they are consumed.
+        take: Takes the messages, and returns when they are consumed.
     """
 
     def __init__(self, dll: Any, consumer: int, take: Callable[[list[int]], None]) -> None:
@@ -226,13 +226,13 @@ class Listener:
 
 
 def keep_packed(dll: Any) -> Any:
-    """Let the library take packed bodies as they are: it knows zlib alone, and any other ends its process.
+    """Let the library leave bodies compressed: it knows only zlib, and crashes with any other format.
 
     Returns:
-        What the caller keeps for as long as the library runs.
+        An object to keep alive as long as the library runs.
 
     Raises:
-        LibraryError: It unpacks in another way.
+        LibraryError: The library decompresses in another way.
     """
     try:
         swap = _bound(dll, "_ZNSs4swapERSs", None, ctypes.c_void_p, ctypes.c_void_p)
@@ -249,20 +249,20 @@ def keep_packed(dll: Any) -> Any:
 
 
 def begin_at_first(dll: Any, consumer: int) -> None:
-    """Queues of which nothing is committed are read from their first message; C alone cannot say so."""
+    """Read queues without a commit from their first message; only the C++ interface can set this."""
     _method(dll, "19setConsumeFromWhereENS_16ConsumeFromWhereE", ctypes.c_int)(consumer, FIRST_OFFSET)
 
 
 def read_ahead(dll: Any, consumer: int, messages_max: int) -> None:
-    """How many messages of a queue may be read ahead."""
+    """Set the limit of messages read ahead of a queue."""
     _method(dll, "26setMaxCacheMsgSizePerQueueEi", ctypes.c_int)(consumer, messages_max)
 
 
 def check_layout(consumer: int) -> None:
-    """Whether a consumer that was just made is laid out as that of rocketmq 0.4.4: the next two write into it.
+    """Check that a new consumer has the layout of rocketmq 0.4.4: the next two functions write into it.
 
     Raises:
-        LibraryError: It is not.
+        LibraryError: It has another layout.
     """
     for field_at, value in ((_AHEAD_AT, _AHEAD_MAX), (_PULL_TIMEOUT_AT, _PULL_TIMEOUT_MS)):
         if ctypes.c_int.from_address(consumer + field_at).value != value:
@@ -270,26 +270,26 @@ def check_layout(consumer: int) -> None:
 
 
 def await_answers(consumer: int, timeout_ms: int) -> None:
-    """How long the library waits for an answer to a pull: it goes on waiting when the broker is gone."""
+    """Set the timeout for an answer to a pull, which the library awaits even if the broker is gone."""
     ctypes.c_int.from_address(consumer + _PULL_TIMEOUT_AT).value = timeout_ms
 
 
 def ask_nothing(consumer: int) -> None:
-    """Begin no pull until `read_ahead` is called: the library looks once a second then.
+    """Begin no pull until `read_ahead` is called: until then the library checks once a second.
 
-    A broker that is away it would else ask again and again, without any pause.
+    Otherwise it would retry a broker that is down without any pause.
     """
     ctypes.c_int.from_address(consumer + _AHEAD_AT).value = -1
 
 
 def ask_before(dll: Any, may_pull: Callable[[int], bool], came: Callable[[int, int], None]) -> Any:
-    """Let `may_pull` decide whether a queue is asked now or in a second, and tell `came` the bytes of its answers.
+    """Let `may_pull` decide whether a queue is asked now or in a second; pass the size of each answer to `came`.
 
     Returns:
-        What the caller keeps for as long as the library runs.
+        An object to keep alive as long as the library runs.
 
     Raises:
-        LibraryError: It asks in another way.
+        LibraryError: The library pulls in another way.
     """
     pointer, number = ctypes.c_void_p, ctypes.c_int
     try:
@@ -312,7 +312,7 @@ def ask_before(dll: Any, may_pull: Callable[[int], bool], came: Callable[[int, i
 
 
 def persist(dll: Any, consumer: int) -> None:
-    """Tell the brokers what is acknowledged; the library does so every 5 s."""
+    """Report acknowledged messages to the brokers; by itself the library does so every 5 s."""
     _method(dll, "21persistConsumerOffsetEv")(consumer)
 
 

@@ -1,4 +1,4 @@
-"""Puts a function of ours in the place of a library's, for the library's own calls. Of ELF alone, on 64 bits."""
+"""Replaces a function of a library for the library's own calls. Only for 64-bit ELF."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ def replace(library: Any, symbol: str, function: Any) -> None:
     """Let the library call `function` where it calls its own `symbol`.
 
     Args:
-        library: As `ctypes` loaded it.
+        library: The library, loaded by `ctypes`.
         symbol: Its name in the file.
-        function: Of `ctypes`; the caller keeps it.
+        function: A `ctypes` function; the caller keeps it alive.
 
     Raises:
-        LookupError: The library does not call it by its name.
+        LookupError: The library does not call the function by its name.
     """
     loaded = ctypes.POINTER(_LinkMap)()
     ctypes.CDLL(None).dlinfo(ctypes.c_void_p(library._handle), _RTLD_DI_LINKMAP, ctypes.byref(loaded))

@@ -1,6 +1,6 @@
 """Callbacks of the library that wait until the daemon has settled their messages. Standard library only.
 
-A callback returns success and nothing else: see the child's program.
+A callback only ever returns success: see the child's program.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Turns:
         self._changed = threading.Condition()
 
     def enter(self) -> None:
-        """Wait for a turn, but not longer than 2 s: messages in flight at a crash may be in more batches now."""
+        """Wait for a turn, at most 2 s: messages in flight at a crash may be in more batches now."""
         with self._changed:
             until_s = time.monotonic() + STUCK_S
             while self.count >= self._batches_max and time.monotonic() < until_s:
@@ -51,7 +51,7 @@ class Turns:
             self.count += 1
 
     def leave(self, batches: int) -> None:
-        """End the turns of so many batches."""
+        """End the turns of this many batches."""
         with self._changed:
             self.count -= batches
             # Waking all of up to 512 waiting threads each time doubled the time per message.
@@ -75,7 +75,7 @@ class Watch:
             os.write(self._wake, b"\0")
 
     def end(self, *, waits: bool) -> None:
-        """Called once a second: go on only if messages arrived since, or wait."""
+        """Called once a second: continue only if messages arrived since, or wait."""
         self.is_on = bool(self.largest_bytes) or waits
         self.largest_bytes = 0
 

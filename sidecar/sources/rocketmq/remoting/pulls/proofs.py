@@ -1,4 +1,4 @@
-"""Proofs that a queue is still the one that was read, by messages that are asked for again. Hands nothing on."""
+"""Proofs that a queue is still the one that was read, by requesting messages again. Hands nothing on."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ EMPTY_DELAY_S, REFUSED_DELAY_S = 0.05, 1.0
 
 @dataclass(slots=True)
 class Findings:
-    """What answers tell of queues."""
+    """Results of answers about queues."""
 
     moved: dict[TopicPartition, int | None] = field(default_factory=dict)
     """Queues to be taken anew: the offset that an operator set, or None if theirs cannot be read."""
@@ -29,10 +29,10 @@ class Findings:
     found: dict[TopicPartition, Mark] = field(default_factory=dict)
     """Marks of queues from which nothing was read yet."""
     refused: dict[TopicPartition, Frame] = field(default_factory=dict)
-    """Why a queue cannot be read at present."""
+    """The refusals of queues that cannot be read at present."""
 
     def forget(self, tp: TopicPartition) -> None:
-        """This queue is not read any more."""
+        """Drop a queue that is not read any more."""
         self.moved.pop(tp, None)
         self.replaced.discard(tp)
         self.found.pop(tp, None)
@@ -44,8 +44,8 @@ class Proofs:
 
     Args:
         asks: Makes the requests.
-        queues: Those that are read.
-        findings: Take what is found.
+        queues: The queues that are read.
+        findings: Take the results.
     """
 
     def __init__(self, asks: Asks, queues: Mapping[TopicPartition, Pulling], findings: Findings) -> None:
@@ -125,7 +125,7 @@ class Proofs:
         node.link.ask(ask, answered, PULL_TIMEOUT_S)
 
     def look_at_low(self, queue: Pulling, frame: Frame) -> None:
-        """A queue's first offset never decreases: without a mark, a lower one shows that the queue was replaced."""
+        """Check the first offset, which never decreases: without a mark, a lower one means that the queue is new."""
         if "minOffset" in frame.fields:
             low = read_offset(frame, "minOffset")
             if low < queue.low and queue.mark is None:

@@ -1,4 +1,4 @@
-"""State of a queue that is read by pulls, where to ask for it, and what its answers mean. Values only."""
+"""State of a queue that is read by pulls, its node, and the meaning of its answers. Values only."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _BODY, _PROPERTIES = itemgetter(1), itemgetter(2)
 
 
 class Node(NamedTuple):
-    """A node that messages are asked of."""
+    """A node to request messages from."""
 
     link: Link
     is_slave: bool = False
@@ -73,7 +73,7 @@ class Pulling:
     low: int = 0
     high: int | None = None
     end_at_s: float = 0.0
-    """When a paused queue's end is asked for next."""
+    """Time of the next request for a paused queue's end."""
     held: list[StoredMessage] = field(default_factory=list)
     """Messages read and not yet handed on."""
     held_bytes: int = 0

@@ -39,16 +39,16 @@ from sidecar.sources.rocketmq.wire.messages import StoredMessage, decode_some
 from sidecar.sources.rocketmq.wire.requests import MASTER, MESSAGES_MAX, Asks, Subscription, read_offset
 
 SUSPEND_MS = 5_000
-"""How long an answer waits for a first message; the broker answers at once when a message arrives."""
+"""Time that an answer waits for a first message; the broker answers at once when a message arrives."""
 MANY_QUEUES, SUSPEND_MANY_MS = 100, 10_000
 """With more queues than this, answers wait longer, because each answer costs even if it has no message."""
 LINK_BYTES_MAX = 4 << 10
 """Largest message that is read again, as proof, with the next ones; a larger message is asked for separately."""
 LOOK_EVERY_S = 60.0
-"""How often a queue that was read to its end is proven to be the same."""
+"""Interval at which a queue that was read to its end is proven to be the same."""
 END_EVERY_S, END_TIMEOUT_S = 5.0, 3.0
 SHUNNED_S = 60.0
-"""How long a slave that refused is not asked again, whatever its master suggests."""
+"""Time for which a slave that refused is not asked again, whatever its master suggests."""
 
 
 _OFFSET = itemgetter(0)
@@ -66,7 +66,7 @@ class Budget:
         self.held = self.asked = self.idle = 0
 
     def has_room(self, reserved: int) -> bool:
-        """Answers that wait for a first message reserve no room: that may take long."""
+        """Whether there is room for this answer; one that waits for a first message reserves none: it may take long."""
         taken = self.held + self.asked
         return taken <= self.idle or taken + reserved <= self.most
 
@@ -127,7 +127,7 @@ class Pulls:
                 self._paused.discard(tp)
 
     def pause(self, tps: Collection[TopicPartition]) -> None:
-        """Read all queues but these; their messages read ahead are dropped, so that none is held for long."""
+        """Read all queues except these; drop their messages read ahead, so that none is held for long."""
         for tp, queue in self._queues.items():
             if tp in tps and not queue.paused:
                 self._drop_held(queue)
@@ -142,7 +142,7 @@ class Pulls:
         queue.epoch += 1
 
     def end(self, tp: TopicPartition) -> int | None:
-        """The offset that the queue's next message will get, according to the last answer."""
+        """The offset of the queue's next message, according to the last answer."""
         queue = self._queues.get(tp)
         return queue.high if queue else None
 
@@ -213,7 +213,7 @@ class Pulls:
         node.link.ask(ask, answered, PULL_TIMEOUT_S)
 
     def _ask_end(self, queue: Pulling, now_s: float) -> None:
-        """Of a paused queue: a queue that is read reports its end with every answer."""
+        """Request the end of a paused queue; a queue that is read reports it with every answer."""
         queue.end_at_s = now_s + END_EVERY_S
         node = queue.find(MASTER)
 
@@ -238,7 +238,7 @@ class Pulls:
             queue.may_link = link is None or bool(messages)
             if messages:
                 self._hold(queue, messages, len(frame.body))
-            elif left is not None:  # read again with more room, in the end with all of it
+            elif left is not None:  # read the rest again with more room, up to all of it
                 queue.answer_bytes = min(self._budget.most, 2 * max(room, queue.answer_bytes))
             queue.next = read_offset(frame, "nextBeginOffset") if left is None else left
             queue.high = read_offset(frame, "maxOffset")
