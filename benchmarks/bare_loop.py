@@ -9,7 +9,7 @@ import uuid
 
 from confluent_kafka import Consumer, KafkaError
 
-from sidecar.config.source import KafkaSource
+from sidecar.config.source.kafka import KafkaSource
 from sidecar.sources.kafka.config import consumer_config
 
 

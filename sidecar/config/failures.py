@@ -18,7 +18,7 @@ from pydantic import (
 
 from sidecar.config.base import Expanded, Int, Model, OneOf, Text, kind, matching, problem, words
 from sidecar.config.marks import Kind, OnSpark
-from sidecar.config.source import TOPIC
+from sidecar.config.source.kafka import TOPIC
 from sidecar.config.units import Duration
 
 _WAIT = Duration("1ms", "1h")

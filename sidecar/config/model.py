@@ -22,7 +22,7 @@ from sidecar.config.failures import DeadLetterPlace, DeadLetters, HandBack, Retr
 from sidecar.config.ledger import CLAIM_TIMEOUT
 from sidecar.config.marks import Kind, OnSpark
 from sidecar.config.sinks import Sink
-from sidecar.config.source import Source
+from sidecar.config.source.section import Source
 from sidecar.config.spark import Spark
 from sidecar.config.tags import OFFSET_MSG_ID, ROCKETMQ_TAG, Dedup, Tags, canonical
 from sidecar.config.units import Duration, Size

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 
-from sidecar.config.source import Source as Settings
+from sidecar.config.source.section import Source as Settings
 from sidecar.sources.base import Source
 from sidecar.sources.context import SourceContext
 

@@ -9,8 +9,8 @@ from typing import Any, get_args
 
 import pytest
 
-from sidecar.config.source import RocketMqSource
-from sidecar.config.source import Source as Settings
+from sidecar.config.source.rocketmq import RocketMqSource
+from sidecar.config.source.section import Source as Settings
 from sidecar.core.effects import CommitItem
 from sidecar.core.partition_state import PartitionState
 from sidecar.core.records import TopicPartition

@@ -12,7 +12,7 @@ import orjson
 import psutil
 import pytest
 
-from sidecar.config.source import RocketMqSource as RocketMqSettings
+from sidecar.config.source.rocketmq import RocketMqSource as RocketMqSettings
 from sidecar.core.records import TopicPartition
 from sidecar.sources.rocketmq.native.cluster import Cluster
 from sidecar.sources.rocketmq.progress import Mark

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sidecar.config.source import KafkaSource
+from sidecar.config.source.kafka import KafkaSource
 from sidecar.core.records import TopicPartition
 from sidecar.errors import UnavailableError
 from sidecar.sources.kafka.columns import KafkaColumns

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql.streaming.datasource import ReadMaxRows
 
-from sidecar.config.source import KafkaSource
+from sidecar.config.source.kafka import KafkaSource
 from sidecar.core.records import TopicPartition
 from sidecar.errors import StateError
 from sidecar.sources.kafka.start.offsets import Bounds

@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from sidecar.cli import main
-from sidecar.config.source import KafkaSource
+from sidecar.config.source.kafka import KafkaSource
 from sidecar.spark.run.job import SparkRun
 from sidecar.spark.run.kafka_options import client_options, start_options, topic_options, trigger_options
 from sidecar.spark.run.supported import refusals

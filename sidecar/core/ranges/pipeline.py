@@ -10,7 +10,7 @@ they are sent.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from sidecar.core.batching import Limits, halves, held_bytes
@@ -50,6 +50,48 @@ class Halve:
     parts: tuple[Halved, ...]
 
 
+class _Halvings:
+    """The parts of a range that were replaced by their halves.
+
+    Args:
+        known: Those of an earlier attempt.
+    """
+
+    def __init__(self, known: Collection[Halved]) -> None:
+        self._known = set(known)
+        self._fresh: list[Halved] = []
+        self._outstanding: deque[list[Intent]] = deque()
+        """The intents of each `Halve` that is not durable yet."""
+
+    def replaced(self, part: Part) -> bool:
+        """Whether an attempt replaced this part by its halves."""
+        return (part.group, part.first, part.last) in self._known
+
+    def add(self, halved: Halved) -> None:
+        """Add a part that is to be made durable with the next `Halve`."""
+        self._fresh.append(halved)
+
+    def take(self, intents: Iterable[Intent]) -> tuple[Halved, ...]:
+        """The parts of the next `Halve`; the intents that are not durable yet wait for it."""
+        fresh = tuple(self._fresh)
+        if fresh:
+            self._known.update(fresh)
+            self._outstanding.append([intent for intent in intents if not intent.durable])
+            self._fresh.clear()
+        return fresh
+
+    def durable(self) -> None:
+        """The first outstanding `Halve` is durable.
+
+        Raises:
+            StrayEventError: None is outstanding.
+        """
+        if not self._outstanding:
+            raise StrayEventError("halves", Stage.ENDED, Event.DURABLE)
+        for intent in self._outstanding.popleft():
+            intent.durable = True
+
+
 class RangePipeline:
     """Connects reading, cutting and delivery of one range.
 
@@ -80,10 +122,7 @@ class RangePipeline:
     ) -> None:
         self._separator = reading.framer.separator
         self._held_max_bytes = held_max_bytes
-        self._halved = set(halved)
-        self._fresh: list[Halved] = []
-        self._halving: deque[list[Intent]] = deque()
-        """The intents of each `Halve` that is not durable yet."""
+        self._halvings = _Halvings(halved)
         self._again = again
         owned = Ownerships(self._separator)
         owned.limit(Room(extra_bytes=1 << 62))  # a part may always be split: the room for intents is a folder
@@ -114,7 +153,7 @@ class RangePipeline:
     def _add(self, part: Part) -> None:
         part.intent.stand(old=self._again)
         part.life.attempts = int(self._again)
-        if (part.group, part.first, part.last) not in self._halved or part.count < 2:
+        if part.count < 2 or not self._halvings.replaced(part):
             self.delivery.cut([part])
             return
         for piece in self.range.outstanding.split(part, halves(part.fragments, self._separator)):
@@ -142,10 +181,7 @@ class RangePipeline:
         Raises:
             StrayEventError: No `Halve` is outstanding.
         """
-        if not self._halving:
-            raise StrayEventError("halves", Stage.ENDED, Event.DURABLE)
-        for intent in self._halving.popleft():
-            intent.durable = True
+        self._halvings.durable()
         self.delivery.release_durable()
 
     def step(self, now_ms: float) -> list[Effect | Halve]:
@@ -156,11 +192,8 @@ class RangePipeline:
         self.delivery.step(now_ms)
         self._apply()
         effects: list[Effect | Halve] = list(self.delivery.output.take_effects())
-        if self._fresh:
-            self._halved.update(self._fresh)
-            effects.append(Halve(tuple(self._fresh)))
-            self._halving.append([intent for intent in self.range.promises.intents if not intent.durable])
-            self._fresh.clear()
+        if fresh := self._halvings.take(self.range.promises.intents):
+            effects.append(Halve(fresh))
         return effects
 
     def _apply(self) -> None:
@@ -170,7 +203,7 @@ class RangePipeline:
                 case Settled(_, name, messages):
                     self.books.settle(name, messages)
                 case OneHalved(_, group, first, last):
-                    self._fresh.append((group, first, last))
+                    self._halvings.add((group, first, last))
                 case Changed() | GivenUp():
                     pass  # nothing is committed, and no other owner claims
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sidecar.config.source import KafkaSource as Settings
+from sidecar.config.source.kafka import KafkaSource as Settings
 from sidecar.sources.context import SourceContext
 from sidecar.sources.kafka.source import KafkaSource
 

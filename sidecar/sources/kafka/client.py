@@ -12,7 +12,7 @@ from typing import Any
 import confluent_kafka as ck
 from confluent_kafka import KafkaError, KafkaException, Message
 
-from sidecar.config.source import KafkaSource as KafkaSettings
+from sidecar.config.source.kafka import KafkaSource as KafkaSettings
 from sidecar.core.records import Run
 from sidecar.sources.kafka.columns import runs_of
 from sidecar.sources.kafka.config import consumer_config

@@ -12,7 +12,7 @@ from typing import Any
 import confluent_kafka as ck
 
 from sidecar.config.base import HIDDEN, secret_name
-from sidecar.config.source import KafkaSource as KafkaSettings
+from sidecar.config.source.kafka import KafkaSource as KafkaSettings
 
 SESSION_TIMEOUT_MS = 9_000
 HEARTBEAT_MS = 500

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import confluent_kafka as ck
 from confluent_kafka.admin import AdminClient
 
-from sidecar.config.source import KafkaSource as KafkaSettings
+from sidecar.config.source.kafka import KafkaSource as KafkaSettings
 from sidecar.core.records import TopicPartition
 from sidecar.errors import StateError
 from sidecar.sources.base import SESSION, Listener, Tell

@@ -8,7 +8,7 @@ from collections.abc import Collection, Sequence
 import confluent_kafka as ck
 from confluent_kafka import KafkaError
 
-from sidecar.config.source import KafkaSource as KafkaSettings
+from sidecar.config.source.kafka import KafkaSource as KafkaSettings
 from sidecar.core.records import TopicPartition
 from sidecar.sources.base import SESSION, Listener
 from sidecar.sources.kafka.ends import Ends

@@ -10,7 +10,7 @@ import confluent_kafka as ck
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType  # type: ignore[attr-defined]
 
-from sidecar.config.source import KafkaSource as KafkaSettings
+from sidecar.config.source.kafka import KafkaSource as KafkaSettings
 from sidecar.core.partition.room import METADATA_CHARACTERS, METADATA_CHARACTERS_MIN
 from sidecar.errors import UnavailableError
 from sidecar.sources.base import Tell

@@ -9,7 +9,7 @@ from typing import Any
 from confluent_kafka import KafkaError, Message
 from confluent_kafka.admin import AdminClient
 
-from sidecar.config.source import KafkaSource as KafkaSettings
+from sidecar.config.source.kafka import KafkaSource as KafkaSettings
 from sidecar.core.effects import CommitItem
 from sidecar.core.partition.room import METADATA_CHARACTERS
 from sidecar.core.records import Columns, Run, TopicPartition

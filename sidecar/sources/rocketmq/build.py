@@ -5,7 +5,7 @@ A client is imported when it is chosen: that of gRPC costs 15 ms, and needs pack
 
 from __future__ import annotations
 
-from sidecar.config.source import RocketMqSource as Settings
+from sidecar.config.source.rocketmq import RocketMqSource as Settings
 from sidecar.sources.base import Source
 from sidecar.sources.context import SourceContext
 from sidecar.sources.rocketmq.leased.client import LeasedClient

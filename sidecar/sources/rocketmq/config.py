@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ssl
 
-from sidecar.config.source import RocketMqSource as RocketMqSettings
+from sidecar.config.source.rocketmq import RocketMqSource as RocketMqSettings
 from sidecar.errors import CredentialsError
 from sidecar.sources.rocketmq.wire.acl import signer
 from sidecar.sources.rocketmq.wire.codes import Code

@@ -10,7 +10,7 @@ import confluent_kafka as ck
 import structlog
 from confluent_kafka.admin import AdminClient
 
-from sidecar.config.source import KafkaSource
+from sidecar.config.source.kafka import KafkaSource
 from sidecar.core.records import TopicPartition
 from sidecar.errors import UnavailableError
 from sidecar.sources.kafka.config import client_config

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from sidecar.config.model import Settings
-from sidecar.config.source import KafkaSource
+from sidecar.config.source.kafka import KafkaSource
 
 _SAME = {
     "client.id",

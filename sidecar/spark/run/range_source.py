@@ -23,7 +23,7 @@ from sidecar.errors import StateError
 from sidecar.spark.run.folder import read, write
 
 if TYPE_CHECKING:
-    from sidecar.config.source import KafkaSource
+    from sidecar.config.source.kafka import KafkaSource
     from sidecar.sources.kafka.start.offsets import Bounds
     from sidecar.spark.run.broker import Places
 

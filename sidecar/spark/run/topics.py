@@ -7,7 +7,7 @@ import time
 from confluent_kafka import KafkaError
 from confluent_kafka.admin import AdminClient
 
-from sidecar.config.source import KafkaSource
+from sidecar.config.source.kafka import KafkaSource
 from sidecar.errors import StateError, UnavailableError
 from sidecar.sources.kafka.config import client_config
 from sidecar.sources.kafka.topics import TIMEOUT_S, MadeAgain, TopicIds

@@ -12,7 +12,7 @@ from ruamel.yaml import YAML
 
 from sidecar.config import Settings, load, schema
 from sidecar.config.file.document import parse
-from sidecar.config.kafka_properties import refusal
+from sidecar.config.source.kafka_properties import refusal
 from sidecar.config.units import DURATIONS, SIZES, Duration, Size
 from sidecar.core.messages.fields import Field
 from sidecar.errors import ConfigError

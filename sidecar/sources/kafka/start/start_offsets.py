@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from confluent_kafka import KafkaError, KafkaException
 
-from sidecar.config.source import KafkaSource as KafkaSettings
+from sidecar.config.source.kafka import KafkaSource as KafkaSettings
 from sidecar.core.lineage import TOKEN_BITS, Basis, Committed, Lineage, Recalled, inherited
 from sidecar.core.partition_state import PartitionState
 from sidecar.core.records import TopicPartition

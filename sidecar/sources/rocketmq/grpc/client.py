@@ -9,7 +9,7 @@ import time
 from collections.abc import Collection, Coroutine, Hashable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from sidecar.config.source import RocketMqSource as RocketMqSettings
+from sidecar.config.source.rocketmq import RocketMqSource as RocketMqSettings
 from sidecar.sources.base import Tell
 from sidecar.sources.rocketmq.grpc.arrivals import Arrivals
 from sidecar.sources.rocketmq.grpc.attempts import Attempts

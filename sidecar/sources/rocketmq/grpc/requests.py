@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from functools import lru_cache
 from typing import Any
 
-from sidecar.config.source import RocketMqSource as RocketMqSettings
+from sidecar.config.source.rocketmq import RocketMqSource as RocketMqSettings
 from sidecar.core.records import Header, Place, TopicPartition
 from sidecar.sources.base import Tell
 from sidecar.sources.rocketmq.grpc.stubs import VERSION, Stubs

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, TypeVar
 
-from sidecar.config.source import RocketMqSource as RocketMqSettings
+from sidecar.config.source.rocketmq import RocketMqSource as RocketMqSettings
 from sidecar.sources.rocketmq.grpc.acks import OK
 from sidecar.sources.rocketmq.grpc.requests import POLL_S, REQUEST_S, Requests
 from sidecar.sources.rocketmq.grpc.stubs import Stubs

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Any
 
-from sidecar.config.source import RocketMqSource as RocketMqSettings
+from sidecar.config.source.rocketmq import RocketMqSource as RocketMqSettings
 from sidecar.errors import CredentialsError, SidecarError, UnavailableError
 from sidecar.sources.rocketmq.config import tls_of
 from sidecar.sources.rocketmq.grpc.requests import REQUEST_S, Requests

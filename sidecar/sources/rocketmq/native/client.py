@@ -9,7 +9,7 @@ import time
 from collections.abc import Collection, Hashable, Mapping, Sequence
 from pathlib import Path
 
-from sidecar.config.source import RocketMqSource as RocketMqSettings
+from sidecar.config.source.rocketmq import RocketMqSource as RocketMqSettings
 from sidecar.errors import ConfigError, UnavailableError
 from sidecar.sources.base import Tell
 from sidecar.sources.rocketmq.leased.client import Handed

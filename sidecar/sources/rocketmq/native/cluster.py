@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 
-from sidecar.config.source import RocketMqSource as RocketMqSettings
+from sidecar.config.source.rocketmq import RocketMqSource as RocketMqSettings
 from sidecar.core.records import TopicPartition
 from sidecar.sources.rocketmq.config import sign_of
 from sidecar.sources.rocketmq.native.marks import Marks, mark_at

@@ -9,7 +9,7 @@ from typing import Any
 import confluent_kafka as ck
 from confluent_kafka import Message
 
-from sidecar.config.source import KafkaSource
+from sidecar.config.source.kafka import KafkaSource
 from sidecar.core.records import Run, TopicPartition
 from sidecar.errors import UnavailableError
 from sidecar.spark.run.broker import outsider

@@ -8,7 +8,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from sidecar.config.source import RocketMqSource
+from sidecar.config.source.rocketmq import RocketMqSource
 from sidecar.errors import ConfigError
 from sidecar.sources.rocketmq.native.child.frames import (
     Frames,

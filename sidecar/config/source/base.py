@@ -1,0 +1,96 @@
+"""What the settings of all sources share. Imports no client."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias
+
+from pydantic import (
+    BeforeValidator,
+    PlainSerializer,
+    WithJsonSchema,
+)
+
+from sidecar.config.address import address
+from sidecar.config.base import Model
+from sidecar.config.marks import Kind
+
+_SEVERAL = "; several as a list or separated by commas"
+
+
+def servers(value: Any, example: str, read: Callable[[str], str]) -> str:
+    """The servers as one text; `read` returns the part of each server that must be an address."""
+    servers = value.split(",") if isinstance(value, str) else value
+    for server in servers if isinstance(servers, list) and servers else [None]:
+        address(read(server) if isinstance(server, str) else None, example, _SEVERAL)
+    return ",".join(server.strip() for server in servers)
+
+
+def unique_topics(names: list[str]) -> list[str]:
+    """The topics, each of which is named once."""
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise ValueError(f"names {', '.join(twice)} twice")
+    return names
+
+
+def _start(value: Any) -> Any:
+    if value in ("earliest", "latest"):
+        return str(value)
+    try:
+        when = datetime.fromisoformat(value)
+    except (TypeError, ValueError):
+        raise ValueError("needs earliest, latest or a timestamp such as 2026-01-31T12:00:00Z") from None
+    if when.tzinfo is None:
+        raise ValueError("needs a time zone at the end of the timestamp, such as Z or +02:00")
+    if when.timestamp() < 0:
+        raise ValueError("must not be before 1970")
+    return round(when.timestamp() * 1000)
+
+
+def _start_text(start: str | int) -> str:
+    return start if isinstance(start, str) else datetime.fromtimestamp(start / 1000, UTC).isoformat()
+
+
+SERVERS_SCHEMA = WithJsonSchema(
+    {"type": ["string", "array"], "minLength": 1, "minItems": 1, "items": {"type": "string"}}
+)
+Start: TypeAlias = Annotated[
+    Literal["earliest", "latest"] | int,
+    Kind("text"),
+    BeforeValidator(_start),
+    PlainSerializer(_start_text, return_type=str),
+    WithJsonSchema({"type": "string"}),
+]
+
+
+class SourceSettings(Model):
+    """Settings of one source, with what the program asks of every source; `sidecar.sources.KEY.build` makes it."""
+
+    holds_large_blocks: ClassVar[bool] = True
+    """Whether its client frees large blocks seldom, so that the allocator had better give them back."""
+
+    @property
+    def consumer_group(self) -> str:
+        """The consumer group."""
+        raise NotImplementedError
+
+    @property
+    def isolation(self) -> str:
+        """Which messages of transactions are read, where that is a setting."""
+        return ""
+
+    @property
+    def pushed_filter(self) -> str:
+        """Expression of the broker's own by which messages are left out, beside tags."""
+        return ""
+
+    @property
+    def numbers_messages(self) -> bool:
+        """Whether offsets are the source's own, and not the broker's."""
+        return False
+
+    def summary(self) -> str:
+        """What is read from where, for `sidecar validate`; without secrets."""
+        raise NotImplementedError

@@ -1,0 +1,41 @@
+"""The section `source`: exactly one source. Imports no client."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import (
+    Field,
+)
+
+from sidecar.config.base import OneOf
+from sidecar.config.marks import NotOnSpark
+from sidecar.config.source.base import SourceSettings
+from sidecar.config.source.kafka import KafkaSource
+from sidecar.config.source.rocketmq import RocketMqSource
+
+
+class Source(OneOf):
+    """Where messages come from."""
+
+    kafka_: KafkaSource | None = Field(default=None, alias="kafka", description="A Kafka cluster.")
+    rocketmq: Annotated[RocketMqSource | None, NotOnSpark("Spark has no connector for it")] = Field(
+        default=None, description="A RocketMQ cluster, 4.x or 5.x."
+    )
+
+    @property
+    def kafka(self) -> KafkaSource:
+        """The Kafka section, for parts that serve no other source."""
+        assert self.kafka_ is not None
+        return self.kafka_
+
+    @property
+    def group_id(self) -> str:
+        """The consumer group."""
+        return self.chosen.consumer_group
+
+    @property
+    def chosen(self) -> SourceSettings:
+        """Settings of the chosen source."""
+        chosen: SourceSettings = self.only_one
+        return chosen
