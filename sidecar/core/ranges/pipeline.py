@@ -17,8 +17,8 @@ from sidecar.core.batching import Limits, halves, held_bytes
 from sidecar.core.books import Books
 from sidecar.core.cutting.memory import Memory
 from sidecar.core.delivery.delivery import Delivery
-from sidecar.core.delivery.output import Changed, GivenUp, Settled
 from sidecar.core.delivery.output import Halved as OneHalved
+from sidecar.core.delivery.output import Settled
 from sidecar.core.delivery.rules import DeliveryRules
 from sidecar.core.delivery.stages import Event, Stage, StrayEventError
 from sidecar.core.effects import Effect
@@ -204,8 +204,8 @@ class RangePipeline:
                     self.books.settle(name, messages)
                 case OneHalved(_, group, first, last):
                     self._halvings.add((group, first, last))
-                case Changed() | GivenUp():
-                    pass  # nothing is committed, and no other owner claims
+                case _:
+                    pass  # `Changed` and `GivenUp`: nothing is committed, and no other owner claims
 
     @property
     def cuts(self) -> Mapping[str, int]:
