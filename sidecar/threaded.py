@@ -1,4 +1,4 @@
-"""The batcher for consumers with threads: it sends batches itself, and closes in order. Decides nothing of batches."""
+"""Batcher for consumers with threads: sends batches itself, and closes in order. Decides nothing about batches."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ M = TypeVar("M")
 
 
 class Rejected(Exception):  # noqa: N818  # an answer, not an error of this program
-    """Raise it in `send` when the batch will never be taken: it is dead-lettered, with this as the reason."""
+    """Raise this in `send` if the batch will never be accepted: it is dead-lettered, with this as the reason."""
 
 
 class Retry(Exception):  # noqa: N818
-    """Raise it in `send` when the batch is to be sent again, and not before a while.
+    """Raise this in `send` to have the batch sent again after a wait.
 
     Args:
-        reason: What failed.
-        after_ms: Milliseconds to wait at least; beyond the backoff at most 5 minutes of it are honoured.
+        reason: Description of the failure.
+        after_ms: Minimum wait in milliseconds; beyond the backoff, at most 5 minutes of it are honoured.
     """
 
     def __init__(self, reason: str, after_ms: float = 0) -> None:
@@ -39,13 +39,13 @@ def _log(error: BaseException) -> None:
 
 
 class _Calls(Generic[G, M]):
-    """The calls of ends and retries, kept for a time when the lock is free, and made one at a time, in their order.
+    """Calls of callbacks for ends and retries, kept until the lock is free, and made one at a time and in order.
 
     Args:
-        callbacks: What is called.
-        on_error: Called with what a callback raised.
-        lock: The batcher's.
-        senders: Threads in which nothing that is raised may come out.
+        callbacks: The callbacks.
+        on_error: Called with each exception of a callback.
+        lock: The batcher's lock.
+        senders: Threads in which no exception may propagate.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class _Calls(Generic[G, M]):
         senders: Collection[threading.Thread],
     ) -> None:
         self.changed = threading.Condition(lock)
-        """Who waits for the calls waits for it, and for all else that has ended."""
+        """Notified when all calls have been made, and when anything else has ended."""
         self._callbacks = callbacks
         self._on_error = on_error
         self._lock = lock
@@ -72,7 +72,7 @@ class _Calls(Generic[G, M]):
 
     @property
     def made(self) -> bool:
-        """Whether all are; under the lock."""
+        """Whether all calls have been made; requires the lock."""
         return not self._kept and self._caller is None
 
     def is_own_thread(self) -> bool:
@@ -80,13 +80,13 @@ class _Calls(Generic[G, M]):
         return threading.current_thread() in self._senders or self._caller == threading.get_ident()
 
     def take(self) -> list[Callable[[], object]]:
-        """Take over all that are kept, under the lock: `make` makes none of them."""
+        """Remove and return all kept calls, so that `make` makes none of them; requires the lock."""
         taken = list(self._kept)
         self._kept.clear()
         return taken
 
     def make(self) -> None:
-        """Make the calls that are kept, or wait until the thread that does it has made them."""
+        """Make the kept calls, or wait until the thread that is making them has finished."""
         with self._lock:
             if self._caller == threading.get_ident():
                 return
@@ -107,7 +107,7 @@ class _Calls(Generic[G, M]):
             self._lock.acquire()
 
     def guarded(self, call: Callable[[], object]) -> None:
-        """Make this call; what it raises is told."""
+        """Make this call; report its exception, if any."""
         try:
             call()
         except BaseException as error:
@@ -123,22 +123,22 @@ class _Calls(Generic[G, M]):
 
 
 class ThreadedBatcher(Generic[G, M]):
-    """Sends what a `Batcher` gathers in threads of its own. Every method may be called from any thread.
+    """Sends the batches of a `Batcher` in threads that it owns. Every method may be called from any thread.
 
     Callbacks are those of the batcher. They run outside the lock, one at a time, in the order of the answers, in the
-    thread that got the answer (or called `close` or `release`), and may call every method but `flush` and `close`. One
-    that raises is told to `on_error`, and the others are called.
+    thread that got the answer (or called `close` or `release`), and may call every method except `flush` and `close`.
+    Exceptions of callbacks are reported to `on_error`, and the other callbacks are still called.
 
     Args:
-        batcher: Made for this one, and not touched by others from now on. Give it `jitter=random.random`.
-        send: Called with a batch, in up to `senders` threads at once, of one group never twice at once. Returns when
-            the batch was taken, raises `Rejected` when it never will be, and anything else when it is to be sent
-            again. Bound its time: a send that hangs takes a sender with it.
-        senders: Threads.
-        on_error: Called with what a callback raised; by default it is logged, to the logger `sidecar`.
+        batcher: A batcher that nothing else uses from now on. Create it with `jitter=random.random`.
+        send: Called with a batch, in up to `senders` threads at once, but never twice at once for the same group.
+            Returns if the batch was accepted, raises `Rejected` if it never will be, and any other exception if it is
+            to be sent again. Limit its time: a send that hangs blocks a sender.
+        senders: Number of threads.
+        on_error: Called with each exception of a callback; by default logs it to the logger `sidecar`.
 
     Raises:
-        ValueError: There are less than 1 senders.
+        ValueError: `senders` is below 1.
 
     >>> taken = []
     >>> batcher = Batcher(on_delivered=lambda batch: print("done", batch.messages))
@@ -162,13 +162,13 @@ class ThreadedBatcher(Generic[G, M]):
         self._send = send
         self._lock = threading.Lock()
         self._work = threading.Condition(self._lock)
-        """Senders wait for it: something may be due."""
+        """Notified when something may be due; senders wait for it."""
         self._senders = [threading.Thread(target=self._run, name=f"sender-{i}", daemon=True) for i in range(senders)]
         self._calls: _Calls[G, M] = _Calls(batcher.callbacks, on_error, self._lock, self._senders)
         divert(batcher, self._calls)
-        self._wake_at_ms = float("inf")  # when the senders that wait look by themselves
+        self._wake_at_ms = float("inf")  # when waiting senders check by themselves
         self._closing = False
-        self._clean: bool | None = None  # what `close` returned
+        self._clean: bool | None = None  # the result of `close`
         for thread in self._senders:
             thread.start()
 
@@ -179,16 +179,16 @@ class ThreadedBatcher(Generic[G, M]):
         self.close()
 
     def add(self, group: G, message: M, timeout_s: float | None = None) -> bool:
-        """Take a message; False when there was no room in time. In a callback or in `send` it does not wait.
+        """Take a message; False if there was no room in time. In a callback or in `send`, it does not wait.
 
         Args:
             group: The group.
             message: The message.
-            timeout_s: How long to wait for room; 0 for not at all, None for as long as it takes.
+            timeout_s: How long to wait for room; 0 does not wait, None waits without limit.
 
         Raises:
-            RuntimeError: `close` was called, perhaps while this waited: the message was not taken.
-            ValueError: The message alone is beyond the budget, or its size is below 0.
+            RuntimeError: `close` was called, perhaps during the wait; the message was not taken.
+            ValueError: The message alone exceeds the budget, or its size is below 0.
             TypeError: There is no `size` function, and the message is not bytes.
         """
         with self._lock:
@@ -204,15 +204,15 @@ class ThreadedBatcher(Generic[G, M]):
             raise RuntimeError("this batcher is closed or closing: it accepts no message")
 
     def counts(self) -> BatcherCounts:
-        """What is held and what became of the rest, now."""
+        """Present counts of held and ended messages and batches."""
         with self._lock:
             return self._batcher.counts()
 
     def flush(self, timeout_s: float = 30.0) -> bool:
-        """Send what is open now, and wait until nothing is held and all callbacks were called; False when not in time.
+        """Send all open messages, and wait until nothing is held and all callbacks were called; False on timeout.
 
         Raises:
-            RuntimeError: It was called in a callback or in `send`: it would wait for itself.
+            RuntimeError: Called in a callback or in `send`, where it would wait for itself.
         """
         self._check_thread("flush")
         with self._lock:
@@ -221,10 +221,10 @@ class ThreadedBatcher(Generic[G, M]):
             return self._calls.changed.wait_for(self._is_at_rest, timeout_s)
 
     def release(self, where: Callable[[G], bool] = lambda _: True) -> list[M]:
-        """Let go of what has not ended, and of the answers of sends that run; callbacks have been called at return.
+        """Release all messages that have not ended, and ignore answers of running sends; returns after the callbacks.
 
         Args:
-            where: Which groups; all by default.
+            where: Selects groups; all by default.
 
         Returns:
             The messages, in order within each group.
@@ -236,17 +236,17 @@ class ThreadedBatcher(Generic[G, M]):
         return released
 
     def close(self, timeout_s: float = 30.0) -> bool:
-        """Take no more messages, send what is open, wait for all answers and callbacks, and end the threads.
+        """Take no more messages, send all open messages, wait for all answers and callbacks, and end the threads.
 
-        What has no end in time is released. So each message that `add` took has its callback, and none begins after
-        `close` has returned. One that hangs is waited for until the time is over; then the others are called here.
-        Called again, it returns what the first call did.
+        Messages that have not ended in time are released. So each message that `add` took has its callback, and no
+        callback begins after `close` has returned. A callback that hangs is awaited until the timeout; the others are
+        then called in this thread. A repeated call returns the result of the first.
 
         Returns:
-            Whether all was answered in time and told, so that nothing was released.
+            Whether everything was answered in time and all callbacks were called, so that nothing was released.
 
         Raises:
-            RuntimeError: It was called in a callback or in `send`: it would wait for itself.
+            RuntimeError: Called in a callback or in `send`, where it would wait for itself.
         """
         self._check_thread("close")
         until_s = time.monotonic() + timeout_s
@@ -298,13 +298,13 @@ class ThreadedBatcher(Generic[G, M]):
         except Rejected as answer:
             reason = str(answer)
             return lambda: self._batcher.rejected(batch, reason)
-        except BaseException as error:  # noqa: BLE001  # the thread must live, and the batch have its end
+        except BaseException as error:  # noqa: BLE001  # the thread must survive, and the batch must end
             reason, after_ms = str(error) or repr(error), error.after_ms if isinstance(error, Retry) else None
             return lambda: self._batcher.failed(batch, reason, _now_ms(), after_ms)
         return lambda: self._batcher.delivered(batch)
 
     def _wake_senders(self) -> None:
-        """Wake them when something is due before they would look."""
+        """Wake the senders if something is due before they would check."""
         now_ms = _now_ms()
         wait_ms = self._batcher.wait_ms(now_ms)
         if wait_ms is not None and now_ms + wait_ms < self._wake_at_ms:

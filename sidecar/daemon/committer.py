@@ -1,4 +1,4 @@
-"""Does the steps of a commit: on threads, at the ledger, at the broker. `core.pipeline.commit_order` decides them."""
+"""Performs the steps of a commit on threads, ledger and broker, as decided by `core.pipeline.commit_order`."""
 
 from __future__ import annotations
 
@@ -18,27 +18,27 @@ from sidecar.runtime.worker import Inbox, Worker
 from sidecar.sources.base import Source
 
 WAIT_S = 0.05
-"""Between two looks at what the threads report, while a commit is awaited."""
+"""How long to wait for reports of the threads before checking again whether the awaited step has ended."""
 
 
 class StepEnded(NamedTuple):
-    """What the step under way writes is durable, or not. Comes to the inbox."""
+    """End of the step under way, sent to the inbox; `ok` if everything that the step writes is durable."""
 
     ok: bool
 
 
 class Committer:
-    """Makes durable what the pipeline says is settled; only for the main thread.
+    """Makes settled state durable when the pipeline requests it. Main thread only.
 
     Args:
-        pipeline: Asks for commits, and learns how they end.
-        source: Takes the states.
+        pipeline: Requests commits, and is notified of their ends.
+        source: Commits the states.
         writer: Writes the journal of message ids.
-        inbox: Takes a `StepEnded` for each step.
+        inbox: Receives a `StepEnded` for each step.
         ids: Has the journal.
-        ledger: Has the claims, if anything has.
-        watch: Knows whether the state folder is in its place.
-        record: Counts and times.
+        ledger: Has the claims; None if there is no ledger.
+        watch: Reports whether the state folder is in its place.
+        record: Counts and times commits.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class Committer:
         self._order = CommitOrder()
 
     def begin(self, items: list[CommitItem]) -> None:
-        """Begin the commit that the pipeline asks for."""
+        """Begin the commit that the pipeline requests."""
         self._record.commits.begun([item.tp for item in items], time.monotonic())
         self._do(self._begin(items))
 
@@ -74,7 +74,7 @@ class Committer:
         return step
 
     def ended(self, ended: StepEnded) -> None:
-        """The step under way ended: do the next one."""
+        """Perform the next step after the step under way ended."""
         step = self._end(ok=ended.ok)
         if step is not None:
             self._do(step)
@@ -99,28 +99,28 @@ class Committer:
                 self.committed(dict.fromkeys(tps, False), 0.0)
 
     def _write(self, step: Journal) -> bool:
-        """On the writer's thread."""
+        """Write the journal, on the writer's thread."""
         reason = self._ids.journal.write(step.segments)
         if reason:
             self._record.commits.ids_failed(reason)
         return not reason
 
     def committed(self, results: Mapping[TopicPartition, bool], elapsed_s: float) -> None:
-        """The source's commit ended, or none was made."""
+        """Record the end of the source's commit, or that none was made."""
         self._record.commits.ended(results, elapsed_s)
         self._pipeline.committed(results, time.monotonic() * 1000)
 
     def now(self, tps: Iterable[TopicPartition], take_inbox: Callable[[float], None]) -> None:
-        """Commit what is settled of these partitions, and wait for it; a commit under way is overtaken.
+        """Commit the settled state of these partitions, and wait for it; a commit under way is overtaken.
 
         Args:
-            tps: Those of them that are not the core's any more are left out.
-            take_inbox: Handles what comes to the inbox, waiting so many seconds for the first.
+            tps: Partitions; those that the core no longer owns are left out.
+            take_inbox: Handles inbox messages, waiting up to this many seconds for the first.
         """
         self._order.overtake()
-        while self._order.busy:  # what it writes must be known to be durable, or goes along
+        while self._order.busy:  # its entries must be known to be durable, or join this commit
             take_inbox(WAIT_S)
-        self._pipeline.committed({}, time.monotonic() * 1000)  # whether it succeeded is not waited for
+        self._pipeline.committed({}, time.monotonic() * 1000)  # its result is not awaited
         step: Step | None = self._begin(
             self._pipeline.commits.begin([tp for tp in tps if tp in self._pipeline.partitions])
         )
@@ -138,11 +138,11 @@ class Committer:
         return self._ledger.settle_now(step.marks)
 
     def forget(self, tps: Collection[TopicPartition]) -> None:
-        """These partitions are given up: no commit names them any more."""
+        """Drop partitions that are given up: no later commit names them."""
         self._order.forget(tps)
         self._record.commits.forget(tps)
 
     def begin_anew(self, tp: TopicPartition) -> None:
-        """A partition is ours under a new incarnation: ids that were settled before tell no duplicate in it."""
+        """Drop a partition's unwritten ids: under its new incarnation, earlier ids do not identify duplicates."""
         self._order.forget_ids(tp)
         self._pipeline.orders.count_unwritten(self._order.unwritten_bytes)

@@ -1,4 +1,4 @@
-"""Start-up and shutdown, each step in its order and with its reason; systemd is told. No message is seen here."""
+"""Start-up and shutdown: the order of the steps, with reasons, and notifications of systemd. Handles no messages."""
 
 from __future__ import annotations
 
@@ -48,12 +48,12 @@ log = structlog.get_logger()
 
 
 class Daemon:
-    """The whole sidecar of one configuration.
+    """The complete daemon of one configuration.
 
     Args:
         settings: The configuration.
-        stop_asked: Whether to stop by now.
-        source: Where messages come from in place of the settings' source, made from state and settings.
+        stop_asked: Returns whether a stop was requested.
+        source: Creates a source from settings and state, in place of the configured source.
     """
 
     def __init__(
@@ -68,10 +68,10 @@ class Daemon:
         self._notifier = Notifier()
 
     def run(self) -> None:
-        """Serve until a stop is asked for.
+        """Serve until a stop is requested.
 
         Raises:
-            SidecarError: Something that a person must act on; all is let go of then.
+            SidecarError: An operator must act; all resources have been released.
         """
         with ExitStack() as stack:
             supervisor, keeper, leave = self._start(stack)
@@ -85,7 +85,7 @@ class Daemon:
         settings = self._settings
         if settings.source.chosen.holds_large_blocks:
             give_back_large()
-        # The state first: its lock keeps a second process of this folder out of the group.
+        # Open the state first: its lock keeps a second process with this folder out of the group.
         state = stack.enter_context(closing(Store(settings.state.dir)))
         damages = tell_damages(state)
         writer = stack.enter_context(closing(Worker()))
@@ -110,7 +110,7 @@ class Daemon:
         keeper = StatusKeeper(
             supervisor, ledger, state, group, settings.memory.budget_bytes, settings.tags.known_groups
         )
-        # The endpoint before the broker: while that is awaited, health can be asked.
+        # Open the endpoint before the source: health can be queried while the broker is awaited.
         url = "off"
         if settings.admin.listen:
             metrics = Metrics(keeper.latest)
@@ -124,9 +124,9 @@ class Daemon:
             pipeline.partitions.limit(Room.within(source.metadata_characters))
         supervisor.record.joined()
         stack.callback(source.close)
-        stack.callback(dead_letter_writer.close)  # before the source it reads from, and the state it writes into
+        stack.callback(dead_letter_writer.close)  # before the source that it reads and the state that it writes
         gc.collect()
-        gc.freeze()  # and a high threshold: 16 % of the CPU time otherwise
+        gc.freeze()  # without this and the high threshold, collection takes 16 % of the CPU time
         gc.set_threshold(100_000, 20, 100)
         return supervisor, keeper, lambda: leave(supervisor, writer, state, dead_letter_writer)
 
@@ -154,20 +154,20 @@ class Daemon:
 
 
 def leave(supervisor: Supervisor, writer: Worker, state: State, dead_letter_writer: DeadLetterWriter) -> None:
-    """Commit and snapshot what is settled, then leave the group."""
-    dead_letter_writer.close()  # it reads from the source and writes into the state
+    """Commit and snapshot the settled state, then leave the group."""
+    dead_letter_writer.close()  # it reads from the source and writes to the state
     supervisor.listener.settle()
     supervisor.source.close()
     try:
         writer.wait(state.forget_member)
-    except SidecarError as error:  # the next start asks the group to remove a member that is gone: harmless
+    except SidecarError as error:  # harmless: the next start asks the group to remove a member that left
         log.warning("member.not_saved", reason=str(error))
     tell_damages(state)
 
 
 @contextmanager
 def _tells_when_slow(record: Record) -> Iterator[None]:
-    """A start that takes long says what it waits for: the terminal would stay empty."""
+    """Log what a slow start waits for; otherwise the terminal would stay empty."""
     timer = threading.Timer(TELL_START_AFTER_S, lambda: log.info("daemon.waiting", what=record.waits_for))
     timer.daemon = True
     timer.start()
@@ -178,12 +178,12 @@ def _tells_when_slow(record: Record) -> Iterator[None]:
 
 
 def make_source(settings: Settings, state: State, ledger: LedgerWorker | None = None) -> Source:
-    """The source of these settings.
+    """Create the configured source.
 
     Args:
         settings: The configuration.
-        state: Keeps what must outlive a crash.
-        ledger: Where members of the group meet, if anywhere.
+        state: Storage that survives a crash.
+        ledger: Lets members of the group exchange messages; None if there is no ledger.
 
     Raises:
         ConfigError: Its certificates cannot be used, or a package is missing.

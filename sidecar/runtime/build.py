@@ -1,4 +1,4 @@
-"""From settings to parts: the one place that knows which class serves which setting. Starts nothing."""
+"""Builds components from settings: the only module that knows which class serves which setting. Starts nothing."""
 
 from __future__ import annotations
 
@@ -24,30 +24,30 @@ from sidecar.sinks.build import build_sink
 from sidecar.sources.kafka.columns import KafkaColumns, digest_of
 
 QUEUE_SHARE = 16
-"""The client's queue gets a 16th of the budget; one call may hand over four times the queue (measured: 15 of 4 MiB)."""
+"""The client's queue gets 1/16 of the budget; one call may return four times the queue (measured: 15 of 4 MiB)."""
 HELD_SHARE = 4
-"""A source over a client that hands messages over holds four times the queue, and reads the fifth ahead."""
+"""A source with a leased client holds four times the queue; the fifth share is for messages read ahead."""
 QUEUE_MIN_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """How the budget is shared, in bytes."""
+    """Shares of the memory budget, in bytes."""
 
     queue_bytes: int
     held_max_bytes: int
 
 
 def plan_memory(budget_bytes: int) -> MemoryPlan:
-    """Shares of the client's queue, of one call's messages, and of what the pipeline holds."""
+    """Divide the budget among the client's queue, the messages of one call, and those held by the pipeline."""
     queue_bytes = max(QUEUE_MIN_BYTES, budget_bytes // QUEUE_SHARE)
     return MemoryPlan(queue_bytes, budget_bytes - 5 * queue_bytes)
 
 
 def rules_hash(settings: Settings) -> bytes:
-    """4 bytes that change when a message may go elsewhere than before: then intents of before do not apply.
+    """A 4-byte hash that changes if messages may go elsewhere than before; earlier intents do not apply then.
 
-    Limits, sink address and the like are left out: they change how parts are cut and sent, not whose part a message is.
+    Limits, sink address and the like are left out: they change how parts are cut and sent, not where a message belongs.
     """
     tags, dedup = settings.tags, settings.dedup
     rules = [
@@ -67,7 +67,7 @@ def rules_hash(settings: Settings) -> bytes:
 
 
 def pushed_expression(settings: Settings) -> str:
-    """What RocketMQ's brokers filter by, as far as they can: their own tags, but not several in one."""
+    """Filter of RocketMQ's brokers, as far as they can filter: by their own tags, but not by several in one field."""
     tags = settings.tags
     wanted = canonical(tags.subscribe)
     if wanted == ["*"] or tags.field != Field("header", "TAGS") or tags.split:
@@ -77,7 +77,7 @@ def pushed_expression(settings: Settings) -> str:
 
 
 def _is_retried(tp: TopicPartition) -> bool:
-    """RocketMQ's brokers copy what is handed back to the group's retry topic."""
+    """Whether this is the group's retry topic, to which RocketMQ's brokers copy messages that are handed back."""
     return tp.topic.startswith("%RETRY%")
 
 
@@ -88,7 +88,7 @@ def _place(field: Field | None) -> list[object]:
 def groups_of(
     settings: Settings, columns: Columns
 ) -> Callable[[TopicPartition, Sequence[Message]], Iterable[str | None]]:
-    """A function that tells the group of each of many messages, None for one that nobody wants."""
+    """A function that returns the group of each message, None for a message that no group wants."""
     read_tags, filter_ = _tag_reader(settings, columns), settings.tags.filter()
     return lambda tp, messages: map(filter_.groups.__getitem__, read_tags(tp, messages))
 
@@ -99,7 +99,7 @@ def _tag_reader(settings: Settings, columns: Columns) -> ReadTags:
 
 
 def build(settings: Settings, columns: Columns) -> tuple[Pipeline, Sink]:
-    """The pipeline and the sink of these settings.
+    """Build the pipeline and the sink.
 
     Raises:
         ConfigError: Certificates or a file of the sink cannot be used.
@@ -107,13 +107,13 @@ def build(settings: Settings, columns: Columns) -> tuple[Pipeline, Sink]:
     """
     reading, sink = build_reading(settings, columns)
     digest = digest_of if isinstance(columns, KafkaColumns) else None
-    # A bitmap of ids has no files: here all kinds of ids are kept alike.
+    # Bitmaps of ids cannot be kept in files, so all kinds of ids are kept in the same way.
     reading = replace(reading, bitmap_ids=False, digest=digest)
     return Pipeline(reading, _batch_rules(settings), delivery_rules(settings, sink), random.random), sink
 
 
 def build_reading(settings: Settings, columns: Columns) -> tuple[Reading, Sink]:
-    """How messages of these settings are read, and their sink.
+    """Build the rules of reading messages, and the sink.
 
     Raises:
         ConfigError: Certificates or a file of the sink cannot be used.
@@ -154,7 +154,7 @@ def _batch_rules(settings: Settings) -> BatchRules:
 
 
 def delivery_rules(settings: Settings, sink: Sink) -> DeliveryRules:
-    """How batches of these settings are delivered."""
+    """Rules of delivering batches."""
     retry, chosen, ledger = settings.retry, settings.sink.chosen, settings.dedup.ledger
     return DeliveryRules(
         backoff=Backoff(retry.backoff_ms, retry.backoff_max_ms),
@@ -163,7 +163,7 @@ def delivery_rules(settings: Settings, sink: Sink) -> DeliveryRules:
         separator=sink.framer.separator,
         give_up_attempts=retry.give_up_after_attempts,
         give_up_ms=retry.give_up_after_ms,
-        # A third for the request, which the sink bounds, and a third for writing down what it came to.
+        # One third is for the request, which the sink bounds, and one third for recording its result.
         lease_ms=ledger.remembering.claim_timeout_ms // 3 if ledger else None,
         numbered=settings.source.chosen.numbers_messages,
     )

@@ -1,4 +1,4 @@
-"""Where dead letters go: the state, or a topic. Runs on a thread of its own; decides nothing about messages."""
+"""Stores of dead letters: the state, or a topic. Run on a separate thread; decide nothing about messages."""
 
 from __future__ import annotations
 
@@ -26,44 +26,44 @@ PRODUCE_TIMEOUT_S = 10.0
 _PRODUCER = {
     "enable.idempotence": True,
     "message.timeout.ms": 10_000,
-    "queue.buffering.max.messages": 2_000_000,  # 100,000 by default, fewer than a batch that is given up may have
-    "message.max.bytes": 1_000_000_000,  # 1 MB by default; how large a message may be is the broker's to say
+    "queue.buffering.max.messages": 2_000_000,  # default 100,000; a batch that is given up may have more messages
+    "message.max.bytes": 1_000_000_000,  # default 1 MB; the broker decides how large a message may be
 }
 Fetch = Callable[[TopicPartition, int], Original | None]
 SendBack = Callable[[TopicPartition, int, int], bool]
-"""Copies a message (its place, offset and delay level) within RocketMQ; False when it cannot."""
+"""Copies a message within RocketMQ, given its queue, its offset and a delay level; False if it cannot be copied."""
 
 
 class DeadLetterStore(Protocol):
-    """Keeps dead letters."""
+    """Stores dead letters durably."""
 
     def store(self, letters: Sequence[DeadLetter]) -> None:
-        """Make them durable; harmless when repeated.
+        """Make these dead letters durable; harmless if repeated.
 
         Raises:
-            SidecarError: They could not be stored; try again later.
+            SidecarError: They could not be stored; retry later.
         """
         ...
 
     def close(self) -> None:
-        """Wait for what is being written, and write nothing after it, on whatever thread. Harmless when repeated."""
+        """Wait for writes under way, and prevent later writes on any thread. Harmless if repeated."""
         ...
 
 
 class Keeper(Protocol):
-    """What of `state.Letters` keeps them."""
+    """The part of `state.Letters` that stores dead letters."""
 
     def put(self, letters: Sequence[StoredLetter]) -> int:
-        """Keep these dead letters and return how many were new; raises `StateError` when there is no room for all."""
+        """Store dead letters and return the number of new ones; raises `StateError` if there is no room for all."""
         ...
 
 
 class Originals:
-    """Finds the whole message of a dead letter: in its row where that has all of it, else at the broker.
+    """Finds the whole message of a dead letter: in its row if that contains all of it, else at the broker.
 
     Args:
         format: The sink's format.
-        fetch: Reads one message again.
+        fetch: Reads a message again.
     """
 
     def __init__(self, format: str, fetch: Fetch) -> None:  # noqa: A002
@@ -71,7 +71,7 @@ class Originals:
         self._fetch = fetch
 
     def find(self, letter: DeadLetter) -> Original:
-        """The message; where it is gone from the broker, as much of it as the row tells."""
+        """The message; if it is gone from the broker, as much of it as the row contains."""
         if self._format == "envelope" and letter.row is not None:
             return _opened(letter.row)
         if self._format == "row" and letter.row is not None:
@@ -96,7 +96,7 @@ def _details(row: dict[str, Any]) -> Details | None:
 
 
 def _unpacked(row: bytes) -> Original:
-    from sidecar.zone.rows import unpack  # its package needs pyarrow, which other formats do without
+    from sidecar.zone.rows import unpack  # its package needs pyarrow, which other formats do not
 
     unpacked = unpack(row)
     return Original(unpacked.key, unpacked.value, unpacked.headers, unpacked.timestamp_ms)
@@ -118,10 +118,10 @@ def _text(name: Any) -> str:
 
 
 def producer_config(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The configuration of the client that produces dead letters.
+    """Configuration of the client that produces dead letters.
 
     Args:
-        config: What every client needs.
+        config: Configuration of all clients.
     """
     return {name: value for name, value in config.items() if name != "isolation.level"} | _PRODUCER
 
@@ -129,13 +129,13 @@ def producer_config(config: Mapping[str, Any]) -> dict[str, Any]:
 def open_dead_letters(
     settings: Settings, keeper: Keeper, fetch: Fetch, send_back: SendBack | None = None
 ) -> DeadLetterStore:
-    """The place that these settings name for dead letters.
+    """Open the store of dead letters that the settings name.
 
     Args:
         settings: The configuration.
-        keeper: Keeps them where no topic is named.
-        fetch: Reads one message again.
-        send_back: Hands one message back; of RocketMQ alone.
+        keeper: Stores them if no topic is named.
+        fetch: Reads a message again.
+        send_back: Hands a message back; RocketMQ only.
     """
     originals, chosen = Originals(settings.sink.chosen.row_format, fetch), settings.dead_letters
     if isinstance(chosen, DeadLetters) and chosen.rocketmq:
@@ -150,7 +150,7 @@ class DeadLettersInState:
     """Dead letters in the state folder, with their envelopes, so that they can be sent again.
 
     Args:
-        keeper: Keeps them.
+        keeper: Stores them.
         originals: Finds the messages.
     """
 
@@ -173,7 +173,7 @@ class DeadLettersInState:
             self._keeper.put(stored)
 
     def close(self) -> None:
-        """Wait for what is being written; the state may be closed then."""
+        """Wait for writes under way; the state may be closed afterwards."""
         with self._writing:
             self._closed = True
 
@@ -182,7 +182,7 @@ class DeadLettersInState:
             raise StateError("dead letters are stored no more: the process ends")
 
     def _envelope(self, letter: DeadLetter) -> bytes:
-        self._check_open()  # a message that is read again takes seconds at worst
+        self._check_open()  # reading a message again may take seconds
         original = self._originals.find(letter)
         return envelope_row(
             letter.tp, letter.offset, timestamp_ms=original.timestamp_ms, key=original.key, tags=(),
@@ -191,12 +191,12 @@ class DeadLettersInState:
 
 
 class DeadLettersAtBroker:
-    """Dead letters that RocketMQ's brokers copy by themselves: to the group's dead letters, or to come again.
+    """Dead letters that RocketMQ's brokers copy: to the group's dead-letter topic, or for redelivery.
 
     Args:
-        send_back: Has one copied.
-        level: After which delay it comes again, -1 for never.
-        rest: Keeps those that cannot be copied.
+        send_back: Has a message copied.
+        level: Delay level of the redelivery, -1 for none.
+        rest: Stores dead letters whose messages cannot be copied.
     """
 
     def __init__(self, send_back: SendBack, level: int, rest: DeadLetterStore) -> None:
@@ -204,10 +204,10 @@ class DeadLettersAtBroker:
         self._level = level
         self._rest = rest
         self._copied: set[tuple[str, TopicPartition, int]] = set()
-        """Of letters that were not all stored yet: when they are tried again, these are not copied twice."""
+        """Dead letters already copied by a `store` that has not succeeded: a retry does not copy them twice."""
 
     def store(self, letters: Sequence[DeadLetter]) -> None:
-        """Have them copied; those that are gone, or stand in a batch that is one message, go to the rest."""
+        """Have messages copied; those that are gone, or are part of a batch stored as one message, go to `rest`."""
         left = []
         for letter in letters:
             name = letter.scope, letter.tp, letter.offset
@@ -220,18 +220,18 @@ class DeadLettersAtBroker:
         self._copied.clear()
 
     def close(self) -> None:
-        """Close the rest."""
+        """Close `rest`."""
         self._rest.close()
 
 
 class DeadLettersInTopic:
-    """Dead letters in a Kafka topic: key, value and headers as they were, the story in headers of ours.
+    """Dead letters in a Kafka topic: original key, value and headers, and the history in `sidecar-*` headers.
 
     Args:
         config: The client's configuration.
-        topic: Where to.
+        topic: The topic.
         originals: Finds the messages.
-        make: Makes a producer.
+        make: Creates a producer.
     """
 
     def __init__(
@@ -254,7 +254,7 @@ class DeadLettersInTopic:
         """Produce them and wait for the broker.
 
         Raises:
-            UnavailableError: The broker did not take them all, or the store is closed.
+            UnavailableError: The broker did not accept all of them, or the store is closed.
         """
         with self._writing:
             if self._closed:
@@ -262,7 +262,7 @@ class DeadLettersInTopic:
             self._produce(letters)
 
     def _produce(self, letters: Sequence[DeadLetter]) -> None:
-        if self._producer is None or self._broken:  # it refuses everything for good, once it was denied to write
+        if self._producer is None or self._broken:  # once denied to write, it refuses everything permanently
             self._producer, self._broken = self._make(self._config), False
         producer = self._producer
         failures: list[str] = []
@@ -284,16 +284,16 @@ class DeadLettersInTopic:
             raise self._unavailable(failures[0] if failures else f"{left} not acknowledged in {PRODUCE_TIMEOUT_S:g} s")
 
     def close(self) -> None:
-        """Wait for what is being produced, and produce nothing after it."""
+        """Wait for messages that are being produced, and produce none afterwards."""
         with self._writing:
             self._closed = True
 
     def _safely(self, call: Callable[..., T], *args: Any, **kwargs: Any) -> T:
         try:
             return call(*args, **kwargs)
-        except (ck.KafkaException, SystemError) as error:  # how the client tells that it is broken for good
+        except (ck.KafkaException, SystemError) as error:  # the client reports that it failed permanently
             self._broken = True
-            reason = error.__cause__ or error  # a SystemError says nothing but that there was another
+            reason = error.__cause__ or error  # a SystemError only reports that there was another error
             raise self._unavailable(f"its client gave up and will be made anew: {reason}") from error
 
     def _unavailable(self, reason: str) -> UnavailableError:

@@ -1,6 +1,6 @@
-"""What of valid settings cannot be used on this machine, told before anything starts. Connects to nothing.
+"""Finds valid settings that cannot be used on this machine, before anything starts. Makes no connections.
 
-The parts that know are imported when there is something to ask them: most files are checked without a client.
+The modules that use a setting are imported only if it is present: most files are checked without a client.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from sidecar.errors import ConfigError
 
 
 def unusable(settings: Settings) -> Iterator[tuple[KeyPath, str]]:
-    """Keys whose values are refused by what they are for, each with the reason."""
+    """Keys whose values are refused by the code that uses them, each with the reason."""
     if settings.source.kafka_ and settings.source.kafka.properties:
         for name, text in _of_kafka(settings):
             yield ("source", "kafka", "properties", *([name] if name else [])), text

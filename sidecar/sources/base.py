@@ -13,7 +13,7 @@ from sidecar.core.partition_state import PartitionState
 from sidecar.core.records import Columns, Details, Header, Run, TopicPartition
 
 WAKING_POLL_S = 0.2
-"""`Source.idle_poll_s` if `poll` returns as soon as a message arrives: each turn of an idle daemon costs."""
+"""`Source.idle_poll_s` if `poll` returns as soon as a message arrives: each turn of an idle daemon takes CPU time."""
 
 Tell = Callable[[str, str, Mapping[str, object]], None]
 """Writes a log event: its name, its level, its fields."""
@@ -56,7 +56,7 @@ class Assignment:
         resumed: Whether it continues from a predecessor's state, so that its known message ids still identify
             duplicates.
         read_from: The first offset that can be read, at or above the watermark.
-        lineage: The commits that its state came after.
+        lineage: The commits that precede its state.
         settled: The state folder's window above the watermark, if it is valid.
     """
 
@@ -127,7 +127,7 @@ class TakesBack(Protocol):
     """A source whose broker copies a message that is handed back, for a later delivery or as a dead letter."""
 
     def send_back(self, tp: TopicPartition, offset: int, level: int) -> bool:
-        """Hand one message back; whether the broker has it as one message of its own."""
+        """Hand a message back; return whether the broker has it as a separate message."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""Makes the source that the settings name, by `build` of the package of that name; only that one is imported."""
+"""Creates the source that the settings name, by `build` of the package of that name; no other package is imported."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from sidecar.sources.context import SourceContext
 
 
 def build_source(settings: Settings, context: SourceContext) -> Source:
-    """The source of the settings; it connects to no broker yet.
+    """Create the source that the settings name; makes no connection yet.
 
     Raises:
         ConfigError: Its certificates cannot be used, or a package is missing.

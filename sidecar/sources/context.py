@@ -1,4 +1,4 @@
-"""What a source is built from beside its own settings. Values only."""
+"""Context that a source is built from, beside its own settings. Values only."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from sidecar.sources.base import Tell
 from sidecar.state.interface import State
 
 GroupsOf: TypeAlias = Callable[[TopicPartition, Sequence[Message]], Iterable[str | None]]
-"""The groups of many messages, None for each that nobody wants."""
+"""Returns the group of each message, None for a message that no group wants."""
 
 
 class Table(Protocol):
-    """Where members of a group exchange messages."""
+    """Table through which members of a group exchange messages."""
 
     problem: str
-    """Why it is unavailable, or an empty text."""
+    """The reason why it is unavailable; empty if it is available."""
 
     def exchange(self, group: str, missed: Sequence[bytes], given: Mapping[bytes, bytes]) -> None:
-        """Begin to look for missed messages, and to give those that others miss."""
+        """Begin to look for missed messages, and to offer those that other members miss."""
         ...
 
     def exchanged(self) -> Exchanged | None:
@@ -36,20 +36,20 @@ class Table(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class SourceContext:
-    """What a source is built from beside its own settings.
+    """Everything that a source is built from, beside its own settings.
 
     Args:
-        state: Keeps what must outlive a crash.
+        state: Storage that survives a crash.
         folder: The state folder.
-        place: Stands for this place alone, see `place_id`.
-        rules: 4 bytes, a hash of what decides where a message goes.
-        queue_bytes: What a client may hold that was not handed on.
-        held_max_bytes: What a source may hold whose messages are its own until they are acknowledged.
+        place: Id of this place only, see `place_id`.
+        rules: A 4-byte hash of the settings that decide where a message goes.
+        queue_bytes: Maximum size of messages that a client holds and has not handed on.
+        held_max_bytes: Maximum size of held messages of a source that owns messages until they are acknowledged.
         expression: Tags by which the broker may filter, ``*`` for none.
-        groups_of: Makes a function that tells the groups of messages.
-        keeps_order: Whether the sink is to get messages in order.
-        remembers_ids: Whether duplicates are told by message ids.
-        exchange: Where members of the group exchange messages, if anywhere.
+        groups_of: Creates a function that returns the groups of messages.
+        keeps_order: Whether the sink must get messages in order.
+        remembers_ids: Whether message ids identify duplicates.
+        exchange: Table through which members of the group exchange messages; None if there is none.
         tell: Writes a log event.
     """
 
@@ -68,10 +68,10 @@ class SourceContext:
 
 
 def place_id(state_dir: Path, machine_id: Path = Path("/etc/machine-id")) -> str:
-    """A client id that stands for this place alone: the machine, the host's name and the state folder.
+    """Client id that identifies this place only: the machine, the host name and the state folder.
 
-    That folder is locked, so whoever else has this id in the group is a predecessor that died, also when the folder was
-    deleted with it. Two places that look alike evict each other's member at a start: it joins again and loses nothing.
+    The folder is locked, so another member with this id is a predecessor that died, even if the folder was deleted with
+    it. If two places have the same id, each evicts the other's member at a start; that joins again and loses nothing.
     """
     host = socket.gethostname()
     try:

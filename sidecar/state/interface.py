@@ -1,4 +1,4 @@
-"""What the state keeps and the one interface to it; no storage, no thread, no log may come in."""
+"""Contents of the state, and its only interface. Must not contain storage, threads or logs."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from sidecar.core.windows.idruns import SortedRun
 from sidecar.errors import StateError
 
 DEAD_LETTERS_BYTES_MAX = 1 << 30
-"""Rows and envelopes kept in the state folder; one more is refused, never dropped."""
+"""Maximum size of rows and envelopes in the state folder; further dead letters are refused, never dropped."""
 LETTER_OVERHEAD_BYTES = 256
-"""What a dead letter counts beyond its row and envelope, so that tiny ones are bounded too."""
+"""Size counted for a dead letter beside its row and envelope, so that the number of tiny letters is bounded too."""
 
 
 @dataclass(frozen=True, slots=True)
 class PartitionSnapshot:
-    """What is known of a partition at one instant; `bitmaps` are the younger and the older generation, opaque here."""
+    """State of a partition at one instant; `bitmaps` are the younger and the older generation, opaque here."""
 
     tp: TopicPartition
     topic_id: str
@@ -29,21 +29,21 @@ class PartitionSnapshot:
 
 
 class ProgressKey(NamedTuple):
-    """Names a row of progress: a partition's, or one of another kind that a source keeps beside it."""
+    """Key of a progress row: of a partition, or of another kind that a source keeps beside it."""
 
     topic: str
     number: int
     label: str = ""
-    """A partition's broker, or the row's kind; no source has both."""
+    """The partition's broker, or the kind of the row; no source has both."""
 
     @classmethod
     def of(cls, tp: TopicPartition) -> Self:
-        """The row of a partition."""
+        """The key of a partition's row."""
         return cls(*tp)
 
     @property
     def tp(self) -> TopicPartition:
-        """The partition whose row this is."""
+        """The partition of this row."""
         return TopicPartition(*self)
 
 
@@ -60,14 +60,14 @@ class StoredIds(NamedTuple):
 
     runs: Mapping[int, Sequence[SortedRun]]
     begun_at_ms: Mapping[int, int]
-    """When the first id of a generation was kept, in milliseconds since the epoch."""
+    """Time at which the first id of each generation was kept, in milliseconds since the epoch."""
     problem: str = ""
-    """Why they could not be put together in files."""
+    """The reason why they could not be merged in files; empty if there is none."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoredLetter:
-    """A dead letter as it is kept; `identity` says which, `id` is its place in the list."""
+    """A dead letter as stored; `identity` identifies it, `id` is its place in the list."""
 
     topic: str
     partition: int
@@ -85,11 +85,11 @@ class StoredLetter:
 
     @classmethod
     def of(cls, letter: DeadLetter, *, at_ms: int, envelope: bytes | None) -> StoredLetter:
-        """The form in which a dead letter is kept.
+        """The stored form of a dead letter.
 
         Args:
-            letter: What the core gave up.
-            at_ms: Wall time in milliseconds, used where the letter was never sent.
+            letter: The message that the core gave up.
+            at_ms: Wall time in milliseconds, used if the message was never sent.
             envelope: The message with its origin, key, headers and value, so that it can be sent again.
         """
         last = letter.attempts[-1] if letter.attempts else None
@@ -110,17 +110,17 @@ class StoredLetter:
 
     @property
     def identity(self) -> tuple[str, str, int, str, int]:
-        """Two letters with the same identity are the same letter."""
+        """Identity of the letter: letters with the same identity are the same letter."""
         return (self.scope, self.topic, self.partition, self.broker, self.offset)
 
     @property
     def size_bytes(self) -> int:
-        """What the letter counts towards `DEAD_LETTERS_BYTES_MAX`."""
+        """Size of the letter, as counted towards `DEAD_LETTERS_BYTES_MAX`."""
         return LETTER_OVERHEAD_BYTES + len(self.row or b"") + len(self.envelope or b"")
 
 
 class Damage(NamedTuple):
-    """Something stored that could not be used any more, for the log."""
+    """Stored data that was no longer usable, for the log."""
 
     what: str
     where: str
@@ -136,32 +136,32 @@ class Ids(Protocol):
         ...
 
     def drop_before(self, tp: TopicPartition, generation: int) -> None:
-        """Forget the generations below this one."""
+        """Drop all generations below `generation`."""
         ...
 
     def load(self, tp: TopicPartition) -> list[tuple[int, bytes]]:
-        """(generation, ids) with generations rising; within one the segments stand in any order."""
+        """Pairs of generation and ids, by ascending generation; segments of the same generation are in any order."""
         ...
 
     def sort(self, tp: TopicPartition, *, merge: bool = True) -> StoredIds:
-        """All that was appended and not dropped, sorted; from any other threads.
+        """All ids that were appended and not dropped, sorted; may be called from other threads.
 
         Args:
             tp: The partition.
-            merge: Put together what lies in many files, which may take seconds; writes go on meanwhile.
+            merge: Merge ids that are in many files, which may take seconds; writes continue meanwhile.
         """
         ...
 
     def copy(self, source: TopicPartition, target: TopicPartition) -> None:
-        """Keep of `target` what is kept of `source`, in place of what was there."""
+        """Replace the ids of `target` with those of `source`."""
         ...
 
     def stop_sorting(self) -> None:
-        """The process ends: `sort` under way raises `StateError` soon; from any thread."""
+        """Make a `sort` under way raise `StateError` soon, because the process ends; safe from any thread."""
         ...
 
     def changed(self) -> set[TopicPartition]:
-        """Partitions whose ids others have touched on the disk: `sort` mends that; quick, from any thread."""
+        """Partitions whose ids others modified on disk, which `sort` repairs; quick, safe from any thread."""
         ...
 
 
@@ -169,23 +169,23 @@ class Letters(Protocol):
     """The dead letters of a `State`."""
 
     def put(self, letters: Sequence[StoredLetter]) -> int:
-        """Keep these dead letters and return how many were new; raises `StateError` when there is no room for all."""
+        """Store dead letters and return the number of new ones; raises `StateError` if there is no room for all."""
         ...
 
     def load(self, limit: int, after: int = 0) -> list[StoredLetter]:
-        """Dead letters with an id above `after`, in the order they came; safe from any thread."""
+        """Dead letters with an id above `after`, in order of arrival; safe from any thread."""
         ...
 
     def count(self) -> int:
-        """Dead letters kept; safe from any thread."""
+        """Number of stored dead letters; safe from any thread."""
         ...
 
 
 class State(Protocol):
-    """Everything that outlives the process beside what the broker keeps.
+    """Everything that survives the process in addition to the broker's data.
 
-    A method that writes is durable when it returns, and all or nothing. Every method may raise `StateError`; the state
-    stays usable afterwards, and what was there before is still there.
+    Writes are all or nothing, and durable when the method returns. Every method may raise `StateError`; the state stays
+    usable afterwards, and its previous contents are still there.
     """
 
     @property
@@ -201,21 +201,22 @@ class State(Protocol):
     def bind(self, cluster_id: str, group_id: str) -> bool:
         """Claim the state for a cluster and a consumer group.
 
-        False: it was another cluster's, so partitions, progress, ids and the member id were dropped; dead letters stay.
-        An empty cluster id means "unknown" and fits any. Raises `StateError` when the state is another group's.
+        Returns False if it belonged to another cluster: then partitions, progress, ids and the member id were dropped,
+        but not the dead letters. An empty cluster id means "unknown" and matches any. Raises `StateError` if the state
+        belongs to another group.
         """
         ...
 
     def member(self) -> tuple[str, str] | None:
-        """Group id and consumer group member id of the last life, if it left one."""
+        """Consumer group id and member id of the previous process; None if it left no member."""
         ...
 
     def save_member(self, group_id: str, member_id: str) -> None:
-        """Remember the member id, so that the next life can evict this one."""
+        """Store the member id, so that the next process can evict this member."""
         ...
 
     def forget_member(self) -> None:
-        """Nothing is left to evict: this life left the group itself."""
+        """Remove the member id: this process left the group by itself, so nothing is left to evict."""
         ...
 
     def save_partitions(self, rows: Iterable[PartitionSnapshot]) -> None:
@@ -223,35 +224,35 @@ class State(Protocol):
         ...
 
     def load_partitions(self) -> dict[TopicPartition, PartitionSnapshot]:
-        """All sound snapshots; damaged ones are dropped and reported by `take_damages`."""
+        """All valid snapshots; damaged snapshots are dropped and reported by `take_damages`."""
         ...
 
     def save_progress(self, rows: Mapping[ProgressKey, str], *, durable: bool = True) -> None:
-        """Replace these rows of how far partitions are, in one transaction.
+        """Replace these progress rows, in one transaction.
 
-        An empty text drops what was there. What is not durable outlives the process, and not always a loss of power.
+        An empty text removes the row. Rows that are not durable survive the process, but not always a power loss.
         """
         ...
 
     def load_progress(self) -> dict[ProgressKey, str]:
-        """What `save_progress` kept; damaged rows are dropped and reported by `take_damages`."""
+        """All valid progress rows; damaged rows are dropped and reported by `take_damages`."""
         ...
 
     def check_in_place(self) -> None:
-        """Raise `StateError` when the next process would not find what is written; quick, safe from any thread."""
+        """Raise `StateError` if the next process would not find the written data; quick, safe from any thread."""
         ...
 
     def take_damages(self) -> list[Damage]:
-        """What was found damaged since the last call."""
+        """Damages found since the last call."""
         ...
 
     def close(self) -> None:
-        """Let go of the state; further calls are a mistake of the caller."""
+        """Release the state; further calls are an error of the caller."""
         ...
 
 
 def another_group(place: str, bound: str, wanted: str) -> StateError:
-    """The error of a state that belongs to another consumer group."""
+    """Error for a state that belongs to another consumer group."""
     return StateError(
         f"{place} belongs to consumer group {bound!r}, not to {wanted!r}",
         hint="give each consumer group its own state.dir, or move this one away if the old group is no longer used",
@@ -259,7 +260,7 @@ def another_group(place: str, bound: str, wanted: str) -> StateError:
 
 
 def no_room_for_letters(place: str, size_bytes: int, size_bytes_max: int) -> StateError:
-    """The error of dead letters that would pass the bound."""
+    """Error for dead letters that would exceed the limit."""
     return StateError(
         f"dead letters in {place} would take {size_bytes} bytes, the limit is {size_bytes_max}; none was dropped",
         hint="read them, then delete them: sqlite3 state.db 'DELETE FROM dead_letters'; delivery resumes by itself",
@@ -273,5 +274,5 @@ def check_ids(ids: bytes) -> None:
 
 
 def same_cluster(bound: str, cluster_id: str) -> bool:
-    """Whether two cluster ids may be of one cluster: brokers that do not tell theirs have an empty one."""
+    """Whether two cluster ids may denote the same cluster; the id of brokers that do not report any is empty."""
     return not bound or not cluster_id or bound == cluster_id

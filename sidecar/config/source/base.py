@@ -1,4 +1,4 @@
-"""What the settings of all sources share. Imports no client."""
+"""Shared settings of all sources. Imports no client."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def servers(value: Any, example: str, read: Callable[[str], str]) -> str:
 
 
 def unique_topics(names: list[str]) -> list[str]:
-    """The topics, each of which is named once."""
+    """Return the topics; ValueError if a topic is named twice."""
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
         raise ValueError(f"names {', '.join(twice)} twice")
@@ -78,19 +78,19 @@ class SourceSettings(Model):
 
     @property
     def isolation(self) -> str:
-        """Which messages of transactions are read, where that is a setting."""
+        """Isolation level of transactions, if it is a setting; else empty."""
         return ""
 
     @property
     def pushed_filter(self) -> str:
-        """Expression of the broker's own by which messages are left out, beside tags."""
+        """Filter expression in the broker's language, in addition to tags; empty if there is none."""
         return ""
 
     @property
     def numbers_messages(self) -> bool:
-        """Whether offsets are the source's own, and not the broker's."""
+        """Whether the source assigns offsets instead of the broker."""
         return False
 
     def summary(self) -> str:
-        """What is read from where, for `sidecar validate`; without secrets."""
+        """Summary of what is read and from where, for `sidecar validate`; without secrets."""
         raise NotImplementedError

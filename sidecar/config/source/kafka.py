@@ -26,7 +26,7 @@ _GROUP_COMPLAINT = "has control characters, or more than 255 characters"
 
 
 def _kafka_servers(value: Any) -> str:
-    """Servers of Kafka: librdkafka also takes a host without a port, and a protocol before it."""
+    """Kafka servers; librdkafka also accepts a host without a port, and a protocol in front of it."""
     return servers(value, "localhost:9092", _with_port)
 
 
@@ -38,7 +38,7 @@ def _with_port(server: str) -> str:
 def _topic(name: str) -> str:
     if name.startswith("^"):
         try:
-            with warnings.catch_warnings(action="ignore"):  # about classes that Python reads otherwise than the client
+            with warnings.catch_warnings(action="ignore"):  # character classes that the client reads differently
                 re.compile(name)
         except re.error as error:
             raise ValueError(f"is not a regular expression: {error}") from error

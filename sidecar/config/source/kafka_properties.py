@@ -42,7 +42,7 @@ REFUSED = {
 
 
 def refusal(name: str) -> str | None:
-    """The reason for which this property may not be set, None if it may."""
+    """The reason why this property may not be set; None if it may."""
     if name in REFUSED:
         return REFUSED[name]
     return next((reason for pattern, reason in REFUSED.items() if fnmatchcase(name, pattern)), None)

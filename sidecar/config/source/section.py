@@ -25,7 +25,7 @@ class Source(OneOf):
 
     @property
     def kafka(self) -> KafkaSource:
-        """The Kafka section, for parts that serve no other source."""
+        """The Kafka section, for code that serves no other source."""
         assert self.kafka_ is not None
         return self.kafka_
 

@@ -1,4 +1,4 @@
-"""The batcher for a consumer that uses it alone: messages in, batches per group out. No sending and no clock."""
+"""Stand-alone batcher for a consumer: messages in, batches per group out. Does not send, and has no clock."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from sidecar.core.library.flight import Flight, Retries
 
 
 class Teller(Protocol[G, M]):
-    """Who hears of ends and retries: `Callbacks`, or one who keeps them for later."""
+    """Observer of ends and retries: `Callbacks`, or an object that keeps them for later."""
 
     def ended(self, batch: MessageBatch[G, M]) -> None:
-        """The batch has its end."""
+        """The batch has ended."""
         ...
 
     def retried(self, batch: MessageBatch[G, M], wait_ms: float) -> None:
-        """The batch is sent again after a while."""
+        """The batch will be sent again after a wait."""
         ...
 
 
@@ -28,7 +28,7 @@ def byte_length(message: M) -> int:
     """Bytes of a bytes-like message.
 
     Raises:
-        TypeError: It is none: what `len` says of a text or a tuple is no number of bytes.
+        TypeError: The message is not bytes-like: the `len` of a text or a tuple is not a number of bytes.
     """
     if isinstance(message, memoryview):
         return message.nbytes
@@ -38,35 +38,35 @@ def byte_length(message: M) -> int:
 
 
 class Batcher(Generic[G, M]):
-    """Gathers messages by group, and sees each batch through to its one end: delivered, dead-lettered or released.
+    """Batches messages by group, and tracks each batch until its end: delivered, dead-lettered or released.
 
-    A batch is due when a limit is reached, its oldest message has waited for `linger_ms`, or memory grows short. A
-    group has one batch outstanding; the next ones grow meanwhile. So groups do not wait for each other, and within a
-    group the order stays. All times are milliseconds of any one clock that does not go back. Not safe for threads:
-    for those there is `sidecar.ThreadedBatcher`. Callbacks may call the batcher.
+    A batch is due when a limit is reached, its oldest message has waited for `linger_ms`, or memory is short. A group
+    has one outstanding batch; its next batches grow meanwhile. So groups do not wait for each other, and the order
+    within a group is kept. All times are milliseconds of a single monotonic clock of your choice. Not thread-safe:
+    with threads, use `sidecar.ThreadedBatcher`. Callbacks may call the batcher.
 
-    Each message that `add` took ends once, with its batch, and each end is told once. What callbacks raise comes out
-    of the method that called them as an ExceptionGroup, after all the others were called; the batch has ended then.
+    Each message that `add` took ends once, with its batch, and each end is reported once. A method that calls
+    callbacks calls all of them before it raises their exceptions as an ExceptionGroup; the batch has ended by then.
 
     Args:
-        size: Bytes of a message; by default its length, and the message must be bytes then.
-        max_messages: Upper bound of a batch.
-        max_bytes: Upper bound of the sizes in a batch; a larger message travels alone.
+        size: Returns the bytes of a message; by default its length, and messages must then be bytes.
+        max_messages: Maximum number of messages in a batch.
+        max_bytes: Maximum sum of the sizes in a batch; a larger message travels alone.
         linger_ms: How long a message waits for others.
-        held_max_bytes: What may be held, open and outstanding: for each message its size and 56 bytes, for each batch
-            1,024 bytes. Count in `size` what your messages take beside their payload, if that is more.
-        backoff: Waits before a batch is sent again: they double, up to a bound.
-        give_up_after: Failed sends after which a batch is dead-lettered; None for never.
-        on_message: Called with each message and its batch at its end, before the batch's own callback; `batch.state`
-            says which end.
-        on_delivered: Called with the batch; its end.
+        held_max_bytes: Maximum memory of open and outstanding messages: the size and 56 bytes for each message, and
+            1,024 bytes for each batch. If messages take more beside their payload, include that in `size`.
+        backoff: Waits before a batch is sent again; they double up to a maximum.
+        give_up_after: Number of failed sends after which a batch is dead-lettered; None for no limit.
+        on_message: Called with each message and its batch when it ends, before the batch's own callback;
+            `batch.state` is the kind of end.
+        on_delivered: Called with a batch that ended because it was delivered.
         on_retry: Called with the batch, the reason and the wait in milliseconds.
-        on_dead_lettered: Called with the batch and the reason; its end.
-        on_released: Called with the batch, which was handed back unsettled by `release`; its end.
-        jitter: Uniform in [0, 1), `random.random` say: the share of each wait that is waited. Full waits by default.
+        on_dead_lettered: Called with a batch that ended because it was dead-lettered, and the reason.
+        on_released: Called with a batch that ended because `release` handed it back unsettled.
+        jitter: Returns the fraction of a wait to apply, uniform in [0, 1), such as `random.random`; by default 1.
 
     Raises:
-        ValueError: A limit below 1, or a time below 0.
+        ValueError: A limit is below 1, or a time is below 0.
 
     >>> batcher = Batcher(max_messages=2, linger_ms=100, on_delivered=lambda batch: print("done", batch.messages))
     >>> [batcher.add(group, message, now_ms=0) for group, message in [("paid", b"1"), ("paid", b"2"), ("new", b"3")]]
@@ -111,10 +111,10 @@ class Batcher(Generic[G, M]):
         self._draining = False
 
     def add(self, group: G, message: M, now_ms: float) -> bool:
-        """Take a message; False when the budget is used up: poll, deliver, and offer it again.
+        """Take a message; False if the budget is used up: poll, deliver, and offer it again.
 
         Raises:
-            ValueError: The message alone is beyond the budget, or its size is below 0.
+            ValueError: The message alone exceeds the budget, or its size is below 0.
             TypeError: There is no `size` function, and the message is not bytes.
             RuntimeError: `drain` was called.
         """
@@ -133,15 +133,15 @@ class Batcher(Generic[G, M]):
 
     @property
     def held_bytes(self) -> int:
-        """What is held now; 0 at rest."""
+        """Memory held at present, as counted for `held_max_bytes`; 0 at rest."""
         return self._budget.held_bytes
 
     def poll(self, now_ms: float, batches_max: int | None = None) -> list[MessageBatch[G, M]]:
-        """The batches to send now, each to be followed by `delivered`, `failed` or `rejected`.
+        """The batches to send now; call `delivered`, `failed` or `rejected` for each.
 
         Args:
             now_ms: The time.
-            batches_max: At most so many, say for a free sender 1; the others stay, and grow. None for all.
+            batches_max: Maximum number of batches, such as 1 for a free sender; the others stay and grow. None for all.
         """
         self._filling.ripen(now_ms)
         batches: list[MessageBatch[G, M]] = []
@@ -155,26 +155,26 @@ class Batcher(Generic[G, M]):
         return batches
 
     def wait_ms(self, now_ms: float) -> float | None:
-        """How long to wait until `poll` may have something if nothing else happens; None for ever."""
+        """Time until `poll` may return a batch if nothing else happens; None if it would never."""
         if self._filling.has_due(everything=self._draining or self._budget.tight):
             return 0
         times_ms = [at_ms for at_ms in (self._flight.due_ms(), self._filling.due_ms()) if at_ms is not None]
         return max(0, min(times_ms) - now_ms) if times_ms else None
 
     def delivered(self, batch: MessageBatch[G, M]) -> None:
-        """The batch was taken.
+        """Record that the batch was accepted.
 
         Raises:
-            ValueError: It is not in flight: never handed out, or answered before.
+            ValueError: The batch is not in flight: never handed out, or already answered.
         """
         self._flight.end(batch)
         self._end(batch, BatchState.DELIVERED)
 
     def rejected(self, batch: MessageBatch[G, M], reason: str) -> None:
-        """The batch will never be taken: it is dead-lettered.
+        """Record that the batch will never be accepted: it is dead-lettered.
 
         Raises:
-            ValueError: It is not in flight: never handed out, or answered before.
+            ValueError: The batch is not in flight: never handed out, or already answered.
         """
         self._flight.end(batch)
         batch.reason = reason
@@ -183,10 +183,10 @@ class Batcher(Generic[G, M]):
     def failed(
         self, batch: MessageBatch[G, M], reason: str, now_ms: float, retry_after_ms: float | None = None
     ) -> None:
-        """The batch was not taken for the moment: it is sent again after a while, or given up.
+        """Record that the batch was not accepted for now: it is sent again after a wait, or given up.
 
         Raises:
-            ValueError: It is not in flight: never handed out, or answered before.
+            ValueError: The batch is not in flight: never handed out, or already answered.
         """
         if self._retries.gives_up(batch.attempt):
             self.rejected(batch, reason)
@@ -203,24 +203,24 @@ class Batcher(Generic[G, M]):
         self._teller.ended(batch)
 
     def flush(self) -> None:
-        """Make everything due that is open now, whatever its age."""
+        """Make all open messages due, whatever their age."""
         self._filling.flush()
 
     def drain(self, now_ms: float, batches_max: int | None = None) -> list[MessageBatch[G, M]]:
-        """Take no more messages, and from now on all that is open is due; as `poll`. Poll on until `idle`.
+        """Take no more messages, and treat open messages as due from now on; else as `poll`. Poll until `idle`.
 
-        A second call does the same again.
+        A repeated call does the same again.
         """
         self._draining = True
         return self.poll(now_ms, batches_max)
 
     def release(self, where: Callable[[G], bool] = lambda _: True) -> list[M]:
-        """Let go of what has not ended, open or outstanding: for a partition that was lost, or a stop in haste.
+        """Release all open and outstanding messages: for a lost partition, or a fast stop.
 
-        A batch that is in flight may arrive all the same; who answers it afterwards gets the ValueError.
+        A batch that is in flight may still arrive; answering it afterwards raises the ValueError.
 
         Args:
-            where: Which groups; all by default.
+            where: Selects groups; all by default.
 
         Returns:
             The messages, in order within each group.
@@ -241,7 +241,7 @@ class Batcher(Generic[G, M]):
         return not self.held_bytes
 
     def counts(self) -> BatcherCounts:
-        """What is held and what became of the rest, now."""
+        """Present counts of held and ended messages and batches."""
         ended = self._budget.ended
         delivered, dead_lettered = ended(BatchState.DELIVERED), ended(BatchState.DEAD_LETTERED)
         in_flight, waiting = self._flight.counts
@@ -259,7 +259,7 @@ class Batcher(Generic[G, M]):
 
 
 def divert(batcher: Batcher[G, M], teller: Teller[G, M]) -> None:
-    """Ends and retries of this batcher are told to `teller` from now on, instead of calling the callbacks."""
+    """Report ends and retries of this batcher to `teller` from now on, instead of calling the callbacks."""
     batcher._teller = teller
 
 

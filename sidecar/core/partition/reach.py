@@ -27,10 +27,10 @@ class Reach:
         return self.position - self.committed
 
     def commit(self, watermark: int) -> None:
-        """A commit of this watermark succeeded."""
+        """Record that a commit of this watermark succeeded."""
         self.committed = watermark
 
     def advance(self, position: int) -> None:
-        """Record that all below `position` was read; it never goes back."""
+        """Record that all offsets below `position` were read; it never goes back."""
         self.position = max(self.position, position)
         self.seen = max(self.seen, self.position)

@@ -1,7 +1,7 @@
-"""What must be durable before what: settled message ids in the journal, ended claims in the ledger, then the commit.
+"""Order in which a commit becomes durable: settled ids to the journal, ended claims to the ledger, then the commit.
 
-Events are methods, and each returns the step to do next; the shell does it and reports how it ended. One step is under
-way at a time. An id or a mark whose step failed is kept, and goes with the next commit, which waits for it.
+Events are methods, and each returns the next step; the shell performs it and reports how it ended. One step is under
+way at a time. Ids and marks of a failed step are kept for the next commit, which waits until they are durable.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from sidecar.core.effects import CommitItem
 from sidecar.core.records import TopicPartition
 
 SEGMENT_BYTES = 200
-"""What ids that wait for the journal take beside themselves."""
+"""Memory of a segment that waits for the journal, without its ids."""
 
 
 class SettledIds(NamedTuple):
@@ -24,7 +24,7 @@ class SettledIds(NamedTuple):
 
     tp: TopicPartition
     scope: str
-    """Of the ownership that settled them."""
+    """Scope of the ownership that settled them."""
     generation: int
     ids: array[int]
 
@@ -45,14 +45,14 @@ class Settle:
 
 @dataclass(frozen=True, slots=True)
 class Publish:
-    """Commit these states: everything that they settle is durable. The order asks for no end of it."""
+    """Commit these states: everything that they settle is durable. The order expects no report of its end."""
 
     items: list[CommitItem]
 
 
 @dataclass(frozen=True, slots=True)
 class Refuse:
-    """These are not committed, and are to be committed again."""
+    """Treat the commit of these partitions as failed: they are to be committed again."""
 
     tps: list[TopicPartition]
 
@@ -61,17 +61,17 @@ Step: TypeAlias = Journal | Settle | Publish | Refuse
 
 
 class OrderError(Exception):
-    """An event that cannot be: a commit begun while a step is under way, or the end of a step when none is."""
+    """An impossible event: a commit begun while a step is under way, or the end of a step while none is."""
 
 
 class CommitOrder:
-    """The steps of one commit after the other."""
+    """Steps of consecutive commits."""
 
     def __init__(self) -> None:
         self._ids: list[SettledIds] = []
         self._marks: list[Mark] = []
         self._items: list[CommitItem] | None = None
-        """Of the commit that waits for the step under way; None when another one is to overtake it."""
+        """Items of the commit that waits for the step under way; None if another commit is to overtake it."""
         self._step: Journal | Settle | None = None
         self.unwritten_bytes = 0
         """Memory of the ids that are not durable yet."""
@@ -82,10 +82,10 @@ class CommitOrder:
         return self._step is not None
 
     def begin(self, items: list[CommitItem]) -> Step:
-        """The first step of a commit.
+        """Begin a commit; return its first step.
 
         Raises:
-            OrderError: A step is under way: whether what it writes is durable is not known yet.
+            OrderError: A step is under way: it is not known yet whether its entries are durable.
         """
         if self._step is not None:
             raise OrderError(f"a commit begins while {self._step} is under way")
@@ -98,7 +98,7 @@ class CommitOrder:
         return self._next(items)
 
     def ended(self, *, ok: bool) -> Step | None:
-        """The step under way ended; returns the next one, None if another commit is to begin in place of this one.
+        """Handle the end of the step under way; return the next step, None if another commit is to begin instead.
 
         Raises:
             OrderError: No step is under way.
@@ -147,7 +147,7 @@ class CommitOrder:
             self._items = [item for item in self._items if item.tp not in tps]
 
     def forget_ids(self, tp: TopicPartition) -> None:
-        """The partition begins anew: what was settled before tells no duplicate any more."""
+        """Drop the ids of a partition that begins anew: they no longer identify duplicates."""
         self._drop([segment for segment in self._ids if segment.tp == tp])
 
 

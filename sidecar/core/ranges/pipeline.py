@@ -54,7 +54,7 @@ class _Halvings:
     """The parts of a range that were replaced by their halves.
 
     Args:
-        known: Those of an earlier attempt.
+        known: Parts that an earlier attempt replaced.
     """
 
     def __init__(self, known: Collection[Halved]) -> None:
@@ -81,10 +81,10 @@ class _Halvings:
         return fresh
 
     def durable(self) -> None:
-        """The first outstanding `Halve` is durable.
+        """Record that the first outstanding `Halve` is durable.
 
         Raises:
-            StrayEventError: None is outstanding.
+            StrayEventError: No `Halve` is outstanding.
         """
         if not self._outstanding:
             raise StrayEventError("halves", Stage.ENDED, Event.DURABLE)
@@ -148,7 +148,7 @@ class RangePipeline:
         for part in self._cutter.for_memory():
             self._add(part)
         self.range.read_past(run.last + 1)
-        self.range.dues.drop_ids()  # a file of windows takes the place of the daemon's journal
+        self.range.dues.drop_ids()  # a file of windows replaces the daemon's journal
 
     def _add(self, part: Part) -> None:
         part.intent.stand(old=self._again)
@@ -160,7 +160,7 @@ class RangePipeline:
             self._add(piece)
 
     def end(self) -> None:
-        """Cut what is open after the last row of the range, part by part as there is room."""
+        """Cut the open rows after the last row of the range, part by part as there is room."""
         self._ending = True
 
     # Delivery
@@ -220,7 +220,7 @@ class RangePipeline:
 
     @property
     def stalled(self) -> str:
-        """The reason for which nothing proceeds, in words for an operator; empty if there is none."""
+        """The reason why nothing proceeds, in words for an operator; empty if there is none."""
         if self.delivery.receiver.halted:
             return (
                 f"the sink refuses every request ({self.delivery.receiver.halted}); correct its address or credentials"

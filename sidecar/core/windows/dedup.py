@@ -1,4 +1,4 @@
-"""What was seen already: windows of numbers that forget the oldest half, one window a key. Knows no broker."""
+"""Windows of numbers that were seen, one per key; they forget the oldest half. Knows no broker."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ VERSION = 1
 
 
 class Moment(NamedTuple):
-    """Around the numbers that a window is asked about: for windows that outlive a process by a journal."""
+    """Context of numbers that a window is asked about, for windows that survive a process through a journal."""
 
     last: int = -1
     """The highest offset of their messages."""
     keep_from: int = FOR_EVER
-    """What decided a message from this offset on is not forgotten, even beyond the capacity."""
+    """Numbers that decided a message at or above this offset are not forgotten, even beyond the capacity."""
     now_ms: float = 0.0
     """Monotonic time."""
 
@@ -37,21 +37,21 @@ EVER = Moment()
 
 
 class Window(Protocol):
-    """What both kinds of windows can do."""
+    """Interface of both kinds of windows."""
 
     generation: int
-    """Grows with each rotation; numbers the young generation."""
+    """Number of the young generation; each rotation increments it."""
 
     def __contains__(self, item: int) -> bool: ...
 
     def __len__(self) -> int: ...
 
     def add(self, item: int) -> bool:
-        """Remember `item`; False when it was known."""
+        """Remember `item`; False if it was known."""
         ...
 
     def take(self, numbers: Sequence[int | None], moment: Moment = EVER, /) -> list[bool]:
-        """Remember many at once; for each whether it was new, as None always is."""
+        """Remember many numbers; return for each whether it was new, as None always is."""
         ...
 
     def dump(self) -> tuple[bytes, bytes]:
@@ -59,20 +59,20 @@ class Window(Protocol):
         ...
 
     def load(self, dumped: tuple[bytes, bytes]) -> None:
-        """Take over what `dump` gave; ValueError when it cannot be that."""
+        """Replace the contents with a dump; ValueError if it is invalid."""
         ...
 
 
 class RotatingSet:
-    """Two generations of 64-bit numbers of any kind: 10 bytes each.
+    """Two generations of arbitrary 64-bit numbers, in 10 bytes per number.
 
-    A generation knows the highest offset of the messages that it decided, and is not forgotten before that is durably
-    settled: read again after a crash, such a message must meet the same answer.
+    A generation has the highest offset of the messages that it decided, and is not forgotten before that is durably
+    settled: if such a message is read again after a crash, it must get the same answer.
 
     Args:
-        capacity: Numbers kept at most; at least half as many are remembered.
-        room: Shared with other windows: how many numbers each may keep unsorted.
-        keep_ms: Rotate after so long, too: a number is forgotten after one to two times as long.
+        capacity: Maximum of numbers kept; at least half as many are remembered.
+        room: Limit on the unsorted numbers of each window, shared with other windows.
+        keep_ms: Rotate at this age too: a number is forgotten after one to two times as long.
     """
 
     def __init__(self, capacity: int = CAPACITY, room: Room | None = None, keep_ms: float | None = None) -> None:
@@ -89,11 +89,11 @@ class RotatingSet:
         return len(self.young) + len(self.old)
 
     def add(self, item: int) -> bool:
-        """Remember `item`; False when it was known. May rotate first, never after: `item` is in `young` then."""
+        """Remember `item`; False if it was known. May rotate before, never after: a new `item` is in `young`."""
         return self.take([item])[0]
 
     def take(self, numbers: Sequence[int | None], moment: Moment = EVER, /) -> list[bool]:
-        """Remember many at once, in 0.2 microseconds each; for each whether it was new, as None always is."""
+        """Remember many numbers, in 0.2 microseconds each; return for each whether it was new, as None always is."""
         self._rotate_by_age(moment)
         new: list[bool] = []
         while rest := numbers[len(new) :]:
@@ -129,7 +129,7 @@ class RotatingSet:
 
     @property
     def full(self) -> bool:
-        """Whether the young generation has got its half of the capacity."""
+        """Whether the young generation has reached its half of the capacity."""
         return self.young.added >= self.half
 
     def _may_rotate(self, moment: Moment) -> bool:
@@ -144,14 +144,14 @@ class RotatingSet:
             self.rotate()
 
     def rotate(self) -> None:
-        """Forget the old generation; the young one becomes the old one."""
+        """Forget the old generation; the young generation becomes the old."""
         self.young.sort()
         self.old, self.young = self.young, IdSet(self._room)
         self.generation += 1
         self._room.rotated()
 
     def install(self, runs: Mapping[int, Sequence[SortedRun]]) -> None:
-        """Take over what the shell keeps of each generation, all of it, and let go of what that has."""
+        """Use all runs that the shell stored of each generation, and drop the numbers that these contain."""
         young = runs.get(self.generation, ())
         self.young.install(young)
         self.old.install(runs.get(self.generation - 1, ()), young)
@@ -159,11 +159,11 @@ class RotatingSet:
     def restore(
         self, runs: Mapping[int, Sequence[SortedRun]], begun_ms: Mapping[int, float], now_ms: float, decided: int
     ) -> None:
-        """Go on from what an earlier life kept.
+        """Continue from the runs that an earlier process stored.
 
         Args:
-            runs: Of each generation.
-            begun_ms: When it began, in monotonic time; now, where that is not known.
+            runs: Runs of each generation.
+            begun_ms: Start of each generation, in monotonic time; now, if unknown.
             now_ms: Monotonic time.
             decided: The highest offset of messages that these ids may have decided.
         """
@@ -174,14 +174,14 @@ class RotatingSet:
             generation.begun_ms, generation.ended_ms = begun_ms.get(number, now_ms), now_ms
 
     def dump(self) -> tuple[bytes, bytes]:
-        """Young and old generation: arrays of native 64-bit integers, rising."""
+        """Young and old generation: arrays of native 64-bit integers, in ascending order."""
         return self.young.numbers().tobytes(), self.old.numbers().tobytes()
 
     def load(self, dumped: tuple[bytes, bytes]) -> None:
-        """Take over what `dump` gave.
+        """Replace the contents with a dump.
 
         Raises:
-            ValueError: The bytes are no arrays of 64-bit integers.
+            ValueError: The bytes are not arrays of 64-bit integers.
         """
         self.young, self.old = (IdSet(self._room) for _ in dumped)
         for ids, blob in zip((self.young, self.old), dumped, strict=True):
@@ -198,15 +198,15 @@ def _are_ids(numbers: Sequence[int | None], unique: set[int | None]) -> TypeGuar
 
 
 def _leading_known(numbers: Sequence[int | None], known: Container[int]) -> list[bool]:
-    """Answers for all before the first new number: it is what rotates, wherever a batch of them begins."""
+    """Answers for all numbers before the first new number, which rotates: batch borders make no difference."""
     return [number is None for number in takewhile(lambda n: n is None or n in known, numbers)]
 
 
 class RotatingBitmap:
-    """Two generations of offsets, or of ids that are dense, in 64-bit Roaring bitmaps.
+    """Two generations of offsets, or of dense ids, in 64-bit Roaring bitmaps.
 
     Args:
-        capacity: Numbers kept at most; at least half as many are remembered.
+        capacity: Maximum of numbers kept; at least half as many are remembered.
     """
 
     def __init__(self, capacity: int = CAPACITY) -> None:
@@ -221,7 +221,7 @@ class RotatingBitmap:
         return len(self.young) + len(self.old)
 
     def add(self, item: int) -> bool:
-        """Remember `item`; False when it was known. May rotate first, never after: `item` is in `young` then."""
+        """Remember `item`; False if it was known. May rotate before, never after: a new `item` is in `young`."""
         if item in self:
             return False
         self.make_room(FOR_EVER)
@@ -229,19 +229,19 @@ class RotatingBitmap:
         return True
 
     def take(self, numbers: Sequence[int | None], _: Moment = EVER, /) -> list[bool]:
-        """Remember many; for each whether it was new, as None always is."""
+        """Remember many numbers; return for each whether it was new, as None always is."""
         return [number is None or self.add(number) for number in numbers]
 
     def add_range(self, first: int, last: int, keep_from: int = 0) -> bool:
-        """Remember `first` to `last`, both included, when none of them is known: 0.3 microseconds whatever the length.
+        """Remember `first` to `last`, both included, if none of them is known: 0.3 microseconds for any length.
 
         Args:
             first: Lowest number.
             last: Highest number.
-            keep_from: A rotation that would forget a number from here on is put off.
+            keep_from: Postpones a rotation that would forget this number or a higher number.
 
         Returns:
-            False when one of them was known; then nothing was changed.
+            False if any of them was known; nothing was changed then.
         """
         if self.young.range_cardinality(first, last + 1) or self.old.range_cardinality(first, last + 1):
             return False
@@ -250,13 +250,13 @@ class RotatingBitmap:
         return True
 
     def make_room(self, keep_from: int) -> None:
-        """Rotate when the young generation is full and the old one holds nothing from `keep_from` on."""
+        """Rotate if the young generation is full and the old generation has no number at or above `keep_from`."""
         if len(self.young) >= self.half and (not self.old or self.old.max() < keep_from):
             self.old, self.young = self.young, BitMap64()
             self.generation += 1
 
     def update(self, offsets: Sequence[int], keep_from: int = 0) -> None:
-        """Remember many; `keep_from` as in `add_range`."""
+        """Remember many offsets; `keep_from` as in `add_range`."""
         self.make_room(keep_from)
         self.young.update(array("Q", offsets))  # numpy arrays take 4 times as long
 
@@ -264,8 +264,8 @@ class RotatingBitmap:
         """Young and old generation in the portable Roaring format.
 
         Args:
-            also: Further numbers, put to the young ones.
-            without: Numbers that are left out, in sequences or ranges.
+            also: Further numbers of the young generation.
+            without: Numbers to leave out, as sequences or ranges.
         """
         young, old = self.young | (also or BitMap64()), self.old.copy()
         for numbers in without:
@@ -277,15 +277,15 @@ class RotatingBitmap:
         return young.serialize(), old.serialize()
 
     def load(self, dumped: tuple[bytes, bytes]) -> None:
-        """Take over what `dump` gave.
+        """Replace the contents with a dump.
 
         Raises:
-            ValueError: The bytes are no bitmap.
+            ValueError: The bytes are not bitmaps.
         """
         self.young, self.old = (BitMap64.deserialize(blob) for blob in dumped)
 
     def pop_from(self, border: int) -> BitMap64:
-        """Remove and return the numbers from `border` on."""
+        """Remove and return the numbers at or above `border`."""
         offsets = self.young | self.old
         offsets.remove_range(0, border)
         for bitmap in (self.young, self.old):
@@ -294,17 +294,17 @@ class RotatingBitmap:
 
 
 class Deduplicator(Generic[K]):
-    """Tells repeated numbers from new ones, for each key apart (say, a topic and partition).
+    """Distinguishes repeated numbers from new numbers, separately for each key (such as a topic and partition).
 
-    A number is remembered from when it is asked about, before its message is settled. So forget a key whose messages
-    were handed back unsettled (its partition was revoked or lost): read again, they are no duplicates. Not safe for
-    threads.
+    A number is remembered as soon as it is asked about, before its message is settled. So forget a key whose messages
+    were handed back unsettled (its partition was revoked or lost): they are not duplicates when read again. Not
+    thread-safe.
 
     Args:
-        capacity: Numbers kept a key: at most so many, at least the newest half. An odd one is as the even one below.
-        bitmap: True for offsets and dense numbers (Roaring bitmaps: down to a bit each), False for numbers of any
-            kind (sorted runs: 10 bytes each, where random ones take 121 in a bitmap).
-        keep_ms: Forget by age, too; not with bitmaps. See `RotatingSet`.
+        capacity: Maximum of numbers kept per key; at least the newest half is kept. Odd capacities are rounded down.
+        bitmap: True for offsets and dense numbers (Roaring bitmaps: down to a bit per number), False for arbitrary
+            numbers (sorted runs: 10 bytes per number; random numbers take 121 bytes each in a bitmap).
+        keep_ms: Forget by age too; not with bitmaps. See `RotatingSet`.
 
     Raises:
         ValueError: The capacity is below 2.
@@ -321,13 +321,13 @@ class Deduplicator(Generic[K]):
             raise ValueError(f"capacity must be at least 2, not {capacity}")
         self.capacity = capacity
         self.room = Room()
-        """How many numbers the windows keep unsorted."""
+        """Limit on the unsorted numbers of the windows."""
         self._bitmap = bitmap
         self._keep_ms = keep_ms
         self._windows: dict[K, Window] = {}
 
     def window(self, key: K) -> Window:
-        """The window of `key`, begun when it has none."""
+        """The window of `key`; created if there is none."""
         window = self._windows.get(key)
         if window is None:
             window = self._windows[key] = self._new()
@@ -338,25 +338,25 @@ class Deduplicator(Generic[K]):
         return RotatingBitmap(self.capacity) if self._bitmap else RotatingSet(self.capacity, self.room, self._keep_ms)
 
     def duplicated(self, key: K, number: int) -> bool:
-        """Whether `number` was seen; remembers nothing."""
+        """Whether `number` was seen; does not remember it."""
         return key in self._windows and number in self._windows[key]
 
     def add(self, key: K, number: int) -> bool:
-        """Remember `number`; False when it was seen before."""
+        """Remember `number`; False if it was seen before."""
         return self.window(key).add(number)
 
     def deduplicate(self, key: K, numbers: Sequence[int]) -> list[int]:
-        """The numbers not seen before, in their order; all are remembered.
+        """The numbers that were not seen before, in their order; all are remembered.
 
-        As if they came one by one: of more than the capacity, those at the end may not know those at the beginning.
+        The result is the same as one by one: of more numbers than the capacity, the first may be forgotten by the end.
 
         Raises:
-            OverflowError: In a bitmap a number is below 0; in either kind it is beyond 64 bits.
+            OverflowError: A number is below 0 (bitmaps only), or exceeds 64 bits.
         """
         return list(compress(numbers, self.window(key).take(numbers)))
 
     def reconstruct(self, key: K, numbers: Iterable[int]) -> None:
-        """Begin `key` anew with `numbers`, oldest first: after a restart, from a snapshot."""
+        """Replace the window of `key` by `numbers`, oldest first: after a restart, from a snapshot."""
         self.forget(key)
         window, numbers = self.window(key), iter(numbers)
         while some := list(islice(numbers, CHUNK)):
@@ -372,15 +372,15 @@ class Deduplicator(Generic[K]):
         return list(self._windows)
 
     def dump(self, key: K) -> bytes:
-        """What is remembered of `key`, for `load`. Take it when nothing of the key is in flight: see above."""
+        """Snapshot of the window of `key`, for `load`. Take it while nothing of the key is in flight: see above."""
         young, old = self.window(key).dump()
         return seal(self._kind, VERSION, struct.pack("<Q", len(young)) + young + old)
 
     def load(self, key: K, dumped: bytes) -> None:
-        """Begin `key` anew as it was dumped, on a machine of the same byte order; ages begin anew.
+        """Replace the window of `key` by a dump from a machine with the same byte order; ages begin anew.
 
         Raises:
-            ValueError: The bytes are no snapshot of such a deduplicator (bitmap or not), or damaged; `key` stays.
+            ValueError: The dump is damaged, or of another kind (bitmap or not); the window of `key` is unchanged.
         """
         payload = unseal(self._kind, VERSION, dumped)
         border = 8 + struct.unpack_from("<Q", payload)[0]

@@ -18,7 +18,7 @@ class Room:
     """Shared by windows: the number of ids that they keep unsorted, and the count of their rotations.
 
     Args:
-        size: Numbers of all windows together, as long as each keeps at least `UNSORTED_MIN`.
+        size: Total of unsorted numbers in all windows, as long as each keeps at least `UNSORTED_MIN`.
     """
 
     def __init__(self, size: int = 1 << 17) -> None:
@@ -28,17 +28,17 @@ class Room:
         self.rotations = 0
 
     def share(self, windows: int) -> None:
-        """Divide the room among so many windows."""
+        """Divide the room among this number of windows."""
         self._windows = windows
         self.each = max(UNSORTED_MIN, min(UNSORTED_MAX, self._size // max(1, windows)))
 
     def resize(self, size: int) -> None:
-        """Let all windows together keep so many numbers."""
+        """Set the total of unsorted numbers in all windows."""
         self._size = size
         self.share(self._windows)
 
     def rotated(self) -> None:
-        """A window forgot its old generation."""
+        """Record that a window forgot its old generation."""
         self.rotations += 1
 
 
@@ -46,7 +46,7 @@ class IdSet:
     """A set of numbers, added many at a time.
 
     Args:
-        room: Bounds how many of them stay unsorted.
+        room: Limits the unsorted numbers.
     """
 
     def __init__(self, room: Room) -> None:
@@ -113,7 +113,7 @@ class IdSet:
             self.load(np.fromiter(recent, np.int64, len(recent)))
 
     def numbers(self) -> NDArray[np.int64]:
-        """All numbers, rising."""
+        """All numbers, in ascending order."""
         self.sort()
         numbers = unmixed(np.concatenate([np.empty(0, np.uint64), *(run.keys for run in (*self.runs, *self.stored))]))
         numbers.sort()
@@ -127,7 +127,7 @@ class IdSet:
         self._count()
 
     def install(self, stored: Sequence[SortedRun], elsewhere: Iterable[SortedRun] = ()) -> None:
-        """Use the runs that the shell stored, and drop the numbers that these have.
+        """Use the runs that the shell stored, and drop the numbers that these contain.
 
         Args:
             stored: All stored runs of this set.

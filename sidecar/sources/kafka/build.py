@@ -1,4 +1,4 @@
-"""Makes the source on Kafka. Decides nothing."""
+"""Creates the Kafka source. Decides nothing."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ from sidecar.sources.kafka.source import KafkaSource
 
 
 def build(settings: Settings, context: SourceContext) -> KafkaSource:
-    """The source of these settings."""
+    """Create the source from its settings."""
     return KafkaSource(settings, context.state, context.rules, context.queue_bytes, context.place)

@@ -1,6 +1,6 @@
-"""Makes the source on RocketMQ, with the client that the settings name. Decides nothing.
+"""Creates the RocketMQ source, with the client that the settings name. Decides nothing.
 
-A client is imported when it is chosen: that of gRPC costs 15 ms, and needs packages that others do without.
+A client is imported only if it is chosen: the gRPC client takes 15 ms, and needs packages that the others do not.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from sidecar.sources.rocketmq.remoting.source import RocketMqSource
 
 
 def build(settings: Settings, context: SourceContext) -> Source:
-    """The source of these settings.
+    """Create the source from its settings.
 
     Raises:
         ConfigError: Its certificates cannot be used, or a package is missing.

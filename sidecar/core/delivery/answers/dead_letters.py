@@ -81,7 +81,7 @@ class DeadLetters:
         return (part, len(letters)) if part.life.alive else None
 
     def due(self, now_ms: float) -> Iterator[Store]:
-        """The dead letters to be stored again by now."""
+        """The dead letters whose retry is due."""
         while self._again and self._again[0][0] <= now_ms:
             token = heapq.heappop(self._again)[1]
             storing = self._waiting.pop(token)

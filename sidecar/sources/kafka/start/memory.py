@@ -117,5 +117,5 @@ class Memories:
             self._failing = False
 
     def close(self) -> None:
-        """Write the rows that are left."""
+        """Write the remaining rows."""
         self._disk.shutdown()

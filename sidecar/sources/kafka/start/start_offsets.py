@@ -36,14 +36,14 @@ class Found(NamedTuple):
 
 
 class StartOffsets:
-    """Decides starts.
+    """Determines start offsets.
 
     Args:
-        offsets: Asks the broker.
-        topic_ids: Asks for ids of topics.
+        offsets: Queries offsets from the broker.
+        topic_ids: Queries ids of topics.
         settings: `source.kafka`.
         cluster_id: The id that the cluster reports.
-        rules: 4 bytes, a hash of what decides where a message goes.
+        rules: A 4-byte hash of the settings that decide where a message goes.
         known: Returns the state file's snapshot of a partition.
         recall: Decides between broker and state folder.
         tell: Writes a log event.
@@ -98,7 +98,7 @@ class StartOffsets:
         return result
 
     def identity(self, assignment: Assignment) -> Identity:
-        """What is committed with the partition's state."""
+        """The identity that is committed with the partition's state."""
         return Identity(self._cluster_id, self._settings.group_id, assignment.topic_id, assignment.incarnation)
 
     def _add(
@@ -113,7 +113,7 @@ class StartOffsets:
         self.forget([tp])
 
     def forget(self, tps: Collection[TopicPartition]) -> None:
-        """Drop what earlier failed attempts noted of these partitions."""
+        """Drop the notes of earlier failed attempts on these partitions."""
         self._of_new_group.difference_update(tps)
         self._recall.forget(tps)
 
@@ -195,7 +195,7 @@ class StartOffsets:
             known = replace(known, incarnation=memory.incarnation)
             return self._resumed(tp, known, None, *self._recall.recall(tp, None, known, bounds), bounds)
         snapshot = self._known(tp)
-        if snapshot is not None and topic_id and snapshot.topic_id == topic_id:  # of a version without memories
+        if snapshot is not None and topic_id and snapshot.topic_id == topic_id:  # from a version without memories
             start = min(max(snapshot.watermark, low), high)
             fields = {"topic": tp.topic, "partition": tp.partition, "offset": start}
             self._tell("commit.expired", "warning", fields | {"action": "going on from the state folder"})

@@ -33,7 +33,7 @@ class Found(NamedTuple):
     assignments: list[Assignment]
     failed: dict[TopicPartition, str]
     marks: dict[TopicPartition, tuple[Mark, ...]]
-    """Of each queue, the marks that are still there."""
+    """The marks of each queue that are still there."""
     committed: dict[TopicPartition, int]
     """The brokers' committed offsets."""
     lows: dict[TopicPartition, int]
@@ -53,7 +53,7 @@ class _Facts(NamedTuple):
 
 
 class _UnknownError(Exception):
-    """The broker's answer does not decide."""
+    """The broker's answer is inconclusive."""
 
 
 class _ResetError(_UnknownError):
@@ -65,15 +65,15 @@ class _ResetError(_UnknownError):
 
 
 class StartOffsets:
-    """Decides starts.
+    """Determines start offsets.
 
     Args:
-        network: Asks.
-        asks: Makes the requests.
-        link_of: The connection to a broker.
+        network: Sends requests.
+        asks: Builds requests.
+        link_of: Returns the connection to a broker.
         cluster_id: The cluster's name.
-        start: Of a new group: ``earliest``, ``latest``, or milliseconds since the epoch.
-        rules: 4 bytes, a hash of what decides where a message goes.
+        start: Start of a new group: ``earliest``, ``latest``, or milliseconds since the epoch.
+        rules: A 4-byte hash of the settings that decide where a message goes.
         tell: Writes a log event.
     """
 
@@ -95,9 +95,9 @@ class StartOffsets:
         self._tell = tell
         self._beginnings: dict[TopicPartition, int] = {}
         self._doubts: dict[TopicPartition, tuple[float, int]] = {}
-        """Until when it is a problem, and the offset, which a crash explains or an ignored reset of an operator."""
+        """Time until which it is a problem, and the offset, due to a crash or to an ignored reset of an operator."""
         self.resets: dict[TopicPartition, int] = {}
-        """Offsets that an operator set, as the broker reported them, of queues that are to be taken."""
+        """Offsets that an operator set, as reported by the broker, for queues that are yet to be taken."""
 
     def begin(self, tps: Sequence[TopicPartition], known: Mapping[TopicPartition, QueueProgress]) -> set[str]:
         """Decide at startup where a new group begins in these queues.
@@ -135,7 +135,7 @@ class StartOffsets:
 
         Args:
             tps: The queues; this member has their locks.
-            known: What the state file knows of queues.
+            known: Progress of queues in the state file.
             replaced: Queues that were found to be replaced.
         """
         result = Found([], {}, {}, {}, {})
@@ -162,12 +162,12 @@ class StartOffsets:
         ours: Mapping[TopicPartition, int],
         known: Mapping[TopicPartition, QueueProgress],
     ) -> set[TopicPartition]:
-        """The queues whose offset another program has set, or whose broker is silent.
+        """The queues whose offset another program has set, or whose broker does not answer.
 
         Args:
             tps: The queues.
             ours: The newest commits of this process.
-            known: What the state file knows of queues; the broker may take a commit of that after it told of a reset.
+            known: Progress of queues in the state file; the broker may accept its commit after reporting a reset.
         """
         answers = self.brokers.ask([(tp, self._asks.committed(tp)) for tp in tps])
         boots = self.brokers.boots({tp.broker for tp in tps})
@@ -296,7 +296,7 @@ class StartOffsets:
         return f"{tp}{more}: {_FROM_STATE} and not from the older offset {self._doubts[tp][1]}; {_AGAIN}"
 
     def _within(self, offset: int, low: int, high: int, fields: Mapping[str, object]) -> int:
-        """Beyond the end, it is unknown which messages are new: all are read, so that none is lost."""
+        """Limit an offset to the log. Beyond its end, new messages are unknown: all are read, so that none is lost."""
         if low <= offset <= high:
             return offset
         self._tell("offset.expired" if offset < low else "partition.truncated", "error", fields)
@@ -354,7 +354,7 @@ def _read(answers: Iterable[Frame | None], mark: Mark | None, boot: Boot | None)
     offset = read_offset(committed) if committed.code == Code.SUCCESS else None
     # While a topic is being recreated, its queues may be at -1.
     at_low, at_high = max(0, read_offset(low)), max(0, read_offset(high))
-    if message.code == Code.PULL_OFFSET_MOVED:  # by its own ends: there may be more messages by the time of the others
+    if message.code == Code.PULL_OFFSET_MOVED:  # use its own ends: the other answers may already count more messages
         ends = read_offset(message, "minOffset"), read_offset(message, "maxOffset")
         if ends[0] <= (mark.offset if mark else 0) <= ends[1]:
             raise _ResetError(read_offset(message, "nextBeginOffset"))
