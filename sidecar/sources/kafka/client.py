@@ -48,7 +48,7 @@ class Client:
         self._busy = False
         self._one_topic = len(settings.topics) == 1 and not settings.topics[0].startswith("^")
 
-    def connect(self, troubles: Troubles, on_commit: Callable[..., None]) -> None:
+    def open(self, troubles: Troubles, on_commit: Callable[..., None]) -> None:
         """Begin to connect.
 
         Args:

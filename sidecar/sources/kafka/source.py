@@ -75,7 +75,7 @@ class KafkaSource:
             if self._commits.ended(*ended):
                 troubles.clear("client")
 
-        client.connect(troubles, on_commit)
+        client.open(troubles, on_commit)
         consumer = client.consumer
         try:
             cluster_id = await_topics(consumer, settings, lambda: client.refusal, troubles.now, listener.waiting)
