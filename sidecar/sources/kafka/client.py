@@ -34,7 +34,7 @@ class Client:
     """
 
     consumer: ck.Consumer
-    """The consumer, after `connect`."""
+    """The consumer, after `open`."""
 
     def __init__(self, settings: KafkaSettings, queue_bytes: int, client_id: str) -> None:
         self.made_again = MadeAgain(aloud="debug" in settings.properties)
