@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Self, TypeAlias
 
@@ -74,24 +74,26 @@ class OneOf(Model):
     @property
     def name(self) -> str:
         """The key that is set, as the file has it."""
-        return next(key for key, value in self._keys() if value is not None)
+        return next(key for name, key in self.keys().items() if getattr(self, name) is not None)
 
     @property
     def only_one(self) -> Any:
         """The value of the key that is set."""
-        return next(value for _, value in self._keys() if value is not None)
+        return next(value for name in self.keys() if (value := getattr(self, name)) is not None)
 
     @classmethod
     def listed(cls, between: str = " and ") -> str:
         """All keys, for a description."""
-        return between.join(f"`{field.alias or name}`" for name, field in cls.model_fields.items())
+        return between.join(f"`{key}`" for key in cls.keys().values())
 
-    def _keys(self) -> Iterator[tuple[str, Any]]:
-        return ((field.alias or name, getattr(self, name)) for name, field in type(self).model_fields.items())
+    @classmethod
+    def keys(cls) -> dict[str, str]:
+        """Each key as the file has it, by the name of its field."""
+        return {name: field.alias or name for name, field in cls.model_fields.items()}
 
     @classmethod
     def _complaint(cls, data: Mapping[str, Any]) -> InitErrorDetails | None:
-        names = [field.alias or name for name, field in cls.model_fields.items()]
+        names = list(cls.keys().values())
         given = [key for key in data if key in names]
         if len(given) > 1:
             return problem(f"conflicts with {given[0]}: keep one of them", data, given[1])

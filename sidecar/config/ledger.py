@@ -71,6 +71,5 @@ class Ledger(OneOf):
     @property
     def remembering(self) -> Remembering:
         """Limits of remembering."""
-        chosen = self.sqlite or self.postgresql
-        assert chosen is not None
+        chosen: Remembering = self.only_one
         return chosen

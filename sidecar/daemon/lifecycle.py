@@ -34,7 +34,8 @@ from sidecar.runtime.senders import Senders
 from sidecar.runtime.worker import Worker
 from sidecar.sources.base import Source, TakesBack
 from sidecar.sources.build import build_source
-from sidecar.sources.context import SourceContext, place_id
+from sidecar.sources.context import SourceContext
+from sidecar.sources.place import place_id
 from sidecar.state.interface import State
 from sidecar.state.store import Store
 from sidecar.version import version

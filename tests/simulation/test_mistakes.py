@@ -60,6 +60,9 @@ def test_mistake_is_found(patch: Path, tmp_path: Path) -> None:
 def test_mistake_without_a_seed_applies(patch: Path, tmp_path: Path) -> None:
     """A mistake that no known schedule shows is still one of this core, so that a seed can be looked for."""
     broken_copy(patch, tmp_path)
+    changed = re.findall(r"^\+\+\+ b/(\S+)$", patch.read_text(), re.MULTILINE)
+    assert changed
+    assert all((tmp_path / name).read_text() != (ROOT / name).read_text() for name in changed)
 
 
 def test_no_mistake_is_lost() -> None:

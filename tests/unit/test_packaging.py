@@ -169,12 +169,12 @@ def part_of(module: str, parts: Collection[str]) -> str:
     return max((part for part in parts if f"{name}.".startswith(f"{part}.")), key=len, default=module)
 
 
-def imported(below: Mapping[str, set[str]], parts: Collection[str]) -> dict[str, set[str]]:
+def imports_of(below: Mapping[str, set[str]], parts: Collection[str]) -> dict[str, set[str]]:
     """Which other parts each part imports, by the imports of its modules."""
-    imported: dict[str, set[str]] = {part: set() for part in parts}
+    table: dict[str, set[str]] = {part: set() for part in parts}
     for module, names in below.items():
-        imported.setdefault(part_of(module, parts), set()).update(part_of(name, parts) for name in names)
-    return {part: names - {part} for part, names in imported.items()}
+        table.setdefault(part_of(module, parts), set()).update(part_of(name, parts) for name in names)
+    return {part: names - {part} for part, names in table.items()}
 
 
 def test_imports_point_one_way() -> None:
@@ -183,9 +183,9 @@ def test_imports_point_one_way() -> None:
     The core imports nothing of the package, Spark neither the daemon nor the commands.
     """
     below = {module: names for module, names in graph().items() if module != "sidecar"}
-    assert imported(below, LAYERS) == LAYERS
+    assert imports_of(below, LAYERS) == LAYERS
     of_core = {module: names for module, names in below.items() if module.startswith("sidecar.core")}
-    assert imported(of_core, FLOORS) == FLOORS
+    assert imports_of(of_core, FLOORS) == FLOORS
 
 
 def test_no_module_leads_back_to_itself() -> None:

@@ -6,11 +6,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
-from pydantic import (
-    BeforeValidator,
-    PlainSerializer,
-    WithJsonSchema,
-)
+from pydantic import BeforeValidator, PlainSerializer, WithJsonSchema
 
 from sidecar.config.address import address
 from sidecar.config.base import Model
@@ -21,10 +17,10 @@ _SEVERAL = "; several as a list or separated by commas"
 
 def servers(value: Any, example: str, read: Callable[[str], str]) -> str:
     """The servers as one text; `read` returns the part of each server that must be an address."""
-    servers = value.split(",") if isinstance(value, str) else value
-    for server in servers if isinstance(servers, list) and servers else [None]:
+    given = value.split(",") if isinstance(value, str) else value
+    for server in given if isinstance(given, list) and given else [None]:
         address(read(server) if isinstance(server, str) else None, example, _SEVERAL)
-    return ",".join(server.strip() for server in servers)
+    return ",".join(server.strip() for server in given)
 
 
 def unique_topics(names: list[str]) -> list[str]:
@@ -66,10 +62,10 @@ Start: TypeAlias = Annotated[
 
 
 class SourceSettings(Model):
-    """Settings of one source, with what the program asks of every source; `sidecar.sources.KEY.build` makes it."""
+    """Settings of one source, with everything the program asks of a source; `sidecar.sources.KEY.build` makes it."""
 
     holds_large_blocks: ClassVar[bool] = True
-    """Whether its client frees large blocks seldom, so that the allocator had better give them back."""
+    """Whether the allocator returns large blocks to the system at once, because the client frees them rarely."""
 
     @property
     def consumer_group(self) -> str:

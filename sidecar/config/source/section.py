@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import (
-    Field,
-)
+from pydantic import Field
 
 from sidecar.config.base import OneOf
 from sidecar.config.marks import NotOnSpark
