@@ -110,7 +110,7 @@ def kept_offsets(node: RocketMqNode, source: Mapping[str, Any], folder: Path, ti
         told = daemon.events("offset.skipped")
         came = arrived(receiver)
     found = tally_counts(came, wanted)
-    assert sorted((one["partition"], one["skipped"]) for one in told) == sorted(expected)
+    assert sorted((one["partition"], one["skipped"]) for one in told) == sorted(expected), (told, expected)
     assert {one["level"] for one in told} == {"error"}
     assert skipped == sum(at for _, at in expected)
     notes = f"{skipped:,} more were skipped in {len(expected)} queues, each told as an error with its count"

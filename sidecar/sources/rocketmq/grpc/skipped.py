@@ -34,6 +34,8 @@ class _Queue:
     """The first message since then, among those that arrived."""
     told_at_s: float = 0.0
     """Time at which both are compared, once there is a first message."""
+    known_of: int = 0
+    """The recreation of the topic whose effect on this queue is known."""
 
 
 @dataclass(slots=True)
@@ -41,10 +43,9 @@ class _Topic:
     """A topic at one broker."""
 
     queues: dict[int, _Queue] = field(default_factory=dict)
+    recreations: int = 1
     begins_at: int = _NONE
-    """Position of the first message since the topic was recreated, as far as known."""
-    new_until_s: float = 0.0
-    """Time until which a queue that begins anew does so for the same reason."""
+    """Position of the first message since the last recreation, as far as known."""
 
 
 class Skipped:
@@ -69,8 +70,10 @@ class Skipped:
         position = int(handed.offset_message_id[-16:], 16)
         stored = position, offset
         if position > queue.highest[0] and offset <= queue.highest[1]:
+            old_end_at = queue.highest[0]
             topic.queues[number] = queue = _Queue()
-            _begin(topic, position, now_s)
+            _begin(topic, old_end_at, position, now_s)
+            queue.known_of = topic.recreations
         queue.recent.append(stored)
         queue.highest = max(queue.highest, stored)
         if queue.old_end is not None:
@@ -83,22 +86,27 @@ class Skipped:
                 if queue.old_end is not None and queue.first < _NONE and now_s >= queue.told_at_s:
                     if queue.first >= queue.old_end:
                         self._say(TopicPartition(name, number, broker), queue.first)
-                    queue.old_end = None
+                    queue.old_end, queue.known_of = None, topic.recreations
 
     def _say(self, tp: TopicPartition, offset: int) -> None:
         action = "reset the group's offset to read them"
         self._tell("offset.skipped", "error", {**tp.fields(), "offset": offset, "skipped": offset, "action": action})
 
 
-def _begin(topic: _Topic, first: int, now_s: float) -> None:
-    """Handle a queue that began anew: so did the others, somewhere after their earlier messages."""
-    begins_at = min(topic.begins_at, first) if now_s < topic.new_until_s else first
-    topic.begins_at, topic.new_until_s = begins_at, now_s + SETTLES_S
+def _begin(topic: _Topic, old_end_at: int, first: int, now_s: float) -> None:
+    """Handle a queue that began anew: so did the others, somewhere after their earlier messages.
+
+    The queues of a topic may begin minutes apart. It is another recreation only if the queue had a message after the
+    last one.
+    """
+    if old_end_at >= topic.begins_at:
+        topic.recreations, topic.begins_at = topic.recreations + 1, first
+    topic.begins_at = min(topic.begins_at, first)
     for queue in topic.queues.values():
-        older = [offset for position, offset in queue.recent if position < begins_at]
-        if older:
+        older = [offset for position, offset in queue.recent if position < topic.begins_at]
+        if older and queue.known_of < topic.recreations:
             queue.old_end, queue.first = max(older) + 1, _NONE
-            _note(queue, queue.recent, begins_at, now_s)
+            _note(queue, queue.recent, topic.begins_at, now_s)
 
 
 def _note(queue: _Queue, places: Iterable[tuple[int, int]], begins_at: int, now_s: float) -> None:

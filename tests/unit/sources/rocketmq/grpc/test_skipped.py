@@ -35,6 +35,17 @@ def told(places: Iterable[Place], **change: Any) -> list[Mapping[str, object]]:
     return [event[2] for event in events]
 
 
+def told_when(places: Iterable[tuple[float, Place]]) -> list[Mapping[str, object]]:
+    """The events after these came at these times."""
+    events: list[Mapping[str, object]] = []
+    skipped = Skipped(lambda _name, _level, fields: events.append(fields))
+    for now_s, place in places:
+        skipped.turn(now_s)
+        skipped.look(handed(*place), now_s)
+    skipped.turn(now_s + SETTLES_S)
+    return events
+
+
 def test_a_queue_that_went_on_while_another_began_anew_is_told() -> None:
     """With how many of its first messages were skipped, whichever of the two queues came first, and once."""
     for new in ([(0, 0, 200), (1, 2, 210), (1, 3, 220)], [(1, 2, 210), (1, 3, 220), (0, 0, 200)]):
@@ -47,6 +58,26 @@ def test_a_topic_whose_queues_all_began_anew_is_no_matter() -> None:
     assert not told([*OLD, (0, 0, 200), (1, 0, 210), (0, 1, 220)])
     assert not told([*OLD, (0, 0, 200), (1, 2, 240), (1, 0, 210)])
     assert not told([*OLD, (1, 0, 210), (1, 1, 230), (0, 0, 200), (0, 1, 220)])
+
+
+def test_queues_that_begin_anew_long_after_one_another_are_no_matter() -> None:
+    """A queue that began anew goes on, before and after the other one's first message, a minute later."""
+    first, later = [(0, 0, 200), (0, 1, 220)], [(1, 0, 230), (0, 2, 240)]
+    assert not told_when([(0.0, place) for place in [*OLD, *first]] + [(60.0, place) for place in later])
+
+
+def test_of_queues_that_begin_long_after_one_another_each_skipped_one_is_told_once() -> None:
+    """Queue 2 went on beyond its old end, and is not told again when another queue begins a minute later."""
+    first, later = [(2, 0, 140), (0, 0, 200), (2, 1, 210)], [(1, 0, 230), (2, 2, 240)]
+    found = told_when([(0.0, place) for place in [*OLD, *first]] + [(60.0, place) for place in later])
+    assert [(one["partition"], one["skipped"]) for one in found] == [(2, 1)]
+
+
+def test_a_topic_made_again_twice_is_told_twice() -> None:
+    """Each time of the queue that went on."""
+    first, second = [(0, 0, 200), (1, 2, 210), (0, 1, 220)], [(0, 0, 300), (1, 3, 310)]
+    found = told_when([(0.0, place) for place in [*OLD, *first]] + [(60.0, place) for place in second])
+    assert [(one["partition"], one["skipped"]) for one in found] == [(1, 2), (1, 3)]
 
 
 def test_a_topic_that_stays_is_no_matter() -> None:
