@@ -20,7 +20,7 @@ help:
 	@echo "make lint    ruff and mypy"
 	@echo "make format  fix what ruff can fix, and format"
 	@echo "make docs    generate the tables of keys in docs/ from sidecar/config"
-	@echo "make bench   measure the cost of a message against a bare consumer loop, and the cost of the ledger"
+	@echo "make bench   measure the cost of a message against a bare consumer loop, of the ledger, and of delayed messages"
 	@echo "make bench-spark   measure a row of the zone and a message of the pipeline on Spark, against Spark's own sources"
 	@echo "make bench-rocketmq   measure a message of RocketMQ against a bare pull loop and other consumers, and idle queues"
 	@echo "make prove   run the checks with larger numbers; writes docs/proof.md"
@@ -53,6 +53,7 @@ demo: $(INSTALLED)
 bench: $(INSTALLED) jars
 	@$(BIN)/python -m benchmarks.throughput
 	@$(BIN)/python -m benchmarks.ledger
+	@$(BIN)/python -m benchmarks.delay
 
 bench-spark: $(INSTALLED) jars
 	@$(BIN)/python -m benchmarks.spark_zone

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from sidecar.core.messages.ids import text_id
     from sidecar.core.messages.tags import TagFilter
     from sidecar.core.windows.dedup import Deduplicator
+    from sidecar.delay.store import DelayedMessage, DelayStore
     from sidecar.threaded import Rejected, Retry, ThreadedBatcher
 
 __all__ = [
@@ -21,6 +22,8 @@ __all__ = [
     "Batcher",
     "BatcherCounts",
     "Deduplicator",
+    "DelayStore",
+    "DelayedMessage",
     "MessageBatch",
     "Progress",
     "Rejected",
@@ -36,6 +39,8 @@ _HOMES = {
     "Batcher": "core.library.batcher",
     "BatcherCounts": "core.library.batch",
     "Deduplicator": "core.windows.dedup",
+    "DelayStore": "delay.store",
+    "DelayedMessage": "delay.store",
     "MessageBatch": "core.library.batch",
     "Progress": "core.library.watermark",
     "Rejected": "threaded",

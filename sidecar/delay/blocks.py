@@ -1,0 +1,219 @@
+"""Blocks of held messages: the unit that is appended to an hour's file, in its byte form. Opens no file.
+
+A block is a head, a table with one row of fixed size per message, and the payloads in the same order: key, headers,
+value of each. Tables are read without the payloads. Positions, not times, order messages: the due time in milliseconds
+shifted by `SEQUENCE_BITS`, and a sequence number that makes them unique.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+Read = Callable[[int, int], bytes]
+"""Reads at most so many bytes of a file at an offset; fewer only at its end."""
+SEQUENCE_BITS = 20
+MAGIC = 0xDE1A7B0C
+_MAGIC_BYTES = MAGIC.to_bytes(4, "little")
+_HEAD = struct.Struct("<IIIIIIII")
+"""Magic, checksum of the six fields behind, checksums of table and payloads, messages, bytes of the payloads, number of
+the first message in the hour, the hour's sequence number after the last."""
+HEAD_BYTES = _HEAD.size
+ROW = struct.Struct("<QQQIHHIII")
+"""Position, origin, mask, timestamp (low and high), partition, sizes of key and headers, end of the payload."""
+ROW_BYTES = ROW.size
+_END = struct.Struct("<I")
+_END_AND_ROW = struct.Struct("<IQQQIHHIII")
+"""The end of the row before, and a row."""
+ROW_TYPE = np.dtype(
+    {
+        "names": ["position", "origin", "mask", "partition", "end"],
+        "formats": ["<u8", "<u8", "<u8", "<u2", "<u4"],
+        "offsets": [0, 8, 16, 30, 40],
+        "itemsize": ROW_BYTES,
+    }
+)
+Table = NDArray[np.void]
+"""Rows of `ROW_TYPE`."""
+POSITION_MAX = (1 << 63) - 1
+NO_POSITION = (1 << 64) - 1
+"""Stands for a message that cannot be read."""
+NO_KEY = (1 << 32) - 1
+NO_VALUE = 1 << 31
+"""Added to the size of the headers if there is no value."""
+NO_TIMESTAMP = (1 << 48) - 1
+
+
+class Held(NamedTuple):
+    """A message that is held."""
+
+    position: int
+    """The due time in milliseconds since the epoch, shifted by `SEQUENCE_BITS`, and a sequence number: unique."""
+    origin: int
+    """Any number that its owner gave it, such as an offset."""
+    mask: int
+    partition: int
+    timestamp_ms: int | None
+    key: bytes | None
+    headers: bytes
+    """In the form that the owner chose."""
+    value: bytes | None
+
+    @property
+    def due_ms(self) -> int:
+        """The time from which it may be read out, in milliseconds since the epoch."""
+        return self.position >> SEQUENCE_BITS
+
+
+def read_held(read: Read, table_at: int, payloads_at: int, index: int) -> Held | None:
+    """A message of a block; None if the block is shorter than it was.
+
+    Args:
+        read: Reads the file.
+        table_at: Offset of the block's table.
+        payloads_at: Offset of its payloads.
+        index: Number of the message in the block.
+    """
+    row = read(_END_AND_ROW.size, table_at + index * ROW_BYTES - _END.size)
+    if len(row) < _END_AND_ROW.size:
+        return None
+    fields = _END_AND_ROW.unpack(row)
+    begin = fields[0] if index else 0
+    size = fields[-1] - begin
+    payload = read(size, payloads_at + begin)
+    return _held(fields, payload) if len(payload) == size else None
+
+
+def _held(fields: tuple[int, ...], payload: bytes) -> Held:
+    _, position, origin, mask, low, high, partition, key_bytes, header_bytes, _ = fields
+    headers_at = 0 if key_bytes == NO_KEY else key_bytes
+    value_at = headers_at + (header_bytes & ~NO_VALUE)
+    stamp = high << 32 | low
+    # Not by the class itself, which takes twice as long.
+    return tuple.__new__(Held, (
+        position, origin, mask, partition,
+        None if stamp == NO_TIMESTAMP else stamp,
+        None if key_bytes == NO_KEY else payload[:headers_at],
+        payload[headers_at:value_at],
+        None if header_bytes & NO_VALUE else payload[value_at:],
+    ))  # fmt: skip
+
+
+class Block:
+    """Messages that are gathered for one append; their table and payloads, and nothing else, are in memory."""
+
+    __slots__ = ("payloads", "table")
+
+    def __init__(self) -> None:
+        self.table = bytearray()
+        """Rows whose ends count from the beginning of `payloads`."""
+        self.payloads = bytearray()
+
+    def __len__(self) -> int:
+        return len(self.table) // ROW_BYTES
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of table and payloads."""
+        return len(self.table) + len(self.payloads)
+
+    def add(self, row: bytes, payload: bytes | memoryview) -> None:
+        """Add a message with the row that it had in another block."""
+        self.payloads += payload
+        self.table += row[: -_END.size]
+        self.table += _END.pack(len(self.payloads))
+
+    def read(self, index: int) -> Held:
+        """The message with this number in the block."""
+        row_at = index * ROW_BYTES
+        before = self.table[row_at - _END.size : row_at] if index else bytes(_END.size)
+        fields = _END_AND_ROW.unpack(before + self.table[row_at : row_at + ROW_BYTES])
+        return _held(fields, bytes(self.payloads[fields[0] : fields[-1]]))
+
+    def encoded(self, first: int, sequence: int) -> bytes:
+        """The block in its byte form.
+
+        Args:
+            first: Number of its first message in the hour.
+            sequence: The hour's sequence number after its last message.
+        """
+        crcs = zlib.crc32(self.table), zlib.crc32(self.payloads)
+        head = _HEAD.pack(MAGIC, 0, *crcs, len(self), len(self.payloads), first, sequence)[8:]
+        return b"".join([_MAGIC_BYTES, zlib.crc32(head).to_bytes(4, "little"), head, self.table, self.payloads])
+
+
+class Found(NamedTuple):
+    """A block in a file."""
+
+    at: int
+    messages: int
+    payload_bytes: int
+    first: int
+    sequence: int
+    table_crc: int = 0
+    payload_crc: int = 0
+
+    @property
+    def table_at(self) -> int:
+        """Offset of the table."""
+        return self.at + HEAD_BYTES
+
+    @property
+    def payloads_at(self) -> int:
+        """Offset of the payloads."""
+        return self.table_at + self.messages * ROW_BYTES
+
+    @property
+    def end(self) -> int:
+        """Offset behind the block."""
+        return self.payloads_at + self.payload_bytes
+
+    def table(self, read: Read) -> Table | None:
+        """The table; None if it is damaged."""
+        table = read(self.messages * ROW_BYTES, self.table_at)
+        return np.frombuffer(table, ROW_TYPE) if zlib.crc32(table) == self.table_crc else None
+
+    def is_sound(self, read: Read) -> bool:
+        """Whether table and payloads are as they were written."""
+        body = memoryview(read(self.end - self.table_at, self.table_at))
+        border = self.messages * ROW_BYTES
+        return zlib.crc32(body[:border]) == self.table_crc and zlib.crc32(body[border:]) == self.payload_crc
+
+
+def find(read: Read, size: int) -> Iterator[Found]:
+    """The blocks of a file of this size.
+
+    Heads have checksums of their own, so that a damaged block hides no other. A block that is cut off is left out.
+    """
+    at = 0
+    while at < size:
+        block = _block_at(read, at, size)
+        if block is not None:
+            yield block
+        at = block.end if block is not None else _next_magic(read, at + 1, size)
+
+
+def _block_at(read: Read, at: int, size: int) -> Found | None:
+    head = read(HEAD_BYTES, at)
+    if len(head) < HEAD_BYTES:
+        return None
+    magic, crc, table_crc, payload_crc, messages, payload_bytes, first, sequence = _HEAD.unpack(head)
+    if magic != MAGIC or zlib.crc32(head[8:]) != crc:
+        return None
+    block = Found(at, messages, payload_bytes, first, sequence, table_crc, payload_crc)
+    return block if block.end <= size else None
+
+
+def _next_magic(read: Read, at: int, size: int) -> int:
+    step = 1 << 20
+    while at < size:
+        index = read(step + len(_MAGIC_BYTES) - 1, at).find(_MAGIC_BYTES)
+        if index >= 0:
+            return at + index
+        at += step
+    return size

@@ -1,0 +1,354 @@
+"""All hours of a store: where a message is put, and which one is due next. Knows no log and no clock."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from pyroaring import BitMap
+
+from sidecar import files
+from sidecar.delay.blocks import NO_KEY, NO_VALUE, ROW, ROW_BYTES, ROW_TYPE, SEQUENCE_BITS, Held, Table
+from sidecar.delay.changes import Changes
+from sidecar.delay.hour import HOUR_MS, SECOND_SEQUENCES, SUFFIX, Damage, HourFile, Known, ShorterError, known_of
+from sidecar.delay.wheel import Positions, Wheel
+
+BUFFERED_BYTES_MAX = 32 << 20
+"""Messages in memory before they are appended to the files of their hours: the fewer, the smaller the blocks."""
+HOUR_BYTES_MAX = 1 << 20
+"""The same for a single hour."""
+
+
+class Spot(NamedTuple):
+    """Where a message is."""
+
+    hour: int
+    number: int
+
+
+def hour_of(position: int) -> int:
+    """The hour of a position, counted since the epoch."""
+    return (position >> SEQUENCE_BITS) // HOUR_MS
+
+
+def start_of(hour: int) -> int:
+    """The lowest position of an hour."""
+    return hour * HOUR_MS << SEQUENCE_BITS
+
+
+NewRow = tuple[int, int, int, int, int, bytes | None, bytes, bytes | None]
+"""Due time in milliseconds, origin, mask, partition, timestamp or `NO_TIMESTAMP`, key, headers, value."""
+
+
+class Calendar:
+    """Messages by hour. An hour is loaded when its first message is taken, and never before.
+
+    Args:
+        folder: Has the files; it exists.
+        known: What an earlier process knew of the files, by hour; other files are removed. None: all files count.
+        mark: The highest position that an earlier process took; no message is put at or below it.
+        damages: Gets what cannot be read any more.
+
+    Raises:
+        OSError: The folder cannot be read or changed.
+    """
+
+    def __init__(self, folder: Path, known: Mapping[int, Known] | None, mark: int, damages: list[Damage]) -> None:
+        self._folder = folder
+        self._damages = damages
+        paths = {int(path.stem): path for path in folder.glob(f"*{SUFFIX}") if path.stem.isdecimal()}
+        is_certain = known is not None
+        known = {hour: known_of(path) for hour, path in paths.items()} if known is None else known
+        for hour in paths.keys() - known.keys():
+            files.remove(paths[hour])
+        self._hours = {hour: HourFile(folder, hour, of_file) for hour, of_file in known.items()}
+        self._uncertain = (
+            {} if is_certain else {hour: set(file.positions().tolist()) for hour, file in self._hours.items()}
+        )
+        """Positions of files that may have messages that are restored."""
+        self._used: list[int] = []
+        """A heap of the hours with messages to take."""
+        self._loaded: list[HourFile] = []
+        self.mark = mark
+        """The highest position that was taken."""
+        self.held = sum(file.left for file in self._hours.values())
+        """Number of messages that are not settled."""
+        self.has_settled_hours = False
+        """Whether `drop` would remove files."""
+        self._buffered_bytes = 0
+        self._full: set[int] = set()
+        """Hours with so much in memory that it makes a block."""
+        for file in self._hours.values():
+            if file.left:
+                self._note(file)
+
+    # Putting
+
+    def make_room(self) -> None:
+        """Append messages to the files if they take too much memory.
+
+        Raises:
+            OSError: The disk cannot be written; they are still in memory.
+        """
+        for hour in list(self._full) if self._full else ():
+            self._flush(self._hours[hour])
+        if self._buffered_bytes > BUFFERED_BYTES_MAX:
+            self.flush()
+
+    def put_many(self, rows: Iterable[NewRow], changes: Changes) -> list[int]:
+        """Put messages; return their positions.
+
+        Args:
+            rows: The messages.
+            changes: Gets them too, for the log.
+        """
+        hours, floor, positions, total = self._hours, (self.mark >> SEQUENCE_BITS) + 1, [], 0
+        # This loop is most of the cost of a message: it calls nothing that is ours.
+        for due_ms, origin, mask, partition, stamp, key, headers, value in rows:
+            due_ms = floor if due_ms < floor else due_ms
+            file = hours.get(due_ms // HOUR_MS)
+            if file is None or file.sequence >= SECOND_SEQUENCES:
+                file, position = self._place(due_ms)
+            else:
+                position = due_ms << SEQUENCE_BITS | file.sequence
+                file.sequence += 1
+            payload = (headers if key is None else key + headers) + (value or b"")
+            table, payloads = file.pending.table, file.pending.payloads
+            payloads += payload
+            row = ROW.pack(
+                position, origin, mask, stamp & 0xFFFFFFFF, stamp >> 32, partition,
+                NO_KEY if key is None else len(key), len(headers) if value is not None else len(headers) | NO_VALUE,
+                len(payloads),
+            )  # fmt: skip
+            table += row
+            if file.wheel is not None:
+                file.wheel.add(position, file.count - 1)
+            if not file.in_use or len(payloads) > HOUR_BYTES_MAX:
+                self._note(file)
+            changes.add(row, payload)
+            positions.append(position)
+            total += len(payload)
+        self.held += len(positions)
+        self._buffered_bytes += total + ROW_BYTES * len(positions)
+        return positions
+
+    def _place(self, due_ms: int) -> tuple[HourFile, int]:
+        """A file, perhaps a new one, and a position there."""
+        while True:
+            file = self._file(due_ms // HOUR_MS)
+            position = file.position(due_ms)
+            if position is not None:
+                return file, position
+            due_ms = (due_ms // 1000 + 1) * 1000  # half a million messages have this second already
+
+    def _file(self, hour: int) -> HourFile:
+        file = self._hours.get(hour)
+        if file is None:
+            file = self._hours[hour] = HourFile(self._folder, hour)
+        return file
+
+    def _note(self, file: HourFile) -> None:
+        if len(file.pending.payloads) > HOUR_BYTES_MAX:
+            self._full.add(file.hour)
+        if not file.in_use:
+            file.in_use = True
+            heapq.heappush(self._used, file.hour)
+
+    def restore(self, table: bytes, payloads: memoryview) -> None:
+        """Put messages that have positions already.
+
+        Args:
+            table: Their rows, with ends that count from the beginning of `payloads`.
+            payloads: Their payloads.
+
+        Raises:
+            OSError: See `make_room`.
+        """
+        self.make_room()
+        rows = np.frombuffer(table, ROW_TYPE)
+        positions, begin = rows["position"].tolist(), 0
+        for number, (position, end) in enumerate(zip(positions, rows["end"].tolist(), strict=True)):
+            file = self._file(hour_of(position))
+            known = self._uncertain.get(file.hour)
+            if known is None or position not in known:
+                file.reserve(position)
+                file.pending.add(table[number * ROW_BYTES : (number + 1) * ROW_BYTES], payloads[begin:end])
+                self._note(file)
+                self.held += 1
+            begin = end
+        self._buffered_bytes += len(table) + len(payloads)
+
+    def _flush(self, file: HourFile) -> None:
+        nbytes = file.pending.nbytes
+        file.flush()
+        self._buffered_bytes -= nbytes
+        self._full.discard(file.hour)
+
+    def flush(self) -> None:
+        """Append everything that is only in memory to the files.
+
+        Raises:
+            OSError: It failed; what was not appended is still in memory.
+        """
+        for file in self._hours.values():
+            if file.pending:
+                self._flush(file)
+
+    # Taking
+
+    def next(self) -> int | None:
+        """A position below which nothing is to take: that of the next message, or the start of an hour."""
+        while self._used:
+            file = self._hours.get(self._used[0])
+            if file is not None and file.left:
+                if file.wheel is None:
+                    return start_of(file.hour)
+                position = file.wheel.next()
+                if position is not None:
+                    return position
+            if file is not None:
+                file.in_use = False
+            heapq.heappop(self._used)
+        return None
+
+    def take(self, until: int, limit: int) -> list[tuple[Spot, Held]]:
+        """Remove and return the messages below a position in their order, at most `limit`.
+
+        Raises:
+            OSError: The first file cannot be read; what was to be taken of it comes with a later call.
+        """
+        taken: list[tuple[Spot, Held]] = []
+        while len(taken) < limit:
+            position = self.next()
+            if position is None or position >= until:
+                break
+            file = self._hours[hour_of(position)]
+            entries = (file.wheel or self._load(file)).take(until, limit - len(taken))
+            numbers = [number for _, number in entries if number not in file.settled]
+            try:
+                messages = file.read(numbers)
+            except ShorterError:
+                file.unload()  # and is loaded again, which counts what is lost
+                continue
+            except OSError:
+                file.unload()  # what the wheel gave comes again
+                if taken:
+                    break
+                raise
+            taken += zip([Spot(file.hour, number) for number in numbers], messages, strict=True)
+            file.out.update(numbers)
+            if entries:
+                self.mark = max(self.mark, entries[-1][0])
+        return taken
+
+    def _load(self, file: HourFile) -> Wheel:
+        for other in [other for other in self._loaded if not other.in_use and other.hour < hour_of(self.mark)]:
+            other.unload()
+            self._loaded.remove(other)
+        before = file.left
+        self._damages += file.load()
+        self.held -= before - file.left
+        file.wheel = Wheel(file.positions(), file.to_take())
+        self._loaded.append(file)
+        self.has_settled_hours |= any(map(self._is_over, self._hours.values()))
+        return file.wheel
+
+    # Ending
+
+    def settle(self, spots: Collection[Spot]) -> None:
+        """Settle messages that are held."""
+        touched: dict[int, HourFile] = {}
+        for hour, number in spots:
+            file = touched[hour] = self._hours[hour]
+            file.settled.add(number)
+            file.out.discard(number)
+        self.held -= len(spots)
+        self.has_settled_hours |= any(map(self._is_over, touched.values()))
+
+    def settle_positions(self, positions: Positions) -> None:
+        """Settle the messages with these positions that are held.
+
+        Raises:
+            OSError: The file of an hour cannot be read.
+        """
+        hours = (positions >> np.uint64(SEQUENCE_BITS)) // HOUR_MS
+        for hour in np.unique(hours).tolist():
+            file = self._hours.get(hour)
+            if file is not None:
+                numbers = np.flatnonzero(np.isin(file.positions(), positions[hours == hour]))
+                before = file.left
+                file.settled |= BitMap(numbers.astype(np.uint32))
+                self.held -= before - file.left
+
+    def find(self, position: int) -> Spot | None:
+        """Where a message is that is not settled; None if there is none.
+
+        Raises:
+            OSError: The file of its hour cannot be read.
+        """
+        file = self._hours.get(hour_of(position))
+        if file is None:
+            return None
+        numbers = np.flatnonzero(file.positions() == position)
+        spots = [Spot(file.hour, int(number)) for number in numbers if int(number) not in file.settled]
+        return spots[0] if spots else None
+
+    def listed(self, first: int, end: int) -> Iterator[tuple[Positions, Positions]]:
+        """Positions in [first, end) of messages that are held, in order, with their origins; an hour at a time.
+
+        Raises:
+            OSError: A file cannot be read.
+        """
+        for hour in sorted(self._hours):
+            file = self._hours[hour]
+            if start_of(hour + 1) <= first or start_of(hour) >= end or not file.left:
+                continue
+            held = [_held(file, number, table) for number, table in file.tables()]
+            positions, origins = (
+                np.concatenate([np.empty(0, np.uint64), *column]) for column in zip(*held, strict=True)
+            )
+            within = np.flatnonzero((positions >= first) & (positions < end))
+            order = within[np.argsort(positions[within])]
+            yield positions[order], origins[order]
+
+    # Durability
+
+    def sync(self) -> dict[int, Known]:
+        """Make all files durable; return what a later process must know of them, but for those that `drop` removes.
+
+        Raises:
+            OSError: It failed.
+        """
+        self.flush()
+        for file in self._hours.values():
+            if not file.is_synced:
+                file.sync()
+        files.sync(self._folder)
+        return {hour: file.known for hour, file in self._hours.items() if not self._is_over(file)}
+
+    def drop(self) -> None:
+        """Remove the files of past hours whose messages are all settled.
+
+        Raises:
+            OSError: One cannot be removed.
+        """
+        for hour, file in list(self._hours.items()):
+            if self._is_over(file):
+                files.remove(file.path)
+                del self._hours[hour]
+                self._loaded = [other for other in self._loaded if other is not file]
+        self.has_settled_hours = False
+
+    def _is_over(self, file: HourFile) -> bool:
+        return not file.left and file.hour < hour_of(self.mark)
+
+
+def _held(file: HourFile, first: int, table: Table) -> tuple[Positions, Positions]:
+    """Positions and origins of the messages of a table that are not settled."""
+    settled = file.settled & BitMap(range(first, first + len(table)))
+    keep = np.ones(len(table), np.bool_)
+    keep[np.array(settled, np.int64) - first] = False
+    return table["position"][keep], table["origin"][keep]

@@ -1,0 +1,63 @@
+"""What happens between two writes of a store's log, as one record. Opens no file."""
+
+from __future__ import annotations
+
+import struct
+from array import array
+from typing import NamedTuple, Self
+
+import numpy as np
+
+from sidecar.delay.blocks import ROW_BYTES, ROW_TYPE
+from sidecar.delay.wheel import Positions
+
+_SIZES = struct.Struct("<II")
+"""Number of messages that were put, and bytes of their payloads."""
+
+
+class Changes:
+    """Messages that were put, and positions of messages that were settled or cancelled."""
+
+    def __init__(self) -> None:
+        self.ended = array("Q")
+        """The positions."""
+        self._table, self._payloads, self._sizes = bytearray(), bytearray(), array("I")
+
+    def __bool__(self) -> bool:
+        return bool(self.ended or self._table)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory."""
+        return len(self._table) + len(self._payloads) + 8 * len(self.ended)
+
+    def add(self, row: bytes, payload: bytes) -> None:
+        """Add a message that was put, with its row in a block."""
+        self._table += row
+        self._payloads += payload
+        self._sizes.append(len(payload))
+
+    def encoded(self) -> bytes:
+        """The record."""
+        table = bytearray(self._table)
+        np.frombuffer(table, ROW_TYPE)["end"] = np.cumsum(self._sizes)
+        head = _SIZES.pack(len(self._sizes), len(self._payloads))
+        return b"".join([head, table, self._payloads, self.ended.tobytes()])
+
+
+class Entry(NamedTuple):
+    """A record that was read."""
+
+    table: bytes
+    """Rows whose ends count from the beginning of `payloads`."""
+    payloads: memoryview
+    ended: Positions
+
+    @classmethod
+    def decoded(cls, body: memoryview) -> Self:
+        """The record that was encoded."""
+        messages, payload_bytes = _SIZES.unpack_from(body)
+        payloads_at = _SIZES.size + messages * ROW_BYTES
+        ended_at = payloads_at + payload_bytes
+        table, payloads = bytes(body[_SIZES.size : payloads_at]), body[payloads_at:ended_at]
+        return cls(table, payloads, np.frombuffer(body[ended_at:], np.uint64))

@@ -1,0 +1,287 @@
+"""The file of one hour: blocks in the order in which they were appended. Knows no other hour and no clock."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from pyroaring import BitMap
+
+from sidecar import files
+from sidecar.delay.blocks import (
+    NO_POSITION,
+    ROW_TYPE,
+    SEQUENCE_BITS,
+    Block,
+    Found,
+    Held,
+    Read,
+    Table,
+    find,
+    read_held,
+)
+from sidecar.delay.wheel import Numbers, Positions, Wheel
+
+HOUR_MS = 3_600_000
+SUFFIX = ".delay"
+SECOND_SEQUENCES = 1 << (SEQUENCE_BITS - 1)
+"""From here on a sequence number counts within its second: a counter for each second is only kept of full hours."""
+
+
+class Damage(NamedTuple):
+    """Messages of a file that cannot be read any more."""
+
+    path: Path
+    reason: str
+    messages: int
+    """Their number, as far as it is known."""
+
+
+class ShorterError(Exception):
+    """The file is shorter than it was when it was loaded."""
+
+
+class Known(NamedTuple):
+    """What a process knows of an hour's file."""
+
+    size: int
+    messages: int
+    sequence: int
+    settled: BitMap
+
+
+def known_of(path: Path) -> Known:
+    """What a file itself tells: all that is settled is forgotten.
+
+    Raises:
+        OSError: It cannot be read.
+    """
+    with opened(path) as read:
+        blocks = list(find(read, path.stat().st_size))
+    end = max((block.end for block in blocks), default=0)
+    messages = max((block.first + block.messages for block in blocks), default=0)
+    return Known(end, messages, max((block.sequence for block in blocks), default=0), BitMap())
+
+
+@contextlib.contextmanager
+def opened(path: Path) -> Iterator[Read]:
+    """Reads a file, as if it were empty if there is none.
+
+    Raises:
+        OSError: It cannot be opened.
+    """
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        yield lambda size, at: b""
+        return
+    try:
+        yield partial(os.pread, fd)
+    finally:
+        os.close(fd)
+
+
+class HourFile:
+    """An hour's messages, each with a number in the order in which they were added.
+
+    What was added is in memory until `flush` appends it to the file as a block.
+
+    Args:
+        folder: The folder.
+        hour: Hours since the epoch.
+        known: What an earlier process knew of the file; None for a new file.
+    """
+
+    def __init__(self, folder: Path, hour: int, known: Known | None = None) -> None:
+        self.hour = hour
+        self.path = folder / f"{hour}{SUFFIX}"
+        self.size = known.size if known else 0
+        """Bytes that count; the file may have more after a failed write."""
+        self.settled = known.settled if known else BitMap()
+        """Numbers of the messages that are settled, or cannot be read."""
+        self.out = BitMap()
+        """Numbers of the messages that were taken and are not settled."""
+        self.is_synced = True
+        self.sequence = known.sequence if known else 0
+        """The next sequence number; from `SECOND_SEQUENCES` on, `position` gives them out."""
+        self.wheel: Wheel | None = None
+        """The messages that were not taken; None until the first of the hour is asked for."""
+        self.in_use = False
+        """Whether the calendar has it among the hours with messages to take."""
+        self.pending = Block()
+        """Messages that are only in memory."""
+        self._written = known.messages if known else 0
+        self._seconds: dict[int, int] | None = {} if self.sequence < SECOND_SEQUENCES else None
+        """Sequence numbers by second, for those from `SECOND_SEQUENCES` on; None until they are looked for."""
+        self._blocks: list[Found] | None = None
+        """The sound blocks of the file; None while the hour is not loaded."""
+
+    @property
+    def count(self) -> int:
+        """Number of messages, settled ones included."""
+        return self._written + len(self.pending)
+
+    @property
+    def left(self) -> int:
+        """Number of messages that are not settled."""
+        return self.count - len(self.settled)
+
+    @property
+    def known(self) -> Known:
+        """What a later process must know of the file."""
+        return Known(self.size, self._written, self.sequence, self.settled)
+
+    # Adding
+
+    def position(self, due_ms: int) -> int | None:
+        """A new position for a message that is due in this hour; None if all of its second are used."""
+        if self.sequence < SECOND_SEQUENCES:
+            self.sequence += 1
+            return due_ms << SEQUENCE_BITS | self.sequence - 1
+        if self._seconds is None:
+            self._seconds = _seconds_of(self.positions())
+        second = due_ms // 1000
+        sequence = self._seconds.get(second, SECOND_SEQUENCES)
+        if sequence >> SEQUENCE_BITS:
+            return None
+        self._seconds[second] = sequence + 1
+        return due_ms << SEQUENCE_BITS | sequence
+
+    def reserve(self, position: int) -> None:
+        """Give out this position, which an earlier process gave out, no more."""
+        sequence = position & ((1 << SEQUENCE_BITS) - 1)
+        if sequence < SECOND_SEQUENCES:
+            self.sequence = max(self.sequence, sequence + 1)
+        elif self._seconds is not None:
+            second = (position >> SEQUENCE_BITS) // 1000
+            self._seconds[second] = max(self._seconds.get(second, 0), sequence + 1)
+
+    def flush(self) -> None:
+        """Append the messages that are only in memory to the file.
+
+        Raises:
+            OSError: It failed; they are still in memory.
+        """
+        if not self.pending:
+            return
+        block = self.pending.encoded(self._written, self.sequence)
+        fd = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            os.ftruncate(fd, self.size)  # after a crash it may have more than counts
+            files.write_at(fd, block, self.size)
+        finally:
+            os.close(fd)
+        if self._blocks is not None:
+            payload_bytes = len(self.pending.payloads)
+            self._blocks.append(Found(self.size, len(self.pending), payload_bytes, self._written, self.sequence))
+        self.size, self._written, self.is_synced, self.pending = self.size + len(block), self.count, False, Block()
+
+    def sync(self) -> None:
+        """Make the file durable, but not its name.
+
+        Raises:
+            OSError: It failed.
+        """
+        files.sync(self.path)
+        self.is_synced = True
+
+    # Reading
+
+    def load(self) -> list[Damage]:
+        """Check all of the file, and make its messages readable; return what cannot be read, which counts as settled.
+
+        Raises:
+            OSError: It cannot be read.
+        """
+        blocks, damages, end = list[Found](), list[Damage](), 0
+        with opened(self.path) as read:
+            for found in find(read, self.size):
+                damages += self._lose(end, found.first, "bytes between its blocks are damaged")
+                end = found.first + found.messages
+                if found.is_sound(read):
+                    blocks.append(found)
+                else:
+                    damages += self._lose(found.first, end, "a block's checksum is wrong")
+        damages += self._lose(end, self._written, "it is shorter than it was")
+        self._blocks = blocks
+        return damages
+
+    def _lose(self, first: int, end: int, reason: str) -> Iterator[Damage]:
+        lost = BitMap(range(first, end)) - self.settled - self.out
+        self.settled |= lost
+        if lost:
+            yield Damage(self.path, reason, len(lost))
+
+    def unload(self) -> None:
+        """Forget where messages are."""
+        self.wheel = self._blocks = None
+
+    def to_take(self) -> Numbers:
+        """The numbers of the messages that are neither settled nor taken, in rising order."""
+        gone = self.settled | self.out
+        is_held = np.ones(self.count, np.bool_)
+        is_held[np.fromiter(gone, np.int64, len(gone))] = False
+        return np.flatnonzero(is_held).astype(np.uint32)
+
+    def positions(self) -> Positions:
+        """The position of each message by its number; `NO_POSITION` where it cannot be read.
+
+        Raises:
+            OSError: It cannot be read.
+        """
+        positions = np.full(self.count, NO_POSITION, np.uint64)
+        for first, table in self.tables():
+            positions[first : first + len(table)] = table["position"]
+        return positions
+
+    def tables(self) -> Iterator[tuple[int, Table]]:
+        """The tables that can be read, each with the number of its first message; payloads are not read.
+
+        Raises:
+            OSError: The file cannot be read.
+        """
+        with opened(self.path) as read:
+            for found in find(read, self.size):
+                table = found.table(read)
+                if table is not None:
+                    yield found.first, table
+        if self.pending:
+            yield self._written, np.frombuffer(bytes(self.pending.table), ROW_TYPE)
+
+    def read(self, numbers: Sequence[int]) -> list[Held]:
+        """These messages of a loaded hour.
+
+        Raises:
+            ShorterError: The file was truncated or removed since then.
+            OSError: It cannot be read.
+        """
+        assert self._blocks is not None
+        blocks, messages = self._blocks, list[Held]()
+        firsts = [block.first for block in blocks]
+        with opened(self.path) as read:
+            for number in numbers:
+                if number >= self._written:
+                    messages.append(self.pending.read(number - self._written))
+                    continue
+                block = blocks[bisect_right(firsts, number) - 1]
+                held = read_held(read, block.table_at, block.payloads_at, number - block.first)
+                if held is None:
+                    raise ShorterError
+                messages.append(held)
+        return messages
+
+
+def _seconds_of(positions: Positions) -> dict[int, int]:
+    """The next sequence number of each second that has some of its own."""
+    known = positions[positions != NO_POSITION]
+    sequences = known & ((1 << SEQUENCE_BITS) - 1)
+    own = sequences >= SECOND_SEQUENCES
+    seconds, sequences = (known[own] >> SEQUENCE_BITS) // 1000, sequences[own]
+    order = np.argsort(sequences, kind="stable")  # the highest of each second is the last
+    return {int(second): int(sequence) + 1 for second, sequence in zip(seconds[order], sequences[order], strict=True)}

@@ -1,0 +1,91 @@
+"""A write-ahead log: what happened since a store's files were last made durable. Knows no meaning of the records."""
+
+from __future__ import annotations
+
+import os
+import struct
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+
+from sidecar import files
+
+_HEAD = struct.Struct("<III")
+"""Magic, checksum of the rest, bytes of the body."""
+_MAGIC = 0x0DE1A106
+_MAGIC_BYTES = _MAGIC.to_bytes(4, "little")
+SUFFIX = ".wal"
+
+
+class Wal:
+    """One new file of records. What was written is durable after `sync`.
+
+    Args:
+        path: Its content is dropped.
+
+    Raises:
+        OSError: It cannot be opened.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        self.end = 0
+        """Bytes that are written."""
+        self.broken: OSError | None = None
+        """Why nothing that is written here can be made durable."""
+        files.sync(path.parent)
+
+    def write(self, body: bytes) -> None:
+        """Write a record.
+
+        Raises:
+            OSError: It failed; the next record takes the place of this one.
+        """
+        size = len(body).to_bytes(4, "little")
+        crc = zlib.crc32(body, zlib.crc32(size))
+        self.end = files.write_at(self._fd, b"".join([_MAGIC_BYTES, crc.to_bytes(4, "little"), size, body]), self.end)
+
+    def sync(self) -> None:
+        """Make all records durable.
+
+        Raises:
+            OSError: It failed, now or before: the system may have dropped what it could not write, so a second attempt
+                that succeeds would prove nothing.
+        """
+        if self.broken is not None:
+            raise self.broken
+        try:
+            os.fdatasync(self._fd)
+        except OSError as error:
+            self.broken = error
+            raise
+
+    def close(self) -> None:
+        """Close the file; harmless when repeated."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+def records(path: Path) -> Iterator[memoryview | int]:
+    """The records of a log; a number instead of damaged bytes that are followed by a record.
+
+    What follows the last record was never durable.
+
+    Raises:
+        OSError: It cannot be read.
+    """
+    raw = files.read_from(path) or b""
+    view, at, lost = memoryview(raw), 0, 0
+    while at + _HEAD.size <= len(raw):
+        magic, crc, size = _HEAD.unpack_from(raw, at)
+        end = at + _HEAD.size + size
+        if magic == _MAGIC and end <= len(raw) and zlib.crc32(view[at + 8 : end]) == crc:
+            if lost < at:
+                yield at - lost
+            yield view[at + _HEAD.size : end]
+            at = lost = end
+        else:
+            found = raw.find(_MAGIC_BYTES, at + 1)
+            at = found if found >= 0 else len(raw)

@@ -1,0 +1,192 @@
+"""The store of delayed messages beside a dictionary, through crashes of the process and of the machine."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+from sidecar.delay import calendar, store
+from sidecar.delay.store import CHECKPOINT, DelayedMessage, DelayStore
+from sidecar.errors import StateError
+
+HOUR_MS = 3_600_000
+START_MS = 500_000 * HOUR_MS
+ACTIONS = ("put",) * 4 + ("due",) * 4 + ("settle",) * 2 + ("cancel",) * 2 + ("sync", "fail", "kill", "power", "close")
+SMALL = {
+    (calendar, "BUFFERED_BYTES_MAX"): 2_000,
+    (calendar, "HOUR_BYTES_MAX"): 600,
+    (store, "WAL_BYTES_MAX"): 3_000,
+    (store, "CHANGES_BYTES_MAX"): 1_000,
+}
+"""Bounds so small that all that they bound happens."""
+
+
+class World:
+    """A store, what it must hold, and what of its folder is durable.
+
+    Args:
+        folder: The store's.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.now_ms = START_MS
+        self.held: dict[int, bytes | None] = {}
+        """What is held for certain, by position."""
+        self.doubtful: dict[int, bytes | None] = {}
+        """What may be held after a crash: put or ended since the last `sync`."""
+        self.out: dict[int, DelayedMessage] = {}
+        self.ever: set[int] = set()
+        """Positions that stood for a message."""
+        self.open()
+
+    def open(self) -> None:
+        """Open the store, and find out what became of the doubtful."""
+        self.store = DelayStore(self.folder)
+        assert not self.store.damages
+        listed = {entry.position for entry in self.store.list(limit=1 << 30)}
+        assert self.held.keys() - self.doubtful.keys() <= listed <= self.held.keys() | self.doubtful.keys()
+        everything = self.held | self.doubtful
+        self.held, self.doubtful = {position: everything[position] for position in listed}, {}
+        self.out = {}
+        self.durable = self.sizes()
+        self.ever |= listed
+
+    def sizes(self) -> Mapping[str, int]:
+        """The sizes of all files."""
+        return {path.name: path.stat().st_size for path in self.folder.iterdir()}
+
+    def step(self, action: str, number: int) -> None:
+        """Do something, and compare."""
+        before = (self.folder / CHECKPOINT).read_bytes()
+        getattr(self, action)(number)
+        if (self.folder / CHECKPOINT).read_bytes() != before:
+            self.durable = self.sizes()
+        assert len(self.store) == len(self.held)
+        assert [entry.position for entry in self.store.list(limit=1 << 30)] == sorted(self.held)
+
+    def put(self, number: int) -> None:
+        """Put some, at times from an hour ago to in three hours, many of them close to now."""
+        span_ms = (50, 3_000, HOUR_MS, 4 * HOUR_MS)[number % 4]
+        dues = [self.now_ms + (number * 7919 + i * 1_000_003) % span_ms - span_ms // 4 for i in range(number % 7)]
+        values = [None if due % 5 == 0 else b"%d" % due * (due % 9) for due in dues]
+        positions = self.store.put_many(dues, values)
+        assert len({*positions} - self.ever) == len(dues)
+        assert all(position >> 20 >= due for position, due in zip(positions, dues, strict=True))
+        self.held |= zip(positions, values, strict=True)
+        self.doubtful |= zip(positions, values, strict=True)
+
+    def due(self, number: int) -> None:
+        """Some time passes."""
+        self.now_ms += number % (20, 2_000, HOUR_MS // 2)[number % 3]
+        limit = 1 + number % 9
+        messages = self.store.due(self.now_ms, limit)
+        waiting = sorted(position for position in self.held.keys() - self.out.keys() if position >> 20 <= self.now_ms)
+        assert [message.position for message in messages] == waiting[:limit]
+        assert all(message.value == self.held[message.position] for message in messages)
+        self.out |= {message.position: message for message in messages}
+        following, rest = self.store.next_ms(), sorted(self.held.keys() - self.out.keys())
+        assert not rest or (following is not None and following <= rest[0] >> 20)
+
+    def settle(self, number: int) -> None:
+        """End some of those that are out, and some that are not, which is ignored."""
+        ended = sorted(self.out)[number % 3 :: 2]
+        self.store.settle([*ended, *sorted(self.held.keys() - self.out.keys())[:1]])
+        for position in ended:
+            del self.out[position]
+            self.doubtful[position] = self.held.pop(position)
+
+    def cancel(self, number: int) -> None:
+        """End one before it is due; what is out, unknown or ended cannot be."""
+        waiting = sorted(self.held.keys() - self.out.keys())
+        assert not self.store.cancel(START_MS << 20 | 1 << 19)
+        assert not any(map(self.store.cancel, list(self.out)[:1]))
+        if waiting:
+            position = waiting[number % len(waiting)]
+            assert self.store.cancel(position)
+            assert not self.store.cancel(position)
+            self.doubtful[position] = self.held.pop(position)
+
+    def sync(self, _: int) -> None:
+        """All is certain."""
+        self.store.sync()
+        self.doubtful = {}
+        self.ever |= self.held.keys()
+        self.durable = {**self.durable, **{name: size for name, size in self.sizes().items() if name.endswith(".wal")}}
+
+    def fail(self, number: int) -> None:
+        """A call to the system fails while all is made durable: after an error that stays the store is opened anew."""
+        left = [number % 20]
+
+        def failing(call: Callable[..., Any]) -> Callable[..., Any]:
+            def wrapped(*args: object, **more: object) -> Any:
+                left[0] -= 1
+                if not left[0]:
+                    raise OSError(errno.EIO, os.strerror(errno.EIO))
+                return call(*args, **more)
+
+            return wrapped
+
+        with pytest.MonkeyPatch.context() as patch:
+            for name in ("pwrite", "fdatasync", "fsync", "rename", "unlink", "ftruncate", "open"):
+                patch.setattr(os, name, failing(getattr(os, name)))
+            try:
+                self.store.sync()
+            except StateError:
+                if number % 2:
+                    return self.kill(0)
+        try:
+            self.sync(0)
+        except StateError:
+            self.kill(0)
+
+    def kill(self, _: int) -> None:
+        """The process dies: what it wrote is there."""
+        self.store._wal.close()
+        self.store._folder.close()
+        self.open()
+
+    def power(self, number: int) -> None:
+        """The machine dies: of what was not durable there is some, or zeros in its place."""
+        self.store._wal.close()
+        self.store._folder.close()
+        for name, size in self.sizes().items():
+            durable = min(self.durable.get(name, 0), size)
+            with (self.folder / name).open("r+b") as file:
+                file.truncate(durable + number % (size - durable + 1))
+                if number % 2:
+                    os.pwrite(file.fileno(), bytes(size - durable), durable)
+        self.open()
+
+    def close(self, _: int) -> None:
+        """An orderly end, and another start."""
+        self.store.close()
+        self.doubtful = {}
+        self.open()
+
+
+@pytest.mark.parametrize("seeds", [range(first, first + 15) for first in range(0, 150, 15)])
+def test_what_is_held_is_what_was_put_and_not_ended(
+    seeds: range, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing that was durable is lost or comes again, nothing is early, and all that is due comes in order."""
+    for (module, name), value in SMALL.items():
+        monkeypatch.setattr(module, name, value)
+    for seed in seeds:
+        random = Random(seed)
+        world = World(tmp_path / f"store-{seed}")
+        for _ in range(250):
+            world.step(random.choice(ACTIONS), random.randrange(1 << 24))
+        world.kill(0)
+        while messages := world.store.due(world.now_ms + 4 * HOUR_MS):
+            for message in messages:
+                assert world.held.pop(message.position) == message.value
+            world.store.settle(message.position for message in messages)
+        assert not world.held
+        world.store.close()
