@@ -64,11 +64,6 @@ class Held(NamedTuple):
     """In the form that the owner chose."""
     value: bytes | None
 
-    @property
-    def due_ms(self) -> int:
-        """The time from which it may be read out, in milliseconds since the epoch."""
-        return self.position >> SEQUENCE_BITS
-
 
 def read_held(read: Read, table_at: int, payloads_at: int, index: int) -> Held | None:
     """A message of a block; None if the block is shorter than it was.
@@ -148,12 +143,12 @@ class Block:
 
 
 class Found(NamedTuple):
-    """A block in a file."""
+    """A block in a file; blocks are in the order of their first messages."""
 
+    first: int
     at: int
     messages: int
     payload_bytes: int
-    first: int
     sequence: int
     table_crc: int = 0
     payload_crc: int = 0
@@ -205,7 +200,7 @@ def _block_at(read: Read, at: int, size: int) -> Found | None:
     magic, crc, table_crc, payload_crc, messages, payload_bytes, first, sequence = _HEAD.unpack(head)
     if magic != MAGIC or zlib.crc32(head[8:]) != crc:
         return None
-    block = Found(at, messages, payload_bytes, first, sequence, table_crc, payload_crc)
+    block = Found(first, at, messages, payload_bytes, sequence, table_crc, payload_crc)
     return block if block.end <= size else None
 
 

@@ -179,7 +179,7 @@ class HourFile:
             os.close(fd)
         if self._blocks is not None:
             payload_bytes = len(self.pending.payloads)
-            self._blocks.append(Found(self.size, len(self.pending), payload_bytes, self._written, self.sequence))
+            self._blocks.append(Found(self._written, self.size, len(self.pending), payload_bytes, self.sequence))
         self.size, self._written, self.is_synced, self.pending = self.size + len(block), self.count, False, Block()
 
     def sync(self) -> None:
@@ -263,13 +263,12 @@ class HourFile:
         """
         assert self._blocks is not None
         blocks, messages = self._blocks, list[Held]()
-        firsts = [block.first for block in blocks]
         with opened(self.path) as read:
             for number in numbers:
                 if number >= self._written:
                     messages.append(self.pending.read(number - self._written))
                     continue
-                block = blocks[bisect_right(firsts, number) - 1]
+                block = blocks[bisect_right(blocks, (number + 1,)) - 1]
                 held = read_held(read, block.table_at, block.payloads_at, number - block.first)
                 if held is None:
                     raise ShorterError

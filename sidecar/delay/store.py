@@ -63,8 +63,8 @@ class Listed(NamedTuple):
 class DelayStore:
     """Holds messages until they are due. For one thread of one process.
 
-    What was put, settled or cancelled is durable after `sync`, which writes it in one piece. A message that `due`
-    returned and that is not settled is due again in the next process.
+    What was put, settled or cancelled is durable after `sync`. A message that `due` returned and that is not settled is
+    due again in the next process.
 
     Args:
         path: A folder; created if it is missing.
@@ -268,7 +268,8 @@ class DelayStore:
         """Make everything durable that was put, settled or cancelled.
 
         Raises:
-            StateError: The disk is full or broken. Nothing is lost of what is in memory; the next call tries again.
+            StateError: The disk is full or broken; nothing is lost of what is in memory. After a full disk, the next
+                call tries again. After an error while the log was made durable, each call fails: open the store anew.
         """
         try:
             self._write()

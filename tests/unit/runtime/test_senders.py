@@ -36,6 +36,7 @@ def test_a_sender_lets_go_of_what_it_has_sent() -> None:
         inbox.get(timeout=PATIENCE_S)
     counts = [3] * 4  # the list's, this loop's and the call's
     wait_until(lambda: [sys.getrefcount(batch) for batch in batches] == counts, PATIENCE_S, "only this test has them")
+    assert [sys.getrefcount(batch) for batch in batches] == counts
     senders.close(PATIENCE_S)
 
 
@@ -58,4 +59,5 @@ def test_a_writer_lets_go_of_what_it_has_done() -> None:
 
     writer.do(job)
     wait_until(lambda: sys.getrefcount(job) == 2, PATIENCE_S, "only this test has the job")
+    assert sys.getrefcount(job) == 2
     writer.close()
