@@ -12,6 +12,8 @@ from sidecar.core.records import KEY_BYTES, Fragment
 JOINED_BYTES = 16 << 10
 """Size up to which an open fragment is extended by later reads: one object per row would cost 300 to 430 bytes."""
 OFFSET_BYTES = ID_BYTES = 8
+REASON_BYTES = 300
+"""Memory of the reason for which a message has no row."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +41,8 @@ def held_bytes(fragment: Fragment) -> int:
     is below 4 %.
     """
     ids = ID_BYTES * len(fragment.ids) if fragment.ids is not None else 0
-    return body_bytes(fragment) + OFFSET_BYTES * fragment.count + ids + len(fragment.keys)
+    rest = ids + len(fragment.keys) + REASON_BYTES * len(fragment.reasons or ())
+    return body_bytes(fragment) + OFFSET_BYTES * fragment.count + rest
 
 
 class Buffer:
@@ -143,6 +146,7 @@ def _joined(fragment: Fragment, more: Fragment, separator: bytes) -> Fragment:
         own.ids.extend(more.ids)
     if more.unframeable:
         own.unframeable = array("q", [*own.unframeable, *more.unframeable])
+        own.reasons = {**(own.reasons or {}), **(more.reasons or {})} or None
     own.keys += more.keys
     return own
 
@@ -152,7 +156,9 @@ def _growing(fragment: Fragment) -> Fragment:
     data = bytearray(fragment.data)
     ids = None if fragment.ids is None else array("q", fragment.ids)
     odd, at_ms = fragment.unframeable, fragment.at_ms
-    return Fragment(array("q", fragment.offsets), data, ids, odd, at_ms, fragment.keys, fragment.after)
+    return Fragment(
+        array("q", fragment.offsets), data, ids, odd, at_ms, fragment.keys, fragment.after, fragment.reasons
+    )
 
 
 def split(fragment: Fragment, border: int, separator: bytes) -> tuple[Fragment, Fragment]:
@@ -161,7 +167,7 @@ def split(fragment: Fragment, border: int, separator: bytes) -> tuple[Fragment, 
     data = fragment.data.split(separator)
     ids, odd = fragment.ids, fragment.unframeable
     odd_head, odd_tail = [o for o in odd if o < border], [o for o in odd if o >= border]
-    at_ms, keys, keys_at = fragment.at_ms, fragment.keys, rows * KEY_BYTES
+    at_ms, keys, keys_at, reasons = fragment.at_ms, fragment.keys, rows * KEY_BYTES, fragment.reasons or {}
     return (
         Fragment(
             fragment.offsets[:rows],
@@ -171,9 +177,16 @@ def split(fragment: Fragment, border: int, separator: bytes) -> tuple[Fragment, 
             at_ms,
             keys[:keys_at],
             fragment.after,
+            {offset: reasons[offset] for offset in odd_head if offset in reasons} or None,
         ),
         Fragment(
-            fragment.offsets[rows:], separator.join(data[rows:]), ids and ids[rows:], odd_tail, at_ms, keys[keys_at:]
+            fragment.offsets[rows:],
+            separator.join(data[rows:]),
+            ids and ids[rows:],
+            odd_tail,
+            at_ms,
+            keys[keys_at:],
+            reasons={offset: reasons[offset] for offset in odd_tail if offset in reasons} or None,
         ),
     )
 

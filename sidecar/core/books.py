@@ -42,6 +42,17 @@ class Books:
         self.filtered += filtered
         self.in_flight += count - duplicate - filtered
 
+    def restore(self, count: int) -> None:
+        """Count messages that a store holds since before the partition was taken."""
+        self.consumed += count
+        self.delayed += count
+
+    def read_out(self, count: int, duplicate: int, filtered: int) -> None:
+        """Count messages that a store held and that are due."""
+        self.read(count, duplicate, filtered)
+        self.consumed -= count
+        self.delayed -= count
+
     def settle(self, outcome: str, count: int) -> None:
         """Move `count` messages from in flight to this outcome."""
         setattr(self, outcome, getattr(self, outcome) + count)
@@ -95,11 +106,27 @@ class Accounts(dict[TopicPartition, Books]):
         """Open the books of an owned partition; if it was owned before, its books continue."""
         self.setdefault(tp, Books())
 
+    def of(self, tp: TopicPartition) -> Books:
+        """The books of a partition together with those of its delayed messages.
+
+        A message is delayed in the books of its partition. When it is due, it leaves there by the other books, whose
+        number of delayed messages may thus be negative.
+        """
+        both = Books()
+        for each in (tp.source, tp.store):
+            if each in self:
+                both += self[each]
+        return both
+
     def release(self, tp: TopicPartition) -> None:
-        """Count the messages in flight of a lost partition as released."""
+        """Count the messages of a lost partition that are in flight, or that its store still holds, as released."""
         books = self[tp]
         books.released += books.in_flight
         books.in_flight = 0
+        if tp.delayed:
+            held = self.of(tp).delayed
+            books.released += held
+            books.delayed -= held
 
     def close(self, tps: Iterable[TopicPartition]) -> None:
         """Keep only the sum of the books of these partitions, which are no longer assigned."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -10,7 +11,7 @@ from sidecar.core.claims import Mark, Want
 from sidecar.core.lineage import Lineage, Stamp
 from sidecar.core.partition_state import PartitionState
 from sidecar.core.parts import Batch
-from sidecar.core.records import DeadLetter, TopicPartition
+from sidecar.core.records import DeadLetter, Message, TopicPartition
 
 FieldValue: TypeAlias = str | int | float | None
 """Value of a field of a log event."""
@@ -65,6 +66,17 @@ class Store:
 
 
 @dataclass(frozen=True, slots=True)
+class Hold:
+    """Hold these messages until they are due; answer with `Pipeline.held` once that is durable."""
+
+    tp: TopicPartition
+    token: int
+    """Rises with each `Hold`."""
+    messages: Sequence[Message]
+    due_ms: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
 class Flow:
     """Read from all assigned partitions except these."""
 
@@ -88,4 +100,4 @@ class Report:
     fields: dict[str, FieldValue] = field(default_factory=dict)
 
 
-Effect: TypeAlias = Commit | Send | Claim | Store | Flow | Reload | Report
+Effect: TypeAlias = Commit | Send | Claim | Store | Hold | Flow | Reload | Report

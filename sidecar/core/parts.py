@@ -82,6 +82,11 @@ class Part:
         return [offset for fragment in self.fragments for offset in fragment.unframeable]
 
     @property
+    def reasons(self) -> dict[int, str]:
+        """Why messages have no row, by offset, unless it is the format."""
+        return {offset: reason for fragment in self.fragments for offset, reason in (fragment.reasons or {}).items()}
+
+    @property
     def name(self) -> str:
         """``topic@scope:partition:first-last``: stable over restarts and takeovers, never reused for other messages.
 
@@ -103,7 +108,7 @@ class Part:
     def drop_unframeable(self) -> None:
         """Drop messages without a row; they are settled."""
         for fragment in self.fragments:
-            fragment.unframeable = ()
+            fragment.unframeable, fragment.reasons = (), None
         self.fragments = [fragment for fragment in self.fragments if fragment.offsets]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, NotRequired, Protocol, TypeAlias, TypedDict
 from urllib.parse import quote, quote_from_bytes
@@ -16,6 +16,8 @@ NO_ID = -(1 << 63)
 KEY_BYTES = 16
 """Size of a business key in a ledger: unrelated messages with one key would be lost, so 64 bits are not enough."""
 PARTS_HEADER_MAX_BYTES = 4096
+DELAYED = "+delayed"
+"""Marks the queue of a partition's delayed messages."""
 
 Header: TypeAlias = tuple[str, bytes | None]
 Message: TypeAlias = Any
@@ -28,10 +30,14 @@ class PlaceFields(TypedDict):
     topic: str
     partition: int
     broker: NotRequired[str]
+    delayed: NotRequired[bool]
 
 
 class TopicPartition(NamedTuple):
     """A partition of a topic; the unit of ownership, progress and order.
+
+    The delayed messages of a partition, which a store holds until they are due, are a partition too. Its offsets are
+    positions: due times, with a number that makes them unique.
 
     RocketMQ numbers the queues of each broker separately, so there the broker is part of the identity.
     """
@@ -40,20 +46,40 @@ class TopicPartition(NamedTuple):
     partition: int
     broker: str = ""
     """Name of the broker; empty for Kafka, whose partitions are numbered over all brokers."""
+    delayed: bool = False
+    """Whether it is the delayed messages of the partition."""
 
     def __str__(self) -> str:
-        return f"{self.topic}[{self.broker}:{self.partition}]" if self.broker else f"{self.topic}[{self.partition}]"
+        queue = f"{self.broker}:{self.partition}" if self.broker else str(self.partition)
+        return f"{self.topic}[{queue}{DELAYED * self.delayed}]"
 
     def fields(self) -> PlaceFields:
         """The partition in a log event or JSON object."""
+        place: PlaceFields = {"topic": self.topic, "partition": self.partition}
         if self.broker:
-            return {"topic": self.topic, "partition": self.partition, "broker": self.broker}
-        return {"topic": self.topic, "partition": self.partition}
+            place["broker"] = self.broker
+        if self.delayed:
+            place["delayed"] = True
+        return place
 
     @property
     def queue(self) -> str:
-        """``partition`` or ``broker:queue``; the broker's name is percent-encoded where it would break a header."""
-        return f"{quote(self.broker, safe='')}:{self.partition}" if self.broker else str(self.partition)
+        """``partition`` or ``broker:queue``; the broker's name is percent-encoded where it would break a header.
+
+        The queue of delayed messages ends with ``+delayed``.
+        """
+        queue = f"{quote(self.broker, safe='')}:{self.partition}" if self.broker else str(self.partition)
+        return queue + DELAYED * self.delayed
+
+    @property
+    def source(self) -> TopicPartition:
+        """The partition without its delayed messages."""
+        return self._replace(delayed=False) if self.delayed else self
+
+    @property
+    def store(self) -> TopicPartition:
+        """The partition's delayed messages."""
+        return self._replace(delayed=True)
 
 
 class Place(NamedTuple):
@@ -144,7 +170,7 @@ class Fragment:
     ids: Sequence[int] | None = None
     """Message id of each row or `NO_ID`, if duplicates are recognized by id."""
     unframeable: Sequence[int] = ()
-    """Offsets of its messages without a row, because the format cannot represent them."""
+    """Offsets of its messages without a row, because the format cannot represent them, or for one of `reasons`."""
     at_ms: float = 0.0
     """Time of the read, monotonic."""
     keys: bytes = b""
@@ -152,6 +178,8 @@ class Fragment:
     after: int = -1
     """Offset of the group's settled message right before it, -1 if there is none: a part that spans it would send it
     again after a crash, so no part does."""
+    reasons: Mapping[int, str] | None = None
+    """Why messages have no row, by offset, unless it is the format."""
 
     @property
     def first(self) -> int:

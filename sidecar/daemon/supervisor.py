@@ -9,7 +9,7 @@ from typing import assert_never
 
 import structlog
 
-from sidecar.core.effects import Claim, Commit, Effect, Flow, Reload, Report, Send, Store
+from sidecar.core.effects import Claim, Commit, Effect, Flow, Hold, Reload, Report, Send, Store
 from sidecar.core.parts import Batch
 from sidecar.core.pipeline.pipeline import Pipeline
 from sidecar.core.records import group_label
@@ -75,6 +75,8 @@ class Effects:
                 self._ledger.claim(effect)
             case Store(token, letters):
                 self._dead_letter_writer.store(token, letters)
+            case Hold():
+                raise AssertionError(effect)
             case Flow():
                 self._feed.pause()
             case Reload(tp, reason):

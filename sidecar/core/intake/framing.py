@@ -3,19 +3,40 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from sidecar.core.batching import pick_keys
 from sidecar.core.intake.reading import Reading
 from sidecar.core.records import NO_ID, Fragment, Message, TopicPartition
 
 
-def fragment_of(reading: Reading, tp: TopicPartition, messages: list[Message], now_ms: float) -> Fragment:
-    """The fragment of messages that were read together, at least one; an unframeable message has only its offset."""
-    data, odd = reading.framer.frame(tp, messages)
+def fragment_of(
+    reading: Reading,
+    tp: TopicPartition,
+    messages: list[Message],
+    now_ms: float,
+    refused: Mapping[int, str],
+) -> Fragment:
+    """The fragment of messages that were read together, at least one; an unframeable message has only its offset.
+
+    Args:
+        reading: Rules of reading messages.
+        tp: Their partition.
+        messages: The messages.
+        now_ms: Time of the read.
+        refused: Offsets of messages that are given up, perhaps of others too, with the reasons.
+    """
     offsets: array[int] = array("q", reading.columns.offsets(messages))
+    reasons = {offset: refused[offset] for offset in offsets if offset in refused} if refused else {}
+    if reasons:
+        accepted = [message for message, offset in zip(messages, offsets, strict=True) if offset not in reasons]
+        rest = fragment_of(reading, tp, accepted, now_ms, {}) if accepted else _without_rows(reading)
+        rest.unframeable = array("q", sorted([*rest.unframeable, *reasons]))
+        rest.reasons, rest.at_ms = reasons, now_ms
+        return rest
+    data, odd = reading.framer.frame(tp, messages)
     ids = None
-    if reading.ids is not None:
+    if reading.ids is not None and not tp.delayed:
         ids = array("q", [NO_ID if number is None else number for number in reading.ids(tp, messages)])
     keys = b"" if reading.keys is None else reading.keys(tp, messages)
     unframeable: Sequence[int] = ()
@@ -27,3 +48,7 @@ def fragment_of(reading: Reading, tp: TopicPartition, messages: list[Message], n
         ids = ids and array("q", [ids[i] for i in keep])
         keys = pick_keys(keys, keep)
     return Fragment(offsets, data, ids, unframeable, now_ms, keys)
+
+
+def _without_rows(reading: Reading) -> Fragment:
+    return Fragment(array("q"), b"", None if reading.ids is None else array("q"))

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import compress, groupby
-from operator import call
+from itertools import compress, groupby, repeat
+from operator import call, itemgetter, not_
 
 from pyroaring import BitMap64
 
@@ -18,14 +18,15 @@ from sidecar.core.intake.positions import Positions
 from sidecar.core.intake.reading import Reading
 from sidecar.core.intents import Intent
 from sidecar.core.messages.tags import Memo
+from sidecar.core.partition.holding import Holding
 from sidecar.core.partition.lanes import Lane
 from sidecar.core.partition.partition import Partition
 from sidecar.core.records import Fragment, Message, Run, TopicPartition
 from sidecar.core.windows.dedup import Deduplicator
 
 CHOSEN_MAX = 256
-_Placed = tuple[str, Intent | Lane | None, list[Message]]
-"""A group, the owner of its messages (None: they are settled), and the messages."""
+_Placed = tuple[str, Intent | Lane | Holding | None, list[Message]]
+"""A group, the owner of its messages (None: they are settled, or held by the store already), and the messages."""
 
 
 @dataclass(slots=True)
@@ -38,6 +39,12 @@ class Sorted:
     """Groups and fragments for the open lanes."""
     collected_bytes: int = 0
     """Memory of the messages that went to recovered intents."""
+    delayed: list[Message] = field(default_factory=list)
+    """Messages that the store is to hold, in the order of their offsets."""
+    due_ms: dict[int, int] = field(default_factory=dict)
+    """Due times by offset, of these messages at least."""
+    refused: dict[int, str] = field(default_factory=dict)
+    """Why messages are given up, by offset."""
 
 
 class Intake:
@@ -62,6 +69,10 @@ class Intake:
         """The windows of ids."""
         self.identities = Identities(reading, self.ids)
 
+    def offsets(self, messages: Sequence[Message]) -> Iterable[int]:
+        """The offset of each message."""
+        return self._r.columns.offsets(messages)
+
     def forget(self, tp: TopicPartition) -> None:
         """Drop the memory of a partition that is no longer owned."""
         self.positions.forget(tp)
@@ -80,11 +91,14 @@ class Intake:
         result.duplicate = len(run.messages) - len(messages)
         if not messages:
             return result
-        if partition.reach.replaying or settled:
-            self._replay(partition, messages, settled, result, now_ms)
+        due: Sequence[int | str | None] = ()
+        if self._r.due is not None and not partition.tp.delayed:
+            due = self._r.due(partition.tp, messages)
+        if partition.reach.replaying or settled or any(due):
+            self._sort_slowly(partition, messages, settled, due, result, now_ms)
         else:
             for group, chosen in self._wanted(partition, messages, result, now_ms):
-                fragment = fragment_of(self._r, partition.tp, chosen, now_ms)
+                fragment = fragment_of(self._r, partition.tp, chosen, now_ms, result.refused)
                 fragment.after = partition.passed.pop(group)
                 result.opened.append((group, fragment))
         return result
@@ -102,7 +116,7 @@ class Intake:
         self, partition: Partition, messages: list[Message], result: Sorted, now_ms: float
     ) -> Iterator[tuple[str, list[Message]]]:
         raws = self._r.tags(partition.tp, messages)
-        if self._r.ids is not None:
+        if self._r.ids is not None and not partition.tp.delayed:
             wanted = [
                 (raw, message) for raw, message in zip(raws, messages, strict=True) if self._r.groups[raw] is not None
             ]
@@ -128,26 +142,46 @@ class Intake:
         result.duplicate += len(new) - sum(new)
         return new
 
-    def _replay(
-        self, partition: Partition, messages: list[Message], settled: BitMap64 | None, result: Sorted, now_ms: float
+    def _sort_slowly(
+        self,
+        partition: Partition,
+        messages: list[Message],
+        settled: BitMap64 | None,
+        due: Sequence[int | str | None],
+        result: Sorted,
+        now_ms: float,
     ) -> None:
-        tp = partition.tp
-        table: defaultdict[str | None, list[Message]] = defaultdict(list)
-        for message, raw in zip(messages, self._r.tags(tp, messages), strict=True):
-            table[self._r.groups[raw]].append(message)
-        result.filtered += len(table.pop(None, ()))
+        """Decide about messages that are read again, or of which some are delayed.
+
+        The store decides about a delayed message, not the state of the partition: it may not have what was put last.
+        """
+        tp, is_delayed = partition.tp, self._note_due(messages, due, result)
+        table: defaultdict[tuple[str | None, bool], list[Message]] = defaultdict(list)
+        for message, raw, later in zip(messages, self._r.tags(tp, messages), is_delayed, strict=False):
+            table[self._r.groups[raw], later].append(message)
         placed: list[_Placed] = []
-        for group, chosen in table.items():
-            assert group is not None
-            placed += self._place(partition, group, chosen, settled)
-        if self._r.ids is not None:
+        for (group, later), chosen in table.items():
+            if group is None:
+                result.filtered += len(chosen)
+            elif later:
+                known = partition.holding.known(list(self._r.columns.offsets(chosen)))
+                placed.append((group, None, list(compress(chosen, known))))
+                placed.append((group, partition.holding, list(compress(chosen, map(not_, known)))))
+            else:
+                placed += self._place(partition, group, chosen, settled)
+        if self._r.ids is not None and not tp.delayed:
             placed = self._without_known_ids(partition, placed, result, now_ms)
         for group, owner, chosen in placed:
+            if not chosen:
+                continue
             if owner is None:
                 result.duplicate += len(chosen)
                 partition.passed.add(group, list(self._r.columns.offsets(chosen)))
                 continue
-            fragment = fragment_of(self._r, tp, chosen, now_ms)
+            if isinstance(owner, Holding):
+                result.delayed += chosen
+                continue
+            fragment = fragment_of(self._r, tp, chosen, now_ms, result.refused)
             if isinstance(owner, Lane):
                 fragment.after = partition.passed.pop(group)
                 result.opened.append((group, fragment))
@@ -155,6 +189,21 @@ class Intake:
                 assert owner.collected is not None
                 owner.collected.setdefault(group, Buffer(self._r.framer.separator)).add(fragment)
                 result.collected_bytes += held_bytes(fragment)
+        offsets = self._r.columns.offsets(result.delayed)
+        result.delayed = [
+            message for _, message in sorted(zip(offsets, result.delayed, strict=True), key=itemgetter(0))
+        ]
+
+    def _note_due(self, messages: list[Message], due: Sequence[int | str | None], result: Sorted) -> Iterable[bool]:
+        """Note due times and refusals in the result; return whether each message is delayed."""
+        if not any(due):
+            return repeat(object=False)
+        for offset, when in zip(self._r.columns.offsets(messages), due, strict=True):
+            if isinstance(when, str):
+                result.refused[offset] = when
+            elif when is not None:
+                result.due_ms[offset] = when
+        return [isinstance(when, int) for when in due]
 
     def _place(
         self, partition: Partition, group: str, messages: list[Message], settled: BitMap64 | None

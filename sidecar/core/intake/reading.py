@@ -11,6 +11,8 @@ from sidecar.core.records import Columns, Framer, Message, TopicPartition
 ReadTags = Callable[[TopicPartition, Sequence[Message]], Sequence[Raw]]
 ReadIds = Callable[[TopicPartition, Sequence[Message]], Sequence[int | None]]
 ReadKeys = Callable[[TopicPartition, Sequence[Message]], bytes]
+ReadDue = Callable[[TopicPartition, Sequence[Message]], Sequence[int | str | None]]
+"""For each message its due time in milliseconds since the epoch, None if it goes on directly, or why it is given up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +33,8 @@ class Reading:
         copies: Whether a partition has copies of messages of other partitions of its broker: an id that is known there
             is known here. A copy never makes its origin a duplicate: a part of the origin that was sent earlier must be
             sent again unchanged.
+        due: Reads due times, if a store holds messages until they are due. The result follows from the message, never
+            from the clock: otherwise a part that is read again would have other members.
     """
 
     columns: Columns
@@ -44,3 +48,4 @@ class Reading:
     keep_ms: float | None = None
     digest: Callable[[Message], int] | None = None
     copies: Callable[[TopicPartition], bool] | None = None
+    due: ReadDue | None = None

@@ -46,7 +46,8 @@ class Ownerships(dict[TopicPartition, Partition]):
     def take(self, tp: TopicPartition, scope: str, state: PartitionState, lineage: Lineage) -> None:
         """Take a partition, starting from the predecessor's state; it must not be owned already."""
         self._replays.add(tp)
-        self[tp] = Partition(tp, scope, state, self._separator, lineage, self._room)
+        room = self._room.for_positions if tp.delayed else self._room
+        self[tp] = Partition(tp, scope, state, self._separator, lineage, room)
 
     @property
     def replaying(self) -> bool:

@@ -14,12 +14,13 @@ from sidecar.core.effects import CommitItem
 from sidecar.core.intents import Intent
 from sidecar.core.lineage import Lineage
 from sidecar.core.partition.dues import Begun, Dues
+from sidecar.core.partition.holding import Holding
 from sidecar.core.partition.lanes import Lane, Lanes
 from sidecar.core.partition.opening import Opening
 from sidecar.core.partition.outstanding import Outstanding
 from sidecar.core.partition.passed import Passed
 from sidecar.core.partition.promises import Promises
-from sidecar.core.partition.reach import Reach
+from sidecar.core.partition.reach import CountedReach, Reach
 from sidecar.core.partition.room import Room
 from sidecar.core.partition.stamps import Stamps
 from sidecar.core.partition_state import PartitionState, lane_key
@@ -50,24 +51,28 @@ class Partition:
     ) -> None:
         self.tp = tp
         self.scope = scope
-        self.reach = Reach(state.watermark, state.seen, state.watermark)
+        self.reach = (CountedReach if tp.delayed else Reach)(state.watermark, state.seen, state.watermark)
         self.lanes = Lanes(separator)
         self.promises = Promises(state, room, durable=lineage.durable)
         self.dues = Dues()
         self.stamps = Stamps(lineage)
         self.passed = Passed()
+        self.holding = Holding()
         self.outstanding = Outstanding(tp, scope, self.lanes, self.promises, self.dues)
         self.opening = Opening(self.lanes, self.promises, self.passed, self.outstanding, self.reach)
 
     @property
     def watermark(self) -> int:
         """All offsets below are settled."""
-        if not (self.promises.intents or self.lanes or self.reach.replaying):  # most of the time, of most partitions
-            return self.reach.seen
+        on_the_way = self.holding.first
+        if not (self.promises.intents or self.lanes or self.reach.replaying or on_the_way is not None):
+            return self.reach.seen  # most of the time, of most partitions
         bounds = [intent.first for intent in self.promises.intents]
         bounds += [lane.buffer.fragments[0].first for lane in self.lanes.open()]
         if self.reach.replaying:
             bounds.append(self.reach.position)
+        if on_the_way is not None:
+            bounds.append(on_the_way)
         return min(bounds, default=self.reach.seen)
 
     def state(self) -> PartitionState:
@@ -117,6 +122,7 @@ class Partition:
     def read_past(self, position: int) -> list[Part]:
         """Advance to `position`; return the recovered parts that are complete now."""
         self.reach.advance(position)
+        self.holding.read_past(position)
         if not self.reach.replaying:
             self.promises.all_read()
         # An intent whose last offset was passed gets no more messages, even if the log has lost some.
@@ -154,6 +160,7 @@ class Partition:
     def acknowledged(self, begun: Begun) -> bool:
         """A commit succeeded: what it promised may be sent. Whether another one is due for what may be told now."""
         self.reach.commit(begun.state.watermark)
+        self.holding.committed(begun.state.seen)
         return self.dues.acknowledged(begun)
 
 

@@ -30,6 +30,13 @@ class Room:
     extra_bytes: int = EXTRA_BYTES
     tries: int = TRIES
 
+    @property
+    def for_positions(self) -> Room:
+        """The room if intents are of positions: in the state they take 16 bytes instead of 10."""
+        return Room(
+            *(int(most * 10 / 16) for most in (self.lanes, self.extra_cuts_bytes, self.extra_bytes, self.tries))
+        )
+
     @classmethod
     def within(cls, characters: int) -> Room:
         """The room in this many characters of base64; with less, fewer groups are open and sharing begins sooner.

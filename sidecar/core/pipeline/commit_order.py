@@ -1,5 +1,7 @@
 """Order in which a commit becomes durable: settled ids to the journal, ended claims to the ledger, then the commit.
 
+States of delayed messages go to their store first: it is not where the other states go.
+
 Events are methods, and each returns the next step; the shell performs it and reports how it ended. One step is under
 way at a time. Ids and marks of a failed step are kept for the next commit, which waits until they are durable.
 """
@@ -44,10 +46,19 @@ class Settle:
 
 
 @dataclass(frozen=True, slots=True)
+class Keep:
+    """Write these states of delayed messages to their store, all or none."""
+
+    items: list[CommitItem]
+
+
+@dataclass(frozen=True, slots=True)
 class Publish:
     """Commit these states: everything that they settle is durable. The order expects no report of its end."""
 
     items: list[CommitItem]
+    kept: tuple[TopicPartition, ...] = ()
+    """Delayed messages whose states are durable already; there may be no others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +68,7 @@ class Refuse:
     tps: list[TopicPartition]
 
 
-Step: TypeAlias = Journal | Settle | Publish | Refuse
+Step: TypeAlias = Journal | Settle | Keep | Publish | Refuse
 
 
 class OrderError(Exception):
@@ -72,7 +83,7 @@ class CommitOrder:
         self._marks: list[Mark] = []
         self._items: list[CommitItem] | None = None
         """Items of the commit that waits for the step under way; None if another commit is to overtake it."""
-        self._step: Journal | Settle | None = None
+        self._step: Journal | Settle | Keep | None = None
         self.unwritten_bytes = 0
         """Memory of the ids that are not durable yet."""
 
@@ -110,12 +121,14 @@ class CommitOrder:
             self._written(step)
         if self._items is None:
             return None
-        return self._next(self._items) if ok else self._refused(self._items)
+        if not ok:
+            return self._refused(self._items)
+        return self._publish(self._items) if isinstance(step, Keep) else self._next(self._items)
 
-    def _written(self, step: Journal | Settle) -> None:
+    def _written(self, step: Journal | Settle | Keep) -> None:
         if isinstance(step, Settle):
             del self._marks[: len(step.marks)]  # only `begin` adds, and not while a step is under way
-        else:
+        elif isinstance(step, Journal):
             self._drop(step.segments)
 
     def _drop(self, segments: Sequence[SettledIds]) -> None:
@@ -130,8 +143,16 @@ class CommitOrder:
         if self._marks:
             self._step = Settle(tuple(self._marks))
             return self._step
+        delayed = [item for item in items if item.tp.delayed]
+        if delayed:
+            self._step = Keep(delayed)
+            return self._step
+        return self._publish(items)
+
+    def _publish(self, items: list[CommitItem]) -> Step:
         self._items = None
-        return Publish(items) if items else Refuse([])
+        kept = tuple(item.tp for item in items if item.tp.delayed)
+        return Publish([item for item in items if not item.tp.delayed], kept) if items else Refuse([])
 
     def _refused(self, items: list[CommitItem]) -> Refuse:
         self._items = None

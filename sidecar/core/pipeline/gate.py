@@ -22,6 +22,7 @@ class Orders:
     def __init__(self) -> None:
         self._draining = False
         self._state_lost = ""
+        self._store_full = ""
         self._unwritten_bytes = 0
         self._leaving: frozenset[TopicPartition] = frozenset()
 
@@ -42,6 +43,15 @@ class Orders:
     def state_lost(self) -> str:
         """The last reason set; empty if there is none."""
         return self._state_lost
+
+    def fill_store(self, reason: str) -> None:
+        """Read no partition but delayed messages while their store is full, for this reason; an empty text ends it."""
+        self._store_full = reason
+
+    @property
+    def store_full(self) -> str:
+        """The last reason set; empty if there is none."""
+        return self._store_full
 
     def count_unwritten(self, nbytes: int) -> None:
         """Set the bytes of settled ids that are not written yet."""
@@ -123,6 +133,7 @@ class Gate:
             "halted": (f"the sink refuses every request: {halted}", halted),
             "refused": ("the receiver refused more than a tenth of 1,000 messages", refuses),
             "state_lost": (self._orders.state_lost, self._orders.state_lost),
+            "delay_full": (self._orders.store_full, self._orders.store_full),
         }
         return {word: text for word, (text, holds) in reasons.items() if holds}
 
@@ -164,7 +175,9 @@ class Gate:
         most, before = self._rules.span_max, self._paused
         spans = [(partition.tp, partition.reach) for partition in wide if not partition.reach.replaying]
         paused = {tp for tp, reach in spans if reach.span > (most * 3 // 4 if tp in before else most)}
-        leaving = self._owned.keys() & self._orders.leaving
+        leaving = set(self._owned.keys() & self._orders.leaving)
+        if self._orders.store_full:
+            leaving |= {tp for tp in self._owned if not tp.delayed}
         return frozenset(paused | {tp for tp in leaving if not self._owned[tp].reach.replaying})
 
     def _all_but_what_frees_room(self) -> frozenset[TopicPartition]:

@@ -1,12 +1,15 @@
 """The daemon's decisions: takes (event, now), returns effects. No thread, socket, clock, random number, file or logger.
 
-Events are methods: `assign`, `read`, `read_past`, `committed`, `claimed`, `answered`, `stored`, `forget`. `step` cuts,
-commits and sends what is due and returns all effects since the last step. Times are monotonic milliseconds.
+Events are methods: `assign`, `read`, `read_past`, `held`, `committed`, `claimed`, `answered`, `stored` and
+`forget`. `step` cuts, commits and sends what is due and returns all effects since the last step. Times are monotonic
+milliseconds.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+from pyroaring import BitMap64
 
 from sidecar.core.books import Accounts
 from sidecar.core.cutting.cutting import BatchRules, Cutter
@@ -14,11 +17,12 @@ from sidecar.core.cutting.memory import Memory
 from sidecar.core.delivery.delivery import Delivery
 from sidecar.core.delivery.output import GivenUp, Outcome, Output, Settled
 from sidecar.core.delivery.rules import DeliveryRules
-from sidecar.core.effects import Effect
-from sidecar.core.intake.intake import Intake
+from sidecar.core.effects import Effect, Hold
+from sidecar.core.intake.intake import Intake, Sorted
 from sidecar.core.intake.positions import HoleError
 from sidecar.core.intake.reading import Reading
 from sidecar.core.lineage import Fingerprint, Lineage
+from sidecar.core.partition.holding import Put
 from sidecar.core.partition.ownerships import Ownerships
 from sidecar.core.partition.partition import Partition
 from sidecar.core.partition_state import PartitionState
@@ -58,6 +62,9 @@ class Pipeline:
         self.origins = Origins(self.partitions, self.intake.identities, any_copies=reading.copies is not None)
         self.orders = Orders()
         self.gate = Gate(batching, self.orders, self.partitions, self.origins, self.delivery, self.memory)
+        self._last_put = 0
+        self._putting: set[TopicPartition] = set()
+        """Partitions with messages on the way to the store."""
 
     # Ownership
 
@@ -79,12 +86,22 @@ class Pipeline:
         for tp in tps:
             self.commits.forget(tp)
             self.orders.forget(tp)
+            self._putting.discard(tp)
             partition = self.partitions.close(tp)
             if partition is not None:
                 self.delivery.forget(partition)
                 self.cutter.forget(tp)
                 self.books.release(tp)
                 self.intake.forget(tp)
+
+    def know_delayed(self, tp: TopicPartition, offsets: BitMap64) -> None:
+        """Tell, right after `assign`, the offsets at or above the watermark that the store of delayed messages has."""
+        partition = self.partitions[tp]
+        partition.holding.know(offsets, partition.reach.seen)
+
+    def restored(self, tp: TopicPartition, count: int) -> None:
+        """Tell, right after `assign`, the number of messages that a partition's store holds."""
+        self.books[tp].restore(count)
 
     def has_settled(self, tps: Iterable[TopicPartition]) -> bool:
         """Whether all messages read of these partitions, by this owner or an earlier one, are settled."""
@@ -115,9 +132,14 @@ class Pipeline:
 
     def _read(self, partition: Partition, run: Run, now_ms: float) -> None:
         sorted_run, before_bytes = self.intake.sort(partition, run, now_ms), self.memory.held_bytes
-        self.books[run.tp].read(len(run.messages), sorted_run.duplicate, sorted_run.filtered)
+        books = self.books[run.tp]
+        count = books.read_out if run.tp.delayed else books.read
+        count(len(run.messages), sorted_run.duplicate, sorted_run.filtered)
+        partition.reach.took(run.last, len(run.messages))
         self.memory.hold(sorted_run.collected_bytes)
-        if self._digest is not None:
+        if sorted_run.delayed:
+            self._hold(partition, sorted_run)
+        if self._digest is not None and not run.tp.delayed:
             partition.stamps.read(Fingerprint(run.last, self._digest(run.messages[-1])))
         if sorted_run.opened:
             cut = self.cutter.open(partition, sorted_run.opened, now_ms)
@@ -128,6 +150,35 @@ class Pipeline:
                 self._output.report("partition.joint", **run.tp.fields())
         self.gate.has_read(self.memory.held_bytes - before_bytes)
         self.read_past(run.tp, run.last + 1, now_ms)
+
+    def _hold(self, partition: Partition, found: Sorted) -> None:
+        tp, messages, identities = partition.tp, found.delayed, self.intake.identities
+        offsets = list(self.intake.offsets(messages))
+        numbers = identities.read(tp, messages) if identities.remembered else ()
+        ids = [number for number in numbers if number is not None]
+        self._last_put += 1
+        partition.holding.begin(Put(self._last_put, offsets[0], offsets[-1], len(messages), ids))
+        self._putting.add(tp)
+        self._output.ask(Hold(tp, self._last_put, messages, [found.due_ms[offset] for offset in offsets]))
+
+    def held(self, tp: TopicPartition, token: int, position: int, now_ms: float) -> None:
+        """Record that the store has the messages of each `Hold` up to a token, and that this is durable.
+
+        Args:
+            tp: The partition.
+            token: That of the last `Hold`.
+            position: The lowest position that the store gave to a message of these.
+            now_ms: Monotonic time.
+        """
+        partition = self.partitions.get(tp)
+        if partition is None:
+            return
+        for put in partition.holding.end(token, position):
+            for number in put.ids:
+                partition.dues.journal(number)
+            self._apply([Settled(tp, "delayed", put.count)], now_ms)
+        if partition.holding.first is None:
+            self._putting.discard(tp)
 
     def read_past(self, tp: TopicPartition, position: int, now_ms: float) -> None:
         """Record that nothing below `position` is left to read, neither messages nor gaps."""
@@ -213,5 +264,5 @@ class Pipeline:
     @property
     def idle(self) -> bool:
         """Whether everything that was read, by this owner or an earlier one, is settled and committed."""
-        idle = self.delivery.idle and self.cutter.idle and self.commits.idle
+        idle = self.delivery.idle and self.cutter.idle and self.commits.idle and not self._putting
         return idle and not self.partitions.replaying

@@ -98,7 +98,7 @@ class StatusKeeper:
     def _build(self) -> StatusSnapshot:
         pipeline, now_s = self._supervisor.pipeline, time.monotonic()
         self._close_books(pipeline, now_s)
-        partitions = tuple(self._partition(pipeline, tp) for tp in sorted(pipeline.books))
+        partitions = tuple(self._partition(pipeline, tp) for tp in sorted({tp.source for tp in pipeline.books}))
         books = (pipeline.books.closed, *pipeline.books.values())
         totals = Books(*map(sum, zip(*(account.counts() for account in books), strict=True)))
         retrying = self._retrying(pipeline)
@@ -137,7 +137,7 @@ class StatusKeeper:
         return self._dead_letters
 
     def _partition(self, pipeline: Pipeline, tp: TopicPartition) -> PartitionStatus:
-        counts, owned = pipeline.books[tp].counts(), pipeline.partitions.get(tp)
+        counts, owned = pipeline.books.of(tp).counts(), pipeline.partitions.get(tp)
         if owned is None:
             return PartitionStatus.of(tp, counts)
         end, watermark = self._supervisor.source.end(tp), owned.watermark
@@ -188,7 +188,7 @@ def _blocking(pipeline: Pipeline) -> list[BlockingGroup]:
         (tp, owned) for tp, owned in pipeline.partitions.items() if owned.reach.span > WIDE_SPAN
     ):
         groups = sorted(_holders(partition), key=lambda group: (not delivering.failing(group), group))
-        blocking += [BlockingGroup(**tp.fields(), group=group) for group in groups[:HOLDERS_MAX]]
+        blocking += [BlockingGroup(tp.topic, tp.partition, group, tp.broker) for group in groups[:HOLDERS_MAX]]
     return blocking
 
 

@@ -54,7 +54,9 @@ class DeadLetters:
 
     def of_unframeable(self, part: Part) -> Store:
         """Begin to store the part's messages that have no row."""
-        return self._store(part, [_letter(part, offset, None, "unframeable") for offset in part.unframeable])
+        reasons = part.reasons
+        letters = [_letter(part, offset, None, reasons.get(offset, "unframeable")) for offset in part.unframeable]
+        return self._store(part, letters)
 
     def _store(self, part: Part, letters: list[DeadLetter]) -> Store:
         self._last_token += 1

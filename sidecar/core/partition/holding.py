@@ -1,0 +1,87 @@
+"""The messages of one partition that went to its store of delayed messages, or are on the way there. Values only.
+
+The store decides about a message that is read again: it has it, or it gets it. The partition's state does not tell.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pyroaring import BitMap64
+
+
+@dataclass(slots=True)
+class Put:
+    """Messages that were given to the store together."""
+
+    token: int
+    first: int
+    last: int
+    count: int
+    ids: Sequence[int]
+    """Their message ids, settled once the store has the messages."""
+
+
+class Holding:
+    """Keeps the watermark below messages on the way, and the store from delivering what another owner may read."""
+
+    def __init__(self) -> None:
+        self._known = BitMap64()
+        self._puts: deque[Put] = deque()
+        self._unproven: deque[tuple[int, int]] = deque()
+        """Last offset and lowest position of what was put, until a commit proves that the partition was still owned."""
+
+    def know(self, offsets: BitMap64, seen: int) -> None:
+        """Take over what the store has.
+
+        Args:
+            offsets: The offsets at or above the watermark that the store has, delivered ones included.
+            seen: The committed offset from which no owner has read. An owner elsewhere would have read from there.
+        """
+        self._known = offsets
+        if offsets and offsets.max() >= seen:
+            self._unproven.append((offsets.max(), 0))
+
+    def known(self, offsets: Sequence[int]) -> list[bool]:
+        """Whether the store had each of these messages when the partition was taken."""
+        return [offset in self._known for offset in offsets] if self._known else [False] * len(offsets)
+
+    def read_past(self, position: int) -> None:
+        """Record that nothing below `position` is left to read."""
+        if self._known and self._known.max() < position:
+            self._known.clear()
+
+    def begin(self, put: Put) -> None:
+        """Messages are on the way to the store."""
+        self._puts.append(put)
+
+    def end(self, token: int, position: int) -> list[Put]:
+        """What is durable now: everything up to a token.
+
+        Args:
+            token: That of the last `Put`.
+            position: The lowest position of these messages.
+        """
+        ended = []
+        while self._puts and self._puts[0].token <= token:
+            ended.append(self._puts.popleft())
+        if ended:
+            self._unproven.append((ended[-1].last, position))
+        return ended
+
+    @property
+    def first(self) -> int | None:
+        """The lowest offset on the way; None if there is none."""
+        return self._puts[0].first if self._puts else None
+
+    def committed(self, seen: int) -> None:
+        """Record a successful commit: what is below `seen` is read by no other owner."""
+        while self._unproven and self._unproven[0][0] < seen:
+            self._unproven.popleft()
+
+    @property
+    def deliverable_below(self) -> int | None:
+        """The position from which on nothing may be read out of the store yet; None if there is none."""
+        return min([position for _, position in self._unproven], default=None)
