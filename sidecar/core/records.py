@@ -243,6 +243,17 @@ class Answer:
     elapsed_ms: float = 0.0
 
 
+class Original(NamedTuple):
+    """A message as it is at the broker."""
+
+    key: bytes | None
+    value: bytes | None
+    headers: Sequence[Header]
+    timestamp_ms: int | None
+    details: Details | None = None
+    """The result of `Columns.details` for it."""
+
+
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
     """A message that is given up, with its origin and history; identified by (partition's scope, tp, offset)."""
@@ -255,6 +266,8 @@ class DeadLetter:
     row: bytes | None
     """The row in the sink's format; None if it could not be framed."""
     attempts: tuple[Attempt, ...] = ()
+    original: Original | None = None
+    """The whole message, if it is not where it came from."""
 
 
 def group_label(group: str) -> str:

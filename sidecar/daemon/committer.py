@@ -7,9 +7,10 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import NamedTuple
 
 from sidecar.core.effects import CommitItem
-from sidecar.core.pipeline.commit_order import CommitOrder, Journal, Publish, Refuse, Settle, Step
+from sidecar.core.pipeline.commit_order import CommitOrder, Journal, Keep, Publish, Refuse, Settle, Step
 from sidecar.core.pipeline.pipeline import Pipeline
 from sidecar.core.records import TopicPartition
+from sidecar.daemon.delays import Delays
 from sidecar.daemon.ids import IdKeeper
 from sidecar.daemon.record import Record
 from sidecar.daemon.statewatch import StateWatch
@@ -39,6 +40,7 @@ class Committer:
         ledger: Has the claims; None if there is no ledger.
         watch: Reports whether the state folder is in its place.
         record: Counts and times commits.
+        delays: Keep the states of delayed messages, if any are held.
     """
 
     def __init__(
@@ -51,6 +53,7 @@ class Committer:
         ledger: LedgerWorker | None,
         watch: StateWatch,
         record: Record,
+        delays: Delays | None = None,
     ) -> None:
         self._pipeline = pipeline
         self._source = source
@@ -61,6 +64,9 @@ class Committer:
         self._watch = watch
         self._record = record
         self._order = CommitOrder()
+        self._delays = delays
+        self._kept: tuple[TopicPartition, ...] = ()
+        """Delayed messages whose states are durable, while the rest of the commit is under way."""
 
     def begin(self, items: list[CommitItem]) -> None:
         """Begin the commit that the pipeline requests."""
@@ -91,9 +97,17 @@ class Committer:
             case Settle(marks):
                 assert self._ledger is not None
                 self._ledger.settle(marks, lambda ok: self._inbox.put(StepEnded(ok)))
-            case Publish(items) if self._watch.in_place():
-                self._source.commit(items)
-            case Publish(items):
+            case Keep(items):
+                assert self._delays is not None
+                self._delays.keep(items, lambda: self._inbox.put(StepEnded(ok=True)))
+            case Publish(items, kept) if self._watch.in_place():
+                self._kept = kept
+                if items:
+                    self._source.commit(items)
+                else:
+                    self.committed({}, 0.0)
+            case Publish(items, kept):
+                self._kept = kept
                 self.committed(dict.fromkeys((item.tp for item in items), False), 0.0)
             case Refuse(tps):
                 self.committed(dict.fromkeys(tps, False), 0.0)
@@ -107,8 +121,12 @@ class Committer:
 
     def committed(self, results: Mapping[TopicPartition, bool], elapsed_s: float) -> None:
         """Record the end of the source's commit, or that none was made."""
+        results = {**results, **dict.fromkeys(self._kept, True)}
+        self._kept = ()
         self._record.commits.ended(results, elapsed_s)
         self._pipeline.committed(results, time.monotonic() * 1000)
+        if self._delays is not None:
+            self._delays.committed(results)
 
     def now(self, tps: Iterable[TopicPartition], take_inbox: Callable[[float], None]) -> None:
         """Commit the settled state of these partitions, and wait for it; a commit under way is overtaken.
@@ -124,16 +142,20 @@ class Committer:
         step: Step | None = self._begin(
             self._pipeline.commits.begin([tp for tp in tps if tp in self._pipeline.partitions])
         )
-        while isinstance(step, Journal | Settle):
-            step = self._end(ok=self._done_now(step))
+        while isinstance(step, Journal | Settle | Keep):
+            step = self._end(ok=self._done_now(step, take_inbox))
         items = step.items if isinstance(step, Publish) and self._watch.in_place() else []
+        self._kept = step.kept if isinstance(step, Publish) else ()
         begun_s = time.monotonic()
         results = self._source.commit_now(items)
         self.committed(results, time.monotonic() - begun_s)
 
-    def _done_now(self, step: Journal | Settle) -> bool:
+    def _done_now(self, step: Journal | Settle | Keep, take_inbox: Callable[[float], None]) -> bool:
         if isinstance(step, Journal):
             return self._writer.wait(lambda: self._write(step))
+        if isinstance(step, Keep):
+            assert self._delays is not None
+            return self._delays.keep_now(step.items, lambda: take_inbox(WAIT_S))
         assert self._ledger is not None
         return self._ledger.settle_now(step.marks)
 

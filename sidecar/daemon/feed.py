@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from sidecar.core.pipeline.pipeline import Pipeline
 from sidecar.core.records import Run
+from sidecar.daemon.delays import Delays
 from sidecar.daemon.ids import IdKeeper, IdsSorted
 from sidecar.daemon.snapshots import Snapshots
 from sidecar.sources.base import Assignment, ReadPast, Settled, Source
@@ -24,15 +25,24 @@ class Feed:
         ids: Restores message ids.
         snapshots: Have the offsets settled by an earlier process.
         has_ledger: Whether a ledger knows which messages above the watermark are settled.
+        delays: Hold delayed messages, if any are held.
     """
 
     def __init__(
-        self, pipeline: Pipeline, source: Source, ids: IdKeeper, snapshots: Snapshots, *, has_ledger: bool
+        self,
+        pipeline: Pipeline,
+        source: Source,
+        ids: IdKeeper,
+        snapshots: Snapshots,
+        delays: Delays | None = None,
+        *,
+        has_ledger: bool,
     ) -> None:
         self._pipeline = pipeline
         self._source = source
         self._ids = ids
         self._snapshots = snapshots
+        self._delays = delays
         self._has_ledger = has_ledger
 
     def take(self, assignments: Sequence[Assignment]) -> None:
@@ -57,6 +67,8 @@ class Feed:
             self._snapshots.assignments[assignment.tp] = assignment
             self._pipeline.assign(assignment.tp, assignment.scope, assignment.state, assignment.lineage)
             is_stale |= self._load_positions(assignment, known)
+            if self._delays is not None:
+                self._delays.take([assignment])
         if is_stale:
             self._snapshots.now()
 
@@ -80,10 +92,13 @@ class Feed:
     def pause(self) -> None:
         """Read only from partitions that the core has and wants more of."""
         loading = self._ids.loading.keys()
-        self._source.pause(self._pipeline.gate.paused | loading | self._pipeline.origins.copies_of(loading))
+        paused = frozenset(tp for tp in self._pipeline.gate.paused if not tp.delayed)
+        self._source.pause(paused | loading | self._pipeline.origins.copies_of(loading))
 
     def poll(self) -> None:
-        """Pass new messages to the core; calls the source's listener meanwhile."""
+        """Pass new messages to the core, and those that are due; calls the source's listener meanwhile."""
+        if self._delays is not None:
+            self._delays.poll(time.monotonic() * 1000, time.time_ns() // 1_000_000)
         for item in self._source.poll(self._patience_s()):
             self._read(item)
 
@@ -98,4 +113,6 @@ class Feed:
     def _patience_s(self) -> float:
         if self._pipeline.delivery.outbox.groups or self._pipeline.commits.outstanding:
             return BUSY_POLL_S
+        if self._delays is not None and self._delays.any_due:
+            return 0.0
         return self._source.idle_poll_s if self._pipeline.idle else OPEN_POLL_S

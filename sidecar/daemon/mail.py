@@ -8,6 +8,7 @@ from typing import TypeAlias, assert_never
 
 from sidecar.core.pipeline.pipeline import Pipeline
 from sidecar.daemon.committer import Committer, StepEnded
+from sidecar.daemon.delays import Delays, Synced
 from sidecar.daemon.feed import Feed
 from sidecar.daemon.ids import IdKeeper, IdsChanged, IdsSorted
 from sidecar.daemon.record import Record
@@ -16,7 +17,7 @@ from sidecar.runtime.dead_letter_writer import LettersStored
 from sidecar.runtime.ledger_worker import ClaimAnswered
 from sidecar.runtime.senders import Answered
 
-Told: TypeAlias = Answered | ClaimAnswered | LettersStored | StepEnded | IdsChanged | IdsSorted | Snapped
+Told: TypeAlias = Answered | ClaimAnswered | LettersStored | StepEnded | Synced | IdsChanged | IdsSorted | Snapped
 """The kinds of messages in the inbox."""
 
 
@@ -31,6 +32,7 @@ class Mail:
         ids: Gets changes of ids by other programs.
         feed: Gets loaded ids.
         snapshots: Get the results of writes.
+        delays: Get the ends of the store's writes, if messages are held.
     """
 
     def __init__(
@@ -42,6 +44,7 @@ class Mail:
         ids: IdKeeper,
         feed: Feed,
         snapshots: Snapshots,
+        delays: Delays | None = None,
     ) -> None:
         self._inbox = inbox
         self._pipeline = pipeline
@@ -50,6 +53,7 @@ class Mail:
         self._ids = ids
         self._feed = feed
         self._snapshots = snapshots
+        self._delays = delays
 
     def take(self, timeout_s: float = 0.0) -> None:
         """Dispatch all messages in the inbox, waiting this long for the first."""
@@ -76,6 +80,9 @@ class Mail:
                 self._snapshots.ended(event)
             case StepEnded():
                 self._committer.ended(event)
+            case Synced():
+                assert self._delays is not None
+                self._delays.ended(event, now_ms)
             case IdsChanged():
                 self._ids.changed(event)
             case IdsSorted():

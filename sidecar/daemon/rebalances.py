@@ -10,6 +10,7 @@ import structlog
 from sidecar.core.pipeline.pipeline import Pipeline
 from sidecar.core.records import TopicPartition
 from sidecar.daemon.committer import Committer
+from sidecar.daemon.delays import Delays
 from sidecar.daemon.feed import Feed
 from sidecar.daemon.ids import IdKeeper
 from sidecar.daemon.mail import Mail
@@ -34,6 +35,7 @@ class Rebalances:
         feed: Gives assigned partitions to the core.
         snapshots: Have the owned partitions.
         mail: Brings the answers that a revocation waits for.
+        delays: Hold delayed messages, if any are held.
     """
 
     def __init__(
@@ -45,6 +47,7 @@ class Rebalances:
         feed: Feed,
         snapshots: Snapshots,
         mail: Mail,
+        delays: Delays | None = None,
     ) -> None:
         self._pipeline = pipeline
         self._record = record
@@ -53,6 +56,7 @@ class Rebalances:
         self._feed = feed
         self._snapshots = snapshots
         self._mail = mail
+        self._delays = delays
         self._reloading: set[TopicPartition] = set()
 
     def assigned(self, assignments: Sequence[Assignment]) -> None:
@@ -78,11 +82,12 @@ class Rebalances:
         """Settle and commit as much as possible of these partitions, which are revoked when this returns."""
         self._record.rebalances["revoked"] += 1
         self._reloading.clear()
-        self._pipeline.partitions.fence(tps)
+        both = self._delays.with_stores(tps) if self._delays is not None else tps
+        self._pipeline.partitions.fence(both)
         deadline_s = time.monotonic() + REVOKE_DRAIN_S
-        while self._pipeline.delivery.outbox.sending(set(tps)) and time.monotonic() < deadline_s:
+        while self._pipeline.delivery.outbox.sending(set(both)) and time.monotonic() < deadline_s:
             self._mail.take(timeout_s=0.05)
-        self._committer.now(tps, self._mail.take)
+        self._committer.now(both, self._mail.take)
         self._forget(tps, "partitions.revoked")
 
     def lost(self, tps: Collection[TopicPartition]) -> None:
@@ -105,9 +110,12 @@ class Rebalances:
     def _forget(self, tps: Collection[TopicPartition], event: str) -> None:
         books = self._pipeline.books
         released = sum(books[tp].in_flight for tp in tps if tp in books)
-        self._pipeline.forget(tps)
+        both = self._delays.with_stores(tps) if self._delays is not None else tps
+        self._pipeline.forget(both)
         self._ids.forget(tps)
-        self._committer.forget(tps)
+        self._committer.forget(both)
+        if self._delays is not None:
+            self._delays.forget(tps)
         for tp in tps:
             self._snapshots.assignments.pop(tp, None)
         log.info(event, partitions=[str(tp) for tp in tps][:50], count=len(tps), released=released)

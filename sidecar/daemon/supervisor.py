@@ -14,6 +14,7 @@ from sidecar.core.parts import Batch
 from sidecar.core.pipeline.pipeline import Pipeline
 from sidecar.core.records import group_label
 from sidecar.daemon.committer import Committer
+from sidecar.daemon.delays import Delays
 from sidecar.daemon.feed import Feed
 from sidecar.daemon.ids import MEMORY_BYTES, IdKeeper
 from sidecar.daemon.mail import Mail, Told
@@ -42,6 +43,7 @@ class Effects:
         dead_letter_writer: Stores dead letters.
         feed: Pauses and resumes partitions.
         listener: Writes the log's events.
+        delays: Hold delayed messages, if any are held.
     """
 
     def __init__(
@@ -53,7 +55,9 @@ class Effects:
         dead_letter_writer: DeadLetterWriter,
         feed: Feed,
         listener: Rebalances,
+        delays: Delays | None = None,
     ) -> None:
+        self._delays = delays
         self._source = source
         self._senders = senders
         self._committer = committer
@@ -74,11 +78,18 @@ class Effects:
                 assert self._ledger is not None
                 self._ledger.claim(effect)
             case Store(token, letters):
-                self._dead_letter_writer.store(token, letters)
+                traced = letters if self._delays is None else self._delays.traced(letters)
+                self._dead_letter_writer.store(token, traced)
             case Hold():
-                raise AssertionError(effect)
+                assert self._delays is not None
+                self._delays.hold(effect)
             case Flow():
                 self._feed.pause()
+            case Reload(tp, reason) if tp.delayed:
+                assert self._delays is not None
+                log.warning("partition.reloaded", **tp.fields(), reason=reason)
+                self._committer.forget([tp])
+                self._delays.reload(tp)
             case Reload(tp, reason):
                 log.warning("partition.reloaded", **tp.fields(), reason=reason)
                 self._source.reload(tp)
@@ -104,6 +115,7 @@ class Supervisor:
         dead_letter_writer: Stores dead letters.
         ledger: The ledger, if there is one.
         ids_memory_bytes: `dedup.memory`.
+        delays: Hold delayed messages, if any are held.
     """
 
     def __init__(
@@ -117,6 +129,7 @@ class Supervisor:
         dead_letter_writer: DeadLetterWriter,
         ledger: LedgerWorker | None = None,
         ids_memory_bytes: int = MEMORY_BYTES,
+        delays: Delays | None = None,
     ) -> None:
         self.pipeline = pipeline
         self.source = source
@@ -125,14 +138,15 @@ class Supervisor:
         """Time of the loop's last round; infinite before the first."""
         self.ids = ids = IdKeeper(pipeline, state.ids, writer, inbox, ids_memory_bytes)
         snapshots = Snapshots(pipeline, state, writer, inbox, record)
-        self._feed = feed = Feed(pipeline, source, ids, snapshots, has_ledger=ledger is not None)
+        self._feed = feed = Feed(pipeline, source, ids, snapshots, delays, has_ledger=ledger is not None)
         watch = StateWatch(state, pipeline, record)
-        committer = Committer(pipeline, source, writer, inbox, ids, ledger, watch, record)
-        self._mail = Mail(inbox, pipeline, record, committer, ids, feed, snapshots)
-        self.listener = Rebalances(pipeline, record, committer, ids, feed, snapshots, self._mail)
+        committer = Committer(pipeline, source, writer, inbox, ids, ledger, watch, record, delays)
+        self._mail = Mail(inbox, pipeline, record, committer, ids, feed, snapshots, delays)
+        self.listener = Rebalances(pipeline, record, committer, ids, feed, snapshots, self._mail, delays)
         """The source's listener."""
-        self._effects = Effects(source, senders, committer, ledger, dead_letter_writer, feed, self.listener)
+        self._effects = Effects(source, senders, committer, ledger, dead_letter_writer, feed, self.listener, delays)
         self._tended = (watch, snapshots, ids, *([ledger] if ledger is not None else ()))
+        self.delays = delays
         self._drain_until_s: float | None = None
 
     def drain(self, timeout_s: float) -> None:
@@ -148,6 +162,8 @@ class Supervisor:
         self._mail.take()
         for effect in self.pipeline.step(now_s * 1000):
             self._effects.perform(effect)
+        if self.delays is not None:
+            self.delays.tend(now_s * 1000)
         for component in self._tended:
             component.tend(now_s)
         if self._drain_until_s is not None and (

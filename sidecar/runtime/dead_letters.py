@@ -13,10 +13,9 @@ import orjson
 
 from sidecar.config.failures import DeadLetters
 from sidecar.config.model import Settings
-from sidecar.core.records import DeadLetter, Details, Place, TopicPartition, group_label
+from sidecar.core.records import DeadLetter, Details, Original, Place, TopicPartition, group_label
 from sidecar.errors import StateError, UnavailableError
 from sidecar.sinks.formats import envelope_row
-from sidecar.sources.base import Original
 from sidecar.sources.kafka.config import client_config
 from sidecar.state.interface import StoredLetter
 
@@ -76,7 +75,7 @@ class Originals:
             return _opened(letter.row)
         if self._format == "row" and letter.row is not None:
             return _unpacked(letter.row)
-        fetched = self._fetch(letter.tp, letter.offset)
+        fetched = letter.original or self._fetch(letter.tp, letter.offset)
         return fetched if fetched is not None else Original(None, letter.row, [], None)
 
 

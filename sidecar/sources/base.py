@@ -10,7 +10,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 from sidecar.core.effects import CommitItem
 from sidecar.core.lineage import Lineage
 from sidecar.core.partition_state import PartitionState
-from sidecar.core.records import Columns, Details, Header, Run, TopicPartition
+from sidecar.core.records import Columns, Original, Run, TopicPartition
 
 WAKING_POLL_S = 0.2
 """`Source.idle_poll_s` if `poll` returns as soon as a message arrives: each turn of an idle daemon takes CPU time."""
@@ -69,17 +69,6 @@ class Assignment:
     read_from: int
     lineage: Lineage = field(default_factory=Lineage)
     settled: Settled | None = None
-
-
-class Original(NamedTuple):
-    """A message as it is at the broker."""
-
-    key: bytes | None
-    value: bytes | None
-    headers: Sequence[Header]
-    timestamp_ms: int | None
-    details: Details | None = None
-    """The result of `Columns.details` for it."""
 
 
 class Listener(Protocol):

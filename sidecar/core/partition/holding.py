@@ -12,11 +12,10 @@ from dataclasses import dataclass
 from pyroaring import BitMap64
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Put:
     """Messages that were given to the store together."""
 
-    token: int
     first: int
     last: int
     count: int
@@ -29,7 +28,8 @@ class Holding:
 
     def __init__(self) -> None:
         self._known = BitMap64()
-        self._puts: deque[Put] = deque()
+        self._puts: dict[int, Put] = {}
+        """By token, in their order."""
         self._unproven: deque[tuple[int, int]] = deque()
         """Last offset and lowest position of what was put, until a commit proves that the partition was still owned."""
 
@@ -53,9 +53,13 @@ class Holding:
         if self._known and self._known.max() < position:
             self._known.clear()
 
-    def begin(self, put: Put) -> None:
-        """Messages are on the way to the store."""
-        self._puts.append(put)
+    def begin(self, token: int, put: Put) -> None:
+        """Record that messages are on the way to the store; tokens rise."""
+        self._puts[token] = put
+
+    def expects(self, token: int) -> bool:
+        """Whether messages with this token are on the way."""
+        return token in self._puts
 
     def end(self, token: int, position: int) -> list[Put]:
         """What is durable now: everything up to a token.
@@ -64,17 +68,15 @@ class Holding:
             token: That of the last `Put`.
             position: The lowest position of these messages.
         """
-        ended = []
-        while self._puts and self._puts[0].token <= token:
-            ended.append(self._puts.popleft())
-        if ended:
+        ended = [self._puts.pop(each) for each in list(self._puts) if each <= token]
+        if ended and ended[-1].count:
             self._unproven.append((ended[-1].last, position))
         return ended
 
     @property
     def first(self) -> int | None:
         """The lowest offset on the way; None if there is none."""
-        return self._puts[0].first if self._puts else None
+        return next(iter(self._puts.values())).first if self._puts else None
 
     def committed(self, seen: int) -> None:
         """Record a successful commit: what is below `seen` is read by no other owner."""

@@ -94,10 +94,26 @@ class Pipeline:
                 self.books.release(tp)
                 self.intake.forget(tp)
 
-    def know_delayed(self, tp: TopicPartition, offsets: BitMap64) -> None:
-        """Tell, right after `assign`, the offsets at or above the watermark that the store of delayed messages has."""
+    def know_delayed(self, tp: TopicPartition, offsets: BitMap64) -> int:
+        """Tell, right after `assign`, the offsets at or above the watermark that the store of delayed messages has.
+
+        Returns:
+            The token with which `held` is to be called once that is durable.
+        """
         partition = self.partitions[tp]
         partition.holding.know(offsets, partition.reach.seen)
+        self._put(partition, Put(partition.watermark, partition.watermark, 0, ()))
+        return self._last_put
+
+    def expects(self, hold: Hold) -> bool:
+        """Whether the ownership that asked for this continues."""
+        partition = self.partitions.get(hold.tp)
+        return partition is not None and partition.holding.expects(hold.token)
+
+    def _put(self, partition: Partition, put: Put) -> None:
+        self._last_put += 1
+        partition.holding.begin(self._last_put, put)
+        self._putting.add(partition.tp)
 
     def restored(self, tp: TopicPartition, count: int) -> None:
         """Tell, right after `assign`, the number of messages that a partition's store holds."""
@@ -156,9 +172,7 @@ class Pipeline:
         offsets = list(self.intake.offsets(messages))
         numbers = identities.read(tp, messages) if identities.remembered else ()
         ids = [number for number in numbers if number is not None]
-        self._last_put += 1
-        partition.holding.begin(Put(self._last_put, offsets[0], offsets[-1], len(messages), ids))
-        self._putting.add(tp)
+        self._put(partition, Put(offsets[0], offsets[-1], len(messages), ids))
         self._output.ask(Hold(tp, self._last_put, messages, [found.due_ms[offset] for offset in offsets]))
 
     def held(self, tp: TopicPartition, token: int, position: int, now_ms: float) -> None:

@@ -8,9 +8,8 @@ from collections.abc import Mapping
 
 import confluent_kafka as ck
 
-from sidecar.core.records import TopicPartition
+from sidecar.core.records import Original, TopicPartition
 from sidecar.errors import UnavailableError
-from sidecar.sources.base import Original
 from sidecar.sources.kafka.columns import KafkaColumns, digest_of, headers_of
 
 TIMEOUT_S = 5.0

@@ -12,8 +12,8 @@ from confluent_kafka.admin import AdminClient
 from sidecar.config.source.kafka import KafkaSource as KafkaSettings
 from sidecar.core.effects import CommitItem
 from sidecar.core.partition.room import METADATA_CHARACTERS
-from sidecar.core.records import Columns, Run, TopicPartition
-from sidecar.sources.base import Listener, Original, ReadPast
+from sidecar.core.records import Columns, Original, Run, TopicPartition
+from sidecar.sources.base import Listener, ReadPast
 from sidecar.sources.kafka.client import Client
 from sidecar.sources.kafka.columns import KafkaColumns
 from sidecar.sources.kafka.commits import Commits

@@ -17,9 +17,9 @@ from sidecar.core.effects import CommitItem
 from sidecar.core.lineage import TOKEN_BITS, Lineage
 from sidecar.core.partition.room import METADATA_CHARACTERS
 from sidecar.core.partition_state import PartitionState
-from sidecar.core.records import Columns, Header, Run, TopicPartition
+from sidecar.core.records import Columns, Header, Original, Run, TopicPartition
 from sidecar.errors import UnavailableError
-from sidecar.sources.base import Assignment, Listener, Original, ReadPast, Tell
+from sidecar.sources.base import Assignment, Listener, ReadPast, Tell
 from sidecar.sources.simulated.broker import Committed, SimulatedBroker, SimulatedMessage
 from sidecar.state.offset_map import Identity, Origin, decode, encode
 

@@ -7,11 +7,10 @@ from collections.abc import Sequence
 
 import pytest
 
-from sidecar.core.records import DeadLetter, Details, TopicPartition
+from sidecar.core.records import DeadLetter, Details, Original, TopicPartition
 from sidecar.errors import UnavailableError
 from sidecar.runtime.dead_letters import DeadLettersAtBroker, DeadLettersInState, Originals
 from sidecar.sinks.formats import envelope_row
-from sidecar.sources.base import Original
 from sidecar.state.interface import StoredLetter
 
 QUEUE = TopicPartition("orders", 3, "broker-a")

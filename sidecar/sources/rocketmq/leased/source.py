@@ -14,8 +14,8 @@ from functools import partial
 
 from sidecar.core.effects import CommitItem
 from sidecar.core.partition.room import METADATA_CHARACTERS
-from sidecar.core.records import Columns, Run, TopicPartition
-from sidecar.sources.base import WAKING_POLL_S, Listener, Original, ReadPast
+from sidecar.core.records import Columns, Original, Run, TopicPartition
+from sidecar.sources.base import WAKING_POLL_S, Listener, ReadPast
 from sidecar.sources.context import GroupsOf
 from sidecar.sources.rocketmq.leased.client import Handed, LeasedClient
 from sidecar.sources.rocketmq.leased.columns import (

@@ -6,9 +6,8 @@ import ssl
 import threading
 from collections.abc import Callable, Mapping
 
-from sidecar.core.records import TopicPartition
+from sidecar.core.records import Original, TopicPartition
 from sidecar.errors import UnavailableError
-from sidecar.sources.base import Original
 from sidecar.sources.rocketmq.remoting.columns import RocketMqColumns, details_of
 from sidecar.sources.rocketmq.wire.codes import Code, Request
 from sidecar.sources.rocketmq.wire.frames import Frame, ProtocolError

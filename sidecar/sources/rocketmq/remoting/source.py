@@ -8,8 +8,8 @@ from operator import attrgetter
 from sidecar.config.source.rocketmq import RocketMqSource as RocketMqSettings
 from sidecar.core.effects import CommitItem
 from sidecar.core.partition.room import METADATA_CHARACTERS
-from sidecar.core.records import Columns, Run, TopicPartition
-from sidecar.sources.base import WAKING_POLL_S, Listener, Original, ReadPast
+from sidecar.core.records import Columns, Original, Run, TopicPartition
+from sidecar.sources.base import WAKING_POLL_S, Listener, ReadPast
 from sidecar.sources.rocketmq.config import sign_of, tls_of
 from sidecar.sources.rocketmq.progress import Mark
 from sidecar.sources.rocketmq.remoting.assignments import Assignments, known_of

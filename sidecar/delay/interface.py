@@ -1,0 +1,125 @@
+"""The interface of a store that holds messages of several partitions. It contains no implementation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Protocol
+
+from pyroaring import BitMap64
+
+from sidecar.delay.blocks import Held
+
+Row = tuple[int, int, int, int, bytes | None, bytes, bytes | None]
+"""Due time in milliseconds, origin, mask, timestamp or `NO_TIMESTAMP`, key, packed headers, value."""
+
+
+class Job(Protocol):
+    """A write that is to be made durable."""
+
+    def run(self) -> None:
+        """Make it durable, on the writer's thread.
+
+        Raises:
+            OSError: It failed.
+        """
+        ...
+
+
+class HeldStore(Protocol):
+    """Holds messages by partition and position. One thread calls everything but `Job.run`."""
+
+    @property
+    def id(self) -> int:
+        """Random bits, drawn when it was made."""
+        ...
+
+    @property
+    def changes(self) -> int:
+        """Number of calls so far that changed it."""
+        ...
+
+    @property
+    def synced(self) -> int:
+        """The number of these that are durable."""
+        ...
+
+    @property
+    def disk_bytes(self) -> int:
+        """Size of its files."""
+        ...
+
+    def number(self, name: bytes) -> int:
+        """The number of a partition; a new name gets a new one."""
+        ...
+
+    def state(self, number: int) -> bytes | None:
+        """What `keep` was given last."""
+        ...
+
+    def known(self, number: int) -> BitMap64:
+        """Origins of all messages that were put, at or above the floor."""
+        ...
+
+    def held(self, number: int) -> int:
+        """Number of messages that were put and are not ended."""
+        ...
+
+    def put(self, number: int, rows: Iterable[Row]) -> Sequence[int]:
+        """Put messages; return their positions, none of which is at or below one that was taken.
+
+        Raises:
+            StateError: The disk is full, and so is the memory that stands in for it; nothing was put.
+        """
+        ...
+
+    def take(self, number: int, until: int, limit: int, nbytes: int) -> Sequence[Held]:
+        """The next messages below a position, in order; none that is not durable.
+
+        Raises:
+            StateError: A file cannot be read.
+        """
+        ...
+
+    def next(self, number: int) -> int | None:
+        """A position below which there is nothing to take."""
+        ...
+
+    def rewind(self, number: int) -> None:
+        """Let `take` begin again at the watermark."""
+        ...
+
+    def find(self, number: int, position: int) -> Held | None:
+        """One message; None if it is gone."""
+        ...
+
+    def keep(self, number: int, state: bytes, watermark: int, seen: int) -> None:
+        """Keep a state; end the messages below its watermark, and put none below `seen`."""
+        ...
+
+    def floor(self, number: int, origin: int) -> None:
+        """Forget the origins below this one: they are not put again."""
+        ...
+
+    def restart(self, number: int, origin: int | None) -> None:
+        """Forget all origins; end the messages from an origin on, if one is given: they come again."""
+        ...
+
+    def begin_sync(self) -> Job | None:
+        """Begin to make all changes durable; None if they are. `ended_sync` must follow.
+
+        Raises:
+            StateError: The disk cannot be written; nothing is lost, and a later call tries again.
+        """
+        ...
+
+    def ended_sync(self, job: Job, error: OSError | None) -> None:
+        """Handle the end of a job."""
+        ...
+
+    def sync(self) -> None:
+        """Make all changes durable now; to be called when no job is under way.
+
+        Raises:
+            StateError: It failed.
+        """
+        ...

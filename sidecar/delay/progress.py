@@ -1,0 +1,64 @@
+"""What a store keeps for a partition beside its messages: where the next owner goes on. Bytes in and out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import orjson
+
+from sidecar.core.partition_state import PartitionState
+from sidecar.state.offset_map import Identity, decode, encode
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """The progress of a partition's delayed messages.
+
+    Args:
+        identity: The identity of positions: of the store, not of a topic.
+        state: The state, in positions.
+        topic_id: Id of the topic from which the last messages came.
+        incarnation: Incarnation of the partition from which they came.
+    """
+
+    identity: Identity
+    state: PartitionState
+    topic_id: str
+    incarnation: int
+
+    def encoded(self, rules: bytes) -> bytes:
+        """The bytes to keep."""
+        source = {
+            "incarnation": self.incarnation,
+            "topic_id": self.topic_id,
+            "own": self.identity.incarnation,
+            "watermark": self.state.watermark,
+            "state": encode(self.identity, rules, self.state),
+        }
+        return orjson.dumps(source)
+
+
+def restored(raw: bytes | None, identity: Identity, rules: bytes) -> Progress:
+    """The progress that was kept.
+
+    If it was kept under other rules, its intents do not apply: all above the watermark is open again, in a new scope.
+
+    Args:
+        raw: What was kept; None if nothing was.
+        identity: The identity of positions; its incarnation is ignored.
+        rules: The hash of the rules in force.
+    """
+    if raw is None:
+        return Progress(_own(identity, 0), PartitionState(0, 0), "", 0)
+    kept = orjson.loads(raw)
+    watermark, own = kept["watermark"], kept["own"]
+    decoded = decode(kept["state"], watermark, identity, rules)
+    if decoded.state is None:
+        return Progress(
+            _own(identity, own + 1), PartitionState(watermark, watermark), kept["topic_id"], kept["incarnation"]
+        )
+    return Progress(_own(identity, own), decoded.state, kept["topic_id"], kept["incarnation"])
+
+
+def _own(identity: Identity, incarnation: int) -> Identity:
+    return Identity(identity.cluster_id, identity.group_id, identity.topic_id, incarnation)

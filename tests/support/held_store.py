@@ -1,0 +1,164 @@
+"""A store of delayed messages in memory, with the promises of `PartitionStore`: what is not durable may be lost."""
+
+from __future__ import annotations
+
+import copy
+from bisect import insort
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+from pyroaring import BitMap64
+
+from sidecar.delay.blocks import NO_TIMESTAMP, SEQUENCE_BITS, Held
+from sidecar.delay.interface import Row
+
+
+@dataclass
+class Shelf:
+    """What is held of one partition."""
+
+    name: bytes
+    state: bytes | None = None
+    watermark: int = 0
+    floor: int = 0
+    messages: dict[int, Held] = field(default_factory=dict)
+    order: list[int] = field(default_factory=list)
+    known: BitMap64 = field(default_factory=BitMap64)
+
+
+@dataclass
+class Content:
+    """What is on the disk, or is to be."""
+
+    shelves: list[Shelf] = field(default_factory=list)
+    mark: int = 0
+    sequence: int = 0
+    changes: int = 0
+
+
+class ModelJob:
+    """A write under way."""
+
+    def __init__(self, content: Content) -> None:
+        self.content = content
+
+    def run(self) -> None:
+        """Nothing is slow here."""
+
+
+class ModelStore:
+    """A `HeldStore`; `crash` is a loss of power."""
+
+    id = 1
+
+    def __init__(self) -> None:
+        self._live, self._durable = Content(), Content()
+        self._writing: Content | None = None
+        self._cursors: dict[int, int] = {}
+        self.disk_bytes = 0
+
+    def crash(self, chance: Callable[[], float]) -> None:
+        """The process is gone; what was not durable may be there or not, but nothing without what was before it."""
+        survivors = [self._durable, *([self._writing] if self._writing else ()), copy.deepcopy(self._live)]
+        self._live = copy.deepcopy(survivors[int(chance() * len(survivors))])
+        self._durable, self._writing, self._cursors = copy.deepcopy(self._live), None, {}
+
+    @property
+    def changes(self) -> int:
+        return self._live.changes
+
+    @property
+    def synced(self) -> int:
+        return self._durable.changes
+
+    def _shelf(self, number: int) -> Shelf:
+        return self._live.shelves[number]
+
+    def number(self, name: bytes) -> int:
+        for number, shelf in enumerate(self._live.shelves):
+            if shelf.name == name:
+                return number
+        self._live.changes += 1
+        self._live.shelves.append(Shelf(name))
+        return len(self._live.shelves) - 1
+
+    def state(self, number: int) -> bytes | None:
+        return self._shelf(number).state
+
+    def known(self, number: int) -> BitMap64:
+        return BitMap64(self._shelf(number).known)
+
+    def held(self, number: int) -> int:
+        shelf = self._shelf(number)
+        return sum(position >= shelf.watermark for position in shelf.order)
+
+    def put(self, number: int, rows: Iterable[Row]) -> Sequence[int]:
+        shelf, live, positions = self._shelf(number), self._live, []
+        for due_ms, origin, mask, stamp, key, headers, value in rows:
+            live.sequence += 1
+            position = max(due_ms << SEQUENCE_BITS, (live.mark >> SEQUENCE_BITS) + 1 << SEQUENCE_BITS) + live.sequence
+            stamp_ms = None if stamp == NO_TIMESTAMP else stamp
+            shelf.messages[position] = Held(position, origin, mask, number, stamp_ms, key, headers, value)
+            insort(shelf.order, position)
+            shelf.known.add(origin)
+            positions.append(position)
+        live.changes += 1
+        return positions
+
+    def _unsynced(self, number: int) -> int | None:
+        before = self._durable.shelves[number].messages.keys() if number < len(self._durable.shelves) else set()
+        return min(self._shelf(number).messages.keys() - before, default=None)
+
+    def take(self, number: int, until: int, limit: int, nbytes: int) -> Sequence[Held]:
+        shelf, unsynced = self._shelf(number), self._unsynced(number)
+        until = until if unsynced is None else min(until, unsynced)
+        cursor = max(self._cursors.get(number, 0), shelf.watermark)
+        positions = [position for position in shelf.order if cursor <= position < until][:limit]
+        if positions:
+            self._cursors[number] = positions[-1] + 1
+            self._live.mark = max(self._live.mark, positions[-1])
+        return [shelf.messages[position] for position in positions]
+
+    def next(self, number: int) -> int | None:
+        shelf = self._shelf(number)
+        cursor = max(self._cursors.get(number, 0), shelf.watermark)
+        return next((position for position in shelf.order if position >= cursor), None)
+
+    def rewind(self, number: int) -> None:
+        self._cursors[number] = 0
+
+    def find(self, number: int, position: int) -> Held | None:
+        return self._shelf(number).messages.get(position)
+
+    def keep(self, number: int, state: bytes, watermark: int, seen: int) -> None:
+        shelf = self._shelf(number)
+        shelf.state, shelf.watermark = state, watermark
+        self._live.mark = max(self._live.mark, seen)
+        self._live.changes += 1
+
+    def floor(self, number: int, origin: int) -> None:
+        self._shelf(number).known.remove_range(0, origin)
+        self._live.changes += 1
+
+    def restart(self, number: int, origin: int | None) -> None:
+        shelf = self._shelf(number)
+        shelf.known.clear()
+        if origin is not None:
+            for position in [p for p, held in shelf.messages.items() if held.origin >= origin and p >= shelf.watermark]:
+                del shelf.messages[position]
+                shelf.order.remove(position)
+        self._live.changes += 1
+
+    def begin_sync(self) -> ModelJob | None:
+        if self._live.changes == self._durable.changes:
+            return None
+        self._writing = copy.deepcopy(self._live)
+        return ModelJob(self._writing)
+
+    def ended_sync(self, job: ModelJob, error: OSError | None) -> None:
+        self._writing = None
+        if error is None:
+            self._durable = job.content
+
+    def sync(self) -> None:
+        self._durable = copy.deepcopy(self._live)
