@@ -33,6 +33,8 @@ class CommitItem:
     stamp: Stamp | None = None
     lineage: Lineage | None = None
     """The commits that the ownership's state came after, with the log's fingerprints so far."""
+    puts: bool = False
+    """Whether messages are on the way to the store: durable there before the commit is sent."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -206,7 +206,7 @@ def _settled_to(state: PartitionState, watermark: int) -> PartitionState:
     firsts = [each.first for each in shared] + [first for lane in lanes.values() for first, _ in lane.intents]
     low = max(state.watermark, min([watermark, *firsts]))
     shared_from = None if state.shared_from is None else max(state.shared_from, low)
-    return PartitionState(low, max(state.seen, low), lanes, shared_from, tuple(shared), state.tries)
+    return PartitionState(low, max(state.seen, low), lanes, shared_from, tuple(shared), state.tries, state.stores)
 
 
 def inherited(committed: Committed | None, memory: Remembered | None) -> dict[int, int]:

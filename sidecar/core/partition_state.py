@@ -46,6 +46,38 @@ class Tries(NamedTuple):
 
 
 NO_TRIES = Tries(0, 0)
+STORES_MAX = 8
+
+
+class Stores(NamedTuple):
+    """The stores of delayed messages that owners of a partition had on their disks, by the identity of each."""
+
+    own: int = 0
+    """That of the owner of this state; 0 if it has none."""
+    others: tuple[tuple[int, int], ...] = ()
+    """Those of earlier owners, each with the offset from which a later owner read, oldest first."""
+
+    def taken_by(self, store: int, seen: int) -> Stores:
+        """The stores once an owner with this store takes the partition, and reads from the offset `seen` on."""
+        others = [other for other in self.others if other[0] != store]
+        if self.own not in (0, store):
+            others = [*(other for other in others if other[0] != self.own), (self.own, seen)]
+        return Stores(store, tuple(others[-STORES_MAX:]))
+
+    def void_from(self, store: int, taken_at: int) -> int | None:
+        """The offset from which other owners read what this store has too, up to the committed `seen`; None if none did.
+
+        Args:
+            store: The store.
+            taken_at: The offset `seen` when its last owner took the partition.
+        """
+        if self.own == store:
+            return None
+        # If it is not listed, its last owner committed nothing, and all that this owner put is void.
+        return dict(self.others).get(store, taken_at)
+
+
+NO_STORES = Stores()
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,3 +91,4 @@ class PartitionState:
     shared: tuple[SharedIntent, ...] = ()
     tries: dict[tuple[int, int, int], Tries] = field(default_factory=dict)
     """Tries of failed intents by lane, first and last offset; only of lanes, and at most `Room.tries`."""
+    stores: Stores = NO_STORES

@@ -83,19 +83,23 @@ class Delays:
             progress = restored(self._store.state(number), self._identity(number), self._rules)
             self._progress[tp] = self._continued(number, progress, assignment)
             known = self._store.known(number)
-            known.remove_range(0, assignment.state.watermark)
-            token = self._pipeline.know_delayed(tp, known)
+            known.remove_range(0, assignment.state.seen)
+            stores = assignment.state.stores.taken_by(self._store.id, assignment.state.seen)
+            token = self._pipeline.know_delayed(tp, known, stores)
             self._tell_when_durable(tp, token, 0)
             self._assign(tp)
 
     def _continued(self, number: int, progress: Progress, assignment: Assignment) -> Progress:
         """The progress from which the partition goes on: offsets of another incarnation are other messages."""
-        if progress.incarnation == assignment.incarnation:
-            return progress
-        is_same_topic = progress.topic_id == assignment.topic_id
-        # An operator's reset, or other rules: from the offset on all comes again, and is put again.
-        self._store.restart(number, assignment.state.watermark if is_same_topic else None)
-        now = replace(progress, topic_id=assignment.topic_id, incarnation=assignment.incarnation)
+        state, topic_id, incarnation = assignment.state, assignment.topic_id, assignment.incarnation
+        if progress.incarnation != incarnation:
+            # An operator's reset, or other rules: from the offset on all comes again, and is put again.
+            self._store.restart(number, state.watermark if progress.topic_id == topic_id else None)
+        else:
+            void_from = state.stores.void_from(self._store.id, progress.taken_at)
+            if void_from is not None:
+                self._store.void(number, void_from, state.seen)
+        now = replace(progress, topic_id=topic_id, incarnation=incarnation, taken_at=state.seen)
         self._store.keep(number, now.encoded(self._rules), now.state.watermark, now.state.seen)
         return now
 
@@ -173,6 +177,7 @@ class Delays:
                 self.problem = str(error)
             if self._job is not None:
                 self._begin(self._job)
+        self._done(now_ms)
         self._watch_size()
 
     def _watch_size(self) -> None:

@@ -101,7 +101,11 @@ class HeldStore(Protocol):
         ...
 
     def restart(self, number: int, origin: int | None) -> None:
-        """Forget all origins; end the messages from an origin on, if one is given: they come again."""
+        """Forget all origins; end the messages from an origin on, if one is given."""
+        ...
+
+    def void(self, number: int, first: int, end: int) -> None:
+        """Forget the origins in [first, end), and end their messages."""
         ...
 
     def begin_sync(self) -> Job | None:

@@ -2,7 +2,7 @@
 
 Wire form, base64: magic, version, CRC-32 of the rest, incarnation (8 bytes), hashes of group, topic id and rules (4
 bytes each), then varints. Behind them, where earlier versions stop reading: the stamps of the commit and its
-predecessor, and the tries of intents.
+predecessor, the tries of intents, and the stores of delayed messages.
 
 Metadata that does not verify is foreign and is ignored, never an error: other tools copy metadata with translated
 offsets.
@@ -17,16 +17,19 @@ import hashlib
 import struct
 import zlib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from sidecar.core.lineage import TOKEN_BITS, Stamp
 from sidecar.core.partition.room import METADATA_CHARACTERS
-from sidecar.core.partition_state import LaneState, PartitionState, SharedIntent, Tries
+from sidecar.core.partition_state import STORES_MAX, LaneState, PartitionState, SharedIntent, Stores, Tries
 
 MAGIC, VERSION = 0xB5, 1
 _HEAD = struct.Struct(">BBI")
 _NO_STAMP = Stamp(0, 0)
+STORE_BYTES = 6
+STORES_CHARACTERS = (1 + (STORES_MAX + 1) * (STORE_BYTES + 10)) * 4 // 3 + 1
+"""Most that the stores take of the text."""
 IntentKey = tuple[int, int, int]
 """An intent: its lane, its first and its last offset."""
 _IDENTITY = struct.Struct(">Q4s4s4s")
@@ -127,6 +130,11 @@ def encode(
     for number, tried in tries:
         _put(out, number - before, *tried)
         before = number
+    if state.stores.own:
+        _put(out, len(state.stores.others))
+        for store, end in (*state.stores.others, (state.stores.own, 0)):
+            out += store.to_bytes(STORE_BYTES, "big")
+            _put(out, end)
     text = base64.b64encode(_HEAD.pack(MAGIC, VERSION, zlib.crc32(out)) + out).decode()
     if len(text) > METADATA_CHARACTERS:
         raise ValueError(f"{len(text)} characters of metadata, {METADATA_CHARACTERS} fit")
@@ -155,6 +163,7 @@ def decode(text: str | None, offset: int, known: Identity, rules: bytes) -> Deco
         state = _read(reader)
         stamp, parent = reader.stamp(), reader.stamp()
         state.tries.update(reader.tries(list(_places(state.lanes))))
+        state = replace(state, stores=reader.stores())
     except (binascii.Error, ValueError, struct.error, IndexError):
         return Decoded(Origin.FOREIGN)
     if group != _hash(known.cluster_id, known.group_id) or state.watermark != offset:
@@ -210,6 +219,17 @@ class _Reader:
         for _ in range(self.number() if self._at < len(self._raw) else 0):
             number += self.number()
             yield places[number], Tries(self.number(), self.number())
+
+    def stores(self) -> Stores:
+        """The stores; none if there is none, or if an earlier version wrote the rest."""
+        if self._at == len(self._raw):
+            return Stores()
+        stores = []
+        for _ in range(self.number() + 1):
+            store = int.from_bytes(self._raw[self._at : self._at + STORE_BYTES], "big")
+            self._at += STORE_BYTES
+            stores.append((store, self.number()))
+        return Stores(stores[-1][0], tuple(stores[:-1]))
 
     def keys(self, count: int) -> Iterator[int]:
         for _ in range(count):

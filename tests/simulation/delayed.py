@@ -16,12 +16,12 @@ from sidecar.core.cutting.cutting import BatchRules
 from sidecar.core.delivery.rules import DeliveryRules
 from sidecar.core.effects import Claim, Commit, CommitItem, Flow, Hold, Reload, Report, Send, Store
 from sidecar.core.intake.reading import Reading
-from sidecar.core.lineage import Lineage
-from sidecar.core.parts import Batch
 from sidecar.core.partition_state import PartitionState
+from sidecar.core.parts import Batch, Part
 from sidecar.core.pipeline.commit_order import CommitOrder, Journal, Keep, Publish, Refuse, Settle, Step
 from sidecar.core.pipeline.pipeline import Pipeline
 from sidecar.core.records import Answer, Run, TopicPartition, Verdict
+from sidecar.core.windows.idruns import SortedRun, rising
 from sidecar.daemon.delays import Delays, Synced
 from sidecar.delay.blocks import Held
 from sidecar.delay.columns import BothColumns
@@ -86,6 +86,9 @@ class Circumstances:
     crashes: float
     poison: frozenset[int]
     flaky: float
+    reloads: float
+    """How often a partition is given up and taken again."""
+    resets: float
 
     @classmethod
     def of(cls, seed: int) -> Circumstances:
@@ -115,17 +118,28 @@ class Circumstances:
         )
         rules = DeliveryRules(Backoff(10, r.choice((20, 300))), r.choice((1, 2, 4)), r.random() < 0.3, b"\n")
         poison = frozenset(offset for offset in range(LENGTH) if r.random() < 0.05)
-        return cls(seed, log, reading, batching, rules, r.choice((0.0, 0.01, 0.04)), poison, r.choice((0.0, 0.2)))
+        return cls(
+            seed,
+            log,
+            reading,
+            batching,
+            rules,
+            crashes=r.choice((0.0, 0.01, 0.04)),
+            poison=poison,
+            flaky=r.choice((0.0, 0.2)),
+            reloads=r.choice((0.005, 0.05)),
+            resets=r.choice((0.0, 0.0, 0.01)),
+        )
 
 
-@dataclass
 class Broker:
-    """The partition's log and commit."""
+    """The partition's log, as it is read, and its commit."""
 
-    state: PartitionState = PartitionState(0, 0)
-    incarnation: int = 1
-    generation: int = 0
-    """Number of the present owner."""
+    def __init__(self) -> None:
+        self.state = PartitionState(0, 0)
+        self.incarnation = 1
+        self.owner: Host | None = None
+        """Only its commits are taken."""
 
 
 @dataclass
@@ -138,137 +152,159 @@ class Receiver:
 
 def _offsets(batch: Batch) -> list[tuple[str, tuple[int, ...]]]:
     """Name and source offsets of each part."""
-    return [
-        (part.name, tuple(int(row.split()[0]) for f in part.fragments if f.offsets for row in bytes(f.data).split(b"\n")))
-        for part in batch.parts
-    ]
+    return [(part.name, tuple(int(row.split()[0]) for row in _rows(part))) for part in batch.parts]
 
 
-class World:
-    """Runs one schedule."""
+def _rows(part: Part) -> list[bytes]:
+    return [row for each in part.fragments if each.offsets for row in bytes(each.data).split(b"\n")]
 
-    def __init__(self, seed: int) -> None:
-        self.plan = Circumstances.of(seed)
-        self._r = random.Random(~seed)
-        self._chance = self._r.random
-        self.now_ms = 0.0
-        self.skew_ms = self.error_ms = 0
-        self.broker, self.receiver = Broker(), Receiver()
-        self.store = ModelStore()
-        self.letters: dict[int, str] = {}
-        self.wandering: list[Batch] = []
-        self.faulty = True
-        self.journal: list[int] = []
-        self._start()
+
+class Host:
+    """A place where the process runs, with a store on its disk; it may be replaced without knowing.
+
+    Args:
+        world: The others.
+        number: Of the host.
+    """
+
+    def __init__(self, world: World, number: int) -> None:
+        self._world = world
+        self.plan = world.plan
+        self._chance = world.chance
+        self.store = ModelStore(number + 1)
+        self.journal: list[int] = world.journal
+        self.alive = False
 
     # The process
 
-    def _start(self) -> None:
+    def start(self) -> None:
+        """Become the owner."""
         plan = self.plan
+        self.alive = True
+        self._world.broker.owner = self
         self.pipeline = Pipeline(plan.reading, plan.batching, plan.rules, self._chance)
-        self.order, self.commit, self.landed = CommitOrder(), None, False
+        self.order, self.commit = CommitOrder(), None
         self.job: Job | None = None
         self.sends: dict[int, Batch] = {}
-        self.stores: dict[int, Store] = {}
-        self.position = 0
-        columns = RowColumns()
-        self.delays = Delays(self.pipeline, self.store, columns, "g", b"rule", 1 << 40, self._begin)  # type: ignore[arg-type]
-        self.kept_done = False
-        self._take()
+        self.letters: dict[int, Store] = {}
+        self.delays = Delays(self.pipeline, self.store, RowColumns(), "g", b"rule", 1 << 40, self._begin)  # type: ignore[arg-type]
+        self.take()
 
     commit: Step | None
 
     def _begin(self, job: Job) -> None:
         self.job = job
 
-    def _take(self) -> None:
-        broker = self.broker
-        self.broker.generation += 1
-        self.generation = broker.generation
+    def take(self) -> None:
+        """Go on from the broker's commit."""
+        broker = self._world.broker
         if self.plan.reading.ids is not None:
             self.pipeline.intake.ids.forget(TP)
             self._window().restore(_sorted(self.journal), {}, 0.0, broker.state.seen - 1)
-        self.pipeline.assign(TP, f"s{broker.incarnation}", broker.state)
-        assignment = Assignment(
-            TP, f"s{broker.incarnation}", broker.state, "topic", broker.incarnation, True, broker.state.watermark
+        scope = f"s{broker.incarnation}"
+        self.pipeline.assign(TP, scope, broker.state)
+        found = Assignment(
+            TP, scope, broker.state, "topic", broker.incarnation, resumed=True, read_from=broker.state.watermark
         )
-        self.delays.take([assignment])
+        self.delays.take([found])
         self.position = broker.state.watermark
         self.paused: frozenset[TopicPartition] = frozenset()
 
     def _window(self) -> Any:
         return self.pipeline.intake.ids.window(TP)
 
-    def _crash(self) -> None:
+    def die(self) -> None:
+        """The process ends between two effects, and perhaps the host."""
         for _ in range(int(self._chance() * 3)):
-            self._step(effects_max=int(self._chance() * 4))
+            self.step(effects_max=int(self._chance() * 4))
         for batch in self.sends.values():
             fate = self._chance()
             if fate < 0.3:
-                self._arrive(batch)
+                self._world.arrive(batch)
             elif fate < 0.7:
-                self.wandering.append(batch)
-        for store in self.stores.values():
+                self._world.wandering.append(batch)
+        for store in self.letters.values():
             if self._chance() < 0.5:
-                self._keep_letters(store)
-        if isinstance(self.commit, Publish) and not self.landed and self._chance() < 0.5:
+                self._world.keep_letters(store)
+        if isinstance(self.commit, Publish) and self._chance() < 0.5:
             self._land(self.commit.items)
-        if self._chance() < 0.5:
-            self.store.crash(self._chance)
-        else:
-            self.store.crash(lambda: 0.99)  # the process only, not the host
-        self._start()
+        is_power_lost = self._chance() < 0.5
+        self.store.crash(self._chance if is_power_lost else lambda: 0.99)
+        self.alive = False
 
     # Effects
 
-    def _step(self, effects_max: int = 1_000_000) -> None:
-        self.delays.tend(self.now_ms)
-        for effect in self.pipeline.step(self.now_ms)[:effects_max]:
+    def step(self, effects_max: int = 1_000_000) -> None:
+        """Let the core step."""
+        self.delays.tend(self._world.now_ms)
+        for effect in self.pipeline.step(self._world.now_ms)[:effects_max]:
             match effect:
                 case Send(batch):
-                    self._check_send(batch)
+                    _check_send(batch)
                     self.sends[batch.id] = batch
                 case Commit(items):
                     self._do(self.order.begin(items))
                 case Store(token, letters):
-                    self.stores[token] = replace(effect, letters=self.delays.traced(letters))
+                    self.letters[token] = replace(effect, letters=self.delays.traced(letters))
                 case Hold():
                     self.delays.hold(effect)
                 case Flow(paused):
                     self.paused = paused
                 case Reload(tp) if tp.delayed:
-                    self.order.forget([tp])
-                    self.delays.reload(tp)
+                    self._reload_delayed()
                 case Reload():
-                    self._reload()
+                    self.reload()
                 case Report() | Claim():
                     pass
         self._check_books()
 
-    def _reload(self) -> None:
-        self.pipeline.forget([TP, TP.store])
-        self.order.forget([TP, TP.store])
+    def reload(self) -> None:
+        """Give the partition up, and take it again; a commit under way lands before that, or never."""
+        if isinstance(self.commit, Publish):
+            if self._chance() < 0.5:
+                self._land(self.commit.items)
+            self.commit = None
+            self.pipeline.committed({}, self._world.now_ms)
+        both = self.delays.with_stores([TP])
+        self.pipeline.forget(both)
+        self.order.forget(both)
         self.delays.forget([TP])
-        self._take()
+        if self._world.broker.owner is self:
+            self.take()
+
+    def reload_delayed(self) -> None:
+        """Give only the delayed messages up, and take them again."""
+        if TP.store in self.pipeline.partitions:
+            self.pipeline.forget([TP.store])
+            self._reload_delayed()
+
+    def _reload_delayed(self) -> None:
+        self.order.forget([TP.store])
+        self.delays.reload(TP.store)
 
     def _do(self, step: Step | None) -> None:
-        self.commit, self.landed = step, False
+        self.commit = step
         if isinstance(step, Keep):
             self.delays.keep(step.items, self._kept)
         elif isinstance(step, Refuse):
             self.commit = None
-            self.pipeline.committed(dict.fromkeys(step.tps, False), self.now_ms)
+            self.pipeline.committed(dict.fromkeys(step.tps, False), self._world.now_ms)
 
     def _kept(self) -> None:
         if isinstance(self.commit, Keep):
             self._do(self.order.ended(ok=True))
 
-    def _land(self, items: Sequence[CommitItem]) -> None:
+    def _land(self, items: Sequence[CommitItem]) -> bool:
+        broker = self._world.broker
         for item in items:
-            self.broker.state = item.state
+            if broker.owner is not self or item.scope != f"s{broker.incarnation}":
+                return False
+            broker.state = item.state
             self._check_watermark(item.state)
+        return True
 
-    def _advance_commit(self, lost: float) -> None:
+    def advance_commit(self, lost: float) -> None:
+        """The commit under way gets a step further."""
         step = self.commit
         if isinstance(step, Journal):
             for segment in step.segments:
@@ -276,175 +312,70 @@ class World:
             self._do(self.order.ended(ok=True))
         elif isinstance(step, Publish):
             results = dict.fromkeys(step.kept, True)
-            if step.items and self._chance() >= lost:
-                self._land(step.items)
-                if self._chance() >= lost:
-                    results |= {item.tp: True for item in step.items}
+            if step.items and self._chance() >= lost and self._land(step.items) and self._chance() >= lost:
+                results |= {item.tp: True for item in step.items}
             self.commit = None
-            self.pipeline.committed(results, self.now_ms)
+            self.pipeline.committed(results, self._world.now_ms)
             self.delays.committed(results)
         assert not isinstance(step, Settle)
 
-    def _sync(self, lost: float) -> None:
+    def sync(self, lost: float) -> None:
+        """The store's write ends."""
         if self.job is not None:
             job, self.job = self.job, None
             error = OSError(5, "broken") if self._chance() < lost else None
-            self.delays.ended(Synced(job, error), self.now_ms)
+            self.delays.ended(Synced(job, error), self._world.now_ms)
 
-    def _wall_ms(self) -> int:
-        return START_MS + int(self.now_ms) + self.skew_ms
-
-    def _read(self, count: int) -> None:
+    def read(self, count: int) -> None:
+        """Read from the log."""
         if TP not in self.pipeline.partitions or TP in self.paused:
             return
         rows = self.plan.log[self.position : self.position + count]
         if rows:
             self.position = rows[-1][0] + 1
-            self.pipeline.read(Run(TP, rows, rows[0][0], rows[-1][0]), self.now_ms)
+            self.pipeline.read(Run(TP, rows, rows[0][0], rows[-1][0]), self._world.now_ms)
 
-    def _poll(self) -> None:
-        self.delays.poll(self.now_ms, self._wall_ms())
+    def poll(self) -> None:
+        """Read what is due."""
+        self.delays.poll(self._world.now_ms, self._world.wall_ms())
 
-    # The receiver
-
-    def _arrive(self, batch: Batch) -> Answer:
-        named = _offsets(batch)
-        fresh = [(name, offsets) for name, offsets in named if (batch.group, name) not in self.receiver.parts]
-        for name, offsets in named:
-            before = self.receiver.parts.get((batch.group, name))
-            # The known limit: an id that is in the journal thins a part whose end was not committed.
-            gone = set(before or ()) - set(offsets) if self.plan.reading.ids is not None else set()
-            if before is not None and set(before) != {*offsets, *gone}:
-                raise BrokenPromiseError("names", f"{name} stands for {before} and for {offsets}")
-        if self.faulty and self._chance() < self.plan.flaky:
-            return Answer(Verdict.RETRY, "busy", 503)
-        if any(not self.plan.poison.isdisjoint(offsets) for _, offsets in fresh):
-            return Answer(Verdict.REJECT, "bad", 400)
-        for name, offsets in fresh:
-            self.receiver.parts[batch.group, name] = offsets
-            for offset in offsets:
-                if offset in self.receiver.stored:
-                    raise BrokenPromiseError("twice", f"{offset} as {name} and {self.receiver.stored[offset]}")
-                self.receiver.stored[offset] = name
-                due = self.plan.log[offset][3]
-                if isinstance(due, int) and START_MS + self.now_ms + self.error_ms + 1 < due:
-                    raise BrokenPromiseError("early", f"{offset} is due at {due}, now is {START_MS + self.now_ms}")
-        return Answer(Verdict.ACK, status=200)
-
-    def _answer(self, batch_id: int, lost: float) -> None:
+    def answer(self, batch_id: int, lost: float) -> None:
+        """A send is answered."""
         batch, fate = self.sends.pop(batch_id), self._chance()
         if fate >= lost:
-            answer = self._arrive(batch)
+            answer = self._world.arrive(batch)
         else:
             answer = Answer(Verdict.RETRY, "timeout")
             if fate < lost / 2:
-                self._arrive(batch)
+                self._world.arrive(batch)
             else:
-                self.wandering.append(batch)
-        self.pipeline.answered(batch_id, answer, self.now_ms, int(self.now_ms))
+                self._world.wandering.append(batch)
+        self.pipeline.answered(batch_id, answer, self._world.now_ms, int(self._world.now_ms))
 
-    def _keep_letters(self, store: Store) -> None:
-        for letter in store.letters:
-            self.letters[letter.offset] = letter.reason
-
-    def _store_letters(self, lost: float) -> None:
-        token, store = next(iter(self.stores.items()))
-        del self.stores[token]
+    def store_letters(self, lost: float) -> None:
+        """Dead letters are stored, or not."""
+        token, store = next(iter(self.letters.items()))
+        del self.letters[token]
         ok = self._chance() >= lost
         if ok:
-            self._keep_letters(store)
-        self.pipeline.stored(token, ok=ok, now_ms=self.now_ms)
+            self._world.keep_letters(store)
+        self.pipeline.stored(token, ok=ok, now_ms=self._world.now_ms)
 
-    # Events
-
-    def event(self) -> None:
-        """One thing happens."""
-        chance, lost = self._chance, 0.1
-        if chance() < self.plan.crashes:
-            self._crash()
-        if chance() < 0.005:
-            self.skew_ms = (-300, -50, 0, 50, 120)[int(chance() * 5)]
-            self.error_ms = max(self.error_ms, abs(self.skew_ms))
-        if self.wandering and chance() < 0.1:
-            self._arrive(self.wandering.pop(int(chance() * len(self.wandering))))
-        what = chance()
-        if what < 0.2:
-            self._advance_commit(lost)
-        elif what < 0.35:
-            self._sync(lost)
-        elif what < 0.5 and self.sends:
-            self._answer(list(self.sends)[int(chance() * len(self.sends))], lost)
-        elif what < 0.55 and self.stores:
-            self._store_letters(0.3)
-        elif what < 0.65:
-            self.now_ms += (1, 15, 60, 250)[int(chance() * 4)]
-        elif what < 0.8:
-            self._poll()
-        elif what < 0.805:
-            self._reload()
-        elif what < 0.81 and TP.store in self.pipeline.partitions:
-            self.pipeline.forget([TP.store])
-            self.order.forget([TP.store])
-            self.delays.reload(TP.store)
-        else:
-            self._read(1 + int(chance() * 8))
-        self._step()
-
-    def settle(self) -> None:
-        """No more faults: everything comes to its end."""
-        self.faulty, self.skew_ms = False, 0
-        for _ in range(SETTLE_ROUNDS_MAX):
-            self.now_ms += 20
-            self._read(20)
-            self._poll()
-            while self.stores:
-                self._store_letters(0)
-            for batch_id in list(self.sends):
-                self._answer(batch_id, 0)
-            for _ in range(3):
-                self._advance_commit(0)
-                self._sync(0)
-            self._step()
-            if self._is_at_rest():
-                break
-        else:
-            partitions = {str(tp): each.state() for tp, each in self.pipeline.partitions.items()}
-            raise BrokenPromiseError("stuck", f"{partitions} {self.pipeline.gate.stops} {self.paused}")
-        for batch in self.wandering:
-            self._arrive(batch)
-        self._account()
-
-    def _is_at_rest(self) -> bool:
-        busy = self.sends or self.commit or self.stores or self.job or self.position < LENGTH
-        return not busy and self.pipeline.idle and self._all_held() == 0
-
-    def _all_held(self) -> int:
-        return sum(self.store.next(number) is not None for number in range(len(self.store._live.shelves)))
-
-    def _account(self) -> None:
-        ended = self.receiver.stored.keys() | self.letters.keys()
-        for offset, tag, number, due in self.plan.log:
-            twins = {row[0] for row in self.plan.log if row[2] == number} if number is not None else {offset}
-            wanted = self.plan.reading.groups[tag] is not None
-            if wanted and offset not in ended and not any(twin in ended for twin in twins):
-                raise BrokenPromiseError("lost", f"{offset}, due {due}")
-            if not wanted and offset in ended:
-                raise BrokenPromiseError("filtered", f"{offset}")
+    @property
+    def is_at_rest(self) -> bool:
+        """Whether all is read, due and settled."""
+        if self.sends or self.commit or self.letters or self.job or self.position < LENGTH or not self.pipeline.idle:
+            return False
+        return not any(self.store.held(number) for number in self.store.numbers())
 
     # Checks
 
-    def _check_send(self, batch: Batch) -> None:
-        for part in batch.parts:
-            if not part.intent.durable:
-                raise BrokenPromiseError("intent", f"{part.name} is sent before its intent is durable")
-
     def _check_watermark(self, state: PartitionState) -> None:
-        """What a commit settles is delivered, given up, filtered, a duplicate, or durable in the store."""
-        durable = self.store._durable.shelves
-        known = {held.origin for shelf in durable for held in shelf.messages.values()}
-        ended = self.receiver.stored.keys() | self.letters.keys() | known
+        """What a commit settles is delivered, given up, filtered, a duplicate, or durable in some store."""
+        ended = self._world.ended() | {origin for host in self._world.hosts for origin in host.store.durable_origins()}
         for offset, tag, number, _ in self.plan.log[: state.watermark]:
-            if self.plan.reading.groups[tag] is not None and offset not in ended and number is None:
+            wanted = self.plan.reading.groups[tag] is not None and offset not in self._world.skipped
+            if wanted and offset not in ended and number is None:
                 raise BrokenPromiseError("lost", f"{offset} is below the committed {state.watermark}, unsettled")
 
     def _check_books(self) -> None:
@@ -456,19 +387,212 @@ class World:
             raise BrokenPromiseError("books", f"{both}")
 
 
-def _sorted(journal: list[int]) -> Any:
-    from sidecar.core.windows.idruns import SortedRun, rising
+def _check_send(batch: Batch) -> None:
+    for part in batch.parts:
+        if not part.intent.durable:
+            raise BrokenPromiseError("intent", f"{part.name} is sent before its intent is durable")
 
+
+class World:
+    """Runs one schedule.
+
+    Args:
+        seed: Draws everything.
+        hosts: The number of hosts.
+    """
+
+    def __init__(self, seed: int, hosts: int) -> None:
+        self.plan = Circumstances.of(seed)
+        if hosts > 1:  # each host would remember other ids
+            self.plan.reading = replace(self.plan.reading, ids=None)
+        self._r = random.Random(~seed)
+        self.chance = self._r.random
+        self.now_ms = 0.0
+        self._skew_ms = self._error_ms = 0
+        self.broker, self.receiver = Broker(), Receiver()
+        self._letters: dict[int, str] = {}
+        self.wandering: list[Batch] = []
+        self._faulty = True
+        self.journal: list[int] = []
+        self._again: set[int] = set()
+        """Offsets that an operator's reset delivers again."""
+        self.skipped: set[int] = set()
+        """Offsets that an operator's reset may skip."""
+        self.hosts = [Host(self, number) for number in range(hosts)]
+        self.hosts[0].start()
+
+    def wall_ms(self) -> int:
+        """What the clock of a host says."""
+        return START_MS + int(self.now_ms) + self._skew_ms
+
+    def ended(self) -> set[int]:
+        """Offsets that were delivered or given up."""
+        return self.receiver.stored.keys() | self._letters.keys()
+
+    def keep_letters(self, store: Store) -> None:
+        """Dead letters are durable."""
+        for letter in store.letters:
+            self._letters[letter.offset] = letter.reason
+
+    def arrive(self, batch: Batch) -> Answer:
+        """A request reaches the receiver."""
+        named = _offsets(batch)
+        fresh = [(name, offsets) for name, offsets in named if (batch.group, name) not in self.receiver.parts]
+        for name, offsets in named:
+            before = self.receiver.parts.get((batch.group, name))
+            # The known limit: an id that is in the journal thins a part whose end was not committed.
+            # What a reset delivers again is no member any more.
+            gone = set(before or ()) if self.plan.reading.ids is not None else self._again
+            if before is not None and set(before) - gone != set(offsets) - gone:
+                raise BrokenPromiseError("names", f"{name} stands for {before} and for {offsets}")
+        if self._faulty and self.chance() < self.plan.flaky:
+            return Answer(Verdict.RETRY, "busy", 503)
+        if any(not self.plan.poison.isdisjoint(offsets) for _, offsets in fresh):
+            return Answer(Verdict.REJECT, "bad", 400)
+        for name, offsets in fresh:
+            self.receiver.parts[batch.group, name] = offsets
+            for offset in offsets:
+                self._store(name, offset)
+        return Answer(Verdict.ACK, status=200)
+
+    def _store(self, name: str, offset: int) -> None:
+        stored = self.receiver.stored
+        if offset in stored and offset not in self._again:
+            raise BrokenPromiseError("twice", f"{offset} as {name} and {stored[offset]}")
+        stored[offset] = name
+        due = self.plan.log[offset][3]
+        if isinstance(due, int) and START_MS + self.now_ms + self._error_ms + 1 < due:
+            raise BrokenPromiseError("early", f"{offset} is due at {due}, now is {START_MS + self.now_ms}")
+
+    # Events
+
+    def event(self) -> None:
+        """One thing happens."""
+        chance = self.chance
+        if chance() < 0.005:
+            self._skew_ms = (-300, -50, 0, 50, 120)[int(chance() * 5)]
+            self._error_ms = max(self._error_ms, abs(self._skew_ms))
+        if self.wandering and chance() < 0.1:
+            self.arrive(self.wandering.pop(int(chance() * len(self.wandering))))
+        if chance() < self.plan.crashes:
+            self._replace_owner()
+        if chance() < self.plan.resets:
+            self._reset()
+        living = [host for host in self.hosts if host.alive]
+        host = living[int(chance() * len(living))]
+        if host is not self.broker.owner and chance() < 0.05:
+            host.die()  # it learns that it was replaced
+            return
+        self._act(host, chance())
+        if chance() < 0.8:
+            host.step()
+
+    def _replace_owner(self) -> None:
+        owner = self.broker.owner
+        assert owner is not None
+        if self.chance() < 0.6 or len(self.hosts) == 1:
+            owner.die()
+        following = self.hosts[int(self.chance() * len(self.hosts))]
+        if following.alive:
+            following.die()
+        following.start()
+
+    def _reset(self) -> None:
+        """An operator stops the group, and moves its offset."""
+        for host in self.hosts:
+            if host.alive:
+                host.die()
+        at = int(self.chance() * LENGTH)
+        self.broker.incarnation += 1
+        self.broker.state = PartitionState(at, at)
+        self._again.update(range(at, LENGTH))
+        self.skipped.update(range(at))
+        for host in self.hosts[1:]:  # the known limit: nothing tells what of it others have read since
+            self._again.update(host.store.durable_origins())
+        self._again.update(self.hosts[0].store.durable_origins() if len(self.hosts) > 1 else ())
+        self.journal.clear()
+        self.hosts[int(self.chance() * len(self.hosts))].start()
+
+    def _act(self, host: Host, what: float) -> None:
+        chance, lost = self.chance, 0.1
+        if what < 0.2:
+            host.advance_commit(lost)
+        elif what < 0.35:
+            host.sync(lost)
+        elif what < 0.5 and host.sends:
+            host.answer(list(host.sends)[int(chance() * len(host.sends))], lost)
+        elif what < 0.55 and host.letters:
+            host.store_letters(0.3)
+        elif what < 0.65:
+            self.now_ms += (1, 15, 60, 250)[int(chance() * 4)]
+        elif what < 0.8:
+            host.poll()
+        elif what < 0.8 + self.plan.reloads:
+            host.reload()
+        elif what < 0.8 + 2 * self.plan.reloads:
+            host.reload_delayed()
+        else:
+            host.read(1 + int(chance() * 8))
+
+    def settle(self) -> None:
+        """No more faults: everything comes to its end; the partition visits each host that has messages."""
+        self._faulty, self._skew_ms = False, 0
+        for host in self.hosts:
+            if host.alive and host is not self.broker.owner:
+                host.die()
+        owner = self.broker.owner
+        assert owner is not None
+        self._settle(owner)
+        for host in self.hosts:
+            if host is not owner:
+                owner.die()
+                host.start()
+                self._settle(host)
+                owner = host
+        for batch in self.wandering:
+            self.arrive(batch)
+        self._account()
+
+    def _settle(self, host: Host) -> None:
+        for _ in range(SETTLE_ROUNDS_MAX):
+            self.now_ms += 20
+            host.read(20)
+            host.poll()
+            while host.letters:
+                host.store_letters(0)
+            for batch_id in list(host.sends):
+                host.answer(batch_id, 0)
+            for _ in range(3):
+                host.advance_commit(0)
+                host.sync(0)
+            host.step()
+            if host.is_at_rest:
+                return
+        partitions = {str(tp): each.state() for tp, each in host.pipeline.partitions.items()}
+        raise BrokenPromiseError("stuck", f"{partitions} {host.pipeline.gate.stops} {host.paused}")
+
+    def _account(self) -> None:
+        ended = self.ended()
+        for offset, tag, number, due in self.plan.log:
+            twins = {row[0] for row in self.plan.log if row[2] == number} if number is not None else {offset}
+            wanted = self.plan.reading.groups[tag] is not None
+            if wanted and offset not in ended | self.skipped and not any(twin in ended for twin in twins):
+                raise BrokenPromiseError("lost", f"{offset}, due {due}")
+            if not wanted and offset in ended:
+                raise BrokenPromiseError("filtered", f"{offset}")
+
+
+def _sorted(journal: list[int]) -> Any:
     return {0: [SortedRun.of(rising(journal))]} if journal else {}
 
 
-def run_delayed(seed: int, steps: int = 300) -> None:
+def run_delayed(seed: int, steps: int = 300, hosts: int = 1) -> None:
     """Run one schedule.
 
     Raises:
         BrokenPromiseError: A promise was broken.
     """
-    world = World(seed)
+    world = World(seed, hosts)
     for _ in range(steps):
         world.event()
     world.settle()

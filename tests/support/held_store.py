@@ -49,9 +49,8 @@ class ModelJob:
 class ModelStore:
     """A `HeldStore`; `crash` is a loss of power."""
 
-    id = 1
-
-    def __init__(self) -> None:
+    def __init__(self, number: int = 1) -> None:
+        self.id = number
         self._live, self._durable = Content(), Content()
         self._writing: Content | None = None
         self._cursors: dict[int, int] = {}
@@ -70,6 +69,14 @@ class ModelStore:
     @property
     def synced(self) -> int:
         return self._durable.changes
+
+    def numbers(self) -> range:
+        """The partitions."""
+        return range(len(self._live.shelves))
+
+    def durable_origins(self) -> set[int]:
+        """Origins of all messages that would survive."""
+        return {held.origin for shelf in self._durable.shelves for held in shelf.messages.values()}
 
     def _shelf(self, number: int) -> Shelf:
         return self._live.shelves[number]
@@ -140,14 +147,22 @@ class ModelStore:
         self._shelf(number).known.remove_range(0, origin)
         self._live.changes += 1
 
+    def void(self, number: int, first: int, end: int) -> None:
+        shelf = self._shelf(number)
+        shelf.known.remove_range(first, end)
+        self._end(shelf, first, end)
+
+    def _end(self, shelf: Shelf, first: int, end: int = 1 << 63) -> None:
+        void = [p for p, held in shelf.messages.items() if first <= held.origin < end and p >= shelf.watermark]
+        for position in void:
+            del shelf.messages[position]
+            shelf.order.remove(position)
+        self._live.changes += 1
+
     def restart(self, number: int, origin: int | None) -> None:
         shelf = self._shelf(number)
         shelf.known.clear()
-        if origin is not None:
-            for position in [p for p, held in shelf.messages.items() if held.origin >= origin and p >= shelf.watermark]:
-                del shelf.messages[position]
-                shelf.order.remove(position)
-        self._live.changes += 1
+        self._end(shelf, (1 << 63) if origin is None else origin)
 
     def begin_sync(self) -> ModelJob | None:
         if self._live.changes == self._durable.changes:

@@ -1,6 +1,7 @@
 """The messages of one partition that went to its store of delayed messages, or are on the way there. Values only.
 
-The store decides about a message that is read again: it has it, or it gets it. The partition's state does not tell.
+A delayed message below the committed `seen` is in a store, perhaps in that of another owner. From there on, this store
+tells: it has the message, or gets it.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pyroaring import BitMap64
+
+from sidecar.core.partition_state import Stores
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,25 +31,29 @@ class Holding:
 
     def __init__(self) -> None:
         self._known = BitMap64()
+        self._all_below = 0
         self._puts: dict[int, Put] = {}
         """By token, in their order."""
         self._unproven: deque[tuple[int, int]] = deque()
         """Last offset and lowest position of what was put, until a commit proves that the partition was still owned."""
+        self.stores = Stores()
+        """The stores in the partition's state."""
 
-    def know(self, offsets: BitMap64, seen: int) -> None:
+    def know(self, offsets: BitMap64, seen: int, stores: Stores) -> None:
         """Take over what the store has.
 
         Args:
-            offsets: The offsets at or above the watermark that the store has, delivered ones included.
+            offsets: The offsets at or above `seen` that the store has, delivered ones included.
             seen: The committed offset from which no owner has read. An owner elsewhere would have read from there.
+            stores: The stores of this owner and of earlier ones.
         """
-        self._known = offsets
-        if offsets and offsets.max() >= seen:
+        self._known, self._all_below, self.stores = offsets, seen, stores
+        if offsets:
             self._unproven.append((offsets.max(), 0))
 
     def known(self, offsets: Sequence[int]) -> list[bool]:
-        """Whether the store had each of these messages when the partition was taken."""
-        return [offset in self._known for offset in offsets] if self._known else [False] * len(offsets)
+        """Whether a store had each of these messages when the partition was taken."""
+        return [offset < self._all_below or offset in self._known for offset in offsets]
 
     def read_past(self, position: int) -> None:
         """Record that nothing below `position` is left to read."""

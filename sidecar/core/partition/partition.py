@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 
 from sidecar.core.effects import CommitItem
 from sidecar.core.intents import Intent
@@ -77,7 +78,8 @@ class Partition:
 
     def state(self) -> PartitionState:
         """The state for the next owner."""
-        return self.promises.state(self.watermark, self.reach.seen, self.reach.position, self.lanes)
+        state = self.promises.state(self.watermark, self.reach.seen, self.reach.position, self.lanes)
+        return replace(state, stores=self.holding.stores) if self.holding.stores.own else state
 
     def open_fragments(self) -> Iterator[Fragment]:
         """The fragments in no part: open, or read again so far for a recovered intent."""
@@ -155,7 +157,8 @@ class Partition:
         begun = self.dues.begin(state, self.promises.intents)
         ids, marks = self.dues.take_ids(), self.dues.take_marks()
         stamp, lineage = self.stamps.next()
-        return CommitItem(self.tp, self.scope, state, generation, ids or None, marks, stamp, lineage), begun
+        puts = self.holding.first is not None
+        return CommitItem(self.tp, self.scope, state, generation, ids or None, marks, stamp, lineage, puts), begun
 
     def acknowledged(self, begun: Begun) -> bool:
         """A commit succeeded: what it promised may be sent. Whether another one is due for what may be told now."""

@@ -1,6 +1,6 @@
 """Order in which a commit becomes durable: settled ids to the journal, ended claims to the ledger, then the commit.
 
-States of delayed messages go to their store first: it is not where the other states go.
+The store of delayed messages comes before the commit: an owner elsewhere puts no message again that it settles.
 
 Events are methods, and each returns the next step; the shell performs it and reports how it ended. One step is under
 way at a time. Ids and marks of a failed step are kept for the next commit, which waits until they are durable.
@@ -47,9 +47,10 @@ class Settle:
 
 @dataclass(frozen=True, slots=True)
 class Keep:
-    """Write these states of delayed messages to their store, all or none."""
+    """Write these states of delayed messages to their store, all or none, and all that was put there so far."""
 
     items: list[CommitItem]
+    """There may be none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +145,7 @@ class CommitOrder:
             self._step = Settle(tuple(self._marks))
             return self._step
         delayed = [item for item in items if item.tp.delayed]
-        if delayed:
+        if delayed or any(item.puts for item in items):
             self._step = Keep(delayed)
             return self._step
         return self._publish(items)

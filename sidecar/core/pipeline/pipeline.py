@@ -25,7 +25,7 @@ from sidecar.core.lineage import Fingerprint, Lineage
 from sidecar.core.partition.holding import Put
 from sidecar.core.partition.ownerships import Ownerships
 from sidecar.core.partition.partition import Partition
-from sidecar.core.partition_state import PartitionState
+from sidecar.core.partition_state import PartitionState, Stores
 from sidecar.core.pipeline.commits import Commits
 from sidecar.core.pipeline.gate import Gate, Orders
 from sidecar.core.pipeline.origins import Origins
@@ -94,14 +94,19 @@ class Pipeline:
                 self.books.release(tp)
                 self.intake.forget(tp)
 
-    def know_delayed(self, tp: TopicPartition, offsets: BitMap64) -> int:
-        """Tell, right after `assign`, the offsets at or above the watermark that the store of delayed messages has.
+    def know_delayed(self, tp: TopicPartition, offsets: BitMap64, stores: Stores) -> int:
+        """Tell, right after `assign`, what the store of delayed messages has.
+
+        Args:
+            tp: The partition.
+            offsets: The offsets of its messages, at or above `seen`.
+            stores: This store and those of earlier owners.
 
         Returns:
             The token with which `held` is to be called once that is durable.
         """
         partition = self.partitions[tp]
-        partition.holding.know(offsets, partition.reach.seen)
+        partition.holding.know(offsets, partition.reach.seen, stores)
         self._put(partition, Put(partition.watermark, partition.watermark, 0, ()))
         return self._last_put
 
