@@ -88,7 +88,7 @@ def _parse(raw: Raw) -> _Written | str | None:
 
 def _shown(text: bytes) -> str:
     shown = repr(text[:SHOWN_MAX])
-    return shown if len(shown) <= SHOWN_MAX and len(text) <= SHOWN_MAX else f"{shown[: SHOWN_MAX - 1]}…"
+    return shown if len(shown) <= SHOWN_MAX else f"{shown[: SHOWN_MAX - 1]}…"
 
 
 def _judge(rules: DueRules, written: _Written | str, timestamp: int | None) -> Due:

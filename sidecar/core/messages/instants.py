@@ -10,7 +10,7 @@ UNITS_MS = {"d": 86_400_000, "h": 3_600_000, "m": 60_000, "s": 1_000, "ms": 1}
 
 _DAYS_TO_1970 = 719_468
 """Days from 0000-03-01, where the years of this calendar begin, so that a leap day is the last of its year."""
-_DELAY = re.compile(rb"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m(?!s))?(?:(\d+)s)?(?:(\d+)ms)?")
+_DELAY = re.compile(rb"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?(?:(\d+)ms)?")
 _RFC_3339 = re.compile(
     rb"(\d{4})-(\d\d)-(\d\d)[Tt]([01]\d|2[0-3]):([0-5]\d):([0-5]\d|60)(?:\.(\d+))?"
     rb"(?:[Zz]|([+-])([01]\d|2[0-3]):([0-5]\d))"
@@ -29,7 +29,7 @@ def parse_instant(text: bytes) -> int | None:
         return None
     year, month, day, hour, minute, second = map(int, match.groups()[:6])
     days = _days(year, month, day)
-    if not 1 <= month <= 12 or _date(days) != (year, month, day):
+    if _date(days) != (year, month, day):  # the calendar has no such day
         return None
     minutes = (days * 24 + hour) * 60 + minute - _offset_minutes(match)
     return min(minutes * 60_000 + second * 1_000 + _fraction_ms(match[7] or b""), END_MS)

@@ -387,10 +387,10 @@ def test_delays_as_they_are_set(tmp_path: Path) -> None:
     field = Field("header", name="sidecar-deliver-at")
     assert default.rules == DueRules(field, {}, 30 * 86_400_000, "dead_letter", "dead_letter")
     assert (default.store, default.disk_max_bytes) == ("local", 50 << 30)
-    text = "{from: {json: '$.a[0]'}, topics: {orders: 15m}, max: 1h, beyond_max: clamp, malformed: now, store: local}"
+    text = "{from: {json: '$.a[0]'}, topics: {orders: 60m}, max: 1h, beyond_max: clamp, malformed: now, store: local}"
     found = settings(tmp_path, f"delay: {text}\n").delay
     assert found
-    assert found.rules == DueRules(Field("json", path=("a", 0)), {"orders": 900_000}, 3_600_000, "clamp", "now")
+    assert found.rules == DueRules(Field("json", path=("a", 0)), {"orders": 3_600_000}, 3_600_000, "clamp", "now")
     assert Settings.model_validate(BASE).delay is None
 
 
@@ -408,7 +408,7 @@ def test_delays_are_shown_as_they_are_written(tmp_path: Path) -> None:
     }
 
 
-@pytest.mark.parametrize(("topics", "is_read"), [("[a, ^or.*]", True), ("[^rders]", False), ("[^a, ^b]", False)])
+@pytest.mark.parametrize(("topics", "is_read"), [("[a, ^or]", True), ("[^rders]", False), ("[^a, ^b]", False)])
 def test_a_delayed_topic_may_match_a_pattern(tmp_path: Path, topics: str, is_read: bool) -> None:
     """A topic with a fixed delay is one that a name or the beginning of a match reads."""
     file = tmp_path / "sidecar.yaml"

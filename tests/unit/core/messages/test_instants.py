@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta, timezone
+from datetime import UTC, date, datetime, timedelta, timezone
 
 import pytest
 from hypothesis import given
@@ -71,6 +71,14 @@ def test_moments_are_those_of_the_standard_library(at: datetime, offset_minutes:
     expected = -((EPOCH - at) // timedelta(milliseconds=1))
     assert parse_instant(at.isoformat().encode()) == expected
     assert parse_instant(instant_text(expected).encode()) == expected
+
+
+def test_every_day_of_400_years_is_right() -> None:
+    """The calendar repeats after 400 years: each day of them is written and read as `datetime` does it."""
+    for ordinal in range(EPOCH.toordinal(), EPOCH.toordinal() + 146_097):
+        text, at_ms = f"{date.fromordinal(ordinal)}T00:00:00Z", (ordinal - EPOCH.toordinal()) * 86_400_000
+        assert instant_text(at_ms) == text
+        assert parse_instant(text.encode()) == min(at_ms, END_MS)
 
 
 @pytest.mark.parametrize(
