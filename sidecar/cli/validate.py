@@ -1,4 +1,4 @@
-"""`sidecar validate`: checks a configuration file and summarizes it in six lines. Makes no connections."""
+"""`sidecar validate`: checks a configuration file and summarizes it in a few lines. Makes no connections."""
 
 from __future__ import annotations
 
@@ -75,13 +75,14 @@ def _problems(error: ConfigError) -> list[dict[str, Any]]:
 
 
 def summary(settings: Settings) -> list[str]:
-    """A summary of the settings in six lines, without secrets."""
+    """A summary of the settings in six lines, seven with delayed messages, without secrets."""
     shown = settings.public()
     letters, ledger = _letters(shown), "".join(f" (ledger in {name})" for name in shown["dedup"].get("ledger", ()))
     ids = _ids(settings)
     return [
         f"reads   {settings.source.chosen.summary()}",
         f"keeps   {_wanted(shown['tags'])}; duplicates have the same {_place(shown['dedup']['by'])}{ledger}",
+        *_delays(shown),
         f"sends   {settings.sink.chosen.summary()}{_limits(shown['batch'])}",
         f"stores  state in {shown['state']['dir']}, dead letters {letters}; retries: {_retries(shown['retry'])}",
         f"holds   at most {shown['memory']['budget']} of messages{ids}; status and metrics: {shown['admin']['listen']}",
@@ -129,6 +130,15 @@ def _wanted(tags: dict[str, Any]) -> str:
     without = f" without {tags['exclude']}" if "exclude" in tags else ""
     groups = f"groups {', '.join(tags['groups'])}" if tags["groups"] else "one group per tag"
     return f"{tags['subscribe']}{without} by {_place(tags['from'])}, {groups}"
+
+
+def _delays(shown: dict[str, Any]) -> list[str]:
+    if "delay" not in shown:
+        return []
+    delay = shown["delay"]
+    topics = "".join(f", {topic} for {fixed}" for topic, fixed in delay["topics"].items())
+    until = f"until the time in {_place(delay['from'])}, at most {delay['max']}{topics}"
+    return [f"delays  messages {until}; on the local disk, at most {delay['disk_max']}"]
 
 
 def _place(place: str | dict[str, Any]) -> str:

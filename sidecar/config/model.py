@@ -18,9 +18,10 @@ from pydantic import (
 
 from sidecar.config.address import Address, address
 from sidecar.config.base import FilePath, Int, Model, problem
+from sidecar.config.delay import Delay
 from sidecar.config.failures import DeadLetterPlace, DeadLetters, HandBack, Retry
 from sidecar.config.ledger import CLAIM_TIMEOUT
-from sidecar.config.marks import Kind, OnSpark
+from sidecar.config.marks import Kind, NotOnSpark, OnSpark
 from sidecar.config.sinks import Sink
 from sidecar.config.source.section import Source
 from sidecar.config.spark import Spark
@@ -136,6 +137,12 @@ class Settings(Model):
         description="Which messages are wanted, and how they are grouped.",
     )
     dedup: Dedup = Field(default=Dedup(), description="How duplicates are recognized.")
+    delay: Annotated[
+        Delay | None, NotOnSpark("a task cannot hold messages until they are due; run the daemon for that")
+    ] = Field(
+        default=None,
+        description="Holds messages with a due time until then. Without it, all messages are delivered without delay.",
+    )
     memory: Memory = Field(default=Memory(), description="Memory limits.")
     batch: BatchSettings = Field(default=BatchSettings(), description="When a batch is cut.")
     sink: Sink = Field(description=f"Where batches go: exactly one of {Sink.listed(', ')}.")
@@ -198,6 +205,21 @@ class Settings(Model):
             raise ValidationError.from_exception_data("dedup", [problem(text, dedup.by, "by")])
         return dedup
 
+    @field_validator("delay")
+    @classmethod
+    def _of_topics_that_are_read(cls, delay: Delay | None, info: ValidationInfo) -> Delay | None:
+        if delay is None or "source" not in info.data:
+            return delay
+        source = info.data["source"]
+        if source.rocketmq:
+            raise ValueError("needs source.kafka: messages of RocketMQ cannot be held so far")
+        text = f"is not read by source.kafka.topics ({', '.join(source.kafka.topics)}): add it there"
+        unread = [topic for topic in delay.topics_ms if source.kafka.entry_of(topic) is None]
+        errors = [problem(text, delay.topics_ms, "topics", topic) for topic in unread]
+        if errors:
+            raise ValidationError.from_exception_data("delay", errors)
+        return delay
+
     @field_validator("dead_letters")
     @classmethod
     def _not_read_again(cls, place: Literal["state"] | DeadLetters, info: ValidationInfo) -> Any:
@@ -220,15 +242,9 @@ class Settings(Model):
             error = problem("needs source.kafka; with source.rocketmq use {rocketmq: dlq}", None, "kafka")
             raise ValidationError.from_exception_data("dead_letters", [error])
         topic = place.kafka.topic
-        for name in info.data["source"].kafka.topics:
-            if name == topic or (name.startswith("^") and re.match(name, topic)):
-                error = problem(
-                    f"is read by source.kafka.topics ({name}): a dead letter would be read again",
-                    topic,
-                    "kafka",
-                    "topic",
-                )
-                raise ValidationError.from_exception_data("dead_letters", [error])
+        if entry := source.kafka.entry_of(topic):
+            text = f"is read by source.kafka.topics ({entry}): a dead letter would be read again"
+            raise ValidationError.from_exception_data("dead_letters", [problem(text, topic, "kafka", "topic")])
         return place
 
     @model_validator(mode="after")

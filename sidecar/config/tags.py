@@ -15,7 +15,7 @@ from sidecar.core.messages.tags import TagError, TagFilter, parse_expression
 
 
 class MessageField(OneOf):
-    """Where in a message a tag or an id stands."""
+    """Where in a message a tag, an id or a due time stands."""
 
     header: Text | None = Field(default=None, description="Name of a header; for RocketMQ, of a property.")
     json_: (

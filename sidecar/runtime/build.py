@@ -15,6 +15,7 @@ from sidecar.core.batching import Limits
 from sidecar.core.cutting.cutting import BatchRules
 from sidecar.core.delivery.rules import DeliveryRules
 from sidecar.core.intake.reading import Reading, ReadTags
+from sidecar.core.messages.due import ReadDue, due_reader
 from sidecar.core.messages.fields import Field
 from sidecar.core.messages.ids import id_reader, key_reader
 from sidecar.core.pipeline.pipeline import Pipeline
@@ -63,6 +64,10 @@ def rules_hash(settings: Settings) -> bytes:
     ]
     if settings.source.chosen.pushed_filter:
         rules.append(settings.source.chosen.pushed_filter)
+    if delay := settings.delay:
+        due = delay.rules
+        held: list[object] = [_place(due.field), dict(due.topics), due.max_ms, due.beyond_max, due.malformed]
+        rules.append(["delay", *held])
     return hashlib.blake2b(json.dumps(rules, sort_keys=True).encode(), digest_size=4).digest()
 
 
@@ -96,6 +101,11 @@ def groups_of(
 def _tag_reader(settings: Settings, columns: Columns) -> ReadTags:
     field = settings.tags.field
     return field.reader(columns) if field else lambda tp, messages: [None] * len(messages)
+
+
+def due_reader_of(settings: Settings, columns: Columns) -> ReadDue | None:
+    """A function that returns when each message is due, None if no message is held."""
+    return due_reader(settings.delay.rules, columns) if settings.delay else None
 
 
 def build(settings: Settings, columns: Columns) -> tuple[Pipeline, Sink]:

@@ -58,6 +58,7 @@ def test_what_holds_is_accepted(tmp_path: Path) -> None:
         ("/tmp/checkpoint", "hdfs:/c", ":10:9: spark.checkpoint: must be a path"),
         ("spark:", "batch: {by: group}\nspark:", ":10:9: batch.by: cannot be group"),
         ("spark:", "dedup: {by: key, ledger: {sqlite: {}}}\nspark:", ":10:18: dedup.ledger: is not supported on Spark"),
+        ("spark:", "delay: {store: local}\nspark:", ":10:1: delay: is not supported on Spark: a task cannot hold"),
         ('http: {url: "http://localhost:1/"}', "console: {}", ":8:3: sink.console: is not supported on Spark: "),
         ('http: {url: "http://localhost:1/"}', "file: {path: x}", ":8:3: sink.file: is not supported on Spark: "),
         ('http: {url: "http://localhost:1/"}', "spark: {landing: x}", ":8:3: sink.spark: is not supported on Spark: "),

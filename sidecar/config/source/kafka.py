@@ -118,6 +118,11 @@ class KafkaSource(SourceSettings):
         """See `SourceSettings`."""
         return self.properties.get("isolation.level", "read_committed")
 
+    def entry_of(self, topic: str) -> str | None:
+        """The entry of `topics` by which this topic is read; None if it is not read."""
+        matching = (name for name in self.topics if name == topic or (name[0] == "^" and re.match(name, topic)))
+        return next(matching, None)
+
     def summary(self) -> str:
         """See `SourceSettings`."""
         return f"{', '.join(self.topics)} from {self.bootstrap_servers} as group {self.group_id}"

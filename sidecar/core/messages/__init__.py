@@ -1,1 +1,1 @@
-"""Tags and ids of messages."""
+"""Tags, ids and due times of messages."""

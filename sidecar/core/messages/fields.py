@@ -1,4 +1,4 @@
-"""The field with a tag or message id: header, key, topic, a path in a JSON value, or the broker's own message id.
+"""The field with a tag, message id or due time: header, key, topic, path in a JSON value, or the broker's message id.
 
 Reads columns, decides nothing.
 """

@@ -77,10 +77,14 @@ def test_validate_says_what_it_would_do() -> None:
             "* without x by key, groups g, rest;",
         ),
         ("sink: {console: {}}\ntags: {}\n", "all messages, in one group"),
+        (
+            "sink: {console: {}}\ndelay: {store: local, from: {json: $.at}, topics: {t: 1h}, max: 7d}\n",
+            "  delays  messages until the time in json $.at, at most 7d, t for 1h; on the local disk, at most 50GiB\n",
+        ),
     ],
 )
 def test_validate_summary(change: str, says: str, tmp_path: Path) -> None:
-    """The summary tells sinks, limits, dead letters, ids and tags as they are set."""
+    """The summary tells sinks, limits, dead letters, ids, tags and delays as they are set."""
     file = tmp_path / "sidecar.yaml"
     text = "source: {kafka: {bootstrap_servers: a, group_id: g, topics: [t]}}\nstate: {dir: x}\n"
     file.write_text(text + change)

@@ -193,6 +193,51 @@ CASES = [
     Case(
         "line in a header", HTTP, HTTP + '    headers: {A: "x\\ny"}\n', "11:18", "sink.http.headers.A", "cannot carry"
     ),
+    # delayed messages
+    Case("no store", "", "delay: {}\n", "13:1", "delay.store", "is missing"),
+    *(
+        Case(f"delay's {name}", "", f"delay: {{{text}}}\n", place, f"delay.{name}", says, cure)
+        for name, text, place, says, cure in (
+            ("store", "store: changelog", "13:16", "must be local, the only store so far (changelog)", ""),
+            ("store", "store: [local]", "13:9", "must be local, the only store so far", ""),
+            ("stroe", "store: local, stroe: x", "13:23", "unknown key", "did you mean 'store'?"),
+            ("from", "store: local, from: topic", "13:29", "needs {header: NAME} or {json: $.a.b} (topic)", ""),
+            ("from.heder", "store: local, from: {heder: a}", "13:30", "unknown key", "did you mean 'header'?"),
+            ("from.json", "store: local, from: {json: at}", "13:36", "a JSON path starts with $", ""),
+            ("from.json", "store: local, from: {header: a, json: $.a}", "13:41", "conflicts with header", ""),
+            ("max", "store: local, max: 30", "13:28", "needs a duration with its unit", "200ms"),
+            ("max", "store: local, max: 4000d", "13:28", "must be from 1ms to 3650d", ""),
+            ("beyond_max", "store: local, beyond_max: drop", "13:35", "must be 'dead_letter', 'clamp' or 'now'", ""),
+            ("malformed", "store: local, malformed: clamp", "13:34", "must be 'dead_letter' or 'now'", ""),
+            ("disk_max", "store: local, disk_max: 1MiB", "13:33", "must be from 256MiB to 1024GiB", ""),
+            ("topics", "store: local, topics: [orders]", "13:23", "needs a section", ""),
+            ("topics.orders", "store: local, topics: {orders: 0ms}", "13:40", "must be from 1ms to 3650d", ""),
+            ("topics.orders", "store: local, topics: {orders: 15}", "13:40", "needs a duration with its unit", ""),
+            ("topics.^o.*", "store: local, topics: {^o.*: 15m}", "13:32", "it cannot be a pattern", ""),
+            (
+                "topics.order",
+                "store: local, topics: {orders: 1m, order: 15m}",
+                "13:44",
+                "is not read by source.kafka.topics (orders)",
+                "add it there",
+            ),
+            (
+                "topics.orders",
+                "store: local, max: 1h, topics: {orders: 2h}",
+                "13:49",
+                "is longer than delay.max, which is 1h (2h)",
+                "",
+            ),
+        )
+    ),
+    Case(
+        "delay of RocketMQ",
+        GOOD[: GOOD.index("tags:")],
+        "source: {rocketmq: {name_servers: 'h:1', group: g, topics: [orders]}}\ndelay: {store: local}\n",
+        "2:1",
+        "delay",
+        "needs source.kafka: messages of RocketMQ cannot be held so far",
+    ),
     # variables and secrets
     Case("unset", "orders-sidecar", "${NO_SUCH}", "4:15", "source.kafka.group_id", "NO_SUCH, which is not set", ":-"),
     Case("reference", "orders-sidecar", "${1A}", "4:15", "source.kafka.group_id", "not ${VAR}", "$${"),

@@ -54,10 +54,10 @@ def credentials(tmp_path: Path) -> dict[str, str]:
     return {"CREDENTIALS_DIRECTORY": str(tmp_path)}
 
 
-def test_there_are_five_examples() -> None:
-    """A minimal, a production and a full file are there, one for Spark and one for RocketMQ."""
-    names = ["full.yaml", "minimal.yaml", "production.yaml", "rocketmq-grpc.yaml", "rocketmq.yaml", "spark.yaml"]
-    assert [file.name for file in FILES] == names
+def test_every_example_is_known() -> None:
+    """A minimal, a production and a full file are there, one each for delays and Spark, and two for RocketMQ."""
+    names = "delay full minimal production rocketmq-grpc rocketmq spark"
+    assert [file.name for file in FILES] == [f"{name}.yaml" for name in names.split()]
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)

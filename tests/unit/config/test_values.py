@@ -14,6 +14,7 @@ from sidecar.config import Settings, load, schema
 from sidecar.config.file.document import parse
 from sidecar.config.source.kafka_properties import refusal
 from sidecar.config.units import DURATIONS, SIZES, Duration, Size
+from sidecar.core.messages.due import DueRules
 from sidecar.core.messages.fields import Field
 from sidecar.errors import ConfigError
 from tests.support.json_schema import violations
@@ -377,3 +378,43 @@ def test_any_data_gives_settings_or_a_config_error(
         load(file, {})
     except ConfigError as error:
         assert "cannot be used" in str(error)
+
+
+def test_delays_as_they_are_set(tmp_path: Path) -> None:
+    """The core's rules are what the section says; without keys a header, 30 days and dead letters apply."""
+    default = settings(tmp_path, "delay: {store: local}\n").delay
+    assert default
+    field = Field("header", name="sidecar-deliver-at")
+    assert default.rules == DueRules(field, {}, 30 * 86_400_000, "dead_letter", "dead_letter")
+    assert (default.store, default.disk_max_bytes) == ("local", 50 << 30)
+    text = "{from: {json: '$.a[0]'}, topics: {orders: 60m}, max: 1h, beyond_max: clamp, malformed: now, store: local}"
+    found = settings(tmp_path, f"delay: {text}\n").delay
+    assert found
+    assert found.rules == DueRules(Field("json", path=("a", 0)), {"orders": 3_600_000}, 3_600_000, "clamp", "now")
+    assert Settings.model_validate(BASE).delay is None
+
+
+def test_delays_are_shown_as_they_are_written(tmp_path: Path) -> None:
+    """Whoever asks for the settings gets durations and sizes with units, and a store from a variable by its name."""
+    found = settings(tmp_path, 'delay: {topics: {orders: 90m}, store: "${STORE}", disk_max: 1GiB}\n', STORE="local")
+    assert found.public()["delay"] == {
+        "from": {"header": "sidecar-deliver-at"},
+        "topics": {"orders": "90m"},
+        "max": "30d",
+        "beyond_max": "dead_letter",
+        "malformed": "dead_letter",
+        "store": "local",
+        "disk_max": "1GiB",
+    }
+
+
+@pytest.mark.parametrize(("topics", "is_read"), [("[a, ^or]", True), ("[^rders]", False), ("[^a, ^b]", False)])
+def test_a_delayed_topic_may_match_a_pattern(tmp_path: Path, topics: str, is_read: bool) -> None:
+    """A topic with a fixed delay is one that a name or the beginning of a match reads."""
+    file = tmp_path / "sidecar.yaml"
+    file.write_text(MINIMAL.replace("[orders]", topics) + "delay: {topics: {orders: 1m}, store: local}\n")
+    if is_read:
+        assert load(file, {}).delay
+    else:
+        with pytest.raises(ConfigError, match=r"delay\.topics\.orders: is not read by source\.kafka\.topics"):
+            load(file, {})
