@@ -65,13 +65,6 @@ def test_what_is_missing_is_told_with_its_line(tmp_path: Path) -> None:
         load_for_ingest(write_config(tmp_path / "c.yaml", no_table))
 
 
-def test_delays_are_refused_with_their_line(tmp_path: Path) -> None:
-    """The job holds no messages: a file with delays is for the daemon alone."""
-    file = write_config(tmp_path / "c.yaml", config(tmp_path) | {"delay": {"store": "local"}})
-    with pytest.raises(ConfigError, match=r"c\.yaml:\d+:1: delay: is not supported on Spark: a task cannot hold"):
-        load_for_ingest(file)
-
-
 def test_each_query_is_a_consumer_of_its_own() -> None:
     """Table and rejects, and other checkpoints or tables, never share a consumer; the same file keeps its own."""
 

@@ -72,12 +72,12 @@ def load_for_ingest(path: str | Path) -> Settings:
     """Load the settings of a file that has everything the job needs.
 
     Raises:
-        ConfigError: The file cannot be used, something is missing, or is not supported on Spark, with its line.
+        ConfigError: The file cannot be used, or something is missing, with its line.
     """
-    return load(path, refusals=_refusals)
+    return load(path, refusals=_missing)
 
 
-def _refusals(settings: Settings) -> Iterator[tuple[KeyPath, str]]:
+def _missing(settings: Settings) -> Iterator[tuple[KeyPath, str]]:
     if settings.sink.spark is None:
         yield ("sink", "spark"), "is missing: sink.spark.landing is the zone to fill the table from"
     if settings.spark is None:
@@ -85,8 +85,3 @@ def _refusals(settings: Settings) -> Iterator[tuple[KeyPath, str]]:
         yield ("spark",), text
     elif settings.spark.table is None:
         yield ("spark", "table"), "is missing: it is the table to fill"
-    if settings.delay is not None:
-        yield (
-            ("delay",),
-            "is not supported on Spark: a task cannot hold messages; keep it in the file of the daemon alone",
-        )
