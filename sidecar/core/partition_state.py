@@ -65,7 +65,7 @@ class Stores(NamedTuple):
         return Stores(store, tuple(others[-STORES_MAX:]))
 
     def void_from(self, store: int, taken_at: int) -> int | None:
-        """The offset from which other owners read what this store has too, up to the committed `seen`; None if none did.
+        """The offset from which others read what this store has too, up to the committed `seen`; None if none did.
 
         Args:
             store: The store.

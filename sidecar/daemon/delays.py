@@ -185,9 +185,7 @@ class Delays:
         was_full = bool(self._pipeline.orders.store_full)
         is_full = bool(self._unwritten) or used > most * (GOES_ON_AT if was_full else 1)
         if is_full != was_full:
-            reason = (
-                self.problem if self._unwritten else f"delayed messages take {used} bytes, delay.disk_max is {most}"
-            )
+            reason = self.problem if self._unwritten else "delayed messages take up delay.disk_max"
             self._pipeline.orders.fill_store(reason if is_full else "")
 
     def ended(self, synced: Synced, now_ms: float) -> None:
@@ -211,10 +209,13 @@ class Delays:
             if tp in self._pipeline.partitions and tp.store not in self._pipeline.gate.paused:
                 self._read(tp, number, now_ms, wall_ms)
 
-    @property
-    def any_due(self) -> bool:
-        """Whether the last `poll` may have left messages that are due."""
-        return self._any_due
+    def wait_s(self, wall_ms: int) -> float:
+        """Time until the next message may be due."""
+        if self._any_due:
+            return 0.0
+        following = [self._store.next(number) for number in self._numbers.values()]
+        due_ms = min((position >> SEQUENCE_BITS for position in following if position is not None), default=None)
+        return float("inf") if due_ms is None else max(0.0, (due_ms - wall_ms) / 1000)
 
     def _read(self, tp: TopicPartition, number: int, now_ms: float, wall_ms: int) -> None:
         partition = self._pipeline.partitions.get(tp.store)
@@ -282,14 +283,20 @@ class Delays:
     # Dead letters
 
     def traced(self, letters: Iterable[DeadLetter]) -> list[DeadLetter]:
-        """Dead letters with the places that their messages had at the source, where the messages may be gone."""
-        return [self._traced(letter) if letter.tp.delayed else letter for letter in letters]
+        """Dead letters with the places that their messages had at the source, where the messages may be gone.
 
-    def _traced(self, letter: DeadLetter) -> DeadLetter:
-        held = self._store.find(self._numbers[letter.tp.source], letter.offset)
-        assert held is not None  # it is in flight, so it is not ended
+        Those of an earlier ownership are left out if their messages have ended since.
+        """
+        found = [self._traced(letter) if letter.tp.delayed else letter for letter in letters]
+        return [letter for letter in found if letter is not None]
+
+    def _traced(self, letter: DeadLetter) -> DeadLetter | None:
+        tp = letter.tp.source
+        held = self._store.find(self._store.number(_name(self._group_id, tp)), letter.offset)
+        if held is None:
+            return None
         original = Original(held.key, held.value, unpack_headers(held.headers), held.timestamp_ms)
-        return replace(letter, tp=letter.tp.source, offset=held.origin, original=original)
+        return replace(letter, tp=tp, offset=held.origin, original=original)
 
 
 def _name(group_id: str, tp: TopicPartition) -> bytes:

@@ -13,7 +13,7 @@ from sidecar.daemon.snapshots import Snapshots
 from sidecar.sources.base import Assignment, ReadPast, Settled, Source
 from sidecar.state.interface import PartitionSnapshot
 
-BUSY_POLL_S, OPEN_POLL_S = 0.005, 0.02
+BUSY_POLL_S, OPEN_POLL_S, DUE_POLL_S = 0.005, 0.02, 0.001
 
 
 class Feed:
@@ -99,7 +99,11 @@ class Feed:
         """Pass new messages to the core, and those that are due; calls the source's listener meanwhile."""
         if self._delays is not None:
             self._delays.poll(time.monotonic() * 1000, time.time_ns() // 1_000_000)
-        for item in self._source.poll(self._patience_s()):
+        patience_s = self._patience_s()
+        if self._delays is not None:
+            # A message that is due and paused must not make the loop spin.
+            patience_s = max(DUE_POLL_S, min(patience_s, self._delays.wait_s(time.time_ns() // 1_000_000)))
+        for item in self._source.poll(patience_s):
             self._read(item)
 
     def _read(self, item: Run | ReadPast) -> None:
@@ -113,6 +117,4 @@ class Feed:
     def _patience_s(self) -> float:
         if self._pipeline.delivery.outbox.groups or self._pipeline.commits.outstanding:
             return BUSY_POLL_S
-        if self._delays is not None and self._delays.any_due:
-            return 0.0
         return self._source.idle_poll_s if self._pipeline.idle else OPEN_POLL_S

@@ -17,7 +17,7 @@ SEND_VERDICTS = tuple(verdict.value for verdict in Verdict)
 COMMIT_RESULTS = ("ok", "failed")
 REBALANCE_KINDS = ("assigned", "revoked", "lost", "reloaded")
 LEDGER_KINDS = ("claim", "settle", "prune")
-STOP_REASONS = ("draining", "memory", "halted", "refused", "state_lost")
+STOP_REASONS = ("draining", "memory", "halted", "refused", "state_lost", "delay_full")
 RETRYING_MAX = 20
 SECONDS_BOUNDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 

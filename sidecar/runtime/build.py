@@ -20,6 +20,7 @@ from sidecar.core.messages.fields import Field
 from sidecar.core.messages.ids import id_reader, key_reader
 from sidecar.core.pipeline.pipeline import Pipeline
 from sidecar.core.records import Columns, Message, TopicPartition
+from sidecar.delay.columns import BothColumns
 from sidecar.sinks.base import Sink
 from sidecar.sinks.build import build_sink
 from sidecar.sources.kafka.columns import KafkaColumns, digest_of
@@ -118,7 +119,7 @@ def build(settings: Settings, columns: Columns) -> tuple[Pipeline, Sink]:
     reading, sink = build_reading(settings, columns)
     digest = digest_of if isinstance(columns, KafkaColumns) else None
     # Bitmaps of ids cannot be kept in files, so all kinds of ids are kept in the same way.
-    reading = replace(reading, bitmap_ids=False, digest=digest)
+    reading = replace(reading, bitmap_ids=False, digest=digest, due=due_reader_of(settings, columns))
     return Pipeline(reading, _batch_rules(settings), delivery_rules(settings, sink), random.random), sink
 
 
@@ -130,12 +131,15 @@ def build_reading(settings: Settings, columns: Columns) -> tuple[Reading, Sink]:
         StateError: Another process writes to the sink's file.
     """
     filter_ = settings.tags.filter()
+    in_rows = columns
+    if settings.delay:
+        in_rows, columns = BothColumns(columns, origins=True), BothColumns(columns, origins=False)
     read_tags = _tag_reader(settings, columns)
 
     def tags_of(tp: TopicPartition, messages: Sequence[Message]) -> Iterable[tuple[bytes, ...]]:
         return map(filter_.tags, read_tags(tp, messages))
 
-    sink = build_sink(settings, columns, tags_of)
+    sink = build_sink(settings, in_rows, tags_of)
     dedup, group_id = settings.dedup, settings.source.group_id
     reading = Reading(
         columns=columns,

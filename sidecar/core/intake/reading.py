@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from sidecar.core.messages.due import ReadDue
 from sidecar.core.messages.fields import Raw
 from sidecar.core.records import Columns, Framer, Message, TopicPartition
 
 ReadTags = Callable[[TopicPartition, Sequence[Message]], Sequence[Raw]]
 ReadIds = Callable[[TopicPartition, Sequence[Message]], Sequence[int | None]]
 ReadKeys = Callable[[TopicPartition, Sequence[Message]], bytes]
-ReadDue = Callable[[TopicPartition, Sequence[Message]], Sequence[int | str | None]]
-"""For each message its due time in milliseconds since the epoch, None if it goes on directly, or why it is given up."""
 
 
 @dataclass(frozen=True, slots=True)

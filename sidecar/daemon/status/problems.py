@@ -76,6 +76,8 @@ class Problems:
         problems = list(supervisor.record.problems(now_s, storing_letters=bool(pipeline.delivery.letters)))
         problems += supervisor.ids.problems(now_s)
         problems += self._intake(pipeline, now_s)
+        if supervisor.delays is not None and supervisor.delays.problem:
+            problems.append(Problem("delay", f"delayed messages wait: {supervisor.delays.problem}"))
         source = supervisor.source
         for key, text in source.problems().items():
             problems.append(Problem("membership" if key == SESSION else "broker", f"{source.name}: {text}"))
