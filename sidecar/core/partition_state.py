@@ -64,17 +64,12 @@ class Stores(NamedTuple):
             others = [*(other for other in others if other[0] != self.own), (self.own, seen)]
         return Stores(store, tuple(others[-STORES_MAX:]))
 
-    def void_from(self, store: int, taken_at: int) -> int | None:
+    def void_from(self, store: int) -> int | None:
         """The offset from which others read what this store has too, up to the committed `seen`; None if none did.
 
-        Args:
-            store: The store.
-            taken_at: The offset `seen` when its last owner took the partition.
+        If the store is not listed, its owner has committed nothing, and others read everything.
         """
-        if self.own == store:
-            return None
-        # If it is not listed, its last owner committed nothing, and all that this owner put is void.
-        return dict(self.others).get(store, taken_at)
+        return None if self.own == store else dict(self.others).get(store, 0)
 
 
 NO_STORES = Stores()

@@ -96,10 +96,10 @@ class Delays:
             # An operator's reset, or other rules: from the offset on all comes again, and is put again.
             self._store.restart(number, state.watermark if progress.topic_id == topic_id else None)
         else:
-            void_from = state.stores.void_from(self._store.id, progress.taken_at)
+            void_from = state.stores.void_from(self._store.id)
             if void_from is not None:
                 self._store.void(number, void_from, state.seen)
-        now = replace(progress, topic_id=topic_id, incarnation=incarnation, taken_at=state.seen)
+        now = replace(progress, topic_id=topic_id, incarnation=incarnation)
         self._store.keep(number, now.encoded(self._rules), now.state.watermark, now.state.seen)
         return now
 

@@ -19,21 +19,18 @@ class Progress:
         state: The state, in positions.
         topic_id: Id of the topic from which the last messages came.
         incarnation: Incarnation of the partition from which they came.
-        taken_at: Offset from which no owner had read when the partition was taken last.
     """
 
     identity: Identity
     state: PartitionState
     topic_id: str
     incarnation: int
-    taken_at: int = 0
 
     def encoded(self, rules: bytes) -> bytes:
         """The bytes to keep."""
         source = {
             "incarnation": self.incarnation,
             "topic_id": self.topic_id,
-            "taken_at": self.taken_at,
             "own": self.identity.incarnation,
             "watermark": self.state.watermark,
             "state": encode(self.identity, rules, self.state),
@@ -60,7 +57,7 @@ def restored(raw: bytes | None, identity: Identity, rules: bytes) -> Progress:
         return Progress(
             _own(identity, own + 1), PartitionState(watermark, watermark), kept["topic_id"], kept["incarnation"]
         )
-    return Progress(_own(identity, own), decoded.state, kept["topic_id"], kept["incarnation"], kept["taken_at"])
+    return Progress(_own(identity, own), decoded.state, kept["topic_id"], kept["incarnation"])
 
 
 def _own(identity: Identity, incarnation: int) -> Identity:

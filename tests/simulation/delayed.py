@@ -442,7 +442,7 @@ class World:
             before = self.receiver.parts.get((batch.group, name))
             # The known limit: an id that is in the journal thins a part whose end was not committed.
             # What a reset delivers again is no member any more.
-            gone = set(before or ()) if self.plan.reading.ids is not None else self._again
+            gone = self._again | set(before or () if self.plan.reading.ids is not None else ())
             if before is not None and set(before) - gone != set(offsets) - gone:
                 raise BrokenPromiseError("names", f"{name} stands for {before} and for {offsets}")
         if self._faulty and self.chance() < self.plan.flaky:
