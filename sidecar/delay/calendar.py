@@ -113,7 +113,7 @@ class Calendar(Hours):
             entries = (file.wheel or self._load(file)).take(until, limit - len(taken))
             numbers = [number for _, number in entries if number not in file.settled]
             try:
-                messages = file.read(numbers)
+                messages = list(file.read(numbers))
             except ShorterError:
                 file.unload()  # and is loaded again, which counts what is lost
                 continue
