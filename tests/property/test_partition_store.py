@@ -13,7 +13,7 @@ import pytest
 
 from sidecar.delay import hours, journal, lanes, partitions
 from sidecar.delay.blocks import NO_TIMESTAMP
-from sidecar.delay.journal import CHECKPOINT, Job
+from sidecar.delay.journal import Job
 from sidecar.delay.partitions import PartitionStore
 from sidecar.errors import StateError
 
@@ -62,15 +62,18 @@ class World:
 
     Args:
         folder: The store's.
+        patch: For the calls that make something durable.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, patch: pytest.MonkeyPatch) -> None:
         self.folder = folder
+        self.note(patch)
         self.now_ms = START_MS
         self.models: State = {}
         self.history: list[State] = [{}]
         """The models after each change since the last that is durable: a crash leaves one of these."""
-        self.durable: Mapping[str, int] = {}
+        self.durable: dict[str, int] = {}
+        self.names: set[str] = set()
         self.mark = 0
         self.origin = 0
         self.id: int | None = None
@@ -82,6 +85,23 @@ class World:
         """The sizes of all files."""
         return {path.name: path.stat().st_size for path in self.folder.iterdir()}
 
+    def note(self, patch: pytest.MonkeyPatch) -> None:
+        """Note from now on which bytes and names become durable."""
+
+        def noting(call: Callable[[int], None]) -> Callable[[int], None]:
+            def noted(fd: int) -> None:
+                call(fd)
+                path = Path(f"/proc/self/fd/{fd}").readlink()
+                if path == self.folder:
+                    self.names = {file.name for file in path.iterdir()}
+                else:
+                    self.durable[path.name.lstrip(".")] = os.fstat(fd).st_size
+
+            return noted
+
+        patch.setattr(os, "fsync", noting(os.fsync))
+        patch.setattr(os, "fdatasync", noting(os.fdatasync))
+
     def changed(self) -> None:
         """Note the models after a change."""
         self.history.append({name: model.copy() for name, model in self.models.items()})
@@ -91,11 +111,12 @@ class World:
         """Forget what cannot come back after a crash."""
         self.history = self.history[len(self.history) - 1 - (self.store.changes - self.store.synced) :]
 
+    is_run = False
+
     def open(self) -> None:
         """Open the store, and find out which of the possible pasts it has."""
         self.store = PartitionStore(self.folder)
         self.job: Job | None = None
-        self.job_error: OSError | None = None
         assert not self.store.damages
         assert self.id in (None, self.store.id)
         self.id = self.store.id
@@ -105,7 +126,6 @@ class World:
         for model in self.models.values():
             model.cursor = model.watermark
         self.history = [{name: model.copy() for name, model in self.models.items()}]
-        self.durable = self.sizes()
 
     def is_past(self, past: State) -> bool:
         """Whether the store has what these models have."""
@@ -119,10 +139,7 @@ class World:
 
     def step(self, action: str, number: int) -> None:
         """Do something, and compare."""
-        before = (self.folder / CHECKPOINT).read_bytes()
         getattr(self, action)(number)
-        if (self.folder / CHECKPOINT).read_bytes() != before:
-            self.durable = {**self.sizes()}
         for name, of_name in self.store.names().items():
             assert self.store.held(of_name) == len(self.models[name].held)
             assert self.store.state(of_name) == self.models[name].state
@@ -236,21 +253,13 @@ class World:
         job = self.store.begin_sync()
         assert job is None or self.job is None
         if job is not None:
-            self.job, self.job_error, self.written = job, None, self.sizes()
-            self.is_run = False
+            self.job, self.is_run = job, False
 
     def run(self, _: int) -> None:
         """The job runs."""
         if self.job is not None and not self.is_run:
             self.job.run()
             self.is_run = True
-            self.logs_are_durable()
-
-    def logs_are_durable(self) -> None:
-        self.durable = {
-            **self.durable,
-            **{name: size for name, size in self.written.items() if name.endswith(".wal")},
-        }
 
     def ended(self, _: int) -> None:
         """The main thread hears of it."""
@@ -269,8 +278,6 @@ class World:
             late.run()
             self.store.ended_sync(late, None)
         self.job = None
-        self.written = self.sizes()
-        self.logs_are_durable()
         self.synced()
 
     def fail(self, number: int) -> None:
@@ -314,6 +321,9 @@ class World:
         self.abandon()
         for name, size in self.sizes().items():
             durable = min(self.durable.get(name, 0), size)
+            if name not in self.names and number % 3:
+                (self.folder / name).unlink()
+                continue
             with (self.folder / name).open("r+b") as file:
                 file.truncate(durable + number % (size - durable + 1))
                 if number % 2:
@@ -336,12 +346,13 @@ def test_each_partition_has_what_was_put_and_not_ended(
         monkeypatch.setattr(module, name, value)
     for seed in seeds:
         random = Random(seed)
-        world = World(tmp_path / f"store-{seed}")
-        for _ in range(250):
-            world.step(random.choice(ACTIONS), random.randrange(1 << 24))
-        world.kill(0)
-        for name, model in world.models.items():
-            number = world.store.number(name)
+        with monkeypatch.context() as patch:
+            world = World(tmp_path / f"store-{seed}", patch)
+            for _ in range(250):
+                world.step(random.choice(ACTIONS), random.randrange(1 << 24))
+            world.kill(0)
+        for partition, model in world.models.items():
+            number = world.store.number(partition)
             taken = world.store.take(number, END, 1 << 30, 1 << 40)
             assert {message.position: (message.origin, message.value) for message in taken} == model.held
         world.store.close()
