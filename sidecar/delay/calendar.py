@@ -1,4 +1,4 @@
-"""All hours of a store: where a message is put, and which one is due next. Knows no log and no clock."""
+"""All hours of a store with one reader: which message is due next. Knows no log and no clock."""
 
 from __future__ import annotations
 
@@ -11,15 +11,11 @@ import numpy as np
 from pyroaring import BitMap
 
 from sidecar import files
-from sidecar.delay.blocks import NO_KEY, NO_VALUE, ROW, ROW_BYTES, ROW_TYPE, SEQUENCE_BITS, Held, Table
+from sidecar.delay.blocks import SEQUENCE_BITS, Held, Table
 from sidecar.delay.changes import Changes
-from sidecar.delay.hour import HOUR_MS, SECOND_SEQUENCES, SUFFIX, Damage, HourFile, Known, ShorterError, known_of
+from sidecar.delay.hour import HOUR_MS, Damage, HourFile, Known, ShorterError, known_of
+from sidecar.delay.hours import Hours, NewRow, hour_of, paths_of, start_of
 from sidecar.delay.wheel import Positions, Wheel
-
-BUFFERED_BYTES_MAX = 32 << 20
-"""Messages in memory before they are appended to the files of their hours: the fewer, the smaller the blocks."""
-HOUR_BYTES_MAX = 1 << 20
-"""The same for a single hour."""
 
 
 class Spot(NamedTuple):
@@ -29,22 +25,8 @@ class Spot(NamedTuple):
     number: int
 
 
-def hour_of(position: int) -> int:
-    """The hour of a position, counted since the epoch."""
-    return (position >> SEQUENCE_BITS) // HOUR_MS
-
-
-def start_of(hour: int) -> int:
-    """The lowest position of an hour."""
-    return hour * HOUR_MS << SEQUENCE_BITS
-
-
-NewRow = tuple[int, int, int, int, int, bytes | None, bytes, bytes | None]
-"""Due time in milliseconds, origin, mask, partition, timestamp or `NO_TIMESTAMP`, key, headers, value."""
-
-
-class Calendar:
-    """Messages by hour. An hour is loaded when its first message is taken, and never before.
+class Calendar(Hours):
+    """Messages by hour for one reader. An hour is loaded when its first message is taken, and never before.
 
     Args:
         folder: Has the files; it exists.
@@ -57,14 +39,10 @@ class Calendar:
     """
 
     def __init__(self, folder: Path, known: Mapping[int, Known] | None, mark: int, damages: list[Damage]) -> None:
-        self._folder = folder
-        self._damages = damages
-        paths = {int(path.stem): path for path in folder.glob(f"*{SUFFIX}") if path.stem.isdecimal()}
         is_certain = known is not None
-        known = {hour: known_of(path) for hour, path in paths.items()} if known is None else known
-        for hour in paths.keys() - known.keys():
-            files.remove(paths[hour])
-        self._hours = {hour: HourFile(folder, hour, of_file) for hour, of_file in known.items()}
+        known = {hour: known_of(path) for hour, path in paths_of(folder).items()} if known is None else known
+        super().__init__(folder, known, mark)
+        self._damages = damages
         self._uncertain = (
             {} if is_certain else {hour: set(file.positions().tolist()) for hour, file in self._hours.items()}
         )
@@ -72,130 +50,36 @@ class Calendar:
         self._used: list[int] = []
         """A heap of the hours with messages to take."""
         self._loaded: list[HourFile] = []
-        self.mark = mark
-        """The highest position that was taken."""
         self.held = sum(file.left for file in self._hours.values())
         """Number of messages that are not settled."""
         self.has_settled_hours = False
         """Whether `drop` would remove files."""
-        self._buffered_bytes = 0
-        self._full: set[int] = set()
-        """Hours with so much in memory that it makes a block."""
         for file in self._hours.values():
             if file.left:
                 self._note(file)
 
     # Putting
 
-    def make_room(self) -> None:
-        """Append messages to the files if they take too much memory.
-
-        Raises:
-            OSError: The disk cannot be written; they are still in memory.
-        """
-        for hour in list(self._full) if self._full else ():
-            self._flush(self._hours[hour])
-        if self._buffered_bytes > BUFFERED_BYTES_MAX:
-            self.flush()
-
     def put_many(self, rows: Iterable[NewRow], changes: Changes) -> list[int]:
-        """Put messages; return their positions.
-
-        Args:
-            rows: The messages.
-            changes: Gets them too, for the log.
-        """
-        hours, floor, positions, total = self._hours, (self.mark >> SEQUENCE_BITS) + 1, [], 0
-        # This loop is most of the cost of a message: it calls nothing that is ours.
-        for due_ms, origin, mask, partition, stamp, key, headers, value in rows:
-            due_ms = floor if due_ms < floor else due_ms
-            file = hours.get(due_ms // HOUR_MS)
-            if file is None or file.sequence >= SECOND_SEQUENCES:
-                file, position = self._place(due_ms)
-            else:
-                position = due_ms << SEQUENCE_BITS | file.sequence
-                file.sequence += 1
-            payload = (headers if key is None else key + headers) + (value or b"")
-            table, payloads = file.pending.table, file.pending.payloads
-            payloads += payload
-            row = ROW.pack(
-                position, origin, mask, stamp & 0xFFFFFFFF, stamp >> 32, partition,
-                NO_KEY if key is None else len(key), len(headers) if value is not None else len(headers) | NO_VALUE,
-                len(payloads),
-            )  # fmt: skip
-            table += row
-            if file.wheel is not None:
-                file.wheel.add(position, file.count - 1)
-            if not file.in_use or len(payloads) > HOUR_BYTES_MAX:
-                self._note(file)
-            changes.add(row, payload)
-            positions.append(position)
-            total += len(payload)
+        """Put messages; return their positions."""
+        positions = super().put_many(rows, changes)
         self.held += len(positions)
-        self._buffered_bytes += total + ROW_BYTES * len(positions)
         return positions
 
-    def _place(self, due_ms: int) -> tuple[HourFile, int]:
-        """A file, perhaps a new one, and a position there."""
-        while True:
-            file = self._file(due_ms // HOUR_MS)
-            position = file.position(due_ms)
-            if position is not None:
-                return file, position
-            due_ms = (due_ms // 1000 + 1) * 1000  # half a million messages have this second already
-
-    def _file(self, hour: int) -> HourFile:
-        file = self._hours.get(hour)
-        if file is None:
-            file = self._hours[hour] = HourFile(self._folder, hour)
-        return file
-
     def _note(self, file: HourFile) -> None:
-        if len(file.pending.payloads) > HOUR_BYTES_MAX:
-            self._full.add(file.hour)
+        super()._note(file)
         if not file.in_use:
             file.in_use = True
             heapq.heappush(self._used, file.hour)
 
-    def restore(self, table: bytes, payloads: memoryview) -> None:
-        """Put messages that have positions already.
+    def restore(self, table: bytes, payloads: memoryview) -> int:
+        """Put messages that have positions already; see `Hours.restore`."""
+        added = super().restore(table, payloads)
+        self.held += added
+        return added
 
-        Args:
-            table: Their rows, with ends that count from the beginning of `payloads`.
-            payloads: Their payloads.
-
-        Raises:
-            OSError: See `make_room`.
-        """
-        self.make_room()
-        rows = np.frombuffer(table, ROW_TYPE)
-        positions, begin = rows["position"].tolist(), 0
-        for number, (position, end) in enumerate(zip(positions, rows["end"].tolist(), strict=True)):
-            file = self._file(hour_of(position))
-            known = self._uncertain.get(file.hour)
-            if known is None or position not in known:
-                file.reserve(position)
-                file.pending.add(table[number * ROW_BYTES : (number + 1) * ROW_BYTES], payloads[begin:end])
-                self._note(file)
-                self.held += 1
-            begin = end
-        self._buffered_bytes += len(table) + len(payloads)
-
-    def _flush(self, file: HourFile) -> None:
-        nbytes = file.pending.nbytes
-        file.flush()
-        self._buffered_bytes -= nbytes
-        self._full.discard(file.hour)
-
-    def flush(self) -> None:
-        """Append everything that is only in memory to the files.
-
-        Raises:
-            OSError: It failed; what was not appended is still in memory.
-        """
-        for file in self._hours.values():
-            if file.pending:
-                self._flush(file)
+    def _has(self, file: HourFile, position: int) -> bool:
+        return position in self._uncertain.get(file.hour, ())
 
     # Taking
 
@@ -229,7 +113,7 @@ class Calendar:
             entries = (file.wheel or self._load(file)).take(until, limit - len(taken))
             numbers = [number for _, number in entries if number not in file.settled]
             try:
-                messages = file.read(numbers)
+                messages = list(file.read(numbers))
             except ShorterError:
                 file.unload()  # and is loaded again, which counts what is lost
                 continue

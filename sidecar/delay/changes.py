@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import struct
 from array import array
+from collections.abc import Iterator
+from enum import IntEnum
 from typing import NamedTuple, Self
 
 import numpy as np
@@ -61,3 +63,62 @@ class Entry(NamedTuple):
         ended_at = payloads_at + payload_bytes
         table, payloads = bytes(body[_SIZES.size : payloads_at]), body[payloads_at:ended_at]
         return cls(table, payloads, np.frombuffer(body[ended_at:], np.uint64))
+
+
+class Kind(IntEnum):
+    """What a section of a record has."""
+
+    PUT = 1
+    NAME = 2
+    KEEP = 3
+    CANCEL = 4
+
+
+_SECTION = struct.Struct("<BI")
+"""Kind, and bytes of the body."""
+
+
+class Record:
+    """Changes of several partitions in their order."""
+
+    def __init__(self) -> None:
+        self._sections: list[bytes] = []
+        self._nbytes = 0
+        self.puts = Changes()
+        """The messages that were put last."""
+
+    def __bool__(self) -> bool:
+        return bool(self._sections or self.puts)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory."""
+        return self._nbytes + self.puts.nbytes
+
+    def add(self, kind: Kind, body: bytes) -> None:
+        """Add a change that is no message."""
+        self._end_puts()
+        self._add(kind, body)
+
+    def _end_puts(self) -> None:
+        if self.puts:
+            self._add(Kind.PUT, self.puts.encoded())
+            self.puts = Changes()
+
+    def _add(self, kind: Kind, body: bytes) -> None:
+        self._sections += [_SECTION.pack(kind, len(body)), body]
+        self._nbytes += _SECTION.size + len(body)
+
+    def encoded(self) -> bytes:
+        """The record in its byte form."""
+        self._end_puts()
+        return b"".join(self._sections)
+
+
+def sections(body: memoryview) -> Iterator[tuple[Kind, memoryview]]:
+    """The sections of a record."""
+    at = 0
+    while at < len(body):
+        kind, nbytes = _SECTION.unpack_from(body, at)
+        at += _SECTION.size + nbytes
+        yield Kind(kind), body[at - nbytes : at]

@@ -26,7 +26,7 @@ from sidecar.delay.blocks import (
     find,
     read_held,
 )
-from sidecar.delay.wheel import Numbers, Positions, Wheel
+from sidecar.delay.wheel import Numbers, Partitions, Positions, Wheel
 
 HOUR_MS = 3_600_000
 SUFFIX = ".delay"
@@ -254,26 +254,54 @@ class HourFile:
         if self.pending:
             yield self._written, np.frombuffer(bytes(self.pending.table), ROW_TYPE)
 
-    def read(self, numbers: Sequence[int]) -> list[Held]:
-        """These messages of a loaded hour.
+    def columns(self) -> tuple[Positions, Partitions]:
+        """Position and partition of each message by its number; `NO_POSITION` where it cannot be read.
+
+        Raises:
+            OSError: It cannot be read.
+        """
+        positions, partitions = np.full(self.count, NO_POSITION, np.uint64), np.zeros(self.count, np.uint16)
+        for first, table in self.tables():
+            positions[first : first + len(table)] = table["position"]
+            partitions[first : first + len(table)] = table["partition"]
+        return positions, partitions
+
+    def find(self, position: int) -> tuple[int, Held] | None:
+        """The message with this position and its number; None if it is not here, or damaged.
+
+        Raises:
+            OSError: It cannot be read.
+        """
+        with opened(self.path) as read:
+            for found in find(read, self.size):
+                table = found.table(read)
+                for index in () if table is None else np.flatnonzero(table["position"] == position).tolist():
+                    held = read_held(read, found.table_at, found.payloads_at, index) if found.is_sound(read) else None
+                    return None if held is None else (found.first + index, held)
+        pending = np.frombuffer(bytes(self.pending.table), ROW_TYPE)["position"]
+        for index in np.flatnonzero(pending == position).tolist():
+            return self._written + index, self.pending.read(index)
+        return None
+
+    def read(self, numbers: Sequence[int]) -> Iterator[Held]:
+        """These messages of a loaded hour, one after the other.
 
         Raises:
             ShorterError: The file was truncated or removed since then.
             OSError: It cannot be read.
         """
         assert self._blocks is not None
-        blocks, messages = self._blocks, list[Held]()
+        blocks = self._blocks
         with opened(self.path) as read:
             for number in numbers:
                 if number >= self._written:
-                    messages.append(self.pending.read(number - self._written))
+                    yield self.pending.read(number - self._written)
                     continue
                 block = blocks[bisect_right(blocks, (number + 1,)) - 1]
                 held = read_held(read, block.table_at, block.payloads_at, number - block.first)
                 if held is None:
                     raise ShorterError
-                messages.append(held)
-        return messages
+                yield held
 
 
 def _seconds_of(positions: Positions) -> dict[int, int]:

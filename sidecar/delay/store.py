@@ -11,13 +11,13 @@ from types import TracebackType
 from typing import NamedTuple, Self
 
 import numpy as np
-from pyroaring import BitMap
 
 from sidecar import files
 from sidecar.core.snapshots import seal, unseal
 from sidecar.delay.blocks import NO_TIMESTAMP, POSITION_MAX, SEQUENCE_BITS, Held
 from sidecar.delay.calendar import Calendar, Spot
 from sidecar.delay.changes import Changes, Entry
+from sidecar.delay.checkpoint import pack_hours, unpack_hours
 from sidecar.delay.headers import Header, pack_headers, unpack_headers
 from sidecar.delay.hour import SUFFIX as HOUR_SUFFIX
 from sidecar.delay.hour import Damage, Known
@@ -36,8 +36,6 @@ CHECKPOINT = "checkpoint"
 _KIND, _VERSION = "DelayStore", 1
 _TOTALS = struct.Struct("<QQI")
 """Number of the log, mark, hours."""
-_HOUR = struct.Struct("<QQIII")
-"""Hour, bytes, messages, sequence number, bytes of the settled numbers."""
 
 
 class DelayedMessage(NamedTuple):
@@ -351,19 +349,10 @@ def _message(held: Held) -> DelayedMessage:
 
 
 def _encoded(number: int, mark: int, known: Mapping[int, Known]) -> bytes:
-    pieces = [_TOTALS.pack(number, mark, len(known))]
-    for hour, file in known.items():
-        settled = file.settled.serialize()
-        pieces += [_HOUR.pack(hour, file.size, file.messages, file.sequence, len(settled)), settled]
-    return b"".join(pieces)
+    return _TOTALS.pack(number, mark, len(known)) + pack_hours(known)
 
 
 def _decoded(raw: bytes) -> tuple[int, int, dict[int, Known]]:
     number, mark, hours = _TOTALS.unpack_from(raw)
-    at, known = _TOTALS.size, {}
-    for _ in range(hours):
-        hour, size, count, sequence, settled_bytes = _HOUR.unpack_from(raw, at)
-        at += _HOUR.size
-        known[hour] = Known(size, count, sequence, BitMap.deserialize(raw[at : at + settled_bytes]))
-        at += settled_bytes
+    known, _ = unpack_hours(raw, _TOTALS.size, hours)
     return number, mark, known

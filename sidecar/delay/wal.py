@@ -68,6 +68,15 @@ class Wal:
             self._fd = -1
 
 
+def logs_of(folder: Path) -> dict[int, Path]:
+    """The logs of a folder by number, in order."""
+    return {int(path.stem): path for path in sorted(folder.glob(f"*{SUFFIX}"), key=_order) if path.stem.isdecimal()}
+
+
+def _order(path: Path) -> tuple[int, str]:
+    return len(path.stem), path.stem
+
+
 def records(path: Path) -> Iterator[memoryview | int]:
     """The records of a log; a number instead of damaged bytes that are followed by a record.
 

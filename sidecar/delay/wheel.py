@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import heapq
 from array import array
+from collections.abc import Iterable
 
 import numpy as np
 from numpy.typing import NDArray
 
 Positions = NDArray[np.uint64]
 Numbers = NDArray[np.uint32]
+Partitions = NDArray[np.uint16]
 SLOT_BITS = 30
 """A slot has the positions that are equal above these bits: 1,024 ms."""
 Entry = tuple[int, int]
@@ -25,11 +27,13 @@ class Wheel:
     Args:
         positions: The position of each message by its number.
         numbers: The messages that are to be taken.
+        slot_bits: For few messages, larger slots.
     """
 
-    def __init__(self, positions: Positions, numbers: Numbers) -> None:
+    def __init__(self, positions: Positions, numbers: Numbers, slot_bits: int = SLOT_BITS) -> None:
         self._positions = array("Q", positions.tobytes())
-        slots = positions[numbers] >> SLOT_BITS
+        self._slot_bits = slot_bits
+        slots = positions[numbers] >> np.uint64(slot_bits)
         order = np.argsort(slots, kind="stable")
         used, starts = np.unique(slots[order], return_index=True)
         pieces = np.split(numbers[order], starts[1:]) if len(used) else []
@@ -47,7 +51,7 @@ class Wheel:
     def add(self, position: int, number: int) -> None:
         """Add the next message of the hour."""
         self._positions.append(position)
-        slot = position >> SLOT_BITS
+        slot = position >> self._slot_bits
         if slot <= self._opened:
             heapq.heappush(self._late, (position, number))
         elif slot in self._slots:
@@ -86,3 +90,55 @@ class Wheel:
             taken += zip(self._ready[:count].tolist(), self._ready_numbers[:count].tolist(), strict=True)
             self._ready, self._ready_numbers = self._ready[count:], self._ready_numbers[count:]
         return taken
+
+    def give_back(self, entries: Iterable[Entry]) -> None:
+        """Take back entries that `take` returned last."""
+        for entry in entries:
+            heapq.heappush(self._late, entry)
+
+
+_SLOTS = 1 << 12
+"""Slots of `SLOT_BITS` in an hour, about."""
+_SLOT_MESSAGES = 256
+
+
+class LaneWheel:
+    """The wheel of some of the messages of an hour: 16 bytes for each of these, nothing for the others.
+
+    Args:
+        positions: Their positions.
+        numbers: Their numbers in the hour.
+    """
+
+    def __init__(self, positions: Positions, numbers: Numbers) -> None:
+        slots = min(max(1, len(numbers) // _SLOT_MESSAGES), _SLOTS)
+        slot_bits = SLOT_BITS + (_SLOTS // slots).bit_length() - 1
+        self._wheel = Wheel(positions, np.arange(len(numbers), dtype=np.uint32), slot_bits)
+        self._numbers = array("I", numbers.tobytes())
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    def add(self, position: int, number: int) -> None:
+        """Add another message of the hour."""
+        self._wheel.add(position, len(self._numbers))
+        self._numbers.append(number)
+
+    def next(self) -> int | None:
+        """The lowest position that was not taken; None if all were."""
+        return self._wheel.next()
+
+    def take(self, until: int, limit: int) -> list[Entry]:
+        """Remove and return the entries below a position in their order, at most `limit`, and their places.
+
+        The number of an entry is its place in this wheel; see `number`.
+        """
+        return self._wheel.take(until, limit)
+
+    def number(self, place: int) -> int:
+        """The number in the hour of the message at this place."""
+        return self._numbers[place]
+
+    def give_back(self, entries: Iterable[Entry]) -> None:
+        """Take back entries that `take` returned last."""
+        self._wheel.give_back(entries)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from sidecar.delay import calendar, store
+from sidecar.delay import hours, store
 from sidecar.delay.store import CHECKPOINT, DelayedMessage, DelayStore
 from sidecar.errors import StateError
 
@@ -19,8 +19,8 @@ HOUR_MS = 3_600_000
 START_MS = 500_000 * HOUR_MS
 ACTIONS = ("put",) * 4 + ("due",) * 4 + ("settle",) * 2 + ("cancel",) * 2 + ("sync", "fail", "kill", "power", "close")
 SMALL = {
-    (calendar, "BUFFERED_BYTES_MAX"): 2_000,
-    (calendar, "HOUR_BYTES_MAX"): 600,
+    (hours, "BUFFERED_BYTES_MAX"): 2_000,
+    (hours, "HOUR_BYTES_MAX"): 600,
     (store, "WAL_BYTES_MAX"): 3_000,
     (store, "CHANGES_BYTES_MAX"): 1_000,
 }

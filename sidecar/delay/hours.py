@@ -1,0 +1,175 @@
+"""The files of all hours of a store: where a message is put. Knows no reader, no log and no clock."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+import numpy as np
+
+from sidecar import files
+from sidecar.delay.blocks import NO_KEY, NO_VALUE, ROW, ROW_BYTES, ROW_TYPE, SEQUENCE_BITS
+from sidecar.delay.changes import Changes
+from sidecar.delay.hour import HOUR_MS, SECOND_SEQUENCES, SUFFIX, HourFile, Known
+
+BUFFERED_BYTES_MAX = 32 << 20
+"""Messages in memory before they are appended to the files of their hours: the fewer, the smaller the blocks."""
+HOUR_BYTES_MAX = 1 << 20
+"""The same for a single hour."""
+
+
+def hour_of(position: int) -> int:
+    """The hour of a position, counted since the epoch."""
+    return (position >> SEQUENCE_BITS) // HOUR_MS
+
+
+def start_of(hour: int) -> int:
+    """The lowest position of an hour."""
+    return hour * HOUR_MS << SEQUENCE_BITS
+
+
+def paths_of(folder: Path) -> Mapping[int, Path]:
+    """The files of a folder by hour."""
+    return {int(path.stem): path for path in folder.glob(f"*{SUFFIX}") if path.stem.isdecimal()}
+
+
+NewRow = tuple[int, int, int, int, int, bytes | None, bytes, bytes | None]
+"""Due time in milliseconds, origin, mask, partition, timestamp or `NO_TIMESTAMP`, key, headers, value."""
+
+
+class Hours:
+    """Messages by hour.
+
+    Args:
+        folder: Has the files; it exists.
+        known: What counts of the files, by hour; other files are removed.
+        mark: The highest position that an earlier process took; no message is put at or below it.
+
+    Raises:
+        OSError: The folder cannot be read or changed.
+    """
+
+    def __init__(self, folder: Path, known: Mapping[int, Known], mark: int) -> None:
+        self._folder = folder
+        for hour, path in paths_of(folder).items():
+            if hour not in known:
+                files.remove(path)
+        self._hours = {hour: HourFile(folder, hour, of_file) for hour, of_file in known.items()}
+        self.mark = mark
+        """The highest position that was taken."""
+        self._buffered_bytes = 0
+        self._full: set[int] = set()
+        """Hours with so much in memory that it makes a block."""
+
+    # Putting
+
+    def make_room(self) -> None:
+        """Append messages to the files if they take too much memory.
+
+        Raises:
+            OSError: The disk cannot be written; they are still in memory.
+        """
+        for hour in list(self._full) if self._full else ():
+            self._flush(self._hours[hour])
+        if self._buffered_bytes > BUFFERED_BYTES_MAX:
+            self.flush()
+
+    def put_many(self, rows: Iterable[NewRow], changes: Changes) -> list[int]:
+        """Put messages; return their positions.
+
+        Args:
+            rows: The messages.
+            changes: Gets them too, for the log.
+        """
+        hours, floor, positions, total = self._hours, (self.mark >> SEQUENCE_BITS) + 1, [], 0
+        # This loop is most of the cost of a message: it calls nothing that is ours.
+        for due_ms, origin, mask, partition, stamp, key, headers, value in rows:
+            due_ms = floor if due_ms < floor else due_ms
+            file = hours.get(due_ms // HOUR_MS)
+            if file is None or file.sequence >= SECOND_SEQUENCES:
+                file, position = self._place(due_ms)
+            else:
+                position = due_ms << SEQUENCE_BITS | file.sequence
+                file.sequence += 1
+            payload = (headers if key is None else key + headers) + (value or b"")
+            table, payloads = file.pending.table, file.pending.payloads
+            payloads += payload
+            row = ROW.pack(
+                position, origin, mask, stamp & 0xFFFFFFFF, stamp >> 32, partition,
+                NO_KEY if key is None else len(key), len(headers) if value is not None else len(headers) | NO_VALUE,
+                len(payloads),
+            )  # fmt: skip
+            table += row
+            if file.wheel is not None:
+                file.wheel.add(position, file.count - 1)
+            if not file.in_use or len(payloads) > HOUR_BYTES_MAX:
+                self._note(file)
+            changes.add(row, payload)
+            positions.append(position)
+            total += len(payload)
+        self._buffered_bytes += total + ROW_BYTES * len(positions)
+        return positions
+
+    def _place(self, due_ms: int) -> tuple[HourFile, int]:
+        """A file, perhaps a new one, and a position there."""
+        while True:
+            file = self._file(due_ms // HOUR_MS)
+            position = file.position(due_ms)
+            if position is not None:
+                return file, position
+            due_ms = (due_ms // 1000 + 1) * 1000  # half a million messages have this second already
+
+    def _file(self, hour: int) -> HourFile:
+        file = self._hours.get(hour)
+        if file is None:
+            file = self._hours[hour] = HourFile(self._folder, hour)
+        return file
+
+    def _note(self, file: HourFile) -> None:
+        """Called when a message was put into an hour that is not `in_use`, or that has much in memory."""
+        if len(file.pending.payloads) > HOUR_BYTES_MAX:
+            self._full.add(file.hour)
+
+    def restore(self, table: bytes, payloads: memoryview) -> int:
+        """Put messages that have positions already, but for those that a file has; return the number that were put.
+
+        Args:
+            table: Their rows, with ends that count from the beginning of `payloads`.
+            payloads: Their payloads.
+
+        Raises:
+            OSError: See `make_room`; or a file cannot be read.
+        """
+        self.make_room()
+        rows = np.frombuffer(table, ROW_TYPE)
+        positions, begin, added = rows["position"].tolist(), 0, 0
+        for number, (position, end) in enumerate(zip(positions, rows["end"].tolist(), strict=True)):
+            file = self._file(hour_of(position))
+            if not self._has(file, position):
+                file.reserve(position)
+                file.pending.add(table[number * ROW_BYTES : (number + 1) * ROW_BYTES], payloads[begin:end])
+                self._buffered_bytes += ROW_BYTES + end - begin
+                self._note(file)
+                added += 1
+            begin = end
+        return added
+
+    def _has(self, file: HourFile, position: int) -> bool:
+        """Whether the file has a message that is restored."""
+        raise NotImplementedError
+
+    def _flush(self, file: HourFile) -> None:
+        nbytes = file.pending.nbytes
+        file.flush()
+        self._buffered_bytes -= nbytes
+        self._full.discard(file.hour)
+
+    def flush(self) -> None:
+        """Append everything that is only in memory to the files.
+
+        Raises:
+            OSError: It failed; what was not appended is still in memory.
+        """
+        for file in self._hours.values():
+            if file.pending:
+                self._flush(file)

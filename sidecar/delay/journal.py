@@ -1,0 +1,320 @@
+"""The log of a store with several partitions, and its checkpoints, as jobs of another thread. Knows no message."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from sidecar import files
+from sidecar.delay.changes import Record
+from sidecar.delay.lanes import Lanes
+from sidecar.delay.snapshot import Snapshot
+from sidecar.delay.wal import SUFFIX, Wal
+
+WAL_BYTES_MAX = 64 << 20
+"""Size of the log at which another one begins, and a checkpoint is prepared."""
+CHECKPOINT = "checkpoint"
+
+
+class Saving:
+    """A checkpoint that is prepared: files are appended to and made durable, a few at a time.
+
+    Args:
+        snapshot: What the store knew when its log began.
+        unsaved: Hours whose files are not as the snapshot has to know them.
+        over: Hours whose files are removed.
+        old: Paths that are removed.
+        old_bytes: Bytes of the logs among them.
+    """
+
+    def __init__(
+        self, snapshot: Snapshot, unsaved: Sequence[int], over: Sequence[int], old: Sequence[Path], old_bytes: int
+    ) -> None:
+        self.snapshot, self.over, self.old, self.old_bytes = snapshot, over, old, old_bytes
+        self.paths: list[Path] = []
+        """Files that must be made durable."""
+        self._unsaved = deque(hour for hour in unsaved if hour in snapshot.hours)
+
+    def step(self, lanes: Lanes) -> None:
+        """Append some messages to their files.
+
+        Raises:
+            OSError: The disk cannot be written; the next call tries again.
+        """
+        for file in lanes.flush_some(self._unsaved):
+            settled = self.snapshot.hours[file.hour].settled
+            self.snapshot.hours[file.hour] = file.known._replace(settled=settled)
+            file.is_synced = True
+            self.paths.append(file.path)
+
+    @property
+    def is_flushed(self) -> bool:
+        """Whether all messages are in files."""
+        return not self._unsaved
+
+
+class Job:
+    """What a thread has to do that may wait for the disk.
+
+    Args:
+        logs: Are made durable first.
+        saving: Its files are made durable next.
+        checkpoint: Where the checkpoint is written, if it is ready.
+        next_log: Where a log is begun, if one is needed.
+    """
+
+    def __init__(
+        self, logs: Sequence[Wal], saving: Saving | None, checkpoint: Path | None, next_log: Path | None
+    ) -> None:
+        self.logs = list(logs)
+        self.paths = list(saving.paths) if saving is not None else []
+        self.is_logged = self.is_filed = self.is_saved = False
+        """What is done: the logs, the files, the checkpoint."""
+        self.log: Wal | None = None
+        """The log that was begun."""
+        self._saving, self._checkpoint, self._next_log = saving, checkpoint, next_log
+        self._guard = threading.Lock()
+        self._is_dropped = False
+
+    def run(self) -> None:
+        """Do it; on any thread.
+
+        Raises:
+            OSError: It failed.
+        """
+        with self._guard:
+            if not self._is_dropped:
+                self._run()
+
+    def _run(self) -> None:
+        for log in self.logs:
+            log.sync()
+        self.is_logged = True
+        for path in self.paths:
+            files.sync(path)
+        if self._checkpoint is not None:
+            files.sync(self._checkpoint.parent)
+        self.is_filed = True
+        if self._checkpoint is not None and self._saving is not None:
+            files.put(self._checkpoint, self._saving.snapshot.encoded())
+            self.is_saved = True
+            for path in self._saving.old:
+                with contextlib.suppress(OSError):  # the next start removes it
+                    files.remove(path)
+        if self._next_log is not None:
+            self.log = Wal(self._next_log)
+
+    def drop(self) -> None:
+        """Do nothing from now on; waits while it is being done."""
+        with self._guard:
+            self._is_dropped = True
+            if self.log is not None:
+                self.log.close()
+
+
+class Progress:
+    """Which changes are durable."""
+
+    def __init__(self) -> None:
+        self.changes = 0
+        """Number of changes."""
+        self.synced = 0
+        """Number of changes that are durable."""
+        self._lowest: int | None = None
+        """Lowest position that was put since `begin`."""
+        self._begun: tuple[int, int | None] = 0, None
+        """Number of changes at the last `begin`, and the lowest position of those that are not durable."""
+
+    def note(self, position: int | None = None) -> None:
+        """Count a change, with its lowest position if it put messages."""
+        self.changes += 1
+        self._lowest = _lower(self._lowest, position)
+
+    @property
+    def unsynced(self) -> int | None:
+        """The lowest position that was put and is not durable."""
+        return _lower(self._lowest, self._begun[1])
+
+    def begin(self) -> None:
+        """All changes are being made durable."""
+        self._begun, self._lowest = (self.changes, self.unsynced), None
+
+    def end(self) -> None:
+        """The changes before the last `begin` are durable."""
+        self.synced, self._begun = self._begun[0], (self._begun[0], None)
+
+
+def _lower(one: int | None, other: int | None) -> int | None:
+    if one is None or other is None:
+        return other if one is None else one
+    return min(one, other)
+
+
+class Journal:
+    """The changes of a store, until they are durable.
+
+    A log that is full is followed by another one, which a job begins. From then on a checkpoint is prepared: what the
+    store knew at that moment, and the sizes of the files once they have all that the old log has. They may have
+    messages of the new log, too: that log is durable before the checkpoint is written.
+
+    Args:
+        folder: The store's.
+        number: The first log's.
+        lanes: The store's messages.
+        snapshot: Makes a snapshot for a log with this number.
+
+    Raises:
+        OSError: The log cannot be begun.
+    """
+
+    def __init__(self, folder: Path, number: int, lanes: Lanes, snapshot: Callable[[int], Snapshot]) -> None:
+        self._folder, self._number, self._lanes, self._snapshot = folder, number, lanes, snapshot
+        self.progress = Progress()
+        self.record = Record()
+        """What the log does not have yet."""
+        self._log = Wal(folder / f"{number}{SUFFIX}")
+        self._logs = [self._log]
+        """The logs that were written since they were made durable."""
+        self._next: Wal | None = None
+        """A log for the time when this one is full."""
+        self._saving: Saving | None = None
+        self._job: Job | None = None
+        self.broken: OSError | None = None
+        """Why nothing can be made durable any more."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the logs."""
+        return self._log.end + (self._saving.old_bytes if self._saving is not None else 0)
+
+    def write(self) -> None:
+        """Write what the log does not have yet.
+
+        Raises:
+            OSError: The disk cannot be written; the next call tries again.
+        """
+        self._check()
+        if self.record:
+            self._log.write(self.record.encoded())
+            self.record = Record()
+
+    def _check(self) -> None:
+        if self.broken is not None:
+            raise self.broken
+
+    def step(self) -> None:
+        """Do a little for a checkpoint that is prepared.
+
+        Raises:
+            OSError: The disk cannot be written; the next call tries again.
+        """
+        if self._saving is not None:
+            self._saving.step(self._lanes)
+
+    def begin(self, *, ends: bool = False) -> Job | None:
+        """What is to be done so that all changes are durable; None if there is nothing, or a job was not ended.
+
+        Args:
+            ends: Whether a log that is not full is followed by another one, too.
+
+        Raises:
+            OSError: The disk cannot be written, and the next call tries again; or a log or file could not be made
+                durable, and each call fails.
+        """
+        self._check()
+        if self._job is not None:
+            return None
+        self.write()
+        if self._next is not None and self._saving is None:
+            self._switch(self._next)
+        self.step()
+        next_log = None
+        if self._next is None and self._saving is None and (ends or self._is_full()):
+            self._number += 1
+            next_log = self._folder / f"{self._number}{SUFFIX}"
+        if self.progress.changes == self.progress.synced and self._saving is None and next_log is None:
+            return None
+        is_ready = self._saving is not None and self._saving.is_flushed
+        self._job = Job(self._logs, self._saving, self._folder / CHECKPOINT if is_ready else None, next_log)
+        self.progress.begin()
+        return self._job
+
+    def _is_full(self) -> bool:
+        return self._log.end > WAL_BYTES_MAX or bool(self._lanes.over())
+
+    def _switch(self, log: Wal) -> None:
+        old, self._log, self._next = self._log, log, None
+        self._logs.append(log)
+        self.save([old.path], old.end)
+
+    def save(self, old: Sequence[Path], old_bytes: int) -> None:
+        """Prepare a checkpoint; all that the store knows is in logs, and in none of the present one.
+
+        Args:
+            old: The logs that are removed afterwards.
+            old_bytes: Their size.
+        """
+        lanes, over = self._lanes, self._lanes.over()
+        removed = [*old, *map(lanes.path, over)]
+        self._saving = Saving(self._snapshot(int(self._log.path.stem)), lanes.unsaved(), over, removed, old_bytes)
+
+    def ended(self, job: Job, error: OSError | None) -> None:
+        """Count what a job has done; one that `sync` did instead is ignored."""
+        if job is not self._job:
+            return
+        self._job = None
+        if job.is_logged:
+            self.progress.end()
+            for log in job.logs:
+                if log is not self._log:
+                    self._logs.remove(log)
+                    log.close()
+        if job.is_filed and self._saving is not None:
+            del self._saving.paths[: len(job.paths)]
+        elif error is not None and not job.is_filed:
+            self.broken = error
+        if job.log is not None:
+            self._next = job.log
+        if job.is_saved and self._saving is not None:
+            self._lanes.drop(self._saving.over)
+            self._saving = None
+
+    def sync(self) -> None:
+        """Make all changes durable, here and now.
+
+        Raises:
+            OSError: See `begin`.
+        """
+        if self._job is not None:
+            self._job.drop()
+            self._job = None
+        self._do(self.begin())
+
+    def _do(self, job: Job | None) -> None:
+        if job is None:
+            return
+        try:
+            job.run()
+        except OSError as error:
+            self.ended(job, error)
+            raise
+        self.ended(job, None)
+
+    def finish(self) -> None:
+        """Make all changes durable, and leave nothing to repeat.
+
+        Raises:
+            OSError: See `begin`.
+        """
+        self.sync()
+        while self._saving is not None or self._log.end:
+            self._do(self.begin(ends=True))
+
+    def close(self) -> None:
+        """Close the logs."""
+        for log in [*self._logs, self._next]:
+            if log is not None:
+                log.close()

@@ -1,0 +1,442 @@
+"""All hours of a store with several partitions: what each has to take next. Knows no log and no clock."""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Collection, Iterable, Mapping
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from pyroaring import BitMap
+
+from sidecar.delay.blocks import NO_POSITION, ROW_BYTES, ROW_TYPE, SEQUENCE_BITS, Held
+from sidecar.delay.changes import Changes
+from sidecar.delay.hour import HOUR_MS, SECOND_SEQUENCES, Damage, HourFile, Known, ShorterError
+from sidecar.delay.hours import BUFFERED_BYTES_MAX, Hours, NewRow, hour_of, start_of
+from sidecar.delay.lane import Lane
+from sidecar.delay.wheel import LaneWheel, Partitions, Positions
+
+LOADED_MESSAGES_MAX = 4_000_000
+"""Messages of loaded hours from which on the hours are unloaded that were loaded first."""
+_CHUNK = 256
+"""Messages that leave a wheel at once."""
+_SEQUENCES = (1 << SEQUENCE_BITS) - 1
+_FLUSH_BYTES, _FLUSH_FILES = 4 << 20, 64
+"""What `flush_some` appends at once, about."""
+
+
+class Lanes(Hours):
+    """Messages by hour and partition. An hour is loaded when one of its messages is looked for.
+
+    Args:
+        folder: Has the files; it exists.
+        known: What counts of the files, by hour.
+        mark: No message is put at or below it.
+        left: By hour and partition, the number of messages that are not ended; no zeros.
+        lanes: The partitions by number.
+        damages: Gets what cannot be read any more.
+
+    Raises:
+        OSError: The folder cannot be read or changed.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        known: Mapping[int, Known],
+        mark: int,
+        left: dict[int, dict[int, int]],
+        lanes: list[Lane],
+        damages: list[Damage],
+    ) -> None:
+        super().__init__(folder, known, mark)
+        self.lanes = lanes
+        self.left = left
+        self.empty = {hour for hour in known if hour not in left}
+        """Hours with a file, and with no message that is not ended."""
+        self._damages = damages
+        self._loaded: dict[int, dict[int, LaneWheel]] = {}
+        """Wheels of the loaded hours by partition; a wheel that is missing is made when it is needed."""
+        self._touched: list[tuple[HourFile, int]] = []
+        """Files of the messages that are being put, and the number of messages before."""
+        self._filed = {hour: (file.sequence, set[int]()) for hour, file in known.items()}
+        """What files had at the start: all below a sequence number, and positions beyond it."""
+        self._to_flush: deque[int] = deque()
+        """Hours that are flushed because too much is in memory."""
+        self.nbytes = sum(file.size for file in known.values())
+        """Bytes of the files."""
+        for of_hour in left.values():
+            for number, count in of_hour.items():
+                lanes[number].held += count
+        for number in range(len(lanes)):
+            self.rewind(number)
+
+    # Putting
+
+    def make_room(self) -> None:
+        """Append some messages to the files if they take too much memory, so many that a call is short.
+
+        Raises:
+            OSError: The disk cannot be written; they are still in memory.
+        """
+        for hour in list(self._full) if self._full else ():
+            self._flush(self._hours[hour])
+        if self._buffered_bytes > BUFFERED_BYTES_MAX and not self._to_flush:
+            self._to_flush.extend(hour for hour, file in self._hours.items() if file.pending)
+        if self._to_flush:
+            self.flush_some(self._to_flush)
+        if self._buffered_bytes > 2 * BUFFERED_BYTES_MAX:
+            self.flush()
+
+    def flush_some(self, hours: deque[int]) -> list[HourFile]:
+        """Append what is only in memory of the first of these hours, and remove them; return their files.
+
+        Raises:
+            OSError: The disk cannot be written; the hour that failed is still among them.
+        """
+        flushed, end = list[HourFile](), self.nbytes + _FLUSH_BYTES
+        while hours and len(flushed) < _FLUSH_FILES and self.nbytes < end:
+            file = self._hours.get(hours[0])
+            if file is not None:
+                self._flush(file)
+                flushed.append(file)
+            hours.popleft()
+        return flushed
+
+    def _flush(self, file: HourFile) -> None:
+        size = file.size
+        super()._flush(file)
+        self.nbytes += file.size - size
+
+    def put(self, number: int, rows: Iterable[NewRow], changes: Changes) -> list[int]:
+        """Put messages of one partition; return their positions."""
+        positions = self.put_many(rows, changes)
+        for file, before in self._touched:
+            file.in_use = False
+            self._added(number, file, before)
+        self._touched.clear()
+        return positions
+
+    def _note(self, file: HourFile) -> None:
+        super()._note(file)
+        if not file.in_use:
+            file.in_use = True
+            self._touched.append((file, file.count - 1))
+
+    def _added(self, number: int, file: HourFile, before: int) -> None:
+        lane, hour, count = self.lanes[number], file.hour, file.count - before
+        had = self.left.get(hour, {}).get(number, 0)
+        self._set_left(number, hour, had + count)
+        lane.queue(hour)
+        wheels = self._loaded.get(hour)
+        if wheels is not None:
+            if not had and number not in wheels:
+                wheels[number] = LaneWheel(np.empty(0, np.uint64), np.empty(0, np.uint32))
+            if (wheel := wheels.get(number)) is not None:
+                rows = np.frombuffer(bytes(file.pending.table[-count * ROW_BYTES :]), ROW_TYPE)
+                for index, position in enumerate(rows["position"].tolist()):
+                    wheel.add(position, before + index)
+
+    def _set_left(self, number: int, hour: int, count: int) -> None:
+        of_hour = self.left.setdefault(hour, {})
+        self.lanes[number].held += count - of_hour.get(number, 0)
+        if count:
+            of_hour[number] = count
+            self.empty.discard(hour)
+        else:
+            of_hour.pop(number, None)
+            if not of_hour:
+                del self.left[hour]
+                if hour in self._hours:
+                    self.empty.add(hour)
+
+    # Restoring
+
+    def restore(self, table: bytes, payloads: memoryview) -> int:
+        """Put messages that have positions already; see `Hours.restore`. `settle` must follow."""
+        added = super().restore(table, payloads)
+        for file, _ in self._touched:
+            file.in_use = False
+        self._touched.clear()
+        rows = np.frombuffer(table, ROW_TYPE)
+        for number in np.unique(rows["partition"]).tolist():
+            mine = rows[rows["partition"] == number]
+            self.lanes[number].learn(mine["origin"].tolist())
+            hours, counts = np.unique((mine["position"] >> np.uint64(SEQUENCE_BITS)) // HOUR_MS, return_counts=True)
+            for hour, count in zip(hours.tolist(), counts.tolist(), strict=True):
+                self._set_left(number, hour, self.left.get(hour, {}).get(number, 0) + count)
+        return added
+
+    def _has(self, file: HourFile, position: int) -> bool:
+        sequence, beyond = self._filed.get(file.hour, (0, set()))
+        low = position & _SEQUENCES
+        if low < SECOND_SEQUENCES or sequence < SECOND_SEQUENCES:
+            return low < sequence
+        if not beyond:
+            beyond.update(file.positions().tolist())
+        return position in beyond
+
+    def settle(self, cancelled: Collection[int], moved: Collection[int]) -> None:
+        """Count anew after messages were restored.
+
+        Args:
+            cancelled: Positions of messages that were cancelled.
+            moved: Partitions whose watermark is another one.
+
+        Raises:
+            OSError: The file of an hour cannot be read.
+        """
+        for hour in {hour_of(position) for position in cancelled}:
+            if (file := self._hours.get(hour)) is not None:
+                ended = np.isin(file.positions(), np.fromiter(cancelled, np.uint64, len(cancelled)))
+                file.settled |= BitMap(np.flatnonzero(ended).astype(np.uint32))
+        for lane in self.lanes:
+            lane.cursor = lane.watermark
+        for hour in {hour_of(position) for position in cancelled}:
+            self._recount(hour, self.left.get(hour, ()))
+        for number in moved:
+            self._skip(number, self.lanes[number].cursor)
+        for number in range(len(self.lanes)):
+            self.rewind(number)
+        self._filed.clear()
+
+    # Taking
+
+    def next(self, number: int) -> int | None:
+        """A position below which the partition has nothing to take: of its next message, or the start of an hour."""
+        lane = self.lanes[number]
+        while lane.hours:
+            hour = lane.hours[0]
+            if number in self.left.get(hour, ()):
+                wheel = self._loaded.get(hour, {}).get(number)
+                position = max(start_of(hour), lane.cursor) if wheel is None else wheel.next()
+                if position is not None:
+                    return position
+            lane.queued.discard(heapq.heappop(lane.hours))
+        return None
+
+    def take(self, number: int, until: int, limit: int, nbytes: int) -> list[Held]:
+        """The partition's next messages below a position in their order.
+
+        Args:
+            number: The partition.
+            until: The position.
+            limit: The most that are taken.
+            nbytes: The most that their payloads have together, but for the first.
+
+        Raises:
+            OSError: The first file cannot be read; what was to be taken of it comes with a later call.
+        """
+        taken: list[Held] = []
+        while len(taken) < limit and nbytes > 0:
+            position = self.next(number)
+            if position is None or position >= until:
+                break
+            file = self._hours[hour_of(position)]
+            try:
+                nbytes = self._take(number, file, until, limit, nbytes, taken)
+            except ShorterError:
+                self._unload(file)  # and is loaded again, which counts what is lost
+            except OSError:
+                self._unload(file)  # what the wheel gave comes again
+                if taken:
+                    break
+                raise
+        return taken
+
+    def _take(self, number: int, file: HourFile, until: int, limit: int, nbytes: int, taken: list[Held]) -> int:
+        """Take some of an hour; return the bytes that are left, 0 at the end."""
+        lane, wheel = self.lanes[number], self._wheel(number, file)
+        entries = [
+            (position, place, wheel.number(place))
+            for position, place in wheel.take(until, min(_CHUNK, limit - len(taken)))
+        ]
+        alive = [entry for entry in entries if entry[2] not in file.settled]
+        for index, held in enumerate(file.read([number for _, _, number in alive])):
+            size = len(held.key or b"") + len(held.headers) + len(held.value or b"")
+            if size > nbytes and taken:
+                wheel.give_back((position, place) for position, place, _ in alive[index:])
+                return 0
+            nbytes -= size
+            taken.append(held)
+            lane.taken.append(held.position)
+            self._advance(lane, held.position)
+        if entries:
+            self._advance(lane, entries[-1][0])
+        return nbytes
+
+    def _advance(self, lane: Lane, position: int) -> None:
+        lane.cursor = position + 1
+        self.mark = max(self.mark, position)
+
+    def _wheel(self, number: int, file: HourFile) -> LaneWheel:
+        self.lanes[number].reading = file.hour
+        wheels = self._loaded.get(file.hour)
+        if wheels is None:
+            wheels = self._load(file)
+        wheel = wheels.get(number)
+        if wheel is None:
+            positions, partitions = file.columns()
+            places = np.flatnonzero(self._alive(file) & self._to_take(number, positions, partitions))
+            wheel = wheels[number] = LaneWheel(positions[places], places.astype(np.uint32))
+        return wheel
+
+    def _alive(self, file: HourFile) -> NDArray[np.bool_]:
+        alive = np.ones(file.count, np.bool_)
+        alive[np.fromiter(file.settled, np.int64, len(file.settled))] = False
+        return alive
+
+    def _to_take(self, number: int, positions: Positions, partitions: Partitions) -> NDArray[np.bool_]:
+        cursor = np.uint64(self.lanes[number].cursor)
+        return np.logical_and.reduce([partitions == number, positions >= cursor, positions != NO_POSITION])  # type: ignore[no-any-return]
+
+    def _load(self, file: HourFile) -> dict[int, LaneWheel]:
+        self._unload_some()
+        self._damages += file.load()
+        positions, partitions = file.columns()
+        alive = np.flatnonzero(self._alive(file)).astype(np.uint32)
+        order = alive[np.argsort(partitions[alive], kind="stable")]
+        found, starts = np.unique(partitions[order], return_index=True)
+        wheels = self._loaded[file.hour] = {}
+        for number, mine in zip(found.tolist(), np.split(order, starts[1:]) if len(found) else (), strict=True):
+            mine = mine[positions[mine] >= np.uint64(self.lanes[number].cursor)]
+            wheels[number] = LaneWheel(positions[mine], mine)
+        for number in wheels.keys() | self.left.get(file.hour, {}).keys():
+            count = len(wheels[number]) if number in wheels else 0
+            self._set_left(number, file.hour, count + self.lanes[number].taken_of(file.hour))
+        return wheels
+
+    def _unload_some(self) -> None:
+        """Unload the hours that no partition reads, and if they are too large, those that were loaded first."""
+        reading = {lane.reading for lane in self.lanes}
+        messages = sum(self._hours[hour].count for hour in self._loaded)
+        for hour in list(self._loaded):
+            if hour not in reading or messages > LOADED_MESSAGES_MAX:
+                messages -= self._hours[hour].count
+                self._unload(self._hours[hour])
+
+    def _unload(self, file: HourFile) -> None:
+        self._loaded.pop(file.hour, None)
+        file.unload()
+
+    def rewind(self, number: int) -> None:
+        """Take everything again that is not ended."""
+        lane = self.lanes[number]
+        lane.cursor, lane.reading = lane.watermark, None
+        lane.taken.clear()
+        for wheels in self._loaded.values():
+            wheels.pop(number, None)
+        for hour, of_hour in self.left.items():
+            if number in of_hour:
+                lane.queue(hour)
+
+    # Ending
+
+    def end(self, number: int, watermark: int) -> None:
+        """End all messages of a partition below a position.
+
+        Raises:
+            OSError: None of them is ended, because the position lies in an hour that cannot be read.
+        """
+        lane = self.lanes[number]
+        if watermark <= lane.watermark:
+            return
+        if watermark > lane.cursor:
+            self._skip(number, watermark)
+        for hour, count in lane.end(watermark).items():
+            if left := self.left.get(hour, {}).get(number, 0):
+                self._set_left(number, hour, max(0, left - count))
+        lane.watermark = watermark
+
+    def _skip(self, number: int, cursor: int) -> None:
+        """End what lies below a cursor, and was not taken."""
+        lane, hour = self.lanes[number], hour_of(cursor)
+        before = lane.cursor, lane.taken
+        lane.cursor, lane.taken = cursor, deque()
+        try:
+            self._recount(hour, [number])
+        except OSError:
+            lane.cursor, lane.taken = before
+            raise
+        for past in [past for past, of_hour in self.left.items() if past < hour and number in of_hour]:
+            self._set_left(number, past, 0)
+        self._loaded.get(hour, {}).pop(number, None)
+
+    def _recount(self, hour: int, numbers: Collection[int]) -> None:
+        file = self._hours.get(hour)
+        if file is None:
+            return
+        positions, partitions = file.columns()
+        alive = self._alive(file)
+        if np.any(positions[alive] == NO_POSITION):
+            self._damages += file.load()  # which tells of what is lost
+            self._unload(file)
+            alive = self._alive(file)
+        for number in list(numbers):
+            count = np.count_nonzero(alive & self._to_take(number, positions, partitions))
+            self._set_left(number, hour, int(count) + self.lanes[number].taken_of(hour))
+
+    def cancel(self, number: int, position: int) -> bool:
+        """End a message at or above the cursor; return whether there was one.
+
+        Raises:
+            OSError: The file of its hour cannot be read.
+        """
+        found = self._find(number, position) if position >= self.lanes[number].cursor else None
+        if found is None:
+            return False
+        hour = hour_of(position)
+        self._hours[hour].settled.add(found[0])
+        self._set_left(number, hour, max(0, self.left.get(hour, {}).get(number, 0) - 1))
+        return True
+
+    def find(self, number: int, position: int) -> Held | None:
+        """A message that was not cancelled, as long as its hour has a file.
+
+        Raises:
+            OSError: It cannot be read.
+        """
+        found = self._find(number, position)
+        return None if found is None else found[1]
+
+    def _find(self, number: int, position: int) -> tuple[int, Held] | None:
+        file = self._hours.get(hour_of(position))
+        found = None if file is None else file.find(position)
+        if file is None or found is None or found[0] in file.settled or found[1].partition != number:
+            return None
+        return found
+
+    # Durability
+
+    def unsaved(self) -> list[int]:
+        """The hours whose files lack something, or are not durable."""
+        return [hour for hour, file in self._hours.items() if file.pending or not file.is_synced]
+
+    def known(self) -> dict[int, Known]:
+        """What a later process must know of the files, but for those of `over`."""
+        over = set(self.over())
+        return {
+            hour: file.known._replace(settled=file.settled.copy())
+            for hour, file in self._hours.items()
+            if hour not in over
+        }
+
+    def over(self) -> list[int]:
+        """Past hours that have no message that is not ended: nothing will be put there."""
+        return [hour for hour in self.empty if hour < hour_of(self.mark)]
+
+    def path(self, hour: int) -> Path:
+        """The path of an hour's file."""
+        return self._hours[hour].path
+
+    def drop(self, hours: Iterable[int]) -> None:
+        """Forget these hours, whose files are gone."""
+        for hour in hours:
+            file = self._hours.pop(hour)
+            self._unload(file)
+            self.empty.discard(hour)
+            self._full.discard(hour)
+            self._buffered_bytes -= file.pending.nbytes
+            self.nbytes -= file.size

@@ -1,0 +1,372 @@
+"""Holds the messages of several partitions on a local disk until they are due: the store of the daemon.
+
+It has no thread and no clock.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import struct
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+
+from pyroaring import BitMap64
+
+from sidecar import files
+from sidecar.delay.blocks import POSITION_MAX, SEQUENCE_BITS, Held
+from sidecar.delay.changes import Entry, Kind, sections
+from sidecar.delay.hour import SUFFIX as HOUR_SUFFIX
+from sidecar.delay.hour import Damage
+from sidecar.delay.journal import CHECKPOINT, Job, Journal
+from sidecar.delay.lane import Lane
+from sidecar.delay.lanes import Lanes
+from sidecar.delay.snapshot import Partition, Snapshot
+from sidecar.delay.wal import logs_of, records
+from sidecar.errors import StateError
+from sidecar.state.folder import StateFolder, state_error
+
+RECORD_BYTES_MAX = 8 << 20
+"""What is put without a sync is written to the log when it takes so much memory."""
+PARTITIONS_MAX = 1 << 16
+DUE_MAX_MS = POSITION_MAX >> SEQUENCE_BITS
+ORIGIN_MAX = (1 << 64) - 1
+PUT_BYTES_MAX = 1 << 30
+_KEEP = struct.Struct("<HQQQ")
+"""Partition, watermark, mark, floor; the state follows."""
+_CANCEL = struct.Struct("<HQ")
+"""Partition and position."""
+Row = tuple[int, int, int, int, bytes | None, bytes, bytes | None]
+"""Due time in milliseconds, origin, mask, timestamp or `NO_TIMESTAMP`, key, packed headers, value."""
+
+
+class _Synced:
+    """The durability of a store: what was done is durable after a job, which any thread can run."""
+
+    _folder: StateFolder
+    _journal: Journal
+
+    @property
+    def changes(self) -> int:
+        """Number of changes so far: calls of `put`, `keep`, `cancel`, and new names."""
+        return self._journal.progress.changes
+
+    @property
+    def synced(self) -> int:
+        """Number of changes that are durable."""
+        return self._journal.progress.synced
+
+    @property
+    def unsynced(self) -> int | None:
+        """The lowest position of a message that is not durable; `take` does not reach it."""
+        return self._journal.progress.unsynced
+
+    def begin_sync(self) -> Job | None:
+        """What makes all changes so far durable, for a thread that may wait for the disk; `ended_sync` must follow.
+
+        None if all of them are durable, or a job has not ended. There may be something to do for a checkpoint, too.
+
+        Raises:
+            StateError: The disk is full or broken; nothing is lost of what is in memory. After a full disk, the next
+                call tries again. After an error while something was made durable, each call fails: open the store anew.
+        """
+        with self._errors("write"):
+            return self._journal.begin()
+
+    def ended_sync(self, job: Job, error: OSError | None) -> None:
+        """Count the changes before a job as durable, unless it failed with an error.
+
+        A checkpoint that could not be written is tried again by a later job.
+        """
+        self._journal.ended(job, error)
+
+    def sync(self) -> None:
+        """Make all changes durable at once; a job that has not ended does nothing any more.
+
+        Raises:
+            StateError: See `begin_sync`.
+        """
+        with self._errors("write"):
+            self._journal.sync()
+
+    @contextlib.contextmanager
+    def _errors(self, action: str) -> Iterator[None]:
+        """Raise errors of the system as `StateError`."""
+        try:
+            yield
+        except OSError as error:
+            raise state_error(action, self._folder.path, error) from error
+
+
+class PartitionStore(_Synced):
+    """Holds messages of partitions until they are due. For one thread of one process, but for its jobs.
+
+    Each partition has its own reader: a cursor, which begins at the partition's watermark.
+
+    Args:
+        path: A folder; created if it is missing.
+
+    Raises:
+        StateError: The folder cannot be used, or another process uses it.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._folder = StateFolder(path)
+        self.damages: list[Damage] = []
+        """What could not be read any more, since the start."""
+        try:
+            with self._errors("read"):
+                self._open(path)
+        except StateError:
+            self._folder.close()
+            raise
+
+    def _open(self, path: Path) -> None:
+        snapshot, logs = self._checkpoint(path), logs_of(path)
+        self.id = snapshot.id
+        """48 random bits that were drawn when the folder was new."""
+        self._names = {partition.name: number for number, partition in enumerate(snapshot.partitions)}
+        lanes = [_lane(partition) for partition in snapshot.partitions]
+        self._lanes = Lanes(path, snapshot.hours, snapshot.mark, snapshot.left, lanes, self.damages)
+        is_changed = self._replay([log for number, log in logs.items() if number >= snapshot.log])
+        self._journal = Journal(path, max([*logs, snapshot.log]) + 1, self._lanes, self._snapshot)
+        if is_changed:
+            self._journal.save(list(logs.values()), 0)
+            self._journal.finish()
+        for log in logs.values():
+            files.remove(log)
+
+    def _checkpoint(self, path: Path) -> Snapshot:
+        raw = files.read_from(path / CHECKPOINT)
+        is_empty = not any(path.glob(f"*{HOUR_SUFFIX}")) and not any(
+            log.stat().st_size for log in logs_of(path).values()
+        )
+        if raw is None and is_empty:  # new, also where the first checkpoint could not be written
+            snapshot = Snapshot(secrets.randbits(48), 0, 0, [], {}, {})
+            files.put(path / CHECKPOINT, snapshot.encoded())
+            return snapshot
+        try:
+            return Snapshot.decoded(raw or b"")
+        except ValueError as error:
+            raise StateError(
+                f"delayed messages: {path / CHECKPOINT} cannot be used: {error}",
+                hint="restore the folder; or move it away, and the messages that it holds are lost",
+            ) from error
+
+    def _snapshot(self, log: int) -> Snapshot:
+        lanes = self._lanes
+        partitions = [
+            Partition(name, lane.state, lane.watermark, lane.floor, lane.known.copy())
+            for name, lane in zip(self._names, lanes.lanes, strict=True)
+        ]
+        left = {hour: of_hour.copy() for hour, of_hour in lanes.left.items()}
+        return Snapshot(self.id, log, lanes.mark, partitions, lanes.known(), left)
+
+    def _replay(self, logs: Iterable[Path]) -> bool:
+        """Repeat what the logs have; return whether they have anything."""
+        cancelled, moved, is_changed = list[int](), set[int](), False
+        for path in logs:
+            for record in records(path):
+                is_changed = True
+                if isinstance(record, int):
+                    self.damages.append(Damage(path, f"{record} bytes of it are damaged", 0))
+                    continue
+                for kind, body in sections(record):
+                    self._repeat(kind, body, cancelled, moved)
+        if is_changed:
+            self._lanes.settle(cancelled, moved)
+        return is_changed
+
+    def _repeat(self, kind: Kind, body: memoryview, cancelled: list[int], moved: set[int]) -> None:
+        lanes = self._lanes
+        if kind == Kind.PUT:
+            entry = Entry.decoded(body)
+            lanes.restore(entry.table, entry.payloads)
+        elif kind == Kind.NAME:
+            self._register(bytes(body))
+        elif kind == Kind.KEEP:
+            number, watermark, mark, floor = _KEEP.unpack_from(body)
+            lane = lanes.lanes[number]
+            lane.state, lane.watermark = bytes(body[_KEEP.size :]), max(lane.watermark, watermark)
+            lane.forget(floor)
+            lanes.mark = max(lanes.mark, mark)
+            moved.add(number)
+        else:
+            cancelled.append(_CANCEL.unpack(body)[1])
+
+    def _register(self, name: bytes) -> int:
+        number = self._names[name] = len(self._names)
+        self._lanes.lanes.append(Lane())
+        return number
+
+    # Partitions
+
+    def number(self, name: bytes) -> int:
+        """The number of a partition; a new one is registered for ever, durably with the next sync.
+
+        Raises:
+            StateError: There are too many.
+        """
+        number = self._names.get(name)
+        if number is not None:
+            return number
+        if len(self._names) == PARTITIONS_MAX:
+            raise StateError(
+                f"delayed messages: {self._folder.path} has {PARTITIONS_MAX} partitions, and can have no more",
+                hint="let this sidecar read fewer topics, or begin with another folder when it holds nothing",
+            )
+        self._journal.record.add(Kind.NAME, name)
+        self._journal.progress.note()
+        return self._register(name)
+
+    def names(self) -> Mapping[bytes, int]:
+        """The numbers of all partitions."""
+        return self._names
+
+    def state(self, number: int) -> bytes | None:
+        """What was last given to `keep`."""
+        return self._lanes.lanes[number].state
+
+    def known(self, number: int) -> BitMap64:
+        """The origins of all messages that were put, at or above the floor that was last given to `keep`."""
+        return self._lanes.lanes[number].known.copy()
+
+    def held(self, number: int) -> int:
+        """Number of messages that are not ended."""
+        return self._lanes.lanes[number].held
+
+    def disk_bytes(self) -> int:
+        """Bytes of the files of hours and of the logs."""
+        return self._lanes.nbytes + self._journal.nbytes
+
+    # Messages
+
+    def put(self, number: int, rows: Iterable[Row]) -> list[int]:
+        """Hold messages; return their positions, which are above all that were taken, or `seen`.
+
+        Raises:
+            ValueError: A number is out of range, or there are too many bytes; nothing is held.
+            StateError: The disk cannot be written, and memory is full; nothing is held.
+        """
+        rows = list(rows)
+        if not rows:
+            return []
+        _check(rows)
+        with self._errors("write"):
+            if self._journal.broken is not None or self._journal.record.nbytes > RECORD_BYTES_MAX:
+                self._journal.write()
+            self._journal.step()
+            self._lanes.make_room()
+        new = (
+            (due_ms, origin, mask, number, stamp, key, headers, value)
+            for due_ms, origin, mask, stamp, key, headers, value in rows
+        )
+        positions = self._lanes.put(number, new, self._journal.record.puts)
+        self._lanes.lanes[number].learn(row[1] for row in rows)
+        self._journal.progress.note(min(positions))
+        return positions
+
+    def take(self, number: int, until: int, limit: int, nbytes: int) -> list[Held]:
+        """The partition's next messages in the order of positions. Each is returned once, unless `rewind` is called.
+
+        Args:
+            number: The partition.
+            until: The position below which messages are taken; below `unsynced` in any case.
+            limit: The most that are taken.
+            nbytes: The most that their payloads have together; one is taken nevertheless.
+
+        Raises:
+            StateError: A file cannot be read.
+        """
+        unsynced = self.unsynced
+        with self._errors("read"):
+            return self._lanes.take(number, until if unsynced is None else min(until, unsynced), limit, nbytes)
+
+    def next(self, number: int) -> int | None:
+        """A position below which the partition has nothing to take; None if there is nothing at all.
+
+        It is the start of an hour until the hour's first message is asked for.
+        """
+        return self._lanes.next(number)
+
+    def rewind(self, number: int) -> None:
+        """Take everything again that is not ended."""
+        self._lanes.rewind(number)
+
+    def find(self, number: int, position: int) -> Held | None:
+        """A message that was not cancelled, taken or not, as long as its row is in a file.
+
+        Raises:
+            StateError: The file of its hour cannot be read.
+        """
+        with self._errors("read"):
+            return self._lanes.find(number, position)
+
+    def keep(self, number: int, state: bytes, watermark: int, seen: int, floor: int) -> None:
+        """Keep the state of a partition.
+
+        Args:
+            number: The partition.
+            state: Anything.
+            watermark: All of its messages below this position are ended; a lower one than before changes nothing.
+            seen: No message of any partition is put at or below this position.
+            floor: Smaller origins are forgotten.
+
+        Raises:
+            StateError: The watermark is above all that was taken, and the file of its hour cannot be read.
+        """
+        lanes = self._lanes
+        with self._errors("read"):
+            lanes.end(number, watermark)
+        lanes.mark = max(lanes.mark, seen, watermark - 1)
+        lane = lanes.lanes[number]
+        lane.state = state
+        lane.forget(floor)
+        self._journal.record.add(Kind.KEEP, _KEEP.pack(number, lane.watermark, lanes.mark, floor) + state)
+        self._journal.progress.note()
+
+    def cancel(self, number: int, position: int) -> bool:
+        """End a message at or above the cursor; return whether there was one.
+
+        Raises:
+            StateError: The file of its hour cannot be read.
+        """
+        with self._errors("read"):
+            is_ended = self._lanes.cancel(number, position)
+        if is_ended:
+            self._journal.record.add(Kind.CANCEL, _CANCEL.pack(number, position))
+            self._journal.progress.note()
+        return is_ended
+
+    def close(self) -> None:
+        """Make everything durable, and free the folder; the next start has nothing to repeat.
+
+        Raises:
+            StateError: See `begin_sync`; the folder is free nevertheless.
+        """
+        try:
+            with self._errors("write"):
+                self._journal.finish()
+        finally:
+            self._journal.close()
+            self._folder.close()
+
+
+def _lane(partition: Partition) -> Lane:
+    lane = Lane()
+    _, lane.state, lane.watermark, lane.floor, lane.known = partition
+    return lane
+
+
+def _check(rows: list[Row]) -> None:
+    columns: list[tuple[str, list[int], int]] = [
+        ("due_ms", [row[0] for row in rows], DUE_MAX_MS),
+        ("origins", [row[1] for row in rows], ORIGIN_MAX),
+        ("masks", [row[2] for row in rows], ORIGIN_MAX),
+    ]
+    for name, numbers, most in columns:
+        if not 0 <= min(numbers) <= max(numbers) <= most:
+            raise ValueError(f"{name} lie between 0 and {most}, unlike those from {min(numbers)} to {max(numbers)}")
+    nbytes = sum(len(key or b"") + len(headers) + len(value or b"") for *_, key, headers, value in rows)
+    if nbytes > PUT_BYTES_MAX:
+        raise ValueError(f"{nbytes} bytes at once, {PUT_BYTES_MAX} can be put")

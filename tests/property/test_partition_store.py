@@ -1,0 +1,358 @@
+"""The store of several partitions beside plain dictionaries, through crashes of the process and of the machine."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+from sidecar.delay import hours, journal, lanes, partitions
+from sidecar.delay.blocks import NO_TIMESTAMP
+from sidecar.delay.journal import Job
+from sidecar.delay.partitions import PartitionStore
+from sidecar.errors import StateError
+
+HOUR_MS = 3_600_000
+START_MS = 500_000 * HOUR_MS
+END = START_MS + 1_000 * HOUR_MS << 20
+ACTIONS = (
+    *("put",) * 5, *("take",) * 6, *("keep",) * 4, *("begin",) * 3, *("run",) * 3, *("ended",) * 3,
+    "cancel", "rewind", "find", "sync", "fail", "kill", "power", "close",
+)  # fmt: skip
+SMALL = {
+    (hours, "HOUR_BYTES_MAX"): 600,
+    (lanes, "BUFFERED_BYTES_MAX"): 2_000,
+    (lanes, "_FLUSH_FILES"): 1,
+    (lanes, "LOADED_MESSAGES_MAX"): 30,
+    (lanes, "_CHUNK"): 3,
+    (journal, "WAL_BYTES_MAX"): 3_000,
+    (partitions, "RECORD_BYTES_MAX"): 1_000,
+}
+"""Bounds so small that all that they bound happens."""
+
+
+class Model:
+    """What one partition must have."""
+
+    def __init__(self) -> None:
+        self.held: dict[int, tuple[int, bytes | None]] = {}
+        """Origin and value by position, of what is neither ended nor cancelled."""
+        self.known: set[int] = set()
+        self.state: bytes | None = None
+        self.watermark = self.floor = self.cursor = 0
+
+    def copy(self) -> Model:
+        """The model as it is now."""
+        other = Model()
+        other.__dict__ |= self.__dict__
+        other.held, other.known = dict(self.held), set(self.known)
+        return other
+
+
+State = dict[bytes, Model]
+
+
+class World:
+    """A store, what it may hold, and what of its folder is durable.
+
+    Args:
+        folder: The store's.
+        patch: For the calls that make something durable.
+    """
+
+    def __init__(self, folder: Path, patch: pytest.MonkeyPatch) -> None:
+        self.folder = folder
+        self.note(patch)
+        self.now_ms = START_MS
+        self.models: State = {}
+        self.history: list[State] = [{}]
+        """The models after each change since the last that is durable: a crash leaves one of these."""
+        self.durable: dict[str, int] = {}
+        self.names: set[str] = set()
+        self.mark = 0
+        self.origin = 0
+        self.id: int | None = None
+        self.open()
+
+    # What is durable
+
+    def sizes(self) -> Mapping[str, int]:
+        """The sizes of all files."""
+        return {path.name: path.stat().st_size for path in self.folder.iterdir()}
+
+    def note(self, patch: pytest.MonkeyPatch) -> None:
+        """Note from now on which bytes and names become durable."""
+
+        def noting(call: Callable[[int], None]) -> Callable[[int], None]:
+            def noted(fd: int) -> None:
+                call(fd)
+                path = Path(f"/proc/self/fd/{fd}").readlink()
+                if path == self.folder:
+                    self.names = {file.name for file in path.iterdir()}
+                else:
+                    self.durable[path.name.lstrip(".")] = os.fstat(fd).st_size
+
+            return noted
+
+        patch.setattr(os, "fsync", noting(os.fsync))
+        patch.setattr(os, "fdatasync", noting(os.fdatasync))
+
+    def changed(self) -> None:
+        """Note the models after a change."""
+        self.history.append({name: model.copy() for name, model in self.models.items()})
+        assert self.store.changes - self.store.synced == len(self.history) - 1
+
+    def synced(self) -> None:
+        """Forget what cannot come back after a crash."""
+        self.history = self.history[len(self.history) - 1 - (self.store.changes - self.store.synced) :]
+
+    is_run = False
+
+    def open(self) -> None:
+        """Open the store, and find out which of the possible pasts it has."""
+        self.store = PartitionStore(self.folder)
+        self.job: Job | None = None
+        assert not self.store.damages
+        assert self.id in (None, self.store.id)
+        self.id = self.store.id
+        (self.models,) = [past for past in self.history[::-1] if self.is_past(past)][:1]
+        self.models = {name: model.copy() for name, model in self.models.items()}
+        self.mark = 0
+        for model in self.models.values():
+            model.cursor = model.watermark
+        self.history = [{name: model.copy() for name, model in self.models.items()}]
+
+    def is_past(self, past: State) -> bool:
+        """Whether the store has what these models have."""
+        store, names = self.store, self.store.names()
+        return list(names) == list(past) and all(
+            store.state(number) == past[name].state
+            and set(store.known(number)) == past[name].known
+            and store.held(number) == len(past[name].held)
+            for name, number in names.items()
+        )
+
+    def step(self, action: str, number: int) -> None:
+        """Do something, and compare."""
+        getattr(self, action)(number)
+        for name, of_name in self.store.names().items():
+            assert self.store.held(of_name) == len(self.models[name].held)
+            assert self.store.state(of_name) == self.models[name].state
+
+    def pick(self, number: int) -> tuple[int, Model]:
+        """A partition, perhaps a new one."""
+        name = b"p%d" % (number % 5)
+        is_new = name not in self.models
+        of_name = self.store.number(name)
+        model = self.models.setdefault(name, Model())
+        if is_new:
+            self.changed()
+        return of_name, model
+
+    # Messages
+
+    def put(self, number: int) -> None:
+        """Put some, at times from an hour ago to in three hours, many of them close to now."""
+        of_name, model = self.pick(number)
+        span_ms = (50, 3_000, HOUR_MS, 4 * HOUR_MS)[number // 5 % 4]
+        dues = [self.now_ms + (number * 7919 + i * 1_000_003) % span_ms - span_ms // 4 for i in range(number // 20 % 7)]
+        values = [None if due % 5 == 0 else b"%d" % due * (due % 9) for due in dues]
+        origins = list(range(self.origin, self.origin + len(dues)))
+        self.origin += len(dues)
+        rows = [
+            (due, origin, 0, NO_TIMESTAMP, None, b"", value)
+            for due, origin, value in zip(dues, origins, values, strict=True)
+        ]
+        positions = self.store.put(of_name, rows)
+        assert all(position > self.mark for position in positions)
+        assert all(position >> 20 >= due for position, due in zip(positions, dues, strict=True))
+        assert not {*positions} & {position for other in self.models.values() for position in other.held}
+        assert len({*positions}) == len(dues)
+        model.held |= zip(positions, zip(origins, values, strict=True), strict=True)
+        model.known |= {origin for origin in origins if origin >= model.floor}
+        if dues:
+            self.changed()
+
+    def take(self, number: int) -> None:
+        """Some time passes for one partition."""
+        of_name, model = self.pick(number)
+        self.now_ms += number % (20, 2_000, HOUR_MS // 2)[number % 3]
+        until, limit = min(self.now_ms << 20, self.store.unsynced or END), 1 + number % 9
+        nbytes = (1 << 30, 40, 1)[number // 7 % 3]
+        messages = self.store.take(of_name, self.now_ms << 20, limit, nbytes)
+        waiting = sorted(position for position in model.held if model.cursor <= position < until)
+        assert [message.position for message in messages] == waiting[: len(messages)]
+        assert all((message.origin, message.value) == model.held[message.position] for message in messages)
+        sizes = [len(message.value or b"") for message in messages]
+        assert len(messages) <= limit
+        assert sum(sizes) <= nbytes or len(messages) == 1
+        if len(messages) < min(limit, len(waiting)):
+            following = len(model.held[waiting[len(messages)]][1] or b"")
+            assert messages and (sum(sizes) + following > nbytes or sum(sizes) >= nbytes)
+        if messages:
+            model.cursor = messages[-1].position + 1
+            self.mark = max(self.mark, messages[-1].position)
+        following_position = self.store.next(of_name)
+        rest = [position for position in model.held if position >= model.cursor]
+        assert not rest or (following_position is not None and following_position <= min(rest))
+
+    def keep(self, number: int) -> None:
+        """The watermark rises to the cursor or to something below; seldom above it."""
+        of_name, model = self.pick(number)
+        taken = sorted(position for position in model.held if position < model.cursor)
+        watermark = [*taken, model.cursor][number % (len(taken) + 1)]
+        if number % 41 == 0:
+            watermark = max(watermark, [self.now_ms << 20, *model.held][number % (len(model.held) + 1)])
+        seen = max(self.mark, watermark) if number % 3 else watermark
+        floor = min(self.origin, model.floor + number % 13) if number % 29 else number % (self.origin + 1)
+        self.store.keep(of_name, b"%d" % number, watermark, seen, floor)
+        model.state, model.floor = b"%d" % number, floor
+        model.known = {origin for origin in model.known if origin >= floor}
+        model.watermark = max(model.watermark, watermark)
+        model.cursor = max(model.cursor, model.watermark)
+        model.held = {position: row for position, row in model.held.items() if position >= model.watermark}
+        self.mark = max(self.mark, seen)
+        self.changed()
+
+    def rewind(self, number: int) -> None:
+        """An ownership begins anew."""
+        of_name, model = self.pick(number)
+        self.store.rewind(of_name)
+        model.cursor = model.watermark
+
+    def cancel(self, number: int) -> None:
+        """End one that was not taken; what was taken or is unknown cannot be."""
+        of_name, model = self.pick(number)
+        waiting = sorted(position for position in model.held if position >= model.cursor)
+        assert not any(self.store.cancel(of_name, position) for position in model.held if position < model.cursor)
+        if waiting:
+            position = waiting[number % len(waiting)]
+            assert self.store.cancel(of_name, position)
+            assert not self.store.cancel(of_name, position)
+            del model.held[position]
+            self.changed()
+
+    def find(self, number: int) -> None:
+        """What is held is found, taken or not, by its partition alone."""
+        of_name, model = self.pick(number)
+        for position, row in list(model.held.items())[:3]:
+            message = self.store.find(of_name, position)
+            assert message is not None
+            assert (message.origin, message.value) == row
+            assert self.store.find(of_name + 1, position) is None
+
+    # Durability
+
+    def begin(self, _: int) -> None:
+        """A job begins, if none is under way."""
+        job = self.store.begin_sync()
+        assert job is None or self.job is None
+        if job is not None:
+            self.job, self.is_run = job, False
+
+    def run(self, _: int) -> None:
+        """The job runs."""
+        if self.job is not None and not self.is_run:
+            self.job.run()
+            self.is_run = True
+
+    def ended(self, _: int) -> None:
+        """The main thread hears of it."""
+        if self.job is not None and self.is_run:
+            self.store.ended_sync(self.job, None)
+            self.job = None
+            self.synced()
+
+    def sync(self, _: int) -> None:
+        """All is certain; a job that was under way comes late."""
+        late = self.job
+        self.store.sync()
+        assert self.store.synced == self.store.changes
+        assert self.store.unsynced is None
+        if late is not None:
+            late.run()
+            self.store.ended_sync(late, None)
+        self.job = None
+        self.synced()
+
+    def fail(self, number: int) -> None:
+        """A call to the system fails while all is made durable: after an error that stays the store is opened anew."""
+        left = [1 + number % 12]
+
+        def failing(call: Callable[..., Any]) -> Callable[..., Any]:
+            def wrapped(*args: object, **more: object) -> Any:
+                left[0] -= 1
+                if not left[0]:
+                    raise OSError(errno.EIO, os.strerror(errno.EIO))
+                return call(*args, **more)
+
+            return wrapped
+
+        with pytest.MonkeyPatch.context() as patch:
+            for name in ("pwrite", "fdatasync", "fsync", "rename", "unlink", "ftruncate", "open"):
+                patch.setattr(os, name, failing(getattr(os, name)))
+            try:
+                self.store.sync()
+            except StateError:
+                if number % 2:
+                    return self.kill(0)
+        try:
+            self.sync(0)
+        except StateError:
+            self.kill(0)
+
+    def abandon(self) -> None:
+        """The process is gone."""
+        self.store._journal.close()
+        self.store._folder.close()
+
+    def kill(self, _: int) -> None:
+        """The process dies: what it wrote is there."""
+        self.abandon()
+        self.open()
+
+    def power(self, number: int) -> None:
+        """The machine dies: of what was not durable there is some, or zeros in its place."""
+        self.abandon()
+        for name, size in self.sizes().items():
+            durable = min(self.durable.get(name, 0), size)
+            if name not in self.names and number % 3:
+                (self.folder / name).unlink()
+                continue
+            with (self.folder / name).open("r+b") as file:
+                file.truncate(durable + number % (size - durable + 1))
+                if number % 2:
+                    os.pwrite(file.fileno(), bytes(size - durable), durable)
+        self.open()
+
+    def close(self, _: int) -> None:
+        """An orderly end, and another start."""
+        self.store.close()
+        self.history = self.history[-1:]
+        self.open()
+
+
+@pytest.mark.parametrize("seeds", [range(first, first + 15) for first in range(0, 150, 15)])
+def test_each_partition_has_what_was_put_and_not_ended(
+    seeds: range, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing durable is lost, nothing comes twice in an ownership, and all comes in order, for each partition."""
+    for (module, name), value in SMALL.items():
+        monkeypatch.setattr(module, name, value)
+    for seed in seeds:
+        random = Random(seed)
+        with monkeypatch.context() as patch:
+            world = World(tmp_path / f"store-{seed}", patch)
+            for _ in range(250):
+                world.step(random.choice(ACTIONS), random.randrange(1 << 24))
+            world.kill(0)
+        for partition, model in world.models.items():
+            number = world.store.number(partition)
+            taken = world.store.take(number, END, 1 << 30, 1 << 40)
+            assert {message.position: (message.origin, message.value) for message in taken} == model.held
+        world.store.close()
