@@ -143,19 +143,19 @@ class Committer:
             self._pipeline.commits.begin([tp for tp in tps if tp in self._pipeline.partitions])
         )
         while isinstance(step, Journal | Settle | Keep):
-            step = self._end(ok=self._done_now(step, take_inbox))
+            step = self._end(ok=self._done_now(step))
         items = step.items if isinstance(step, Publish) and self._watch.in_place() else []
         self._kept = step.kept if isinstance(step, Publish) else ()
         begun_s = time.monotonic()
         results = self._source.commit_now(items)
         self.committed(results, time.monotonic() - begun_s)
 
-    def _done_now(self, step: Journal | Settle | Keep, take_inbox: Callable[[float], None]) -> bool:
+    def _done_now(self, step: Journal | Settle | Keep) -> bool:
         if isinstance(step, Journal):
             return self._writer.wait(lambda: self._write(step))
         if isinstance(step, Keep):
             assert self._delays is not None
-            return self._delays.keep_now(step.items, lambda: take_inbox(WAIT_S))
+            return self._delays.keep_now(step.items)
         assert self._ledger is not None
         return self._ledger.settle_now(step.marks)
 

@@ -181,7 +181,7 @@ class Delays:
         self._watch_size()
 
     def _watch_size(self) -> None:
-        used, most = self._store.disk_bytes, self._disk_max_bytes
+        used, most = self._store.disk_bytes(), self._disk_max_bytes
         was_full = bool(self._pipeline.orders.store_full)
         is_full = bool(self._unwritten) or used > most * (GOES_ON_AT if was_full else 1)
         if is_full != was_full:
@@ -248,15 +248,8 @@ class Delays:
         self._keep(items)
         self._waiting.append((self._store.changes, then))
 
-    def keep_now(self, items: Sequence[CommitItem], take_inbox: Callable[[], None]) -> bool:
-        """Keep these states, and wait; return whether they are durable.
-
-        Args:
-            items: The states.
-            take_inbox: Waits for messages of the inbox, and handles them.
-        """
-        while self._job is not None:
-            take_inbox()
+    def keep_now(self, items: Sequence[CommitItem]) -> bool:
+        """Keep these states, and wait; return whether they are durable."""
         self._keep(items)
         try:
             self._store.sync()

@@ -72,6 +72,7 @@ class Kind(IntEnum):
     NAME = 2
     KEEP = 3
     CANCEL = 4
+    FORGET = 5
 
 
 _SECTION = struct.Struct("<BI")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 from pyroaring import BitMap64
 
@@ -43,7 +43,6 @@ class HeldStore(Protocol):
         """The number of these that are durable."""
         ...
 
-    @property
     def disk_bytes(self) -> int:
         """Size of its files."""
         ...
@@ -109,19 +108,19 @@ class HeldStore(Protocol):
         ...
 
     def begin_sync(self) -> Job | None:
-        """Begin to make all changes durable; None if they are. `ended_sync` must follow.
+        """Begin to make all changes durable; None if they are, or if a job is under way. `ended_sync` must follow.
 
         Raises:
             StateError: The disk cannot be written; nothing is lost, and a later call tries again.
         """
         ...
 
-    def ended_sync(self, job: Job, error: OSError | None) -> None:
+    def ended_sync(self, job: Any, error: OSError | None) -> None:
         """Handle the end of a job."""
         ...
 
     def sync(self) -> None:
-        """Make all changes durable now; to be called when no job is under way.
+        """Make all changes durable now; a job that is under way does nothing any more.
 
         Raises:
             StateError: It failed.

@@ -392,6 +392,29 @@ class Lanes(Hours):
         self._set_left(number, hour, max(0, self.left.get(hour, {}).get(number, 0) - 1))
         return True
 
+    def void(self, number: int, first: int, end: int) -> list[int]:
+        """End the messages of a partition whose origins lie in [first, end), and rewind it; return their positions.
+
+        Raises:
+            OSError: A file cannot be read.
+        """
+        self.rewind(number)
+        ended: list[int] = []
+        for hour in [hour for hour, of_hour in self.left.items() if number in of_hour]:
+            file, found = self._hours[hour], BitMap()
+            for before, table in file.tables():
+                origins, positions = table["origin"], table["position"]
+                mine = (table["partition"] == number) & (positions >= np.uint64(self.lanes[number].cursor))
+                places = np.flatnonzero(mine & (origins >= np.uint64(first)) & (origins < np.uint64(end)))
+                places = np.array([place for place in places.tolist() if before + place not in file.settled], np.int64)
+                ended += positions[places].tolist()
+                found.update((places + before).tolist())
+            if found:
+                file.settled |= found
+                self._recount(hour, [number])
+                self._loaded.get(hour, {}).pop(number, None)
+        return ended
+
     def find(self, number: int, position: int) -> Held | None:
         """A message that was not cancelled, as long as its hour has a file.
 

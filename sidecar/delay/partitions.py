@@ -18,6 +18,7 @@ from sidecar.delay.blocks import POSITION_MAX, SEQUENCE_BITS, Held
 from sidecar.delay.changes import Entry, Kind, sections
 from sidecar.delay.hour import SUFFIX as HOUR_SUFFIX
 from sidecar.delay.hour import Damage
+from sidecar.delay.interface import Row
 from sidecar.delay.journal import CHECKPOINT, Job, Journal
 from sidecar.delay.lane import Lane
 from sidecar.delay.lanes import Lanes
@@ -36,8 +37,8 @@ _KEEP = struct.Struct("<HQQQ")
 """Partition, watermark, mark, floor; the state follows."""
 _CANCEL = struct.Struct("<HQ")
 """Partition and position."""
-Row = tuple[int, int, int, int, bytes | None, bytes, bytes | None]
-"""Due time in milliseconds, origin, mask, timestamp or `NO_TIMESTAMP`, key, packed headers, value."""
+_FORGET = struct.Struct("<HQQ")
+"""Partition, and a range of origins."""
 
 
 class _Synced:
@@ -191,6 +192,9 @@ class PartitionStore(_Synced):
             lane.forget(floor)
             lanes.mark = max(lanes.mark, mark)
             moved.add(number)
+        elif kind == Kind.FORGET:
+            number, first, end = _FORGET.unpack(body)
+            lanes.lanes[number].known.remove_range(first, end)
         else:
             cancelled.append(_CANCEL.unpack(body)[1])
 
@@ -228,7 +232,7 @@ class PartitionStore(_Synced):
         return self._lanes.lanes[number].state
 
     def known(self, number: int) -> BitMap64:
-        """The origins of all messages that were put, at or above the floor that was last given to `keep`."""
+        """The origins of all messages that were put, at or above the floor."""
         return self._lanes.lanes[number].known.copy()
 
     def held(self, number: int) -> int:
@@ -302,7 +306,7 @@ class PartitionStore(_Synced):
         with self._errors("read"):
             return self._lanes.find(number, position)
 
-    def keep(self, number: int, state: bytes, watermark: int, seen: int, floor: int) -> None:
+    def keep(self, number: int, state: bytes, watermark: int, seen: int) -> None:
         """Keep the state of a partition.
 
         Args:
@@ -310,7 +314,6 @@ class PartitionStore(_Synced):
             state: Anything.
             watermark: All of its messages below this position are ended; a lower one than before changes nothing.
             seen: No message of any partition is put at or below this position.
-            floor: Smaller origins are forgotten.
 
         Raises:
             StateError: The watermark is above all that was taken, and the file of its hour cannot be read.
@@ -321,8 +324,39 @@ class PartitionStore(_Synced):
         lanes.mark = max(lanes.mark, seen, watermark - 1)
         lane = lanes.lanes[number]
         lane.state = state
-        lane.forget(floor)
-        self._journal.record.add(Kind.KEEP, _KEEP.pack(number, lane.watermark, lanes.mark, floor) + state)
+        self._journal.record.add(Kind.KEEP, _KEEP.pack(number, lane.watermark, lanes.mark, lane.floor) + state)
+        self._journal.progress.note()
+
+    def floor(self, number: int, origin: int) -> None:
+        """Forget the origins below this one, durably with the next `keep` or checkpoint: they are not put again."""
+        self._lanes.lanes[number].forget(origin)
+
+    def void(self, number: int, first: int, end: int) -> None:
+        """Forget the origins in [first, end), and end their messages; the cursor goes back as with `rewind`.
+
+        Raises:
+            StateError: A file cannot be read.
+        """
+        with self._errors("read"):
+            ended = self._lanes.void(number, first, end)
+        for position in ended:
+            self._journal.record.add(Kind.CANCEL, _CANCEL.pack(number, position))
+        self._forget(number, first, end)
+
+    def restart(self, number: int, origin: int | None) -> None:
+        """Forget all origins; end the messages from an origin on, if one is given.
+
+        Raises:
+            StateError: A file cannot be read.
+        """
+        if origin is not None:
+            self.void(number, origin, ORIGIN_MAX)
+        self._lanes.lanes[number].floor = 0
+        self._forget(number, 0, ORIGIN_MAX)
+
+    def _forget(self, number: int, first: int, end: int) -> None:
+        self._lanes.lanes[number].known.remove_range(first, end)
+        self._journal.record.add(Kind.FORGET, _FORGET.pack(number, first, end))
         self._journal.progress.note()
 
     def cancel(self, number: int, position: int) -> bool:

@@ -210,7 +210,8 @@ class World:
             watermark = max(watermark, [self.now_ms << 20, *model.held][number % (len(model.held) + 1)])
         seen = max(self.mark, watermark) if number % 3 else watermark
         floor = min(self.origin, model.floor + number % 13) if number % 29 else number % (self.origin + 1)
-        self.store.keep(of_name, b"%d" % number, watermark, seen, floor)
+        self.store.floor(of_name, floor)
+        self.store.keep(of_name, b"%d" % number, watermark, seen)
         model.state, model.floor = b"%d" % number, floor
         model.known = {origin for origin in model.known if origin >= floor}
         model.watermark = max(model.watermark, watermark)

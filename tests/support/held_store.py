@@ -54,7 +54,7 @@ class ModelStore:
         self._live, self._durable = Content(), Content()
         self._writing: Content | None = None
         self._cursors: dict[int, int] = {}
-        self.disk_bytes = 0
+        self.used_bytes = 0
 
     def crash(self, chance: Callable[[], float]) -> None:
         """The process is gone; what was not durable may be there or not, but nothing without what was before it."""
@@ -80,6 +80,9 @@ class ModelStore:
 
     def _shelf(self, number: int) -> Shelf:
         return self._live.shelves[number]
+
+    def disk_bytes(self) -> int:
+        return self.used_bytes
 
     def number(self, name: bytes) -> int:
         for number, shelf in enumerate(self._live.shelves):
