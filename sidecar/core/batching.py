@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from sidecar.core.records import KEY_BYTES, Fragment
@@ -12,6 +12,8 @@ from sidecar.core.records import KEY_BYTES, Fragment
 JOINED_BYTES = 16 << 10
 """Size up to which an open fragment is extended by later reads: one object per row would cost 300 to 430 bytes."""
 OFFSET_BYTES = ID_BYTES = 8
+UNFRAMEABLE = "unframeable"
+"""The reason of a dead letter that the format cannot represent."""
 REASON_BYTES = 300
 """Memory of the reason for which a message has no row."""
 
@@ -41,8 +43,20 @@ def held_bytes(fragment: Fragment) -> int:
     is below 4 %.
     """
     ids = ID_BYTES * len(fragment.ids) if fragment.ids is not None else 0
-    rest = ids + len(fragment.keys) + REASON_BYTES * len(fragment.reasons or ())
+    rest = ids + len(fragment.keys) + REASON_BYTES * len(reasons_of(fragment))
     return body_bytes(fragment) + OFFSET_BYTES * fragment.count + rest
+
+
+def reasons_of(fragment: Fragment) -> Mapping[int, str]:
+    """Why messages of the fragment have no row, by offset, as far as it is not only the format."""
+    return fragment.unframeable if isinstance(fragment.unframeable, Mapping) else {}
+
+
+def _picked(offsets: list[int], reasons: Mapping[int, str]) -> Sequence[int] | Mapping[int, str]:
+    """`Fragment.unframeable` for these offsets."""
+    if any(offset in reasons for offset in offsets):
+        return {offset: reasons.get(offset, UNFRAMEABLE) for offset in offsets}
+    return array("q", offsets)
 
 
 class Buffer:
@@ -145,8 +159,7 @@ def _joined(fragment: Fragment, more: Fragment, separator: bytes) -> Fragment:
         assert isinstance(own.ids, array)
         own.ids.extend(more.ids)
     if more.unframeable:
-        own.unframeable = array("q", [*own.unframeable, *more.unframeable])
-        own.reasons = {**(own.reasons or {}), **(more.reasons or {})} or None
+        own.unframeable = _picked([*own.unframeable, *more.unframeable], {**reasons_of(own), **reasons_of(more)})
     own.keys += more.keys
     return own
 
@@ -156,9 +169,7 @@ def _growing(fragment: Fragment) -> Fragment:
     data = bytearray(fragment.data)
     ids = None if fragment.ids is None else array("q", fragment.ids)
     odd, at_ms = fragment.unframeable, fragment.at_ms
-    return Fragment(
-        array("q", fragment.offsets), data, ids, odd, at_ms, fragment.keys, fragment.after, fragment.reasons
-    )
+    return Fragment(array("q", fragment.offsets), data, ids, odd, at_ms, fragment.keys, fragment.after)
 
 
 def split(fragment: Fragment, border: int, separator: bytes) -> tuple[Fragment, Fragment]:
@@ -166,8 +177,12 @@ def split(fragment: Fragment, border: int, separator: bytes) -> tuple[Fragment, 
     rows = bisect_left(fragment.offsets, border)
     data = fragment.data.split(separator)
     ids, odd = fragment.ids, fragment.unframeable
-    odd_head, odd_tail = [o for o in odd if o < border], [o for o in odd if o >= border]
-    at_ms, keys, keys_at, reasons = fragment.at_ms, fragment.keys, rows * KEY_BYTES, fragment.reasons or {}
+    reasons = reasons_of(fragment)
+    odd_head, odd_tail = (
+        _picked([o for o in odd if o < border], reasons),
+        _picked([o for o in odd if o >= border], reasons),
+    )
+    at_ms, keys, keys_at = fragment.at_ms, fragment.keys, rows * KEY_BYTES
     return (
         Fragment(
             fragment.offsets[:rows],
@@ -177,7 +192,6 @@ def split(fragment: Fragment, border: int, separator: bytes) -> tuple[Fragment, 
             at_ms,
             keys[:keys_at],
             fragment.after,
-            {offset: reasons[offset] for offset in odd_head if offset in reasons} or None,
         ),
         Fragment(
             fragment.offsets[rows:],
@@ -186,7 +200,6 @@ def split(fragment: Fragment, border: int, separator: bytes) -> tuple[Fragment, 
             odd_tail,
             at_ms,
             keys[keys_at:],
-            reasons={offset: reasons[offset] for offset in odd_tail if offset in reasons} or None,
         ),
     )
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import xxhash
 
-from sidecar.core.records import DELAYED, KEY_BYTES, Fragment, TopicPartition
+from sidecar.core.records import KEY_BYTES, Fragment, TopicPartition
 
 DUPLICATE, HELD = -1, -2
 """Verdicts beside tokens: the twin was delivered; the twin is claimed, and its end is not known yet."""
@@ -94,7 +94,7 @@ class Exchanged(NamedTuple):
 @lru_cache(maxsize=10_000)
 def place_of(tp: TopicPartition, scope: str = "") -> int:
     """A 64-bit number for a partition, the same on every host and, without a scope, in every incarnation."""
-    text = f"{tp.topic}\n{tp.broker}\n{tp.partition}{DELAYED * tp.delayed}" + (f"\n{scope}" if scope else "")
+    text = f"{tp.topic}\n{tp.broker}\n{tp.partition}" + (f"\n{scope}" if scope else "")
     return xxhash.xxh3_64_intdigest(text.encode("utf-8", "surrogatepass")) - _BIAS
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from math import inf
 
+from sidecar.core.batching import reasons_of
 from sidecar.core.intents import Barrier, Intent
 from sidecar.core.records import Attempt, Fragment, TopicPartition
 
@@ -84,7 +85,7 @@ class Part:
     @property
     def reasons(self) -> dict[int, str]:
         """Why messages have no row, by offset, unless it is the format."""
-        return {offset: reason for fragment in self.fragments for offset, reason in (fragment.reasons or {}).items()}
+        return {offset: reason for fragment in self.fragments for offset, reason in reasons_of(fragment).items()}
 
     @property
     def name(self) -> str:
@@ -108,7 +109,7 @@ class Part:
     def drop_unframeable(self) -> None:
         """Drop messages without a row; they are settled."""
         for fragment in self.fragments:
-            fragment.unframeable, fragment.reasons = (), None
+            fragment.unframeable = ()
         self.fragments = [fragment for fragment in self.fragments if fragment.offsets]
 
 

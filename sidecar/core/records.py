@@ -17,7 +17,7 @@ KEY_BYTES = 16
 """Size of a business key in a ledger: unrelated messages with one key would be lost, so 64 bits are not enough."""
 PARTS_HEADER_MAX_BYTES = 4096
 DELAYED = "+delayed"
-"""Marks the queue of a partition's delayed messages."""
+"""Marks the queue of a partition's delayed messages; a plus sign is in no broker's name."""
 
 Header: TypeAlias = tuple[str, bytes | None]
 Message: TypeAlias = Any
@@ -45,19 +45,19 @@ class TopicPartition(NamedTuple):
     topic: str
     partition: int
     broker: str = ""
-    """Name of the broker; empty for Kafka, whose partitions are numbered over all brokers."""
-    delayed: bool = False
-    """Whether it is the delayed messages of the partition."""
+    """Name of the broker; empty for Kafka, whose partitions are numbered over all brokers. With `DELAYED` behind it if
+    this is the delayed messages of the partition."""
 
     def __str__(self) -> str:
-        queue = f"{self.broker}:{self.partition}" if self.broker else str(self.partition)
+        name = self.source.broker
+        queue = f"{name}:{self.partition}" if name else str(self.partition)
         return f"{self.topic}[{queue}{DELAYED * self.delayed}]"
 
     def fields(self) -> PlaceFields:
         """The partition in a log event or JSON object."""
         place: PlaceFields = {"topic": self.topic, "partition": self.partition}
-        if self.broker:
-            place["broker"] = self.broker
+        if name := self.source.broker:
+            place["broker"] = name
         if self.delayed:
             place["delayed"] = True
         return place
@@ -68,18 +68,26 @@ class TopicPartition(NamedTuple):
 
         The queue of delayed messages ends with ``+delayed``.
         """
-        queue = f"{quote(self.broker, safe='')}:{self.partition}" if self.broker else str(self.partition)
+        if not self.broker:
+            return str(self.partition)
+        name = self.source.broker
+        queue = f"{quote(name, safe='')}:{self.partition}" if name else str(self.partition)
         return queue + DELAYED * self.delayed
+
+    @property
+    def delayed(self) -> bool:
+        """Whether it is the delayed messages of a partition."""
+        return self.broker.endswith(DELAYED)
 
     @property
     def source(self) -> TopicPartition:
         """The partition without its delayed messages."""
-        return self._replace(delayed=False) if self.delayed else self
+        return self._replace(broker=self.broker[: -len(DELAYED)]) if self.delayed else self
 
     @property
     def store(self) -> TopicPartition:
         """The partition's delayed messages."""
-        return self._replace(delayed=True)
+        return self if self.delayed else self._replace(broker=self.broker + DELAYED)
 
 
 class Place(NamedTuple):
@@ -169,8 +177,8 @@ class Fragment:
     """The rows, joined by the separator; a bytearray only while it is being extended."""
     ids: Sequence[int] | None = None
     """Message id of each row or `NO_ID`, if duplicates are recognized by id."""
-    unframeable: Sequence[int] = ()
-    """Offsets of its messages without a row, because the format cannot represent them, or for one of `reasons`."""
+    unframeable: Sequence[int] | Mapping[int, str] = ()
+    """Offsets of its messages without a row; with reasons if it is not only the format that cannot represent them."""
     at_ms: float = 0.0
     """Time of the read, monotonic."""
     keys: bytes = b""
@@ -178,18 +186,16 @@ class Fragment:
     after: int = -1
     """Offset of the group's settled message right before it, -1 if there is none: a part that spans it would send it
     again after a crash, so no part does."""
-    reasons: Mapping[int, str] | None = None
-    """Why messages have no row, by offset, unless it is the format."""
 
     @property
     def first(self) -> int:
         """Lowest offset."""
-        return min([*self.offsets[:1], *self.unframeable[:1]]) if self.unframeable else self.offsets[0]
+        return min([*self.offsets[:1], *self.unframeable]) if self.unframeable else self.offsets[0]
 
     @property
     def last(self) -> int:
         """Highest offset."""
-        return max([*self.offsets[-1:], *self.unframeable[-1:]]) if self.unframeable else self.offsets[-1]
+        return max([*self.offsets[-1:], *self.unframeable]) if self.unframeable else self.offsets[-1]
 
     @property
     def count(self) -> int:

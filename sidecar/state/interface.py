@@ -39,7 +39,7 @@ class ProgressKey(NamedTuple):
     @classmethod
     def of(cls, tp: TopicPartition) -> Self:
         """The key of a partition's row."""
-        return cls(*tp[:3])
+        return cls(*tp)
 
     @property
     def tp(self) -> TopicPartition:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Mapping, Sequence
 
-from sidecar.core.batching import pick_keys
+from sidecar.core.batching import UNFRAMEABLE, pick_keys
 from sidecar.core.intake.reading import Reading
 from sidecar.core.records import NO_ID, Fragment, Message, TopicPartition
 
@@ -31,8 +31,8 @@ def fragment_of(
     if reasons:
         accepted = [message for message, offset in zip(messages, offsets, strict=True) if offset not in reasons]
         rest = fragment_of(reading, tp, accepted, now_ms, {}) if accepted else _without_rows(reading)
-        rest.unframeable = array("q", sorted([*rest.unframeable, *reasons]))
-        rest.reasons, rest.at_ms = reasons, now_ms
+        rest.unframeable = {o: reasons.get(o, UNFRAMEABLE) for o in sorted([*rest.unframeable, *reasons])}
+        rest.at_ms = now_ms
         return rest
     data, odd = reading.framer.frame(tp, messages)
     ids = None

@@ -170,4 +170,4 @@ class Partition:
 def _offsets(fragments: Iterable[Fragment]) -> Iterator[Sequence[int]]:
     """Offsets of all messages of the fragments, with and without a row."""
     for fragment in fragments:
-        yield from (fragment.offsets, fragment.unframeable)
+        yield from (fragment.offsets, list(fragment.unframeable))

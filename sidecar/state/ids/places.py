@@ -92,7 +92,7 @@ class Places:
 
     def of(self, tp: TopicPartition) -> Path:
         """The folder of a partition."""
-        topic, partition, broker, _ = tp
+        topic, partition, broker = tp
         names = [quote(topic, safe=""), str(partition), *([quote(broker, safe="")] if broker else [])]
         return self.folder / ",".join(names)
 

@@ -6,7 +6,7 @@ import heapq
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-from sidecar.core.batching import rows_of
+from sidecar.core.batching import UNFRAMEABLE, rows_of
 from sidecar.core.delivery.stages import Event, Stage, StrayEventError
 from sidecar.core.effects import Store
 from sidecar.core.parts import Part
@@ -55,7 +55,7 @@ class DeadLetters:
     def of_unframeable(self, part: Part) -> Store:
         """Begin to store the part's messages that have no row."""
         reasons = part.reasons
-        letters = [_letter(part, offset, None, reasons.get(offset, "unframeable")) for offset in part.unframeable]
+        letters = [_letter(part, offset, None, reasons.get(offset, UNFRAMEABLE)) for offset in part.unframeable]
         return self._store(part, letters)
 
     def _store(self, part: Part, letters: list[DeadLetter]) -> Store:

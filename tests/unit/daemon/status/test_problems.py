@@ -39,7 +39,9 @@ class World:
         self.broker: dict[str, str] = {}
         source = SimpleNamespace(name="Kafka", problems=lambda: self.broker)
         ids = SimpleNamespace(problems=lambda now_s: [])
-        supervisor: Any = SimpleNamespace(pipeline=self.pipeline, record=self.record, source=source, ids=ids)
+        supervisor: Any = SimpleNamespace(
+            pipeline=self.pipeline, record=self.record, source=source, ids=ids, delays=None
+        )
         self.problems = Problems(supervisor, None, Chronicle())
         self.place = PartitionStatus(topic="orders", partition=0, watermark=5, position=7, lag=2)
         self.totals = Books()
