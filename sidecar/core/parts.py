@@ -9,7 +9,7 @@ from math import inf
 
 from sidecar.core.batching import reasons_of
 from sidecar.core.intents import Barrier, Intent
-from sidecar.core.records import Attempt, Fragment, TopicPartition
+from sidecar.core.records import DELAYED, Attempt, Fragment, TopicPartition
 
 HISTORY_MAX = 20
 """Number of sends that a dead letter lists: the last ones."""
@@ -91,9 +91,10 @@ class Part:
     def name(self) -> str:
         """``topic@scope:partition:first-last``: stable over restarts and takeovers, never reused for other messages.
 
-        With RocketMQ it is ``topic@scope:broker:queue:first-last``.
+        With RocketMQ it is ``topic@scope:broker:queue:first-last``. The scope of delayed messages ends with ``+delayed``.
         """
-        return f"{self.tp.topic}@{self.scope}:{self.tp.queue}:{self.first}-{self.last}"
+        scope = self.scope + DELAYED * self.tp.delayed
+        return f"{self.tp.topic}@{scope}:{self.tp.queue}:{self.first}-{self.last}"
 
     @property
     def durable(self) -> bool:

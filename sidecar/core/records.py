@@ -17,7 +17,7 @@ KEY_BYTES = 16
 """Size of a business key in a ledger: unrelated messages with one key would be lost, so 64 bits are not enough."""
 PARTS_HEADER_MAX_BYTES = 4096
 DELAYED = "+delayed"
-"""Marks the queue of a partition's delayed messages; a plus sign is in no broker's name."""
+"""Marks a partition's delayed messages; a plus sign is in no broker's name."""
 
 Header: TypeAlias = tuple[str, bytes | None]
 Message: TypeAlias = Any
@@ -64,15 +64,9 @@ class TopicPartition(NamedTuple):
 
     @property
     def queue(self) -> str:
-        """``partition`` or ``broker:queue``; the broker's name is percent-encoded where it would break a header.
-
-        The queue of delayed messages ends with ``+delayed``.
-        """
-        if not self.broker:
-            return str(self.partition)
+        """``partition`` or ``broker:queue``; the broker's name is percent-encoded where it would break a header."""
         name = self.source.broker
-        queue = f"{quote(name, safe='')}:{self.partition}" if name else str(self.partition)
-        return queue + DELAYED * self.delayed
+        return f"{quote(name, safe='')}:{self.partition}" if name else str(self.partition)
 
     @property
     def delayed(self) -> bool:
