@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from sidecar.delay import hours, journal, lanes, partitions
+from sidecar.delay import hours, journal, lanes, loaded, partitions
 from sidecar.delay.blocks import NO_TIMESTAMP
 from sidecar.delay.journal import Job
 from sidecar.delay.partitions import PartitionStore
@@ -28,7 +28,7 @@ SMALL = {
     (hours, "HOUR_BYTES_MAX"): 600,
     (lanes, "BUFFERED_BYTES_MAX"): 2_000,
     (lanes, "_FLUSH_FILES"): 1,
-    (lanes, "LOADED_MESSAGES_MAX"): 30,
+    (loaded, "LOADED_MESSAGES_MAX"): 30,
     (lanes, "_CHUNK"): 3,
     (journal, "WAL_BYTES_MAX"): 3_000,
     (partitions, "RECORD_BYTES_MAX"): 1_000,
