@@ -21,7 +21,7 @@ from sidecar.delay.loaded import Loaded
 _CHUNK = 256
 """Messages that leave a wheel at once."""
 _SEQUENCES = (1 << SEQUENCE_BITS) - 1
-_FLUSH_BYTES, _FLUSH_FILES = 4 << 20, 64
+_FLUSH_BYTES, _FLUSH_FILES = 2 << 20, 32
 """What `flush_some` appends at once, about."""
 
 

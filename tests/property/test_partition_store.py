@@ -22,7 +22,7 @@ START_MS = 500_000 * HOUR_MS
 END = START_MS + 1_000 * HOUR_MS << 20
 ACTIONS = (
     *("put",) * 5, *("take",) * 6, *("keep",) * 4, *("begin",) * 3, *("run",) * 3, *("ended",) * 3,
-    "cancel", "rewind", "find", "sync", "fail", "kill", "power", "close",
+    "cancel", "rewind", "find", "sync", "fail", "kill", "power", "strike", "close",
 )  # fmt: skip
 SMALL = {
     (hours, "HOUR_BYTES_MAX"): 600,
@@ -329,6 +329,11 @@ class World:
                 if number % 2:
                     os.pwrite(file.fileno(), bytes(size - durable), durable)
         self.open()
+
+    def strike(self, number: int) -> None:
+        """The machine dies when a job has just ended."""
+        for step in self.begin, self.run, self.ended, self.power:
+            step(number)
 
     def close(self, _: int) -> None:
         """An orderly end, and another start."""
