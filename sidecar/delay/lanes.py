@@ -8,22 +8,20 @@ from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 from pyroaring import BitMap
 
-from sidecar.delay.blocks import NO_POSITION, ROW_BYTES, ROW_TYPE, SEQUENCE_BITS, Held
+from sidecar.delay.blocks import ROW_TYPE, SEQUENCE_BITS, Held
 from sidecar.delay.changes import Changes
 from sidecar.delay.hour import HOUR_MS, SECOND_SEQUENCES, Damage, HourFile, Known, ShorterError
 from sidecar.delay.hours import BUFFERED_BYTES_MAX, Hours, NewRow, hour_of, start_of
 from sidecar.delay.lane import Lane
-from sidecar.delay.wheel import LaneWheel, Partitions, Positions
+from sidecar.delay.left import Left
+from sidecar.delay.loaded import Loaded
 
-LOADED_MESSAGES_MAX = 4_000_000
-"""Messages of loaded hours from which on the hours are unloaded that were loaded first."""
 _CHUNK = 256
 """Messages that leave a wheel at once."""
 _SEQUENCES = (1 << SEQUENCE_BITS) - 1
-_FLUSH_BYTES, _FLUSH_FILES = 4 << 20, 64
+_FLUSH_BYTES, _FLUSH_FILES = 2 << 20, 32
 """What `flush_some` appends at once, about."""
 
 
@@ -53,12 +51,8 @@ class Lanes(Hours):
     ) -> None:
         super().__init__(folder, known, mark)
         self.lanes = lanes
-        self.left = left
-        self.empty = {hour for hour in known if hour not in left}
-        """Hours with a file, and with no message that is not ended."""
-        self._damages = damages
-        self._loaded: dict[int, dict[int, LaneWheel]] = {}
-        """Wheels of the loaded hours by partition; a wheel that is missing is made when it is needed."""
+        self.left = Left(lanes, left, known)
+        self._loaded = Loaded(lanes, self.left, damages)
         self._touched: list[tuple[HourFile, int]] = []
         """Files of the messages that are being put, and the number of messages before."""
         self._filed = {hour: (file.sequence, set[int]()) for hour, file in known.items()}
@@ -67,9 +61,6 @@ class Lanes(Hours):
         """Hours that are flushed because too much is in memory."""
         self.nbytes = sum(file.size for file in known.values())
         """Bytes of the files."""
-        for of_hour in left.values():
-            for number, count in of_hour.items():
-                lanes[number].held += count
         for number in range(len(lanes)):
             self.rewind(number)
 
@@ -115,7 +106,10 @@ class Lanes(Hours):
         positions = self.put_many(rows, changes)
         for file, before in self._touched:
             file.in_use = False
-            self._added(number, file, before)
+            hour, count, had = file.hour, file.count - before, self.left.get(number, file.hour)
+            self.left.set(number, hour, had + count)
+            self.lanes[number].queue(hour)
+            self._loaded.add(number, file, count, is_first=not had)
         self._touched.clear()
         return positions
 
@@ -124,33 +118,6 @@ class Lanes(Hours):
         if not file.in_use:
             file.in_use = True
             self._touched.append((file, file.count - 1))
-
-    def _added(self, number: int, file: HourFile, before: int) -> None:
-        lane, hour, count = self.lanes[number], file.hour, file.count - before
-        had = self.left.get(hour, {}).get(number, 0)
-        self._set_left(number, hour, had + count)
-        lane.queue(hour)
-        wheels = self._loaded.get(hour)
-        if wheels is not None:
-            if not had and number not in wheels:
-                wheels[number] = LaneWheel(np.empty(0, np.uint64), np.empty(0, np.uint32))
-            if (wheel := wheels.get(number)) is not None:
-                rows = np.frombuffer(bytes(file.pending.table[-count * ROW_BYTES :]), ROW_TYPE)
-                for index, position in enumerate(rows["position"].tolist()):
-                    wheel.add(position, before + index)
-
-    def _set_left(self, number: int, hour: int, count: int) -> None:
-        of_hour = self.left.setdefault(hour, {})
-        self.lanes[number].held += count - of_hour.get(number, 0)
-        if count:
-            of_hour[number] = count
-            self.empty.discard(hour)
-        else:
-            of_hour.pop(number, None)
-            if not of_hour:
-                del self.left[hour]
-                if hour in self._hours:
-                    self.empty.add(hour)
 
     # Restoring
 
@@ -166,7 +133,7 @@ class Lanes(Hours):
             self.lanes[number].learn(mine["origin"].tolist())
             hours, counts = np.unique((mine["position"] >> np.uint64(SEQUENCE_BITS)) // HOUR_MS, return_counts=True)
             for hour, count in zip(hours.tolist(), counts.tolist(), strict=True):
-                self._set_left(number, hour, self.left.get(hour, {}).get(number, 0) + count)
+                self.left.set(number, hour, self.left.get(number, hour) + count)
         return added
 
     def _has(self, file: HourFile, position: int) -> bool:
@@ -195,7 +162,8 @@ class Lanes(Hours):
         for lane in self.lanes:
             lane.cursor = lane.watermark
         for hour in {hour_of(position) for position in cancelled}:
-            self._recount(hour, self.left.get(hour, ()))
+            if (file := self._hours.get(hour)) is not None:
+                self._loaded.recount(file, self.left.numbers(hour))
         for number in moved:
             self._skip(number, self.lanes[number].cursor)
         for number in range(len(self.lanes)):
@@ -209,8 +177,8 @@ class Lanes(Hours):
         lane = self.lanes[number]
         while lane.hours:
             hour = lane.hours[0]
-            if number in self.left.get(hour, ()):
-                wheel = self._loaded.get(hour, {}).get(number)
+            if self.left.get(number, hour):
+                wheel = self._loaded.get(number, hour)
                 position = max(start_of(hour), lane.cursor) if wheel is None else wheel.next()
                 if position is not None:
                     return position
@@ -238,9 +206,9 @@ class Lanes(Hours):
             try:
                 nbytes = self._take(number, file, until, limit, nbytes, taken)
             except ShorterError:
-                self._unload(file)  # and is loaded again, which counts what is lost
+                self._loaded.unload(file)  # and is loaded again, which counts what is lost
             except OSError:
-                self._unload(file)  # what the wheel gave comes again
+                self._loaded.unload(file)  # what the wheel gave comes again
                 if taken:
                     break
                 raise
@@ -248,7 +216,7 @@ class Lanes(Hours):
 
     def _take(self, number: int, file: HourFile, until: int, limit: int, nbytes: int, taken: list[Held]) -> int:
         """Take some of an hour; return the bytes that are left, 0 at the end."""
-        lane, wheel = self.lanes[number], self._wheel(number, file)
+        lane, wheel = self.lanes[number], self._loaded.wheel(number, file)
         entries = [
             (position, place, wheel.number(place))
             for position, place in wheel.take(until, min(_CHUNK, limit - len(taken)))
@@ -271,66 +239,14 @@ class Lanes(Hours):
         lane.cursor = position + 1
         self.mark = max(self.mark, position)
 
-    def _wheel(self, number: int, file: HourFile) -> LaneWheel:
-        self.lanes[number].reading = file.hour
-        wheels = self._loaded.get(file.hour)
-        if wheels is None:
-            wheels = self._load(file)
-        wheel = wheels.get(number)
-        if wheel is None:
-            positions, partitions = file.columns()
-            places = np.flatnonzero(self._alive(file) & self._to_take(number, positions, partitions))
-            wheel = wheels[number] = LaneWheel(positions[places], places.astype(np.uint32))
-        return wheel
-
-    def _alive(self, file: HourFile) -> NDArray[np.bool_]:
-        alive = np.ones(file.count, np.bool_)
-        alive[np.fromiter(file.settled, np.int64, len(file.settled))] = False
-        return alive
-
-    def _to_take(self, number: int, positions: Positions, partitions: Partitions) -> NDArray[np.bool_]:
-        cursor = np.uint64(self.lanes[number].cursor)
-        return np.logical_and.reduce([partitions == number, positions >= cursor, positions != NO_POSITION])  # type: ignore[no-any-return]
-
-    def _load(self, file: HourFile) -> dict[int, LaneWheel]:
-        self._unload_some()
-        self._damages += file.load()
-        positions, partitions = file.columns()
-        alive = np.flatnonzero(self._alive(file)).astype(np.uint32)
-        order = alive[np.argsort(partitions[alive], kind="stable")]
-        found, starts = np.unique(partitions[order], return_index=True)
-        wheels = self._loaded[file.hour] = {}
-        for number, mine in zip(found.tolist(), np.split(order, starts[1:]) if len(found) else (), strict=True):
-            mine = mine[positions[mine] >= np.uint64(self.lanes[number].cursor)]
-            wheels[number] = LaneWheel(positions[mine], mine)
-        for number in wheels.keys() | self.left.get(file.hour, {}).keys():
-            count = len(wheels[number]) if number in wheels else 0
-            self._set_left(number, file.hour, count + self.lanes[number].taken_of(file.hour))
-        return wheels
-
-    def _unload_some(self) -> None:
-        """Unload the hours that no partition reads, and if they are too large, those that were loaded first."""
-        reading = {lane.reading for lane in self.lanes}
-        messages = sum(self._hours[hour].count for hour in self._loaded)
-        for hour in list(self._loaded):
-            if hour not in reading or messages > LOADED_MESSAGES_MAX:
-                messages -= self._hours[hour].count
-                self._unload(self._hours[hour])
-
-    def _unload(self, file: HourFile) -> None:
-        self._loaded.pop(file.hour, None)
-        file.unload()
-
     def rewind(self, number: int) -> None:
         """Take everything again that is not ended."""
         lane = self.lanes[number]
         lane.cursor, lane.reading = lane.watermark, None
         lane.taken.clear()
-        for wheels in self._loaded.values():
-            wheels.pop(number, None)
-        for hour, of_hour in self.left.items():
-            if number in of_hour:
-                lane.queue(hour)
+        self._loaded.forget(number)
+        for hour in self.left.hours(number):
+            lane.queue(hour)
 
     # Ending
 
@@ -346,8 +262,7 @@ class Lanes(Hours):
         if watermark > lane.cursor:
             self._skip(number, watermark)
         for hour, count in lane.end(watermark).items():
-            if left := self.left.get(hour, {}).get(number, 0):
-                self._set_left(number, hour, max(0, left - count))
+            self.left.set(number, hour, max(0, self.left.get(number, hour) - count))
         lane.watermark = watermark
 
     def _skip(self, number: int, cursor: int) -> None:
@@ -356,27 +271,15 @@ class Lanes(Hours):
         before = lane.cursor, lane.taken
         lane.cursor, lane.taken = cursor, deque()
         try:
-            self._recount(hour, [number])
+            if (file := self._hours.get(hour)) is not None:
+                self._loaded.recount(file, [number])
         except OSError:
             lane.cursor, lane.taken = before
             raise
-        for past in [past for past, of_hour in self.left.items() if past < hour and number in of_hour]:
-            self._set_left(number, past, 0)
-        self._loaded.get(hour, {}).pop(number, None)
-
-    def _recount(self, hour: int, numbers: Collection[int]) -> None:
-        file = self._hours.get(hour)
-        if file is None:
-            return
-        positions, partitions = file.columns()
-        alive = self._alive(file)
-        if np.any(positions[alive] == NO_POSITION):
-            self._damages += file.load()  # which tells of what is lost
-            self._unload(file)
-            alive = self._alive(file)
-        for number in list(numbers):
-            count = np.count_nonzero(alive & self._to_take(number, positions, partitions))
-            self._set_left(number, hour, int(count) + self.lanes[number].taken_of(hour))
+        for past in self.left.hours(number):
+            if past < hour:
+                self.left.set(number, past, 0)
+        self._loaded.forget(number)
 
     def cancel(self, number: int, position: int) -> bool:
         """End a message at or above the cursor; return whether there was one.
@@ -389,7 +292,7 @@ class Lanes(Hours):
             return False
         hour = hour_of(position)
         self._hours[hour].settled.add(found[0])
-        self._set_left(number, hour, max(0, self.left.get(hour, {}).get(number, 0) - 1))
+        self.left.set(number, hour, max(0, self.left.get(number, hour) - 1))
         return True
 
     def void(self, number: int, first: int, end: int) -> list[int]:
@@ -448,7 +351,7 @@ class Lanes(Hours):
 
     def over(self) -> list[int]:
         """Past hours that have no message that is not ended: nothing will be put there."""
-        return [hour for hour in self.empty if hour < hour_of(self.mark)]
+        return [hour for hour in self.left.empty if hour < hour_of(self.mark)]
 
     def path(self, hour: int) -> Path:
         """The path of an hour's file."""
@@ -458,8 +361,8 @@ class Lanes(Hours):
         """Forget these hours, whose files are gone."""
         for hour in hours:
             file = self._hours.pop(hour)
-            self._unload(file)
-            self.empty.discard(hour)
+            self._loaded.unload(file)
+            self.left.empty.discard(hour)
             self._full.discard(hour)
             self._buffered_bytes -= file.pending.nbytes
             self.nbytes -= file.size

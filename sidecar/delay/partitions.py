@@ -160,8 +160,7 @@ class PartitionStore(_Synced):
             Partition(name, lane.state, lane.watermark, lane.floor, lane.known.copy())
             for name, lane in zip(self._names, lanes.lanes, strict=True)
         ]
-        left = {hour: of_hour.copy() for hour, of_hour in lanes.left.items()}
-        return Snapshot(self.id, log, lanes.mark, partitions, lanes.known(), left)
+        return Snapshot(self.id, log, lanes.mark, partitions, lanes.known(), lanes.left.copy())
 
     def _replay(self, logs: Iterable[Path]) -> bool:
         """Repeat what the logs have; return whether they have anything."""

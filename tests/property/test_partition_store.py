@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from sidecar.delay import hours, journal, lanes, partitions
+from sidecar.delay import hours, journal, lanes, loaded, partitions
 from sidecar.delay.blocks import NO_TIMESTAMP
 from sidecar.delay.journal import Job
 from sidecar.delay.partitions import PartitionStore
@@ -22,13 +22,13 @@ START_MS = 500_000 * HOUR_MS
 END = START_MS + 1_000 * HOUR_MS << 20
 ACTIONS = (
     *("put",) * 5, *("take",) * 6, *("keep",) * 4, *("begin",) * 3, *("run",) * 3, *("ended",) * 3,
-    "cancel", "rewind", "find", "sync", "fail", "kill", "power", "close",
+    "cancel", "rewind", "find", "sync", "fail", "kill", "power", "strike", "close",
 )  # fmt: skip
 SMALL = {
     (hours, "HOUR_BYTES_MAX"): 600,
     (lanes, "BUFFERED_BYTES_MAX"): 2_000,
     (lanes, "_FLUSH_FILES"): 1,
-    (lanes, "LOADED_MESSAGES_MAX"): 30,
+    (loaded, "LOADED_MESSAGES_MAX"): 30,
     (lanes, "_CHUNK"): 3,
     (journal, "WAL_BYTES_MAX"): 3_000,
     (partitions, "RECORD_BYTES_MAX"): 1_000,
@@ -43,6 +43,8 @@ class Model:
         self.held: dict[int, tuple[int, bytes | None]] = {}
         """Origin and value by position, of what is neither ended nor cancelled."""
         self.known: set[int] = set()
+        self.ever: set[int] = set()
+        """Positions that stood for a message."""
         self.state: bytes | None = None
         self.watermark = self.floor = self.cursor = 0
 
@@ -50,7 +52,7 @@ class Model:
         """The model as it is now."""
         other = Model()
         other.__dict__ |= self.__dict__
-        other.held, other.known = dict(self.held), set(self.known)
+        other.held, other.known, other.ever = dict(self.held), set(self.known), set(self.ever)
         return other
 
 
@@ -171,9 +173,10 @@ class World:
         positions = self.store.put(of_name, rows)
         assert all(position > self.mark for position in positions)
         assert all(position >> 20 >= due for position, due in zip(positions, dues, strict=True))
-        assert not {*positions} & {position for other in self.models.values() for position in other.held}
+        assert not any({*positions} & other.ever for other in self.models.values())
         assert len({*positions}) == len(dues)
         model.held |= zip(positions, zip(origins, values, strict=True), strict=True)
+        model.ever |= {*positions}
         model.known |= {origin for origin in origins if origin >= model.floor}
         if dues:
             self.changed()
@@ -331,6 +334,12 @@ class World:
                     os.pwrite(file.fileno(), bytes(size - durable), durable)
         self.open()
 
+    def strike(self, number: int) -> None:
+        """Process or machine die when a job has just run, and things were done that it knows nothing of."""
+        between = (self.put, self.cancel, self.keep, self.take)[number % 4]
+        for step in self.begin, between, self.run, (self.power, self.kill)[number // 4 % 2]:
+            step(number)
+
     def close(self, _: int) -> None:
         """An orderly end, and another start."""
         self.store.close()
@@ -352,8 +361,10 @@ def test_each_partition_has_what_was_put_and_not_ended(
             for _ in range(250):
                 world.step(random.choice(ACTIONS), random.randrange(1 << 24))
             world.kill(0)
+        assert world.store._lanes._buffered_bytes == 0
         for partition, model in world.models.items():
             number = world.store.number(partition)
             taken = world.store.take(number, END, 1 << 30, 1 << 40)
+            assert len(taken) == len(model.held)
             assert {message.position: (message.origin, message.value) for message in taken} == model.held
         world.store.close()
