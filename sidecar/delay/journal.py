@@ -75,6 +75,7 @@ class Job:
         """What is done: the logs, the files, the checkpoint."""
         self.log: Wal | None = None
         """The log that was begun."""
+        self.error: OSError | None = None
         self._saving, self._checkpoint, self._next_log = saving, checkpoint, next_log
         self._guard = threading.Lock()
         self._is_dropped = False
@@ -86,13 +87,20 @@ class Job:
             OSError: It failed.
         """
         with self._guard:
-            if not self._is_dropped:
+            if self._is_dropped:
+                return
+            try:
                 self._run()
+            except OSError as error:
+                self.error = error
+                raise
 
     def _run(self) -> None:
         for log in self.logs:
             log.sync()
         self.is_logged = True
+        for old in self.logs[:-1]:
+            old.close()  # here, because to close a file that was removed takes long
         for path in self.paths:
             files.sync(path)
         if self._checkpoint is not None:
@@ -111,8 +119,6 @@ class Job:
         """Do nothing from now on; waits while it is being done."""
         with self._guard:
             self._is_dropped = True
-            if self.log is not None:
-                self.log.close()
 
 
 class Progress:
@@ -268,10 +274,7 @@ class Journal:
         self._job = None
         if job.is_logged:
             self.progress.end()
-            for log in job.logs:
-                if log is not self._log:
-                    self._logs.remove(log)
-                    log.close()
+            self._logs = [log for log in self._logs if log is self._log or log not in job.logs]
         if job.is_filed and self._saving is not None:
             del self._saving.paths[: len(job.paths)]
         elif error is not None and not job.is_filed:
@@ -290,7 +293,7 @@ class Journal:
         """
         if self._job is not None:
             self._job.drop()
-            self._job = None
+            self.ended(self._job, self._job.error)
         self._do(self.begin())
 
     def _do(self, job: Job | None) -> None:

@@ -17,6 +17,7 @@ from sidecar.delay.hours import BUFFERED_BYTES_MAX, Hours, NewRow, hour_of, star
 from sidecar.delay.lane import Lane
 from sidecar.delay.left import Left
 from sidecar.delay.loaded import Loaded
+from sidecar.delay.wheel import Positions
 
 _CHUNK = 256
 """Messages that leave a wheel at once."""
@@ -53,8 +54,6 @@ class Lanes(Hours):
         self.lanes = lanes
         self.left = Left(lanes, left, known)
         self._loaded = Loaded(lanes, self.left, damages)
-        self._touched: list[tuple[HourFile, int]] = []
-        """Files of the messages that are being put, and the number of messages before."""
         self._filed = {hour: (file.sequence, set[int]()) for hour, file in known.items()}
         """What files had at the start: all below a sequence number, and positions beyond it."""
         self._to_flush: deque[int] = deque()
@@ -103,37 +102,28 @@ class Lanes(Hours):
 
     def put(self, number: int, rows: Iterable[NewRow], changes: Changes) -> list[int]:
         """Put messages of one partition; return their positions."""
-        positions = self.put_many(rows, changes)
-        for file, before in self._touched:
-            file.in_use = False
-            hour, count, had = file.hour, file.count - before, self.left.get(number, file.hour)
-            self.left.set(number, hour, had + count)
-            self.lanes[number].queue(hour)
-            self._loaded.add(number, file, count, is_first=not had)
-        self._touched.clear()
+        positions, lane = self.put_many(rows, changes), self.lanes[number]
+        for hour, count in _by_hour(np.array(positions, np.uint64)):
+            had = self.left.add(number, hour, count)
+            lane.queue(hour)
+            self._loaded.add(number, self._hours[hour], count, is_first=not had)
         return positions
 
     def _note(self, file: HourFile) -> None:
         super()._note(file)
-        if not file.in_use:
-            file.in_use = True
-            self._touched.append((file, file.count - 1))
+        file.in_use = True
 
     # Restoring
 
     def restore(self, table: bytes, payloads: memoryview) -> int:
         """Put messages that have positions already; see `Hours.restore`. `settle` must follow."""
         added = super().restore(table, payloads)
-        for file, _ in self._touched:
-            file.in_use = False
-        self._touched.clear()
         rows = np.frombuffer(table, ROW_TYPE)
         for number in np.unique(rows["partition"]).tolist():
             mine = rows[rows["partition"] == number]
             self.lanes[number].learn(mine["origin"].tolist())
-            hours, counts = np.unique((mine["position"] >> np.uint64(SEQUENCE_BITS)) // HOUR_MS, return_counts=True)
-            for hour, count in zip(hours.tolist(), counts.tolist(), strict=True):
-                self.left.set(number, hour, self.left.get(number, hour) + count)
+            for hour, count in _by_hour(mine["position"]):
+                self.left.add(number, hour, count)
         return added
 
     def _has(self, file: HourFile, position: int) -> bool:
@@ -366,3 +356,9 @@ class Lanes(Hours):
             self._full.discard(hour)
             self._buffered_bytes -= file.pending.nbytes
             self.nbytes -= file.size
+
+
+def _by_hour(positions: Positions) -> Iterable[tuple[int, int]]:
+    """The hours of positions, and the number of positions in each."""
+    hours, counts = np.unique((positions >> np.uint64(SEQUENCE_BITS)) // HOUR_MS, return_counts=True)
+    return zip(hours.tolist(), counts.tolist(), strict=True)

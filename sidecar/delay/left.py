@@ -34,7 +34,7 @@ class Left:
             return
         of_hour = self._counts.setdefault(hour, {})
         self._lanes[number].held += count - of_hour.get(number, 0)
-        if count > 0:
+        if count:
             of_hour[number] = count
             self.empty.discard(hour)
         else:
@@ -42,6 +42,15 @@ class Left:
             if not of_hour:
                 del self._counts[hour]
                 self.empty.add(hour)
+
+    def add(self, number: int, hour: int, count: int) -> int:
+        """Count messages that were put; return the number before."""
+        of_hour = self._counts.setdefault(hour, {})
+        had = of_hour.get(number, 0)
+        of_hour[number] = had + count
+        self._lanes[number].held += count
+        self.empty.discard(hour)
+        return had
 
     def hours(self, number: int) -> list[int]:
         """The hours where a partition has something left."""

@@ -510,6 +510,21 @@ def test_a_sync_takes_over_from_a_job(store: PartitionStore) -> None:
     assert store.synced == store.changes - 1
 
 
+def test_a_sync_counts_what_a_job_has_done_or_not(store: PartitionStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file that a job could not make durable is not trusted afterwards, though its end was not told."""
+    monkeypatch.setattr(journal, "WAL_BYTES_MAX", 0)
+    synced(store, b"a", 0)
+    job = store.begin_sync()
+    assert job is not None
+    with monkeypatch.context() as patch:
+        patch.setattr("sidecar.files.sync", _failing)
+        with pytest.raises(OSError, match="Input/output error"):
+            job.run()
+    for _ in range(2):
+        with pytest.raises(StateError, match="Input/output error"):
+            store.sync()
+
+
 def test_a_store_without_its_checkpoint_is_refused(store: PartitionStore) -> None:
     """Nothing else says which partition a message belongs to; the folder stays as it is, and is free."""
     synced(store, b"a", 0)
