@@ -91,7 +91,8 @@ class Part:
     def name(self) -> str:
         """``topic@scope:partition:first-last``: stable over restarts and takeovers, never reused for other messages.
 
-        With RocketMQ it is ``topic@scope:broker:queue:first-last``. The scope of delayed messages ends with ``+delayed``.
+        With RocketMQ it is ``topic@scope:broker:queue:first-last``. The scope of delayed messages ends with
+        ``+delayed``.
         """
         scope = self.scope + DELAYED * self.tp.delayed
         return f"{self.tp.topic}@{scope}:{self.tp.queue}:{self.first}-{self.last}"

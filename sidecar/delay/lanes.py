@@ -293,7 +293,7 @@ class Lanes(Hours):
         """
         self.rewind(number)
         ended: list[int] = []
-        for hour in [hour for hour, of_hour in self.left.items() if number in of_hour]:
+        for hour in self.left.hours(number):
             file, found = self._hours[hour], BitMap()
             for before, table in file.tables():
                 origins, positions = table["origin"], table["position"]
@@ -304,8 +304,8 @@ class Lanes(Hours):
                 found.update((places + before).tolist())
             if found:
                 file.settled |= found
-                self._recount(hour, [number])
-                self._loaded.get(hour, {}).pop(number, None)
+                self._loaded.recount(file, [number])
+        self._loaded.forget(number)
         return ended
 
     def find(self, number: int, position: int) -> Held | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import shutil
 import time
 from collections import Counter
 from pathlib import Path
@@ -19,7 +18,9 @@ PARTITIONS = 3
 HEADER = "sidecar-deliver-at"
 
 
-def delayed_kills(broker: Broker, folder: Path, messages: int, times: int, *, spread_s: float, seed: int = 1) -> Finding:
+def delayed_kills(
+    broker: Broker, folder: Path, messages: int, times: int, *, spread_s: float, seed: int = 1
+) -> Finding:
     """Produce messages that fall due while the daemon is killed at random instants; what arrived, how early, how often.
 
     Args:

@@ -16,12 +16,15 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from tests.simulation.broker import BrokenPromiseError
+from tests.simulation.delayed import run_delayed
 from tests.simulation.fifo import run_fifo
 from tests.simulation.leased import run_leased
 from tests.simulation.remoting import run_remoting
 from tests.simulation.world import run_schedule
 
 KINDS: dict[str, Callable[[int], object]] = {
+    "delayed": run_delayed,
+    "delayed-3": partial(run_delayed, hosts=3),
     "leased": run_leased,
     "leased-2": partial(run_leased, members=2),
     "leased-ledger": partial(run_leased, members=2, copies=15),
@@ -29,7 +32,7 @@ KINDS: dict[str, Callable[[int], object]] = {
     "fifo": run_fifo,
     "remoting": run_remoting,
 }
-"""Sources of RocketMQ; without any it is the core, as Kafka's partitions drive it."""
+"""Delayed messages, and sources of RocketMQ; without any it is the core, as Kafka's partitions drive it."""
 CHUNK = 25
 FAILURES_MAX = 10
 

@@ -19,15 +19,15 @@ from sidecar.core.partition_state import Stores
 class Put:
     """Messages that were given to the store together."""
 
-    first: int
     last: int
+    """Their highest offset."""
     count: int
     ids: Sequence[int]
     """Their message ids, settled once the store has the messages."""
 
 
 class Holding:
-    """Keeps the watermark below messages on the way, and the store from delivering what another owner may read."""
+    """Knows what is on the way, and keeps the store from delivering what another owner may read."""
 
     def __init__(self) -> None:
         self._known = BitMap64()
@@ -81,9 +81,9 @@ class Holding:
         return ended
 
     @property
-    def first(self) -> int | None:
-        """The lowest offset on the way; None if there is none."""
-        return next(iter(self._puts.values())).first if self._puts else None
+    def busy(self) -> bool:
+        """Whether messages are on the way: the store must have them before a commit that settles them."""
+        return bool(self._puts)
 
     def committed(self, seen: int) -> None:
         """Record a successful commit: what is below `seen` is read by no other owner."""

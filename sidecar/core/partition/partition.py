@@ -65,15 +65,12 @@ class Partition:
     @property
     def watermark(self) -> int:
         """All offsets below are settled."""
-        on_the_way = self.holding.first
-        if not (self.promises.intents or self.lanes or self.reach.replaying or on_the_way is not None):
-            return self.reach.seen  # most of the time, of most partitions
+        if not (self.promises.intents or self.lanes or self.reach.replaying):  # most of the time, of most partitions
+            return self.reach.seen
         bounds = [intent.first for intent in self.promises.intents]
         bounds += [lane.buffer.fragments[0].first for lane in self.lanes.open()]
         if self.reach.replaying:
             bounds.append(self.reach.position)
-        if on_the_way is not None:
-            bounds.append(on_the_way)
         return min(bounds, default=self.reach.seen)
 
     def state(self) -> PartitionState:
@@ -157,8 +154,10 @@ class Partition:
         begun = self.dues.begin(state, self.promises.intents)
         ids, marks = self.dues.take_ids(), self.dues.take_marks()
         stamp, lineage = self.stamps.next()
-        puts = self.holding.first is not None
-        return CommitItem(self.tp, self.scope, state, generation, ids or None, marks, stamp, lineage, puts), begun
+        item = CommitItem(
+            self.tp, self.scope, state, generation, ids or None, marks, stamp, lineage, puts=self.holding.busy
+        )
+        return item, begun
 
     def acknowledged(self, begun: Begun) -> bool:
         """A commit succeeded: what it promised may be sent. Whether another one is due for what may be told now."""

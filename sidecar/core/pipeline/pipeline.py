@@ -107,7 +107,7 @@ class Pipeline:
         """
         partition = self.partitions[tp]
         partition.holding.know(offsets, partition.reach.seen, stores)
-        self._put(partition, Put(partition.watermark, partition.watermark, 0, ()))
+        self._put(partition, Put(-1, 0, ()))
         return self._last_put
 
     def expects(self, hold: Hold) -> bool:
@@ -177,7 +177,7 @@ class Pipeline:
         offsets = list(self.intake.offsets(messages))
         numbers = identities.read(tp, messages) if identities.remembered else ()
         ids = [number for number in numbers if number is not None]
-        self._put(partition, Put(offsets[0], offsets[-1], len(messages), ids))
+        self._put(partition, Put(offsets[-1], len(messages), ids))
         self._output.ask(Hold(tp, self._last_put, messages, [found.due_ms[offset] for offset in offsets]))
 
     def held(self, tp: TopicPartition, token: int, position: int, now_ms: float) -> None:
@@ -196,7 +196,7 @@ class Pipeline:
             for number in put.ids:
                 partition.dues.journal(number)
             self._apply([Settled(tp, "delayed", put.count)], now_ms)
-        if partition.holding.first is None:
+        if not partition.holding.busy:
             self._putting.discard(tp)
 
     def read_past(self, tp: TopicPartition, position: int, now_ms: float) -> None:
