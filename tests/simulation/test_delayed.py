@@ -1,0 +1,49 @@
+"""Delayed messages hold every promise over seeded schedules of crashes, losses of power, takeovers and resets."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.simulation.run import run
+from tests.simulation.test_mistakes import broken_copy, simulate
+
+MISTAKES = Path(__file__).parent / "mistakes" / "delayed"
+SCHEDULES, JOBS = 2_500, 2
+
+
+@pytest.mark.parametrize("kind", ["delayed", "delayed-3"])
+def test_some_schedules_in_this_process(kind: str) -> None:
+    """Schedules hold every promise; run here, where coverage counts them."""
+    outcome = run(200, kind=kind)
+    assert not outcome.failures, outcome.failures[0]
+    assert outcome.schedules == 200
+
+
+@pytest.mark.timeout(900)  # more than a minute of both cores
+@pytest.mark.parametrize("kind", ["delayed", "delayed-3"])
+def test_thousands_of_schedules(kind: str) -> None:
+    """Nothing is early, lost, sent twice, stuck, or under a name of other messages."""
+    outcome = run(SCHEDULES, seed=10_000, jobs=JOBS, kind=kind)
+    assert not outcome.failures, outcome.failures[0]
+    assert outcome.schedules == SCHEDULES
+
+
+@pytest.mark.parametrize("patch", sorted(MISTAKES.glob("*.patch")), ids=lambda patch: patch.stem)
+def test_mistake_is_found(patch: Path, tmp_path: Path) -> None:
+    """With this mistake in the code some schedule breaks a promise."""
+    broken_copy(patch, tmp_path)
+    text = patch.read_text()
+    seed, kind = re.search(r"^Seed: (\d+)$", text, re.MULTILINE), re.search(r"^Kind: (\S+)$", text, re.MULTILINE)
+    assert seed, f"{patch.name} names no seed"
+    assert kind, f"{patch.name} names no kind"
+    done = simulate(tmp_path, 500, int(seed[1]), "--kind", kind[1])
+    assert done.returncode == 1, f"not found in 500 schedules: {done.stdout}{done.stderr}"
+    assert re.search(r"^seed \d+: (?!raised)", done.stdout, re.MULTILINE), done.stdout + done.stderr
+
+
+def test_no_mistake_is_lost() -> None:
+    """So many are kept at least."""
+    assert len(list(MISTAKES.glob("*.patch"))) >= 20
