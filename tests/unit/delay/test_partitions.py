@@ -10,7 +10,7 @@ from typing import NoReturn
 
 import pytest
 
-from sidecar.delay import journal, lanes, loaded, partitions
+from sidecar.delay import journal, lanes, partitions, readers
 from sidecar.delay.blocks import NO_TIMESTAMP, SEQUENCE_BITS
 from sidecar.delay.hour import HOUR_MS
 from sidecar.delay.journal import CHECKPOINT
@@ -121,7 +121,7 @@ def test_an_hour_leaves_memory_when_no_partition_reads_it(store: PartitionStore)
 
 def test_loaded_hours_are_bounded(store: PartitionStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """A partition whose hour was unloaded goes on where it was."""
-    monkeypatch.setattr(loaded, "LOADED_MESSAGES_MAX", 2)
+    monkeypatch.setattr(readers, "LOADED_MESSAGES_MAX", 2)
     a, _ = synced(store, b"a", 0, 1, 2)
     b, _ = synced(store, b"b", HOUR_MS)
     assert origins(store, a, limit=1) == [0]
