@@ -336,8 +336,8 @@ class World:
     def strike(self, number: int) -> None:
         """Process or machine die when a job has just run, and things were done that it knows nothing of."""
         between = (self.put, self.cancel, self.keep, self.take)[number % 4]
-        done = (self.run, self.sync)[number // 8 % 2]
-        for step in self.begin, between, done, (self.power, self.kill)[number // 4 % 2]:
+        done, told = (self.run, self.sync)[number // 8 % 2], (self.ended, self.put)[number // 16 % 2]
+        for step in self.begin, between, done, told, (self.power, self.kill)[number // 4 % 2]:
             step(number)
 
     def close(self, _: int) -> None:
