@@ -406,6 +406,33 @@ def test_a_checkpoint_has_nothing_that_came_after_its_job_began(
     assert origins(store, number) == [0, 1, 2]
 
 
+@pytest.mark.parametrize("is_late", [False, True])
+def test_each_log_that_was_written_is_made_durable(
+    store: PartitionStore, monkeypatch: pytest.MonkeyPatch, *, is_late: bool
+) -> None:
+    """The old one and the next, whether a job or a sync instead of it does so; a power cut takes nothing."""
+    sizes: dict[str, int] = {}
+    monkeypatch.setattr(os, "fdatasync", lambda fd: sizes.update({_name(fd): os.fstat(fd).st_size}))
+    monkeypatch.setattr(lanes, "_FLUSH_FILES", 0)
+    monkeypatch.setattr(journal, "WAL_BYTES_MAX", 0)
+    number, _ = synced(store, b"a", 0, HOUR_MS)
+    store.put(number, rows(1, first=2))
+    job = store.begin_sync()
+    if is_late:
+        store.put(number, rows(2, first=3))
+        store.sync()
+    elif job is not None:
+        job.run()
+        store.ended_sync(job, None)
+    assert len(logs(store._folder.path)) == 2
+    assert store.synced == store.changes
+    for name in logs(store._folder.path):
+        os.truncate(store._folder.path / name, sizes.get(name, 0))
+    monkeypatch.setattr(lanes, "_FLUSH_FILES", 32)
+    store = reopened(store)
+    assert sorted(origins(store, number)) == [*range(3 + is_late)]
+
+
 def test_a_clean_start_has_nothing_to_repeat(store: PartitionStore) -> None:
     """The log is empty after `close`."""
     synced(store, b"a", 0)
@@ -598,6 +625,10 @@ def test_a_time_that_no_position_has_is_refused(store: PartitionStore, row: list
     with pytest.raises(ValueError, match=f"due_ms lie between 0 and {DUE_MAX_MS}"):
         store.put(number, rows(0) + row)
     assert store.held(number) == 0
+
+
+def _name(fd: int) -> str:
+    return Path(f"/proc/self/fd/{fd}").readlink().name
 
 
 def _full(*_: object) -> NoReturn:
