@@ -14,9 +14,7 @@ from sidecar.delay.blocks import ROW_TYPE, SEQUENCE_BITS, Held
 from sidecar.delay.changes import Changes
 from sidecar.delay.hour import HOUR_MS, SECOND_SEQUENCES, Damage, HourFile, Known, ShorterError
 from sidecar.delay.hours import BUFFERED_BYTES_MAX, Hours, NewRow, hour_of, start_of
-from sidecar.delay.lane import Lane
-from sidecar.delay.left import Left
-from sidecar.delay.loaded import Loaded
+from sidecar.delay.readers import Lane, Left, Loaded
 from sidecar.delay.wheel import Positions
 
 _CHUNK = 256

@@ -20,8 +20,8 @@ from sidecar.delay.hour import SUFFIX as HOUR_SUFFIX
 from sidecar.delay.hour import Damage
 from sidecar.delay.interface import Row
 from sidecar.delay.journal import CHECKPOINT, Job, Journal
-from sidecar.delay.lane import Lane
 from sidecar.delay.lanes import Lanes
+from sidecar.delay.readers import Lane
 from sidecar.delay.snapshot import Partition, Snapshot
 from sidecar.delay.wal import logs_of, records
 from sidecar.errors import StateError

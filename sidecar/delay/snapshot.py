@@ -1,4 +1,4 @@
-"""A checkpoint of a store with several partitions, in its byte form. Opens no file."""
+"""Checkpoints in their byte form: of a store with several partitions, and the hours of any store. Opens no file."""
 
 from __future__ import annotations
 
@@ -7,10 +7,9 @@ from collections.abc import Mapping
 from typing import NamedTuple, Self
 
 import numpy as np
-from pyroaring import BitMap64
+from pyroaring import BitMap, BitMap64
 
 from sidecar.core.snapshots import seal, unseal
-from sidecar.delay.checkpoint import pack_hours, unpack_hours
 from sidecar.delay.hour import Known
 
 _KIND, _VERSION = "PartitionStore", 1
@@ -18,6 +17,8 @@ _TOTALS = struct.Struct("<QQQII")
 """Id of the store, number of the first log, mark, partitions, hours."""
 _PARTITION = struct.Struct("<QQIII")
 """Watermark, floor, bytes of name, state and known origins."""
+_HOUR = struct.Struct("<QQIII")
+"""Hour, bytes, messages, sequence number, bytes of the settled numbers."""
 _NO_STATE = (1 << 32) - 1
 _LEFT = struct.Struct("<QI")
 """Hour and number of partitions that have messages there; partition numbers and counts follow."""
@@ -96,3 +97,23 @@ def _unpack_left(raw: bytes, at: int) -> dict[int, dict[int, int]]:
         left[hour] = dict(zip(numbers, counts, strict=True))
         at += 6 * count
     return left
+
+
+def pack_hours(known: Mapping[int, Known]) -> bytes:
+    """The hours in the form that `unpack_hours` reads."""
+    pieces = []
+    for hour, file in known.items():
+        settled = file.settled.serialize()
+        pieces += [_HOUR.pack(hour, file.size, file.messages, file.sequence, len(settled)), settled]
+    return b"".join(pieces)
+
+
+def unpack_hours(raw: bytes, at: int, hours: int) -> tuple[dict[int, Known], int]:
+    """So many hours from an offset on, and the offset behind them."""
+    known = {}
+    for _ in range(hours):
+        hour, size, count, sequence, settled_bytes = _HOUR.unpack_from(raw, at)
+        at += _HOUR.size
+        known[hour] = Known(size, count, sequence, BitMap.deserialize(raw[at : at + settled_bytes]))
+        at += settled_bytes
+    return known, at

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from sidecar.delay import hours, journal, lanes, loaded, partitions
+from sidecar.delay import hours, journal, lanes, partitions, readers
 from sidecar.delay.blocks import NO_TIMESTAMP
 from sidecar.delay.journal import Job
 from sidecar.delay.partitions import PartitionStore
@@ -28,7 +28,7 @@ SMALL = {
     (hours, "HOUR_BYTES_MAX"): 600,
     (lanes, "BUFFERED_BYTES_MAX"): 2_000,
     (lanes, "_FLUSH_FILES"): 1,
-    (loaded, "LOADED_MESSAGES_MAX"): 30,
+    (readers, "LOADED_MESSAGES_MAX"): 30,
     (lanes, "_CHUNK"): 3,
     (journal, "WAL_BYTES_MAX"): 3_000,
     (partitions, "RECORD_BYTES_MAX"): 1_000,
@@ -337,7 +337,8 @@ class World:
     def strike(self, number: int) -> None:
         """Process or machine die when a job has just run, and things were done that it knows nothing of."""
         between = (self.put, self.cancel, self.keep, self.take)[number % 4]
-        for step in self.begin, between, self.run, (self.power, self.kill)[number // 4 % 2]:
+        done, told = (self.run, self.sync)[number // 8 % 2], (self.ended, self.put)[number // 16 % 2]
+        for step in self.begin, between, done, told, (self.power, self.kill)[number // 4 % 2]:
             step(number)
 
     def close(self, _: int) -> None:

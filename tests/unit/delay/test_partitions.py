@@ -10,7 +10,7 @@ from typing import NoReturn
 
 import pytest
 
-from sidecar.delay import journal, lanes, loaded, partitions
+from sidecar.delay import hour, hours, journal, lanes, partitions, readers
 from sidecar.delay.blocks import NO_TIMESTAMP, SEQUENCE_BITS
 from sidecar.delay.hour import HOUR_MS
 from sidecar.delay.journal import CHECKPOINT
@@ -121,7 +121,7 @@ def test_an_hour_leaves_memory_when_no_partition_reads_it(store: PartitionStore)
 
 def test_loaded_hours_are_bounded(store: PartitionStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """A partition whose hour was unloaded goes on where it was."""
-    monkeypatch.setattr(loaded, "LOADED_MESSAGES_MAX", 2)
+    monkeypatch.setattr(readers, "LOADED_MESSAGES_MAX", 2)
     a, _ = synced(store, b"a", 0, 1, 2)
     b, _ = synced(store, b"b", HOUR_MS)
     assert origins(store, a, limit=1) == [0]
@@ -360,20 +360,25 @@ def test_what_was_not_synced_may_be_lost_as_a_whole(store: PartitionStore) -> No
     assert not store.damages
 
 
-def test_a_checkpoint_is_written_while_messages_come(store: PartitionStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    """At each moment a kill costs nothing and repeats nothing; then the old log is gone."""
+@pytest.mark.parametrize("by_second", [False, True])
+def test_a_checkpoint_is_written_while_messages_come(
+    store: PartitionStore, monkeypatch: pytest.MonkeyPatch, *, by_second: bool
+) -> None:
+    """At each moment a kill costs nothing and repeats nothing; so where sequence numbers count within a second."""
+    for module in (hour, hours, lanes) if by_second else ():
+        monkeypatch.setattr(module, "SECOND_SEQUENCES", 0)
     monkeypatch.setattr(lanes, "_FLUSH_FILES", 1)
     monkeypatch.setattr(journal, "WAL_BYTES_MAX", 1_000)
     number, path, origin, switched = store.number(b"a"), store._folder.path, 0, 0
     for _ in range(12):
-        store.put(number, rows(*(hour * HOUR_MS for hour in range(5)), first=origin, value=bytes(60)))
+        store.put(number, rows(*range(0, 5 * HOUR_MS, HOUR_MS), first=origin, value=bytes(60)))
         origin += 5
         before = logs(path)
         round_of(store)
         switched += logs(path) != before
-        copy = path.parent / f"copy-{origin}"
+        copy = path / f"copy-{origin}"
         copy.mkdir()
-        for file in path.iterdir():
+        for file in filter(Path.is_file, path.iterdir()):
             (copy / file.name).write_bytes(file.read_bytes())
         other = PartitionStore(copy)
         taken = origins(other, number)
@@ -382,21 +387,50 @@ def test_a_checkpoint_is_written_while_messages_come(store: PartitionStore, monk
     assert len(logs(path)) <= 2
 
 
-def test_a_second_of_half_a_million_is_repeated_once(store: PartitionStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where sequence numbers count within a second, positions tell what a file has already."""
-    monkeypatch.setattr("sidecar.delay.hours.SECOND_SEQUENCES", 0)
-    monkeypatch.setattr("sidecar.delay.hour.SECOND_SEQUENCES", 0)
-    monkeypatch.setattr(lanes, "SECOND_SEQUENCES", 0)
-    monkeypatch.setattr(lanes, "_FLUSH_FILES", 1)
-    monkeypatch.setattr(journal, "WAL_BYTES_MAX", 1_000)
-    number = store.number(b"a")
-    for first in range(0, 50, 5):
-        store.put(number, rows(*(hour * HOUR_MS for hour in range(5)), first=first, value=bytes(60)))
-        round_of(store)
-        killed(store)
-        store = PartitionStore(store._folder.path)
-        assert sorted(origins(store, number)) == [*range(first + 5)]
-        store.rewind(number)
+def test_a_checkpoint_has_nothing_that_came_after_its_job_began(
+    store: PartitionStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the log does not have is not half there after a kill: no message, no origin, no state, no cancel."""
+    monkeypatch.setattr(journal, "WAL_BYTES_MAX", 0)
+    number, (first, _) = synced(store, b"a", 0, 1)
+    store.put(number, rows(2, first=2))
+    job = store.begin_sync()
+    assert job is not None
+    store.cancel(number, first)
+    store.put(number, rows(3, first=3))
+    store.keep(number, b"later", 0, 0, 1)
+    job.run()
+    assert job.is_saved
+    store = reopened(store)
+    assert (store.held(number), store.state(number), list(store.known(number))) == (3, None, [0, 1, 2])
+    assert origins(store, number) == [0, 1, 2]
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+def test_each_log_that_was_written_is_made_durable(
+    store: PartitionStore, monkeypatch: pytest.MonkeyPatch, *, is_late: bool
+) -> None:
+    """The old one and the next, whether a job or a sync instead of it does so; a power cut takes nothing."""
+    sizes: dict[str, int] = {}
+    monkeypatch.setattr(os, "fdatasync", lambda fd: sizes.update({_name(fd): os.fstat(fd).st_size}))
+    monkeypatch.setattr(lanes, "_FLUSH_FILES", 0)
+    monkeypatch.setattr(journal, "WAL_BYTES_MAX", 0)
+    number, _ = synced(store, b"a", 0, HOUR_MS)
+    store.put(number, rows(1, first=2))
+    job = store.begin_sync()
+    if is_late:
+        store.put(number, rows(2, first=3))
+        store.sync()
+    elif job is not None:
+        job.run()
+        store.ended_sync(job, None)
+    assert len(logs(store._folder.path)) == 2
+    assert store.synced == store.changes
+    for name in logs(store._folder.path):
+        os.truncate(store._folder.path / name, sizes.get(name, 0))
+    monkeypatch.setattr(lanes, "_FLUSH_FILES", 32)
+    store = reopened(store)
+    assert sorted(origins(store, number)) == [*range(3 + is_late)]
 
 
 def test_a_clean_start_has_nothing_to_repeat(store: PartitionStore) -> None:
@@ -591,6 +625,10 @@ def test_a_time_that_no_position_has_is_refused(store: PartitionStore, row: list
     with pytest.raises(ValueError, match=f"due_ms lie between 0 and {DUE_MAX_MS}"):
         store.put(number, rows(0) + row)
     assert store.held(number) == 0
+
+
+def _name(fd: int) -> str:
+    return Path(f"/proc/self/fd/{fd}").readlink().name
 
 
 def _full(*_: object) -> NoReturn:

@@ -1,20 +1,136 @@
-"""The hours that are loaded: a wheel for each partition that has messages there."""
+"""Readers of the hours, one for each partition: how far they are, what is left for them, and their wheels.
+
+Knows no log.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import heapq
+from collections import Counter, deque
+from collections.abc import Collection, Iterable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
+from pyroaring import BitMap64
 
 from sidecar.delay.blocks import NO_POSITION, ROW_BYTES, ROW_TYPE
 from sidecar.delay.hour import Damage, HourFile
-from sidecar.delay.lane import Lane
-from sidecar.delay.left import Left
+from sidecar.delay.hours import hour_of
 from sidecar.delay.wheel import LaneWheel, Partitions, Positions
 
 LOADED_MESSAGES_MAX = 4_000_000
 """Messages of loaded hours from which on the hours are unloaded that were loaded first."""
+
+
+class Lane:
+    """What a store knows of one partition."""
+
+    def __init__(self) -> None:
+        self.state: bytes | None = None
+        self.floor = 0
+        """Smaller origins are forgotten."""
+        self.known = BitMap64()
+        """Origins of the messages that were put."""
+        self.watermark = 0
+        """All messages below this position are ended."""
+        self.cursor = 0
+        """All messages below this position were taken, or ended."""
+        self.taken: deque[int] = deque()
+        """Positions in [watermark, cursor) of messages that were taken."""
+        self.held = 0
+        """Messages that are not ended."""
+        self.hours: list[int] = []
+        """A heap of the hours that may have messages at or above the cursor."""
+        self.queued: set[int] = set()
+        """The hours in the heap."""
+        self.reading: int | None = None
+        """The hour of the last message that was looked for."""
+
+    def queue(self, hour: int) -> None:
+        """Look at this hour when its time comes."""
+        if hour not in self.queued:
+            self.queued.add(hour)
+            heapq.heappush(self.hours, hour)
+
+    def learn(self, origins: Iterable[int]) -> None:
+        """Note the origins of messages that were put."""
+        self.known.update(origins)
+        self.forget(self.floor)
+
+    def forget(self, floor: int) -> None:
+        """Forget the origins below this one."""
+        self.floor = floor
+        if self.known and self.known.min() < floor:
+            self.known.remove_range(0, floor)
+
+    def end(self, watermark: int) -> Counter[int]:
+        """Forget the messages below a position that were taken; return their number by hour."""
+        ended = Counter[int]()
+        while self.taken and self.taken[0] < watermark:
+            ended[hour_of(self.taken.popleft())] += 1
+        return ended
+
+    def taken_of(self, hour: int) -> int:
+        """Number of messages of an hour that were taken and are not ended."""
+        return sum(hour_of(position) == hour for position in self.taken)
+
+
+class Left:
+    """Counts by hour and partition.
+
+    Args:
+        lanes: Partitions by number; each has the sum of its counts.
+        counts: By hour and partition; no zeros.
+        hours: The hours that have files.
+    """
+
+    def __init__(self, lanes: Sequence[Lane], counts: dict[int, dict[int, int]], hours: Iterable[int]) -> None:
+        self._lanes, self._counts = lanes, counts
+        self.empty = {hour for hour in hours if hour not in counts}
+        """Hours with files that have nothing left."""
+        for of_hour in counts.values():
+            for number, count in of_hour.items():
+                lanes[number].held += count
+
+    def get(self, number: int, hour: int) -> int:
+        """Number of messages."""
+        return self._counts[hour].get(number, 0) if hour in self._counts else 0
+
+    def set(self, number: int, hour: int, count: int) -> None:
+        """Change the number of messages."""
+        if count == self.get(number, hour):
+            return
+        of_hour = self._counts.setdefault(hour, {})
+        self._lanes[number].held += count - of_hour.get(number, 0)
+        if count:
+            of_hour[number] = count
+            self.empty.discard(hour)
+        else:
+            of_hour.pop(number, None)
+            if not of_hour:
+                del self._counts[hour]
+                self.empty.add(hour)
+
+    def add(self, number: int, hour: int, count: int) -> int:
+        """Count messages that were put; return the number before."""
+        of_hour = self._counts.setdefault(hour, {})
+        had = of_hour.get(number, 0)
+        of_hour[number] = had + count
+        self._lanes[number].held += count
+        self.empty.discard(hour)
+        return had
+
+    def hours(self, number: int) -> list[int]:
+        """The hours where a partition has something left."""
+        return [hour for hour, of_hour in self._counts.items() if number in of_hour]
+
+    def numbers(self, hour: int) -> list[int]:
+        """The partitions that have something left in an hour."""
+        return list(self._counts.get(hour, ()))
+
+    def copy(self) -> dict[int, dict[int, int]]:
+        """All counts."""
+        return {hour: of_hour.copy() for hour, of_hour in self._counts.items()}
 
 
 class Loaded:
