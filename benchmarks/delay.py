@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 from benchmarks.delay_linked import Linked
-from sidecar.delay.hour import HOUR_MS
+from sidecar.delay.disk.hour import HOUR_MS
 from sidecar.delay.store import WAL_BYTES_MAX, DelayStore
 
 T = TypeVar("T")

@@ -11,7 +11,7 @@ from sidecar.core.effects import CommitItem, Hold
 from sidecar.core.lineage import Lineage
 from sidecar.core.pipeline.pipeline import Pipeline
 from sidecar.core.records import Columns, DeadLetter, Original, Run, TopicPartition
-from sidecar.delay.blocks import NO_TIMESTAMP, SEQUENCE_BITS
+from sidecar.delay.disk.blocks import NO_TIMESTAMP, SEQUENCE_BITS
 from sidecar.delay.headers import pack_headers, unpack_headers
 from sidecar.delay.interface import HeldStore, Job
 from sidecar.delay.progress import Progress, restored

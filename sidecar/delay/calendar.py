@@ -11,11 +11,11 @@ import numpy as np
 from pyroaring import BitMap
 
 from sidecar import files
-from sidecar.delay.blocks import SEQUENCE_BITS, Held, Table
-from sidecar.delay.changes import Changes
-from sidecar.delay.hour import HOUR_MS, Damage, HourFile, Known, ShorterError, known_of
-from sidecar.delay.hours import Hours, NewRow, hour_of, paths_of, start_of
-from sidecar.delay.wheel import Positions, Wheel
+from sidecar.delay.disk.blocks import SEQUENCE_BITS, Held, Table
+from sidecar.delay.disk.changes import Changes
+from sidecar.delay.disk.hour import HOUR_MS, Damage, HourFile, Known, ShorterError, known_of
+from sidecar.delay.disk.hours import Hours, NewRow, hour_of, paths_of, start_of
+from sidecar.delay.disk.wheel import Positions, Wheel
 
 
 class Spot(NamedTuple):

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from itertools import repeat
 
 from sidecar.core.records import Columns, Details, Header, Message
-from sidecar.delay.blocks import Held
+from sidecar.delay.disk.blocks import Held
 from sidecar.delay.headers import unpack_headers
 
 

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from pyroaring import BitMap64
 
-from sidecar.delay.blocks import Held
+from sidecar.delay.disk.blocks import Held
 
 Row = tuple[int, int, int, int, bytes | None, bytes, bytes | None]
 """Due time in milliseconds, origin, mask, timestamp or `NO_TIMESTAMP`, key, packed headers, value."""

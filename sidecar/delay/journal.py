@@ -9,10 +9,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from sidecar import files
-from sidecar.delay.changes import Record
+from sidecar.delay.disk.changes import Record
+from sidecar.delay.disk.wal import SUFFIX, Wal
 from sidecar.delay.lanes import Lanes
 from sidecar.delay.snapshot import Snapshot
-from sidecar.delay.wal import SUFFIX, Wal
 
 WAL_BYTES_MAX = 64 << 20
 """Size of the log at which another one begins, and a checkpoint is prepared."""

@@ -10,12 +10,12 @@ from pathlib import Path
 import numpy as np
 from pyroaring import BitMap
 
-from sidecar.delay.blocks import ROW_TYPE, SEQUENCE_BITS, Held
-from sidecar.delay.changes import Changes
-from sidecar.delay.hour import HOUR_MS, SECOND_SEQUENCES, Damage, HourFile, Known, ShorterError
-from sidecar.delay.hours import BUFFERED_BYTES_MAX, Hours, NewRow, hour_of, start_of
+from sidecar.delay.disk.blocks import ROW_TYPE, SEQUENCE_BITS, Held
+from sidecar.delay.disk.changes import Changes
+from sidecar.delay.disk.hour import HOUR_MS, SECOND_SEQUENCES, Damage, HourFile, Known, ShorterError
+from sidecar.delay.disk.hours import BUFFERED_BYTES_MAX, Hours, NewRow, hour_of, start_of
+from sidecar.delay.disk.wheel import Positions
 from sidecar.delay.readers import Lane, Left, Loaded
-from sidecar.delay.wheel import Positions
 
 _CHUNK = 256
 """Messages that leave a wheel at once."""

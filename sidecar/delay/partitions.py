@@ -14,16 +14,16 @@ from pathlib import Path
 from pyroaring import BitMap64
 
 from sidecar import files
-from sidecar.delay.blocks import POSITION_MAX, SEQUENCE_BITS, Held
-from sidecar.delay.changes import Entry, Kind, sections
-from sidecar.delay.hour import SUFFIX as HOUR_SUFFIX
-from sidecar.delay.hour import Damage
+from sidecar.delay.disk.blocks import POSITION_MAX, SEQUENCE_BITS, Held
+from sidecar.delay.disk.changes import Entry, Kind, sections
+from sidecar.delay.disk.hour import SUFFIX as HOUR_SUFFIX
+from sidecar.delay.disk.hour import Damage
+from sidecar.delay.disk.wal import logs_of, records
 from sidecar.delay.interface import Row
 from sidecar.delay.journal import CHECKPOINT, Job, Journal
 from sidecar.delay.lanes import Lanes
 from sidecar.delay.readers import Lane
 from sidecar.delay.snapshot import Partition, Snapshot
-from sidecar.delay.wal import logs_of, records
 from sidecar.errors import StateError
 from sidecar.state.folder import StateFolder, state_error
 

@@ -13,10 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 from pyroaring import BitMap64
 
-from sidecar.delay.blocks import NO_POSITION, ROW_BYTES, ROW_TYPE
-from sidecar.delay.hour import Damage, HourFile
-from sidecar.delay.hours import hour_of
-from sidecar.delay.wheel import LaneWheel, Partitions, Positions
+from sidecar.delay.disk.blocks import NO_POSITION, ROW_BYTES, ROW_TYPE
+from sidecar.delay.disk.hour import Damage, HourFile
+from sidecar.delay.disk.hours import hour_of
+from sidecar.delay.disk.wheel import LaneWheel, Partitions, Positions
 
 LOADED_MESSAGES_MAX = 4_000_000
 """Messages of loaded hours from which on the hours are unloaded that were loaded first."""

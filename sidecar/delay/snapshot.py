@@ -10,7 +10,7 @@ import numpy as np
 from pyroaring import BitMap, BitMap64
 
 from sidecar.core.snapshots import seal, unseal
-from sidecar.delay.hour import Known
+from sidecar.delay.disk.hour import Known
 
 _KIND, _VERSION = "PartitionStore", 1
 _TOTALS = struct.Struct("<QQQII")

@@ -14,14 +14,14 @@ import numpy as np
 
 from sidecar import files
 from sidecar.core.snapshots import seal, unseal
-from sidecar.delay.blocks import NO_TIMESTAMP, POSITION_MAX, SEQUENCE_BITS, Held
 from sidecar.delay.calendar import Calendar, Spot
-from sidecar.delay.changes import Changes, Entry
+from sidecar.delay.disk.blocks import NO_TIMESTAMP, POSITION_MAX, SEQUENCE_BITS, Held
+from sidecar.delay.disk.changes import Changes, Entry
+from sidecar.delay.disk.hour import SUFFIX as HOUR_SUFFIX
+from sidecar.delay.disk.hour import Damage, Known
+from sidecar.delay.disk.wal import SUFFIX, Wal, records
 from sidecar.delay.headers import Header, pack_headers, unpack_headers
-from sidecar.delay.hour import SUFFIX as HOUR_SUFFIX
-from sidecar.delay.hour import Damage, Known
 from sidecar.delay.snapshot import pack_hours, unpack_hours
-from sidecar.delay.wal import SUFFIX, Wal, records
 from sidecar.errors import StateError
 from sidecar.state.folder import StateFolder, state_error
 

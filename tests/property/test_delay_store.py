@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from sidecar.delay import hours, store
+from sidecar.delay import store
+from sidecar.delay.disk import hours
 from sidecar.delay.store import CHECKPOINT, DelayedMessage, DelayStore
 from sidecar.errors import StateError
 

@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
-from sidecar.delay import hours, journal, lanes, partitions, readers
-from sidecar.delay.blocks import NO_TIMESTAMP
+from sidecar.delay import journal, lanes, partitions, readers
+from sidecar.delay.disk import hours
+from sidecar.delay.disk.blocks import NO_TIMESTAMP
 from sidecar.delay.journal import Job
 from sidecar.delay.partitions import PartitionStore
 from sidecar.errors import StateError

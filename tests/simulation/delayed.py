@@ -23,8 +23,8 @@ from sidecar.core.pipeline.pipeline import Pipeline
 from sidecar.core.records import Answer, Run, TopicPartition, Verdict
 from sidecar.core.windows.idruns import SortedRun, rising
 from sidecar.daemon.delays import Delays, Synced
-from sidecar.delay.blocks import Held
 from sidecar.delay.columns import BothColumns
+from sidecar.delay.disk.blocks import Held
 from sidecar.delay.interface import Job
 from sidecar.sources.base import Assignment
 from tests.simulation.broker import BrokenPromiseError
@@ -34,7 +34,7 @@ TP = TopicPartition("t", 0)
 LENGTH = 60
 START_MS = 1_000_000
 SETTLE_ROUNDS_MAX = 3_000
-GROUPS = [{0: "g0", 1: "g1", 2: "g2", 3: None}, {0: "g0", 1: "g1", 2: None, 3: "g2"}]
+GROUPS: dict[int, str | None] = {0: "g0", 1: "g1", 2: "g2", 3: None}
 
 Row = tuple[int, int, int | None, int | str | None]
 """Offset, tag, message id, due time or why it is given up."""
@@ -67,11 +67,11 @@ class LineFramer:
         self._columns = BothColumns(RowColumns(), origins=True)
 
     def frame(self, tp: TopicPartition, messages: Any) -> tuple[bytes, Any]:
-        return b"\n".join(self._columns.values(messages)), ()
+        return b"\n".join([value or b"" for value in self._columns.values(messages)]), ()
 
 
 def _tags(tp: TopicPartition, messages: Any) -> Any:
-    return [int(message.value.split()[1]) if isinstance(message, Held) else message[1] for message in messages]
+    return [int((message.value or b"").split()[1]) if isinstance(message, Held) else message[1] for message in messages]
 
 
 @dataclass
@@ -105,7 +105,7 @@ class Circumstances:
             log.append((offset, r.randrange(4), r.randrange(40) if ids and r.random() < 0.8 else None, due))
         columns = BothColumns(RowColumns(), origins=False)
         reading = Reading(
-            columns, LineFramer(), _tags, GROUPS[0],  # type: ignore[arg-type]
+            columns, LineFramer(), _tags, GROUPS,  # type: ignore[arg-type]
             ids=(lambda tp, messages: [row[2] for row in messages]) if ids else None,
             due=lambda tp, messages: [row[3] for row in messages],
         )  # fmt: skip
@@ -187,7 +187,7 @@ class Host:
         self.job: Job | None = None
         self.sends: dict[int, Batch] = {}
         self.letters: dict[int, Store] = {}
-        self.delays = Delays(self.pipeline, self.store, RowColumns(), "g", b"rule", 1 << 40, self._begin)  # type: ignore[arg-type]
+        self.delays = Delays(self.pipeline, self.store, RowColumns(), "g", b"rule", 1 << 40, self._begin)
         self.take()
 
     commit: Step | None
@@ -374,7 +374,7 @@ class Host:
         """What a commit settles is delivered, given up, filtered, a duplicate, or durable in some store."""
         ended = self._world.ended() | {origin for host in self._world.hosts for origin in host.store.durable_origins()}
         for offset, tag, number, _ in self.plan.log[: state.watermark]:
-            wanted = self.plan.reading.groups[tag] is not None and offset not in self._world.skipped
+            wanted = GROUPS[tag] is not None and offset not in self._world.skipped
             if wanted and offset not in ended and number is None:
                 raise BrokenPromiseError("lost", f"{offset} is below the committed {state.watermark}, unsettled")
 
@@ -575,7 +575,7 @@ class World:
         ended = self.ended()
         for offset, tag, number, due in self.plan.log:
             twins = {row[0] for row in self.plan.log if row[2] == number} if number is not None else {offset}
-            wanted = self.plan.reading.groups[tag] is not None
+            wanted = GROUPS[tag] is not None
             if wanted and offset not in ended | self.skipped and not any(twin in ended for twin in twins):
                 raise BrokenPromiseError("lost", f"{offset}, due {due}")
             if not wanted and offset in ended:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from pyroaring import BitMap64
 
-from sidecar.delay.blocks import NO_TIMESTAMP, SEQUENCE_BITS, Held
+from sidecar.delay.disk.blocks import NO_TIMESTAMP, SEQUENCE_BITS, Held
 from sidecar.delay.interface import Row
 
 

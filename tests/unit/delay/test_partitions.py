@@ -10,11 +10,13 @@ from typing import NoReturn
 
 import pytest
 
-from sidecar.delay import hour, hours, journal, lanes, partitions, readers
-from sidecar.delay.blocks import NO_TIMESTAMP, SEQUENCE_BITS
-from sidecar.delay.hour import HOUR_MS
+from sidecar.delay import journal, lanes, partitions, readers
+from sidecar.delay.disk import hour, hours
+from sidecar.delay.disk.blocks import NO_TIMESTAMP, SEQUENCE_BITS
+from sidecar.delay.disk.hour import HOUR_MS
+from sidecar.delay.interface import Row
 from sidecar.delay.journal import CHECKPOINT
-from sidecar.delay.partitions import DUE_MAX_MS, PartitionStore, Row
+from sidecar.delay.partitions import DUE_MAX_MS, PartitionStore
 from sidecar.errors import StateError
 
 START_MS = 500_000 * HOUR_MS
@@ -190,7 +192,7 @@ def test_a_position_is_above_all_that_was_taken_or_seen(store: PartitionStore) -
     b = store.number(b"b")
     (taken,) = [message.position for message in store.take(a, END, 9, 9)]
     assert store.put(b, rows(0))[0] > taken
-    store.keep(a, b"", 0, taken + (5 << SEQUENCE_BITS), 0)
+    store.keep(a, b"", 0, taken + (5 << SEQUENCE_BITS))
     store.sync()
     for _ in range(2):
         store = reopened(store)
@@ -201,7 +203,7 @@ def test_an_ownership_that_begins_anew_takes_what_is_not_ended(store: PartitionS
     """In order, once, with what came to a loaded hour in between, and without what was cancelled."""
     number, positions = synced(store, b"a", 0, 1, 2, 3, HOUR_MS)
     assert origins(store, number, limit=3) == [0, 1, 2]
-    store.keep(number, b"", positions[1], 0, 0)
+    store.keep(number, b"", positions[1], 0)
     store.cancel(number, positions[3])
     store.put(number, rows(50, first=5))
     store.rewind(number)
@@ -231,7 +233,7 @@ def test_what_is_below_the_watermark_is_ended(store: PartitionStore) -> None:
     """In this process and the next, with the state; the number that is held is right without reading files."""
     number, positions = synced(store, b"a", *range(10), HOUR_MS, 2 * HOUR_MS)
     origins(store, number, limit=6)
-    store.keep(number, b"one", positions[4], 0, 0)
+    store.keep(number, b"one", positions[4], 0)
     assert (store.held(number), store.state(number)) == (8, b"one")
     store.close()
     sizes = {path: path.stat().st_size for path in store._folder.path.glob("*.delay")}
@@ -250,7 +252,7 @@ def test_a_watermark_above_the_cursor_ends_what_was_not_taken(store: PartitionSt
     number, positions = synced(store, b"a", 0, 1, HOUR_MS, HOUR_MS + 1)
     at = 1 if kind == "in an hour" else 3
     origins(store, number, START_MS << SEQUENCE_BITS)
-    store.keep(number, b"", positions[at], 0, 0)
+    store.keep(number, b"", positions[at], 0)
     assert store.held(number) == 4 - at
     assert origins(store, number) == [0, 1, 2, 3][at:]
 
@@ -259,8 +261,8 @@ def test_a_lower_watermark_changes_nothing(store: PartitionStore) -> None:
     """What was ended stays so, also in the next process."""
     number, positions = synced(store, b"a", 0, 1)
     origins(store, number)
-    store.keep(number, b"", positions[1], 0, 0)
-    store.keep(number, b"", positions[0], 0, 0)
+    store.keep(number, b"", positions[1], 0)
+    store.keep(number, b"", positions[0], 0)
     store.sync()
     store = reopened(store)
     assert origins(store, number) == [1]
@@ -270,10 +272,11 @@ def test_known_has_what_was_put_above_the_floor(store: PartitionStore) -> None:
     """Ended or not, through restarts; a lower floor brings nothing back, and does not hide what is put then."""
     number, positions = synced(store, b"a", 0, 1, 2, 3)
     assert list(store.known(number)) == [0, 1, 2, 3]
-    store.keep(number, b"", positions[3] + 1, 0, 2)
+    store.floor(number, 2)
+    store.keep(number, b"", positions[3] + 1, 0)
     store.put(number, rows(5, first=1))
     assert list(store.known(number)) == [2, 3]
-    store.keep(number, b"", 0, 0, 0)
+    store.keep(number, b"", 0, 0)
     store.put(number, rows(6, first=1))
     store.sync()
     for _ in range(2):
@@ -307,7 +310,7 @@ def test_an_hour_without_messages_that_are_not_ended_has_no_file(store: Partitio
     a, _ = synced(store, b"a", 0, HOUR_MS)
     b, positions = synced(store, b"b", 0)
     origins(store, a)
-    store.keep(a, b"", START_MS + HOUR_MS << SEQUENCE_BITS, 0, 0)
+    store.keep(a, b"", START_MS + HOUR_MS << SEQUENCE_BITS, 0)
     for _ in range(3):
         round_of(store)
     store.sync()
@@ -315,8 +318,8 @@ def test_an_hour_without_messages_that_are_not_ended_has_no_file(store: Partitio
     store = reopened(store)
     assert path.exists()
     assert origins(store, b) == [0]
-    store.keep(b, b"", positions[0] + 1, 0, 0)
-    store.keep(a, b"", 0, START_MS + HOUR_MS << SEQUENCE_BITS, 0)
+    store.keep(b, b"", positions[0] + 1, 0)
+    store.keep(a, b"", 0, START_MS + HOUR_MS << SEQUENCE_BITS)
     size = store.disk_bytes()
     for _ in range(3):
         round_of(store)
@@ -351,7 +354,7 @@ def test_what_was_not_synced_may_be_lost_as_a_whole(store: PartitionStore) -> No
     """A record is there, or it is not: a put, its partition, the state and the known origins."""
     number = store.number(b"a")
     store.put(number, rows(0))
-    store.keep(number, b"state", 0, 0, 0)
+    store.keep(number, b"state", 0, 0)
     store.sync()
     (log,) = store._folder.path.glob("*.wal")
     os.truncate(log, log.stat().st_size - 1)
@@ -398,7 +401,8 @@ def test_a_checkpoint_has_nothing_that_came_after_its_job_began(
     assert job is not None
     store.cancel(number, first)
     store.put(number, rows(3, first=3))
-    store.keep(number, b"later", 0, 0, 1)
+    store.floor(number, 1)
+    store.keep(number, b"later", 0, 0)
     job.run()
     assert job.is_saved
     store = reopened(store)
@@ -587,7 +591,7 @@ def test_a_file_that_cannot_be_read_is_read_later(store: PartitionStore, monkeyp
     store = PartitionStore(store._folder.path)
     assert origins(store, number, limit=2) == [0, 1]
     with monkeypatch.context() as patch:
-        patch.setattr("sidecar.delay.hour.read_held", _failing)
+        patch.setattr("sidecar.delay.disk.hour.read_held", _failing)
         with pytest.raises(StateError, match="cannot read"):
             origins(store, number)
     assert origins(store, number) == [2, 3, 4]
@@ -614,7 +618,7 @@ def test_a_file_that_is_removed_while_it_is_read_costs_what_is_left_in_it(store:
     (store._folder.path / f"{START_HOUR}.delay").unlink()
     assert not origins(store, number)
     assert store.held(number) == 1
-    store.keep(number, b"", positions[0] + 1, 0, 0)
+    store.keep(number, b"", positions[0] + 1, 0)
     assert store.held(number) == 0
 
 

@@ -10,9 +10,10 @@ from typing import Any, NoReturn
 
 import pytest
 
-from sidecar.delay import hour, store
-from sidecar.delay.blocks import SEQUENCE_BITS, Held, read_held
-from sidecar.delay.hour import HOUR_MS
+from sidecar.delay import store
+from sidecar.delay.disk import hour
+from sidecar.delay.disk.blocks import SEQUENCE_BITS, Held, read_held
+from sidecar.delay.disk.hour import HOUR_MS
 from sidecar.delay.store import CHECKPOINT, DUE_MAX_MS, PUT_BYTES_MAX, DelayStore
 from sidecar.errors import StateError
 
@@ -277,7 +278,7 @@ def test_without_the_checkpoint_all_that_is_in_the_files_is_held(tmp_path: Path,
 
 def test_what_was_not_durable_is_not_taken_for_something_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a process wrote ahead to the hours' files, and never synced, is gone, also without the checkpoint."""
-    monkeypatch.setattr("sidecar.delay.hours.BUFFERED_BYTES_MAX", 0)
+    monkeypatch.setattr("sidecar.delay.disk.hours.BUFFERED_BYTES_MAX", 0)
     filled(tmp_path, 1)
     held = DelayStore(tmp_path)
     for _ in range(5):

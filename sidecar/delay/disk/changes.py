@@ -10,8 +10,8 @@ from typing import NamedTuple, Self
 
 import numpy as np
 
-from sidecar.delay.blocks import ROW_BYTES, ROW_TYPE
-from sidecar.delay.wheel import Positions
+from sidecar.delay.disk.blocks import ROW_BYTES, ROW_TYPE
+from sidecar.delay.disk.wheel import Positions
 
 _SIZES = struct.Struct("<II")
 """Number of messages that were put, and bytes of their payloads."""

@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 
 from sidecar import files
-from sidecar.delay.blocks import NO_KEY, NO_VALUE, ROW, ROW_BYTES, ROW_TYPE, SEQUENCE_BITS
-from sidecar.delay.changes import Changes
-from sidecar.delay.hour import HOUR_MS, SECOND_SEQUENCES, SUFFIX, HourFile, Known
+from sidecar.delay.disk.blocks import NO_KEY, NO_VALUE, ROW, ROW_BYTES, ROW_TYPE, SEQUENCE_BITS
+from sidecar.delay.disk.changes import Changes
+from sidecar.delay.disk.hour import HOUR_MS, SECOND_SEQUENCES, SUFFIX, HourFile, Known
 
 BUFFERED_BYTES_MAX = 32 << 20
 """Messages in memory before they are appended to the files of their hours: the fewer, the smaller the blocks."""

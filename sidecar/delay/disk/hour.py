@@ -14,7 +14,7 @@ import numpy as np
 from pyroaring import BitMap
 
 from sidecar import files
-from sidecar.delay.blocks import (
+from sidecar.delay.disk.blocks import (
     NO_POSITION,
     ROW_TYPE,
     SEQUENCE_BITS,
@@ -26,7 +26,7 @@ from sidecar.delay.blocks import (
     find,
     read_held,
 )
-from sidecar.delay.wheel import Numbers, Partitions, Positions, Wheel
+from sidecar.delay.disk.wheel import Numbers, Partitions, Positions, Wheel
 
 HOUR_MS = 3_600_000
 SUFFIX = ".delay"
