@@ -99,7 +99,7 @@ class Committer:
                 self._ledger.settle(marks, lambda ok: self._inbox.put(StepEnded(ok)))
             case Keep(items):
                 assert self._delays is not None
-                self._delays.keep(items, lambda: self._inbox.put(StepEnded(ok=True)))
+                self._delays.keep(items, lambda ok: self._inbox.put(StepEnded(ok)))
             case Publish(items, kept) if self._watch.in_place():
                 self._kept = kept
                 if items:

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import NamedTuple
+
+import structlog
 
 from sidecar.core.effects import CommitItem, Hold
 from sidecar.core.lineage import Lineage
@@ -19,6 +22,8 @@ from sidecar.errors import StateError
 from sidecar.sources.base import RUN_BYTES, Assignment
 from sidecar.state.offset_map import Identity
 
+log = structlog.get_logger()
+
 MESSAGES_AT_ONCE = 500
 GOES_ON_AT = 0.9
 """Share of the most bytes below which a full store takes messages again."""
@@ -29,6 +34,16 @@ class Synced(NamedTuple):
 
     job: Job
     error: OSError | None
+
+
+class _Waiting(NamedTuple):
+    """What is to be told."""
+
+    changes: int
+    """The number of changes that must be durable."""
+    durable: Callable[[], None]
+    failed: Callable[[], None] | None = None
+    """Called if the store cannot be written at present; None if that only takes longer."""
 
 
 class Delays:
@@ -64,12 +79,12 @@ class Delays:
         self._numbers: dict[TopicPartition, int] = {}
         """The store's numbers of the owned partitions."""
         self._progress: dict[TopicPartition, Progress] = {}
-        self._waiting: deque[tuple[int, Callable[[], None]]] = deque()
-        """What is to be done once so many changes are durable."""
+        self._waiting: deque[_Waiting] = deque()
         self._unwritten: deque[Hold] = deque()
         """Messages that the store could not take yet."""
         self._job: Job | None = None
         self._any_due = False
+        self._told_damages = 0
         self.problem = ""
         """Why the store cannot be written or read at present."""
 
@@ -136,20 +151,22 @@ class Delays:
     def hold(self, hold: Hold) -> None:
         """Put messages into the store; the core is told when they are durable."""
         self._unwritten.append(hold)
-        self._put()
+        self._put_all()
 
-    def _put(self) -> None:
+    def _put_all(self) -> bool:
+        """Put what the store did not take yet; return whether it has taken everything."""
         while self._unwritten:
             try:
-                # What an earlier ownership read is read again, and put then.
-                if self._pipeline.expects(self._unwritten[0]):
-                    self._put_one(self._unwritten[0])
+                self._put(self._unwritten[0])
             except StateError as error:
                 self.problem = str(error)
-                return
+                return False
             self._unwritten.popleft()
+        return True
 
-    def _put_one(self, hold: Hold) -> None:
+    def _put(self, hold: Hold) -> None:
+        if not self._pipeline.expects(hold):  # what an earlier ownership read is read again, and put then
+            return
         columns, messages = self._columns, hold.messages
         stamps = [NO_TIMESTAMP if stamp is None else stamp for stamp in columns.timestamps(messages)]
         headers = [pack_headers(each) if each else b"" for each in columns.headers(messages)]
@@ -161,24 +178,37 @@ class Delays:
 
     def _tell_when_durable(self, tp: TopicPartition, token: int, position: int) -> None:
         """Tell the core that messages are held, once all changes so far are durable."""
-        self._waiting.append((self._store.changes, lambda: self._pipeline.held(tp, token, position, self._now_ms)))
+        held = partial(self._pipeline.held, tp, token, position)
+        self._waiting.append(_Waiting(self._store.changes, lambda: held(self._now_ms)))
 
     _now_ms = 0.0
 
     def tend(self, now_ms: float) -> None:
         """Begin to make durable what was put since the last write."""
         self._now_ms = now_ms
-        if self._unwritten:
-            self._put()
-        if self._job is None:
-            try:
-                self._job = self._store.begin_sync()
-            except StateError as error:
-                self.problem = str(error)
-            if self._job is not None:
-                self._begin(self._job)
+        self._put_all()
+        self._sync()
         self._done(now_ms)
         self._watch_size()
+        for damage in self._store.damages[self._told_damages :]:
+            log.error("delay.damaged", file=str(damage.path), reason=damage.reason, messages=damage.messages)
+        self._told_damages = len(self._store.damages)
+
+    def _sync(self) -> None:
+        """Begin to make changes durable, unless that is under way."""
+        if self._job is not None:
+            return
+        try:
+            self._job = self._store.begin_sync()
+        except StateError as error:
+            self.problem = str(error)
+            failed = [waiting.failed for waiting in self._waiting if waiting.failed is not None]
+            self._waiting = deque(waiting for waiting in self._waiting if waiting.failed is None)
+            for tell in failed:
+                tell()
+            return
+        if self._job is not None:
+            self._begin(self._job)
 
     def _watch_size(self) -> None:
         used, most = self._store.disk_bytes(), self._disk_max_bytes
@@ -189,16 +219,26 @@ class Delays:
             self._pipeline.orders.fill_store(reason if is_full else "")
 
     def ended(self, synced: Synced, now_ms: float) -> None:
-        """Handle the end of a write."""
+        """Handle the end of a write.
+
+        Raises:
+            StateError: What was written last cannot be made durable any more: the next process repeats the log.
+        """
         self._job = None
         self._store.ended_sync(synced.job, synced.error)
         self.problem = "" if synced.error is None else str(synced.error)
+        if self._store.broken is not None:
+            raise StateError(
+                f"delayed messages cannot be made durable: {self._store.broken}",
+                hint="check the disk of state.dir, and start again: what was written is repeated then",
+            )
         self._done(now_ms)
+        self._sync()
 
     def _done(self, now_ms: float) -> None:
         self._now_ms = now_ms
-        while self._waiting and self._waiting[0][0] <= self._store.synced:
-            self._waiting.popleft()[1]()
+        while self._waiting and self._waiting[0].changes <= self._store.synced:
+            self._waiting.popleft().durable()
 
     # Delivering
 
@@ -243,14 +283,23 @@ class Delays:
 
     # Committing
 
-    def keep(self, items: Sequence[CommitItem], then: Callable[[], None]) -> None:
-        """Keep the states of delayed messages, and call `then` once they are durable."""
-        self._keep(items)
-        self._waiting.append((self._store.changes, then))
+    def keep(self, items: Sequence[CommitItem], then: Callable[[bool], None]) -> None:
+        """Keep the states of delayed messages.
+
+        Args:
+            items: The states.
+            then: Called once they, and all messages that are on the way, are durable, or with False if they cannot be.
+        """
+        if self._keep(items):
+            self._waiting.append(_Waiting(self._store.changes, partial(then, True), partial(then, False)))  # noqa: FBT003
+            self._sync()
+        else:
+            then(False)  # noqa: FBT003
 
     def keep_now(self, items: Sequence[CommitItem]) -> bool:
-        """Keep these states, and wait; return whether they are durable."""
-        self._keep(items)
+        """Keep these states, and wait; return whether they, and all messages that are on the way, are durable."""
+        if not self._keep(items):
+            return False
         try:
             self._store.sync()
         except StateError as error:
@@ -259,12 +308,19 @@ class Delays:
         self._done(self._now_ms)
         return True
 
-    def _keep(self, items: Iterable[CommitItem]) -> None:
-        for item in items:
-            tp, state = item.tp.source, item.state
-            if tp in self._numbers:
-                progress = self._progress[tp] = replace(self._progress[tp], state=state)
-                self._store.keep(self._numbers[tp], progress.encoded(self._rules), state.watermark, state.seen)
+    def _keep(self, items: Iterable[CommitItem]) -> bool:
+        if not self._put_all():  # the commit would settle messages that are nowhere
+            return False
+        try:
+            for item in items:
+                tp, state = item.tp.source, item.state
+                if tp in self._numbers:
+                    progress = self._progress[tp] = replace(self._progress[tp], state=state)
+                    self._store.keep(self._numbers[tp], progress.encoded(self._rules), state.watermark, state.seen)
+        except StateError as error:
+            self.problem = str(error)
+            return False
+        return True
 
     def committed(self, results: Mapping[TopicPartition, bool]) -> None:
         """Forget what is below the watermarks of partitions that were committed."""

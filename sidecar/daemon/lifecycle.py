@@ -147,8 +147,6 @@ class Daemon:
                 _refuse_held(path)
             return None
         store = stack.enter_context(closing(PartitionStore(path)))
-        for damage in store.damages:
-            log.error("delay.damaged", file=str(damage.path), reason=damage.reason, messages=damage.messages)
         syncs = stack.enter_context(closing(Worker("delay")))
         return Delays(
             pipeline,

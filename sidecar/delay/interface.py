@@ -8,6 +8,7 @@ from typing import Any, Protocol
 from pyroaring import BitMap64
 
 from sidecar.delay.disk.blocks import Held
+from sidecar.delay.disk.hour import Damage
 
 Row = tuple[int, int, int, int, bytes | None, bytes, bytes | None]
 """Due time in milliseconds, origin, mask, timestamp or `NO_TIMESTAMP`, key, packed headers, value."""
@@ -41,6 +42,16 @@ class HeldStore(Protocol):
     @property
     def synced(self) -> int:
         """The number of these that are durable."""
+        ...
+
+    @property
+    def broken(self) -> OSError | None:
+        """Why what was written last cannot be made durable any more; None if it can."""
+        ...
+
+    @property
+    def damages(self) -> Sequence[Damage]:
+        """What could not be read any more, since the start."""
         ...
 
     def disk_bytes(self) -> int:

@@ -58,6 +58,11 @@ class _Synced:
         return self._journal.progress.synced
 
     @property
+    def broken(self) -> OSError | None:
+        """Why what was written last cannot be made durable any more; None if it can."""
+        return self._journal.broken
+
+    @property
     def unsynced(self) -> int | None:
         """The lowest position of a message that is not durable; `take` does not reach it."""
         return self._journal.progress.unsynced

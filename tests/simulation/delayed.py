@@ -290,9 +290,9 @@ class Host:
             self.commit = None
             self.pipeline.committed(dict.fromkeys(step.tps, False), self._world.now_ms)
 
-    def _kept(self) -> None:
+    def _kept(self, ok: bool) -> None:
         if isinstance(self.commit, Keep):
-            self._do(self.order.ended(ok=True))
+            self._do(self.order.ended(ok=ok))
 
     def _land(self, items: Sequence[CommitItem]) -> bool:
         broker = self._world.broker
@@ -474,6 +474,9 @@ class World:
             self._error_ms = max(self._error_ms, abs(self._skew_ms))
         if self.wandering and chance() < 0.1:
             self.arrive(self.wandering.pop(int(chance() * len(self.wandering))))
+        if chance() < 0.02:
+            for host in self.hosts:
+                host.store.refuses = chance() < 0.5
         if chance() < self.plan.crashes:
             self._replace_owner()
         if chance() < self.plan.resets:
@@ -538,6 +541,7 @@ class World:
         """No more faults: everything comes to its end; the partition visits each host that has messages."""
         self._faulty, self._skew_ms = False, 0
         for host in self.hosts:
+            host.store.refuses = False
             if host.alive and host is not self.broker.owner:
                 host.die()
         owner = self.broker.owner

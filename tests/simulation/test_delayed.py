@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.simulation.broken import MISTAKES, broken_copy, simulate
 from tests.simulation.run import run
-from tests.simulation.test_mistakes import broken_copy, simulate
 
-MISTAKES = Path(__file__).parent / "mistakes" / "delayed"
+DELAYED = MISTAKES / "delayed"
 SCHEDULES, JOBS = 2_500, 2
 
 
@@ -31,7 +31,7 @@ def test_thousands_of_schedules(kind: str) -> None:
     assert outcome.schedules == SCHEDULES
 
 
-@pytest.mark.parametrize("patch", sorted(MISTAKES.glob("*.patch")), ids=lambda patch: patch.stem)
+@pytest.mark.parametrize("patch", sorted(DELAYED.glob("*.patch")), ids=lambda patch: patch.stem)
 def test_mistake_is_found(patch: Path, tmp_path: Path) -> None:
     """With this mistake in the code some schedule breaks a promise."""
     broken_copy(patch, tmp_path)
@@ -46,4 +46,4 @@ def test_mistake_is_found(patch: Path, tmp_path: Path) -> None:
 
 def test_no_mistake_is_lost() -> None:
     """So many are kept at least."""
-    assert len(list(MISTAKES.glob("*.patch"))) >= 20
+    assert len(list(DELAYED.glob("*.patch"))) >= 20

@@ -2,46 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
-MISTAKES = Path(__file__).parent / "mistakes"
+from tests.simulation.broken import MISTAKES, ROOT, broken_copy, simulate
+
 SCHEDULES = 1_000
 """So many schedules, from the seed that the patch names on, find any of them; most need a few."""
-
-
-def broken_copy(patch: Path, place: Path) -> None:
-    """A copy of the package with the mistake in it."""
-    shutil.copytree(ROOT / "sidecar", place / "sidecar", ignore=shutil.ignore_patterns("__pycache__"))
-    command = ["git", "apply", "--verbose", "--unidiff-zero", "-p1", str(patch)]
-    done = subprocess.run(command, cwd=place, env={**os.environ, "GIT_DIR": os.devnull}, capture_output=True, text=True)
-    assert not done.returncode, f"{patch.name} does not apply any more: make it anew\n{done.stderr}"
-
-
-def simulate(place: Path, schedules: int, seed: int = 0, *options: str) -> subprocess.CompletedProcess[str]:
-    """Run the simulator against the copy."""
-    command = [
-        sys.executable,
-        "-P",
-        "-m",
-        "tests.simulation.run",
-        "--schedules",
-        str(schedules),
-        "--seed",
-        str(seed),
-        "--failures-max",
-        "1",
-        *options,
-    ]
-    environment = {**os.environ, "PYTHONPATH": f"{place}{os.pathsep}{ROOT}", "PYTHONDONTWRITEBYTECODE": "1"}
-    return subprocess.run(command, cwd=place, env=environment, capture_output=True, text=True)
 
 
 @pytest.mark.parametrize("patch", sorted(MISTAKES.glob("*.patch")), ids=lambda patch: patch.stem)

@@ -10,7 +10,9 @@ from dataclasses import dataclass, field
 from pyroaring import BitMap64
 
 from sidecar.delay.disk.blocks import NO_TIMESTAMP, SEQUENCE_BITS, Held
+from sidecar.delay.disk.hour import Damage
 from sidecar.delay.interface import Row
+from sidecar.errors import StateError
 
 
 @dataclass
@@ -55,6 +57,10 @@ class ModelStore:
         self._writing: Content | None = None
         self._cursors: dict[int, int] = {}
         self.used_bytes = 0
+        self.broken: OSError | None = None
+        self.damages: list[Damage] = []
+        self.refuses = False
+        """Whether the disk is full."""
 
     def crash(self, chance: Callable[[], float]) -> None:
         """The process is gone; what was not durable may be there or not, but nothing without what was before it."""
@@ -104,6 +110,8 @@ class ModelStore:
 
     def put(self, number: int, rows: Iterable[Row]) -> Sequence[int]:
         shelf, live, positions = self._shelf(number), self._live, []
+        if self.refuses:
+            raise StateError("the disk is full")
         for due_ms, origin, mask, stamp, key, headers, value in rows:
             live.sequence += 1
             position = max(due_ms << SEQUENCE_BITS, (live.mark >> SEQUENCE_BITS) + 1 << SEQUENCE_BITS) + live.sequence
@@ -170,6 +178,8 @@ class ModelStore:
     def begin_sync(self) -> ModelJob | None:
         if self._live.changes == self._durable.changes:
             return None
+        if self.refuses:
+            raise StateError("the disk is full")
         self._writing = copy.deepcopy(self._live)
         return ModelJob(self._writing)
 

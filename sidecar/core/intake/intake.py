@@ -243,7 +243,7 @@ class Intake:
                 fresh[i] = new
                 result.duplicate += not new
             elif new and number is not None:
-                partition.dues.journal(number)
+                partition.journal(number)
         kept, before = [], 0
         for group, owner, chosen in placed:
             rest = [message for i, message in enumerate(chosen, before) if fresh[i]]

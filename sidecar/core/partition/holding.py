@@ -22,7 +22,7 @@ class Put:
     last: int
     """Their highest offset."""
     count: int
-    ids: Sequence[int]
+    ids: list[int]
     """Their message ids, settled once the store has the messages."""
 
 
@@ -63,6 +63,14 @@ class Holding:
     def begin(self, token: int, put: Put) -> None:
         """Record that messages are on the way to the store; tokens rise."""
         self._puts[token] = put
+
+    def withholds(self, number: int) -> bool:
+        """Keep a message id back if it may be of a message of which the store is known to have it, but not durably."""
+        first = next(iter(self._puts.values()), None)
+        if first is None or first.count:
+            return False
+        first.ids.append(number)
+        return True
 
     def expects(self, token: int) -> bool:
         """Whether messages with this token are on the way."""

@@ -142,6 +142,11 @@ class Partition:
 
     # Committing
 
+    def journal(self, number: int) -> None:
+        """Settle a message id that belongs to no intent."""
+        if not self.holding.withholds(number):
+            self.dues.journal(number)
+
     def begin_commit(self, generation: int) -> tuple[CommitItem, Begun] | None:
         """Begin a commit: return its content and what it makes durable, or None if nothing changed.
 

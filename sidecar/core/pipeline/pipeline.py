@@ -107,7 +107,7 @@ class Pipeline:
         """
         partition = self.partitions[tp]
         partition.holding.know(offsets, partition.reach.seen, stores)
-        self._put(partition, Put(-1, 0, ()))
+        self._put(partition, Put(-1, 0, []))
         return self._last_put
 
     def expects(self, hold: Hold) -> bool:

@@ -276,6 +276,7 @@ def test_known_has_what_was_put_above_the_floor(store: PartitionStore) -> None:
     store.keep(number, b"", positions[3] + 1, 0)
     store.put(number, rows(5, first=1))
     assert list(store.known(number)) == [2, 3]
+    store.floor(number, 0)
     store.keep(number, b"", 0, 0)
     store.put(number, rows(6, first=1))
     store.sync()
