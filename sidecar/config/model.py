@@ -220,6 +220,13 @@ class Settings(Model):
             raise ValidationError.from_exception_data("delay", errors)
         return delay
 
+    @field_validator("sink")
+    @classmethod
+    def _has_offsets(cls, sink: Sink, info: ValidationInfo) -> Sink:
+        if info.data.get("delay") is not None and sink.chosen.row_format == "row":
+            raise ValueError("cannot be used with delay so far: rows of tables would have positions instead of offsets")
+        return sink
+
     @field_validator("dead_letters")
     @classmethod
     def _not_read_again(cls, place: Literal["state"] | DeadLetters, info: ValidationInfo) -> Any:

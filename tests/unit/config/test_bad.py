@@ -238,6 +238,14 @@ CASES = [
         "delay",
         "needs source.kafka: messages of RocketMQ cannot be held so far",
     ),
+    Case(
+        "delayed messages in a table",
+        "sink:\n  http:\n    url: http://localhost:8080/ingest\n",
+        "delay: {store: local}\nsink: {delta: {path: /t}}\n",
+        "9:7",
+        "sink",
+        "cannot be used with delay so far",
+    ),
     # variables and secrets
     Case("unset", "orders-sidecar", "${NO_SUCH}", "4:15", "source.kafka.group_id", "NO_SUCH, which is not set", ":-"),
     Case("reference", "orders-sidecar", "${1A}", "4:15", "source.kafka.group_id", "not ${VAR}", "$${"),
