@@ -113,9 +113,8 @@ class Accounts(dict[TopicPartition, Books]):
         number of delayed messages may thus be negative.
         """
         both = Books()
-        for each in (tp.source, tp.store):
-            if each in self:
-                both += self[each]
+        for books in [self[each] for each in (tp.source, tp.store) if each in self]:
+            both += books
         return both
 
     def release(self, tp: TopicPartition) -> None:

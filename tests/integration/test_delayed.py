@@ -2,12 +2,84 @@
 
 from __future__ import annotations
 
+import time
+from contextlib import closing
 from pathlib import Path
 
-from tests.scenarios.delayed import delayed_kills
-from tests.support.kafka import Broker
+from sidecar.state.interface import StoredLetter
+from sidecar.state.store import Store
+from tests.scenarios.delayed import HEADER, delayed_kills
+from tests.scenarios.exactly_once import configuration, finish, new_topics
+from tests.support.kafka import Broker, Outgoing, produce
+from tests.support.process import Daemon, last_words, missing, wait_until
+from tests.support.receiver import Receiver
 
 
 def test_kills_while_messages_fall_due_lose_and_repeat_nothing(kafka: Broker, tmp_path: Path) -> None:
     """Killed 3 times while messages fall due, each arrives once, and none early."""
     assert delayed_kills(kafka, tmp_path, 20_000, 3, spread_s=12).exact
+
+
+def _sent(number: int, due: bytes, value: bytes = b"{}") -> Outgoing:
+    return Outgoing(0, value, b"key-%d" % number, [("tag", b"a"), (HEADER, due)])
+
+
+def _due(after_ms: int) -> bytes:
+    return b"%d" % (time.time_ns() // 1_000_000 + after_ms)
+
+
+def test_dead_letters_name_place_and_reason(kafka: Broker, tmp_path: Path) -> None:
+    """A due time that cannot be read is a dead letter with that reason; so is a held message that is refused."""
+    (topic,) = new_topics(kafka, 1, 1)
+    with Receiver() as receiver:
+        receiver.fail("refuse", status=400, marker="poison")
+        config = configuration(kafka, [topic], receiver.url, "*", delay={"store": "local"})
+        with Daemon(tmp_path, config) as daemon:
+            poison = _sent(2, _due(300), b'"poison"')
+            produce(kafka.bootstrap, topic, [_sent(0, b"soon"), _sent(1, b"40d"), poison, _sent(3, _due(300))])
+            wait_until(lambda: receiver.rows(), 30, "what is held is delivered", detail=daemon.log_tail)
+            finish(kafka, daemon, 60)
+            assert [row[2] for row in receiver.rows()] == [3]
+            letters = _letters(daemon)
+    assert [(one.partition, one.offset) for one in letters] == [(0, 0), (0, 1), (0, 2)]
+    assert "neither epoch milliseconds" in letters[0].reason
+    assert "more than delay.max" in letters[1].reason
+    assert b"poison" in (letters[2].row or b"")
+
+
+def _letters(daemon: Daemon) -> list[StoredLetter]:
+    with closing(Store(daemon.state_dir)) as store:
+        return sorted(store.letters.load(10), key=lambda letter: letter.offset)
+
+
+def test_without_the_section_held_messages_are_not_forgotten(kafka: Broker, tmp_path: Path) -> None:
+    """Exit 78 with their number while messages are held, and the folder that has them."""
+    (topic,) = new_topics(kafka, 1, 1)
+    with Receiver() as receiver:
+        config = configuration(kafka, [topic], receiver.url, "*", delay={"store": "local"})
+        with Daemon(tmp_path, config) as daemon:
+            produce(kafka.bootstrap, topic, [_sent(0, b"1h"), _sent(1, b"2h")])
+            daemon.wait_ready()
+            wait_until(lambda: daemon.status()["delayed"] == 2, 30, "both are held", detail=daemon.log_tail)
+            daemon.stop()
+        del config["delay"]
+        said = last_words(Daemon(tmp_path, config), 78)
+    assert missing(said, "2 delayed messages", str(daemon.state_dir / "delay"), "keep the section delay") == []
+
+
+def test_an_operators_reset_delivers_again_and_holds_nothing_twice(kafka: Broker, tmp_path: Path) -> None:
+    """Held messages from the offset on are dropped, since they come again; those below it stay."""
+    (topic,) = new_topics(kafka, 1, 1)
+    with Receiver() as receiver:
+        config = configuration(kafka, [topic], receiver.url, "*", delay={"store": "local"})
+        with Daemon(tmp_path, config) as daemon:
+            produce(kafka.bootstrap, topic, [_sent(number, _due(12_000)) for number in range(4)])
+            daemon.wait_ready()
+            wait_until(lambda: daemon.status()["delayed"] == 4, 30, "all are held", detail=daemon.log_tail)
+            daemon.stop()
+            group = config["source"]["kafka"]["group_id"]
+            kafka.alter_group_offsets(group, topic, {0: 2})
+            daemon.start()
+            wait_until(lambda: len(receiver.rows()) >= 4, 60, "all are delivered", detail=daemon.log_tail)
+            finish(kafka, daemon, 60)
+        assert sorted(row[2] for row in receiver.rows()) == [0, 1, 2, 3]

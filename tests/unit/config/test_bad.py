@@ -242,7 +242,7 @@ CASES = [
         "delayed messages in a table",
         "sink:\n  http:\n    url: http://localhost:8080/ingest\n",
         "delay: {store: local}\nsink: {delta: {path: /t}}\n",
-        "9:7",
+        "9:1",
         "sink",
         "cannot be used with delay so far",
     ),
