@@ -10,7 +10,7 @@ from sidecar.core.effects import CommitItem
 from sidecar.core.pipeline.commit_order import CommitOrder, Journal, Keep, Publish, Refuse, Settle, Step
 from sidecar.core.pipeline.pipeline import Pipeline
 from sidecar.core.records import TopicPartition
-from sidecar.daemon.delays import Delays
+from sidecar.daemon.delays.delays import Delays
 from sidecar.daemon.ids import IdKeeper
 from sidecar.daemon.record import Record
 from sidecar.daemon.statewatch import StateWatch
@@ -126,7 +126,7 @@ class Committer:
         self._record.commits.ended(results, elapsed_s)
         self._pipeline.committed(results, time.monotonic() * 1000)
         if self._delays is not None:
-            self._delays.committed(results)
+            self._delays.owned.committed(results)
 
     def now(self, tps: Iterable[TopicPartition], take_inbox: Callable[[float], None]) -> None:
         """Commit the settled state of these partitions, and wait for it; a commit under way is overtaken.

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from sidecar.core.pipeline.pipeline import Pipeline
 from sidecar.core.records import Run
-from sidecar.daemon.delays import Delays
+from sidecar.daemon.delays.delays import Delays
 from sidecar.daemon.ids import IdKeeper, IdsSorted
 from sidecar.daemon.snapshots import Snapshots
 from sidecar.sources.base import Assignment, ReadPast, Settled, Source
@@ -68,7 +68,7 @@ class Feed:
             self._pipeline.assign(assignment.tp, assignment.scope, assignment.state, assignment.lineage)
             is_stale |= self._load_positions(assignment, known)
             if self._delays is not None:
-                self._delays.take([assignment])
+                self._delays.owned.take([assignment])
         if is_stale:
             self._snapshots.now()
 
@@ -102,7 +102,7 @@ class Feed:
         patience_s = self._patience_s()
         if self._delays is not None:
             # A message that is due and paused must not make the loop spin.
-            patience_s = max(DUE_POLL_S, min(patience_s, self._delays.wait_s(time.time_ns() // 1_000_000)))
+            patience_s = max(DUE_POLL_S, min(patience_s, self._delays.wait_s()))
         for item in self._source.poll(patience_s):
             self._read(item)
 

@@ -17,7 +17,8 @@ from sidecar.allocator import give_back_large
 from sidecar.config.model import Settings
 from sidecar.core.partition.room import Room
 from sidecar.core.pipeline.pipeline import Pipeline
-from sidecar.daemon.delays import Delays, Synced
+from sidecar.daemon.delays.delays import Delays
+from sidecar.daemon.delays.writing import Synced
 from sidecar.daemon.heap import Heap
 from sidecar.daemon.mail import Told
 from sidecar.daemon.notify import Notifier

@@ -8,7 +8,8 @@ from typing import TypeAlias, assert_never
 
 from sidecar.core.pipeline.pipeline import Pipeline
 from sidecar.daemon.committer import Committer, StepEnded
-from sidecar.daemon.delays import Delays, Synced
+from sidecar.daemon.delays.delays import Delays
+from sidecar.daemon.delays.writing import Synced
 from sidecar.daemon.feed import Feed
 from sidecar.daemon.ids import IdKeeper, IdsChanged, IdsSorted
 from sidecar.daemon.record import Record

@@ -10,7 +10,7 @@ import structlog
 from sidecar.core.pipeline.pipeline import Pipeline
 from sidecar.core.records import TopicPartition
 from sidecar.daemon.committer import Committer
-from sidecar.daemon.delays import Delays
+from sidecar.daemon.delays.delays import Delays
 from sidecar.daemon.feed import Feed
 from sidecar.daemon.ids import IdKeeper
 from sidecar.daemon.mail import Mail
@@ -82,7 +82,7 @@ class Rebalances:
         """Settle and commit as much as possible of these partitions, which are revoked when this returns."""
         self._record.rebalances["revoked"] += 1
         self._reloading.clear()
-        both = self._delays.with_stores(tps) if self._delays is not None else tps
+        both = self._delays.owned.with_stores(tps) if self._delays is not None else tps
         self._pipeline.partitions.fence(both)
         deadline_s = time.monotonic() + REVOKE_DRAIN_S
         while self._pipeline.delivery.outbox.sending(set(both)) and time.monotonic() < deadline_s:
@@ -110,12 +110,12 @@ class Rebalances:
     def _forget(self, tps: Collection[TopicPartition], event: str) -> None:
         books = self._pipeline.books
         released = sum(books[tp].in_flight for tp in tps if tp in books)
-        both = self._delays.with_stores(tps) if self._delays is not None else tps
+        both = self._delays.owned.with_stores(tps) if self._delays is not None else tps
         self._pipeline.forget(both)
         self._ids.forget(tps)
         self._committer.forget(both)
         if self._delays is not None:
-            self._delays.forget(tps)
+            self._delays.owned.forget(tps)
         for tp in tps:
             self._snapshots.assignments.pop(tp, None)
         log.info(event, partitions=[str(tp) for tp in tps][:50], count=len(tps), released=released)

@@ -14,7 +14,7 @@ from sidecar.core.parts import Batch
 from sidecar.core.pipeline.pipeline import Pipeline
 from sidecar.core.records import group_label
 from sidecar.daemon.committer import Committer
-from sidecar.daemon.delays import Delays
+from sidecar.daemon.delays.delays import Delays
 from sidecar.daemon.feed import Feed
 from sidecar.daemon.ids import MEMORY_BYTES, IdKeeper
 from sidecar.daemon.mail import Mail, Told
@@ -89,7 +89,7 @@ class Effects:
                 assert self._delays is not None
                 log.warning("partition.reloaded", **tp.fields(), reason=reason)
                 self._committer.forget([tp])
-                self._delays.reload(tp)
+                self._delays.owned.reload(tp)
             case Reload(tp, reason):
                 log.warning("partition.reloaded", **tp.fields(), reason=reason)
                 self._source.reload(tp)

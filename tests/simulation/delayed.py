@@ -22,7 +22,8 @@ from sidecar.core.pipeline.commit_order import CommitOrder, Journal, Keep, Publi
 from sidecar.core.pipeline.pipeline import Pipeline
 from sidecar.core.records import Answer, Run, TopicPartition, Verdict
 from sidecar.core.windows.idruns import SortedRun, rising
-from sidecar.daemon.delays import Delays, Synced
+from sidecar.daemon.delays.delays import Delays
+from sidecar.daemon.delays.writing import Synced
 from sidecar.delay.columns import BothColumns
 from sidecar.delay.disk.blocks import Held
 from sidecar.delay.interface import Job
@@ -206,7 +207,7 @@ class Host:
         found = Assignment(
             TP, scope, broker.state, "topic", broker.incarnation, resumed=True, read_from=broker.state.watermark
         )
-        self.delays.take([found])
+        self.delays.owned.take([found])
         self.position = broker.state.watermark
         self.paused: frozenset[TopicPartition] = frozenset()
 
@@ -265,10 +266,10 @@ class Host:
                 self._land(self.commit.items)
             self.commit = None
             self.pipeline.committed({}, self._world.now_ms)
-        both = self.delays.with_stores([TP])
+        both = self.delays.owned.with_stores([TP])
         self.pipeline.forget(both)
         self.order.forget(both)
-        self.delays.forget([TP])
+        self.delays.owned.forget([TP])
         if self._world.broker.owner is self:
             self.take()
 
@@ -280,7 +281,7 @@ class Host:
 
     def _reload_delayed(self) -> None:
         self.order.forget([TP.store])
-        self.delays.reload(TP.store)
+        self.delays.owned.reload(TP.store)
 
     def _do(self, step: Step | None) -> None:
         self.commit = step
@@ -316,7 +317,7 @@ class Host:
                 results |= {item.tp: True for item in step.items}
             self.commit = None
             self.pipeline.committed(results, self._world.now_ms)
-            self.delays.committed(results)
+            self.delays.owned.committed(results)
         assert not isinstance(step, Settle)
 
     def sync(self, lost: float) -> None:

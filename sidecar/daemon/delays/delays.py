@@ -1,0 +1,223 @@
+"""Holds delayed messages in a store, and hands them to the core when they are due. Decides nothing about them."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from functools import partial
+from math import inf
+
+import structlog
+
+from sidecar.core.effects import CommitItem, Hold
+from sidecar.core.pipeline.pipeline import Pipeline
+from sidecar.core.records import Columns, DeadLetter, Original, Run, TopicPartition
+from sidecar.daemon.delays.owned import Owned
+from sidecar.daemon.delays.writing import Synced, Writing
+from sidecar.delay.clock import SteadyClock
+from sidecar.delay.disk.blocks import NO_TIMESTAMP, SEQUENCE_BITS
+from sidecar.delay.headers import pack_headers, unpack_headers
+from sidecar.delay.interface import HeldStore, Job
+from sidecar.errors import StateError
+from sidecar.sources.base import RUN_BYTES
+
+log = structlog.get_logger()
+
+MESSAGES_AT_ONCE = 500
+GOES_ON_AT = 0.9
+"""Share of the most bytes below which a full store takes messages again."""
+
+
+class Delays:
+    """The delayed messages of the owned partitions; only for the main thread.
+
+    Args:
+        pipeline: The core.
+        store: Holds the messages.
+        columns: Of the source's messages.
+        group_id: The consumer group.
+        rules: The hash of the rules.
+        disk_max_bytes: Size of the store at which partitions are read no more.
+        begin: Runs a job on the writer's thread, and brings back a `Synced`.
+    """
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        store: HeldStore,
+        columns: Columns,
+        group_id: str,
+        rules: bytes,
+        disk_max_bytes: int,
+        begin: Callable[[Job], None],
+    ) -> None:
+        self._pipeline = pipeline
+        self._store = store
+        self._columns = columns
+        self._disk_max_bytes = disk_max_bytes
+        self._writing = Writing(store, begin)
+        self.owned = Owned(pipeline, store, group_id, rules, self._tell_held)
+        """The partitions."""
+        self._unwritten: deque[Hold] = deque()
+        """Messages that the store could not take yet."""
+        self._clock = SteadyClock()
+        self._now_ms, self._wall_ms = 0.0, 0
+        self._any_due = False
+        self._told_damages = 0
+
+    @property
+    def problem(self) -> str:
+        """Why delayed messages wait, or cannot be held; empty if nothing is wrong."""
+        if self._clock.is_ahead and not self._writing.problem:
+            return "the clock stepped forward, and is not believed before that has lasted for a minute"
+        return self._writing.problem
+
+    # Holding
+
+    def hold(self, hold: Hold) -> None:
+        """Put messages into the store; the core is told when they are durable."""
+        self._unwritten.append(hold)
+        self._put_all()
+
+    def _put_all(self) -> bool:
+        """Put what the store did not take yet; return whether it has taken everything."""
+        while self._unwritten:
+            try:
+                self._put(self._unwritten[0])
+            except StateError as error:
+                self._writing.problem = str(error)
+                return False
+            self._unwritten.popleft()
+        return True
+
+    def _put(self, hold: Hold) -> None:
+        if not self._pipeline.expects(hold):  # what an earlier ownership read is read again, and put then
+            return
+        columns, messages = self._columns, hold.messages
+        stamps = [NO_TIMESTAMP if stamp is None else stamp for stamp in columns.timestamps(messages)]
+        headers = [pack_headers(each) if each else b"" for each in columns.headers(messages)]
+        offsets, masks = columns.offsets(messages), [0] * len(messages)
+        keys, values = columns.keys(messages), columns.values(messages)
+        rows = zip(hold.due_ms, offsets, masks, stamps, keys, headers, values, strict=True)
+        lowest = min(self._store.put(self.owned.numbers[hold.tp], rows))
+        self._tell_held(hold.tp, hold.token, lowest)
+
+    def _tell_held(self, tp: TopicPartition, token: int, position: int) -> None:
+        self._writing.when_durable(lambda: self._pipeline.held(tp, token, position, self._now_ms))
+
+    def tend(self, now_ms: float) -> None:
+        """Begin to make durable what was put since the last write."""
+        self._now_ms = now_ms
+        self._put_all()
+        self._writing.sync()
+        self._watch_size()
+        for damage in self._store.damages[self._told_damages :]:
+            log.error("delay.damaged", file=str(damage.path), reason=damage.reason, messages=damage.messages)
+        self._told_damages = len(self._store.damages)
+
+    def _watch_size(self) -> None:
+        used, most = self._store.disk_bytes(), self._disk_max_bytes
+        was_full = bool(self._pipeline.orders.store_full)
+        is_full = bool(self._unwritten) or used > most * (GOES_ON_AT if was_full else 1)
+        if is_full != was_full:
+            reason = self._writing.problem if self._unwritten else "delayed messages take up delay.disk_max"
+            self._pipeline.orders.fill_store(reason if is_full else "")
+
+    def ended(self, synced: Synced, now_ms: float) -> None:
+        """Handle the end of a write.
+
+        Raises:
+            StateError: See `Writing.ended`.
+        """
+        self._now_ms = now_ms
+        self._writing.ended(synced)
+
+    # Delivering
+
+    def poll(self, now_ms: float, wall_ms: int) -> None:
+        """Hand messages to the core that are due, from the partitions that are not paused."""
+        self._any_due = False
+        self._wall_ms = self._clock.read(now_ms, wall_ms)
+        for tp, number in self.owned.numbers.items():
+            if tp in self._pipeline.partitions and tp.store not in self._pipeline.gate.paused:
+                self._read(tp, number, now_ms)
+
+    def wait_s(self) -> float:
+        """Time from the last `poll` until the next message may be due."""
+        if self._any_due:
+            return 0.0
+        following = [self._store.next(number) for number in self.owned.numbers.values()]
+        due_ms = min((position >> SEQUENCE_BITS for position in following if position is not None), default=None)
+        return inf if due_ms is None else max(0.0, (due_ms - self._wall_ms) / 1000)
+
+    def _read(self, tp: TopicPartition, number: int, now_ms: float) -> None:
+        partition = self._pipeline.partitions.get(tp.store)
+        if partition is None:
+            return
+        # What an earlier owner has read out is read again, whatever this host's clock says.
+        reach = partition.reach
+        until = max(self._wall_ms + 1 << SEQUENCE_BITS, reach.seen)
+        unproven = self._pipeline.partitions[tp].holding.deliverable_below
+        if unproven is not None:
+            until = min(until, unproven)
+        try:
+            messages = self._store.take(number, until, MESSAGES_AT_ONCE, RUN_BYTES)
+        except StateError as error:
+            self._writing.problem = str(error)
+            return
+        if messages:
+            run = Run(tp.store, list(messages), messages[0].position, messages[-1].position)
+            self._pipeline.read(run, now_ms)
+            self._any_due = True
+        elif reach.replaying and until >= reach.seen:
+            following = self._store.next(number)
+            if following is None or following >= reach.seen:
+                self._pipeline.read_past(tp.store, reach.seen, now_ms)
+
+    # Committing
+
+    def keep(self, items: Sequence[CommitItem], then: Callable[[bool], None]) -> None:
+        """Keep the states of delayed messages.
+
+        Args:
+            items: The states.
+            then: Called once they, and all messages that are on the way, are durable, or with False if they cannot be.
+        """
+        if self._keep(items):
+            self._writing.when_durable(partial(then, True), partial(then, False))  # noqa: FBT003
+            self._writing.sync()
+        else:
+            then(False)  # noqa: FBT003
+
+    def keep_now(self, items: Sequence[CommitItem]) -> bool:
+        """Keep these states, and wait; return whether they, and all messages that are on the way, are durable."""
+        return self._keep(items) and self._writing.sync_now()
+
+    def _keep(self, items: Iterable[CommitItem]) -> bool:
+        if not self._put_all():  # the commit would settle messages that are nowhere
+            return False
+        try:
+            self.owned.keep(items)
+        except StateError as error:
+            self._writing.problem = str(error)
+            return False
+        return True
+
+    # Dead letters
+
+    def traced(self, letters: Iterable[DeadLetter]) -> list[DeadLetter]:
+        """Dead letters with the places that their messages had at the source, where the messages may be gone.
+
+        Those of an earlier ownership are left out if their messages have ended since.
+        """
+        found = [self._traced(letter) if letter.tp.delayed else letter for letter in letters]
+        return [letter for letter in found if letter is not None]
+
+    def _traced(self, letter: DeadLetter) -> DeadLetter | None:
+        tp = letter.tp.source
+        held = self._store.find(self.owned.number(tp), letter.offset)
+        if held is None:
+            return None
+        original = Original(held.key, held.value, unpack_headers(held.headers), held.timestamp_ms)
+        return replace(letter, tp=tp, offset=held.origin, original=original)

@@ -1,0 +1,122 @@
+"""The delayed messages of the owned partitions: where each continues, and what is kept of its progress."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import replace
+
+from sidecar.core.effects import CommitItem
+from sidecar.core.lineage import Lineage
+from sidecar.core.pipeline.pipeline import Pipeline
+from sidecar.core.records import TopicPartition
+from sidecar.delay.interface import HeldStore
+from sidecar.delay.progress import Progress, restored
+from sidecar.sources.base import Assignment
+from sidecar.state.offset_map import Identity
+
+
+class Owned:
+    """The owned partitions, with the numbers that the store knows them by; only for the main thread.
+
+    Args:
+        pipeline: The core.
+        store: Holds the messages.
+        group_id: The consumer group.
+        rules: The hash of the rules.
+        tell_held: Tells the core, once all changes so far are durable, that messages are held: with the partition, the
+            token and their lowest position.
+    """
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        store: HeldStore,
+        group_id: str,
+        rules: bytes,
+        tell_held: Callable[[TopicPartition, int, int], None],
+    ) -> None:
+        self._pipeline = pipeline
+        self._store = store
+        self._group_id = group_id
+        self._rules = rules
+        self._tell_held = tell_held
+        self.numbers: dict[TopicPartition, int] = {}
+        """The store's numbers of the owned partitions."""
+        self._progress: dict[TopicPartition, Progress] = {}
+
+    def number(self, tp: TopicPartition) -> int:
+        """The store's number of a partition, owned or not."""
+        name = "\0".join([self._group_id, tp.topic, tp.broker, str(tp.partition)])
+        return self._store.number(name.encode("utf-8", "surrogateescape"))
+
+    def take(self, assignments: Iterable[Assignment]) -> None:
+        """Take the delayed messages of partitions that the core has just been given."""
+        for assignment in assignments:
+            tp, seen = assignment.tp, assignment.state.seen
+            number = self.numbers[tp] = self.number(tp)
+            self._progress[tp] = self._continued(number, self._restored(number), assignment)
+            known = self._store.known(number)
+            known.remove_range(0, seen)
+            stores = assignment.state.stores.taken_by(self._store.id, seen)
+            self._tell_held(tp, self._pipeline.know_delayed(tp, known, stores), 0)
+            self._assign(tp)
+
+    def _restored(self, number: int) -> Progress:
+        identity = Identity("", self._group_id, f"{self._store.id:x}.{number}", 0)
+        return restored(self._store.state(number), identity, self._rules)
+
+    def _continued(self, number: int, progress: Progress, assignment: Assignment) -> Progress:
+        """The progress from which the partition goes on: offsets of another incarnation are other messages."""
+        state, topic_id, incarnation = assignment.state, assignment.topic_id, assignment.incarnation
+        if progress.incarnation != incarnation:
+            # An operator's reset, or other rules: from the offset on all comes again, and is put again.
+            self._store.restart(number, state.watermark if progress.topic_id == topic_id else None)
+        else:
+            void_from = state.stores.void_from(self._store.id)
+            if void_from is not None:
+                self._store.void(number, void_from, state.seen)
+        now = replace(progress, topic_id=topic_id, incarnation=incarnation)
+        self._store.keep(number, now.encoded(self._rules), now.state.watermark, now.state.seen)
+        return now
+
+    def _assign(self, tp: TopicPartition) -> None:
+        progress, number = self._progress[tp], self.numbers[tp]
+        is_durable = self._store.synced == self._store.changes
+        self._pipeline.assign(tp.store, progress.identity.scope, progress.state, Lineage(durable=is_durable))
+        self._store.rewind(number)
+        self._pipeline.restored(tp.store, self._store.held(number))
+
+    def reload(self, tp: TopicPartition) -> None:
+        """Take delayed messages again that the core gave up, from the state that was kept."""
+        if tp.source in self.numbers:
+            self._progress[tp.source] = self._restored(self.numbers[tp.source])
+            self._assign(tp.source)
+
+    def forget(self, tps: Collection[TopicPartition]) -> None:
+        """Drop partitions that are no longer owned; their delayed messages stay in the store."""
+        for tp in tps:
+            self.numbers.pop(tp, None)
+            self._progress.pop(tp, None)
+
+    def with_stores(self, tps: Iterable[TopicPartition]) -> list[TopicPartition]:
+        """These partitions, and the delayed messages of each."""
+        return [each for tp in tps for each in ((tp, tp.store) if tp in self.numbers else (tp,))]
+
+    def keep(self, items: Iterable[CommitItem]) -> None:
+        """Keep states of delayed messages, durably with the next write.
+
+        Raises:
+            StateError: A file of the store cannot be read.
+        """
+        for item in items:
+            tp, state = item.tp.source, item.state
+            if tp in self.numbers:
+                progress = self._progress[tp] = replace(self._progress[tp], state=state)
+                self._store.keep(self.numbers[tp], progress.encoded(self._rules), state.watermark, state.seen)
+
+    def committed(self, results: Mapping[TopicPartition, bool]) -> None:
+        """Forget what is below the watermarks of partitions that were committed."""
+        for tp, is_committed in results.items():
+            partition = self._pipeline.partitions.get(tp)
+            if is_committed and partition is not None and tp in self.numbers:
+                self._store.floor(self.numbers[tp], partition.reach.committed)

@@ -1,0 +1,93 @@
+"""Makes durable what was changed in a store of delayed messages, on another thread, and tells who waits for it."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import NamedTuple
+
+from sidecar.delay.interface import HeldStore, Job
+from sidecar.errors import StateError
+
+
+class Synced(NamedTuple):
+    """The end of a write of the store. Goes to the inbox."""
+
+    job: Job
+    error: OSError | None
+
+
+class _Waiting(NamedTuple):
+    changes: int
+    """The number of changes that must be durable."""
+    durable: Callable[[], None]
+    failed: Callable[[], None] | None
+    """Called if the store cannot be written at present; None if that only takes longer."""
+
+
+class Writing:
+    """The writes of a store; only for the main thread.
+
+    Args:
+        store: The store.
+        begin: Runs a job on the writer's thread, and brings back a `Synced`.
+    """
+
+    def __init__(self, store: HeldStore, begin: Callable[[Job], None]) -> None:
+        self._store = store
+        self._begin = begin
+        self._job: Job | None = None
+        self._waiting: deque[_Waiting] = deque()
+        self.problem = ""
+        """Why the store could not be written or read last; empty if it could."""
+
+    def when_durable(self, durable: Callable[[], None], failed: Callable[[], None] | None = None) -> None:
+        """Call one of these once all changes so far are durable, or cannot be made durable at present."""
+        self._waiting.append(_Waiting(self._store.changes, durable, failed))
+
+    def sync(self) -> None:
+        """Begin to make changes durable, unless that is under way; tell who waits for what is durable."""
+        self._tell()
+        if self._job is not None:
+            return
+        try:
+            self._job = self._store.begin_sync()
+        except StateError as error:
+            self.problem = str(error)
+            failed = [waiting.failed for waiting in self._waiting if waiting.failed is not None]
+            self._waiting = deque(waiting for waiting in self._waiting if waiting.failed is None)
+            for tell in failed:
+                tell()
+            return
+        if self._job is not None:
+            self._begin(self._job)
+
+    def ended(self, synced: Synced) -> None:
+        """Handle the end of a write.
+
+        Raises:
+            StateError: What was written last cannot be made durable any more: the next process repeats the log.
+        """
+        self._job = None
+        self._store.ended_sync(synced.job, synced.error)
+        self.problem = "" if synced.error is None else str(synced.error)
+        if self._store.broken is not None:
+            raise StateError(
+                f"delayed messages cannot be made durable: {self._store.broken}",
+                hint="check the disk of state.dir, and start again: what was written is repeated then",
+            )
+        self.sync()
+
+    def sync_now(self) -> bool:
+        """Make all changes durable; return whether they are."""
+        try:
+            self._store.sync()
+        except StateError as error:
+            self.problem = str(error)
+            return False
+        self._tell()
+        return True
+
+    def _tell(self) -> None:
+        while self._waiting and self._waiting[0].changes <= self._store.synced:
+            self._waiting.popleft().durable()
