@@ -1,0 +1,105 @@
+"""Delayed messages in the core: bounds that the simulator does not look at."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from pyroaring import BitMap64
+
+from sidecar.core.effects import Flow
+from sidecar.core.partition.reach import CountedReach
+from sidecar.core.partition.room import Room
+from sidecar.core.partition_state import STORES_MAX, LaneState, PartitionState, SharedIntent, Stores, Tries
+from sidecar.core.pipeline.pipeline import Pipeline
+from sidecar.core.records import TopicPartition
+from sidecar.state.offset_map import Identity, decode, encode
+from tests.simulation.delayed import TP, Circumstances
+
+HOUR = 3_600_000 << 20
+"""An hour in positions."""
+IDENTITY = Identity("cluster", "group", "topic", 5)
+
+
+def test_the_span_of_delayed_messages_is_counted_in_messages() -> None:
+    """An hour between two of them is two messages, and those below the committed watermark count no more."""
+    reach = CountedReach(0, 0, 0)
+    reach.took(HOUR, 3)
+    reach.took(2 * HOUR, 4)
+    assert reach.span == 7
+    reach.commit(HOUR + 1)
+    assert reach.span == 4
+
+
+def test_a_full_state_of_positions_fits_into_the_metadata() -> None:
+    """As many groups and intents as the room allows, spread over 30 days."""
+    room, month = Room().for_positions, 24 * 30 * HOUR
+    base = 500_000 * HOUR
+    spread = [base + month * i // 1_000 for i in range(1_000)]
+    extra = room.extra_bytes // 10
+    cuts = tuple((first, last) for first, last in zip(spread[::2], spread[1::2], strict=True))
+    lanes = {
+        (1 << 48) - 1 - i: LaneState(base + month, cuts[: 1 + extra] if i == 0 else ((base, base + month),))
+        for i in range(room.lanes)
+    }
+    tries = {(key, *lane.intents[0]): Tries(16_000, 2_000_000) for key, lane in list(lanes.items())[: room.tries]}
+    stores = Stores(1, tuple((i << 40, 1 << 60) for i in range(STORES_MAX)))
+    state = PartitionState(base, base + month, lanes, None, (), tries)
+    assert decode(encode(IDENTITY, b"rule", state), base, IDENTITY, b"rule").state == state
+    many = room.extra_cuts_bytes * 10 // 16 // 14
+    shared = tuple(SharedIntent(spread[i], spread[i] + month) for i in range(many))
+    state = replace(state, lanes={}, tries={}, shared=shared, shared_from=base + month)
+    assert decode(encode(IDENTITY, b"rule", state), base, IDENTITY, b"rule").state == state
+    own = PartitionState(7, 9, stores=stores)
+    assert decode(encode(IDENTITY, b"rule", own), 7, IDENTITY, b"rule").state == own
+
+
+def test_a_full_store_stops_partitions_and_not_what_is_held() -> None:
+    """Partitions are not read, what is held is, and all goes on when there is space again."""
+    plan = Circumstances.of(1)
+    pipeline = Pipeline(plan.reading, plan.batching, plan.rules, lambda: 0.5)
+    for tp in (TP, TP.store):
+        pipeline.assign(tp, "s", PartitionState(0, 0))
+    pipeline.orders.fill_store("no space")
+    assert _flows(pipeline) == [frozenset({TP})]
+    assert pipeline.gate.stops == {"delay_full": "no space"}
+    pipeline.orders.fill_store("")
+    assert _flows(pipeline) == [frozenset()]
+
+
+def _flows(pipeline: Pipeline) -> list[frozenset[TopicPartition]]:
+    return [effect.paused for effect in pipeline.step(0.0) if isinstance(effect, Flow)]
+
+
+def test_the_newest_stores_are_listed() -> None:
+    """Each owner with another store lists the one before; one that comes back is listed no more."""
+    stores = Stores()
+    for store in range(1, STORES_MAX + 4):
+        stores = stores.taken_by(store, 10 * store)
+    assert stores == Stores(STORES_MAX + 3, tuple((i, 10 * (i + 1)) for i in range(3, STORES_MAX + 3)))
+    assert (stores.void_from(STORES_MAX + 3), stores.void_from(3), stores.void_from(1)) == (None, 40, 0)
+    assert dict(stores.taken_by(5, 999).others).keys() == {3, 4, *range(6, STORES_MAX + 4)}
+
+
+def test_names_of_delayed_messages_are_marked() -> None:
+    """In a log, a JSON object and a name; a partition and its delayed messages lead to each other."""
+    queue = TopicPartition("t", 3, "a")
+    assert (str(queue.store), str(TP.store)) == ("t[a:3+delayed]", "t[0+delayed]")
+    assert queue.store.fields() == {"topic": "t", "partition": 3, "broker": "a", "delayed": True}
+    assert (queue.store.source, queue.store.store, queue.store.queue) == (queue, queue.store, "a:3")
+    assert not queue.delayed
+
+
+def test_what_the_store_has_is_told_before_anything_is_read() -> None:
+    """Until that is durable, a commit waits for the store."""
+    plan = Circumstances.of(1)
+    pipeline = Pipeline(plan.reading, plan.batching, plan.rules, lambda: 0.5)
+    pipeline.assign(TP, "s", PartitionState(0, 0))
+    token = pipeline.know_delayed(TP, BitMap64([4]), Stores(1))
+    assert not pipeline.idle
+    (item,) = pipeline.commits.begin([TP])
+    assert item.puts
+    assert item.state.stores == Stores(1)
+    pipeline.held(TP, token, 0, 0.0)
+    pipeline.committed({}, 0.0)
+    (item,) = pipeline.commits.begin([TP])
+    assert not item.puts
