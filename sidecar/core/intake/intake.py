@@ -42,7 +42,7 @@ class Sorted:
     delayed: list[Message] = field(default_factory=list)
     """Messages that the store is to hold, in the order of their offsets."""
     due_ms: dict[int, int] = field(default_factory=dict)
-    """Due times by offset, of these messages at least."""
+    """Due times by offset, of these messages and of those that a store has already."""
     refused: dict[int, str] = field(default_factory=dict)
     """Why messages are given up, by offset."""
 
@@ -153,7 +153,7 @@ class Intake:
     ) -> None:
         """Decide about messages that are read again, or of which some are delayed.
 
-        The store decides about a delayed message, not the state of the partition: it may not have what was put last.
+        A delayed message is in no part of its partition, so the state does not tell of it: a store has it, or gets it.
         """
         tp, is_delayed = partition.tp, self._note_due(messages, due, result)
         table: defaultdict[tuple[str | None, bool], list[Message]] = defaultdict(list)
@@ -195,7 +195,7 @@ class Intake:
         ]
 
     def _note_due(self, messages: list[Message], due: Sequence[int | str | None], result: Sorted) -> Iterable[bool]:
-        """Note due times and refusals in the result; return whether each message is delayed."""
+        """Note due times and refusals in the result; return whether each message is delayed (without end if none is)."""
         if not any(due):
             return repeat(object=False)
         for offset, when in zip(self._r.columns.offsets(messages), due, strict=True):
