@@ -195,7 +195,7 @@ class Intake:
         ]
 
     def _note_due(self, messages: list[Message], due: Sequence[int | str | None], result: Sorted) -> Iterable[bool]:
-        """Note due times and refusals in the result; return whether each message is delayed (without end if none is)."""
+        """Note due times and refusals in the result; return for each message whether it is delayed."""
         if not any(due):
             return repeat(object=False)
         for offset, when in zip(self._r.columns.offsets(messages), due, strict=True):
