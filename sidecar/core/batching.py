@@ -43,16 +43,18 @@ def held_bytes(fragment: Fragment) -> int:
     is below 4 %.
     """
     ids = ID_BYTES * len(fragment.ids) if fragment.ids is not None else 0
-    rest = ids + len(fragment.keys) + REASON_BYTES * len(reasons_of(fragment))
+    rest = ids + len(fragment.keys)
+    if fragment.unframeable:
+        rest += REASON_BYTES * len(reasons_of(fragment))
     return body_bytes(fragment) + OFFSET_BYTES * fragment.count + rest
 
 
 def reasons_of(fragment: Fragment) -> Mapping[int, str]:
     """Why messages of the fragment have no row, by offset, as far as it is not only the format."""
-    return fragment.unframeable if isinstance(fragment.unframeable, Mapping) else {}
+    return fragment.unframeable if isinstance(fragment.unframeable, dict) else {}
 
 
-def _picked(offsets: list[int], reasons: Mapping[int, str]) -> Sequence[int] | Mapping[int, str]:
+def _picked(offsets: list[int], reasons: Mapping[int, str]) -> Sequence[int] | dict[int, str]:
     """`Fragment.unframeable` for these offsets."""
     if any(offset in reasons for offset in offsets):
         return {offset: reasons.get(offset, UNFRAMEABLE) for offset in offsets}

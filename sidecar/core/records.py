@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, NotRequired, Protocol, TypeAlias, TypedDict
 from urllib.parse import quote, quote_from_bytes
@@ -65,6 +65,8 @@ class TopicPartition(NamedTuple):
     @property
     def queue(self) -> str:
         """``partition`` or ``broker:queue``; the broker's name is percent-encoded where it would break a header."""
+        if not self.broker:
+            return str(self.partition)
         name = self.source.broker
         return f"{quote(name, safe='')}:{self.partition}" if name else str(self.partition)
 
@@ -171,7 +173,7 @@ class Fragment:
     """The rows, joined by the separator; a bytearray only while it is being extended."""
     ids: Sequence[int] | None = None
     """Message id of each row or `NO_ID`, if duplicates are recognized by id."""
-    unframeable: Sequence[int] | Mapping[int, str] = ()
+    unframeable: Sequence[int] | dict[int, str] = ()
     """Offsets of its messages without a row; with reasons if it is not only the format that cannot represent them."""
     at_ms: float = 0.0
     """Time of the read, monotonic."""

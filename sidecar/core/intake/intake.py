@@ -92,7 +92,7 @@ class Intake:
         if not messages:
             return result
         due: Sequence[int | str | None] = ()
-        if self._r.due is not None and not partition.tp.delayed:
+        if self._r.due is not None and not partition.is_delayed:
             due = self._r.due(partition.tp, messages)
         if partition.reach.replaying or settled or any(due):
             self._sort_slowly(partition, messages, settled, due, result, now_ms)
@@ -116,7 +116,7 @@ class Intake:
         self, partition: Partition, messages: list[Message], result: Sorted, now_ms: float
     ) -> Iterator[tuple[str, list[Message]]]:
         raws = self._r.tags(partition.tp, messages)
-        if self._r.ids is not None and not partition.tp.delayed:
+        if self._r.ids is not None and not partition.is_delayed:
             wanted = [
                 (raw, message) for raw, message in zip(raws, messages, strict=True) if self._r.groups[raw] is not None
             ]
@@ -169,7 +169,7 @@ class Intake:
                 placed.append((group, partition.holding, list(compress(chosen, map(not_, known)))))
             else:
                 placed += self._place(partition, group, chosen, settled)
-        if self._r.ids is not None and not tp.delayed:
+        if self._r.ids is not None and not partition.is_delayed:
             placed = self._without_known_ids(partition, placed, result, now_ms)
         for group, owner, chosen in placed:
             if not chosen:

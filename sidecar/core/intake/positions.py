@@ -40,7 +40,9 @@ class Positions:
         Raises:
             HoleError: A message below the position was never read.
         """
-        if run.tp.delayed:  # the store gives each message once, and a second of positions would take 16,384 containers
+        if (
+            partition.is_delayed
+        ):  # the store gives each message once, and a second of positions would take 16,384 containers
             return run.messages, None
         window = self._window(run.tp)
         messages, keep_from = run.messages, partition.reach.committed

@@ -52,7 +52,9 @@ class Partition:
     ) -> None:
         self.tp = tp
         self.scope = scope
-        self.reach = (CountedReach if tp.delayed else Reach)(state.watermark, state.seen, state.watermark)
+        self.is_delayed = tp.delayed
+        """Whether its messages come from the store of delayed messages."""
+        self.reach = (CountedReach if self.is_delayed else Reach)(state.watermark, state.seen, state.watermark)
         self.lanes = Lanes(separator)
         self.promises = Promises(state, room, durable=lineage.durable)
         self.dues = Dues()

@@ -154,13 +154,13 @@ class Pipeline:
     def _read(self, partition: Partition, run: Run, now_ms: float) -> None:
         sorted_run, before_bytes = self.intake.sort(partition, run, now_ms), self.memory.held_bytes
         books = self.books[run.tp]
-        count = books.read_out if run.tp.delayed else books.read
+        count = books.read_out if partition.is_delayed else books.read
         count(len(run.messages), sorted_run.duplicate, sorted_run.filtered)
         partition.reach.took(run.last, len(run.messages))
         self.memory.hold(sorted_run.collected_bytes)
         if sorted_run.delayed:
             self._hold(partition, sorted_run)
-        if self._digest is not None and not run.tp.delayed:
+        if self._digest is not None and not partition.is_delayed:
             partition.stamps.read(Fingerprint(run.last, self._digest(run.messages[-1])))
         if sorted_run.opened:
             cut = self.cutter.open(partition, sorted_run.opened, now_ms)
