@@ -54,6 +54,10 @@ class HeldStore(Protocol):
         """What could not be read any more, since the start."""
         ...
 
+    def in_place(self) -> bool:
+        """Whether its files are where it was opened."""
+        ...
+
     def disk_bytes(self) -> int:
         """Size of its files."""
         ...

@@ -192,6 +192,11 @@ class Journal:
         """Why nothing can be made durable any more."""
 
     @property
+    def in_place(self) -> bool:
+        """Whether the log is still at its path."""
+        return self._log.in_place
+
+    @property
     def nbytes(self) -> int:
         """Bytes of the logs."""
         return self._log.end + (self._saving.old_bytes if self._saving is not None else 0)

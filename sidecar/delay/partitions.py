@@ -243,6 +243,10 @@ class PartitionStore(_Synced):
         """Number of messages that are not ended."""
         return self._lanes.lanes[number].held
 
+    def in_place(self) -> bool:
+        """Whether its log is where it was made: if not, what is written there is lost."""
+        return self._journal.in_place
+
     def disk_bytes(self) -> int:
         """Bytes of the files of hours and of the logs."""
         return self._lanes.nbytes + self._journal.nbytes

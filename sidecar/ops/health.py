@@ -41,7 +41,9 @@ KINDS = {
     "dead_letters_store": Kind(DEGRADED, "make space for dead letters, in state.dir or in their topic"),
     "state": Kind(DEGRADED, _STATE_DISK),
     "delay": Kind(DEGRADED, _STATE_DISK),
-    "delay_full": Kind(DEGRADED, "raise delay.disk_max, or wait until messages are due; the daemon resumes by itself"),
+    "delay_full": Kind(
+        DEGRADED, "free space, raise delay.disk_max, or wait until messages are due; the daemon resumes by itself"
+    ),
     "state_damaged": Kind(DEGRADED, "check the disk of state.dir, and state.damaged in the log"),
     "broker": Kind(DEGRADED, _BROKER),
     "group": Kind(DEGRADED, "check the receiver for that reason; the daemon resumes by itself"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from contextlib import closing
 from pathlib import Path
@@ -83,3 +84,32 @@ def test_an_operators_reset_delivers_again_and_holds_nothing_twice(kafka: Broker
             wait_until(lambda: len(receiver.rows()) >= 4, 60, "all are delivered", detail=daemon.log_tail)
             finish(kafka, daemon, 60)
         assert sorted(row[2] or 0 for row in receiver.rows()) == [0, 1, 2, 3]
+
+
+def test_a_timestamp_before_1970_is_left_out(kafka: Broker, tmp_path: Path) -> None:
+    """A held message with such a timestamp is delivered without one, and stops nothing."""
+    (topic,) = new_topics(kafka, 1, 1)
+    with Receiver() as receiver:
+        config = configuration(kafka, [topic], receiver.url, "*", delay={"store": "local"})
+        with Daemon(tmp_path, config) as daemon:
+            old = Outgoing(0, b"{}", None, [("tag", b"a"), (HEADER, b"10s")], timestamp_ms=-5)
+            produce(kafka.bootstrap, topic, [old, _sent(1, _due(300))])
+            wait_until(lambda: len(receiver.rows()) == 2, 30, "both are delivered", detail=daemon.log_tail)
+            finish(kafka, daemon, 60)
+
+
+def test_a_folder_that_is_removed_costs_nothing_more(kafka: Broker, tmp_path: Path) -> None:
+    """Nothing is committed from then on that only the removed folder has, and the problem is told."""
+    (topic,) = new_topics(kafka, 1, 1)
+    with Receiver() as receiver:
+        config = configuration(kafka, [topic], receiver.url, "*", delay={"store": "local"})
+        with Daemon(tmp_path, config) as daemon:
+            daemon.wait_ready()
+            shutil.rmtree(daemon.state_dir / "delay")
+            produce(kafka.bootstrap, topic, [_sent(0, _due(500))])
+            problem = "the folder delay of state.dir was moved or removed"
+            wait_until(lambda: problem in str(daemon.status()["problems"]), 30, "it is told", detail=daemon.log_tail)
+            daemon.kill9()
+            daemon.start()
+            wait_until(lambda: len(receiver.rows()) == 1, 30, "it is delivered", detail=daemon.log_tail)
+            finish(kafka, daemon, 60)

@@ -87,6 +87,9 @@ class ModelStore:
     def _shelf(self, number: int) -> Shelf:
         return self._live.shelves[number]
 
+    def in_place(self) -> bool:
+        return True
+
     def disk_bytes(self) -> int:
         return self.used_bytes
 

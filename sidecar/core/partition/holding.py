@@ -89,6 +89,11 @@ class Holding:
         return ended
 
     @property
+    def is_behind(self) -> bool:
+        """Whether messages that are to be read next are in the store: until they are read, it delivers nothing."""
+        return bool(self._known)
+
+    @property
     def busy(self) -> bool:
         """Whether messages are on the way: the store must have them before a commit that settles them."""
         return bool(self._puts)

@@ -177,7 +177,7 @@ class Gate:
         paused = {tp for tp, reach in spans if reach.span > (most * 3 // 4 if tp in before else most)}
         leaving = set(self._owned.keys() & self._orders.leaving)
         if self._orders.store_full:
-            leaving |= {tp for tp in self._owned if not tp.delayed}
+            leaving |= {tp for tp, owned in self._owned.items() if not (owned.is_delayed or owned.holding.is_behind)}
         return frozenset(paused | {tp for tp in leaving if not self._owned[tp].reach.replaying})
 
     def _all_but_what_frees_room(self) -> frozenset[TopicPartition]:

@@ -95,7 +95,11 @@ class Delays:
         if not self._pipeline.expects(hold):  # what an earlier ownership read is read again, and put then
             return
         columns, messages = self._columns, hold.messages
-        stamps = [NO_TIMESTAMP if stamp is None else stamp for stamp in columns.timestamps(messages)]
+        # Kafka has timestamps before 1970, and the store has none: such a message is delivered without one.
+        stamps = [
+            stamp if stamp is not None and 0 <= stamp < NO_TIMESTAMP else NO_TIMESTAMP
+            for stamp in columns.timestamps(messages)
+        ]
         headers = [pack_headers(each) if each else b"" for each in columns.headers(messages)]
         offsets, masks = columns.offsets(messages), [0] * len(messages)
         keys, values = columns.keys(messages), columns.values(messages)
@@ -147,9 +151,17 @@ class Delays:
         """Time from the last `poll` until the next message may be due."""
         if self._any_due:
             return 0.0
-        following = [self._store.next(number) for number in self.owned.numbers.values()]
+        following = [self._following(tp, number) for tp, number in self.owned.numbers.items()]
         due_ms = min((position >> SEQUENCE_BITS for position in following if position is not None), default=None)
         return inf if due_ms is None else max(0.0, (due_ms - self._wall_ms) / 1000)
+
+    def _following(self, tp: TopicPartition, number: int) -> int | None:
+        """The next position that is read out when its time comes; None if something else must happen before."""
+        partition, position = self._pipeline.partitions.get(tp), self._store.next(number)
+        if partition is None or position is None or tp.store in self._pipeline.gate.paused:
+            return None
+        unproven = partition.holding.deliverable_below
+        return position if unproven is None or position < unproven else None
 
     def _read(self, tp: TopicPartition, number: int, now_ms: float) -> None:
         partition = self._pipeline.partitions.get(tp.store)

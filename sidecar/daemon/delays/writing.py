@@ -46,18 +46,19 @@ class Writing:
         self._waiting.append(_Waiting(self._store.changes, durable, failed))
 
     def sync(self) -> None:
-        """Begin to make changes durable, unless that is under way; tell who waits for what is durable."""
+        """Begin to make changes durable, unless that is under way; tell who waits for what is durable.
+
+        Raises:
+            StateError: See `ended`.
+        """
+        self._check()
         self._tell()
         if self._job is not None:
             return
         try:
             self._job = self._store.begin_sync()
         except StateError as error:
-            self.problem = str(error)
-            failed = [waiting.failed for waiting in self._waiting if waiting.failed is not None]
-            self._waiting = deque(waiting for waiting in self._waiting if waiting.failed is None)
-            for tell in failed:
-                tell()
+            self._fail(str(error))
             return
         if self._job is not None:
             self._begin(self._job)
@@ -71,23 +72,41 @@ class Writing:
         self._job = None
         self._store.ended_sync(synced.job, synced.error)
         self.problem = "" if synced.error is None else str(synced.error)
+        self.sync()
+
+    def _check(self) -> None:
         if self._store.broken is not None:
             raise StateError(
                 f"delayed messages cannot be made durable: {self._store.broken}",
                 hint="check the disk of state.dir, and start again: what was written is repeated then",
             )
-        self.sync()
 
     def sync_now(self) -> bool:
-        """Make all changes durable; return whether they are."""
+        """Make all changes durable; return whether they are.
+
+        Raises:
+            StateError: See `ended`.
+        """
         try:
             self._store.sync()
         except StateError as error:
+            self._check()
             self.problem = str(error)
             return False
-        self._tell()
-        return True
+        return self._tell()
 
-    def _tell(self) -> None:
+    def _tell(self) -> bool:
+        """Tell who waits for what is durable; return whether that is where the next process finds it."""
+        if not self._store.in_place():
+            self._fail("the folder delay of state.dir was moved or removed: put it back")
+            return False
         while self._waiting and self._waiting[0].changes <= self._store.synced:
             self._waiting.popleft().durable()
+        return True
+
+    def _fail(self, problem: str) -> None:
+        self.problem = problem
+        failed = [waiting.failed for waiting in self._waiting if waiting.failed is not None]
+        self._waiting = deque(waiting for waiting in self._waiting if waiting.failed is None)
+        for tell in failed:
+            tell()

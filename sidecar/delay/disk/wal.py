@@ -36,6 +36,14 @@ class Wal:
         """Why nothing that is written here can be made durable."""
         files.sync(path.parent)
 
+    @property
+    def in_place(self) -> bool:
+        """Whether the file is still at its path."""
+        try:
+            return os.path.samestat(self.path.stat(), os.fstat(self._fd))
+        except OSError:
+            return False
+
     def write(self, body: bytes) -> None:
         """Write a record.
 

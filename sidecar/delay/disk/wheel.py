@@ -100,6 +100,8 @@ class Wheel:
 _SLOTS = 1 << 12
 """Slots of `SLOT_BITS` in an hour, about."""
 _SLOT_MESSAGES = 256
+_SLOTS_MIN = 256
+"""However few messages an hour had when it was loaded: what is added to an opened slot costs ten times as much."""
 
 
 class LaneWheel:
@@ -111,7 +113,7 @@ class LaneWheel:
     """
 
     def __init__(self, positions: Positions, numbers: Numbers) -> None:
-        slots = min(max(1, len(numbers) // _SLOT_MESSAGES), _SLOTS)
+        slots = min(max(_SLOTS_MIN, len(numbers) // _SLOT_MESSAGES), _SLOTS)
         slot_bits = SLOT_BITS + (_SLOTS // slots).bit_length() - 1
         self._wheel = Wheel(positions, np.arange(len(numbers), dtype=np.uint32), slot_bits)
         self._numbers = array("I", numbers.tobytes())

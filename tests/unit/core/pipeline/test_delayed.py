@@ -66,6 +66,19 @@ def test_a_full_store_stops_partitions_and_not_what_is_held() -> None:
     assert _flows(pipeline) == [frozenset()]
 
 
+def test_a_full_store_does_not_stop_what_it_waits_for() -> None:
+    """Messages that the store has beyond the last commit are read again: until then it delivers nothing."""
+    plan = Circumstances.of(1)
+    pipeline = Pipeline(plan.reading, plan.batching, plan.rules, lambda: 0.5)
+    pipeline.assign(TP, "s", PartitionState(0, 0))
+    pipeline.know_delayed(TP, BitMap64([4]), Stores(1))
+    pipeline.orders.fill_store("no space")
+    assert pipeline.partitions[TP].holding.deliverable_below == 0
+    assert _flows(pipeline) == []
+    pipeline.read_past(TP, 5, 0.0)
+    assert _flows(pipeline) == [frozenset({TP})]
+
+
 def _flows(pipeline: Pipeline) -> list[frozenset[TopicPartition]]:
     return [effect.paused for effect in pipeline.step(0.0) if isinstance(effect, Flow)]
 
