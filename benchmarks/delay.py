@@ -27,7 +27,8 @@ from typing import NamedTuple, TypeVar
 
 from benchmarks.delay_linked import Linked
 from sidecar.delay.disk.hour import HOUR_MS
-from sidecar.delay.store import WAL_BYTES_MAX, DelayStore
+from sidecar.delay.disk.wal import WAL_BYTES_MAX
+from sidecar.delay.store import DelayStore
 
 T = TypeVar("T")
 Batch = tuple[list[int], list[bytes]]

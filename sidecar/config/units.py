@@ -10,7 +10,9 @@ from typing import Any, ClassVar
 from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic_core import CoreSchema, core_schema
 
-DURATIONS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+from sidecar.core.messages.instants import UNITS_MS
+
+DURATIONS = dict(reversed(UNITS_MS.items()))
 SIZES = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 _QUANTITY = re.compile(r"([0-9]{1,15}) ?([A-Za-z]+)")
 

@@ -100,15 +100,12 @@ class Committer:
             case Keep(items):
                 assert self._delays is not None
                 self._delays.keep(items, lambda ok: self._inbox.put(StepEnded(ok)))
-            case Publish(items, kept) if self._watch.in_place():
-                self._kept = kept
-                if items:
-                    self._source.commit(items)
-                else:
-                    self.committed({}, 0.0)
             case Publish(items, kept):
                 self._kept = kept
-                self.committed(dict.fromkeys((item.tp for item in items), False), 0.0)
+                if items and self._watch.in_place():
+                    self._source.commit(items)
+                else:
+                    self.committed(dict.fromkeys((item.tp for item in items), False), 0.0)
             case Refuse(tps):
                 self.committed(dict.fromkeys(tps, False), 0.0)
 

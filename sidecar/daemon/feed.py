@@ -101,7 +101,7 @@ class Feed:
             self._delays.poll(time.monotonic() * 1000, time.time_ns() // 1_000_000)
         patience_s = self._patience_s()
         if self._delays is not None:
-            # A message that is due and paused must not make the loop spin.
+            # Not 0: a due message that cannot be read must not make the loop spin.
             patience_s = max(DUE_POLL_S, min(patience_s, self._delays.wait_s()))
         for item in self._source.poll(patience_s):
             self._read(item)

@@ -82,13 +82,17 @@ class Rebalances:
         """Settle and commit as much as possible of these partitions, which are revoked when this returns."""
         self._record.rebalances["revoked"] += 1
         self._reloading.clear()
-        both = self._delays.owned.with_stores(tps) if self._delays is not None else tps
+        both = self._with_stores(tps)
         self._pipeline.partitions.fence(both)
         deadline_s = time.monotonic() + REVOKE_DRAIN_S
         while self._pipeline.delivery.outbox.sending(set(both)) and time.monotonic() < deadline_s:
             self._mail.take(timeout_s=0.05)
         self._committer.now(both, self._mail.take)
         self._forget(tps, "partitions.revoked")
+
+    def _with_stores(self, tps: Collection[TopicPartition]) -> Collection[TopicPartition]:
+        """These partitions, and their delayed messages if any are held."""
+        return tps if self._delays is None else self._delays.owned.with_stores(tps)
 
     def lost(self, tps: Collection[TopicPartition]) -> None:
         """Drop these partitions, which already belong to another member; commit nothing."""
@@ -110,7 +114,7 @@ class Rebalances:
     def _forget(self, tps: Collection[TopicPartition], event: str) -> None:
         books = self._pipeline.books
         released = sum(books[tp].in_flight for tp in tps if tp in books)
-        both = self._delays.owned.with_stores(tps) if self._delays is not None else tps
+        both = self._with_stores(tps)
         self._pipeline.forget(both)
         self._ids.forget(tps)
         self._committer.forget(both)

@@ -12,7 +12,7 @@ import structlog
 from sidecar.core.effects import Claim, Commit, Effect, Flow, Hold, Reload, Report, Send, Store
 from sidecar.core.parts import Batch
 from sidecar.core.pipeline.pipeline import Pipeline
-from sidecar.core.records import group_label
+from sidecar.core.records import TopicPartition, group_label
 from sidecar.daemon.committer import Committer
 from sidecar.daemon.delays.delays import Delays
 from sidecar.daemon.feed import Feed
@@ -85,18 +85,21 @@ class Effects:
                 self._delays.hold(effect)
             case Flow():
                 self._feed.pause()
-            case Reload(tp, reason) if tp.delayed:
-                assert self._delays is not None
-                log.warning("partition.reloaded", **tp.fields(), reason=reason)
-                self._committer.forget([tp])
-                self._delays.owned.reload(tp)
             case Reload(tp, reason):
                 log.warning("partition.reloaded", **tp.fields(), reason=reason)
-                self._source.reload(tp)
+                self._reload(tp)
             case Report(event, level, fields):
                 self._listener.event(event, level, fields)
             case _:
                 assert_never(effect)
+
+    def _reload(self, tp: TopicPartition) -> None:
+        if not tp.delayed:
+            self._source.reload(tp)
+            return
+        assert self._delays is not None
+        self._committer.forget([tp])
+        self._delays.owned.reload(tp)
 
     def _log_batch(self, batch: Batch) -> None:
         log.debug("batch.sent", group=group_label(batch.group), messages=batch.count, attempt=batch.attempt)

@@ -26,13 +26,8 @@ class Job(Protocol):
         ...
 
 
-class HeldStore(Protocol):
-    """Holds messages by partition and position. One thread calls everything but `Job.run`."""
-
-    @property
-    def id(self) -> int:
-        """Random bits, drawn when it was made."""
-        ...
+class StoreWrites(Protocol):
+    """The durability of a store. One thread calls everything but `Job.run`."""
 
     @property
     def changes(self) -> int:
@@ -49,13 +44,42 @@ class HeldStore(Protocol):
         """Why what was written last cannot be made durable any more; None if it can."""
         ...
 
+    def in_place(self) -> bool:
+        """Whether its files are where it was opened."""
+        ...
+
+    def begin_sync(self) -> Job | None:
+        """Begin to make all changes durable; None if they are, or if a job is under way. `ended_sync` must follow.
+
+        Raises:
+            StateError: The disk cannot be written; nothing is lost, and a later call tries again.
+        """
+        ...
+
+    def ended_sync(self, job: Any, error: OSError | None) -> None:
+        """Handle the end of a job."""
+        ...
+
+    def sync(self) -> None:
+        """Make all changes durable now; a job that is under way does nothing any more.
+
+        Raises:
+            StateError: It failed.
+        """
+        ...
+
+
+class HeldStore(StoreWrites, Protocol):
+    """Holds messages by partition and position. One thread calls everything but `Job.run`."""
+
+    @property
+    def id(self) -> int:
+        """Random bits, drawn when it was made."""
+        ...
+
     @property
     def damages(self) -> Sequence[Damage]:
         """What could not be read any more, since the start."""
-        ...
-
-    def in_place(self) -> bool:
-        """Whether its files are where it was opened."""
         ...
 
     def disk_bytes(self) -> int:
@@ -120,24 +144,4 @@ class HeldStore(Protocol):
 
     def void(self, number: int, first: int, end: int) -> None:
         """Forget the origins in [first, end), and end their messages."""
-        ...
-
-    def begin_sync(self) -> Job | None:
-        """Begin to make all changes durable; None if they are, or if a job is under way. `ended_sync` must follow.
-
-        Raises:
-            StateError: The disk cannot be written; nothing is lost, and a later call tries again.
-        """
-        ...
-
-    def ended_sync(self, job: Any, error: OSError | None) -> None:
-        """Handle the end of a job."""
-        ...
-
-    def sync(self) -> None:
-        """Make all changes durable now; a job that is under way does nothing any more.
-
-        Raises:
-            StateError: It failed.
-        """
         ...

@@ -10,13 +10,9 @@ from pathlib import Path
 
 from sidecar import files
 from sidecar.delay.disk.changes import Record
-from sidecar.delay.disk.wal import SUFFIX, Wal
+from sidecar.delay.disk.wal import CHECKPOINT, SUFFIX, WAL_BYTES_MAX, Wal
 from sidecar.delay.lanes import Lanes
 from sidecar.delay.snapshot import Snapshot
-
-WAL_BYTES_MAX = 64 << 20
-"""Size of the log at which another one begins, and a checkpoint is prepared."""
-CHECKPOINT = "checkpoint"
 
 
 class Saving:

@@ -5,34 +5,31 @@ It has no thread and no clock.
 
 from __future__ import annotations
 
-import contextlib
 import secrets
 import struct
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from pyroaring import BitMap64
 
 from sidecar import files
-from sidecar.delay.disk.blocks import POSITION_MAX, SEQUENCE_BITS, Held
+from sidecar.delay.disk.blocks import DUE_MAX_MS, ORIGIN_MAX, PUT_BYTES_MAX, Held
 from sidecar.delay.disk.changes import Entry, Kind, sections
 from sidecar.delay.disk.hour import SUFFIX as HOUR_SUFFIX
 from sidecar.delay.disk.hour import Damage
-from sidecar.delay.disk.wal import logs_of, records
+from sidecar.delay.disk.wal import CHECKPOINT, logs_of, records
 from sidecar.delay.interface import Row
-from sidecar.delay.journal import CHECKPOINT, Job, Journal
+from sidecar.delay.journal import Journal
 from sidecar.delay.lanes import Lanes
 from sidecar.delay.readers import Lane
 from sidecar.delay.snapshot import Partition, Snapshot
+from sidecar.delay.writes import Writes
 from sidecar.errors import StateError
-from sidecar.state.folder import StateFolder, state_error
+from sidecar.state.folder import StateFolder
 
 RECORD_BYTES_MAX = 8 << 20
 """What is put without a sync is written to the log when it takes so much memory."""
 PARTITIONS_MAX = 1 << 16
-DUE_MAX_MS = POSITION_MAX >> SEQUENCE_BITS
-ORIGIN_MAX = (1 << 64) - 1
-PUT_BYTES_MAX = 1 << 30
 _KEEP = struct.Struct("<HQQQ")
 """Partition, watermark, mark, floor; the state follows."""
 _CANCEL = struct.Struct("<HQ")
@@ -41,70 +38,7 @@ _FORGET = struct.Struct("<HQQ")
 """Partition, and a range of origins."""
 
 
-class _Synced:
-    """The durability of a store: what was done is durable after a job, which any thread can run."""
-
-    _folder: StateFolder
-    _journal: Journal
-
-    @property
-    def changes(self) -> int:
-        """Number of changes so far: calls of `put`, `keep`, `cancel`, and new names."""
-        return self._journal.progress.changes
-
-    @property
-    def synced(self) -> int:
-        """Number of changes that are durable."""
-        return self._journal.progress.synced
-
-    @property
-    def broken(self) -> OSError | None:
-        """Why what was written last cannot be made durable any more; None if it can."""
-        return self._journal.broken
-
-    @property
-    def unsynced(self) -> int | None:
-        """The lowest position of a message that is not durable; `take` does not reach it."""
-        return self._journal.progress.unsynced
-
-    def begin_sync(self) -> Job | None:
-        """What makes all changes so far durable, for a thread that may wait for the disk; `ended_sync` must follow.
-
-        None if all of them are durable, or a job has not ended. There may be something to do for a checkpoint, too.
-
-        Raises:
-            StateError: The disk is full or broken; nothing is lost of what is in memory. After a full disk, the next
-                call tries again. After an error while something was made durable, each call fails: open the store anew.
-        """
-        with self._errors("write"):
-            return self._journal.begin()
-
-    def ended_sync(self, job: Job, error: OSError | None) -> None:
-        """Count the changes before a job as durable, unless it failed with an error.
-
-        A checkpoint that could not be written is tried again by a later job.
-        """
-        self._journal.ended(job, error)
-
-    def sync(self) -> None:
-        """Make all changes durable at once; a job that has not ended does nothing any more.
-
-        Raises:
-            StateError: See `begin_sync`.
-        """
-        with self._errors("write"):
-            self._journal.sync()
-
-    @contextlib.contextmanager
-    def _errors(self, action: str) -> Iterator[None]:
-        """Raise errors of the system as `StateError`."""
-        try:
-            yield
-        except OSError as error:
-            raise state_error(action, self._folder.path, error) from error
-
-
-class PartitionStore(_Synced):
+class PartitionStore(Writes):
     """Holds messages of partitions until they are due. For one thread of one process, but for its jobs.
 
     Each partition has its own reader: a cursor, which begins at the partition's watermark.
@@ -121,7 +55,7 @@ class PartitionStore(_Synced):
         self.damages: list[Damage] = []
         """What could not be read any more, since the start."""
         try:
-            with self._errors("read"):
+            with self._folder.errors("read"):
                 self._open(path)
         except StateError:
             self._folder.close()
@@ -243,10 +177,6 @@ class PartitionStore(_Synced):
         """Number of messages that are not ended."""
         return self._lanes.lanes[number].held
 
-    def in_place(self) -> bool:
-        """Whether its log is where it was made: if not, what is written there is lost."""
-        return self._journal.in_place
-
     def disk_bytes(self) -> int:
         """Bytes of the files of hours and of the logs."""
         return self._lanes.nbytes + self._journal.nbytes
@@ -264,7 +194,7 @@ class PartitionStore(_Synced):
         if not rows:
             return []
         _check(rows)
-        with self._errors("write"):
+        with self._folder.errors("write"):
             if self._journal.broken is not None or self._journal.record.nbytes > RECORD_BYTES_MAX:
                 self._journal.write()
             self._journal.step()
@@ -291,7 +221,7 @@ class PartitionStore(_Synced):
             StateError: A file cannot be read.
         """
         unsynced = self.unsynced
-        with self._errors("read"):
+        with self._folder.errors("read"):
             return self._lanes.take(number, until if unsynced is None else min(until, unsynced), limit, nbytes)
 
     def next(self, number: int) -> int | None:
@@ -311,7 +241,7 @@ class PartitionStore(_Synced):
         Raises:
             StateError: The file of its hour cannot be read.
         """
-        with self._errors("read"):
+        with self._folder.errors("read"):
             return self._lanes.find(number, position)
 
     def keep(self, number: int, state: bytes, watermark: int, seen: int) -> None:
@@ -327,7 +257,7 @@ class PartitionStore(_Synced):
             StateError: The watermark is above all that was taken, and the file of its hour cannot be read.
         """
         lanes = self._lanes
-        with self._errors("read"):
+        with self._folder.errors("read"):
             lanes.end(number, watermark)
         lanes.mark = max(lanes.mark, seen, watermark - 1)
         lane = lanes.lanes[number]
@@ -345,7 +275,7 @@ class PartitionStore(_Synced):
         Raises:
             StateError: A file cannot be read.
         """
-        with self._errors("read"):
+        with self._folder.errors("read"):
             ended = self._lanes.void(number, first, end)
         for position in ended:
             self._journal.record.add(Kind.CANCEL, _CANCEL.pack(number, position))
@@ -373,7 +303,7 @@ class PartitionStore(_Synced):
         Raises:
             StateError: The file of its hour cannot be read.
         """
-        with self._errors("read"):
+        with self._folder.errors("read"):
             is_ended = self._lanes.cancel(number, position)
         if is_ended:
             self._journal.record.add(Kind.CANCEL, _CANCEL.pack(number, position))
@@ -387,7 +317,7 @@ class PartitionStore(_Synced):
             StateError: See `begin_sync`; the folder is free nevertheless.
         """
         try:
-            with self._errors("write"):
+            with self._folder.errors("write"):
                 self._journal.finish()
         finally:
             self._journal.close()

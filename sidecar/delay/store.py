@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import struct
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import repeat
 from pathlib import Path
 from types import TracebackType
@@ -15,24 +14,18 @@ import numpy as np
 from sidecar import files
 from sidecar.core.snapshots import seal, unseal
 from sidecar.delay.calendar import Calendar, Spot
-from sidecar.delay.disk.blocks import NO_TIMESTAMP, POSITION_MAX, SEQUENCE_BITS, Held
+from sidecar.delay.disk.blocks import DUE_MAX_MS, NO_TIMESTAMP, ORIGIN_MAX, PUT_BYTES_MAX, SEQUENCE_BITS, Held
 from sidecar.delay.disk.changes import Changes, Entry
 from sidecar.delay.disk.hour import SUFFIX as HOUR_SUFFIX
 from sidecar.delay.disk.hour import Damage, Known
-from sidecar.delay.disk.wal import SUFFIX, Wal, records
+from sidecar.delay.disk.wal import CHECKPOINT, SUFFIX, WAL_BYTES_MAX, Wal, records
 from sidecar.delay.headers import Header, pack_headers, unpack_headers
 from sidecar.delay.snapshot import pack_hours, unpack_hours
 from sidecar.errors import StateError
 from sidecar.state.folder import StateFolder, state_error
 
-WAL_BYTES_MAX = 64 << 20
-"""Size of the log at which the files of the hours are made durable, and a new log begins."""
 CHANGES_BYTES_MAX = 8 << 20
 """What is put without `sync` is written to the log when it takes so much memory."""
-PUT_BYTES_MAX = 1 << 30
-ORIGIN_MAX = (1 << 64) - 1
-DUE_MAX_MS = POSITION_MAX >> SEQUENCE_BITS
-CHECKPOINT = "checkpoint"
 _KIND, _VERSION = "DelayStore", 1
 _TOTALS = struct.Struct("<QQI")
 """Number of the log, mark, hours."""
@@ -76,19 +69,11 @@ class DelayStore:
     def __init__(self, path: str | Path) -> None:
         self._folder = StateFolder(Path(path))
         try:
-            with self._errors("read"):
+            with self._folder.errors("read"):
                 self._open(self._folder.path)
         except StateError:
             self._folder.close()
             raise
-
-    @contextlib.contextmanager
-    def _errors(self, action: str) -> Iterator[None]:
-        """Raise errors of the system as `StateError`."""
-        try:
-            yield
-        except OSError as error:
-            raise state_error(action, self._folder.path, error) from error
 
     def _open(self, path: Path) -> None:
         self.damages: list[Damage] = []
@@ -214,7 +199,7 @@ class DelayStore:
         Raises:
             StateError: A file cannot be read.
         """
-        with self._errors("read"):
+        with self._folder.errors("read"):
             taken = self._calendar.take(min(now_ms, DUE_MAX_MS) + 1 << SEQUENCE_BITS, limit)
         self._out |= {held.position: spot for spot, held in taken}
         return [_message(held) for _, held in taken]
@@ -239,7 +224,7 @@ class DelayStore:
         Raises:
             StateError: The file of its hour cannot be read.
         """
-        with self._errors("read"):
+        with self._folder.errors("read"):
             spot = None if position in self._out else self._calendar.find(position)
         if spot is None:
             return False
@@ -276,7 +261,7 @@ class DelayStore:
             StateError: The disk is full or broken; nothing is lost of what is in memory. After a full disk, the next
                 call tries again. After an error while the log was made durable, each call fails: open the store anew.
         """
-        with self._errors("write"):
+        with self._folder.errors("write"):
             self._write()
             self._wal.sync()
             if self._may_save and (self._wal.end > WAL_BYTES_MAX or self._calendar.has_settled_hours):
@@ -318,7 +303,7 @@ class DelayStore:
         """
         try:
             self.sync()
-            with self._errors("write"):
+            with self._folder.errors("write"):
                 if self._may_save and self._wal.end:
                     self._save()
         finally:

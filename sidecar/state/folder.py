@@ -7,6 +7,7 @@ import errno
 import fcntl
 import os
 import stat
+from collections.abc import Iterator
 from pathlib import Path
 
 from sidecar import files
@@ -93,6 +94,14 @@ class StateFolder:
         except OSError as error:
             raise state_error("open", path, error) from error
         return path
+
+    @contextlib.contextmanager
+    def errors(self, action: str) -> Iterator[None]:
+        """Raise errors of the system as `StateError`, with the folder and the cure."""
+        try:
+            yield
+        except OSError as error:
+            raise state_error(action, self.path, error) from error
 
     def sync(self) -> None:
         """Make new and renamed files outlive a power loss."""

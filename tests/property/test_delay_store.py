@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import errno
-import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from random import Random
-from typing import Any
 
 import pytest
 
 from sidecar.delay import store
 from sidecar.delay.disk import hours
-from sidecar.delay.store import CHECKPOINT, DelayedMessage, DelayStore
+from sidecar.delay.disk.wal import CHECKPOINT
+from sidecar.delay.store import DelayedMessage, DelayStore
 from sidecar.errors import StateError
+from tests.support.failing_disk import call_fails, lose_tail
 
 HOUR_MS = 3_600_000
 START_MS = 500_000 * HOUR_MS
@@ -123,20 +122,7 @@ class World:
 
     def fail(self, number: int) -> None:
         """A call to the system fails while all is made durable: after an error that stays the store is opened anew."""
-        left = [number % 20]
-
-        def failing(call: Callable[..., Any]) -> Callable[..., Any]:
-            def wrapped(*args: object, **more: object) -> Any:
-                left[0] -= 1
-                if not left[0]:
-                    raise OSError(errno.EIO, os.strerror(errno.EIO))
-                return call(*args, **more)
-
-            return wrapped
-
-        with pytest.MonkeyPatch.context() as patch:
-            for name in ("pwrite", "fdatasync", "fsync", "rename", "unlink", "ftruncate", "open"):
-                patch.setattr(os, name, failing(getattr(os, name)))
+        with call_fails(number % 20):
             try:
                 self.store.sync()
             except StateError:
@@ -159,10 +145,7 @@ class World:
         self.store._folder.close()
         for name, size in self.sizes().items():
             durable = min(self.durable.get(name, 0), size)
-            with (self.folder / name).open("r+b") as file:
-                file.truncate(durable + number % (size - durable + 1))
-                if number % 2:
-                    os.pwrite(file.fileno(), bytes(size - durable), durable)
+            lose_tail(self.folder / name, durable, number)
         self.open()
 
     def close(self, _: int) -> None:

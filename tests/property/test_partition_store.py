@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import errno
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from random import Random
-from typing import Any
 
 import pytest
 
@@ -17,6 +15,7 @@ from sidecar.delay.disk.blocks import NO_TIMESTAMP
 from sidecar.delay.journal import Job
 from sidecar.delay.partitions import PartitionStore
 from sidecar.errors import StateError
+from tests.support.failing_disk import call_fails, lose_tail
 
 HOUR_MS = 3_600_000
 START_MS = 500_000 * HOUR_MS
@@ -287,20 +286,7 @@ class World:
 
     def fail(self, number: int) -> None:
         """A call to the system fails while all is made durable: after an error that stays the store is opened anew."""
-        left = [1 + number % 12]
-
-        def failing(call: Callable[..., Any]) -> Callable[..., Any]:
-            def wrapped(*args: object, **more: object) -> Any:
-                left[0] -= 1
-                if not left[0]:
-                    raise OSError(errno.EIO, os.strerror(errno.EIO))
-                return call(*args, **more)
-
-            return wrapped
-
-        with pytest.MonkeyPatch.context() as patch:
-            for name in ("pwrite", "fdatasync", "fsync", "rename", "unlink", "ftruncate", "open"):
-                patch.setattr(os, name, failing(getattr(os, name)))
+        with call_fails(1 + number % 12):
             try:
                 self.store.sync()
             except StateError:
@@ -329,10 +315,7 @@ class World:
             if name not in self.names and number % 3:
                 (self.folder / name).unlink()
                 continue
-            with (self.folder / name).open("r+b") as file:
-                file.truncate(durable + number % (size - durable + 1))
-                if number % 2:
-                    os.pwrite(file.fileno(), bytes(size - durable), durable)
+            lose_tail(self.folder / name, durable, number)
         self.open()
 
     def strike(self, number: int) -> None:

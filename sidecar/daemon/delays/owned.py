@@ -76,7 +76,8 @@ class Owned:
             if void_from is not None:
                 self._store.void(number, void_from, state.seen)
         now = replace(progress, topic_id=topic_id, incarnation=incarnation)
-        self._store.keep(number, now.encoded(self._rules), now.state.watermark, now.state.seen)
+        if now != progress:
+            self._store.keep(number, now.encoded(self._rules), now.state.watermark, now.state.seen)
         return now
 
     def _assign(self, tp: TopicPartition) -> None:

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
 
-from sidecar.delay.interface import HeldStore, Job
+from sidecar.delay.interface import Job, StoreWrites
 from sidecar.errors import StateError
 
 
@@ -33,7 +33,7 @@ class Writing:
         begin: Runs a job on the writer's thread, and brings back a `Synced`.
     """
 
-    def __init__(self, store: HeldStore, begin: Callable[[Job], None]) -> None:
+    def __init__(self, store: StoreWrites, begin: Callable[[Job], None]) -> None:
         self._store = store
         self._begin = begin
         self._job: Job | None = None

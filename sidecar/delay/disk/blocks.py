@@ -41,6 +41,10 @@ ROW_TYPE = np.dtype(
 Table = NDArray[np.void]
 """Rows of `ROW_TYPE`."""
 POSITION_MAX = (1 << 63) - 1
+DUE_MAX_MS = POSITION_MAX >> SEQUENCE_BITS
+ORIGIN_MAX = (1 << 64) - 1
+PUT_BYTES_MAX = 1 << 30
+"""Payloads that can be put at once."""
 NO_POSITION = (1 << 64) - 1
 """Stands for a message that cannot be read."""
 NO_KEY = (1 << 32) - 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -37,7 +38,7 @@ NewRow = tuple[int, int, int, int, int, bytes | None, bytes, bytes | None]
 """Due time in milliseconds, origin, mask, partition, timestamp or `NO_TIMESTAMP`, key, headers, value."""
 
 
-class Hours:
+class Hours(ABC):
     """Messages by hour.
 
     Args:
@@ -154,9 +155,9 @@ class Hours:
             begin = end
         return added
 
+    @abstractmethod
     def _has(self, file: HourFile, position: int) -> bool:
         """Whether the file has a message that is restored."""
-        raise NotImplementedError
 
     def _flush(self, file: HourFile) -> None:
         nbytes = file.pending.nbytes

@@ -15,6 +15,10 @@ _HEAD = struct.Struct("<III")
 _MAGIC = 0x0DE1A106
 _MAGIC_BYTES = _MAGIC.to_bytes(4, "little")
 SUFFIX = ".wal"
+WAL_BYTES_MAX = 64 << 20
+"""Size of a log at which the files of the hours are made durable, so that another one begins."""
+CHECKPOINT = "checkpoint"
+"""Name of the file that says what counts of the files of the hours."""
 
 
 class Wal:

@@ -12,11 +12,11 @@ import pytest
 
 from sidecar.delay import journal, lanes, partitions, readers
 from sidecar.delay.disk import hour, hours
-from sidecar.delay.disk.blocks import NO_TIMESTAMP, SEQUENCE_BITS
+from sidecar.delay.disk.blocks import DUE_MAX_MS, NO_TIMESTAMP, SEQUENCE_BITS
 from sidecar.delay.disk.hour import HOUR_MS
+from sidecar.delay.disk.wal import CHECKPOINT
 from sidecar.delay.interface import Row
-from sidecar.delay.journal import CHECKPOINT
-from sidecar.delay.partitions import DUE_MAX_MS, PartitionStore
+from sidecar.delay.partitions import PartitionStore
 from sidecar.errors import StateError
 
 START_MS = 500_000 * HOUR_MS

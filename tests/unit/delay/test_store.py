@@ -12,9 +12,10 @@ import pytest
 
 from sidecar.delay import store
 from sidecar.delay.disk import hour
-from sidecar.delay.disk.blocks import SEQUENCE_BITS, Held, read_held
+from sidecar.delay.disk.blocks import DUE_MAX_MS, PUT_BYTES_MAX, SEQUENCE_BITS, Held, read_held
 from sidecar.delay.disk.hour import HOUR_MS
-from sidecar.delay.store import CHECKPOINT, DUE_MAX_MS, PUT_BYTES_MAX, DelayStore
+from sidecar.delay.disk.wal import CHECKPOINT
+from sidecar.delay.store import DelayStore
 from sidecar.errors import StateError
 
 START_MS = 500_000 * HOUR_MS
