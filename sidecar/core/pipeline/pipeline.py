@@ -9,26 +9,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-from pyroaring import BitMap64
-
 from sidecar.core.books import Accounts
 from sidecar.core.cutting.cutting import BatchRules, Cutter
 from sidecar.core.cutting.memory import Memory
 from sidecar.core.delivery.delivery import Delivery
 from sidecar.core.delivery.output import GivenUp, Outcome, Output, Settled
 from sidecar.core.delivery.rules import DeliveryRules
-from sidecar.core.effects import Effect, Hold
-from sidecar.core.intake.intake import Intake, Sorted
+from sidecar.core.effects import Effect
+from sidecar.core.intake.intake import Intake
 from sidecar.core.intake.positions import HoleError
 from sidecar.core.intake.reading import Reading
 from sidecar.core.lineage import Fingerprint, Lineage
-from sidecar.core.partition.holding import Put
 from sidecar.core.partition.ownerships import Ownerships
 from sidecar.core.partition.partition import Partition
-from sidecar.core.partition_state import PartitionState, Stores
+from sidecar.core.partition_state import PartitionState
 from sidecar.core.pipeline.commits import Commits
 from sidecar.core.pipeline.gate import Gate, Orders
 from sidecar.core.pipeline.origins import Origins
+from sidecar.core.pipeline.puts import Puts
 from sidecar.core.records import Answer, Run, TopicPartition
 
 SETTLE_DELAY_MS = 200
@@ -60,11 +58,9 @@ class Pipeline:
         self.cutter = Cutter(batching, rules.concurrency, separator, self.partitions, groups, self.memory, ids=has_ids)
         self.commits = Commits(self.partitions, self.intake.identities)
         self.origins = Origins(self.partitions, self.intake.identities, any_copies=reading.copies is not None)
+        self.puts = Puts(self.partitions, self.intake)
         self.orders = Orders()
         self.gate = Gate(batching, self.orders, self.partitions, self.origins, self.delivery, self.memory)
-        self._last_put = 0
-        self._putting: set[TopicPartition] = set()
-        """Partitions with messages on the way to the store."""
 
     # Ownership
 
@@ -86,43 +82,13 @@ class Pipeline:
         for tp in tps:
             self.commits.forget(tp)
             self.orders.forget(tp)
-            self._putting.discard(tp)
+            self.puts.forget(tp)
             partition = self.partitions.close(tp)
             if partition is not None:
                 self.delivery.forget(partition)
                 self.cutter.forget(tp)
                 self.books.release(tp)
                 self.intake.forget(tp)
-
-    def know_delayed(self, tp: TopicPartition, offsets: BitMap64, stores: Stores) -> int:
-        """Tell, right after `assign`, what the store of delayed messages has.
-
-        Args:
-            tp: The partition.
-            offsets: The offsets of its messages, at or above `seen`.
-            stores: This store and those of earlier owners.
-
-        Returns:
-            The token with which `held` is to be called once that is durable.
-        """
-        partition = self.partitions[tp]
-        partition.holding.know(offsets, partition.reach.seen, stores)
-        self._put(partition, Put(-1, 0, []))
-        return self._last_put
-
-    def expects(self, hold: Hold) -> bool:
-        """Whether the ownership that asked for this continues."""
-        partition = self.partitions.get(hold.tp)
-        return partition is not None and partition.holding.expects(hold.token)
-
-    def _put(self, partition: Partition, put: Put) -> None:
-        self._last_put += 1
-        partition.holding.begin(self._last_put, put)
-        self._putting.add(partition.tp)
-
-    def restored(self, tp: TopicPartition, count: int) -> None:
-        """Tell, right after `assign`, the number of messages that a partition's store holds."""
-        self.books[tp].restore(count)
 
     def has_settled(self, tps: Iterable[TopicPartition]) -> bool:
         """Whether all messages read of these partitions, by this owner or an earlier one, are settled."""
@@ -159,7 +125,7 @@ class Pipeline:
         partition.reach.took(run.last, len(run.messages))
         self.memory.hold(sorted_run.collected_bytes)
         if sorted_run.delayed:
-            self._hold(partition, sorted_run)
+            self._output.ask(self.puts.hold(partition, sorted_run))
         if self._digest is not None and not partition.is_delayed:
             partition.stamps.read(Fingerprint(run.last, self._digest(run.messages[-1])))
         if sorted_run.opened:
@@ -172,14 +138,6 @@ class Pipeline:
         self.gate.has_read(self.memory.held_bytes - before_bytes)
         self.read_past(run.tp, run.last + 1, now_ms)
 
-    def _hold(self, partition: Partition, found: Sorted) -> None:
-        tp, messages, identities = partition.tp, found.delayed, self.intake.identities
-        offsets = list(self.intake.offsets(messages))
-        numbers = identities.read(tp, messages) if identities.remembered else ()
-        ids = [number for number in numbers if number is not None]
-        self._put(partition, Put(offsets[-1], len(messages), ids))
-        self._output.ask(Hold(tp, self._last_put, messages, [found.due_ms[offset] for offset in offsets]))
-
     def held(self, tp: TopicPartition, token: int, position: int, now_ms: float) -> None:
         """Record that the store has the messages of each `Hold` up to a token, and that this is durable.
 
@@ -189,15 +147,8 @@ class Pipeline:
             position: The lowest position that the store gave to a message of these.
             now_ms: Monotonic time.
         """
-        partition = self.partitions.get(tp)
-        if partition is None:
-            return
-        for put in partition.holding.end(token, position):
-            for number in put.ids:
-                partition.dues.journal(number)
-            self._apply([Settled(tp, "delayed", put.count)], now_ms)
-        if not partition.holding.busy:
-            self._putting.discard(tp)
+        count = self.puts.end(tp, token, position)
+        self._apply([Settled(tp, "delayed", count)] if count else (), now_ms)
 
     def read_past(self, tp: TopicPartition, position: int, now_ms: float) -> None:
         """Record that nothing below `position` is left to read, neither messages nor gaps."""
@@ -283,5 +234,5 @@ class Pipeline:
     @property
     def idle(self) -> bool:
         """Whether everything that was read, by this owner or an earlier one, is settled and committed."""
-        idle = self.delivery.idle and self.cutter.idle and self.commits.idle and not self._putting
+        idle = self.delivery.idle and self.cutter.idle and self.commits.idle and self.puts.idle
         return idle and not self.partitions.replaying

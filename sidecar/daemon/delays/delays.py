@@ -92,7 +92,7 @@ class Delays:
         return True
 
     def _put(self, hold: Hold) -> None:
-        if not self._pipeline.expects(hold):  # what an earlier ownership read is read again, and put then
+        if not self._pipeline.puts.expects(hold):  # what an earlier ownership read is read again, and put then
             return
         columns, messages = self._columns, hold.messages
         # Kafka has timestamps before 1970, and the store has none: such a message is delivered without one.

@@ -58,7 +58,7 @@ class Owned:
             known = self._store.known(number)
             known.remove_range(0, seen)
             stores = assignment.state.stores.taken_by(self._store.id, seen)
-            self._tell_held(tp, self._pipeline.know_delayed(tp, known, stores), 0)
+            self._tell_held(tp, self._pipeline.puts.know(tp, known, stores), 0)
             self._assign(tp)
 
     def _restored(self, number: int) -> Progress:
@@ -85,7 +85,7 @@ class Owned:
         is_durable = self._store.synced == self._store.changes
         self._pipeline.assign(tp.store, progress.identity.scope, progress.state, Lineage(durable=is_durable))
         self._store.rewind(number)
-        self._pipeline.restored(tp.store, self._store.held(number))
+        self._pipeline.books[tp.store].restore(self._store.held(number))
 
     def reload(self, tp: TopicPartition) -> None:
         """Take delayed messages again that the core gave up, from the state that was kept."""

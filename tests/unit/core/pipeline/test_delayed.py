@@ -71,7 +71,7 @@ def test_a_full_store_does_not_stop_what_it_waits_for() -> None:
     plan = Circumstances.of(1)
     pipeline = Pipeline(plan.reading, plan.batching, plan.rules, lambda: 0.5)
     pipeline.assign(TP, "s", PartitionState(0, 0))
-    pipeline.know_delayed(TP, BitMap64([4]), Stores(1))
+    pipeline.puts.know(TP, BitMap64([4]), Stores(1))
     pipeline.orders.fill_store("no space")
     assert pipeline.partitions[TP].holding.deliverable_below == 0
     assert _flows(pipeline) == []
@@ -107,7 +107,7 @@ def test_what_the_store_has_is_told_before_anything_is_read() -> None:
     plan = Circumstances.of(1)
     pipeline = Pipeline(plan.reading, plan.batching, plan.rules, lambda: 0.5)
     pipeline.assign(TP, "s", PartitionState(0, 0))
-    token = pipeline.know_delayed(TP, BitMap64([4]), Stores(1))
+    token = pipeline.puts.know(TP, BitMap64([4]), Stores(1))
     assert not pipeline.idle
     (item,) = pipeline.commits.begin([TP])
     assert item.puts

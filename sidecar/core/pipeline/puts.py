@@ -1,0 +1,89 @@
+"""Messages on the way to the stores of delayed messages: each hand-over has a token, which the store's answer names."""
+
+from __future__ import annotations
+
+from pyroaring import BitMap64
+
+from sidecar.core.effects import Hold
+from sidecar.core.intake.identities import Identities
+from sidecar.core.intake.intake import Intake, Sorted
+from sidecar.core.partition.holding import Put
+from sidecar.core.partition.ownerships import Ownerships
+from sidecar.core.partition.partition import Partition
+from sidecar.core.partition_state import Stores
+from sidecar.core.records import TopicPartition
+
+
+class Puts:
+    """Begins and ends hand-overs; an answer to an earlier ownership is ignored.
+
+    Args:
+        owned: The owned partitions.
+        intake: Reads offsets and message ids.
+    """
+
+    def __init__(self, owned: Ownerships, intake: Intake) -> None:
+        self._owned = owned
+        self._intake = intake
+        self._last_token = 0
+        self._busy: set[TopicPartition] = set()
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is on the way."""
+        return not self._busy
+
+    def forget(self, tp: TopicPartition) -> None:
+        """The partition is not ours any more."""
+        self._busy.discard(tp)
+
+    def know(self, tp: TopicPartition, offsets: BitMap64, stores: Stores) -> int:
+        """Tell, right after `Pipeline.assign`, what the store of delayed messages has.
+
+        Args:
+            tp: The partition.
+            offsets: The offsets of its messages, at or above `seen`.
+            stores: This store and those of earlier owners.
+
+        Returns:
+            The token with which `Pipeline.held` is to be called once that is durable.
+        """
+        partition = self._owned[tp]
+        partition.holding.know(offsets, partition.reach.seen, stores)
+        return self._begin(partition, Put(-1, 0, []))
+
+    def _begin(self, partition: Partition, put: Put) -> int:
+        self._last_token += 1
+        partition.holding.begin(self._last_token, put)
+        self._busy.add(partition.tp)
+        return self._last_token
+
+    def hold(self, partition: Partition, found: Sorted) -> Hold:
+        """The request to hold the delayed messages of a run."""
+        messages, identities = found.delayed, self._intake.identities
+        offsets = list(self._intake.offsets(messages))
+        token = self._begin(partition, Put(offsets[-1], len(messages), _ids(identities, partition.tp, found)))
+        return Hold(partition.tp, token, messages, [found.due_ms[offset] for offset in offsets])
+
+    def expects(self, hold: Hold) -> bool:
+        """Whether the ownership that asked for this continues."""
+        partition = self._owned.get(hold.tp)
+        return partition is not None and partition.holding.expects(hold.token)
+
+    def end(self, tp: TopicPartition, token: int, position: int) -> int:
+        """Record what is durable, see `Pipeline.held`; settle its ids, and return the number of its messages."""
+        partition = self._owned.get(tp)
+        if partition is None:
+            return 0
+        ended = partition.holding.end(token, position)
+        for put in ended:
+            for number in put.ids:
+                partition.dues.journal(number)
+        if not partition.holding.busy:
+            self._busy.discard(tp)
+        return sum(put.count for put in ended)
+
+
+def _ids(identities: Identities, tp: TopicPartition, found: Sorted) -> list[int]:
+    numbers = identities.read(tp, found.delayed) if identities.remembered else ()
+    return [number for number in numbers if number is not None]
