@@ -65,8 +65,8 @@ class Committer:
         self._record = record
         self._order = CommitOrder()
         self._delays = delays
-        self._kept: tuple[TopicPartition, ...] = ()
-        """Delayed messages whose states are durable, while the rest of the commit is under way."""
+        self._published = Publish([])
+        """The last step of the commit, while it is under way."""
 
     def begin(self, items: list[CommitItem]) -> None:
         """Begin the commit that the pipeline requests."""
@@ -100,8 +100,8 @@ class Committer:
             case Keep(items):
                 assert self._delays is not None
                 self._delays.keep(items, lambda ok: self._inbox.put(StepEnded(ok)))
-            case Publish(items, kept):
-                self._kept = kept
+            case Publish(items):
+                self._published = step
                 if items and self._watch.in_place():
                     self._source.commit(items)
                 else:
@@ -118,8 +118,8 @@ class Committer:
 
     def committed(self, results: Mapping[TopicPartition, bool], elapsed_s: float) -> None:
         """Record the end of the source's commit, or that none was made."""
-        results = {**results, **dict.fromkeys(self._kept, True)}
-        self._kept = ()
+        results = self._published.ended(results)
+        self._published = Publish([])
         self._record.commits.ended(results, elapsed_s)
         self._pipeline.committed(results, time.monotonic() * 1000)
         if self._delays is not None:
@@ -142,7 +142,7 @@ class Committer:
         while isinstance(step, Journal | Settle | Keep):
             step = self._end(ok=self._done_now(step))
         items = step.items if isinstance(step, Publish) and self._watch.in_place() else []
-        self._kept = step.kept if isinstance(step, Publish) else ()
+        self._published = step if isinstance(step, Publish) else Publish([])
         begun_s = time.monotonic()
         results = self._source.commit_now(items)
         self.committed(results, time.monotonic() - begun_s)

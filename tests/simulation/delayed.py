@@ -312,9 +312,8 @@ class Host:
                 self.journal += segment.ids
             self._do(self.order.ended(ok=True))
         elif isinstance(step, Publish):
-            results = dict.fromkeys(step.kept, True)
-            if step.items and self._chance() >= lost and self._land(step.items) and self._chance() >= lost:
-                results |= {item.tp: True for item in step.items}
+            landed = step.items and self._chance() >= lost and self._land(step.items) and self._chance() >= lost
+            results = step.ended({item.tp: True for item in step.items} if landed else {})
             self.commit = None
             self.pipeline.committed(results, self._world.now_ms)
             self.delays.owned.committed(results)

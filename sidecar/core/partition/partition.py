@@ -149,14 +149,15 @@ class Partition:
         if not self.holding.withholds(number):
             self.dues.journal(number)
 
-    def begin_commit(self, generation: int) -> tuple[CommitItem, Begun] | None:
+    def begin_commit(self, generation: int, *, proves: bool = False) -> tuple[CommitItem, Begun] | None:
         """Begin a commit: return its content and what it makes durable, or None if nothing changed.
 
         Args:
             generation: Generation of the window of message ids, if ids are journalled.
+            proves: Whether it is also made to prove that the partition is still owned.
         """
         state = self.state()
-        if not self.dues.outdated(state):
+        if not (proves or self.dues.outdated(state)):
             return None
         begun = self.dues.begin(state, self.promises.intents)
         ids, marks = self.dues.take_ids(), self.dues.take_marks()

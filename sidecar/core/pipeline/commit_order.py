@@ -9,7 +9,7 @@ way at a time. Ids and marks of a failed step are kept for the next commit, whic
 from __future__ import annotations
 
 from array import array
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
@@ -60,6 +60,13 @@ class Publish:
     items: list[CommitItem]
     kept: tuple[TopicPartition, ...] = ()
     """Delayed messages whose states are durable already; there may be no others."""
+    bound: tuple[TopicPartition, ...] = ()
+    """Those of them that owners share: their states count only if that of the source is committed."""
+
+    def ended(self, results: Mapping[TopicPartition, bool]) -> Mapping[TopicPartition, bool]:
+        """The results of all states, given those of `items`."""
+        kept = {tp: tp not in self.bound or results.get(tp.source, False) for tp in self.kept}
+        return {**results, **kept}
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,8 +159,12 @@ class CommitOrder:
 
     def _publish(self, items: list[CommitItem]) -> Step:
         self._items = None
+        if not items:
+            return Refuse([])
         kept = tuple(item.tp for item in items if item.tp.delayed)
-        return Publish([item for item in items if not item.tp.delayed], kept) if items else Refuse([])
+        shared = {item.tp for item in items if item.state.stores.epochs}
+        bound = tuple(tp for tp in kept if tp.source in shared)
+        return Publish([item for item in items if not item.tp.delayed], kept, bound)
 
     def _refused(self, items: list[CommitItem]) -> Refuse:
         self._items = None

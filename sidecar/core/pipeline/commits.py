@@ -87,18 +87,29 @@ class Commits:
 
     def begin(self, tps: Iterable[TopicPartition]) -> list[CommitItem]:
         """Begin a commit of these partitions; `ended` must follow. Empty if nothing changed."""
-        items = []
-        for tp in list(tps):
-            self._dirty.pop(tp, None)  # what changes from here on touches it again
-            partition = self._owned.get(tp)
-            if partition is None:
-                continue
-            begun = partition.begin_commit(self._identities.generation(tp) if partition.dues.has_ids else 0)
-            if begun is not None:
-                item, then = begun
-                self._outstanding[tp] = partition, then
-                items.append(item)
-        return items
+        items = [item for tp in list(tps) if (item := self._begin(tp)) is not None]
+        begun = {item.tp for item in items}
+        unproven = [tp.source for tp in begun if tp.delayed and tp.source not in begun and self._is_shared(tp.source)]
+        return items + [item for tp in unproven if (item := self._begin(tp, proves=True)) is not None]
+
+    def _is_shared(self, tp: TopicPartition) -> bool:
+        """Whether owners share the store of delayed messages: its states count only with a commit of the source."""
+        return bool(self._owned[tp].holding.stores.epochs)
+
+    def _begin(self, tp: TopicPartition, *, proves: bool = False) -> CommitItem | None:
+        if tp.delayed and tp.source not in self._owned:  # it is about to be forgotten, too
+            return None
+        self._dirty.pop(tp, None)  # what changes from here on touches it again
+        partition = self._owned.get(tp)
+        if partition is None:
+            return None
+        generation = self._identities.generation(tp) if partition.dues.has_ids else 0
+        begun = partition.begin_commit(generation, proves=proves)
+        if begun is None:
+            return None
+        item, then = begun
+        self._outstanding[tp] = partition, then
+        return item
 
     def ended(self, results: Mapping[TopicPartition, bool], now_ms: float) -> None:
         """End the outstanding commit; partitions missing in `results` failed and are retried."""
