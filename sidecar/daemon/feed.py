@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from sidecar.core.pipeline.pipeline import Pipeline
-from sidecar.core.records import Run
+from sidecar.core.records import Run, TopicPartition
 from sidecar.daemon.delays.delays import Delays
-from sidecar.daemon.ids import IdKeeper, IdsSorted
+from sidecar.daemon.delays.takeovers import TakeoverEnded
+from sidecar.daemon.ids import IdKeeper, IdsSorted, Taken
 from sidecar.daemon.snapshots import Snapshots
 from sidecar.sources.base import Assignment, ReadPast, Settled, Source
 from sidecar.state.interface import PartitionSnapshot
@@ -43,6 +44,7 @@ class Feed:
         self._ids = ids
         self._snapshots = snapshots
         self._delays = delays
+        self._takeovers = None if delays is None else delays.takeovers
         self._has_ledger = has_ledger
 
     def take(self, assignments: Sequence[Assignment]) -> None:
@@ -50,18 +52,35 @@ class Feed:
         known = self._snapshots.load() if assignments else {}
         pairs = [(assignment, known.get(assignment.tp)) for assignment in assignments]
         self._begin([pair for pair in pairs if self._ids.take(*pair)])
-        if self._ids.loading:
+        if self._loading:
             self.pause()
 
     def sorted(self, result: IdsSorted) -> None:
         """Handle a partition whose ids were loaded or could not be loaded."""
         if (taken := self._ids.sorted(result)) is not None:
             self._begin([(taken.assignment, taken.known)])
-            self.pause()
-            for item in taken.come:
-                self._read(item)
+            self._go_on(taken)
+
+    def taken_over(self, told: TakeoverEnded) -> None:
+        """Handle a partition whose delayed messages were restored or could not be restored."""
+        assert self._takeovers is not None
+        if (taken := self._takeovers.ended(told)) is not None:
+            self._give([(taken.assignment, taken.known)])
+            self._go_on(taken)
+
+    def _go_on(self, taken: Taken) -> None:
+        self.pause()
+        for item in taken.come:
+            self._read(item)
 
     def _begin(self, assignments: Iterable[tuple[Assignment, PartitionSnapshot | None]]) -> None:
+        if self._takeovers is None:
+            self._give(assignments)
+            return
+        for assignment, known in assignments:
+            self._takeovers.begin(assignment, known)
+
+    def _give(self, assignments: Iterable[tuple[Assignment, PartitionSnapshot | None]]) -> None:
         is_stale = False
         for assignment, known in assignments:
             self._snapshots.assignments[assignment.tp] = assignment
@@ -91,7 +110,7 @@ class Feed:
 
     def pause(self) -> None:
         """Read only from partitions that the core has and wants more of."""
-        loading = self._ids.loading.keys()
+        loading = self._loading.keys()
         paused = frozenset(tp for tp in self._pipeline.gate.paused if not tp.delayed)
         self._source.pause(paused | loading | self._pipeline.origins.copies_of(loading))
 
@@ -106,9 +125,14 @@ class Feed:
         for item in self._source.poll(patience_s):
             self._read(item)
 
+    @property
+    def _loading(self) -> Mapping[TopicPartition, Taken]:
+        """The partitions that the core does not have yet."""
+        return self._ids.loading if self._takeovers is None else {**self._ids.loading, **self._takeovers.loading}
+
     def _read(self, item: Run | ReadPast) -> None:
-        if item.tp in self._ids.loading:
-            self._ids.loading[item.tp].come.append(item)
+        if (taken := self._loading.get(item.tp)) is not None:
+            taken.come.append(item)
         elif isinstance(item, Run):
             self._pipeline.read(item, time.monotonic() * 1000)
         else:

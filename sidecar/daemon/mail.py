@@ -9,6 +9,7 @@ from typing import TypeAlias, assert_never
 from sidecar.core.pipeline.pipeline import Pipeline
 from sidecar.daemon.committer import Committer, StepEnded
 from sidecar.daemon.delays.delays import Delays
+from sidecar.daemon.delays.takeovers import Adopt, TakeoverEnded
 from sidecar.daemon.delays.writing import Synced
 from sidecar.daemon.feed import Feed
 from sidecar.daemon.ids import IdKeeper, IdsChanged, IdsSorted
@@ -18,7 +19,9 @@ from sidecar.runtime.dead_letter_writer import LettersStored
 from sidecar.runtime.ledger_worker import ClaimAnswered
 from sidecar.runtime.senders import Answered
 
-Told: TypeAlias = Answered | ClaimAnswered | LettersStored | StepEnded | Synced | IdsChanged | IdsSorted | Snapped
+Told: TypeAlias = (
+    Answered | ClaimAnswered | LettersStored | StepEnded | Synced | Adopt | TakeoverEnded | IdsChanged | IdsSorted | Snapped
+)
 """The kinds of messages in the inbox."""
 
 
@@ -84,6 +87,12 @@ class Mail:
             case Synced():
                 assert self._delays is not None
                 self._delays.ended(event, now_ms)
+            case Adopt():
+                assert self._delays is not None
+                assert self._delays.takeovers is not None
+                self._delays.takeovers.adopt(event)
+            case TakeoverEnded():
+                self._feed.taken_over(event)
             case IdsChanged():
                 self._ids.changed(event)
             case IdsSorted():

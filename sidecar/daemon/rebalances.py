@@ -119,7 +119,7 @@ class Rebalances:
         self._ids.forget(tps)
         self._committer.forget(both)
         if self._delays is not None:
-            self._delays.owned.forget(tps)
+            self._delays.forget(tps)
         for tp in tps:
             self._snapshots.assignments.pop(tp, None)
         log.info(event, partitions=[str(tp) for tp in tps][:50], count=len(tps), released=released)

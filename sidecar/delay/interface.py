@@ -12,6 +12,8 @@ from sidecar.delay.disk.hour import Damage
 
 Row = tuple[int, int, int, int, bytes | None, bytes, bytes | None]
 """Due time in milliseconds, origin, mask, timestamp or `NO_TIMESTAMP`, key, packed headers, value."""
+Adopted = tuple[int, int, int, int, bytes | None, bytes, bytes | None]
+"""Position, origin, epoch, timestamp or `NO_TIMESTAMP`, key, packed headers, value."""
 
 
 class Job(Protocol):
@@ -44,6 +46,10 @@ class StoreWrites(Protocol):
         """Why what was written last cannot be made durable any more; None if it can."""
         ...
 
+    def poll(self) -> None:
+        """Note what has become durable."""
+        ...
+
     def in_place(self) -> bool:
         """Whether its files are where it was opened."""
         ...
@@ -73,11 +79,6 @@ class HeldStore(StoreWrites, Protocol):
     """Holds messages by partition and position. One thread calls everything but `Job.run`."""
 
     @property
-    def id(self) -> int:
-        """Random bits, drawn when it was made."""
-        ...
-
-    @property
     def damages(self) -> Sequence[Damage]:
         """What could not be read any more, since the start."""
         ...
@@ -88,6 +89,18 @@ class HeldStore(StoreWrites, Protocol):
 
     def number(self, name: bytes) -> int:
         """The number of a partition; a new name gets a new one."""
+        ...
+
+    def id_of(self, number: int) -> int:
+        """The identity of the store that has the partition, 48 bits; never 0."""
+        ...
+
+    def scope_of(self, number: int) -> str:
+        """The identity of the partition's positions."""
+        ...
+
+    def epochs_of(self, number: int) -> tuple[int, ...]:
+        """The ownerships that count, see `delay.changelog.epochs`; empty if only this host has the store."""
         ...
 
     def state(self, number: int) -> bytes | None:
@@ -132,6 +145,14 @@ class HeldStore(StoreWrites, Protocol):
 
     def keep(self, number: int, state: bytes, watermark: int, seen: int) -> None:
         """Keep a state; end the messages below its watermark, and put none below `seen`."""
+        ...
+
+    def committed(self, number: int, watermark: int) -> None:
+        """The state with this watermark counts from now on, whoever owns the partition."""
+        ...
+
+    def leave(self, number: int) -> None:
+        """The partition is not owned any more."""
         ...
 
     def floor(self, number: int, origin: int) -> None:

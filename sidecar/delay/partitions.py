@@ -165,6 +165,24 @@ class PartitionStore(Writes):
         """The numbers of all partitions."""
         return self._names
 
+    def id_of(self, number: int) -> int:
+        """The store's id."""
+        return self.id
+
+    def scope_of(self, number: int) -> str:
+        """The identity of a partition's positions."""
+        return f"{self.id:x}.{number}"
+
+    def epochs_of(self, number: int) -> tuple[int, ...]:
+        """None: only this host has the store."""
+        return ()
+
+    def committed(self, number: int, watermark: int) -> None:
+        """Nothing: what is kept counts at once."""
+
+    def leave(self, number: int) -> None:
+        """Nothing: what is held stays here."""
+
     def state(self, number: int) -> bytes | None:
         """What was last given to `keep`."""
         return self._lanes.lanes[number].state

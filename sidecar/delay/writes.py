@@ -32,6 +32,9 @@ class Writes:
         """The lowest position of a message that is not durable; `take` does not reach it."""
         return self._journal.progress.unsynced
 
+    def poll(self) -> None:
+        """Nothing: `ended_sync` tells what is durable."""
+
     def begin_sync(self) -> Job | None:
         """What makes all changes so far durable, for a thread that may wait for the disk; `ended_sync` must follow.
 

@@ -6,8 +6,9 @@ The core, the order of commits and the daemon's `Delays` are the real ones.
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from sidecar.core.backoff import Backoff
@@ -23,13 +24,18 @@ from sidecar.core.pipeline.pipeline import Pipeline
 from sidecar.core.records import Answer, Run, TopicPartition, Verdict
 from sidecar.core.windows.idruns import SortedRun, rising
 from sidecar.daemon.delays.delays import Delays
+from sidecar.daemon.delays.owned import name_of
+from sidecar.daemon.delays.takeovers import Adopt, TakeoverEnded, Takeovers
 from sidecar.daemon.delays.writing import Synced
+from sidecar.delay.changelog.epochs import counts
+from sidecar.delay.changelog.store import ChangelogStore
 from sidecar.delay.columns import BothColumns
 from sidecar.delay.disk.blocks import Held
-from sidecar.delay.interface import Job
+from sidecar.delay.interface import HeldStore, Job
 from sidecar.sources.base import Assignment
 from tests.simulation.broker import BrokenPromiseError
 from tests.support.held_store import ModelStore
+from tests.support.model_changelog import ModelCache, ModelChangelog, ModelLog
 
 TP = TopicPartition("t", 0)
 LENGTH = 60
@@ -172,7 +178,11 @@ class Host:
         self._world = world
         self.plan = world.plan
         self._chance = world.chance
-        self.store = ModelStore(number + 1)
+        self._number = number
+        self.disk = ModelStore(number + 1)
+        self.store: HeldStore = self.disk
+        self.changelog: ModelChangelog | None = None
+        self.jobs: list[Callable[[], None]] = []
         self.journal: list[int] = world.journal
         self.alive = False
 
@@ -188,8 +198,30 @@ class Host:
         self.job: Job | None = None
         self.sends: dict[int, Batch] = {}
         self.letters: dict[int, Store] = {}
-        self.delays = Delays(self.pipeline, self.store, RowColumns(), "g", b"rule", 1 << 40, self._begin)
+        takeovers = self._with_changelog(self._world.log) if self._world.log is not None else None
+        self.delays = Delays(
+            self.pipeline, self.store, RowColumns(), "g", b"rule", 1 << 40, self._begin, takeovers
+        )
         self.take()
+
+    def _with_changelog(self, log: ModelLog) -> Takeovers:
+        self.disk, self.changelog, self.jobs = ModelCache(self._number + 1), ModelChangelog(log), []
+        self.store = store = ChangelogStore(self.disk, self.changelog)
+        return Takeovers(store, log, partial(name_of, "g"), self.jobs.append, self, self._world.wall_ms)
+
+    def put(self, told: Adopt | TakeoverEnded) -> None:
+        """The inbox: a takeover goes on."""
+        takeovers = self.delays.takeovers
+        assert takeovers is not None
+        if isinstance(told, Adopt):
+            takeovers.adopt(told)
+        elif (taken := takeovers.ended(told)) is not None:
+            self._give(taken.assignment)
+
+    def restore(self) -> None:
+        """The takeover is run."""
+        if self.jobs:
+            self.jobs.pop(0)()
 
     commit: Step | None
 
@@ -199,17 +231,23 @@ class Host:
     def take(self) -> None:
         """Go on from the broker's commit."""
         broker = self._world.broker
-        if self.plan.reading.ids is not None:
-            self.pipeline.intake.ids.forget(TP)
-            self._window().restore(_sorted(self.journal), {}, 0.0, broker.state.seen - 1)
         scope = f"s{broker.incarnation}"
-        self.pipeline.assign(TP, scope, broker.state)
         found = Assignment(
             TP, scope, broker.state, "topic", broker.incarnation, resumed=True, read_from=broker.state.watermark
         )
-        self.delays.owned.take([found])
         self.position = broker.state.watermark
         self.paused: frozenset[TopicPartition] = frozenset()
+        if self.delays.takeovers is None:
+            self._give(found)
+        else:
+            self.delays.takeovers.begin(found, None)
+
+    def _give(self, found: Assignment) -> None:
+        if self.plan.reading.ids is not None:
+            self.pipeline.intake.ids.forget(TP)
+            self._window().restore(_sorted(self.journal), {}, 0.0, found.state.seen - 1)
+        self.pipeline.assign(TP, found.scope, found.state)
+        self.delays.owned.take([found])
 
     def _window(self) -> Any:
         return self.pipeline.intake.ids.window(TP)
@@ -229,8 +267,11 @@ class Host:
                 self._world.keep_letters(store)
         if isinstance(self.commit, Publish) and self._chance() < 0.5:
             self._land(self.commit.items)
-        is_power_lost = self._chance() < 0.5
-        self.store.crash(self._chance if is_power_lost else lambda: 0.99)
+        if self.changelog is None:
+            is_power_lost = self._chance() < 0.5
+            self.disk.crash(self._chance if is_power_lost else lambda: 0.99)
+        else:
+            self.changelog.die()
         self.alive = False
 
     # Effects
@@ -269,7 +310,7 @@ class Host:
         both = self.delays.owned.with_stores([TP])
         self.pipeline.forget(both)
         self.order.forget(both)
-        self.delays.owned.forget([TP])
+        self.delays.forget([TP])
         if self._world.broker.owner is self:
             self.take()
 
@@ -321,6 +362,8 @@ class Host:
 
     def sync(self, lost: float) -> None:
         """The store's write ends."""
+        if self.changelog is not None:
+            self.changelog.land(int(self._chance() * 12))
         if self.job is not None:
             job, self.job = self.job, None
             error = OSError(5, "broken") if self._chance() < lost else None
@@ -366,13 +409,16 @@ class Host:
         """Whether all is read, due and settled."""
         if self.sends or self.commit or self.letters or self.job or self.position < LENGTH or not self.pipeline.idle:
             return False
-        return not any(self.store.held(number) for number in self.store.numbers())
+        if self.changelog is not None:
+            owned = TP in self.pipeline.partitions and self.changelog.is_idle
+            return owned and not any(self.store.held(number) for number in self.delays.owned.numbers.values())
+        return not any(self.store.held(number) for number in self.disk.numbers())
 
     # Checks
 
     def _check_watermark(self, state: PartitionState) -> None:
         """What a commit settles is delivered, given up, filtered, a duplicate, or durable in some store."""
-        ended = self._world.ended() | {origin for host in self._world.hosts for origin in host.store.durable_origins()}
+        ended = self._world.ended() | self._world.durable(state)
         for offset, tag, number, _ in self.plan.log[: state.watermark]:
             wanted = GROUPS[tag] is not None and offset not in self._world.skipped
             if wanted and offset not in ended and number is None:
@@ -399,9 +445,10 @@ class World:
     Args:
         seed: Draws everything.
         hosts: The number of hosts.
+        shared: Whether they share a changelog.
     """
 
-    def __init__(self, seed: int, hosts: int) -> None:
+    def __init__(self, seed: int, hosts: int, *, shared: bool = False) -> None:
         self.plan = Circumstances.of(seed)
         if hosts > 1:  # each host would remember other ids
             self.plan.reading = replace(self.plan.reading, ids=None)
@@ -409,6 +456,7 @@ class World:
         self.chance = self._r.random
         self.now_ms = 0.0
         self._skew_ms = self._error_ms = 0
+        self.log = ModelLog(self.chance) if shared else None
         self.broker, self.receiver = Broker(), Receiver()
         self._letters: dict[int, str] = {}
         self.wandering: list[Batch] = []
@@ -428,6 +476,13 @@ class World:
     def ended(self) -> set[int]:
         """Offsets that were delivered or given up."""
         return self.receiver.stored.keys() | self._letters.keys()
+
+    def durable(self, state: PartitionState) -> set[int]:
+        """Offsets that a store has after a commit of this state, whatever happens."""
+        if self.log is None:
+            return {origin for host in self.hosts for origin in host.disk.durable_origins()}
+        epochs = state.stores.epochs
+        return {origin for offset, epoch, origin in self.log.messages() if counts(epochs, offset, epoch)}
 
     def keep_letters(self, store: Store) -> None:
         """Dead letters are durable."""
@@ -474,9 +529,11 @@ class World:
             self._error_ms = max(self._error_ms, abs(self._skew_ms))
         if self.wandering and chance() < 0.1:
             self.arrive(self.wandering.pop(int(chance() * len(self.wandering))))
+        if self.log is not None and chance() < 0.2:
+            self.log.arrive()
         if chance() < 0.02:
             for host in self.hosts:
-                host.store.refuses = chance() < 0.5
+                host.disk.refuses = chance() < 0.5
         if chance() < self.plan.crashes:
             self._replace_owner()
         if chance() < self.plan.resets:
@@ -510,15 +567,18 @@ class World:
         self.broker.state = PartitionState(at, at)
         self._again.update(range(at, LENGTH))
         self.skipped.update(range(at))
-        for host in self.hosts[1:]:  # the known limit: nothing tells what of it others have read since
-            self._again.update(host.store.durable_origins())
-        self._again.update(self.hosts[0].store.durable_origins() if len(self.hosts) > 1 else ())
+        for host in self.hosts[1:] if self.log is None else ():  # the known limit: nothing tells what of it others have read since
+            self._again.update(host.disk.durable_origins())
+        if len(self.hosts) > 1 and self.log is None:
+            self._again.update(self.hosts[0].disk.durable_origins())
         self.journal.clear()
         self.hosts[int(self.chance() * len(self.hosts))].start()
 
     def _act(self, host: Host, what: float) -> None:
         chance, lost = self.chance, 0.1
-        if what < 0.2:
+        if host.jobs and chance() < 0.3:
+            host.restore()
+        elif what < 0.2:
             host.advance_commit(lost)
         elif what < 0.35:
             host.sync(lost)
@@ -541,7 +601,7 @@ class World:
         """No more faults: everything comes to its end; the partition visits each host that has messages."""
         self._faulty, self._skew_ms = False, 0
         for host in self.hosts:
-            host.store.refuses = False
+            host.disk.refuses = False
             if host.alive and host is not self.broker.owner:
                 host.die()
         owner = self.broker.owner
@@ -560,6 +620,9 @@ class World:
     def _settle(self, host: Host) -> None:
         for _ in range(SETTLE_ROUNDS_MAX):
             self.now_ms += 20
+            if self.log is not None:
+                self.log.arrive()
+            host.restore()
             host.read(20)
             host.poll()
             while host.letters:
@@ -590,13 +653,13 @@ def _sorted(journal: list[int]) -> Any:
     return {0: [SortedRun.of(rising(journal))]} if journal else {}
 
 
-def run_delayed(seed: int, steps: int = 300, hosts: int = 1) -> None:
+def run_delayed(seed: int, steps: int = 300, hosts: int = 1, *, shared: bool = False) -> None:
     """Run one schedule.
 
     Raises:
         BrokenPromiseError: A promise was broken.
     """
-    world = World(seed, hosts)
+    world = World(seed, hosts, shared=shared)
     for _ in range(steps):
         world.event()
     world.settle()

@@ -52,7 +52,7 @@ class ModelStore:
     """A `HeldStore`; `crash` is a loss of power."""
 
     def __init__(self, number: int = 1) -> None:
-        self.id = number
+        self._id = number
         self._live, self._durable = Content(), Content()
         self._writing: Content | None = None
         self._cursors: dict[int, int] = {}
@@ -100,6 +100,24 @@ class ModelStore:
         self._live.changes += 1
         self._live.shelves.append(Shelf(name))
         return len(self._live.shelves) - 1
+
+    def id_of(self, number: int) -> int:
+        return self._id
+
+    def scope_of(self, number: int) -> str:
+        return f"{self._id:x}.{number}"
+
+    def epochs_of(self, number: int) -> tuple[int, ...]:
+        return ()
+
+    def committed(self, number: int, watermark: int) -> None:
+        pass
+
+    def leave(self, number: int) -> None:
+        pass
+
+    def poll(self) -> None:
+        pass
 
     def state(self, number: int) -> bytes | None:
         return self._shelf(number).state

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from math import inf
@@ -14,6 +14,7 @@ from sidecar.core.effects import CommitItem, Hold
 from sidecar.core.pipeline.pipeline import Pipeline
 from sidecar.core.records import Columns, DeadLetter, Original, Run, TopicPartition
 from sidecar.daemon.delays.owned import Owned
+from sidecar.daemon.delays.takeovers import Takeovers
 from sidecar.daemon.delays.writing import Synced, Writing
 from sidecar.delay.clock import SteadyClock
 from sidecar.delay.disk.blocks import NO_TIMESTAMP, SEQUENCE_BITS
@@ -40,6 +41,7 @@ class Delays:
         rules: The hash of the rules.
         disk_max_bytes: Size of the store at which partitions are read no more.
         begin: Runs a job on the writer's thread, and brings back a `Synced`.
+        takeovers: Restore what other owners put; None if no other host has the store.
     """
 
     def __init__(
@@ -51,11 +53,14 @@ class Delays:
         rules: bytes,
         disk_max_bytes: int,
         begin: Callable[[Job], None],
+        takeovers: Takeovers | None = None,
     ) -> None:
         self._pipeline = pipeline
         self._store = store
         self._columns = columns
         self._disk_max_bytes = disk_max_bytes
+        self.takeovers = takeovers
+        """Restore what other owners put; None if no other host has the store."""
         self._writing = Writing(store, begin)
         self.owned = Owned(pipeline, store, group_id, rules, self._tell_held)
         """The partitions."""
@@ -71,7 +76,7 @@ class Delays:
         """Why delayed messages wait, or cannot be held; empty if nothing is wrong."""
         if self._clock.is_ahead and not self._writing.problem:
             return "the clock stepped forward, and is not believed before that has lasted for a minute"
-        return self._writing.problem
+        return self._writing.problem or (self.takeovers.problem if self.takeovers is not None else "")
 
     # Holding
 
@@ -113,6 +118,8 @@ class Delays:
     def tend(self, now_ms: float) -> None:
         """Begin to make durable what was put since the last write."""
         self._now_ms = now_ms
+        if self.takeovers is not None:
+            self.takeovers.tend()
         self._put_all()
         self._writing.sync()
         self._watch_size()
@@ -136,6 +143,12 @@ class Delays:
         """
         self._now_ms = now_ms
         self._writing.ended(synced)
+
+    def forget(self, tps: Collection[TopicPartition]) -> None:
+        """Drop partitions that are no longer owned."""
+        self.owned.forget(tps)
+        if self.takeovers is not None:
+            self.takeovers.forget(tps)
 
     # Delivering
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 
+import structlog
+
 from sidecar.core.effects import CommitItem
 from sidecar.core.lineage import Lineage
 from sidecar.core.pipeline.pipeline import Pipeline
@@ -13,6 +15,13 @@ from sidecar.delay.interface import HeldStore
 from sidecar.delay.progress import Progress, restored
 from sidecar.sources.base import Assignment
 from sidecar.state.offset_map import Identity
+
+log = structlog.get_logger()
+
+
+def name_of(group_id: str, tp: TopicPartition) -> bytes:
+    """The store's name of a partition."""
+    return "\0".join([group_id, tp.topic, tp.broker, str(tp.partition)]).encode("utf-8", "surrogateescape")
 
 
 class Owned:
@@ -46,8 +55,7 @@ class Owned:
 
     def number(self, tp: TopicPartition) -> int:
         """The store's number of a partition, owned or not."""
-        name = "\0".join([self._group_id, tp.topic, tp.broker, str(tp.partition)])
-        return self._store.number(name.encode("utf-8", "surrogateescape"))
+        return self._store.number(name_of(self._group_id, tp))
 
     def take(self, assignments: Iterable[Assignment]) -> None:
         """Take the delayed messages of partitions that the core has just been given."""
@@ -57,12 +65,15 @@ class Owned:
             self._progress[tp] = self._continued(number, self._restored(number), assignment)
             known = self._store.known(number)
             known.remove_range(0, seen)
-            stores = assignment.state.stores.taken_by(self._store.id, seen)
+            before, epochs = assignment.state.stores, self._store.epochs_of(number)
+            if before.epochs and not epochs:
+                log.error("delay.elsewhere", **tp.fields())
+            stores = before.taken_by(self._store.id_of(number), seen, epochs)
             self._tell_held(tp, self._pipeline.puts.know(tp, known, stores), 0)
             self._assign(tp)
 
     def _restored(self, number: int) -> Progress:
-        identity = Identity("", self._group_id, f"{self._store.id:x}.{number}", 0)
+        identity = Identity("", self._group_id, self._store.scope_of(number), 0)
         return restored(self._store.state(number), identity, self._rules)
 
     def _continued(self, number: int, progress: Progress, assignment: Assignment) -> Progress:
@@ -72,7 +83,7 @@ class Owned:
             # An operator's reset, or other rules: from the offset on all comes again, and is put again.
             self._store.restart(number, state.watermark if progress.topic_id == topic_id else None)
         else:
-            void_from = state.stores.void_from(self._store.id)
+            void_from = state.stores.void_from(self._store.id_of(number))
             if void_from is not None:
                 self._store.void(number, void_from, state.seen)
         now = replace(progress, topic_id=topic_id, incarnation=incarnation)
@@ -82,7 +93,8 @@ class Owned:
 
     def _assign(self, tp: TopicPartition) -> None:
         progress, number = self._progress[tp], self.numbers[tp]
-        is_durable = self._store.synced == self._store.changes
+        # In a shared store a state may be that of an owner who was not proven to be one.
+        is_durable = self._store.synced == self._store.changes and not self._store.epochs_of(number)
         self._pipeline.assign(tp.store, progress.identity.scope, progress.state, Lineage(durable=is_durable))
         self._store.rewind(number)
         self._pipeline.books[tp.store].restore(self._store.held(number))
@@ -96,7 +108,8 @@ class Owned:
     def forget(self, tps: Collection[TopicPartition]) -> None:
         """Drop partitions that are no longer owned; their delayed messages stay in the store."""
         for tp in tps:
-            self.numbers.pop(tp, None)
+            if (number := self.numbers.pop(tp, None)) is not None:
+                self._store.leave(number)
             self._progress.pop(tp, None)
 
     def with_stores(self, tps: Iterable[TopicPartition]) -> list[TopicPartition]:
@@ -118,6 +131,7 @@ class Owned:
     def committed(self, results: Mapping[TopicPartition, bool]) -> None:
         """Forget what is below the watermarks of partitions that were committed."""
         for tp, is_committed in results.items():
-            partition = self._pipeline.partitions.get(tp)
-            if is_committed and partition is not None and tp in self.numbers:
-                self._store.floor(self.numbers[tp], partition.reach.committed)
+            partition, number = self._pipeline.partitions.get(tp), self.numbers.get(tp.source)
+            if is_committed and partition is not None and number is not None:
+                forget = self._store.committed if tp.delayed else self._store.floor
+                forget(number, partition.reach.committed)

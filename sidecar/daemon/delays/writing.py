@@ -51,6 +51,7 @@ class Writing:
         Raises:
             StateError: See `ended`.
         """
+        self._store.poll()
         self._check()
         self._tell()
         if self._job is not None:

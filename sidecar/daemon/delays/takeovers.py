@@ -1,0 +1,217 @@
+"""Takes over the delayed messages of assigned partitions on other threads; the core gets a partition after that.
+
+A partition that is read before waits here, with the messages that came meanwhile.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from threading import Semaphore
+from typing import NamedTuple
+
+import structlog
+
+from sidecar.core.records import TopicPartition
+from sidecar.daemon.ids import Taken
+from sidecar.daemon.record import OVERDUE_S
+from sidecar.delay.changelog.interface import Restorer
+from sidecar.delay.changelog.records import Lineage, topic_hash
+from sidecar.delay.changelog.store import ChangelogStore
+from sidecar.delay.changelog.takeover import Start, TakenOver, Takeover
+from sidecar.delay.disk.blocks import SEQUENCE_BITS
+from sidecar.delay.interface import Adopted
+from sidecar.errors import ConfigError, SidecarError, StateError
+from sidecar.runtime.worker import Inbox
+from sidecar.sources.base import Assignment
+from sidecar.state.interface import PartitionSnapshot
+
+AHEAD = 2
+"""Calls with rows that may wait for the main thread."""
+RETRY_S = 1.0
+
+log = structlog.get_logger()
+
+
+def wall_clock() -> int:
+    """Milliseconds since the epoch."""
+    return time.time_ns() // 1_000_000
+
+
+class _AbandonedError(Exception):
+    """Nobody waits for this takeover any more."""
+
+
+@dataclass(slots=True)
+class _Attempt:
+    """One attempt to take a partition over; both threads know it."""
+
+    taken: Taken
+    number: int
+    """The store's number for it."""
+    room: Semaphore = field(default_factory=lambda: Semaphore(AHEAD))
+    is_over: bool = False
+
+
+class Adopt(NamedTuple):
+    """Messages of a partition that is being taken over. Goes to the inbox."""
+
+    attempt: _Attempt
+    rows: list[Adopted]
+    is_anew: bool
+    """Whether what was adopted before does not count."""
+
+
+class TakeoverEnded(NamedTuple):
+    """The end of a takeover. Goes to the inbox."""
+
+    attempt: _Attempt
+    result: TakenOver | SidecarError
+
+
+class Takeovers:
+    """The partitions that are being taken over; only for the main thread.
+
+    Args:
+        store: Gets the messages.
+        restorer: Reads changelogs.
+        name_of: The store's name of a partition.
+        do: Runs a job on another thread.
+        inbox: Brings its results.
+        wall_ms: The time of day.
+    """
+
+    def __init__(
+        self,
+        store: ChangelogStore,
+        restorer: Restorer,
+        name_of: Callable[[TopicPartition], bytes],
+        do: Callable[[Callable[[], None]], None],
+        inbox: Inbox[Adopt | TakeoverEnded],
+        wall_ms: Callable[[], int] = wall_clock,
+    ) -> None:
+        self._store = store
+        self._restorer = restorer
+        self._name_of = name_of
+        self._do = do
+        self._inbox = inbox
+        self._wall_ms = wall_ms
+        self._attempts: dict[TopicPartition, _Attempt] = {}
+        self._reason = ""
+
+    @property
+    def loading(self) -> Mapping[TopicPartition, Taken]:
+        """The partitions that the core does not have yet."""
+        return {tp: attempt.taken for tp, attempt in self._attempts.items()}
+
+    @property
+    def problem(self) -> str:
+        """Why a partition has waited too long; empty if none has."""
+        now_s = time.monotonic()
+        late = [tp for tp, attempt in self._attempts.items() if now_s - attempt.taken.since_s >= OVERDUE_S]
+        if not late:
+            return ""
+        reason = self._reason or "they are being restored"
+        return f"{min(late)}{f' and {len(late) - 1} more' if len(late) > 1 else ''} is not read yet: {reason}"
+
+    def begin(self, assignment: Assignment, known: PartitionSnapshot | None) -> Taken:
+        """Begin to take a partition over; `ended` returns it later."""
+        taken = Taken(assignment, known, 0, time.monotonic())
+        self._begin(taken)
+        return taken
+
+    def _begin(self, taken: Taken) -> None:
+        taken.retry_at_s, tp = None, taken.assignment.tp
+        attempt = self._attempts[tp] = _Attempt(taken, self._store.begin(self._name_of(tp)))
+        self._do(partial(_run, attempt, self._wall_ms() << SEQUENCE_BITS, self._restorer, self._inbox))
+
+    def adopt(self, told: Adopt) -> None:
+        """Hand messages to the store."""
+        attempt = told.attempt
+        if not attempt.is_over:
+            try:
+                if told.is_anew:
+                    self._store.abandon(attempt.number)
+                    attempt.number = self._store.begin(self._name_of(attempt.taken.assignment.tp))
+                if told.rows:
+                    self._store.adopt(attempt.number, told.rows)
+            except StateError as error:
+                self._failed(attempt, error)
+        attempt.room.release()
+
+    def ended(self, told: TakeoverEnded) -> Taken | None:
+        """Handle the end of an attempt; return its partition, which is to be given to the core now.
+
+        Raises:
+            ConfigError: The changelog cannot be used.
+        """
+        attempt, result = told
+        if attempt.is_over:
+            return None
+        if isinstance(result, ConfigError):
+            raise result
+        if isinstance(result, SidecarError):
+            self._failed(attempt, result)
+            return None
+        assignment = attempt.taken.assignment
+        tp = assignment.tp
+        del self._attempts[tp]
+        attempt.is_over, self._reason = True, ""
+        self._store.own(self._name_of(tp), attempt.number, tp, _lineage(assignment), result)
+        if result.is_lost:
+            log.error("delay.changelog_lost", **tp.fields())
+        seconds = round(time.monotonic() - attempt.taken.since_s, 3)
+        log.info("delay.restored", **tp.fields(), count=self._store.held(attempt.number), seconds=seconds)
+        return attempt.taken
+
+    def _failed(self, attempt: _Attempt, error: SidecarError) -> None:
+        self._end(attempt)
+        self._reason = str(error)
+        tp = attempt.taken.assignment.tp
+        log.error("delay.not_restored", **tp.fields(), reason=str(error))
+        attempt.taken.retry_at_s = time.monotonic() + RETRY_S
+
+    def _end(self, attempt: _Attempt) -> None:
+        attempt.is_over = True
+        attempt.room.release()
+        self._store.abandon(attempt.number)
+
+    def forget(self, tps: Collection[TopicPartition]) -> None:
+        """Drop partitions that are no longer owned."""
+        for tp in tps:
+            attempt = self._attempts.pop(tp, None)
+            if attempt is not None and not attempt.is_over:
+                self._end(attempt)
+
+    def tend(self) -> None:
+        """Try again what failed."""
+        now_s = time.monotonic()
+        for attempt in list(self._attempts.values()):
+            if attempt.taken.retry_at_s is not None and now_s >= attempt.taken.retry_at_s:
+                self._begin(attempt.taken)
+
+
+def _lineage(assignment: Assignment) -> Lineage:
+    return Lineage(assignment.incarnation, topic_hash(assignment.topic_id))
+
+
+def _run(attempt: _Attempt, now: int, restorer: Restorer, inbox: Inbox[Adopt | TakeoverEnded]) -> None:
+    """Take a partition over, on another thread."""
+
+    def adopt(rows: list[Adopted], is_anew: bool) -> None:  # noqa: FBT001
+        attempt.room.acquire()
+        if attempt.is_over:
+            raise _AbandonedError
+        inbox.put(Adopt(attempt, rows, is_anew))
+
+    assignment = attempt.taken.assignment
+    stores, state = assignment.state.stores, assignment.state
+    start = Start(stores.own, stores.epochs, _lineage(assignment), state.watermark, state.seen, now)
+    try:
+        inbox.put(TakeoverEnded(attempt, Takeover(restorer, assignment.tp, start, adopt).run()))
+    except SidecarError as error:
+        inbox.put(TakeoverEnded(attempt, error))
+    except _AbandonedError:
+        pass

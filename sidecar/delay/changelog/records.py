@@ -1,0 +1,140 @@
+"""The records of a changelog in their byte form. Bytes in and out, no broker.
+
+An epoch is a number of an ownership: the offset behind its claim, which is a record, too. So it is never 0, later
+ownerships have higher ones, and a key never comes twice.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from typing import NamedTuple
+
+from sidecar.delay.changelog.interface import Entry
+from sidecar.delay.disk.blocks import NO_KEY
+
+MESSAGE, STATE, CLAIM = b"m", b"s", b"c"
+_VERSION = 1
+_KEY = struct.Struct(">cQQQ")
+"""Kind, position, epoch, origin."""
+_STATE_KEY = struct.Struct(">cQ")
+"""Kind, epoch."""
+_MESSAGE = struct.Struct(">BQIQII?")
+"""Version, incarnation, hash of the topic's id, timestamp or `NO_TIMESTAMP`, bytes of the key or `NO_KEY`, bytes of the
+headers, whether there is a value; key, headers and value follow."""
+_STATE = struct.Struct(">B?QQQQ")
+"""Version, whether a commit has proved the epoch, the two last epochs, watermark, seen; the state follows."""
+
+
+class Lineage(NamedTuple):
+    """What the offsets of messages count: another topic with the same name has others, and after a reset all are new."""
+
+    incarnation: int
+    topic: int
+    """Hash of the topic's id, 4 bytes."""
+
+
+class MessageKey(NamedTuple):
+    """What a record says of a message without its content."""
+
+    position: int
+    epoch: int
+    origin: int
+
+
+class Content(NamedTuple):
+    """What a message brought."""
+
+    lineage: Lineage
+    stamp: int
+    key: bytes | None
+    headers: bytes
+    value: bytes | None
+
+
+class Kept(NamedTuple):
+    """The state that an owner kept."""
+
+    is_proved: bool
+    """Whether a commit of the source had named the epoch before."""
+    epochs: tuple[int, ...]
+    """The epochs of the commit, the owner's last."""
+    watermark: int
+    seen: int
+    state: bytes
+
+
+def topic_hash(topic_id: str) -> int:
+    """The hash of a topic's id in records."""
+    return int.from_bytes(hashlib.blake2b(topic_id.encode(), digest_size=4).digest(), "big")
+
+
+def claim() -> Entry:
+    """A record whose offset, plus one, is a new epoch."""
+    return Entry(CLAIM, b"")
+
+
+def message_key(position: int, epoch: int, origin: int) -> bytes:
+    """The key of a message."""
+    return _KEY.pack(MESSAGE, position, epoch, origin)
+
+
+def read_message_key(key: bytes) -> MessageKey:
+    """The key that was made."""
+    _, position, epoch, origin = _KEY.unpack(key)
+    return MessageKey(position, epoch, origin)
+
+
+def message_value(lineage: Lineage, stamp: int, key: bytes | None, headers: bytes, value: bytes | None) -> bytes:
+    """The value of a message."""
+    key_bytes = NO_KEY if key is None else len(key)
+    head = _MESSAGE.pack(_VERSION, *lineage, stamp, key_bytes, len(headers), value is not None)
+    return b"".join((head, key or b"", headers, value or b""))
+
+
+def read_message_value(raw: bytes) -> Content:
+    """The value that was made.
+
+    Raises:
+        ValueError: It is something else.
+    """
+    try:
+        version, incarnation, topic, stamp, key_bytes, header_bytes, has_value = _MESSAGE.unpack_from(raw)
+    except struct.error as error:
+        raise ValueError(str(error)) from error
+    if version != _VERSION:
+        raise ValueError(f"version {version}")
+    at = _MESSAGE.size
+    key = None
+    if key_bytes != NO_KEY:
+        key, at = raw[at : at + key_bytes], at + key_bytes
+    value_at = at + header_bytes
+    return Content(Lineage(incarnation, topic), stamp, key, raw[at:value_at], raw[value_at:] if has_value else None)
+
+
+def state_entry(kept: Kept) -> Entry:
+    """The record of a state."""
+    before = kept.epochs[-2] if len(kept.epochs) > 1 else 0
+    head = _STATE.pack(_VERSION, kept.is_proved, before, kept.epochs[-1], kept.watermark, kept.seen)
+    return Entry(_STATE_KEY.pack(STATE, kept.epochs[-1]), head + kept.state)
+
+
+def read_state_key(key: bytes) -> int:
+    """The epoch in the key of a state."""
+    return int(_STATE_KEY.unpack(key)[1])
+
+
+def read_state(raw: bytes) -> Kept:
+    """The state that was kept.
+
+    Raises:
+        ValueError: It is something else.
+    """
+    try:
+        version, is_proved, before, epoch, watermark, seen = _STATE.unpack_from(raw)
+    except struct.error as error:
+        raise ValueError(str(error)) from error
+    if version != _VERSION:
+        raise ValueError(f"version {version}")
+    epochs = (before, epoch) if before else (epoch,)
+    return Kept(is_proved, epochs, watermark, seen, raw[_STATE.size :])

@@ -1,0 +1,305 @@
+"""A store of delayed messages in a changelog, with the rows of the owned partitions on the local disk."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from pyroaring import BitMap64
+
+from sidecar.core.records import TopicPartition
+from sidecar.delay.changelog.interface import Changelog, Entry
+from sidecar.delay.changelog.records import Kept, Lineage, message_key, message_value, state_entry
+from sidecar.delay.changelog.takeover import TakenOver
+from sidecar.delay.disk.blocks import Held
+from sidecar.delay.disk.hour import Damage
+from sidecar.delay.interface import Adopted, Cache, Job, Row
+from sidecar.errors import StateError
+
+UNACKNOWLEDGED_BYTES_MAX = 32 << 20
+"""Bytes on the way to the broker from which on no more are put."""
+SYNC_PATIENCE_S = 5.0
+"""Longest time that `sync` waits for the broker; a rebalance waits for it."""
+ENTRY_BYTES = 100
+"""Memory of an entry on the way, beyond its key and value."""
+REMOVED_AT_ONCE = 1_000
+CACHE_CHANGES = 256
+"""Changes after which the local files are written."""
+NOT_OWNED = -1
+"""The number of a partition that is not owned."""
+
+
+@dataclass(slots=True)
+class _Owned:
+    """An owned partition."""
+
+    tp: TopicPartition
+    lineage: Lineage
+    taken_over: TakenOver
+    kept: Kept | None
+    """The state that was kept last."""
+    is_proved: bool = False
+    """Whether a commit has named the epoch."""
+    taken: deque[tuple[int, bytes]] = field(default_factory=deque)
+    """Position and key of messages that were taken, and not removed from the changelog."""
+
+
+class ChangelogStore:
+    """A `HeldStore`. What it is given is durable once the broker has acknowledged it. For the main thread.
+
+    Args:
+        cache: Has the rows of owned partitions; it is empty.
+        changelog: Has all.
+    """
+
+    def __init__(self, cache: Cache, changelog: Changelog) -> None:
+        self._cache = cache
+        self._changelog = changelog
+        self._numbers: dict[bytes, int] = {}
+        self._owned: dict[int, _Owned] = {}
+        self._begun = 0
+        self.changes = 0
+        """Number of calls so far that changed it."""
+        self._waiting: dict[int, tuple[int | None, int]] = {}
+        """Changes that are not acknowledged: lowest position, and bytes."""
+        self._waiting_bytes = 0
+
+    # Ownership
+
+    def begin(self, name: bytes) -> int:
+        """A number for a partition that is being taken over, with nothing in it."""
+        self._begun += 1
+        return self._cache.number(b"%s\0%d" % (name, self._begun))
+
+    def adopt(self, number: int, rows: list[Adopted]) -> None:
+        """Take over messages.
+
+        Raises:
+            StateError: The disk is full.
+        """
+        self._cache.adopt(number, rows)
+
+    def abandon(self, number: int) -> None:
+        """The partition is not taken over."""
+        self._cache.drop(number)
+
+    def own(self, name: bytes, number: int, tp: TopicPartition, lineage: Lineage, taken_over: TakenOver) -> None:
+        """The partition was taken over.
+
+        Args:
+            name: See `begin`.
+            number: See `begin`.
+            tp: The partition.
+            lineage: What the offsets of its messages count.
+            taken_over: The result.
+        """
+        kept = taken_over.kept
+        self._cache.learn(number, taken_over.known)
+        if kept is not None:
+            self._cache.keep(number, kept.state, kept.watermark, kept.seen)
+        for ended in taken_over.ended:
+            held = self._cache.find(number, ended.position) if kept is None or ended.position >= kept.watermark else None
+            if held is not None and (held.epoch, held.origin) == (ended.epoch, ended.origin):
+                self._cache.cancel(number, ended.position)
+        self._numbers[name] = number
+        self._owned[number] = _Owned(tp, lineage, taken_over, kept)
+
+    def leave(self, number: int) -> None:
+        """The partition is not owned any more: other owners have what it holds."""
+        owned = self._owned.pop(number, None)
+        if owned is not None:
+            self._numbers = {name: each for name, each in self._numbers.items() if each != number}
+            self._cache.drop(number)
+
+    def id_of(self, number: int) -> int:
+        """The id of the changelog that has the partition."""
+        return self._owned[number].taken_over.store
+
+    def scope_of(self, number: int) -> str:
+        """What the positions of a partition count: all its owners have the same."""
+        owned = self._owned[number]
+        return f"{owned.taken_over.store:x}.{owned.tp.partition}"
+
+    def epochs_of(self, number: int) -> tuple[int, ...]:
+        """The epochs for the commits of the source."""
+        return self._owned[number].taken_over.epochs
+
+    def committed(self, number: int, watermark: int) -> None:
+        """A commit succeeded, with the state of this watermark: what is ended is not needed any more."""
+        owned = self._owned.get(number)
+        if owned is None:
+            return
+        removed: list[bytes] = []
+        if not owned.is_proved:
+            owned.is_proved = True
+            if owned.kept is not None:
+                self._keep(owned, owned.kept)  # tells the next owner, whatever becomes of the commit
+            removed += owned.taken_over.garbage
+        while owned.taken and owned.taken[0][0] < watermark:
+            removed.append(owned.taken.popleft()[1])
+        for first in range(0, len(removed), REMOVED_AT_ONCE):
+            self._append(owned, [Entry(key, None) for key in removed[first : first + REMOVED_AT_ONCE]], None)
+
+    # Partitions
+
+    def number(self, name: bytes) -> int:
+        """The number of an owned partition; `NOT_OWNED` of any other."""
+        return self._numbers.get(name, NOT_OWNED)
+
+    def state(self, number: int) -> bytes | None:
+        """What `keep` was given last."""
+        return self._cache.state(number)
+
+    def known(self, number: int) -> BitMap64:
+        """Origins of all messages that were put, at or above the floor."""
+        return self._cache.known(number)
+
+    def held(self, number: int) -> int:
+        """Number of messages that were put and are not ended."""
+        return self._cache.held(number)
+
+    @property
+    def damages(self) -> Sequence[Damage]:
+        """What the local disk has lost."""
+        return self._cache.damages
+
+    def disk_bytes(self) -> int:
+        """Size of the local files."""
+        return self._cache.disk_bytes()
+
+    # Messages
+
+    def put(self, number: int, rows: Iterable[Row]) -> Sequence[int]:
+        """Put messages; return their positions.
+
+        Raises:
+            StateError: Too much is on the way already, or the local disk is full; nothing was put.
+        """
+        if self._waiting_bytes > UNACKNOWLEDGED_BYTES_MAX:
+            raise StateError(f"the broker has not acknowledged {self._waiting_bytes} bytes of delayed messages yet")
+        owned = self._owned[number]
+        epoch, lineage = owned.taken_over.epoch, owned.lineage
+        rows = [
+            (due_ms, origin, epoch, stamp, key, headers, value) for due_ms, origin, _, stamp, key, headers, value in rows
+        ]
+        positions = self._cache.put(number, rows)
+        entries = [
+            Entry(message_key(position, epoch, origin), message_value(lineage, stamp, key, headers, value))
+            for position, (_, origin, _, stamp, key, headers, value) in zip(positions, rows, strict=True)
+        ]
+        self._append(owned, entries, min(positions))
+        return positions
+
+    def _append(self, owned: _Owned, entries: Sequence[Entry], lowest: int | None) -> None:
+        self.changes += 1
+        change = self.changes
+        nbytes = sum(ENTRY_BYTES + len(entry.key) + len(entry.value or b"") for entry in entries)
+        self._waiting[change] = lowest, nbytes
+        self._waiting_bytes += nbytes
+
+        def done(_: int) -> None:
+            self._waiting_bytes -= self._waiting.pop(change)[1]
+
+        self._changelog.append(owned.tp, entries, done)
+
+    def take(self, number: int, until: int, limit: int, nbytes: int) -> Sequence[Held]:
+        """The next messages below a position, in order; none that is not acknowledged."""
+        owned = self._owned[number]
+        unacknowledged = min((lowest for lowest, _ in self._waiting.values() if lowest is not None), default=until)
+        held = self._cache.take(number, min(until, unacknowledged), limit, nbytes)
+        owned.taken.extend((each.position, message_key(each.position, each.epoch, each.origin)) for each in held)
+        return held
+
+    def next(self, number: int) -> int | None:
+        """A position below which there is nothing to take."""
+        return self._cache.next(number)
+
+    def rewind(self, number: int) -> None:
+        """Let `take` begin again at the watermark."""
+        owned = self._owned[number]
+        watermark = 0 if owned.kept is None else owned.kept.watermark
+        owned.taken = deque(each for each in owned.taken if each[0] < watermark)
+        self._cache.rewind(number)
+
+    def find(self, number: int, position: int) -> Held | None:
+        """One message; None if it is gone, or if the partition is not owned."""
+        return None if number == NOT_OWNED else self._cache.find(number, position)
+
+    def keep(self, number: int, state: bytes, watermark: int, seen: int) -> None:
+        """Keep a state; end the messages below its watermark, and put none below `seen`."""
+        owned = self._owned[number]
+        self._cache.keep(number, state, watermark, seen)
+        owned.kept = Kept(owned.is_proved, owned.taken_over.epochs, watermark, seen, state)
+        self._keep(owned, owned.kept)
+
+    def _keep(self, owned: _Owned, kept: Kept) -> None:
+        epochs = owned.taken_over.epochs
+        self._append(owned, [state_entry(kept._replace(is_proved=owned.is_proved, epochs=epochs))], None)
+
+    def floor(self, number: int, origin: int) -> None:
+        """Forget the origins below this one."""
+        self._cache.floor(number, origin)
+
+    def restart(self, number: int, origin: int | None) -> None:
+        """Nothing: the takeover has left out what is read again."""
+
+    def void(self, number: int, first: int, end: int) -> None:
+        """Nothing: the takeover has left out what others void."""
+
+    # Durability
+
+    @property
+    def synced(self) -> int:
+        """The number of changes that are acknowledged, as are all before them."""
+        return next(iter(self._waiting), self.changes + 1) - 1
+
+    @property
+    def broken(self) -> OSError | None:
+        """Why nothing can be appended any more."""
+        return OSError(self._changelog.broken) if self._changelog.broken else self._cache.broken
+
+    def in_place(self) -> bool:
+        """Whether the local files are where they were opened."""
+        return self._cache.in_place()
+
+    def poll(self) -> None:
+        """Handle acknowledgements."""
+        self._changelog.serve()
+
+    def begin_sync(self) -> Job | None:
+        """What the local files need now and then; nothing waits for it.
+
+        Raises:
+            StateError: The broker does not acknowledge anything.
+        """
+        if self._changelog.waiting:
+            raise StateError(self._changelog.waiting)
+        if self._cache.changes - self._cache.synced < CACHE_CHANGES:
+            return None
+        with suppress(StateError):  # `put` tells if that lasts
+            return self._cache.begin_sync()
+        return None
+
+    def ended_sync(self, job: Job, error: OSError | None) -> None:
+        """The local files have got it."""
+        self._cache.ended_sync(job, error)
+
+    def sync(self) -> None:
+        """Wait until everything is acknowledged.
+
+        Raises:
+            StateError: It takes too long.
+        """
+        until_s = time.monotonic() + SYNC_PATIENCE_S
+        while self._waiting and not self._changelog.broken:
+            left_s = until_s - time.monotonic()
+            if left_s <= 0:
+                raise StateError(f"the broker has not acknowledged {self._waiting_bytes} bytes of delayed messages")
+            self._changelog.serve(left_s)
+        if self._changelog.broken:
+            raise StateError(self._changelog.broken)
+
+

@@ -1,0 +1,237 @@
+"""Takes over the delayed messages of a partition: claims its changelog, and reads what counts there.
+
+For one thread that may wait for the broker. The main thread is given the messages, and the result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from pyroaring import BitMap64
+
+from sidecar.core.records import TopicPartition
+from sidecar.delay.changelog.epochs import NOBODY, counts, is_void_forever
+from sidecar.delay.changelog.interface import Entry, Record, Restorer
+from sidecar.delay.changelog.records import (
+    MESSAGE,
+    STATE,
+    Kept,
+    Lineage,
+    MessageKey,
+    claim,
+    read_message_key,
+    read_message_value,
+    read_state,
+    read_state_key,
+)
+from sidecar.delay.interface import Adopted
+from sidecar.errors import ConfigError
+
+LATE_MAX = 500_000
+"""Messages due in the past whose keys are noted, so that those that were ended can be removed."""
+
+
+class Start(NamedTuple):
+    """Where the owner goes on in the source."""
+
+    store: int
+    """The id of the changelog in the commit; 0 if it names none."""
+    epochs: tuple[int, ...]
+    """The epochs in the commit; they are of this changelog."""
+    lineage: Lineage
+    watermark: int
+    """The offset below which all messages are settled: those from there on are read again after a reset."""
+    seen: int
+    """The offset from which on the store tells which messages it has."""
+    now: int
+    """The position of the present time; it decides what is noted, and nothing else."""
+
+
+class TakenOver(NamedTuple):
+    """A partition that was taken over."""
+
+    store: int
+    """The id of the changelog."""
+    epoch: int
+    epochs: tuple[int, ...]
+    """The epochs for the next commit."""
+    kept: Kept | None
+    """The state of the last owner."""
+    known: BitMap64
+    """The origins, at or above `Start.seen`, of the messages that it has."""
+    ended: Sequence[MessageKey]
+    """Messages that were adopted, though they are not held any more."""
+    garbage: Sequence[bytes]
+    """Keys that are not needed once a commit has named the epoch."""
+    is_lost: bool
+    """Whether the commit names another changelog: that one was deleted, with all that it held."""
+
+
+class LaterError(Exception):
+    """The changelog tells of a later commit than the one that was read."""
+
+    def __init__(self, epochs: tuple[int, ...]) -> None:
+        super().__init__(f"epochs {epochs}")
+        self.epochs = epochs
+
+
+@dataclass(slots=True)
+class Takeover:
+    """One attempt.
+
+    Args:
+        restorer: Reads and appends.
+        tp: The partition.
+        start: Where the owner goes on.
+        adopt: Is given the messages that are held, and perhaps some that are not any more. The argument tells whether
+            they begin anew: what was adopted before does not count.
+    """
+
+    restorer: Restorer
+    tp: TopicPartition
+    start: Start
+    adopt: Callable[[list[Adopted], bool], None]
+
+    def run(self) -> TakenOver:
+        """Take the partition over.
+
+        Raises:
+            ConfigError: The changelog cannot be used.
+            UnavailableError: No broker answers; try again.
+        """
+        store, start = self.restorer.open(self.tp), self.start
+        epoch = self.restorer.append(self.tp, [claim()]) + 1
+        is_same = start.store == store
+        epochs = start.epochs if is_same and start.epochs else NOBODY
+        while True:
+            reading = _Reading(start, epochs)
+            try:
+                self._read(reading, epoch)
+            except LaterError as later:
+                epochs = later.epochs
+                continue
+            break
+        if reading.void:
+            self.restorer.append(self.tp, [Entry(key, None) for key in reading.void])
+        following = (epochs[-1], epoch) if reading.any_unknown else (epoch,)
+        return TakenOver(
+            store,
+            epoch,
+            following,
+            reading.kept,
+            reading.known,
+            reading.ended,
+            reading.garbage(),
+            is_lost=bool(start.store) and not is_same,
+        )
+
+    def _read(self, reading: _Reading, end: int) -> None:
+        self.adopt([], True)  # noqa: FBT003
+        for records in self.restorer.read(self.tp, end - 1):
+            try:
+                rows = reading.take(records)
+            except ValueError as error:
+                raise ConfigError(
+                    f"the changelog of {self.tp} has a record that this version cannot read: {error}",
+                    hint="start the version that wrote it, or a later one",
+                ) from error
+            if rows:
+                self.adopt(rows, False)  # noqa: FBT003
+
+
+class _Reading:
+    """What was found so far.
+
+    Args:
+        start: Where the owner goes on.
+        epochs: Those that count.
+    """
+
+    def __init__(self, start: Start, epochs: tuple[int, ...]) -> None:
+        self._start = start
+        self._epochs = epochs
+        self.kept: Kept | None = None
+        self.known = BitMap64()
+        self.void: dict[bytes, None] = {}
+        """Keys of messages that never count again, and must be gone before a commit names only one epoch."""
+        self.any_unknown = False
+        """Whether there are records of which that is not known."""
+        self.ended: list[MessageKey] = []
+        """Messages that were returned, and removed later."""
+        self._late: dict[bytes, None] = {}
+        """Keys of messages that were returned, and were due in the past."""
+        self._all_late = True
+        """Whether all of these are noted."""
+        self._state_key = b""
+        self._old_states: list[bytes] = []
+
+    def take(self, records: Sequence[Record]) -> list[Adopted]:
+        """Take the next records; return the messages that may be held.
+
+        Raises:
+            LaterError: A state in the log was kept after a later commit.
+            ValueError: A record has another form.
+        """
+        rows: list[Adopted] = []
+        for record in records:
+            kind = record.key[:1]
+            if kind == MESSAGE:
+                row = self._removed(record.key) if record.value is None else self._message(record, record.value)
+                if row is not None:
+                    rows.append(row)
+            elif kind == STATE and record.value is not None:
+                self._state(record, record.value)
+        return rows
+
+    def _state(self, record: Record, value: bytes) -> None:
+        epoch, kept = read_state_key(record.key), read_state(value)
+        if kept.is_proved and epoch > self._epochs[-1]:
+            raise LaterError(kept.epochs)
+        if counts(self._epochs, record.offset, epoch):
+            if self._state_key and self._state_key != record.key:
+                self._old_states.append(self._state_key)
+            self.kept, self._state_key = kept, record.key
+        elif is_void_forever(self._epochs, record.offset, epoch):
+            self._old_states.append(record.key)
+        else:
+            self.any_unknown = True
+
+    def _message(self, record: Record, value: bytes) -> Adopted | None:
+        position, epoch, origin = read_message_key(record.key)
+        if not counts(self._epochs, record.offset, epoch):
+            if is_void_forever(self._epochs, record.offset, epoch):
+                self.void[record.key] = None
+            else:
+                self.any_unknown = True
+            return None
+        content, start = read_message_value(value), self._start
+        if content.lineage == start.lineage:
+            if origin >= start.seen:
+                self.known.add(origin)
+        elif content.lineage.topic == start.lineage.topic and origin >= start.watermark:
+            self.void[record.key] = None  # an operator's reset, or other rules: it is read and put again
+            return None
+        if position < start.now:
+            if len(self._late) < LATE_MAX:
+                self._late[record.key] = None
+            else:
+                self._all_late = False
+        return position, origin, epoch, content.stamp, content.key, content.headers, content.value
+
+    def _removed(self, key: bytes) -> None:
+        if key in self.void:
+            del self.void[key]
+            return
+        found = read_message_key(key)
+        # Where the message itself was compacted away, nothing was returned.
+        if found.position >= self._start.now or not self._all_late or key in self._late:
+            self.ended.append(found)
+        self._late.pop(key, None)
+
+    def garbage(self) -> list[bytes]:
+        """Keys of states that a later one replaces, and of messages that were ended and not removed."""
+        watermark = self.kept.watermark if self.kept is not None else 0
+        ended = [key for key in self._late if read_message_key(key).position < watermark]
+        return [*self._old_states, *ended]

@@ -1,0 +1,163 @@
+"""A changelog in memory: appends that are late, or of the dead, and compaction."""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+from pyroaring import BitMap64
+
+from sidecar.core.records import TopicPartition
+from sidecar.delay.changelog.interface import Entry, Record
+from sidecar.delay.changelog.records import MESSAGE, read_message_key
+from sidecar.delay.disk.blocks import NO_TIMESTAMP, SEQUENCE_BITS, Held
+from sidecar.delay.interface import Adopted
+from tests.support.held_store import ModelStore, Shelf
+
+
+class ModelLog:
+    """The log of one partition. It is a `Restorer`, too."""
+
+    def __init__(self, chance: Callable[[], float]) -> None:
+        self.records: list[Record] = []
+        self._end = 0
+        self._chance = chance
+        self.late: list[list[Entry]] = []
+        """What dead producers may still append, each in its order."""
+        self.is_deleted = False
+
+    def add(self, entry: Entry) -> int:
+        """Append an entry; return its offset."""
+        self.records.append(Record(self._end, *entry))
+        self._end += 1
+        return self._end - 1
+
+    def compact(self) -> None:
+        """Remove what later records replace, and sometimes tombstones, up to some offset."""
+        until = int(self._chance() * (self._end + 1))
+        last = {record.key: record.offset for record in self.records}
+        with_tombstones = self._chance() < 0.5
+        newest = {record.key: record.offset for record in self.records if record.offset < until}
+        self.records = [
+            record
+            for record in self.records
+            if record.offset >= until
+            or (record.offset == newest[record.key] and (record.value is not None or not with_tombstones))
+            or (record.offset == last[record.key] and record.value is not None)
+        ]
+
+    def arrive(self) -> None:
+        """Something of a dead producer arrives, or is gone."""
+        if self.late:
+            entries = self.late[int(self._chance() * len(self.late))]
+            if self._chance() < 0.2:
+                self.late.remove(entries)
+                return
+            self.add(entries.pop(0))
+            if not entries:
+                self.late.remove(entries)
+
+    def messages(self) -> Iterator[tuple[int, int, int]]:
+        """Offset, epoch and origin of the messages."""
+        for record in self.records:
+            if record.key[:1] == MESSAGE and record.value is not None:
+                _, epoch, origin = read_message_key(record.key)
+                yield record.offset, epoch, origin
+
+    # Restorer
+
+    def open(self, tp: TopicPartition) -> int:
+        return 7
+
+    def append(self, tp: TopicPartition, entries: Iterable[Entry]) -> int:
+        for entry in entries:
+            if self._chance() < 0.2:
+                self.arrive()
+            offset = self.add(entry)
+        return offset
+
+    def read(self, tp: TopicPartition, end: int) -> Iterator[Sequence[Record]]:
+        if self._chance() < 0.2:
+            self.compact()
+        records = [record for record in self.records if record.offset < end]
+        size = 1 + int(self._chance() * 20)
+        for first in range(0, len(records), size):
+            yield records[first : first + size]
+
+
+class ModelChangelog:
+    """The `Changelog` of one process: what it appends is on the way until `land`, and then acknowledged or not yet."""
+
+    def __init__(self, log: ModelLog) -> None:
+        self._log = log
+        self._way: list[tuple[list[Entry], Callable[[int], None] | None]] = []
+        self._landed: list[tuple[Callable[[int], None] | None, int]] = []
+        self.broken = self.waiting = ""
+
+    def append(self, tp: TopicPartition, entries: Sequence[Entry], done: Callable[[int], None] | None = None) -> None:
+        self._way.append((list(entries), done))
+
+    def land(self, count: int) -> None:
+        """The broker gets some entries."""
+        for _ in range(count):
+            if not self._way:
+                return
+            entries, done = self._way[0]
+            offset = self._log.add(entries.pop(0))
+            if not entries:
+                self._way.pop(0)
+                self._landed.append((done, offset))
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is on the way."""
+        return not self._way and not self._landed
+
+    def serve(self, timeout_s: float = 0.0) -> None:
+        if timeout_s:
+            self.land(1 << 30)
+        landed, self._landed = self._landed, []
+        for done, offset in landed:
+            if done is not None:
+                done(offset)
+
+    def die(self) -> None:
+        """The process is gone; what is on the way may arrive later."""
+        rest = [entry for entries, _ in self._way for entry in entries]
+        if rest:
+            self._log.late.append(rest)
+        self._way = []
+
+    def close(self) -> None:
+        self.die()
+
+
+class ModelCache(ModelStore):
+    """A `Cache` in memory."""
+
+    def _unsynced(self, number: int) -> int | None:
+        return None
+
+    def adopt(self, number: int, rows: list[Adopted]) -> None:
+        shelf = self._shelf(number)
+        for position, origin, epoch, stamp, key, headers, value in rows:
+            if position < shelf.watermark:
+                continue
+            assert position not in shelf.messages, f"{position} is adopted twice"
+            stamp_ms = None if stamp == NO_TIMESTAMP else stamp
+            shelf.messages[position] = Held(position, origin, epoch, number, stamp_ms, key, headers, value)
+            insort(shelf.order, position)
+            self._live.sequence = max(self._live.sequence, position & ((1 << SEQUENCE_BITS) - 1))
+
+    def learn(self, number: int, origins: BitMap64) -> None:
+        self._shelf(number).known |= origins
+
+    def drop(self, number: int) -> None:
+        self._live.shelves[number] = Shelf(b"dropped")
+
+    def cancel(self, number: int, position: int) -> bool:
+        shelf = self._shelf(number)
+        if shelf.messages.pop(position, None) is None:
+            return False
+        shelf.order.remove(position)
+        return True
