@@ -11,7 +11,7 @@ from sidecar.delay.disk.blocks import Held
 from sidecar.delay.disk.hour import Damage
 
 Row = tuple[int, int, int, int, bytes | None, bytes, bytes | None]
-"""Due time in milliseconds, origin, mask, timestamp or `NO_TIMESTAMP`, key, packed headers, value."""
+"""Due time in milliseconds, origin, epoch, timestamp or `NO_TIMESTAMP`, key, packed headers, value."""
 
 
 class Job(Protocol):
