@@ -11,7 +11,7 @@ from sidecar.delay.disk.blocks import Held
 from sidecar.delay.disk.hour import Damage
 
 Row = tuple[int, int, int, int, bytes | None, bytes, bytes | None]
-"""Due time in milliseconds, origin, mask, timestamp or `NO_TIMESTAMP`, key, packed headers, value."""
+"""Due time in milliseconds, origin, epoch, timestamp or `NO_TIMESTAMP`, key, packed headers, value."""
 Adopted = tuple[int, int, int, int, bytes | None, bytes, bytes | None]
 """Position, origin, epoch, timestamp or `NO_TIMESTAMP`, key, packed headers, value."""
 
@@ -165,4 +165,28 @@ class HeldStore(StoreWrites, Protocol):
 
     def void(self, number: int, first: int, end: int) -> None:
         """Forget the origins in [first, end), and end their messages."""
+        ...
+
+
+class Cache(HeldStore, Protocol):
+    """A store whose messages are restored from elsewhere: nothing of it needs to be durable."""
+
+    def adopt(self, number: int, rows: list[Adopted]) -> None:
+        """Hold messages that have positions already; their origins are not noted.
+
+        Raises:
+            StateError: The disk is full.
+        """
+        ...
+
+    def learn(self, number: int, origins: BitMap64) -> None:
+        """Note the origins of messages."""
+        ...
+
+    def drop(self, number: int) -> None:
+        """Forget a partition, whose number is not used again."""
+        ...
+
+    def cancel(self, number: int, position: int) -> bool:
+        """End a message at or above the cursor; return whether there was one."""
         ...

@@ -218,8 +218,8 @@ class PartitionStore(Writes):
             self._journal.step()
             self._lanes.make_room()
         new = (
-            (due_ms, origin, mask, number, stamp, key, headers, value)
-            for due_ms, origin, mask, stamp, key, headers, value in rows
+            (due_ms, origin, epoch, number, stamp, key, headers, value)
+            for due_ms, origin, epoch, stamp, key, headers, value in rows
         )
         positions = self._lanes.put(number, new, self._journal.record.puts)
         self._lanes.lanes[number].learn(row[1] for row in rows)
@@ -352,7 +352,7 @@ def _check(rows: list[Row]) -> None:
     columns: list[tuple[str, list[int], int]] = [
         ("due_ms", [row[0] for row in rows], DUE_MAX_MS),
         ("origins", [row[1] for row in rows], ORIGIN_MAX),
-        ("masks", [row[2] for row in rows], ORIGIN_MAX),
+        ("epochs", [row[2] for row in rows], ORIGIN_MAX),
     ]
     for name, numbers, most in columns:
         if not 0 <= min(numbers) <= max(numbers) <= most:

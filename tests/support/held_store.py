@@ -133,11 +133,11 @@ class ModelStore:
         shelf, live, positions = self._shelf(number), self._live, []
         if self.refuses:
             raise StateError("the disk is full")
-        for due_ms, origin, mask, stamp, key, headers, value in rows:
+        for due_ms, origin, epoch, stamp, key, headers, value in rows:
             live.sequence += 1
             position = max(due_ms << SEQUENCE_BITS, (live.mark >> SEQUENCE_BITS) + 1 << SEQUENCE_BITS) + live.sequence
             stamp_ms = None if stamp == NO_TIMESTAMP else stamp
-            shelf.messages[position] = Held(position, origin, mask, number, stamp_ms, key, headers, value)
+            shelf.messages[position] = Held(position, origin, epoch, number, stamp_ms, key, headers, value)
             insort(shelf.order, position)
             shelf.known.add(origin)
             positions.append(position)

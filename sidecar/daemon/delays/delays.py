@@ -106,9 +106,9 @@ class Delays:
             for stamp in columns.timestamps(messages)
         ]
         headers = [pack_headers(each) if each else b"" for each in columns.headers(messages)]
-        offsets, masks = columns.offsets(messages), [0] * len(messages)
+        offsets, epochs = columns.offsets(messages), [0] * len(messages)
         keys, values = columns.keys(messages), columns.values(messages)
-        rows = zip(hold.due_ms, offsets, masks, stamps, keys, headers, values, strict=True)
+        rows = zip(hold.due_ms, offsets, epochs, stamps, keys, headers, values, strict=True)
         lowest = min(self._store.put(self.owned.numbers[hold.tp], rows))
         self._tell_held(hold.tp, hold.token, lowest)
 

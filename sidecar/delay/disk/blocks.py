@@ -25,14 +25,14 @@ _HEAD = struct.Struct("<IIIIIIII")
 the first message in the hour, the hour's sequence number after the last."""
 HEAD_BYTES = _HEAD.size
 ROW = struct.Struct("<QQQIHHIII")
-"""Position, origin, mask, timestamp (low and high), partition, sizes of key and headers, end of the payload."""
+"""Position, origin, epoch, timestamp (low and high), partition, sizes of key and headers, end of the payload."""
 ROW_BYTES = ROW.size
 _END = struct.Struct("<I")
 _END_AND_ROW = struct.Struct("<IQQQIHHIII")
 """The end of the row before, and a row."""
 ROW_TYPE = np.dtype(
     {
-        "names": ["position", "origin", "mask", "partition", "end"],
+        "names": ["position", "origin", "epoch", "partition", "end"],
         "formats": ["<u8", "<u8", "<u8", "<u2", "<u4"],
         "offsets": [0, 8, 16, 30, 40],
         "itemsize": ROW_BYTES,
@@ -60,7 +60,8 @@ class Held(NamedTuple):
     """The due time in milliseconds since the epoch, shifted by `SEQUENCE_BITS`, and a sequence number: unique."""
     origin: int
     """Any number that its owner gave it, such as an offset."""
-    mask: int
+    epoch: int
+    """The ownership in which the message was put; 0 in a store that only one host has."""
     partition: int
     timestamp_ms: int | None
     key: bytes | None
@@ -89,13 +90,13 @@ def read_held(read: Read, table_at: int, payloads_at: int, index: int) -> Held |
 
 
 def _held(fields: tuple[int, ...], payload: bytes) -> Held:
-    _, position, origin, mask, low, high, partition, key_bytes, header_bytes, _ = fields
+    _, position, origin, epoch, low, high, partition, key_bytes, header_bytes, _ = fields
     headers_at = 0 if key_bytes == NO_KEY else key_bytes
     value_at = headers_at + (header_bytes & ~NO_VALUE)
     stamp = high << 32 | low
     # Not by the class itself, which takes twice as long.
     return tuple.__new__(Held, (
-        position, origin, mask, partition,
+        position, origin, epoch, partition,
         None if stamp == NO_TIMESTAMP else stamp,
         None if key_bytes == NO_KEY else payload[:headers_at],
         payload[headers_at:value_at],

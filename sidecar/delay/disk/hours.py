@@ -35,7 +35,7 @@ def paths_of(folder: Path) -> Mapping[int, Path]:
 
 
 NewRow = tuple[int, int, int, int, int, bytes | None, bytes, bytes | None]
-"""Due time in milliseconds, origin, mask, partition, timestamp or `NO_TIMESTAMP`, key, headers, value."""
+"""Due time in milliseconds, origin, epoch, partition, timestamp or `NO_TIMESTAMP`, key, headers, value."""
 
 
 class Hours(ABC):
@@ -84,7 +84,7 @@ class Hours(ABC):
         """
         hours, floor, positions, total = self._hours, (self.mark >> SEQUENCE_BITS) + 1, [], 0
         # This loop is most of the cost of a message: it calls nothing that is ours.
-        for due_ms, origin, mask, partition, stamp, key, headers, value in rows:
+        for due_ms, origin, epoch, partition, stamp, key, headers, value in rows:
             due_ms = floor if due_ms < floor else due_ms
             file = hours.get(due_ms // HOUR_MS)
             if file is None or file.sequence >= SECOND_SEQUENCES:
@@ -96,7 +96,7 @@ class Hours(ABC):
             table, payloads = file.pending.table, file.pending.payloads
             payloads += payload
             row = ROW.pack(
-                position, origin, mask, stamp & 0xFFFFFFFF, stamp >> 32, partition,
+                position, origin, epoch, stamp & 0xFFFFFFFF, stamp >> 32, partition,
                 NO_KEY if key is None else len(key), len(headers) if value is not None else len(headers) | NO_VALUE,
                 len(payloads),
             )  # fmt: skip
