@@ -66,7 +66,6 @@ class Feed:
         assert self._takeovers is not None
         if (taken := self._takeovers.ended(told)) is not None:
             self._give([(taken.assignment, taken.known)])
-            self._go_on(taken)
 
     def _go_on(self, taken: Taken) -> None:
         self.pause()
@@ -116,6 +115,8 @@ class Feed:
 
     def poll(self) -> None:
         """Pass new messages to the core, and those that are due; calls the source's listener meanwhile."""
+        for taken in () if self._takeovers is None else self._takeovers.proved():
+            self._go_on(taken)
         if self._delays is not None:
             self._delays.poll(time.monotonic() * 1000, time.time_ns() // 1_000_000)
         patience_s = self._patience_s()
@@ -127,7 +128,7 @@ class Feed:
 
     @property
     def _loading(self) -> Mapping[TopicPartition, Taken]:
-        """The partitions that the core does not have yet."""
+        """The partitions that the core does not have yet, or may not read."""
         return self._ids.loading if self._takeovers is None else {**self._ids.loading, **self._takeovers.loading}
 
     def _read(self, item: Run | ReadPast) -> None:

@@ -187,6 +187,6 @@ class Cache(HeldStore, Protocol):
         """Forget a partition, whose number is not used again."""
         ...
 
-    def cancel(self, number: int, position: int) -> bool:
-        """End a message at or above the cursor; return whether there was one."""
+    def cancel(self, number: int, position: int, epoch: int) -> bool:
+        """End a message at or above the cursor; return whether there was one. Several may have been adopted there."""
         ...

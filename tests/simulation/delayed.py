@@ -373,6 +373,10 @@ class Host:
         """Read from the log."""
         if TP not in self.pipeline.partitions or TP in self.paused:
             return
+        if self.delays.takeovers is not None:
+            self.delays.takeovers.proved()
+            if TP in self.delays.takeovers.loading:
+                return
         rows = self.plan.log[self.position : self.position + count]
         if rows:
             self.position = rows[-1][0] + 1

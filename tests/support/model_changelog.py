@@ -135,6 +135,11 @@ class ModelChangelog:
 class ModelCache(ModelStore):
     """A `Cache` in memory."""
 
+    def __init__(self, number: int = 1) -> None:
+        super().__init__(number)
+        self.twins: list[Held] = []
+        """Messages at a position that another one has, too."""
+
     def _unsynced(self, number: int) -> int | None:
         return None
 
@@ -143,9 +148,12 @@ class ModelCache(ModelStore):
         for position, origin, epoch, stamp, key, headers, value in rows:
             if position < shelf.watermark:
                 continue
-            assert position not in shelf.messages, f"{position} is adopted twice"
             stamp_ms = None if stamp == NO_TIMESTAMP else stamp
-            shelf.messages[position] = Held(position, origin, epoch, number, stamp_ms, key, headers, value)
+            held = Held(position, origin, epoch, number, stamp_ms, key, headers, value)
+            if position in shelf.messages:  # one of them is cancelled before anything is read
+                self.twins.append(held)
+                continue
+            shelf.messages[position] = held
             insort(shelf.order, position)
             self._live.sequence = max(self._live.sequence, position & ((1 << SEQUENCE_BITS) - 1))
 
@@ -154,10 +162,20 @@ class ModelCache(ModelStore):
 
     def drop(self, number: int) -> None:
         self._live.shelves[number] = Shelf(b"dropped")
+        self.twins = [twin for twin in self.twins if twin.partition != number]
 
-    def cancel(self, number: int, position: int) -> bool:
+    def cancel(self, number: int, position: int, epoch: int) -> bool:
         shelf = self._shelf(number)
-        if shelf.messages.pop(position, None) is None:
-            return False
-        shelf.order.remove(position)
-        return True
+        held = shelf.messages.get(position)
+        twins = [twin for twin in self.twins if (twin.partition, twin.position) == (number, position)]
+        if held is not None and held.epoch == epoch:
+            if twins:
+                shelf.messages[position] = twins[0]
+                self.twins.remove(twins[0])
+            else:
+                del shelf.messages[position]
+                shelf.order.remove(position)
+            return True
+        cancelled = [twin for twin in twins if twin.epoch == epoch]
+        self.twins = [twin for twin in self.twins if twin not in cancelled]
+        return bool(cancelled)

@@ -1,6 +1,7 @@
 """Takes over the delayed messages of assigned partitions on other threads; the core gets a partition after that.
 
-A partition that is read before waits here, with the messages that came meanwhile.
+It is not read before a commit has named the epoch: until then nothing that this owner puts counts for the next one, which
+would take the message's id for that of a duplicate. What comes meanwhile waits here.
 """
 
 from __future__ import annotations
@@ -99,18 +100,19 @@ class Takeovers:
         self._inbox = inbox
         self._wall_ms = wall_ms
         self._attempts: dict[TopicPartition, _Attempt] = {}
+        self._unproved: dict[TopicPartition, Taken] = {}
         self._reason = ""
 
     @property
     def loading(self) -> Mapping[TopicPartition, Taken]:
-        """The partitions that the core does not have yet."""
-        return {tp: attempt.taken for tp, attempt in self._attempts.items()}
+        """The partitions that the core does not have yet, or may not read."""
+        return {tp: attempt.taken for tp, attempt in self._attempts.items()} | self._unproved
 
     @property
     def problem(self) -> str:
         """Why a partition has waited too long; empty if none has."""
         now_s = time.monotonic()
-        late = [tp for tp, attempt in self._attempts.items() if now_s - attempt.taken.since_s >= OVERDUE_S]
+        late = [tp for tp, taken in self.loading.items() if now_s - taken.since_s >= OVERDUE_S]
         if not late:
             return ""
         reason = self._reason or "they are being restored"
@@ -159,6 +161,7 @@ class Takeovers:
         tp = assignment.tp
         del self._attempts[tp]
         attempt.is_over, self._reason = True, ""
+        self._unproved[tp] = attempt.taken
         self._store.own(self._name_of(tp), attempt.number, tp, _lineage(assignment), result)
         if result.is_lost:
             log.error("delay.changelog_lost", **tp.fields())
@@ -178,9 +181,15 @@ class Takeovers:
         attempt.room.release()
         self._store.abandon(attempt.number)
 
+    def proved(self) -> list[Taken]:
+        """Remove and return the partitions that may be read from now on."""
+        proved = [tp for tp in self._unproved if self._store.is_proved(self._name_of(tp))]
+        return [self._unproved.pop(tp) for tp in proved]
+
     def forget(self, tps: Collection[TopicPartition]) -> None:
         """Drop partitions that are no longer owned."""
         for tp in tps:
+            self._unproved.pop(tp, None)
             attempt = self._attempts.pop(tp, None)
             if attempt is not None and not attempt.is_over:
                 self._end(attempt)

@@ -101,9 +101,7 @@ class ChangelogStore:
         if kept is not None:
             self._cache.keep(number, kept.state, kept.watermark, kept.seen)
         for ended in taken_over.ended:
-            held = self._cache.find(number, ended.position) if kept is None or ended.position >= kept.watermark else None
-            if held is not None and (held.epoch, held.origin) == (ended.epoch, ended.origin):
-                self._cache.cancel(number, ended.position)
+            self._cache.cancel(number, ended.position, ended.epoch)
         self._numbers[name] = number
         self._owned[number] = _Owned(tp, lineage, taken_over, kept)
 
@@ -126,6 +124,10 @@ class ChangelogStore:
     def epochs_of(self, number: int) -> tuple[int, ...]:
         """The epochs for the commits of the source."""
         return self._owned[number].taken_over.epochs
+
+    def is_proved(self, name: bytes) -> bool:
+        """Whether a commit has named the epoch of an owned partition."""
+        return self._owned[self._numbers[name]].is_proved
 
     def committed(self, number: int, watermark: int) -> None:
         """A commit succeeded, with the state of this watermark: what is ended is not needed any more."""

@@ -153,13 +153,14 @@ class _Reading:
         self._start = start
         self._epochs = epochs
         self.kept: Kept | None = None
-        self.known = BitMap64()
         self.void: dict[bytes, None] = {}
         """Keys of messages that never count again, and must be gone before a commit names only one epoch."""
         self.any_unknown = False
         """Whether there are records of which that is not known."""
         self.ended: list[MessageKey] = []
         """Messages that were returned, and removed later."""
+        self._known: dict[bytes, None] = {}
+        """Keys of the messages whose origins are known."""
         self._late: dict[bytes, None] = {}
         """Keys of messages that were returned, and were due in the past."""
         self._all_late = True
@@ -209,7 +210,7 @@ class _Reading:
         content, start = read_message_value(value), self._start
         if content.lineage == start.lineage:
             if origin >= start.seen:
-                self.known.add(origin)
+                self._known[record.key] = None
         elif content.lineage.topic == start.lineage.topic and origin >= start.watermark:
             self.void[record.key] = None  # an operator's reset, or other rules: it is read and put again
             return None
@@ -224,11 +225,17 @@ class _Reading:
         if key in self.void:
             del self.void[key]
             return
+        self._known.pop(key, None)
         found = read_message_key(key)
         # Where the message itself was compacted away, nothing was returned.
         if found.position >= self._start.now or not self._all_late or key in self._late:
             self.ended.append(found)
         self._late.pop(key, None)
+
+    @property
+    def known(self) -> BitMap64:
+        """The origins of the messages that the store has."""
+        return BitMap64(read_message_key(key).origin for key in self._known)
 
     def garbage(self) -> list[bytes]:
         """Keys of states that a later one replaces, and of messages that were ended and not removed."""
