@@ -157,7 +157,7 @@ class Delays:
         self._any_due = False
         self._wall_ms = self._clock.read(now_ms, wall_ms)
         for tp, number in self.owned.numbers.items():
-            if tp in self._pipeline.partitions and tp.store not in self._pipeline.gate.paused:
+            if self._may_read(tp):
                 self._read(tp, number, now_ms)
 
     def wait_s(self) -> float:
@@ -168,12 +168,16 @@ class Delays:
         due_ms = min((position >> SEQUENCE_BITS for position in following if position is not None), default=None)
         return inf if due_ms is None else max(0.0, (due_ms - self._wall_ms) / 1000)
 
+    def _may_read(self, tp: TopicPartition) -> bool:
+        is_loading = self.takeovers is not None and tp in self.takeovers.loading
+        return tp in self._pipeline.partitions and tp.store not in self._pipeline.gate.paused and not is_loading
+
     def _following(self, tp: TopicPartition, number: int) -> int | None:
         """The next position that is read out when its time comes; None if something else must happen before."""
-        partition, position = self._pipeline.partitions.get(tp), self._store.next(number)
-        if partition is None or position is None or tp.store in self._pipeline.gate.paused:
+        position = self._store.next(number) if self._may_read(tp) else None
+        if position is None:
             return None
-        unproven = partition.holding.deliverable_below
+        unproven = self._pipeline.partitions[tp].holding.deliverable_below
         return position if unproven is None or position < unproven else None
 
     def _read(self, tp: TopicPartition, number: int, now_ms: float) -> None:

@@ -1,7 +1,7 @@
 """Takes over the delayed messages of assigned partitions on other threads; the core gets a partition after that.
 
-It is not read before a commit has named the epoch: until then nothing that this owner puts counts for the next one, which
-would take the message's id for that of a duplicate. What comes meanwhile waits here.
+It is not read, nor its store, before a commit has named the epoch and the changelog tells so: until then nothing that this
+owner appends counts for the next one. What comes meanwhile waits here.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -41,8 +41,10 @@ class _Owned:
     taken_over: TakenOver
     kept: Kept | None
     """The state that was kept last."""
-    is_proved: bool = False
+    is_named: bool = False
     """Whether a commit has named the epoch."""
+    is_proved: bool = False
+    """Whether the changelog tells so, too: a reset removes the commit."""
     taken: deque[tuple[int, bytes]] = field(default_factory=deque)
     """Position and key of messages that were taken, and not removed from the changelog."""
 
@@ -126,7 +128,7 @@ class ChangelogStore:
         return self._owned[number].taken_over.epochs
 
     def is_proved(self, name: bytes) -> bool:
-        """Whether a commit has named the epoch of an owned partition."""
+        """Whether all owners to come know the epoch of an owned partition."""
         return self._owned[self._numbers[name]].is_proved
 
     def committed(self, number: int, watermark: int) -> None:
@@ -135,15 +137,14 @@ class ChangelogStore:
         if owned is None:
             return
         removed: list[bytes] = []
-        if not owned.is_proved:
-            owned.is_proved = True
-            if owned.kept is not None:
-                self._keep(owned, owned.kept)  # tells the next owner, whatever becomes of the commit
+        if not owned.is_named:
+            owned.is_named = True
+            self._keep(owned, lambda: setattr(owned, "is_proved", True))
             removed += owned.taken_over.garbage
         while owned.taken and owned.taken[0][0] < watermark:
             removed.append(owned.taken.popleft()[1])
         for first in range(0, len(removed), REMOVED_AT_ONCE):
-            self._append(owned, [Entry(key, None) for key in removed[first : first + REMOVED_AT_ONCE]], None)
+            self._append(owned, [Entry(key, None) for key in removed[first : first + REMOVED_AT_ONCE]])
 
     # Partitions
 
@@ -195,7 +196,13 @@ class ChangelogStore:
         self._append(owned, entries, min(positions))
         return positions
 
-    def _append(self, owned: _Owned, entries: Sequence[Entry], lowest: int | None) -> None:
+    def _append(
+        self,
+        owned: _Owned,
+        entries: Sequence[Entry],
+        lowest: int | None = None,
+        then: Callable[[], None] | None = None,
+    ) -> None:
         self.changes += 1
         change = self.changes
         nbytes = sum(ENTRY_BYTES + len(entry.key) + len(entry.value or b"") for entry in entries)
@@ -204,6 +211,8 @@ class ChangelogStore:
 
         def done(_: int) -> None:
             self._waiting_bytes -= self._waiting.pop(change)[1]
+            if then is not None:
+                then()
 
         self._changelog.append(owned.tp, entries, done)
 
@@ -234,12 +243,13 @@ class ChangelogStore:
         """Keep a state; end the messages below its watermark, and put none below `seen`."""
         owned = self._owned[number]
         self._cache.keep(number, state, watermark, seen)
-        owned.kept = Kept(owned.is_proved, owned.taken_over.epochs, watermark, seen, state)
-        self._keep(owned, owned.kept)
+        owned.kept = Kept(owned.is_named, owned.taken_over.epochs, watermark, seen, state)
+        self._keep(owned)
 
-    def _keep(self, owned: _Owned, kept: Kept) -> None:
-        epochs = owned.taken_over.epochs
-        self._append(owned, [state_entry(kept._replace(is_proved=owned.is_proved, epochs=epochs))], None)
+    def _keep(self, owned: _Owned, then: Callable[[], None] | None = None) -> None:
+        if owned.kept is not None:
+            kept = owned.kept._replace(is_proved=owned.is_named, epochs=owned.taken_over.epochs)
+            self._append(owned, [state_entry(kept)], then=then)
 
     def floor(self, number: int, origin: int) -> None:
         """Forget the origins below this one."""
