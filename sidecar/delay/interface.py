@@ -8,6 +8,7 @@ from typing import Any, Protocol
 from pyroaring import BitMap64
 
 from sidecar.delay.disk.blocks import Held
+from sidecar.delay.disk.changes import PlacedRow
 from sidecar.delay.disk.hour import Damage
 
 Row = tuple[int, int, int, int, bytes | None, bytes, bytes | None]
@@ -144,4 +145,26 @@ class HeldStore(StoreWrites, Protocol):
 
     def void(self, number: int, first: int, end: int) -> None:
         """Forget the origins in [first, end), and end their messages."""
+        ...
+
+
+class Cache(HeldStore, Protocol):
+    """Holds messages of partitions that come from other hosts, and go to them. Positions are unique in a partition."""
+
+    def adopt(self, number: int, rows: Iterable[PlacedRow]) -> None:
+        """Hold messages that have positions, in any order; those below the watermark are ignored.
+
+        Their origins are not learned. A position where the partition had a message before must not come again.
+
+        Raises:
+            StateError: The disk is full, and so is the memory that stands in for it; nothing is held.
+        """
+        ...
+
+    def learn(self, number: int, origins: Iterable[int]) -> None:
+        """Note origins as those of messages that were put."""
+        ...
+
+    def drop(self, number: int) -> None:
+        """Forget a partition; its number must not be used again."""
         ...

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import struct
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from enum import IntEnum
 from typing import NamedTuple, Self
 
 import numpy as np
 
-from sidecar.delay.disk.blocks import ROW_BYTES, ROW_TYPE
+from sidecar.delay.disk.blocks import NO_KEY, NO_VALUE, ROW_BYTES, ROW_TYPE
 from sidecar.delay.disk.wheel import Positions
 
+PlacedRow = tuple[int, int, int, int, bytes | None, bytes, bytes | None]
+"""Position, origin, epoch, timestamp or `NO_TIMESTAMP`, key, packed headers, value."""
 _SIZES = struct.Struct("<II")
 """Number of messages that were put, and bytes of their payloads."""
 
@@ -64,6 +66,39 @@ class Entry(NamedTuple):
         table, payloads = bytes(body[_SIZES.size : payloads_at]), body[payloads_at:ended_at]
         return cls(table, payloads, np.frombuffer(body[ended_at:], np.uint64))
 
+    @classmethod
+    def of(cls, partition: int, rows: Sequence[PlacedRow]) -> Self:
+        """Messages of a partition that have positions.
+
+        Raises:
+            OverflowError: A number is not in the range of its column.
+        """
+        positions, origins, epochs, stamps, keys, headers, values = zip(*rows, strict=True)
+        table = np.empty(len(rows), ROW_TYPE)
+        table["position"], table["origin"], table["epoch"] = positions, origins, epochs
+        stamp = np.array(stamps, np.uint64)
+        table["low"], table["high"], table["partition"] = (
+            stamp & np.uint64(0xFFFFFFFF),
+            stamp >> np.uint64(32),
+            partition,
+        )
+        table["key"] = [NO_KEY if key is None else len(key) for key in keys]
+        table["headers"] = [
+            len(packed) if value is not None else len(packed) | NO_VALUE
+            for packed, value in zip(headers, values, strict=True)
+        ]
+        pieces = [
+            (packed if key is None else key + packed) + (value or b"")
+            for key, packed, value in zip(keys, headers, values, strict=True)
+        ]
+        table["end"] = np.cumsum([len(piece) for piece in pieces])
+        return cls(table.tobytes(), memoryview(b"".join(pieces)), np.empty(0, np.uint64))
+
+    def encoded(self) -> bytes:
+        """The record."""
+        head = _SIZES.pack(len(self.table) // ROW_BYTES, len(self.payloads))
+        return b"".join([head, self.table, self.payloads, self.ended.tobytes()])
+
 
 class Kind(IntEnum):
     """What a section of a record has."""
@@ -73,6 +108,9 @@ class Kind(IntEnum):
     KEEP = 3
     CANCEL = 4
     FORGET = 5
+    ADOPT = 6
+    LEARN = 7
+    DROP = 8
 
 
 _SECTION = struct.Struct("<BI")
