@@ -43,8 +43,10 @@ class Adoption:
         placed = sorted((row for row in rows if row[0] >= watermark), key=itemgetter(0))
         if not placed:
             return
-        for column, most in enumerate((POSITION_MAX, ORIGIN_MAX, ORIGIN_MAX, NO_TIMESTAMP)):
-            check_range(("positions", "origins", "epochs", "timestamps")[column], [row[column] for row in placed], most)
+        check_range("positions", [row[0] for row in placed], POSITION_MAX)
+        check_range("origins", [row[1] for row in placed], ORIGIN_MAX)
+        check_range("epochs", [row[2] for row in placed], ORIGIN_MAX)
+        check_range("timestamps", [row[3] for row in placed], NO_TIMESTAMP)
         entry = Entry.of(number, placed)
         if len(entry.payloads) > PUT_BYTES_MAX:
             raise ValueError(f"{len(entry.payloads)} bytes at once, {PUT_BYTES_MAX} can be adopted")

@@ -109,11 +109,14 @@ class Lanes(Hours):
     def adopt(self, number: int, entry: Entry) -> None:
         """Hold messages of a partition that have positions; those below its cursor come after the next rewind."""
         lane = self.lanes[number]
+        first = hour_of(lane.cursor)
         for file, count in self.adopt_many(entry):
-            had = self.left.add(number, file.hour, count)
-            if file.hour >= hour_of(lane.cursor):
-                lane.queue(file.hour)
-            self._loaded.add(number, file, count, is_first=not had)
+            hour = file.hour
+            had = self.left.add(number, hour, count)
+            if hour >= first and hour not in lane.queued:
+                lane.queue(hour)
+            if hour in self._loaded:
+                self._loaded.add(number, file, count, is_first=not had)
         positions = np.frombuffer(entry.table, ROW_TYPE)["position"]
         below = positions[: np.searchsorted(positions, np.uint64(lane.cursor))].tolist()
         if below:

@@ -126,7 +126,9 @@ class Left:
 
     def add(self, number: int, hour: int, count: int) -> int:
         """Count messages that were put; return the number before."""
-        of_hour = self._counts.setdefault(hour, {})
+        of_hour = self._counts.get(hour)
+        if of_hour is None:
+            of_hour = self._counts[hour] = {}
         had = of_hour.get(number, 0)
         of_hour[number] = had + count
         self._lanes[number].held += count
@@ -159,6 +161,9 @@ class Loaded:
         self._lanes, self._left, self._damages = lanes, left, damages
         self._hours: dict[int, tuple[HourFile, dict[int, LaneWheel]]] = {}
         """A wheel that is missing is made when it is needed."""
+
+    def __contains__(self, hour: int) -> bool:
+        return hour in self._hours
 
     def get(self, number: int, hour: int) -> LaneWheel | None:
         """The wheel of a partition, if there is one."""

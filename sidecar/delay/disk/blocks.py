@@ -32,9 +32,9 @@ _END_AND_ROW = struct.Struct("<IQQQIHHIII")
 """The end of the row before, and a row."""
 ROW_TYPE = np.dtype(
     {
-        "names": ["position", "origin", "epoch", "low", "high", "partition", "key", "headers", "end"],
-        "formats": ["<u8", "<u8", "<u8", "<u4", "<u2", "<u2", "<u4", "<u4", "<u4"],
-        "offsets": [0, 8, 16, 24, 28, 30, 32, 36, 40],
+        "names": ["position", "origin", "epoch", "partition", "end"],
+        "formats": ["<u8", "<u8", "<u8", "<u2", "<u4"],
+        "offsets": [0, 8, 16, 30, 40],
         "itemsize": ROW_BYTES,
     }
 )

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import struct
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from enum import IntEnum
 from typing import NamedTuple, Self
 
 import numpy as np
 
-from sidecar.delay.disk.blocks import NO_KEY, NO_VALUE, ROW_BYTES, ROW_TYPE
+from sidecar.delay.disk.blocks import NO_KEY, NO_VALUE, ROW, ROW_BYTES, ROW_TYPE
 from sidecar.delay.disk.wheel import Positions
 
 PlacedRow = tuple[int, int, int, int, bytes | None, bytes, bytes | None]
@@ -67,32 +67,20 @@ class Entry(NamedTuple):
         return cls(table, payloads, np.frombuffer(body[ended_at:], np.uint64))
 
     @classmethod
-    def of(cls, partition: int, rows: Sequence[PlacedRow]) -> Self:
-        """Messages of a partition that have positions.
-
-        Raises:
-            OverflowError: A number is not in the range of its column.
-        """
-        positions, origins, epochs, stamps, keys, headers, values = zip(*rows, strict=True)
-        table = np.empty(len(rows), ROW_TYPE)
-        table["position"], table["origin"], table["epoch"] = positions, origins, epochs
-        stamp = np.array(stamps, np.uint64)
-        table["low"], table["high"], table["partition"] = (
-            stamp & np.uint64(0xFFFFFFFF),
-            stamp >> np.uint64(32),
-            partition,
-        )
-        table["key"] = [NO_KEY if key is None else len(key) for key in keys]
-        table["headers"] = [
-            len(packed) if value is not None else len(packed) | NO_VALUE
-            for packed, value in zip(headers, values, strict=True)
-        ]
-        pieces = [
-            (packed if key is None else key + packed) + (value or b"")
-            for key, packed, value in zip(keys, headers, values, strict=True)
-        ]
-        table["end"] = np.cumsum([len(piece) for piece in pieces])
-        return cls(table.tobytes(), memoryview(b"".join(pieces)), np.empty(0, np.uint64))
+    def of(cls, partition: int, rows: Iterable[PlacedRow]) -> Self:
+        """Messages of a partition that have positions; a number out of its column's range is a `struct.error`."""
+        table, payloads, end = list[bytes](), list[bytes](), 0
+        for position, origin, epoch, stamp, key, headers, value in rows:
+            payload = (headers if key is None else key + headers) + (value or b"")
+            end += len(payload)
+            row = ROW.pack(
+                position, origin, epoch, stamp & 0xFFFFFFFF, stamp >> 32, partition,
+                NO_KEY if key is None else len(key), len(headers) if value is not None else len(headers) | NO_VALUE,
+                end,
+            )  # fmt: skip
+            table.append(row)
+            payloads.append(payload)
+        return cls(b"".join(table), memoryview(b"".join(payloads)), np.empty(0, np.uint64))
 
     def encoded(self) -> bytes:
         """The record."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -132,8 +132,8 @@ class Hours:
         if len(file.pending.payloads) > HOUR_BYTES_MAX:
             self._full.add(file.hour)
 
-    def adopt_many(self, entry: Entry) -> Iterator[tuple[HourFile, int]]:
-        """Hold messages that have positions; yields each hour when it has them, and their number.
+    def adopt_many(self, entry: Entry) -> list[tuple[HourFile, int]]:
+        """Hold messages that have positions; return the hours that have them now, each with their number.
 
         Args:
             entry: The messages in the order of their positions; not empty.
@@ -142,30 +142,26 @@ class Hours:
         positions, ends = table["position"], table["end"].astype(np.int64)
         hours = (positions >> np.uint64(SEQUENCE_BITS)) // np.uint64(HOUR_MS)
         firsts = np.flatnonzero(np.diff(hours, prepend=hours[0] ^ np.uint64(1)))
-        counts = np.diff(firsts, append=len(hours))
-        begins = np.where(firsts > 0, ends[firsts - 1], 0)
-        files = [self._file(hour) for hour in hours[firsts].tolist()]
+        lasts = np.append(firsts[1:], len(hours))
+        begins, files = np.where(firsts > 0, ends[firsts - 1], 0), [self._file(hour) for hour in hours[firsts].tolist()]
         before = np.array([len(file.pending.payloads) for file in files])
-        table["end"] = ends + np.repeat(before - begins, counts)
-        rows, payloads = memoryview(table.tobytes()), entry.payloads
+        table["end"] = ends + np.repeat(before - begins, lasts - firsts)
         highest = np.maximum.reduceat(positions & np.uint64((1 << SEQUENCE_BITS) - 1), firsts)
-        columns = (firsts, counts, begins, ends[firsts + counts - 1], highest)
-        first: int
-        for file, first, count, begin, end, sequence in zip(
-            files, *(column.tolist() for column in columns), strict=True
-        ):
+        rows, payloads = table.tobytes(), entry.payloads
+        columns = [column.tolist() for column in (firsts, lasts, begins, ends[lasts - 1], highest)]
+        for file, first, last, begin, end, sequence in zip(files, *columns, strict=True):
             pending = file.pending
-            pending.table += rows[first * ROW_BYTES : (first + count) * ROW_BYTES]
+            pending.table += rows[first * ROW_BYTES : last * ROW_BYTES]
             pending.payloads += payloads[begin:end]
-            if sequence < SECOND_SEQUENCES:
-                file.sequence = max(file.sequence, sequence + 1)
-            else:
-                for position in positions[first : first + count].tolist():
+            if file.sequence <= sequence < SECOND_SEQUENCES:
+                file.sequence = sequence + 1
+            elif sequence >= SECOND_SEQUENCES:
+                for position in positions[first:last].tolist():
                     file.reserve(position)
             if not file.in_use or len(pending.payloads) > HOUR_BYTES_MAX:
                 self._note(file)
-            yield file, count
         self._buffered_bytes += len(rows) + len(payloads)
+        return list(zip(files, (lasts - firsts).tolist(), strict=True))
 
     def _restore(self, table: bytes, payloads: memoryview, has: Has) -> int:
         """Put messages that have positions already, but for those that a file has; return the number that were put.
