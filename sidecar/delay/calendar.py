@@ -72,13 +72,11 @@ class Calendar(Hours):
             file.in_use = True
             heapq.heappush(self._used, file.hour)
 
-    def restore(self, table: bytes, payloads: memoryview) -> int:
-        """Put messages that have positions already; see `Hours.restore`."""
-        added = super().restore(table, payloads)
-        self.held += added
-        return added
+    def restore(self, table: bytes, payloads: memoryview) -> None:
+        """Put messages that have positions already; see `_restore`."""
+        self.held += self._restore(table, payloads, self._has)
 
-    def _has(self, file: HourFile, position: int) -> bool:
+    def _has(self, file: HourFile, _partition: int, position: int) -> bool:
         return position in self._uncertain.get(file.hour, ())
 
     # Taking

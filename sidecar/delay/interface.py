@@ -8,12 +8,11 @@ from typing import Any, Protocol
 from pyroaring import BitMap64
 
 from sidecar.delay.disk.blocks import Held
+from sidecar.delay.disk.changes import PlacedRow
 from sidecar.delay.disk.hour import Damage
 
 Row = tuple[int, int, int, int, bytes | None, bytes, bytes | None]
 """Due time in milliseconds, origin, epoch, timestamp or `NO_TIMESTAMP`, key, packed headers, value."""
-Adopted = tuple[int, int, int, int, bytes | None, bytes, bytes | None]
-"""Position, origin, epoch, timestamp or `NO_TIMESTAMP`, key, packed headers, value."""
 
 
 class Job(Protocol):
@@ -169,24 +168,29 @@ class HeldStore(StoreWrites, Protocol):
 
 
 class Cache(HeldStore, Protocol):
-    """A store whose messages are restored from elsewhere: nothing of it needs to be durable."""
+    """Holds messages of partitions that come from other hosts, and go to them. Positions are unique in a partition."""
 
-    def adopt(self, number: int, rows: list[Adopted]) -> None:
-        """Hold messages that have positions already; their origins are not noted.
+    def adopt(self, number: int, rows: Iterable[PlacedRow]) -> None:
+        """Hold messages that have positions, in any order; those below the watermark are ignored.
+
+        Their origins are not learned. A position where the partition had a message before must not come again.
 
         Raises:
-            StateError: The disk is full.
+            StateError: The disk is full, and so is the memory that stands in for it; nothing is held.
         """
         ...
 
-    def learn(self, number: int, origins: BitMap64) -> None:
-        """Note the origins of messages."""
+    def learn(self, number: int, origins: Iterable[int]) -> None:
+        """Note origins as those of messages that were put."""
         ...
 
     def drop(self, number: int) -> None:
-        """Forget a partition, whose number is not used again."""
+        """Forget a partition; its number must not be used again."""
         ...
 
-    def cancel(self, number: int, position: int, epoch: int) -> bool:
-        """End a message at or above the cursor; return whether there was one. Several may have been adopted there."""
+    def remove(self, number: int, position: int, epoch: int) -> bool:
+        """End the message that was adopted with this epoch, and not taken; return whether there was one.
+
+        Several may have been adopted at a position, as long as all but one are removed before any is taken.
+        """
         ...

@@ -21,15 +21,19 @@ class Saving:
     Args:
         snapshot: What the store knew when its log began.
         unsaved: Hours whose files are not as the snapshot has to know them.
-        over: Hours whose files are removed.
-        old: Paths that are removed.
-        old_bytes: Bytes of the logs among them.
+        over: Files that are removed, by hour.
+        old: Logs that are removed.
+        old_bytes: Their size.
     """
 
     def __init__(
-        self, snapshot: Snapshot, unsaved: Sequence[int], over: Sequence[int], old: Sequence[Path], old_bytes: int
+        self, snapshot: Snapshot, unsaved: Sequence[int], over: dict[int, Path], old: Sequence[Path], old_bytes: int
     ) -> None:
-        self.snapshot, self.over, self.old, self.old_bytes = snapshot, over, old, old_bytes
+        self.snapshot, self.over, self.old_bytes = snapshot, over, old_bytes
+        self._old = old
+        self._guard = threading.Lock()
+        """Held while the file of an hour is removed, or spared."""
+        self._removed: set[int] = set()
         self.paths: list[Path] = []
         """Files that must be made durable."""
         self._unsaved = deque(hour for hour in unsaved if hour in snapshot.hours)
@@ -45,6 +49,23 @@ class Saving:
             self.snapshot.hours[file.hour] = file.known._replace(settled=settled)
             file.is_synced = True
             self.paths.append(file.path)
+
+    def remove(self) -> None:
+        """Remove what the checkpoint does not need, on any thread; what fails is left to the next start."""
+        for log in self._old:
+            with contextlib.suppress(OSError):
+                files.remove(log)
+        for hour in list(self.over):
+            with self._guard, contextlib.suppress(OSError):
+                if hour in self.over:
+                    self._removed.add(hour)
+                    files.remove(self.over[hour])
+
+    def spare(self, hour: int) -> bool:
+        """Do not remove the file of an hour that is over; return whether it is still there."""
+        with self._guard:
+            del self.over[hour]
+            return hour not in self._removed
 
     @property
     def is_flushed(self) -> bool:
@@ -105,9 +126,7 @@ class Job:
         if self._checkpoint is not None and self._saving is not None:
             files.put(self._checkpoint, self._saving.snapshot.encoded())
             self.is_saved = True
-            for path in self._saving.old:
-                with contextlib.suppress(OSError):  # the next start removes it
-                    files.remove(path)
+            self._saving.remove()
         if self._next_log is not None:
             self.log = Wal(self._next_log)
 
@@ -264,9 +283,17 @@ class Journal:
             old: The logs that are removed afterwards.
             old_bytes: Their size.
         """
-        lanes, over = self._lanes, self._lanes.over()
-        removed = [*old, *map(lanes.path, over)]
-        self._saving = Saving(self._snapshot(int(self._log.path.stem)), lanes.unsaved(), over, removed, old_bytes)
+        lanes = self._lanes
+        over = {hour: lanes.path(hour) for hour in lanes.over()}
+        self._saving = Saving(self._snapshot(int(self._log.path.stem)), lanes.unsaved(), over, old, old_bytes)
+
+    def reuse(self, first: int, last: int) -> None:
+        """Let the hours in [first, last] get messages again, also those whose files a job is about to remove."""
+        if self._saving is None:
+            return
+        for hour in [hour for hour in self._saving.over if first <= hour <= last]:
+            if not self._saving.spare(hour):
+                self._lanes.drop([hour])
 
     def ended(self, job: Job, error: OSError | None) -> None:
         """Count what a job has done; one that `sync` did instead is ignored."""

@@ -11,15 +11,15 @@ import numpy as np
 from pyroaring import BitMap
 
 from sidecar.delay.disk.blocks import ROW_TYPE, SEQUENCE_BITS, Held
-from sidecar.delay.disk.changes import Changes
-from sidecar.delay.disk.hour import HOUR_MS, SECOND_SEQUENCES, Damage, HourFile, Known, ShorterError
+from sidecar.delay.disk.changes import Changes, Entry
+from sidecar.delay.disk.hour import HOUR_MS, Damage, HourFile, Known, ShorterError
 from sidecar.delay.disk.hours import BUFFERED_BYTES_MAX, Hours, NewRow, hour_of, start_of
 from sidecar.delay.disk.wheel import Positions
-from sidecar.delay.readers import Lane, Left, Loaded
+from sidecar.delay.filed import Filed
+from sidecar.delay.readers import DROPPED, Lane, Left, Loaded
 
 _CHUNK = 256
 """Messages that leave a wheel at once."""
-_SEQUENCES = (1 << SEQUENCE_BITS) - 1
 _FLUSH_BYTES, _FLUSH_FILES = 2 << 20, 32
 """What `flush_some` appends at once, about."""
 
@@ -52,8 +52,7 @@ class Lanes(Hours):
         self.lanes = lanes
         self.left = Left(lanes, left, known)
         self._loaded = Loaded(lanes, self.left, damages)
-        self._filed = {hour: (file.sequence, set[int]()) for hour, file in known.items()}
-        """What files had at the start: all below a sequence number, and positions beyond it."""
+        self._filed = Filed(known)
         self._to_flush: deque[int] = deque()
         """Hours that are flushed because too much is in memory."""
         self.nbytes = sum(file.size for file in known.values())
@@ -107,56 +106,65 @@ class Lanes(Hours):
             self._loaded.add(number, self._hours[hour], count, is_first=not had)
         return positions
 
+    def adopt(self, number: int, entry: Entry) -> None:
+        """Hold messages of a partition that have positions; those below its cursor come after the next rewind."""
+        lane = self.lanes[number]
+        first = hour_of(lane.cursor)
+        for file, count in self.adopt_many(entry):
+            hour = file.hour
+            had = self.left.add(number, hour, count)
+            if hour >= first and hour not in lane.queued:
+                lane.queue(hour)
+            if hour in self._loaded:
+                self._loaded.add(number, file, count, is_first=not had)
+        positions = np.frombuffer(entry.table, ROW_TYPE)["position"]
+        below = positions[: np.searchsorted(positions, np.uint64(lane.cursor))].tolist()
+        if below:
+            lane.note_taken(below)
+
     def _note(self, file: HourFile) -> None:
         super()._note(file)
         file.in_use = True
 
     # Restoring
 
-    def restore(self, table: bytes, payloads: memoryview) -> int:
-        """Put messages that have positions already; see `Hours.restore`. `settle` must follow."""
-        added = super().restore(table, payloads)
+    def restore(self, table: bytes, payloads: memoryview, *, is_adopted: bool) -> None:
+        """Put or adopt messages of a log; see `Hours._restore`. `settle` must follow."""
+        self._restore(table, payloads, self._filed.has_adopted if is_adopted else self._filed.has_put)
         rows = np.frombuffer(table, ROW_TYPE)
         for number in np.unique(rows["partition"]).tolist():
             mine = rows[rows["partition"] == number]
-            self.lanes[number].learn(mine["origin"].tolist())
+            if not is_adopted:
+                self.lanes[number].learn(mine["origin"].tolist())
             for hour, count in _by_hour(mine["position"]):
                 self.left.add(number, hour, count)
-        return added
 
-    def _has(self, file: HourFile, position: int) -> bool:
-        sequence, beyond = self._filed.get(file.hour, (0, set()))
-        low = position & _SEQUENCES
-        if low < SECOND_SEQUENCES or sequence < SECOND_SEQUENCES:
-            return low < sequence
-        if not beyond:
-            beyond.update(file.positions().tolist())
-        return position in beyond
-
-    def settle(self, cancelled: Collection[int], moved: Collection[int]) -> None:
+    def settle(self, cancelled: Iterable[tuple[int, int]], moved: Collection[int]) -> None:
         """Count anew after messages were restored.
 
         Args:
-            cancelled: Positions of messages that were cancelled.
+            cancelled: Partitions and positions of messages that were cancelled.
             moved: Partitions whose watermark is another one.
 
         Raises:
             OSError: The file of an hour cannot be read.
         """
-        for hour in {hour_of(position) for position in cancelled}:
-            if (file := self._hours.get(hour)) is not None:
-                ended = np.isin(file.positions(), np.fromiter(cancelled, np.uint64, len(cancelled)))
-                file.settled |= BitMap(np.flatnonzero(ended).astype(np.uint32))
+        keys: dict[int, list[int]] = {}
+        for number, position in cancelled:
+            if (file := self._hours.get(hour_of(position))) is not None:
+                keys.setdefault(file.hour, []).append(file.key_of(number, position))
+        for hour, of_hour in keys.items():
+            ended = np.isin(self._hours[hour].keys(), np.array(of_hour, np.uint64))
+            self._hours[hour].settled |= BitMap(np.flatnonzero(ended).astype(np.uint32))
         for lane in self.lanes:
             lane.cursor = lane.watermark
-        for hour in {hour_of(position) for position in cancelled}:
-            if (file := self._hours.get(hour)) is not None:
-                self._loaded.recount(file, self.left.numbers(hour))
+        for hour in keys:
+            self._loaded.recount(self._hours[hour], self.left.numbers(hour))
         for number in moved:
             self._skip(number, self.lanes[number].cursor)
         for number in range(len(self.lanes)):
             self.rewind(number)
-        self._filed.clear()
+        self._filed = Filed({})
 
     # Taking
 
@@ -190,7 +198,7 @@ class Lanes(Hours):
             position = self.next(number)
             if position is None or position >= until:
                 break
-            file = self._hours[hour_of(position)]
+            file = self._hours[self.lanes[number].hours[0]]
             try:
                 nbytes = self._take(number, file, until, limit, nbytes, taken)
             except ShorterError:
@@ -317,10 +325,18 @@ class Lanes(Hours):
 
     def _find(self, number: int, position: int) -> tuple[int, Held] | None:
         file = self._hours.get(hour_of(position))
-        found = None if file is None else file.find(position)
-        if file is None or found is None or found[0] in file.settled or found[1].partition != number:
+        found = None if file is None else file.find(number, position)
+        if file is None or found is None or found[0] in file.settled or self.lanes[number].is_dropped:
             return None
         return found
+
+    def leave(self, number: int) -> None:
+        """Forget a partition, and read no file: its rows stay where they are until their hours are over."""
+        for hour in self.left.hours(number):
+            self.left.set(number, hour, 0)
+        self._loaded.forget(number)
+        lane = self.lanes[number] = Lane()
+        lane.watermark = lane.cursor = DROPPED
 
     # Durability
 

@@ -6,39 +6,32 @@ It has no thread and no clock.
 from __future__ import annotations
 
 import secrets
-import struct
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from pyroaring import BitMap64
 
 from sidecar import files
+from sidecar.delay.adoption import Adoption, check_range
 from sidecar.delay.disk.blocks import DUE_MAX_MS, ORIGIN_MAX, PUT_BYTES_MAX, Held
-from sidecar.delay.disk.changes import Entry, Kind, sections
+from sidecar.delay.disk.changes import Kind
 from sidecar.delay.disk.hour import SUFFIX as HOUR_SUFFIX
 from sidecar.delay.disk.hour import Damage
-from sidecar.delay.disk.wal import CHECKPOINT, logs_of, records
+from sidecar.delay.disk.wal import CHECKPOINT, logs_of
 from sidecar.delay.interface import Row
 from sidecar.delay.journal import Journal
 from sidecar.delay.lanes import Lanes
 from sidecar.delay.readers import Lane
+from sidecar.delay.replay import CANCEL, FORGET, KEEP, Replay
 from sidecar.delay.snapshot import Partition, Snapshot
 from sidecar.delay.writes import Writes
 from sidecar.errors import StateError
 from sidecar.state.folder import StateFolder
 
-RECORD_BYTES_MAX = 8 << 20
-"""What is put without a sync is written to the log when it takes so much memory."""
 PARTITIONS_MAX = 1 << 16
-_KEEP = struct.Struct("<HQQQ")
-"""Partition, watermark, mark, floor; the state follows."""
-_CANCEL = struct.Struct("<HQ")
-"""Partition and position."""
-_FORGET = struct.Struct("<HQQ")
-"""Partition, and a range of origins."""
 
 
-class PartitionStore(Writes):
+class PartitionStore(Writes, Adoption):
     """Holds messages of partitions until they are due. For one thread of one process, but for its jobs.
 
     Each partition has its own reader: a cursor, which begins at the partition's watermark.
@@ -68,7 +61,8 @@ class PartitionStore(Writes):
         self._names = {partition.name: number for number, partition in enumerate(snapshot.partitions)}
         lanes = [_lane(partition) for partition in snapshot.partitions]
         self._lanes = Lanes(path, snapshot.hours, snapshot.mark, snapshot.left, lanes, self.damages)
-        is_changed = self._replay([log for number, log in logs.items() if number >= snapshot.log])
+        replay = Replay(self._lanes, self._register, self.damages)
+        is_changed = replay.run(log for number, log in logs.items() if number >= snapshot.log)
         self._journal = Journal(path, max([*logs, snapshot.log]) + 1, self._lanes, self._snapshot)
         if is_changed:
             self._journal.save(list(logs.values()), 0)
@@ -100,41 +94,6 @@ class PartitionStore(Writes):
             for name, lane in zip(self._names, lanes.lanes, strict=True)
         ]
         return Snapshot(self.id, log, lanes.mark, partitions, lanes.known(), lanes.left.copy())
-
-    def _replay(self, logs: Iterable[Path]) -> bool:
-        """Repeat what the logs have; return whether they have anything."""
-        cancelled, moved, is_changed = list[int](), set[int](), False
-        for path in logs:
-            for record in records(path):
-                is_changed = True
-                if isinstance(record, int):
-                    self.damages.append(Damage(path, f"{record} bytes of it are damaged", 0))
-                    continue
-                for kind, body in sections(record):
-                    self._repeat(kind, body, cancelled, moved)
-        if is_changed:
-            self._lanes.settle(cancelled, moved)
-        return is_changed
-
-    def _repeat(self, kind: Kind, body: memoryview, cancelled: list[int], moved: set[int]) -> None:
-        lanes = self._lanes
-        if kind == Kind.PUT:
-            entry = Entry.decoded(body)
-            lanes.restore(entry.table, entry.payloads)
-        elif kind == Kind.NAME:
-            self._register(bytes(body))
-        elif kind == Kind.KEEP:
-            number, watermark, mark, floor = _KEEP.unpack_from(body)
-            lane = lanes.lanes[number]
-            lane.state, lane.watermark = bytes(body[_KEEP.size :]), max(lane.watermark, watermark)
-            lane.forget(floor)
-            lanes.mark = max(lanes.mark, mark)
-            moved.add(number)
-        elif kind == Kind.FORGET:
-            number, first, end = _FORGET.unpack(body)
-            lanes.lanes[number].known.remove_range(first, end)
-        else:
-            cancelled.append(_CANCEL.unpack(body)[1])
 
     def _register(self, name: bytes) -> int:
         number = self._names[name] = len(self._names)
@@ -212,11 +171,7 @@ class PartitionStore(Writes):
         if not rows:
             return []
         _check(rows)
-        with self._folder.errors("write"):
-            if self._journal.broken is not None or self._journal.record.nbytes > RECORD_BYTES_MAX:
-                self._journal.write()
-            self._journal.step()
-            self._lanes.make_room()
+        self._make_room()
         new = (
             (due_ms, origin, epoch, number, stamp, key, headers, value)
             for due_ms, origin, epoch, stamp, key, headers, value in rows
@@ -280,7 +235,7 @@ class PartitionStore(Writes):
         lanes.mark = max(lanes.mark, seen, watermark - 1)
         lane = lanes.lanes[number]
         lane.state = state
-        self._journal.record.add(Kind.KEEP, _KEEP.pack(number, lane.watermark, lanes.mark, lane.floor) + state)
+        self._journal.record.add(Kind.KEEP, KEEP.pack(number, lane.watermark, lanes.mark, lane.floor) + state)
         self._journal.progress.note()
 
     def floor(self, number: int, origin: int) -> None:
@@ -296,7 +251,7 @@ class PartitionStore(Writes):
         with self._folder.errors("read"):
             ended = self._lanes.void(number, first, end)
         for position in ended:
-            self._journal.record.add(Kind.CANCEL, _CANCEL.pack(number, position))
+            self._journal.record.add(Kind.CANCEL, CANCEL.pack(number, position))
         self._forget(number, first, end)
 
     def restart(self, number: int, origin: int | None) -> None:
@@ -312,7 +267,7 @@ class PartitionStore(Writes):
 
     def _forget(self, number: int, first: int, end: int) -> None:
         self._lanes.lanes[number].known.remove_range(first, end)
-        self._journal.record.add(Kind.FORGET, _FORGET.pack(number, first, end))
+        self._journal.record.add(Kind.FORGET, FORGET.pack(number, first, end))
         self._journal.progress.note()
 
     def cancel(self, number: int, position: int) -> bool:
@@ -324,7 +279,7 @@ class PartitionStore(Writes):
         with self._folder.errors("read"):
             is_ended = self._lanes.cancel(number, position)
         if is_ended:
-            self._journal.record.add(Kind.CANCEL, _CANCEL.pack(number, position))
+            self._journal.record.add(Kind.CANCEL, CANCEL.pack(number, position))
             self._journal.progress.note()
         return is_ended
 
@@ -355,8 +310,7 @@ def _check(rows: list[Row]) -> None:
         ("epochs", [row[2] for row in rows], ORIGIN_MAX),
     ]
     for name, numbers, most in columns:
-        if not 0 <= min(numbers) <= max(numbers) <= most:
-            raise ValueError(f"{name} lie between 0 and {most}, unlike those from {min(numbers)} to {max(numbers)}")
+        check_range(name, numbers, most)
     nbytes = sum(len(key or b"") + len(headers) + len(value or b"") for *_, key, headers, value in rows)
     if nbytes > PUT_BYTES_MAX:
         raise ValueError(f"{nbytes} bytes at once, {PUT_BYTES_MAX} can be put")

@@ -13,13 +13,17 @@ import numpy as np
 from numpy.typing import NDArray
 from pyroaring import BitMap64
 
-from sidecar.delay.disk.blocks import NO_POSITION, ROW_BYTES, ROW_TYPE
+from sidecar.delay.disk.blocks import NO_POSITION, POSITION_MAX, ROW_BYTES, ROW_TYPE
 from sidecar.delay.disk.hour import Damage, HourFile
 from sidecar.delay.disk.hours import hour_of
 from sidecar.delay.disk.wheel import LaneWheel, Partitions, Positions
 
 LOADED_MESSAGES_MAX = 4_000_000
 """Messages of loaded hours from which on the hours are unloaded that were loaded first."""
+
+
+DROPPED = POSITION_MAX + 1
+"""Watermark of a partition that was dropped: its rows are below it, wherever they are."""
 
 
 class Lane:
@@ -46,6 +50,11 @@ class Lane:
         self.reading: int | None = None
         """The hour of the last message that was looked for."""
 
+    @property
+    def is_dropped(self) -> bool:
+        """Whether it has nothing any more, and never will."""
+        return self.watermark == DROPPED
+
     def queue(self, hour: int) -> None:
         """Look at this hour when its time comes."""
         if hour not in self.queued:
@@ -62,6 +71,10 @@ class Lane:
         self.floor = floor
         if self.known and self.known.min() < floor:
             self.known.remove_range(0, floor)
+
+    def note_taken(self, positions: Iterable[int]) -> None:
+        """Count messages that came in below the cursor as taken: they come after the next rewind."""
+        self.taken = deque(sorted([*self.taken, *positions]))
 
     def end(self, watermark: int) -> Counter[int]:
         """Forget the messages below a position that were taken; return their number by hour."""
@@ -113,7 +126,9 @@ class Left:
 
     def add(self, number: int, hour: int, count: int) -> int:
         """Count messages that were put; return the number before."""
-        of_hour = self._counts.setdefault(hour, {})
+        of_hour = self._counts.get(hour)
+        if of_hour is None:
+            of_hour = self._counts[hour] = {}
         had = of_hour.get(number, 0)
         of_hour[number] = had + count
         self._lanes[number].held += count
@@ -147,6 +162,9 @@ class Loaded:
         self._hours: dict[int, tuple[HourFile, dict[int, LaneWheel]]] = {}
         """A wheel that is missing is made when it is needed."""
 
+    def __contains__(self, hour: int) -> bool:
+        return hour in self._hours
+
     def get(self, number: int, hour: int) -> LaneWheel | None:
         """The wheel of a partition, if there is one."""
         return self._hours[hour][1].get(number) if hour in self._hours else None
@@ -167,8 +185,10 @@ class Loaded:
             wheels[number] = LaneWheel(np.empty(0, np.uint64), np.empty(0, np.uint32))
         if (wheel := wheels.get(number)) is not None:
             rows = np.frombuffer(bytes(file.pending.table[-count * ROW_BYTES :]), ROW_TYPE)
+            cursor = self._lanes[number].cursor
             for index, position in enumerate(rows["position"].tolist(), file.count - count):
-                wheel.add(position, index)
+                if position >= cursor:
+                    wheel.add(position, index)
 
     def wheel(self, number: int, file: HourFile) -> LaneWheel:
         """The wheel of a partition; the hour is loaded if it is not.

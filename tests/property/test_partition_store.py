@@ -9,7 +9,7 @@ from random import Random
 
 import pytest
 
-from sidecar.delay import journal, lanes, partitions, readers
+from sidecar.delay import adoption, journal, lanes, readers
 from sidecar.delay.disk import hours
 from sidecar.delay.disk.blocks import NO_TIMESTAMP
 from sidecar.delay.journal import Job
@@ -31,7 +31,7 @@ SMALL = {
     (readers, "LOADED_MESSAGES_MAX"): 30,
     (lanes, "_CHUNK"): 3,
     (journal, "WAL_BYTES_MAX"): 3_000,
-    (partitions, "RECORD_BYTES_MAX"): 1_000,
+    (adoption, "RECORD_BYTES_MAX"): 1_000,
 }
 """Bounds so small that all that they bound happens."""
 

@@ -11,7 +11,7 @@ from sidecar.core.records import TopicPartition
 from sidecar.delay.changelog.interface import Entry, Record
 from sidecar.delay.changelog.records import MESSAGE, read_message_key
 from sidecar.delay.disk.blocks import NO_TIMESTAMP, SEQUENCE_BITS, Held
-from sidecar.delay.interface import Adopted
+from sidecar.delay.disk.changes import PlacedRow
 from tests.support.held_store import ModelStore, Shelf
 
 
@@ -143,7 +143,7 @@ class ModelCache(ModelStore):
     def _unsynced(self, number: int) -> int | None:
         return None
 
-    def adopt(self, number: int, rows: list[Adopted]) -> None:
+    def adopt(self, number: int, rows: list[PlacedRow]) -> None:
         shelf = self._shelf(number)
         for position, origin, epoch, stamp, key, headers, value in rows:
             if position < shelf.watermark:
@@ -164,7 +164,7 @@ class ModelCache(ModelStore):
         self._live.shelves[number] = Shelf(b"dropped")
         self.twins = [twin for twin in self.twins if twin.partition != number]
 
-    def cancel(self, number: int, position: int, epoch: int) -> bool:
+    def remove(self, number: int, position: int, epoch: int) -> bool:
         shelf = self._shelf(number)
         held = shelf.messages.get(position)
         twins = [twin for twin in self.twins if (twin.partition, twin.position) == (number, position)]

@@ -23,7 +23,7 @@ from sidecar.delay.changelog.records import Lineage, topic_hash
 from sidecar.delay.changelog.store import ChangelogStore
 from sidecar.delay.changelog.takeover import Start, TakenOver, Takeover
 from sidecar.delay.disk.blocks import SEQUENCE_BITS
-from sidecar.delay.interface import Adopted
+from sidecar.delay.disk.changes import PlacedRow
 from sidecar.errors import ConfigError, SidecarError, StateError
 from sidecar.runtime.worker import Inbox
 from sidecar.sources.base import Assignment
@@ -60,7 +60,7 @@ class Adopt(NamedTuple):
     """Messages of a partition that is being taken over. Goes to the inbox."""
 
     attempt: _Attempt
-    rows: list[Adopted]
+    rows: list[PlacedRow]
     is_anew: bool
     """Whether what was adopted before does not count."""
 
@@ -209,7 +209,7 @@ def _lineage(assignment: Assignment) -> Lineage:
 def _run(attempt: _Attempt, now: int, restorer: Restorer, inbox: Inbox[Adopt | TakeoverEnded]) -> None:
     """Take a partition over, on another thread."""
 
-    def adopt(rows: list[Adopted], is_anew: bool) -> None:  # noqa: FBT001
+    def adopt(rows: list[PlacedRow], is_anew: bool) -> None:  # noqa: FBT001
         attempt.room.acquire()
         if attempt.is_over:
             raise _AbandonedError

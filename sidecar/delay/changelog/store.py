@@ -16,7 +16,8 @@ from sidecar.delay.changelog.records import Kept, Lineage, message_key, message_
 from sidecar.delay.changelog.takeover import TakenOver
 from sidecar.delay.disk.blocks import Held
 from sidecar.delay.disk.hour import Damage
-from sidecar.delay.interface import Adopted, Cache, Job, Row
+from sidecar.delay.disk.changes import PlacedRow
+from sidecar.delay.interface import Cache, Job, Row
 from sidecar.errors import StateError
 
 UNACKNOWLEDGED_BYTES_MAX = 32 << 20
@@ -76,7 +77,7 @@ class ChangelogStore:
         self._begun += 1
         return self._cache.number(b"%s\0%d" % (name, self._begun))
 
-    def adopt(self, number: int, rows: list[Adopted]) -> None:
+    def adopt(self, number: int, rows: list[PlacedRow]) -> None:
         """Take over messages.
 
         Raises:
@@ -103,7 +104,7 @@ class ChangelogStore:
         if kept is not None:
             self._cache.keep(number, kept.state, kept.watermark, kept.seen)
         for ended in taken_over.ended:
-            self._cache.cancel(number, ended.position, ended.epoch)
+            self._cache.remove(number, ended.position, ended.epoch)
         self._numbers[name] = number
         self._owned[number] = _Owned(tp, lineage, taken_over, kept)
 

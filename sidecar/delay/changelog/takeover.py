@@ -26,7 +26,7 @@ from sidecar.delay.changelog.records import (
     read_state,
     read_state_key,
 )
-from sidecar.delay.interface import Adopted
+from sidecar.delay.disk.changes import PlacedRow
 from sidecar.errors import ConfigError
 
 LATE_MAX = 500_000
@@ -92,7 +92,7 @@ class Takeover:
     restorer: Restorer
     tp: TopicPartition
     start: Start
-    adopt: Callable[[list[Adopted], bool], None]
+    adopt: Callable[[list[PlacedRow], bool], None]
 
     def run(self) -> TakenOver:
         """Take the partition over.
@@ -168,14 +168,14 @@ class _Reading:
         self._state_key = b""
         self._old_states: list[bytes] = []
 
-    def take(self, records: Sequence[Record]) -> list[Adopted]:
+    def take(self, records: Sequence[Record]) -> list[PlacedRow]:
         """Take the next records; return the messages that may be held.
 
         Raises:
             LaterError: A state in the log was kept after a later commit.
             ValueError: A record has another form.
         """
-        rows: list[Adopted] = []
+        rows: list[PlacedRow] = []
         for record in records:
             kind = record.key[:1]
             if kind == MESSAGE:
@@ -199,7 +199,7 @@ class _Reading:
         else:
             self.any_unknown = True
 
-    def _message(self, record: Record, value: bytes) -> Adopted | None:
+    def _message(self, record: Record, value: bytes) -> PlacedRow | None:
         position, epoch, origin = read_message_key(record.key)
         if not counts(self._epochs, record.offset, epoch):
             if is_void_forever(self._epochs, record.offset, epoch):

@@ -2,7 +2,7 @@
 
 A block is a head, a table with one row of fixed size per message, and the payloads in the same order: key, headers,
 value of each. Tables are read without the payloads. Positions, not times, order messages: the due time in milliseconds
-shifted by `SEQUENCE_BITS`, and a sequence number that makes them unique.
+shifted by `SEQUENCE_BITS`, and a sequence number that makes them unique in their partition.
 """
 
 from __future__ import annotations
@@ -57,7 +57,8 @@ class Held(NamedTuple):
     """A message that is held."""
 
     position: int
-    """The due time in milliseconds since the epoch, shifted by `SEQUENCE_BITS`, and a sequence number: unique."""
+    """The due time in milliseconds since the epoch, shifted by `SEQUENCE_BITS`, and a sequence number: unique in its
+    partition."""
     origin: int
     """Any number that its owner gave it, such as an offset."""
     epoch: int

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import struct
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from enum import IntEnum
 from typing import NamedTuple, Self
 
 import numpy as np
 
-from sidecar.delay.disk.blocks import ROW_BYTES, ROW_TYPE
+from sidecar.delay.disk.blocks import NO_KEY, NO_VALUE, ROW, ROW_BYTES, ROW_TYPE
 from sidecar.delay.disk.wheel import Positions
 
+PlacedRow = tuple[int, int, int, int, bytes | None, bytes, bytes | None]
+"""Position, origin, epoch, timestamp or `NO_TIMESTAMP`, key, packed headers, value."""
 _SIZES = struct.Struct("<II")
 """Number of messages that were put, and bytes of their payloads."""
 
@@ -64,6 +66,27 @@ class Entry(NamedTuple):
         table, payloads = bytes(body[_SIZES.size : payloads_at]), body[payloads_at:ended_at]
         return cls(table, payloads, np.frombuffer(body[ended_at:], np.uint64))
 
+    @classmethod
+    def of(cls, partition: int, rows: Iterable[PlacedRow]) -> Self:
+        """Messages of a partition that have positions; a number out of its column's range is a `struct.error`."""
+        table, payloads, end = list[bytes](), list[bytes](), 0
+        for position, origin, epoch, stamp, key, headers, value in rows:
+            payload = (headers if key is None else key + headers) + (value or b"")
+            end += len(payload)
+            row = ROW.pack(
+                position, origin, epoch, stamp & 0xFFFFFFFF, stamp >> 32, partition,
+                NO_KEY if key is None else len(key), len(headers) if value is not None else len(headers) | NO_VALUE,
+                end,
+            )  # fmt: skip
+            table.append(row)
+            payloads.append(payload)
+        return cls(b"".join(table), memoryview(b"".join(payloads)), np.empty(0, np.uint64))
+
+    def encoded(self) -> bytes:
+        """The record."""
+        head = _SIZES.pack(len(self.table) // ROW_BYTES, len(self.payloads))
+        return b"".join([head, self.table, self.payloads, self.ended.tobytes()])
+
 
 class Kind(IntEnum):
     """What a section of a record has."""
@@ -73,6 +96,9 @@ class Kind(IntEnum):
     KEEP = 3
     CANCEL = 4
     FORGET = 5
+    ADOPT = 6
+    LEARN = 7
+    DROP = 8
 
 
 _SECTION = struct.Struct("<BI")

@@ -30,6 +30,7 @@ from sidecar.delay.disk.wheel import Numbers, Partitions, Positions, Wheel
 
 HOUR_MS = 3_600_000
 SUFFIX = ".delay"
+_PARTITION_BITS = 16
 SECOND_SEQUENCES = 1 << (SEQUENCE_BITS - 1)
 """From here on a sequence number counts within its second: a counter for each second is only kept of full hours."""
 
@@ -154,11 +155,13 @@ class HourFile:
         return due_ms << SEQUENCE_BITS | sequence
 
     def reserve(self, position: int) -> None:
-        """Give out this position, which an earlier process gave out, no more."""
+        """Give out this position, which an earlier process or another host gave out, no more."""
         sequence = position & ((1 << SEQUENCE_BITS) - 1)
         if sequence < SECOND_SEQUENCES:
             self.sequence = max(self.sequence, sequence + 1)
-        elif self._seconds is not None:
+            return
+        self.sequence = max(self.sequence, SECOND_SEQUENCES)  # also where the numbers below were not all given out
+        if self._seconds is not None:
             second = (position >> SEQUENCE_BITS) // 1000
             self._seconds[second] = max(self._seconds.get(second, 0), sequence + 1)
 
@@ -266,8 +269,22 @@ class HourFile:
             partitions[first : first + len(table)] = table["partition"]
         return positions, partitions
 
-    def find(self, position: int) -> tuple[int, Held] | None:
-        """The message with this position and its number; None if it is not here, or damaged.
+    def keys(self) -> Positions:
+        """The `key_of` each message by its number; `NO_POSITION` where it cannot be read.
+
+        Raises:
+            OSError: It cannot be read.
+        """
+        positions, partitions = self.columns()
+        keys = positions - np.uint64(self.hour * HOUR_MS << SEQUENCE_BITS) << np.uint64(_PARTITION_BITS) | partitions
+        return np.where(positions == NO_POSITION, np.uint64(NO_POSITION), keys)
+
+    def key_of(self, partition: int, position: int) -> int:
+        """A number that stands for one message of this hour: a position alone is only unique in its partition."""
+        return position - (self.hour * HOUR_MS << SEQUENCE_BITS) << _PARTITION_BITS | partition
+
+    def find(self, partition: int, position: int) -> tuple[int, Held] | None:
+        """The message of a partition with this position and its number; None if it is not here, or damaged.
 
         Raises:
             OSError: It cannot be read.
@@ -275,11 +292,10 @@ class HourFile:
         with opened(self.path) as read:
             for found in find(read, self.size):
                 table = found.table(read)
-                for index in () if table is None else np.flatnonzero(table["position"] == position).tolist():
+                for index in () if table is None else _places(table, partition, position):
                     held = read_held(read, found.table_at, found.payloads_at, index) if found.is_sound(read) else None
                     return None if held is None else (found.first + index, held)
-        pending = np.frombuffer(bytes(self.pending.table), ROW_TYPE)["position"]
-        for index in np.flatnonzero(pending == position).tolist():
+        for index in _places(np.frombuffer(bytes(self.pending.table), ROW_TYPE), partition, position):
             return self._written + index, self.pending.read(index)
         return None
 
@@ -302,6 +318,11 @@ class HourFile:
                 if held is None:
                     raise ShorterError
                 yield held
+
+
+def _places(table: Table, partition: int, position: int) -> list[int]:
+    places: list[int] = np.flatnonzero((table["position"] == position) & (table["partition"] == partition)).tolist()
+    return places
 
 
 def _seconds_of(positions: Positions) -> dict[int, int]:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 import numpy as np
 
 from sidecar import files
 from sidecar.delay.disk.blocks import NO_KEY, NO_VALUE, ROW, ROW_BYTES, ROW_TYPE, SEQUENCE_BITS
-from sidecar.delay.disk.changes import Changes
+from sidecar.delay.disk.changes import Changes, Entry
 from sidecar.delay.disk.hour import HOUR_MS, SECOND_SEQUENCES, SUFFIX, HourFile, Known
 
 BUFFERED_BYTES_MAX = 32 << 20
@@ -34,11 +33,13 @@ def paths_of(folder: Path) -> Mapping[int, Path]:
     return {int(path.stem): path for path in folder.glob(f"*{SUFFIX}") if path.stem.isdecimal()}
 
 
+Has = Callable[[HourFile, int, int], bool]
+"""Whether a file has a message of a partition at a position."""
 NewRow = tuple[int, int, int, int, int, bytes | None, bytes, bytes | None]
 """Due time in milliseconds, origin, epoch, partition, timestamp or `NO_TIMESTAMP`, key, headers, value."""
 
 
-class Hours(ABC):
+class Hours:
     """Messages by hour.
 
     Args:
@@ -131,22 +132,54 @@ class Hours(ABC):
         if len(file.pending.payloads) > HOUR_BYTES_MAX:
             self._full.add(file.hour)
 
-    def restore(self, table: bytes, payloads: memoryview) -> int:
+    def adopt_many(self, entry: Entry) -> list[tuple[HourFile, int]]:
+        """Hold messages that have positions; return the hours that have them now, each with their number.
+
+        Args:
+            entry: The messages in the order of their positions; not empty.
+        """
+        table = np.frombuffer(entry.table, ROW_TYPE).copy()
+        positions, ends = table["position"], table["end"].astype(np.int64)
+        hours = (positions >> np.uint64(SEQUENCE_BITS)) // np.uint64(HOUR_MS)
+        firsts = np.flatnonzero(np.diff(hours, prepend=hours[0] ^ np.uint64(1)))
+        lasts = np.append(firsts[1:], len(hours))
+        begins, files = np.where(firsts > 0, ends[firsts - 1], 0), [self._file(hour) for hour in hours[firsts].tolist()]
+        before = np.array([len(file.pending.payloads) for file in files])
+        table["end"] = ends + np.repeat(before - begins, lasts - firsts)
+        highest = np.maximum.reduceat(positions & np.uint64((1 << SEQUENCE_BITS) - 1), firsts)
+        rows, payloads = table.tobytes(), entry.payloads
+        columns = [column.tolist() for column in (firsts, lasts, begins, ends[lasts - 1], highest)]
+        for file, first, last, begin, end, sequence in zip(files, *columns, strict=True):
+            pending = file.pending
+            pending.table += rows[first * ROW_BYTES : last * ROW_BYTES]
+            pending.payloads += payloads[begin:end]
+            if file.sequence <= sequence < SECOND_SEQUENCES:
+                file.sequence = sequence + 1
+            elif sequence >= SECOND_SEQUENCES:
+                for position in positions[first:last].tolist():
+                    file.reserve(position)
+            if not file.in_use or len(pending.payloads) > HOUR_BYTES_MAX:
+                self._note(file)
+        self._buffered_bytes += len(rows) + len(payloads)
+        return list(zip(files, (lasts - firsts).tolist(), strict=True))
+
+    def _restore(self, table: bytes, payloads: memoryview, has: Has) -> int:
         """Put messages that have positions already, but for those that a file has; return the number that were put.
 
         Args:
             table: Their rows, with ends that count from the beginning of `payloads`.
             payloads: Their payloads.
+            has: Tells what a file has.
 
         Raises:
             OSError: See `make_room`; or a file cannot be read.
         """
         self.make_room()
         rows = np.frombuffer(table, ROW_TYPE)
-        positions, begin, added = rows["position"].tolist(), 0, 0
-        for number, (position, end) in enumerate(zip(positions, rows["end"].tolist(), strict=True)):
+        columns, begin, added = (rows[name].tolist() for name in ("partition", "position", "end")), 0, 0
+        for number, (partition, position, end) in enumerate(zip(*columns, strict=True)):
             file = self._file(hour_of(position))
-            if not self._has(file, position):
+            if not has(file, partition, position):
                 file.reserve(position)
                 file.pending.add(table[number * ROW_BYTES : (number + 1) * ROW_BYTES], payloads[begin:end])
                 self._buffered_bytes += ROW_BYTES + end - begin
@@ -154,10 +187,6 @@ class Hours(ABC):
                 added += 1
             begin = end
         return added
-
-    @abstractmethod
-    def _has(self, file: HourFile, position: int) -> bool:
-        """Whether the file has a message that is restored."""
 
     def _flush(self, file: HourFile) -> None:
         nbytes = file.pending.nbytes

@@ -10,7 +10,7 @@ from typing import NoReturn
 
 import pytest
 
-from sidecar.delay import journal, lanes, partitions, readers
+from sidecar.delay import adoption, filed, journal, lanes, partitions, readers
 from sidecar.delay.disk import hour, hours
 from sidecar.delay.disk.blocks import DUE_MAX_MS, NO_TIMESTAMP, SEQUENCE_BITS
 from sidecar.delay.disk.hour import HOUR_MS
@@ -369,7 +369,7 @@ def test_a_checkpoint_is_written_while_messages_come(
     store: PartitionStore, monkeypatch: pytest.MonkeyPatch, *, by_second: bool
 ) -> None:
     """At each moment a kill costs nothing and repeats nothing; so where sequence numbers count within a second."""
-    for module in (hour, hours, lanes) if by_second else ():
+    for module in (hour, hours, filed) if by_second else ():
         monkeypatch.setattr(module, "SECOND_SEQUENCES", 0)
     monkeypatch.setattr(lanes, "_FLUSH_FILES", 1)
     monkeypatch.setattr(journal, "WAL_BYTES_MAX", 1_000)
@@ -479,7 +479,7 @@ def test_a_full_disk_loses_nothing_that_is_in_memory(store: PartitionStore) -> N
 
 def test_a_full_disk_stops_what_memory_cannot_hold(store: PartitionStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """A group is refused as a whole, before anything of it is held."""
-    monkeypatch.setattr(partitions, "RECORD_BYTES_MAX", 100)
+    monkeypatch.setattr(adoption, "RECORD_BYTES_MAX", 100)
     number = store.number(b"a")
     store.put(number, rows(0, value=bytes(200)))
     changes = store.changes

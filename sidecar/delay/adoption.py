@@ -1,0 +1,90 @@
+"""How a store gets the messages of a partition that another host had, and gives them up. Writes no file itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from operator import itemgetter
+
+from pyroaring import BitMap64
+
+from sidecar.delay.disk.blocks import NO_TIMESTAMP, ORIGIN_MAX, POSITION_MAX, PUT_BYTES_MAX
+from sidecar.delay.disk.changes import Entry, Kind, PlacedRow
+from sidecar.delay.disk.hours import hour_of
+from sidecar.delay.journal import Journal
+from sidecar.delay.lanes import Lanes
+from sidecar.delay.replay import PARTITION
+from sidecar.state.folder import StateFolder
+
+RECORD_BYTES_MAX = 8 << 20
+"""What is put without a sync is written to the log when it takes so much memory."""
+
+
+class Adoption:
+    """Messages that have positions already, and partitions that leave."""
+
+    _folder: StateFolder
+    _journal: Journal
+    _lanes: Lanes
+
+    def adopt(self, number: int, rows: Iterable[PlacedRow]) -> None:
+        """Hold messages that have positions, in any order; their origins are not learned.
+
+        Messages below the partition's watermark are ignored. Those below its cursor come after the next `rewind`.
+
+        Args:
+            number: The partition.
+            rows: The messages; none at a position where the partition had one before, ended or not.
+
+        Raises:
+            ValueError: A number is out of range, or there are too many bytes; nothing is held.
+            StateError: The disk cannot be written, and memory is full; nothing is held.
+        """
+        watermark = self._lanes.lanes[number].watermark
+        placed = sorted((row for row in rows if row[0] >= watermark), key=itemgetter(0))
+        if not placed:
+            return
+        check_range("positions", [row[0] for row in placed], POSITION_MAX)
+        check_range("origins", [row[1] for row in placed], ORIGIN_MAX)
+        check_range("epochs", [row[2] for row in placed], ORIGIN_MAX)
+        check_range("timestamps", [row[3] for row in placed], NO_TIMESTAMP)
+        entry = Entry.of(number, placed)
+        if len(entry.payloads) > PUT_BYTES_MAX:
+            raise ValueError(f"{len(entry.payloads)} bytes at once, {PUT_BYTES_MAX} can be adopted")
+        self._make_room()
+        self._journal.reuse(hour_of(placed[0][0]), hour_of(placed[-1][0]))
+        self._lanes.adopt(number, entry)
+        self._journal.record.add(Kind.ADOPT, entry.encoded())
+        self._journal.progress.note(placed[0][0])
+
+    def _make_room(self) -> None:
+        with self._folder.errors("write"):
+            if self._journal.broken is not None or self._journal.record.nbytes > RECORD_BYTES_MAX:
+                self._journal.write()
+            self._journal.step()
+            self._lanes.make_room()
+
+    def learn(self, number: int, origins: Iterable[int]) -> None:
+        """Note origins as those of messages that were put; those below the floor are ignored."""
+        learned = BitMap64(origins)
+        self._lanes.lanes[number].learn(learned)
+        self._journal.record.add(Kind.LEARN, PARTITION.pack(number) + learned.serialize())
+        self._journal.progress.note()
+
+    def drop(self, number: int) -> None:
+        """Forget a partition's messages, origins and state, and read no file; the number must not be used again.
+
+        Its rows stay in the files, and go with their hours.
+        """
+        self._lanes.leave(number)
+        self._journal.record.add(Kind.DROP, PARTITION.pack(number))
+        self._journal.progress.note()
+
+
+def check_range(name: str, numbers: list[int], most: int) -> None:
+    """Refuse numbers that a column cannot have.
+
+    Raises:
+        ValueError: One is negative, or above the most.
+    """
+    if not 0 <= min(numbers) <= max(numbers) <= most:
+        raise ValueError(f"{name} lie between 0 and {most}, unlike those from {min(numbers)} to {max(numbers)}")

@@ -1,0 +1,85 @@
+"""Repeats the logs of a store with several partitions, and has the forms of what they say beside messages."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from pyroaring import BitMap64
+
+from sidecar.delay.disk.changes import Entry, Kind, sections
+from sidecar.delay.disk.hour import Damage
+from sidecar.delay.disk.wal import records
+from sidecar.delay.lanes import Lanes
+
+KEEP = struct.Struct("<HQQQ")
+"""Partition, watermark, mark, floor; the state follows."""
+CANCEL = struct.Struct("<HQ")
+"""Partition and position."""
+FORGET = struct.Struct("<HQQ")
+"""Partition, and a range of origins."""
+PARTITION = struct.Struct("<H")
+"""Of a partition that is dropped, or that learns origins, which follow."""
+
+
+class Replay:
+    """Repeats on messages of files what happened since.
+
+    Args:
+        lanes: Gets the messages.
+        register: Gives the next number to a name.
+        damages: Gets what cannot be read.
+    """
+
+    def __init__(self, lanes: Lanes, register: Callable[[bytes], object], damages: list[Damage]) -> None:
+        self._lanes, self._register, self._damages = lanes, register, damages
+        self._cancelled: list[tuple[int, int]] = []
+        self._moved: set[int] = set()
+        """Partitions whose watermark is another one."""
+
+    def run(self, logs: Iterable[Path]) -> bool:
+        """Repeat logs in their order; return whether they have anything.
+
+        Raises:
+            OSError: A log or the file of an hour cannot be read, or the disk cannot be written.
+        """
+        is_changed = False
+        for path in logs:
+            for record in records(path):
+                is_changed = True
+                if isinstance(record, int):
+                    self._damages.append(Damage(path, f"{record} bytes of it are damaged", 0))
+                    continue
+                for kind, body in sections(record):
+                    self._repeat(kind, body)
+        if is_changed:
+            self._lanes.settle(self._cancelled, self._moved)
+        return is_changed
+
+    def _repeat(self, kind: Kind, body: memoryview) -> None:
+        lanes = self._lanes
+        if kind in {Kind.PUT, Kind.ADOPT}:
+            entry = Entry.decoded(body)
+            lanes.restore(entry.table, entry.payloads, is_adopted=kind == Kind.ADOPT)
+        elif kind == Kind.NAME:
+            self._register(bytes(body))
+        elif kind == Kind.KEEP:
+            self._keep(body)
+        elif kind == Kind.FORGET:
+            number, first, end = FORGET.unpack(body)
+            lanes.lanes[number].known.remove_range(first, end)
+        elif kind == Kind.LEARN:
+            lanes.lanes[PARTITION.unpack_from(body)[0]].learn(BitMap64.deserialize(bytes(body[PARTITION.size :])))
+        elif kind == Kind.DROP:
+            lanes.leave(*PARTITION.unpack(body))
+        else:
+            self._cancelled.append(CANCEL.unpack(body))
+
+    def _keep(self, body: memoryview) -> None:
+        number, watermark, mark, floor = KEEP.unpack_from(body)
+        lane = self._lanes.lanes[number]
+        lane.state, lane.watermark = bytes(body[KEEP.size :]), max(lane.watermark, watermark)
+        lane.forget(floor)
+        self._lanes.mark = max(self._lanes.mark, mark)
+        self._moved.add(number)
