@@ -16,9 +16,7 @@ import structlog
 from sidecar.allocator import give_back_large
 from sidecar.config.model import Settings
 from sidecar.core.partition.room import Room
-from sidecar.core.pipeline.pipeline import Pipeline
-from sidecar.daemon.delays.delays import Delays
-from sidecar.daemon.delays.writing import Synced
+from sidecar.daemon.delays.build import open_delays
 from sidecar.daemon.heap import Heap
 from sidecar.daemon.mail import Told
 from sidecar.daemon.notify import Notifier
@@ -26,9 +24,7 @@ from sidecar.daemon.record import Record
 from sidecar.daemon.statewatch import tell_damages
 from sidecar.daemon.status.keeper import StatusKeeper, status_line
 from sidecar.daemon.supervisor import Supervisor
-from sidecar.delay.interface import Job
-from sidecar.delay.partitions import PartitionStore
-from sidecar.errors import ConfigError, SidecarError
+from sidecar.errors import SidecarError
 from sidecar.ops.admin import AdminServer
 from sidecar.ops.metrics import Metrics
 from sidecar.runtime.build import HELD_SHARE, build, groups_of, plan_memory, pushed_expression, rules_hash
@@ -109,7 +105,7 @@ class Daemon:
         dead_letter_writer = DeadLetterWriter(
             open_dead_letters(settings, state.letters, source.fetch, send_back), inbox
         )
-        delays = self._open_delays(stack, pipeline, source, inbox)
+        delays = open_delays(stack, settings, pipeline, source.columns, inbox, _tell)
         supervisor = Supervisor(
             pipeline, source, senders, inbox, writer, state, dead_letter_writer, ledger, dedup.memory_bytes, delays
         )
@@ -138,26 +134,6 @@ class Daemon:
         gc.freeze()  # without this and the high threshold, collection takes 16 % of the CPU time
         gc.set_threshold(100_000, 20, 100)
         return supervisor, keeper, lambda: leave(supervisor, writer, state, dead_letter_writer)
-
-    def _open_delays(
-        self, stack: ExitStack, pipeline: Pipeline, source: Source, inbox: queue.SimpleQueue[Told]
-    ) -> Delays | None:
-        settings, path = self._settings, Path(self._settings.state.dir) / "delay"
-        if settings.delay is None:
-            if path.exists():
-                _refuse_held(path)
-            return None
-        store = stack.enter_context(closing(PartitionStore(path)))
-        syncs = stack.enter_context(closing(Worker("delay")))
-        return Delays(
-            pipeline,
-            store,
-            source.columns,
-            settings.source.group_id,
-            rules_hash(settings),
-            settings.delay.disk_max_bytes,
-            lambda job: syncs.do(lambda: inbox.put(_synced(job))),
-        )
 
     def _serve(self, supervisor: Supervisor, keeper: StatusKeeper) -> None:
         refreshed_s = feed_at_s = tell_at_s = 0.0
@@ -192,30 +168,6 @@ def leave(supervisor: Supervisor, writer: Worker, state: State, dead_letter_writ
     except SidecarError as error:  # harmless: the next start asks the group to remove a member that left
         log.warning("member.not_saved", reason=str(error))
     tell_damages(state)
-
-
-def _refuse_held(path: Path) -> None:
-    """Refuse to start without the section `delay` while messages are held: they would never be delivered.
-
-    Raises:
-        ConfigError: They are.
-    """
-    with closing(PartitionStore(path)) as store:
-        held = sum(map(store.held, store.names().values()))
-    if held:
-        raise ConfigError(
-            f"{held} delayed messages are held in {path}, and the section delay is missing",
-            hint="keep the section delay until they are delivered; or remove the folder, which drops them",
-        )
-
-
-def _synced(job: Job) -> Synced:
-    """Run a job of the store, on its thread."""
-    try:
-        job.run()
-    except OSError as error:
-        return Synced(job, error)
-    return Synced(job, None)
 
 
 @contextmanager

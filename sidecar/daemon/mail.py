@@ -20,7 +20,16 @@ from sidecar.runtime.ledger_worker import ClaimAnswered
 from sidecar.runtime.senders import Answered
 
 Told: TypeAlias = (
-    Answered | ClaimAnswered | LettersStored | StepEnded | Synced | Adopt | TakeoverEnded | IdsChanged | IdsSorted | Snapped
+    Answered
+    | ClaimAnswered
+    | LettersStored
+    | StepEnded
+    | Synced
+    | Adopt
+    | TakeoverEnded
+    | IdsChanged
+    | IdsSorted
+    | Snapped
 )
 """The kinds of messages in the inbox."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from pyroaring import BitMap64
 
@@ -13,6 +13,17 @@ from sidecar.delay.disk.hour import Damage
 
 Row = tuple[int, int, int, int, bytes | None, bytes, bytes | None]
 """Due time in milliseconds, origin, epoch, timestamp or `NO_TIMESTAMP`, key, packed headers, value."""
+
+
+class Place(NamedTuple):
+    """Where the messages of a partition are."""
+
+    store: int
+    """The identity of the store, 48 bits; never 0."""
+    scope: str
+    """The identity of the partition's positions."""
+    epochs: tuple[int, ...] = ()
+    """The ownerships that count, see `delay.changelog.epochs`; empty if only this host has the store."""
 
 
 class Job(Protocol):
@@ -90,16 +101,8 @@ class HeldStore(StoreWrites, Protocol):
         """The number of a partition; a new name gets a new one."""
         ...
 
-    def id_of(self, number: int) -> int:
-        """The identity of the store that has the partition, 48 bits; never 0."""
-        ...
-
-    def scope_of(self, number: int) -> str:
-        """The identity of the partition's positions."""
-        ...
-
-    def epochs_of(self, number: int) -> tuple[int, ...]:
-        """The ownerships that count, see `delay.changelog.epochs`; empty if only this host has the store."""
+    def place(self, number: int) -> Place:
+        """Where the messages of a partition are."""
         ...
 
     def state(self, number: int) -> bytes | None:

@@ -18,7 +18,7 @@ from sidecar.delay.disk.changes import Kind
 from sidecar.delay.disk.hour import SUFFIX as HOUR_SUFFIX
 from sidecar.delay.disk.hour import Damage
 from sidecar.delay.disk.wal import CHECKPOINT, logs_of
-from sidecar.delay.interface import Row
+from sidecar.delay.interface import Place, Row
 from sidecar.delay.journal import Journal
 from sidecar.delay.lanes import Lanes
 from sidecar.delay.readers import Lane
@@ -124,17 +124,9 @@ class PartitionStore(Writes, Adoption):
         """The numbers of all partitions."""
         return self._names
 
-    def id_of(self, number: int) -> int:
-        """The store's id."""
-        return self.id
-
-    def scope_of(self, number: int) -> str:
-        """The identity of a partition's positions."""
-        return f"{self.id:x}.{number}"
-
-    def epochs_of(self, number: int) -> tuple[int, ...]:
-        """None: only this host has the store."""
-        return ()
+    def place(self, number: int) -> Place:
+        """Where the messages of a partition are: here."""
+        return Place(self.id, f"{self.id:x}.{number}")
 
     def committed(self, number: int, watermark: int) -> None:
         """Nothing: what is kept counts at once."""

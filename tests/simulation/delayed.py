@@ -199,9 +199,7 @@ class Host:
         self.sends: dict[int, Batch] = {}
         self.letters: dict[int, Store] = {}
         takeovers = self._with_changelog(self._world.log) if self._world.log is not None else None
-        self.delays = Delays(
-            self.pipeline, self.store, RowColumns(), "g", b"rule", 1 << 40, self._begin, takeovers
-        )
+        self.delays = Delays(self.pipeline, self.store, RowColumns(), "g", b"rule", 1 << 40, self._begin, takeovers)
         self.take()
 
     def _with_changelog(self, log: ModelLog) -> Takeovers:
@@ -571,10 +569,9 @@ class World:
         self.broker.state = PartitionState(at, at)
         self._again.update(range(at, LENGTH))
         self.skipped.update(range(at))
-        for host in self.hosts[1:] if self.log is None else ():  # the known limit: nothing tells what of it others have read since
-            self._again.update(host.disk.durable_origins())
         if len(self.hosts) > 1 and self.log is None:
-            self._again.update(self.hosts[0].disk.durable_origins())
+            for host in self.hosts:  # the known limit: nothing tells what of it others have read since
+                self._again.update(host.disk.durable_origins())
         self.journal.clear()
         self.hosts[int(self.chance() * len(self.hosts))].start()
 

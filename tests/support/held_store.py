@@ -11,7 +11,7 @@ from pyroaring import BitMap64
 
 from sidecar.delay.disk.blocks import NO_TIMESTAMP, SEQUENCE_BITS, Held
 from sidecar.delay.disk.hour import Damage
-from sidecar.delay.interface import Row
+from sidecar.delay.interface import Place, Row
 from sidecar.errors import StateError
 
 
@@ -101,14 +101,8 @@ class ModelStore:
         self._live.shelves.append(Shelf(name))
         return len(self._live.shelves) - 1
 
-    def id_of(self, number: int) -> int:
-        return self._id
-
-    def scope_of(self, number: int) -> str:
-        return f"{self._id:x}.{number}"
-
-    def epochs_of(self, number: int) -> tuple[int, ...]:
-        return ()
+    def place(self, number: int) -> Place:
+        return Place(self._id, f"{self._id:x}.{number}")
 
     def committed(self, number: int, watermark: int) -> None:
         pass

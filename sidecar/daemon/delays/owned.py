@@ -65,15 +65,15 @@ class Owned:
             self._progress[tp] = self._continued(number, self._restored(number), assignment)
             known = self._store.known(number)
             known.remove_range(0, seen)
-            before, epochs = assignment.state.stores, self._store.epochs_of(number)
-            if before.epochs and not epochs:
+            before, place = assignment.state.stores, self._store.place(number)
+            if before.epochs and not place.epochs:
                 log.error("delay.elsewhere", **tp.fields())
-            stores = before.taken_by(self._store.id_of(number), seen, epochs)
+            stores = before.taken_by(place.store, seen, place.epochs)
             self._tell_held(tp, self._pipeline.puts.know(tp, known, stores), 0)
             self._assign(tp)
 
     def _restored(self, number: int) -> Progress:
-        identity = Identity("", self._group_id, self._store.scope_of(number), 0)
+        identity = Identity("", self._group_id, self._store.place(number).scope, 0)
         return restored(self._store.state(number), identity, self._rules)
 
     def _continued(self, number: int, progress: Progress, assignment: Assignment) -> Progress:
@@ -83,7 +83,7 @@ class Owned:
             # An operator's reset, or other rules: from the offset on all comes again, and is put again.
             self._store.restart(number, state.watermark if progress.topic_id == topic_id else None)
         else:
-            void_from = state.stores.void_from(self._store.id_of(number))
+            void_from = state.stores.void_from(self._store.place(number).store)
             if void_from is not None:
                 self._store.void(number, void_from, state.seen)
         now = replace(progress, topic_id=topic_id, incarnation=incarnation)
@@ -94,7 +94,7 @@ class Owned:
     def _assign(self, tp: TopicPartition) -> None:
         progress, number = self._progress[tp], self.numbers[tp]
         # In a shared store a state may be that of an owner who was not proven to be one.
-        is_durable = self._store.synced == self._store.changes and not self._store.epochs_of(number)
+        is_durable = self._store.synced == self._store.changes and not self._store.place(number).epochs
         self._pipeline.assign(tp.store, progress.identity.scope, progress.state, Lineage(durable=is_durable))
         self._store.rewind(number)
         self._pipeline.books[tp.store].restore(self._store.held(number))

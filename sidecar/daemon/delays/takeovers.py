@@ -1,7 +1,7 @@
 """Takes over the delayed messages of assigned partitions on other threads; the core gets a partition after that.
 
-It is not read, nor its store, before a commit has named the epoch and the changelog tells so: until then nothing that this
-owner appends counts for the next one. What comes meanwhile waits here.
+Neither it nor its store is read before a commit has named the epoch, and the changelog tells so: until then nothing that
+this owner appends counts for the next one. What comes meanwhile waits here.
 """
 
 from __future__ import annotations
@@ -209,7 +209,7 @@ def _lineage(assignment: Assignment) -> Lineage:
 def _run(attempt: _Attempt, now: int, restorer: Restorer, inbox: Inbox[Adopt | TakeoverEnded]) -> None:
     """Take a partition over, on another thread."""
 
-    def adopt(rows: list[PlacedRow], is_anew: bool) -> None:  # noqa: FBT001
+    def adopt(rows: list[PlacedRow], is_anew: bool) -> None:
         attempt.room.acquire()
         if attempt.is_over:
             raise _AbandonedError

@@ -27,7 +27,7 @@ _STATE = struct.Struct(">B?QQQQ")
 
 
 class Lineage(NamedTuple):
-    """What the offsets of messages count: another topic with the same name has others, and after a reset all are new."""
+    """What the offsets of messages count: after a reset, and in a topic that was created again, all are new."""
 
     incarnation: int
     topic: int

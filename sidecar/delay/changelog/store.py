@@ -15,9 +15,9 @@ from sidecar.delay.changelog.interface import Changelog, Entry
 from sidecar.delay.changelog.records import Kept, Lineage, message_key, message_value, state_entry
 from sidecar.delay.changelog.takeover import TakenOver
 from sidecar.delay.disk.blocks import Held
-from sidecar.delay.disk.hour import Damage
 from sidecar.delay.disk.changes import PlacedRow
-from sidecar.delay.interface import Cache, Job, Row
+from sidecar.delay.disk.hour import Damage
+from sidecar.delay.interface import Cache, Job, Place, Row
 from sidecar.errors import StateError
 
 UNACKNOWLEDGED_BYTES_MAX = 32 << 20
@@ -115,18 +115,11 @@ class ChangelogStore:
             self._numbers = {name: each for name, each in self._numbers.items() if each != number}
             self._cache.drop(number)
 
-    def id_of(self, number: int) -> int:
-        """The id of the changelog that has the partition."""
-        return self._owned[number].taken_over.store
-
-    def scope_of(self, number: int) -> str:
-        """What the positions of a partition count: all its owners have the same."""
+    def place(self, number: int) -> Place:
+        """Where the messages of a partition are: all its owners have the same."""
         owned = self._owned[number]
-        return f"{owned.taken_over.store:x}.{owned.tp.partition}"
-
-    def epochs_of(self, number: int) -> tuple[int, ...]:
-        """The epochs for the commits of the source."""
-        return self._owned[number].taken_over.epochs
+        store = owned.taken_over.store
+        return Place(store, f"{store:x}.{owned.tp.partition}", owned.taken_over.epochs)
 
     def is_proved(self, name: bytes) -> bool:
         """Whether all owners to come know the epoch of an owned partition."""
@@ -187,7 +180,8 @@ class ChangelogStore:
         owned = self._owned[number]
         epoch, lineage = owned.taken_over.epoch, owned.lineage
         rows = [
-            (due_ms, origin, epoch, stamp, key, headers, value) for due_ms, origin, _, stamp, key, headers, value in rows
+            (due_ms, origin, epoch, stamp, key, headers, value)
+            for due_ms, origin, _, stamp, key, headers, value in rows
         ]
         positions = self._cache.put(number, rows)
         entries = [
@@ -314,5 +308,3 @@ class ChangelogStore:
             self._changelog.serve(left_s)
         if self._changelog.broken:
             raise StateError(self._changelog.broken)
-
-

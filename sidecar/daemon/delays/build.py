@@ -1,0 +1,114 @@
+"""Opens the store of delayed messages that is configured."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack, closing
+from functools import partial
+from pathlib import Path
+
+from sidecar.config.delay import Delay
+from sidecar.config.model import Settings
+from sidecar.core.pipeline.pipeline import Pipeline
+from sidecar.core.records import Columns
+from sidecar.daemon.delays.delays import Delays
+from sidecar.daemon.delays.owned import name_of
+from sidecar.daemon.delays.takeovers import Adopt, TakeoverEnded, Takeovers
+from sidecar.daemon.delays.writing import Synced
+from sidecar.delay.changelog.cache import LocalCache
+from sidecar.delay.changelog.kafka.producer import KafkaChangelog
+from sidecar.delay.changelog.kafka.restorer import KafkaRestorer
+from sidecar.delay.changelog.kafka.topics import Topics
+from sidecar.delay.changelog.store import ChangelogStore
+from sidecar.delay.interface import HeldStore, Job
+from sidecar.delay.partitions import PartitionStore
+from sidecar.errors import ConfigError
+from sidecar.runtime.build import rules_hash
+from sidecar.runtime.worker import Inbox, Worker
+from sidecar.sources.base import Tell
+
+RESTORERS = 4
+"""Partitions that are restored at once."""
+PATIENCE_S = 1.0
+
+
+def open_delays(
+    stack: ExitStack,
+    settings: Settings,
+    pipeline: Pipeline,
+    columns: Columns,
+    inbox: Inbox[Synced | Adopt | TakeoverEnded],
+    tell: Tell,
+) -> Delays | None:
+    """Open the store; None if there is no section `delay`.
+
+    Args:
+        stack: Closes it.
+        settings: The configuration.
+        pipeline: The core.
+        columns: Of the source's messages.
+        inbox: Takes the results of threads.
+        tell: Writes a log event.
+
+    Raises:
+        ConfigError: A store that is not configured holds messages.
+        StateError: The folder cannot be used.
+    """
+    folder = Path(settings.state.dir)
+    path, group_id = folder / "delay", settings.source.group_id
+    if path.exists() and (settings.delay is None or settings.delay.store != "local"):
+        _refuse_held(path, "the section delay is missing" if settings.delay is None else "delay.store is not local")
+    if settings.delay is None:
+        return None
+    store, takeovers = _open_store(stack, settings.delay, settings, folder, inbox, tell)
+    syncs = stack.enter_context(closing(Worker("delay")))
+
+    def begin(job: Job) -> None:
+        syncs.do(lambda: inbox.put(_synced(job)))
+
+    rules, most = rules_hash(settings), settings.delay.disk_max_bytes
+    return Delays(pipeline, store, columns, group_id, rules, most, begin, takeovers)
+
+
+def _open_store(
+    stack: ExitStack,
+    delay: Delay,
+    settings: Settings,
+    folder: Path,
+    inbox: Inbox[Adopt | TakeoverEnded],
+    tell: Tell,
+) -> tuple[HeldStore, Takeovers | None]:
+    kafka = settings.source.kafka
+    if delay.changelog is None or kafka is None:
+        return stack.enter_context(closing(PartitionStore(folder / "delay"))), None
+    topics = Topics(kafka, delay.changelog, tell)
+    changelog = stack.enter_context(closing(KafkaChangelog(topics)))
+    restorer = stack.enter_context(closing(KafkaRestorer(topics)))
+    store = ChangelogStore(stack.enter_context(closing(LocalCache(folder / "delay-cache"))), changelog)
+    worker = Worker("restore", RESTORERS)
+    stack.callback(worker.close, PATIENCE_S)
+    return store, Takeovers(store, restorer, partial(name_of, settings.source.group_id), worker.do, inbox)
+
+
+def _refuse_held(path: Path, why: str) -> None:
+    """Refuse to start while a store that is not used holds messages: they would never be delivered.
+
+    Raises:
+        ConfigError: It does.
+    """
+    with closing(PartitionStore(path)) as store:
+        held = sum(map(store.held, store.names().values()))
+    if held:
+        raise ConfigError(
+            f"{held} delayed messages are held in {path}, and {why}",
+            hint="keep the section delay, with store: local, until they are delivered; or remove the folder, which "
+            "drops them",
+        )
+
+
+def _synced(job: Job) -> Synced:
+    """Run a job of the store, on its thread."""
+    try:
+        job.run()
+    except OSError as error:
+        return Synced(job, error)
+    return Synced(job, None)
