@@ -82,7 +82,7 @@ def summary(settings: Settings) -> list[str]:
     return [
         f"reads   {settings.source.chosen.summary()}",
         f"keeps   {_wanted(shown['tags'])}; duplicates have the same {_place(shown['dedup']['by'])}{ledger}",
-        *_delays(shown),
+        *_delays(settings, shown),
         f"sends   {settings.sink.chosen.summary()}{_limits(shown['batch'])}",
         f"stores  state in {shown['state']['dir']}, dead letters {letters}; retries: {_retries(shown['retry'])}",
         f"holds   at most {shown['memory']['budget']} of messages{ids}; status and metrics: {shown['admin']['listen']}",
@@ -132,13 +132,16 @@ def _wanted(tags: dict[str, Any]) -> str:
     return f"{tags['subscribe']}{without} by {_place(tags['from'])}, {groups}"
 
 
-def _delays(shown: dict[str, Any]) -> list[str]:
-    if "delay" not in shown:
+def _delays(settings: Settings, shown: dict[str, Any]) -> list[str]:
+    if settings.delay is None:
         return []
-    delay = shown["delay"]
+    delay, where = shown["delay"], "on the local disk"
+    if changelog := settings.delay.changelog:
+        names = changelog.names(settings.source.kafka) or [changelog.topic]
+        where = f"in the topic {names[0]}{' and others' if len(settings.source.kafka.topics) > 1 else ''}, {where} too"
     topics = "".join(f", {topic} for {fixed}" for topic, fixed in delay["topics"].items())
     until = f"until the time in {_place(delay['from'])}, at most {delay['max']}{topics}"
-    return [f"delays  messages {until}; on the local disk, at most {delay['disk_max']}"]
+    return [f"delays  messages {until}; {where}, at most {delay['disk_max']}"]
 
 
 def _place(place: str | dict[str, Any]) -> str:

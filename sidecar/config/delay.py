@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any, Literal, Self, TypeAlias
 
-from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, model_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
-from sidecar.config.base import Model, Text, matching, problem, words
+from sidecar.config.base import Int, Model, Text, matching, problem, words
 from sidecar.config.marks import Kind
-from sidecar.config.source.kafka import TOPIC
+from sidecar.config.source.kafka import TOPIC, KafkaSource
 from sidecar.config.tags import MessageField
 from sidecar.config.units import Duration, Size
 from sidecar.core.messages.due import DueRules
@@ -18,10 +27,67 @@ _DISK = Size("256MiB", "1024GiB")
 Topic: TypeAlias = Annotated[Text, AfterValidator(matching(TOPIC, "is not a valid topic name; it cannot be a pattern"))]
 
 
+_PLACEHOLDERS = ("{group}", "{topic}")
+_PLACEHOLDER = re.compile(r"\{[^{}]*\}")
+
+
 def _store(value: Any) -> str:
-    if value != "local":
-        raise ValueError("must be local, the only store so far")
-    return "local"
+    if value not in ("changelog", "local"):
+        raise ValueError("must be changelog or local")
+    return str(value)
+
+
+def _template(text: str) -> str:
+    for found in _PLACEHOLDER.findall(text):
+        if found not in _PLACEHOLDERS:
+            raise ValueError(f"has the unknown placeholder {found}: use {' and '.join(_PLACEHOLDERS)}")
+    if not re.fullmatch(r"[A-Za-z0-9._-]+", _PLACEHOLDER.sub("x", text)):
+        raise ValueError("is not a valid topic name (letters, digits, . _ -, with {group} and {topic})")
+    return text
+
+
+class Changelog(Model):
+    """The compacted topics from which any owner restores delayed messages, one for each topic of the source."""
+
+    topic: Annotated[Text, AfterValidator(_template)] = Field(
+        default="sidecar-delay-{group}-{topic}",
+        description="Name of the compacted topic that holds the delayed messages of a topic. `{topic}` stands for that "
+        "topic, and is required unless `source.kafka.topics` is a single name; `{group}` stands for "
+        "`source.kafka.group_id`, with `_` for characters that a topic name cannot have. A missing topic is created.",
+    )
+    replication_factor: Int = Field(
+        default=3,
+        ge=1,
+        le=32_767,
+        description="Replication factor of topics that are created. If it is not set: 3, or the number of brokers "
+        "if there are fewer.",
+    )
+
+    def replicas(self, brokers: int) -> int:
+        """The replication factor of a topic that is created, given the number of brokers."""
+        return self.replication_factor if self.model_fields_set & {"replication_factor"} else min(3, brokers)
+
+    def name(self, group_id: str, topic: str) -> str:
+        """The name of the topic that holds the delayed messages of a topic; it may be too long."""
+        group = re.sub(r"[^A-Za-z0-9._-]", "_", group_id)
+        return self.topic.replace("{group}", group).replace("{topic}", topic)
+
+    def names(self, source: KafkaSource) -> list[str]:
+        """The names for the topics that the source names; patterns are left out."""
+        return [self.name(source.group_id, topic) for topic in source.topics if not topic.startswith("^")]
+
+    def complaint(self, source: KafkaSource) -> str:
+        """Why the template cannot be used with this source; empty if it can."""
+        single = len(source.topics) == 1 and not source.topics[0].startswith("^")
+        if "{topic}" not in self.topic and not single:
+            return "needs {topic}: the topics of the source have one topic each for their delayed messages"
+        names = self.names(source) or [self.name(source.group_id, "topic")]
+        cure = "set another delay.changelog.topic"
+        if unusable := next((name for name in names if not re.fullmatch(TOPIC, name)), None):
+            return f"gives the topic name {unusable}, which no topic can have (at most 249 characters): {cure}"
+        if read := next((name for name in names if source.entry_of(name) is not None), None):
+            return f"gives the topic name {read}, which source.kafka.topics ({source.entry_of(read)}) reads: {cure}"
+        return ""
 
 
 class Delay(Model):
@@ -53,11 +119,18 @@ class Delay(Model):
         description="What becomes of a message whose due time cannot be read: `dead_letter`, or `now`, which delivers "
         "it without delay.",
     )
-    store: Annotated[Literal["local"], BeforeValidator(_store)] = Field(
-        description="Where messages wait: `local`, in `state.dir`, for this process only."
+    store: Annotated[Literal["changelog", "local"], BeforeValidator(_store)] = Field(
+        default="changelog",
+        description="Where messages wait: `changelog`, in a compacted topic, from which the next owner of a partition "
+        "restores them; or `local`, in `state.dir`, for this process only.",
+    )
+    changelog: Changelog | None = Field(
+        default=None,
+        validate_default=True,
+        description="The compacted topics of `delay.store: changelog`.",
     )
     disk_max_bytes: Annotated[int, _DISK] = Field(
-        default=50 << 30, alias="disk_max", description="Maximum disk space of the messages that wait."
+        default=50 << 30, alias="disk_max", description="Maximum space that waiting messages take up in `state.dir`."
     )
 
     @property
@@ -69,6 +142,14 @@ class Delay(Model):
     def max_text(self) -> str:
         """The longest time to a due time, in the form of the file."""
         return _DELAY.text(self.max_ms)
+
+    @field_validator("changelog")
+    @classmethod
+    def _of_this_store(cls, changelog: Changelog | None, info: ValidationInfo) -> Changelog | None:
+        store = info.data.get("store")
+        if store == "local" and changelog is not None:
+            raise ValueError("needs delay.store: changelog")
+        return Changelog() if store == "changelog" and changelog is None else changelog
 
     @model_validator(mode="after")
     def _fixed_below_longest(self) -> Self:

@@ -216,6 +216,8 @@ class Settings(Model):
         text = f"is not read by source.kafka.topics ({', '.join(source.kafka.topics)}): add it there"
         unread = [topic for topic in delay.topics_ms if source.kafka.entry_of(topic) is None]
         errors = [problem(text, delay.topics_ms, "topics", topic) for topic in unread]
+        if delay.changelog and (complaint := delay.changelog.complaint(source.kafka)):
+            errors.append(problem(complaint, delay.changelog.topic, "changelog", "topic"))
         if errors:
             raise ValidationError.from_exception_data("delay", errors)
         return delay
@@ -251,6 +253,10 @@ class Settings(Model):
         topic = place.kafka.topic
         if entry := source.kafka.entry_of(topic):
             text = f"is read by source.kafka.topics ({entry}): a dead letter would be read again"
+            raise ValidationError.from_exception_data("dead_letters", [problem(text, topic, "kafka", "topic")])
+        delay = info.data.get("delay")
+        if delay and delay.changelog and topic in delay.changelog.names(source.kafka):
+            text = "holds delayed messages (delay.changelog.topic): set another topic"
             raise ValidationError.from_exception_data("dead_letters", [problem(text, topic, "kafka", "topic")])
         return place
 

@@ -81,6 +81,10 @@ def test_validate_says_what_it_would_do() -> None:
             "sink: {console: {}}\ndelay: {store: local, from: {json: $.at}, topics: {t: 1h}, max: 7d}\n",
             "  delays  messages until the time in json $.at, at most 7d, t for 1h; on the local disk, at most 50GiB\n",
         ),
+        (
+            "sink: {console: {}}\ndelay: {}\n",
+            "at most 30d; in the topic sidecar-delay-g-t, on the local disk too, at most 50GiB\n",
+        ),
     ],
 )
 def test_validate_summary(change: str, says: str, tmp_path: Path) -> None:

@@ -194,12 +194,36 @@ CASES = [
         "line in a header", HTTP, HTTP + '    headers: {A: "x\\ny"}\n', "11:18", "sink.http.headers.A", "cannot carry"
     ),
     # delayed messages
-    Case("no store", "", "delay: {}\n", "13:1", "delay.store", "is missing"),
     *(
         Case(f"delay's {name}", "", f"delay: {{{text}}}\n", place, f"delay.{name}", says, cure)
         for name, text, place, says, cure in (
-            ("store", "store: changelog", "13:16", "must be local, the only store so far (changelog)", ""),
-            ("store", "store: [local]", "13:9", "must be local, the only store so far", ""),
+            ("store", "store: postgresql", "13:16", "must be changelog or local (postgresql)", ""),
+            ("store", "store: [local]", "13:9", "must be changelog or local", ""),
+            ("changelog", "store: local, changelog: {}", "13:23", "needs delay.store: changelog", ""),
+            (
+                "changelog.topic",
+                "changelog: {topic: 'a-{topic}-{to}'}",
+                "13:28",
+                "has the unknown placeholder {to}",
+                "",
+            ),
+            ("changelog.topic", "changelog: {topic: 'a b-{topic}'}", "13:28", "is not a valid topic name", ""),
+            ("changelog.topic", "changelog: {topic: '{topic'}", "13:28", "is not a valid topic name", ""),
+            ("changelog.topic", "changelog: {topic: '{topic}'}", "13:28", "source.kafka.topics (orders) reads", ""),
+            (
+                "changelog.topic",
+                f"changelog: {{topic: '{'d' * 230}-{{group}}-{{topic}}'}}",
+                "13:28",
+                "at most 249 characters",
+                "set another delay.changelog.topic",
+            ),
+            (
+                "changelog.replication_factor",
+                "changelog: {replication_factor: 0}",
+                "13:41",
+                "must be at least 1",
+                "",
+            ),
             ("stroe", "store: local, stroe: x", "13:23", "unknown key", "did you mean 'store'?"),
             ("from", "store: local, from: topic", "13:29", "needs {header: NAME} or {json: $.a.b} (topic)", ""),
             ("from.heder", "store: local, from: {heder: a}", "13:30", "unknown key", "did you mean 'header'?"),
@@ -229,6 +253,38 @@ CASES = [
                 "",
             ),
         )
+    ),
+    Case(
+        "one topic for the delayed messages of two",
+        KAFKA,
+        "    topics: [orders, payments]\ndelay: {changelog: {topic: delayed}}\n",
+        "6:28",
+        "delay.changelog.topic",
+        "needs {topic}",
+    ),
+    Case(
+        "one topic for the delayed messages of a pattern",
+        KAFKA,
+        "    topics: [^orders]\ndelay: {changelog: {topic: delayed}}\n",
+        "6:28",
+        "delay.changelog.topic",
+        "needs {topic}",
+    ),
+    Case(
+        "delayed messages are read again",
+        KAFKA,
+        "    topics: [^sidecar]\ndelay: {changelog: {}}\n",
+        "6:20",
+        "delay.changelog",
+        "gives the topic name sidecar-delay-orders-sidecar-topic, which source.kafka.topics (^sidecar) reads",
+    ),
+    Case(
+        "dead letters among delayed messages",
+        "",
+        "delay: {changelog: {topic: delayed}}\ndead_letters: {kafka: {topic: delayed}}\n",
+        "14:31",
+        "dead_letters.kafka.topic",
+        "holds delayed messages",
     ),
     Case(
         "delay of RocketMQ",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from ruamel.yaml import YAML
 
 from sidecar.config import Settings, load, schema
+from sidecar.config.delay import Changelog
 from sidecar.config.file.document import parse
 from sidecar.config.source.kafka_properties import refusal
 from sidecar.config.units import DURATIONS, SIZES, Duration, Size
@@ -381,12 +383,15 @@ def test_any_data_gives_settings_or_a_config_error(
 
 
 def test_delays_as_they_are_set(tmp_path: Path) -> None:
-    """The core's rules are what the section says; without keys a header, 30 days and dead letters apply."""
-    default = settings(tmp_path, "delay: {store: local}\n").delay
+    """The rules are what the section says; without keys a header, 30 days, dead letters and a changelog apply."""
+    default = settings(tmp_path, "delay: {}\n").delay
     assert default
     field = Field("header", name="sidecar-deliver-at")
     assert default.rules == DueRules(field, {}, 30 * 86_400_000, "dead_letter", "dead_letter")
-    assert (default.store, default.disk_max_bytes) == ("local", 50 << 30)
+    assert (default.store, default.disk_max_bytes) == ("changelog", 50 << 30)
+    assert default.changelog == Changelog(topic="sidecar-delay-{group}-{topic}", replication_factor=3)
+    assert [default.changelog.replicas(1), default.changelog.replicas(5)] == [1, 3]
+    assert Changelog(replication_factor=3).replicas(1) == 3
     text = "{from: {json: '$.a[0]'}, topics: {orders: 60m}, max: 1h, beyond_max: clamp, malformed: now, store: local}"
     found = settings(tmp_path, f"delay: {text}\n").delay
     assert found
@@ -406,6 +411,25 @@ def test_delays_are_shown_as_they_are_written(tmp_path: Path) -> None:
         "store": "local",
         "disk_max": "1GiB",
     }
+
+
+@pytest.mark.parametrize(
+    ("topics", "text", "name"),
+    [
+        ("[orders]", "{}", "sidecar-delay-g_r_1-orders"),
+        ("[orders, payments]", "{changelog: {topic: 'd.{topic}'}}", "d.orders"),
+        ("[^o.*]", "{changelog: {topic: 'd.{topic}.{group}', replication_factor: 2}}", "d.orders.g_r_1"),
+        ("[orders]", "{changelog: {topic: waiting}}", "waiting"),
+    ],
+)
+def test_a_changelog_has_the_name_of_its_template(tmp_path: Path, topics: str, text: str, name: str) -> None:
+    """Group and topic are put in; characters of the group that a topic name cannot have become `_`."""
+    file = tmp_path / "sidecar.yaml"
+    changed = re.sub("group_id: .*", 'group_id: "g r/1"', MINIMAL.replace("[orders]", topics))
+    file.write_text(changed + f"delay: {text}\n")
+    found = load(file, {})
+    assert found.delay and found.delay.changelog
+    assert found.delay.changelog.name(found.source.group_id, "orders") == name
 
 
 @pytest.mark.parametrize(("topics", "is_read"), [("[a, ^or]", True), ("[^rders]", False), ("[^a, ^b]", False)])
