@@ -7,7 +7,7 @@ from operator import itemgetter
 
 from pyroaring import BitMap64
 
-from sidecar.delay.disk.blocks import NO_TIMESTAMP, ORIGIN_MAX, POSITION_MAX, PUT_BYTES_MAX
+from sidecar.delay.disk.blocks import POSITION_MAX, PUT_BYTES_MAX
 from sidecar.delay.disk.changes import Entry, Kind, PlacedRow
 from sidecar.delay.disk.hours import hour_of
 from sidecar.delay.journal import Journal
@@ -43,10 +43,8 @@ class Adoption:
         placed = sorted((row for row in rows if row[0] >= watermark), key=itemgetter(0))
         if not placed:
             return
-        check_range("positions", [row[0] for row in placed], POSITION_MAX)
-        check_range("origins", [row[1] for row in placed], ORIGIN_MAX)
-        check_range("epochs", [row[2] for row in placed], ORIGIN_MAX)
-        check_range("timestamps", [row[3] for row in placed], NO_TIMESTAMP)
+        if placed[-1][0] > POSITION_MAX:
+            raise ValueError(f"positions lie between 0 and {POSITION_MAX}, unlike {placed[-1][0]}")
         entry = Entry.of(number, placed)
         if len(entry.payloads) > PUT_BYTES_MAX:
             raise ValueError(f"{len(entry.payloads)} bytes at once, {PUT_BYTES_MAX} can be adopted")
@@ -78,13 +76,3 @@ class Adoption:
         self._lanes.leave(number)
         self._journal.record.add(Kind.DROP, PARTITION.pack(number))
         self._journal.progress.note()
-
-
-def check_range(name: str, numbers: list[int], most: int) -> None:
-    """Refuse numbers that a column cannot have.
-
-    Raises:
-        ValueError: One is negative, or above the most.
-    """
-    if not 0 <= min(numbers) <= max(numbers) <= most:
-        raise ValueError(f"{name} lie between 0 and {most}, unlike those from {min(numbers)} to {max(numbers)}")

@@ -12,7 +12,7 @@ from pathlib import Path
 from pyroaring import BitMap64
 
 from sidecar import files
-from sidecar.delay.adoption import Adoption, check_range
+from sidecar.delay.adoption import Adoption
 from sidecar.delay.disk.blocks import DUE_MAX_MS, ORIGIN_MAX, PUT_BYTES_MAX, Held
 from sidecar.delay.disk.changes import Kind
 from sidecar.delay.disk.hour import SUFFIX as HOUR_SUFFIX
@@ -302,7 +302,8 @@ def _check(rows: list[Row]) -> None:
         ("epochs", [row[2] for row in rows], ORIGIN_MAX),
     ]
     for name, numbers, most in columns:
-        check_range(name, numbers, most)
+        if not 0 <= min(numbers) <= max(numbers) <= most:
+            raise ValueError(f"{name} lie between 0 and {most}, unlike those from {min(numbers)} to {max(numbers)}")
     nbytes = sum(len(key or b"") + len(headers) + len(value or b"") for *_, key, headers, value in rows)
     if nbytes > PUT_BYTES_MAX:
         raise ValueError(f"{nbytes} bytes at once, {PUT_BYTES_MAX} can be put")

@@ -68,7 +68,18 @@ class Entry(NamedTuple):
 
     @classmethod
     def of(cls, partition: int, rows: Iterable[PlacedRow]) -> Self:
-        """Messages of a partition that have positions; a number out of its column's range is a `struct.error`."""
+        """Messages of a partition that have positions.
+
+        Raises:
+            ValueError: A number is out of its column's range.
+        """
+        try:
+            return cls._of(partition, rows)
+        except struct.error as error:
+            raise ValueError(f"a number of a message is out of range: {error}") from error
+
+    @classmethod
+    def _of(cls, partition: int, rows: Iterable[PlacedRow]) -> Self:
         table, payloads, end = list[bytes](), list[bytes](), 0
         for position, origin, epoch, stamp, key, headers, value in rows:
             payload = (headers if key is None else key + headers) + (value or b"")

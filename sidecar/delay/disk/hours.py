@@ -138,27 +138,28 @@ class Hours:
         Args:
             entry: The messages in the order of their positions; not empty.
         """
-        table = np.frombuffer(entry.table, ROW_TYPE).copy()
-        positions, ends = table["position"], table["end"].astype(np.int64)
+        moved = np.frombuffer(entry.table, ROW_TYPE).copy()
+        positions, ends = moved["position"], moved["end"].astype(np.int64)
         hours = (positions >> np.uint64(SEQUENCE_BITS)) // np.uint64(HOUR_MS)
         firsts = np.flatnonzero(np.diff(hours, prepend=hours[0] ^ np.uint64(1)))
         lasts = np.append(firsts[1:], len(hours))
         begins, files = np.where(firsts > 0, ends[firsts - 1], 0), [self._file(hour) for hour in hours[firsts].tolist()]
         before = np.array([len(file.pending.payloads) for file in files])
-        table["end"] = ends + np.repeat(before - begins, lasts - firsts)
+        moved["end"] = ends + np.repeat(before - begins, lasts - firsts)
         highest = np.maximum.reduceat(positions & np.uint64((1 << SEQUENCE_BITS) - 1), firsts)
-        rows, payloads = table.tobytes(), entry.payloads
+        rows, payloads = moved.tobytes(), entry.payloads
         columns = [column.tolist() for column in (firsts, lasts, begins, ends[lasts - 1], highest)]
         for file, first, last, begin, end, sequence in zip(files, *columns, strict=True):
-            pending = file.pending
-            pending.table += rows[first * ROW_BYTES : last * ROW_BYTES]
-            pending.payloads += payloads[begin:end]
+            block = file.pending
+            table, held = block.table, block.payloads
+            table += rows[first * ROW_BYTES : last * ROW_BYTES]
+            held += payloads[begin:end]
             if file.sequence <= sequence < SECOND_SEQUENCES:
                 file.sequence = sequence + 1
             elif sequence >= SECOND_SEQUENCES:
                 for position in positions[first:last].tolist():
                     file.reserve(position)
-            if not file.in_use or len(pending.payloads) > HOUR_BYTES_MAX:
+            if not file.in_use or len(held) > HOUR_BYTES_MAX:
                 self._note(file)
         self._buffered_bytes += len(rows) + len(payloads)
         return list(zip(files, (lasts - firsts).tolist(), strict=True))
