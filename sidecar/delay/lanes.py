@@ -277,13 +277,13 @@ class Lanes(Hours):
                 self.left.set(number, past, 0)
         self._loaded.forget(number)
 
-    def cancel(self, number: int, position: int) -> bool:
-        """End a message at or above the cursor; return whether there was one.
+    def cancel(self, number: int, position: int, epoch: int | None = None) -> bool:
+        """End a message at or above the cursor, the one with an epoch if that is given; return whether there was one.
 
         Raises:
             OSError: The file of its hour cannot be read.
         """
-        found = self._find(number, position) if position >= self.lanes[number].cursor else None
+        found = self._find(number, position, epoch) if position >= self.lanes[number].cursor else None
         if found is None:
             return False
         hour = hour_of(position)
@@ -323,12 +323,12 @@ class Lanes(Hours):
         found = self._find(number, position)
         return None if found is None else found[1]
 
-    def _find(self, number: int, position: int) -> tuple[int, Held] | None:
+    def _find(self, number: int, position: int, epoch: int | None = None) -> tuple[int, Held] | None:
         file = self._hours.get(hour_of(position))
-        found = None if file is None else file.find(number, position)
-        if file is None or found is None or found[0] in file.settled or self.lanes[number].is_dropped:
+        if file is None or self.lanes[number].is_dropped:
             return None
-        return found
+        alive = (found for found in file.find(number, position) if found[0] not in file.settled)
+        return next((found for found in alive if epoch is None or found[1].epoch == epoch), None)
 
     def leave(self, number: int) -> None:
         """Forget a partition, and read no file: its rows stay where they are until their hours are over."""

@@ -1,7 +1,7 @@
 """Takes over the delayed messages of assigned partitions on other threads; the core gets a partition after that.
 
-Neither it nor its store is read before a commit has named the epoch, and the changelog tells so: until then nothing that
-this owner appends counts for the next one. What comes meanwhile waits here.
+Neither it nor its store is read before a commit has named the epoch, and the changelog tells so: until then nothing
+that this owner appends counts for the next one. What comes meanwhile waits here.
 """
 
 from __future__ import annotations

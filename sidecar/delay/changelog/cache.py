@@ -27,6 +27,15 @@ class LocalCache(PartitionStore):
             raise state_error("remove", path, error) from error
         super().__init__(path)
 
+    def remove(self, number: int, position: int, epoch: int) -> bool:
+        """End the message that was adopted with this epoch, and not taken; return whether there was one.
+
+        Raises:
+            StateError: The file of its hour cannot be read.
+        """
+        with self._folder.errors("read"):
+            return self._lanes.cancel(number, position, epoch)
+
     @property
     def unsynced(self) -> int | None:
         """Nothing waits for this disk: the broker has it."""

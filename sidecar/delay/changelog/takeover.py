@@ -178,9 +178,10 @@ class _Reading:
         rows: list[PlacedRow] = []
         for record in records:
             kind = record.key[:1]
-            if kind == MESSAGE:
-                row = self._removed(record.key) if record.value is None else self._message(record, record.value)
-                if row is not None:
+            if kind == MESSAGE and record.value is None:
+                self._removed(record.key)
+            elif kind == MESSAGE and record.value is not None:
+                if (row := self._message(record, record.value)) is not None:
                     rows.append(row)
             elif kind == STATE and record.value is not None:
                 self._state(record, record.value)

@@ -283,21 +283,21 @@ class HourFile:
         """A number that stands for one message of this hour: a position alone is only unique in its partition."""
         return position - (self.hour * HOUR_MS << SEQUENCE_BITS) << _PARTITION_BITS | partition
 
-    def find(self, partition: int, position: int) -> tuple[int, Held] | None:
-        """The message of a partition with this position and its number; None if it is not here, or damaged.
+    def find(self, partition: int, position: int) -> Iterator[tuple[int, Held]]:
+        """The messages of a partition with this position, and their numbers; not those that are damaged.
 
         Raises:
-            OSError: It cannot be read.
+            OSError: They cannot be read.
         """
         with opened(self.path) as read:
             for found in find(read, self.size):
                 table = found.table(read)
                 for index in () if table is None else _places(table, partition, position):
                     held = read_held(read, found.table_at, found.payloads_at, index) if found.is_sound(read) else None
-                    return None if held is None else (found.first + index, held)
+                    if held is not None:
+                        yield found.first + index, held
         for index in _places(np.frombuffer(bytes(self.pending.table), ROW_TYPE), partition, position):
-            return self._written + index, self.pending.read(index)
-        return None
+            yield self._written + index, self.pending.read(index)
 
     def read(self, numbers: Sequence[int]) -> Iterator[Held]:
         """These messages of a loaded hour, one after the other.
