@@ -325,10 +325,11 @@ class Lanes(Hours):
 
     def _find(self, number: int, position: int, epoch: int | None = None) -> tuple[int, Held] | None:
         file = self._hours.get(hour_of(position))
-        if file is None or self.lanes[number].is_dropped:
-            return None
-        alive = (found for found in file.find(number, position) if found[0] not in file.settled)
-        return next((found for found in alive if epoch is None or found[1].epoch == epoch), None)
+        for found in () if file is None else file.find(number, position):
+            is_alive = found[0] not in file.settled and not self.lanes[number].is_dropped
+            if is_alive and (epoch is None or found[1].epoch == epoch):
+                return found
+        return None
 
     def leave(self, number: int) -> None:
         """Forget a partition, and read no file: its rows stay where they are until their hours are over."""

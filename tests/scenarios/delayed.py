@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import shutil
 import time
 from collections import Counter
 from pathlib import Path
@@ -19,7 +20,15 @@ HEADER = "sidecar-deliver-at"
 
 
 def delayed_kills(
-    broker: Broker, folder: Path, messages: int, times: int, *, spread_s: float, seed: int = 1
+    broker: Broker,
+    folder: Path,
+    messages: int,
+    times: int,
+    *,
+    spread_s: float,
+    store: str = "local",
+    forgets: bool = False,
+    seed: int = 1,
 ) -> Finding:
     """Produce messages that fall due while the daemon is killed at random instants; what arrived, how early, how often.
 
@@ -29,6 +38,8 @@ def delayed_kills(
         messages: Three quarters of them have a due time.
         times: The number of kills.
         spread_s: They fall due within this time.
+        store: `delay.store`.
+        forgets: Whether the daemon's folder is deleted at each kill.
         seed: Of due times and instants.
 
     Raises:
@@ -39,7 +50,7 @@ def delayed_kills(
     due: dict[str | None, int] = {}
     with Receiver(out=folder / unique("rows")) as receiver:
         config = configuration(
-            broker, [topic], receiver.url, "*", batch=dict(SMALL_BATCHES), delay={"store": "local"},
+            broker, [topic], receiver.url, "*", batch=dict(SMALL_BATCHES), delay={"store": store},
         )  # fmt: skip
         with Daemon(folder, config, name=unique("delayed")) as daemon:
             now_ms = time.time_ns() // 1_000_000
@@ -55,6 +66,8 @@ def delayed_kills(
             for _ in range(times):
                 time.sleep(chance.uniform(0, spread_s / times))  # the instant is random: there is nothing to wait for
                 daemon.kill9()
+                if forgets:
+                    shutil.rmtree(daemon.state_dir)
                 daemon.start()
             wait_until(lambda: time.time_ns() // 1_000_000 > max(due.values()), spread_s + 60, "all are due")
             finish(broker, daemon, 60 + messages / 1_000)
@@ -66,4 +79,5 @@ def delayed_kills(
     found = tally_counts(Counter(value for value, _ in rows), wanted)
     late = sorted(at_ms - due[value] for value, at_ms in rows if value in due)
     notes = f"half of them at most {late[len(late) // 2]} ms late"
-    return Finding("delayed, `kill -9`", times, messages, found, time.monotonic() - begun, notes)
+    kind = f"delayed, {store}, `kill -9`{' and the folder deleted' if forgets else ''}"
+    return Finding(kind, times, messages, found, time.monotonic() - begun, notes)

@@ -5,8 +5,6 @@ from __future__ import annotations
 from bisect import insort
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from pyroaring import BitMap64
-
 from sidecar.core.records import TopicPartition
 from sidecar.delay.changelog.interface import Entry, Record
 from sidecar.delay.changelog.records import MESSAGE, read_message_key
@@ -143,7 +141,7 @@ class ModelCache(ModelStore):
     def _unsynced(self, number: int) -> int | None:
         return None
 
-    def adopt(self, number: int, rows: list[PlacedRow]) -> None:
+    def adopt(self, number: int, rows: Iterable[PlacedRow]) -> None:
         shelf = self._shelf(number)
         for position, origin, epoch, stamp, key, headers, value in rows:
             if position < shelf.watermark:
@@ -157,8 +155,8 @@ class ModelCache(ModelStore):
             insort(shelf.order, position)
             self._live.sequence = max(self._live.sequence, position & ((1 << SEQUENCE_BITS) - 1))
 
-    def learn(self, number: int, origins: BitMap64) -> None:
-        self._shelf(number).known |= origins
+    def learn(self, number: int, origins: Iterable[int]) -> None:
+        self._shelf(number).known.update(origins)
 
     def drop(self, number: int) -> None:
         self._live.shelves[number] = Shelf(b"dropped")
