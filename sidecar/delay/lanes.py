@@ -325,7 +325,9 @@ class Lanes(Hours):
 
     def _find(self, number: int, position: int, epoch: int | None = None) -> tuple[int, Held] | None:
         file = self._hours.get(hour_of(position))
-        for found in () if file is None else file.find(number, position):
+        if file is None:
+            return None
+        for found in file.find(number, position):
             is_alive = found[0] not in file.settled and not self.lanes[number].is_dropped
             if is_alive and (epoch is None or found[1].epoch == epoch):
                 return found

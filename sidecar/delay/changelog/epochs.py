@@ -2,8 +2,8 @@
 
 The commit of the source is the judge, since the group takes it only from the owner. It names one epoch: what was
 appended before counts, and from there on what this owner appends. A record of an earlier owner that comes later is
-void: the new owner, which read the log up to its claim, has not seen it. A commit names two epochs if the log below the claim
-has records of owners that no commit had named: they are void until the next owner has removed them.
+void: the new owner, which read the log up to its claim, has not seen it. A commit names two epochs if the log below
+the claim has records of owners that no commit had named: they are void until the next owner has removed them.
 """
 
 from __future__ import annotations
