@@ -47,10 +47,6 @@ def _of_kafka(settings: Settings) -> Iterator[tuple[str, str]]:
     ]
     if isinstance(letters, DeadLetters) and letters.kafka:
         configs.append((ck.Producer, producer_config(common)))
-    if settings.delay and settings.delay.changelog:
-        from sidecar.delay.changelog.kafka import clients
-
-        configs += [(ck.Producer, clients.producer_config(kafka)), (ck.Consumer, clients.reader_config(kafka))]
     return refused(kafka.properties, configs)
 
 

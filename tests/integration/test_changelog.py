@@ -262,14 +262,17 @@ def test_a_message_that_is_too_large_breaks_it(member: Member) -> None:
     assert done == []
 
 
-def test_a_topic_that_is_deleted_breaks_it(kafka: Broker, member: Member) -> None:
-    """It is noticed though nothing is appended, and the topic is not made again by the way."""
+@pytest.mark.parametrize("again", [False, True])
+def test_a_topic_that_is_deleted_breaks_it(kafka: Broker, member: Member, *, again: bool) -> None:
+    """It is noticed though nothing is appended, also if the topic was made again at once, by hand alone."""
     member.restorer.open(member.tp())
     member.append(Entry(b"a", b"b"))
     kafka.delete_topic(member.name)
+    if again:
+        kafka.create_topic(member.name, 1, COMPACT)
     member.serve_until(lambda: member.changelog.broken, 30)
     assert missing(member.changelog.broken, member.name, "was deleted", "restart") == []
-    assert member.name not in kafka.topics()
+    assert (member.name in kafka.topics()) is again
     assert member.restorer.open(member.tp())
 
 
