@@ -138,7 +138,8 @@ class Hours:
         Args:
             entry: The messages in the order of their positions; not empty.
         """
-        moved = np.frombuffer(entry.table, ROW_TYPE).copy()
+        rows = bytearray(entry.table)
+        moved = np.frombuffer(rows, ROW_TYPE)  # not a copy, which would lack the columns that have no name
         positions, ends = moved["position"], moved["end"].astype(np.int64)
         hours = (positions >> np.uint64(SEQUENCE_BITS)) // np.uint64(HOUR_MS)
         firsts = np.flatnonzero(np.diff(hours, prepend=hours[0] ^ np.uint64(1)))
@@ -147,7 +148,7 @@ class Hours:
         before = np.array([len(file.pending.payloads) for file in files])
         moved["end"] = ends + np.repeat(before - begins, lasts - firsts)
         highest = np.maximum.reduceat(positions & np.uint64((1 << SEQUENCE_BITS) - 1), firsts)
-        rows, payloads = moved.tobytes(), entry.payloads
+        payloads = entry.payloads
         columns = [column.tolist() for column in (firsts, lasts, begins, ends[lasts - 1], highest)]
         for file, first, last, begin, end, sequence in zip(files, *columns, strict=True):
             block = file.pending
