@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from itertools import count
 from pathlib import Path
 from random import Random
 
@@ -12,6 +13,7 @@ import pytest
 from sidecar.delay import adoption, journal, lanes, readers
 from sidecar.delay.disk import hours
 from sidecar.delay.disk.blocks import NO_TIMESTAMP
+from sidecar.delay.disk.hour import SECOND_SEQUENCES
 from sidecar.delay.journal import Job
 from sidecar.delay.partitions import PartitionStore
 from sidecar.errors import StateError
@@ -21,8 +23,8 @@ HOUR_MS = 3_600_000
 START_MS = 500_000 * HOUR_MS
 END = START_MS + 1_000 * HOUR_MS << 20
 ACTIONS = (
-    *("put",) * 5, *("take",) * 6, *("keep",) * 4, *("begin",) * 3, *("run",) * 3, *("ended",) * 3,
-    "cancel", "rewind", "find", "sync", "fail", "kill", "power", "strike", "close",
+    *("put",) * 5, *("adopt",) * 4, *("take",) * 6, *("keep",) * 4, *("begin",) * 3, *("run",) * 3, *("ended",) * 3,
+    "drop", "cancel", "rewind", "find", "sync", "fail", "kill", "power", "strike", "close",
 )  # fmt: skip
 SMALL = {
     (hours, "HOUR_BYTES_MAX"): 600,
@@ -47,6 +49,7 @@ class Model:
         """Positions that stood for a message."""
         self.state: bytes | None = None
         self.watermark = self.floor = self.cursor = 0
+        self.is_dropped = False
 
     def copy(self) -> Model:
         """The model as it is now."""
@@ -147,8 +150,9 @@ class World:
             assert self.store.state(of_name) == self.models[name].state
 
     def pick(self, number: int) -> tuple[int, Model]:
-        """A partition, perhaps a new one."""
-        name = b"p%d" % (number % 5)
+        """A partition, perhaps a new one; never one that was dropped."""
+        names = (b"p%d.%d" % (number % 5, again) for again in count())
+        name = next(name for name in names if name not in self.models or not self.models[name].is_dropped)
         is_new = name not in self.models
         of_name = self.store.number(name)
         model = self.models.setdefault(name, Model())
@@ -181,6 +185,48 @@ class World:
         if dues:
             self.changed()
 
+    def adopt(self, number: int) -> None:
+        """Hold some with positions, of which other partitions have many, in any order."""
+        of_name, model = self.pick(number)
+        random = Random(number)
+        taken = [position for other in self.models.values() for position in other.ever]
+        span_ms = (50, 3_000, HOUR_MS, 4 * HOUR_MS)[number // 5 % 4]
+        positions = set()
+        for _ in range(number // 20 % 7):
+            low = random.choice((random.randrange(9), SECOND_SEQUENCES + random.randrange(-2, 3), (1 << 20) - 1))
+            new = self.now_ms + random.randrange(-span_ms, span_ms) << 20 | low
+            positions.add(random.choice(taken) if taken and random.random() < 0.4 else new)
+        placed = list(positions - model.ever)
+        random.shuffle(placed)
+        self.learn(number)  # before and after, so that the origins tell which of the changes came through a crash
+        origins = range(self.origin, self.origin + len(placed))
+        self.origin += len(placed)
+        values = [None if position % 5 == 0 else b"%d" % position * (position % 3) for position in placed]
+        columns = zip(placed, zip(origins, values, strict=True), strict=True)
+        held = {position: row for position, row in columns if position >= model.watermark}
+        rows = zip(placed, origins, values, strict=True)
+        self.store.adopt(of_name, [(p, origin, 7, NO_TIMESTAMP, None, b"", value) for p, origin, value in rows])
+        model.held |= held
+        model.ever |= held.keys()
+        if held:
+            self.changed()
+        self.learn(number)
+
+    def learn(self, number: int) -> None:
+        """Learn an origin that no message has, and one below the floor."""
+        of_name, model = self.pick(number)
+        self.store.learn(of_name, [model.floor - 1, self.origin] if model.floor else [self.origin])
+        model.known.add(self.origin)
+        self.origin += 1
+        self.changed()
+
+    def drop(self, number: int) -> None:
+        """A partition leaves; its number is not used again."""
+        of_name, model = self.pick(number)
+        self.store.drop(of_name)
+        model.held, model.known, model.state, model.is_dropped = {}, set(), None, True
+        self.changed()
+
     def take(self, number: int) -> None:
         """Some time passes for one partition."""
         of_name, model = self.pick(number)
@@ -190,7 +236,8 @@ class World:
         messages = self.store.take(of_name, self.now_ms << 20, limit, nbytes)
         waiting = sorted(position for position in model.held if model.cursor <= position < until)
         assert [message.position for message in messages] == waiting[: len(messages)]
-        assert all((message.origin, message.value) == model.held[message.position] for message in messages)
+        rows = [(message.position, (message.origin, message.value)) for message in messages]
+        assert rows == [(position, model.held[position]) for position, _ in rows]
         sizes = [len(message.value or b"") for message in messages]
         assert len(messages) <= limit
         assert sum(sizes) <= nbytes or len(messages) == 1
@@ -199,6 +246,10 @@ class World:
             assert messages and (sum(sizes) + following > nbytes or sum(sizes) >= nbytes)
         if messages:
             model.cursor = messages[-1].position + 1
+        past = self.store._lanes.lanes[of_name].cursor  # further, if what follows is cancelled
+        assert not any(model.cursor <= position < past for position in model.held)
+        model.cursor = max(model.cursor, past)
+        if messages:
             self.mark = max(self.mark, messages[-1].position)
         following_position = self.store.next(of_name)
         rest = [position for position in model.held if position >= model.cursor]
@@ -248,7 +299,8 @@ class World:
             message = self.store.find(of_name, position)
             assert message is not None
             assert (message.origin, message.value) == row
-            assert self.store.find(of_name + 1, position) is None
+            other = self.store.find(of_name + 1, position)
+            assert other is None or other.partition == of_name + 1
 
     # Durability
 
@@ -320,9 +372,9 @@ class World:
 
     def strike(self, number: int) -> None:
         """Process or machine die when a job has just run, and things were done that it knows nothing of."""
-        between = (self.put, self.cancel, self.keep, self.take)[number % 4]
-        done, told = (self.run, self.sync)[number // 8 % 2], (self.ended, self.put)[number // 16 % 2]
-        for step in self.begin, between, done, told, (self.power, self.kill)[number // 4 % 2]:
+        between = (self.put, self.cancel, self.keep, self.take, self.adopt, self.drop)[number % 6]
+        done, told = (self.run, self.sync)[number // 12 % 2], (self.ended, self.put, self.adopt)[number // 24 % 3]
+        for step in self.begin, between, done, told, (self.power, self.kill)[number // 6 % 2]:
             step(number)
 
     def close(self, _: int) -> None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pyroaring import BitMap64
 
 from sidecar.delay.disk.blocks import NO_TIMESTAMP, SEQUENCE_BITS, Held
+from sidecar.delay.disk.changes import PlacedRow
 from sidecar.delay.disk.hour import Damage
 from sidecar.delay.interface import Place, Row
 from sidecar.errors import StateError
@@ -189,6 +190,25 @@ class ModelStore:
         shelf = self._shelf(number)
         shelf.known.clear()
         self._end(shelf, (1 << 63) if origin is None else origin)
+
+    def adopt(self, number: int, rows: Iterable[PlacedRow]) -> None:
+        shelf = self._shelf(number)
+        if self.refuses:
+            raise StateError("the disk is full")
+        for position, origin, epoch, stamp, key, headers, value in rows:
+            if position >= shelf.watermark:
+                stamp_ms = None if stamp == NO_TIMESTAMP else stamp
+                shelf.messages[position] = Held(position, origin, epoch, number, stamp_ms, key, headers, value)
+                insort(shelf.order, position)
+        self._live.changes += 1
+
+    def learn(self, number: int, origins: Iterable[int]) -> None:
+        self._shelf(number).known.update(origins)
+        self._live.changes += 1
+
+    def drop(self, number: int) -> None:
+        self._live.shelves[number] = Shelf(self._shelf(number).name, watermark=1 << 63)
+        self._live.changes += 1
 
     def begin_sync(self) -> ModelJob | None:
         if self._live.changes == self._durable.changes:

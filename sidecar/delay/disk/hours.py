@@ -138,8 +138,8 @@ class Hours:
         Args:
             entry: The messages in the order of their positions; not empty.
         """
-        rows = bytearray(entry.table)  # a copy of the array would not have the columns that its type leaves out
-        moved = np.frombuffer(rows, ROW_TYPE)
+        rows = bytearray(entry.table)
+        moved = np.frombuffer(rows, ROW_TYPE)  # not a copy, which would lack the columns that have no name
         positions, ends = moved["position"], moved["end"].astype(np.int64)
         hours = (positions >> np.uint64(SEQUENCE_BITS)) // np.uint64(HOUR_MS)
         firsts = np.flatnonzero(np.diff(hours, prepend=hours[0] ^ np.uint64(1)))
