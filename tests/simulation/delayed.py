@@ -205,7 +205,9 @@ class Host:
     def _with_changelog(self, log: ModelLog) -> Takeovers:
         self.disk, self.changelog, self.jobs = ModelCache(self._number + 1), ModelChangelog(log), []
         self.store = store = ChangelogStore(self.disk, self.changelog)
-        return Takeovers(store, log, partial(name_of, "g"), self.jobs.append, self, self._world.wall_ms)
+        return Takeovers(
+            store, log, partial(name_of, "g"), self.jobs.append, self, self._world.wall_ms, self._world.clock
+        )
 
     def put(self, told: Adopt | TakeoverEnded) -> None:
         """The inbox: a takeover goes on."""
@@ -474,6 +476,10 @@ class World:
     def wall_ms(self) -> int:
         """What the clock of a host says."""
         return START_MS + int(self.now_ms) + self._skew_ms
+
+    def clock(self) -> float:
+        """Seconds."""
+        return self.now_ms / 1000
 
     def ended(self) -> set[int]:
         """Offsets that were delivered or given up."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from bisect import insort
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from sidecar.core.records import TopicPartition
@@ -10,7 +9,7 @@ from sidecar.delay.changelog.interface import Entry, Record
 from sidecar.delay.changelog.records import MESSAGE, read_message_key
 from sidecar.delay.disk.blocks import NO_TIMESTAMP, SEQUENCE_BITS, Held
 from sidecar.delay.disk.changes import PlacedRow
-from tests.support.held_store import ModelStore, Shelf
+from tests.support.held_store import ModelStore
 
 
 class ModelLog:
@@ -130,6 +129,9 @@ class ModelChangelog:
         self.die()
 
 
+NOTHING = Held(0, 0, 0, 0, None, None, b"", None)
+
+
 class ModelCache(ModelStore):
     """A `Cache` in memory."""
 
@@ -142,24 +144,17 @@ class ModelCache(ModelStore):
         return None
 
     def adopt(self, number: int, rows: Iterable[PlacedRow]) -> None:
-        shelf = self._shelf(number)
+        shelf, rows = self._shelf(number), list(rows)
+        first = {row[0]: row for row in reversed(rows)}
+        super().adopt(number, [row for position, row in first.items() if position not in shelf.messages])
         for position, origin, epoch, stamp, key, headers, value in rows:
-            if position < shelf.watermark:
-                continue
-            stamp_ms = None if stamp == NO_TIMESTAMP else stamp
-            held = Held(position, origin, epoch, number, stamp_ms, key, headers, value)
-            if position in shelf.messages:  # one of them is cancelled before anything is read
-                self.twins.append(held)
-                continue
-            shelf.messages[position] = held
-            insort(shelf.order, position)
+            if shelf.messages.get(position, NOTHING).epoch != epoch:  # one is removed before anything is read
+                stamp_ms = None if stamp == NO_TIMESTAMP else stamp
+                self.twins.append(Held(position, origin, epoch, number, stamp_ms, key, headers, value))
             self._live.sequence = max(self._live.sequence, position & ((1 << SEQUENCE_BITS) - 1))
 
-    def learn(self, number: int, origins: Iterable[int]) -> None:
-        self._shelf(number).known.update(origins)
-
     def drop(self, number: int) -> None:
-        self._live.shelves[number] = Shelf(b"dropped")
+        super().drop(number)
         self.twins = [twin for twin in self.twins if twin.partition != number]
 
     def remove(self, number: int, position: int, epoch: int) -> bool:

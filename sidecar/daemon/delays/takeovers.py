@@ -82,6 +82,7 @@ class Takeovers:
         do: Runs a job on another thread.
         inbox: Brings its results.
         wall_ms: The time of day.
+        clock: Monotonic seconds.
     """
 
     def __init__(
@@ -92,6 +93,7 @@ class Takeovers:
         do: Callable[[Callable[[], None]], None],
         inbox: Inbox[Adopt | TakeoverEnded],
         wall_ms: Callable[[], int] = wall_clock,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._store = store
         self._restorer = restorer
@@ -99,6 +101,7 @@ class Takeovers:
         self._do = do
         self._inbox = inbox
         self._wall_ms = wall_ms
+        self._clock = clock
         self._attempts: dict[TopicPartition, _Attempt] = {}
         self._unproved: dict[TopicPartition, Taken] = {}
         self._reason = ""
@@ -111,7 +114,7 @@ class Takeovers:
     @property
     def problem(self) -> str:
         """Why a partition has waited too long; empty if none has."""
-        now_s = time.monotonic()
+        now_s = self._clock()
         late = [tp for tp, taken in self.loading.items() if now_s - taken.since_s >= OVERDUE_S]
         if not late:
             return ""
@@ -120,7 +123,7 @@ class Takeovers:
 
     def begin(self, assignment: Assignment, known: PartitionSnapshot | None) -> Taken:
         """Begin to take a partition over; `ended` returns it later."""
-        taken = Taken(assignment, known, 0, time.monotonic())
+        taken = Taken(assignment, known, 0, self._clock())
         self._begin(taken)
         return taken
 
@@ -165,7 +168,7 @@ class Takeovers:
         self._store.own(self._name_of(tp), attempt.number, tp, _lineage(assignment), result)
         if result.is_lost:
             log.error("delay.changelog_lost", **tp.fields())
-        seconds = round(time.monotonic() - attempt.taken.since_s, 3)
+        seconds = round(self._clock() - attempt.taken.since_s, 3)
         log.info("delay.restored", **tp.fields(), count=self._store.held(attempt.number), seconds=seconds)
         return attempt.taken
 
@@ -174,7 +177,7 @@ class Takeovers:
         self._reason = str(error)
         tp = attempt.taken.assignment.tp
         log.error("delay.not_restored", **tp.fields(), reason=str(error))
-        attempt.taken.retry_at_s = time.monotonic() + RETRY_S
+        attempt.taken.retry_at_s = self._clock() + RETRY_S
 
     def _end(self, attempt: _Attempt) -> None:
         attempt.is_over = True
@@ -196,7 +199,7 @@ class Takeovers:
 
     def tend(self) -> None:
         """Try again what failed."""
-        now_s = time.monotonic()
+        now_s = self._clock()
         for attempt in list(self._attempts.values()):
             if attempt.taken.retry_at_s is not None and now_s >= attempt.taken.retry_at_s:
                 self._begin(attempt.taken)
