@@ -18,7 +18,7 @@ from sidecar.daemon.feed import Feed
 from sidecar.daemon.ids import Taken
 from sidecar.daemon.record import OVERDUE_S
 from sidecar.delay.changelog.interface import Entry, Record
-from sidecar.delay.changelog.records import Lineage, claim, message_key, message_value, topic_hash
+from sidecar.delay.changelog.records import Kept, Lineage, claim, message_key, message_value, state_entry, topic_hash
 from sidecar.delay.changelog.store import ChangelogStore
 from sidecar.errors import ConfigError, UnavailableError
 from sidecar.sources.base import Assignment, ReadPast
@@ -145,6 +145,19 @@ def test_what_waits_for_the_main_thread_is_bounded(scene: Scene) -> None:
     wait_until(lambda: scene.inbox.qsize() == 2, 10, "two calls wait")
     scene.threads[0].join(0.05)
     assert scene.inbox.qsize() == 2
+
+
+def test_what_was_adopted_before_a_later_commit_was_found_does_not_count(scene: Scene) -> None:
+    """The reading begins anew, and what a zombie put is void then."""
+    first = scene.owner(1)
+    second = scene.owner()
+    value = message_value(LINEAGE, 0, None, b"", b"")
+    scene.log.add(Entry(message_key(3_000 << 20, first, 2), value))
+    scene.log.batch = 1
+    scene.log.add(state_entry(Kept(True, (second,), 0, 0, b"")))
+    scene.takeovers.begin(assignment(TP, first), None)
+    scene.handle()
+    assert scene.held() == 1
 
 
 def test_the_end_of_a_takeover_is_told(scene: Scene) -> None:
@@ -296,6 +309,22 @@ def test_the_problem_has_the_reason_of_the_failure(scene: Scene) -> None:
         scene.handle()
     scene.now_s += OVERDUE_S
     assert scene.takeovers.problem == "orders[0] and 1 more is not read yet: no broker answers"
+
+
+def test_a_reason_ends_with_the_takeover(scene: Scene) -> None:
+    """Another partition that waits later does so for its own."""
+    scene.log.error = UnavailableError("no broker answers")
+    scene.takeovers.begin(assignment(), None)
+    scene.handle()
+    scene.log.error = None
+    scene.now_s += RETRY_S
+    scene.takeovers.tend()
+    scene.handle()
+    scene.commit()
+    scene.takeovers.proved()
+    scene.takeovers.begin(assignment(OTHER), None)
+    scene.now_s += OVERDUE_S
+    assert scene.takeovers.problem == "orders[1] is not read yet: they are being restored"
 
 
 def test_the_problem_ends_with_the_takeover(scene: Scene) -> None:

@@ -126,6 +126,26 @@ def test_the_next_owner_has_what_was_put() -> None:
     assert second.take() == [0, 1]
 
 
+def test_the_next_owner_knows_the_origins() -> None:
+    """It does not put them again."""
+    first = Scene()
+    first.put(10, 20, first=4)
+    first.land()
+    second = Scene(first.log)
+    assert list(second.store.known(second.own(first.epoch))) == [4, 5]
+
+
+def test_the_next_owner_has_the_state() -> None:
+    """Below its watermark, all is ended."""
+    first = Scene()
+    position, _ = first.put(10, 20)
+    first.store.keep(first.number, b"state", position + 1, position + 1)
+    first.land()
+    second = Scene(first.log)
+    number = second.own(first.epoch)
+    assert (second.store.state(number), second.store.held(number)) == (b"state", 1)
+
+
 def test_what_is_taken_comes_again_after_a_rewind(scene: Scene) -> None:
     """The core gave the partition up, and takes it again."""
     scene.put(10)
@@ -172,6 +192,16 @@ def test_a_commit_removes_what_is_below_its_watermark(scene: Scene) -> None:
     scene.store.committed(scene.number, first + 1)
     scene.land()
     assert scene.removed == [0]
+
+
+def test_a_commit_does_not_remove_what_is_at_its_watermark(scene: Scene) -> None:
+    """It is the first one that is not settled."""
+    (position,) = scene.put(10)
+    scene.land()
+    scene.take()
+    scene.store.committed(scene.number, position)
+    scene.land()
+    assert scene.removed == []
 
 
 def test_what_is_removed_is_removed_once(scene: Scene) -> None:
@@ -275,8 +305,11 @@ def test_a_partition_that_left_has_no_number(scene: Scene) -> None:
 
 
 def test_nothing_is_found_of_a_partition_that_left(scene: Scene) -> None:
-    """Its dead letters are those of the next owner."""
-    (position,) = scene.put(10)
+    """Its dead letters are those of the next owner; another partition may have that position."""
+    other = scene.store.begin(b"orders 4")
+    taken_over = Takeover(scene.log, TP, Start(0, (), LINEAGE, 0, 0, 0), lambda *_: None).run()
+    scene.store.own(b"orders 4", other, TP, LINEAGE, taken_over)
+    (position,) = scene.store.put(other, [(10, 0, 0, NO_TIMESTAMP, None, b"", b"")])
     scene.store.leave(scene.number)
     assert scene.store.find(scene.store.number(NAME), position) is None
 
@@ -340,8 +373,9 @@ def test_a_broken_changelog_breaks_the_store(scene: Scene) -> None:
     assert str(scene.store.broken) == "the topic was deleted"
 
 
-def test_sync_does_not_wait_for_a_broken_changelog(scene: Scene) -> None:
+def test_sync_does_not_wait_for_a_broken_changelog(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing will be acknowledged."""
+    monkeypatch.setattr(scene.changelog, "land", lambda _: None)
     scene.put(10)
     scene.changelog.broken = "the topic was deleted"
     with pytest.raises(StateError, match="was deleted"):

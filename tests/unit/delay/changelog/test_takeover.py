@@ -248,6 +248,14 @@ def test_earlier_states_are_garbage(scene: Scene) -> None:
     assert scene.take(second).garbage == [old.key]
 
 
+def test_the_state_of_a_zombie_is_garbage(scene: Scene) -> None:
+    """It will never count."""
+    first, second = scene.claim(), scene.claim()
+    void = scene.keep(first)
+    scene.keep(second)
+    assert scene.take(second).garbage == [void.key]
+
+
 def test_messages_that_were_ended_and_not_removed_are_garbage(scene: Scene) -> None:
     """Their owner died between the commit and the tombstones."""
     epoch = scene.claim()
