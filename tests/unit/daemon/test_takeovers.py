@@ -154,7 +154,7 @@ def test_what_was_adopted_before_a_later_commit_was_found_does_not_count(scene: 
     value = message_value(LINEAGE, 0, None, b"", b"")
     scene.log.add(Entry(message_key(3_000 << 20, first, 2), value))
     scene.log.batch = 1
-    scene.log.add(state_entry(Kept(True, (second,), 0, 0, b"")))
+    scene.log.add(state_entry(Kept(is_proved=True, epochs=(second,), watermark=0, seen=0, state=b"")))
     scene.takeovers.begin(assignment(TP, first), None)
     scene.handle()
     assert scene.held() == 1
@@ -236,6 +236,17 @@ def test_a_takeover_under_way_is_not_begun_twice(scene: Scene) -> None:
     assert len(scene.threads) == 1
 
 
+def test_a_second_attempt_is_begun_once(scene: Scene) -> None:
+    """Each one claims the changelog."""
+    scene.log.error = UnavailableError("no broker answers")
+    scene.takeovers.begin(assignment(), None)
+    scene.handle()
+    scene.now_s += RETRY_S
+    for _ in range(2):
+        scene.takeovers.tend()
+    assert len(scene.threads) == 2
+
+
 def test_a_full_disk_is_tried_again(scene: Scene) -> None:
     """Nothing of the failed attempt counts."""
     epoch = scene.owner(1, 2)
@@ -262,6 +273,27 @@ def test_a_partition_that_is_gone_is_forgotten(scene: Scene) -> None:
     scene.takeovers.begin(assignment(), None)
     scene.takeovers.forget([TP])
     assert (scene.handle(), dict(scene.takeovers.loading)) == (None, {})
+
+
+def test_a_partition_that_goes_before_it_is_proved_is_forgotten(scene: Scene) -> None:
+    """Else it would be paused for ever."""
+    scene.takeovers.begin(assignment(), None)
+    scene.handle()
+    scene.store.leave(scene.store.number(name_of(TP)))
+    scene.takeovers.forget([TP])
+    assert (dict(scene.takeovers.loading), scene.takeovers.proved()) == ({}, [])
+
+
+def test_a_forgotten_takeover_leaves_no_messages(scene: Scene) -> None:
+    """What it adopted would take up the disk."""
+    epoch = scene.owner(1, 2)
+    scene.takeovers.begin(assignment(TP, epoch), None)
+    for told in (scene.inbox.get(timeout=10), scene.inbox.get(timeout=10)):
+        assert isinstance(told, Adopt)
+        scene.takeovers.adopt(told)
+    before = sum(map(scene.cache.held, scene.cache.numbers()))
+    scene.takeovers.forget([TP])
+    assert (before, sum(map(scene.cache.held, scene.cache.numbers()))) == (2, 0)
 
 
 def test_the_error_of_a_forgotten_takeover_ends_nothing(scene: Scene) -> None:

@@ -23,6 +23,7 @@ from sidecar.delay.changelog.records import (
 from sidecar.delay.disk.blocks import NO_TIMESTAMP
 
 LINEAGE = Lineage((1 << 64) - 1, (1 << 32) - 1)
+STATE = Kept(is_proved=True, epochs=(1,), watermark=0, seen=0, state=b"")
 
 
 @pytest.mark.parametrize("place", [MessageKey(0, 1, 0), MessageKey((1 << 63) - 1, 1 << 62, 1 << 62)])
@@ -69,7 +70,7 @@ def test_a_message_of_a_later_version_is_refused() -> None:
 
 def test_a_state_of_a_later_version_is_refused() -> None:
     """This version would read something else in it."""
-    raw = state_entry(Kept(True, (1,), 0, 0, b"")).value or b""  # noqa: FBT003
+    raw = state_entry(STATE).value or b""
     with pytest.raises(ValueError, match="version 2"):
         read_state(b"\2" + raw[1:])
 
@@ -85,7 +86,7 @@ def test_what_is_too_short_is_refused(read: object) -> None:
 
 def test_kinds_differ_in_their_first_byte() -> None:
     """A reader tells them apart by it."""
-    firsts = {message_key(0, 1, 0)[:1], state_entry(Kept(False, (1,), 0, 0, b"")).key[:1], claim().key[:1]}  # noqa: FBT003
+    firsts = {message_key(0, 1, 0)[:1], state_entry(STATE).key[:1], claim().key[:1]}
     assert len(firsts) == 3
 
 
