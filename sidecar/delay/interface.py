@@ -22,8 +22,8 @@ class Place(NamedTuple):
     """The identity of the store, 48 bits; never 0."""
     scope: str
     """The identity of the partition's positions."""
-    epochs: tuple[int, ...] = ()
-    """The ownerships that count, see `delay.changelog.epochs`; empty if only this host has the store."""
+    epoch: int = 0
+    """That of the ownership, see `delay.changelog.epochs`; 0 if only this host has the store."""
 
 
 class Job(Protocol):

@@ -220,7 +220,7 @@ def _run(attempt: _Attempt, now: int, restorer: Restorer, inbox: Inbox[Adopt | T
 
     assignment = attempt.taken.assignment
     stores, state = assignment.state.stores, assignment.state
-    start = Start(stores.own, stores.epochs, _lineage(assignment), state.watermark, state.seen, now)
+    start = Start(stores.own, stores.epoch, _lineage(assignment), state.watermark, state.seen, now)
     try:
         inbox.put(TakeoverEnded(attempt, Takeover(restorer, assignment.tp, start, adopt).run()))
     except SidecarError as error:

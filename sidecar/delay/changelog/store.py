@@ -119,7 +119,7 @@ class ChangelogStore:
         """Where the messages of a partition are: all its owners have the same."""
         owned = self._owned[number]
         store = owned.taken_over.store
-        return Place(store, f"{store:x}.{owned.tp.partition}", owned.taken_over.epochs)
+        return Place(store, f"{store:x}.{owned.tp.partition}", owned.taken_over.epoch)
 
     def is_proved(self, name: bytes) -> bool:
         """Whether all owners to come know the epoch of an owned partition."""
@@ -238,13 +238,13 @@ class ChangelogStore:
         """Keep a state; end the messages below its watermark, and put none below `seen`."""
         owned = self._owned[number]
         self._cache.keep(number, state, watermark, seen)
-        owned.kept = Kept(owned.is_named, owned.taken_over.epochs, watermark, seen, state)
+        owned.kept = Kept(owned.is_named, watermark, seen, state)
         self._keep(owned)
 
     def _keep(self, owned: _Owned, then: Callable[[], None] | None = None) -> None:
         if owned.kept is not None:
-            kept = owned.kept._replace(is_proved=owned.is_named, epochs=owned.taken_over.epochs)
-            self._append(owned, [state_entry(kept)], then=then)
+            kept = owned.kept._replace(is_proved=owned.is_named)
+            self._append(owned, [state_entry(owned.taken_over.epoch, kept)], then=then)
 
     def floor(self, number: int, origin: int) -> None:
         """Forget the origins below this one."""
