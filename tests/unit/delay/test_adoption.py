@@ -6,13 +6,14 @@ from pathlib import Path
 
 import pytest
 
+from sidecar.delay import journal, lanes
 from sidecar.delay.disk.blocks import NO_TIMESTAMP, POSITION_MAX, SEQUENCE_BITS
 from sidecar.delay.disk.changes import PlacedRow
 from sidecar.delay.disk.hour import HOUR_MS, SECOND_SEQUENCES
 from sidecar.delay.interface import Cache
 from sidecar.delay.partitions import PartitionStore
 from tests.support.held_store import ModelStore
-from tests.unit.delay.test_partitions import END, START_HOUR, START_MS, killed, origins, reopened, round_of, rows
+from tests.unit.delay.test_partitions import END, START_HOUR, START_MS, killed, logs, origins, reopened, round_of, rows
 
 START = START_MS << SEQUENCE_BITS
 
@@ -160,29 +161,33 @@ def test_a_full_second_of_adopted_messages_moves_what_is_put(store: PartitionSto
     assert store.put(store.number(b"b"), rows(0))[0] >> SEQUENCE_BITS == START_MS + 1000
 
 
-@pytest.mark.parametrize("high", [5, SECOND_SEQUENCES + 5])
-def test_a_checkpoint_is_written_while_messages_are_adopted(store: PartitionStore, high: int) -> None:
+@pytest.mark.parametrize("high", [50, SECOND_SEQUENCES + 50])
+def test_a_checkpoint_is_written_while_messages_are_adopted(
+    store: PartitionStore, monkeypatch: pytest.MonkeyPatch, high: int
+) -> None:
     """At each moment a kill costs nothing and repeats nothing, though later messages have lower sequence numbers."""
-    a, b, count = store.number(b"a"), store.number(b"b"), 0
-    for step in range(20):
+    monkeypatch.setattr(lanes, "_FLUSH_FILES", 1)
+    monkeypatch.setattr(journal, "WAL_BYTES_MAX", 1_000)
+    a, b, path, count, switched = store.number(b"a"), store.number(b"b"), store._folder.path, 0, 0
+    for step in range(12):
+        positions = [at(due_ms, high - step) for due_ms in range(0, 5 * HOUR_MS, HOUR_MS)]
         for number in (a, b):
-            positions = [at(step, high - step % 3), at(HOUR_MS + step, high + 1 - step % 3)]
-            store.adopt(number, placed(*positions, first=count))
-        count += 2
-        store.put(a, rows(10_000, first=1_000 + step))
-        if step % 5 == 4:
-            store._journal.finish()
-        elif step % 5 == 2:
-            job = store._journal.begin(ends=True)
-            if job is not None:
-                job.run()
-                store.ended_sync(job, None)
-        else:
-            store.sync()
-        store = reopened(store)
-        assert (store.held(a), store.held(b)) == (count + step + 1, count)
-        assert sorted(origins(store, b)) == list(range(count))
-        assert sorted(origins(store, a)) == [*range(count), *range(1_000, 1_001 + step)]
+            store.adopt(number, placed(*positions, first=count, value=bytes(60)))
+        store.put(a, rows(0, first=1_000 + step))
+        count += 5
+        before = logs(path)
+        round_of(store)
+        switched += logs(path) != before
+        copy = path / f"copy-{step}"
+        copy.mkdir()
+        for file in filter(Path.is_file, path.iterdir()):
+            (copy / file.name).write_bytes(file.read_bytes())
+        other = PartitionStore(copy)
+        assert sorted(origins(other, b)) == [*range(count)]
+        assert sorted(origins(other, a)) == [*range(count), *range(1_000, 1_001 + step)]
+        assert (other.held(a), other.held(b)) == (count + step + 1, count)
+        killed(other)
+    assert switched >= 4
 
 
 @pytest.mark.parametrize("is_removed", [False, True])
