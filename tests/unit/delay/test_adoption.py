@@ -212,9 +212,10 @@ def test_an_hour_gets_messages_while_a_job_removes_its_file(store: PartitionStor
     assert store.held(other) == 1
     store._journal.finish()
     assert path.exists()
-    assert origins(store, other) == [5]
-    store = reopened(store)
-    assert origins(store, other) == [5]
+    for _ in range(2):
+        assert origins(store, other) == [5]
+        assert not store.damages
+        store = reopened(store)
 
 
 def test_a_partition_that_was_dropped_has_nothing(store: PartitionStore) -> None:
