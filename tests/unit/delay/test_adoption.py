@@ -13,7 +13,7 @@ from sidecar.delay.disk.hour import HOUR_MS, SECOND_SEQUENCES
 from sidecar.delay.interface import Cache
 from sidecar.delay.partitions import PartitionStore
 from tests.support.held_store import ModelStore
-from tests.unit.delay.test_partitions import END, START_HOUR, START_MS, killed, logs, origins, reopened, round_of, rows
+from tests.support.partition_store import END, START_HOUR, START_MS, killed, logs, origins, reopened, round_of, rows
 
 START = START_MS << SEQUENCE_BITS
 
