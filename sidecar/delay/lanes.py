@@ -12,10 +12,10 @@ from pyroaring import BitMap
 
 from sidecar.delay.disk.blocks import ROW_TYPE, SEQUENCE_BITS, Held
 from sidecar.delay.disk.changes import Changes, Entry
+from sidecar.delay.disk.filed import Filed
 from sidecar.delay.disk.hour import HOUR_MS, Damage, HourFile, Known, ShorterError
 from sidecar.delay.disk.hours import BUFFERED_BYTES_MAX, Hours, NewRow, hour_of, start_of
 from sidecar.delay.disk.wheel import Positions
-from sidecar.delay.filed import Filed
 from sidecar.delay.readers import DROPPED, Lane, Left, Loaded
 
 _CHUNK = 256
