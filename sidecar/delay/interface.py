@@ -190,10 +190,3 @@ class Cache(HeldStore, Protocol):
     def drop(self, number: int) -> None:
         """Forget a partition; its number must not be used again."""
         ...
-
-    def remove(self, number: int, position: int, epoch: int) -> bool:
-        """End the message that was adopted with this epoch, and not taken; return whether there was one.
-
-        Several may have been adopted at a position, as long as all but one are removed before any is taken.
-        """
-        ...

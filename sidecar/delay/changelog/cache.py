@@ -10,7 +10,7 @@ from sidecar.state.folder import state_error
 
 
 class LocalCache(PartitionStore):
-    """A `Cache`. It begins empty: what it holds is restored from the changelog.
+    """A `RestoredRows`. It begins empty: what it holds is restored from the changelog.
 
     Args:
         path: A folder that no other process uses; what is there is removed.

@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from pyroaring import BitMap64
 
@@ -31,6 +32,14 @@ CACHE_CHANGES = 256
 """Changes after which the local files are written."""
 NOT_OWNED = -1
 """The number of a partition that is not owned."""
+
+
+class RestoredRows(Cache, Protocol):
+    """A `Cache` in which several messages may be adopted at a position, until all but one are removed."""
+
+    def remove(self, number: int, position: int, epoch: int) -> bool:
+        """End the message that was adopted with this epoch, and not taken; return whether there was one."""
+        ...
 
 
 @dataclass(slots=True)
@@ -58,7 +67,7 @@ class ChangelogStore:
         changelog: Has all.
     """
 
-    def __init__(self, cache: Cache, changelog: Changelog) -> None:
+    def __init__(self, cache: RestoredRows, changelog: Changelog) -> None:
         self._cache = cache
         self._changelog = changelog
         self._numbers: dict[bytes, int] = {}
