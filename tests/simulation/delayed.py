@@ -467,8 +467,8 @@ class World:
         self.wandering: list[Batch] = []
         self._faulty = True
         self.journal: list[int] = []
-        self._again = Counter[int]()
-        """How often operators' resets may deliver an offset again."""
+        self._allowed: dict[int, int] = {}
+        """How often offsets may be delivered that an operator's reset delivers again."""
         self._deliveries = Counter[int]()
         self.skipped: set[int] = set()
         """Offsets that an operator's reset may skip."""
@@ -507,7 +507,7 @@ class World:
             before = self.receiver.parts.get((batch.group, name))
             # The known limit: an id that is in the journal thins a part whose end was not committed.
             # What a reset delivers again is no member any more.
-            gone = self._again.keys() | set(before or () if self.plan.reading.ids is not None else ())
+            gone = self._allowed.keys() | set(before or () if self.plan.reading.ids is not None else ())
             if before is not None and set(before) - gone != set(offsets) - gone:
                 raise BrokenPromiseError("names", f"{name} stands for {before} and for {offsets}")
         if self._faulty and self.chance() < self.plan.flaky:
@@ -523,7 +523,7 @@ class World:
     def _store(self, name: str, offset: int) -> None:
         stored = self.receiver.stored
         self._deliveries[offset] += 1
-        if offset in stored and self._deliveries[offset] > self._again[offset] + 1:
+        if self._deliveries[offset] > self._allowed.get(offset, 1):
             raise BrokenPromiseError("twice", f"{offset} as {name} and {stored[offset]}")
         stored[offset] = name
         due = self.plan.log[offset][3]
@@ -576,11 +576,13 @@ class World:
         at, held = int(self.chance() * LENGTH), self.durable(self.broker.state)
         self.broker.incarnation += 1
         self.broker.state = PartitionState(at, at)
-        self._again.update(range(at, LENGTH))
+        late = Counter(each for batch in self.wandering for _, offsets in _offsets(batch) for each in offsets)
+        self._allowed |= {offset: self._deliveries[offset] + late[offset] + 1 for offset in range(at, LENGTH)}
         self.skipped.update(set(range(at)) - (held if self.log is not None else set()))
         if len(self.hosts) > 1 and self.log is None:
             for host in self.hosts:  # the known limit: nothing tells what of it others have read since
-                self._again.update(host.disk.durable_origins())
+                for offset in host.disk.durable_origins():
+                    self._allowed[offset] = self._allowed.get(offset, 1) + 1
         self.journal.clear()
         self.hosts[int(self.chance() * len(self.hosts))].start()
 

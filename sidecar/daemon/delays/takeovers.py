@@ -69,7 +69,7 @@ class TakeoverEnded(NamedTuple):
     """The end of a takeover. Goes to the inbox."""
 
     attempt: _Attempt
-    result: TakenOver | SidecarError
+    result: TakenOver | Exception
 
 
 class Takeovers:
@@ -155,11 +155,11 @@ class Takeovers:
         attempt, result = told
         if attempt.is_over:
             return None
-        if isinstance(result, ConfigError):
-            raise result
-        if isinstance(result, SidecarError):
+        if isinstance(result, SidecarError) and not isinstance(result, ConfigError):
             self._failed(attempt, result)
             return None
+        if isinstance(result, Exception):
+            raise result
         assignment = attempt.taken.assignment
         tp = assignment.tp
         del self._attempts[tp]
@@ -223,7 +223,7 @@ def _run(attempt: _Attempt, now: int, restorer: Restorer, inbox: Inbox[Adopt | T
     start = Start(stores.own, stores.epoch, _lineage(assignment), state.watermark, state.seen, now)
     try:
         inbox.put(TakeoverEnded(attempt, Takeover(restorer, assignment.tp, start, adopt).run()))
-    except SidecarError as error:
-        inbox.put(TakeoverEnded(attempt, error))
     except _AbandonedError:
         pass
+    except Exception as error:  # noqa: BLE001  # raised again by `Takeovers.ended`, on the main thread
+        inbox.put(TakeoverEnded(attempt, error))
