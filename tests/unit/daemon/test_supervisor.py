@@ -17,8 +17,9 @@ from sidecar.core.partition_state import PartitionState
 from sidecar.core.pipeline.gate import Orders
 from sidecar.core.pipeline.pipeline import Pipeline
 from sidecar.core.records import TopicPartition
+from sidecar.daemon.committer import Committer, StepEnded
 from sidecar.daemon.delays.delays import Delays
-from sidecar.daemon.mail import Told
+from sidecar.daemon.mail import Mail, Told
 from sidecar.daemon.supervisor import Supervisor
 from sidecar.delay.interface import HeldStore
 from sidecar.errors import StateError
@@ -45,7 +46,8 @@ class Core:
         self.effects: list[Effect] = [Commit([CommitItem(KEPT, "scope", PartitionState(5, 5), 0, array("q", [7]))])]
         self.delivery = self.outbox = self.commits = self
         self.groups = self.outstanding = self.idle = False
-        self.orders = Orders()
+        self.orders, self.paused = Orders(), frozenset[TopicPartition]()
+        self.gate = self
         self.partitions, self.books = Ownerships(b"\n"), Accounts()
 
     def step(self, now_ms: float) -> list[Effect]:
@@ -123,7 +125,6 @@ def test_a_revocation_takes_the_acknowledgements_that_a_commit_waits_for() -> No
     """Nobody else does while it waits for the end of that commit: it would never end."""
     broker, writer, inbox, store, core = Broker(), Worker(), queue.SimpleQueue[Told](), Held(), Core()
     core.effects = [Commit([CommitItem(KEPT.store, "scope", PartitionState(5, 5), 0)])]
-    core.gate = type("Gate", (), {"paused": frozenset(), "stops": {}})()
     unused = cast(Any, None)
     delays = Delays(cast(Pipeline, core), cast(HeldStore, store), unused, "g", b"", 1 << 30, unused)
     supervisor = Supervisor(
@@ -204,3 +205,21 @@ def supervised(broker: Broker | None = None, state: State | None = None) -> tupl
     writer, unused = Worker(), cast(Any, None)
     source, state = cast(Source, broker or Broker()), state or MemoryState()
     return Supervisor(pipeline, source, unused, queue.SimpleQueue(), writer, state, unused), writer
+
+
+@pytest.mark.timeout(20)
+def test_the_loop_goes_on_while_an_inbox_is_filled_as_fast_as_it_is_emptied() -> None:
+    """Threads that restore delayed messages do that for as long as it takes."""
+
+    class Full(queue.SimpleQueue[Told]):
+        def get_nowait(self) -> Told:
+            return StepEnded(ok=True)
+
+    supervisor, writer = supervised()
+    taken: list[StepEnded] = []
+    unused = cast(Any, None)
+    committer = type("Committer", (), {"ended": lambda _, event: taken.append(event)})()
+    mail = Mail(Full(), supervisor.pipeline, supervisor.record, cast(Committer, committer), unused, unused, unused)
+    mail.take()
+    writer.close()
+    assert taken
