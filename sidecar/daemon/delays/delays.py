@@ -219,6 +219,14 @@ class Delays:
         else:
             then(False)  # noqa: FBT003
 
+    def take_ends(self) -> None:
+        """Tell who waits for what is durable meanwhile: a broker's acknowledgements do not come to the inbox.
+
+        Raises:
+            StateError: See `Writing.ended`.
+        """
+        self._writing.sync()
+
     def keep_now(self, items: Sequence[CommitItem]) -> bool:
         """Keep these states, and wait; return whether they, and all messages that are on the way, are durable."""
         return self._keep(items) and self._writing.sync_now()

@@ -32,6 +32,8 @@ from sidecar.state.interface import PartitionSnapshot
 AHEAD = 2
 """Calls with rows that may wait for the main thread."""
 RETRY_S = 1.0
+ADOPTING_S = 0.1
+"""So long after messages came, more are expected."""
 
 log = structlog.get_logger()
 
@@ -105,6 +107,12 @@ class Takeovers:
         self._attempts: dict[TopicPartition, _Attempt] = {}
         self._unproved: dict[TopicPartition, Taken] = {}
         self._reason = ""
+        self._adopted_s = -ADOPTING_S
+
+    @property
+    def is_adopting(self) -> bool:
+        """Whether messages come one after another: the threads that read them wait for the main thread."""
+        return self._clock() - self._adopted_s < ADOPTING_S
 
     @property
     def loading(self) -> Mapping[TopicPartition, Taken]:
@@ -134,7 +142,7 @@ class Takeovers:
 
     def adopt(self, told: Adopt) -> None:
         """Hand messages to the store."""
-        attempt = told.attempt
+        attempt, self._adopted_s = told.attempt, self._clock()
         if not attempt.is_over:
             try:
                 if told.is_anew:
