@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from pyroaring import BitMap64
@@ -115,6 +115,10 @@ class HeldStore(StoreWrites, Protocol):
 
     def held(self, number: int) -> int:
         """Number of messages that were put and are not ended."""
+        ...
+
+    def hours(self) -> Mapping[int, int]:
+        """Number of messages that are not ended, by the hour in which they are due, counted since the epoch."""
         ...
 
     def put(self, number: int, rows: Iterable[Row]) -> Sequence[int]:

@@ -146,6 +146,10 @@ class PartitionStore(Writes, Adoption):
         """Number of messages that are not ended."""
         return self._lanes.lanes[number].held
 
+    def hours(self) -> dict[int, int]:
+        """Number of messages that are not ended, by the hour in which they are due."""
+        return self._lanes.left.totals()
+
     def disk_bytes(self) -> int:
         """Bytes of the files of hours and of the logs."""
         return self._lanes.nbytes + self._journal.nbytes

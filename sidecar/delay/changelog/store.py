@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -166,6 +166,10 @@ class ChangelogStore:
     def held(self, number: int) -> int:
         """Number of messages that were put and are not ended."""
         return self._cache.held(number)
+
+    def hours(self) -> Mapping[int, int]:
+        """Number of messages of owned partitions, by the hour in which they are due."""
+        return self._cache.hours()
 
     @property
     def damages(self) -> Sequence[Damage]:
