@@ -40,7 +40,9 @@ KINDS = {
     ),
     "dead_letters_store": Kind(DEGRADED, "make space for dead letters, in state.dir or in their topic"),
     "state": Kind(DEGRADED, _STATE_DISK),
-    "delay": Kind(DEGRADED, _STATE_DISK),
+    "delay": Kind(
+        DEGRADED, "check what the reason names: Kafka, or the disk of state.dir; the daemon resumes by itself"
+    ),
     "delay_full": Kind(
         DEGRADED, "free space, raise delay.disk_max, or wait until messages are due; the daemon resumes by itself"
     ),

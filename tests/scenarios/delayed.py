@@ -66,7 +66,7 @@ def delayed_kills(
             for _ in range(times):
                 time.sleep(chance.uniform(0, spread_s / times))  # the instant is random: there is nothing to wait for
                 daemon.kill9()
-                if forgets:
+                if forgets and daemon.state_dir.exists():
                     shutil.rmtree(daemon.state_dir)
                 daemon.start()
             wait_until(lambda: time.time_ns() // 1_000_000 > max(due.values()), spread_s + 60, "all are due")

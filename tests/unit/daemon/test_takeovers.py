@@ -1,0 +1,425 @@
+"""Taking over delayed messages on other threads, and what comes of a partition meanwhile."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+from unittest.mock import Mock
+
+import pytest
+import structlog.testing
+
+from sidecar.core.partition_state import PartitionState, Stores
+from sidecar.core.records import Run, TopicPartition
+from sidecar.daemon.delays.takeovers import RETRY_S, Adopt, TakeoverEnded, Takeovers
+from sidecar.daemon.feed import Feed
+from sidecar.daemon.ids import Taken
+from sidecar.daemon.record import OVERDUE_S
+from sidecar.delay.changelog.interface import Entry, Record
+from sidecar.delay.changelog.records import Kept, Lineage, claim, message_key, message_value, state_entry, topic_hash
+from sidecar.delay.changelog.store import ChangelogStore
+from sidecar.errors import ConfigError, UnavailableError
+from sidecar.sources.base import Assignment, ReadPast
+from tests.support.model_changelog import ModelCache, ModelChangelog, ModelLog
+from tests.support.process import wait_until
+
+TP, OTHER = TopicPartition("orders", 0), TopicPartition("orders", 1)
+LINEAGE = Lineage(9, topic_hash("id"))
+
+
+def name_of(tp: TopicPartition) -> bytes:
+    """The store's name of a partition."""
+    return str(tp).encode()
+
+
+def assignment(tp: TopicPartition = TP, *epochs: int, store: int = 7) -> Assignment:
+    """A partition that was assigned, with these epochs in its commit."""
+    stores = Stores(store, (), epochs) if epochs else Stores()
+    return Assignment(tp, "scope", PartitionState(0, 0, stores=stores), "id", 9, resumed=True, read_from=0)
+
+
+class Log(ModelLog):
+    """A changelog whose broker may be down, or may tell one record at a time."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda: 0.99)
+        self.error: Exception | None = None
+        self.batch = 1_000
+
+    def open(self, tp: TopicPartition) -> int:
+        if self.error is not None:
+            raise self.error
+        return super().open(tp)
+
+    def append(self, tp: TopicPartition, entries: Iterable[Entry]) -> int:
+        return super().append(tp, entries)
+
+    def read(self, tp: TopicPartition, end: int) -> Iterator[Sequence[Record]]:
+        records = [record for record in self.records if record.offset < end]
+        for first in range(0, len(records), self.batch):
+            yield records[first : first + self.batch]
+
+
+class Scene:
+    """Takeovers, with the threads that they need."""
+
+    def __init__(self) -> None:
+        self.log = Log()
+        self.cache = ModelCache()
+        self.changelog = ModelChangelog(self.log)
+        self.store = ChangelogStore(self.cache, self.changelog)
+        self.inbox: queue.SimpleQueue[Adopt | TakeoverEnded] = queue.SimpleQueue()
+        self.now_s = 100.0
+        self.threads: list[threading.Thread] = []
+        self.takeovers = Takeovers(
+            self.store, self.log, name_of, self._do, self.inbox, lambda: 1_000, lambda: self.now_s
+        )  # fmt: skip
+
+    def _do(self, job: Callable[[], None]) -> None:
+        self.threads.append(threading.Thread(target=job))
+        self.threads[-1].start()
+
+    def owner(self, *origins: int) -> int:
+        """An earlier owner put these messages; its epoch."""
+        epoch = self.log.add(claim()) + 1
+        for origin in origins:
+            value = message_value(LINEAGE, 0, None, b"", b"")
+            self.log.add(Entry(message_key((2_000 << 20) + origin, epoch, origin), value))
+        return epoch
+
+    def handle(self) -> Taken | None:
+        """Handle messages of the inbox up to the end of an attempt; its partition, if it was taken over."""
+        while True:
+            told = self.inbox.get(timeout=10)
+            if isinstance(told, TakeoverEnded):
+                return self.takeovers.ended(told)
+            self.takeovers.adopt(told)
+
+    def held(self, tp: TopicPartition = TP) -> int:
+        """Number of messages of an owned partition."""
+        return self.store.held(self.store.number(name_of(tp)))
+
+    def commit(self, tp: TopicPartition = TP) -> None:
+        """The first commit of the owner."""
+        number = self.store.number(name_of(tp))
+        self.store.keep(number, b"state", 0, 0)
+        self.store.committed(number, 0)
+        self.changelog.land(100)
+        self.store.poll()
+
+
+@pytest.fixture
+def scene() -> Iterator[Scene]:
+    """Takeovers; all their threads end."""
+    scene = Scene()
+    yield scene
+    scene.takeovers.forget([TP, OTHER])
+    for thread in scene.threads:
+        thread.join(10)
+        assert not thread.is_alive()
+
+
+def test_messages_of_earlier_owners_are_restored(scene: Scene) -> None:
+    """The store has them before the core has the partition."""
+    epoch = scene.owner(1, 2, 3)
+    begun = scene.takeovers.begin(assignment(TP, epoch), None)
+    assert (scene.handle(), scene.held()) == (begun, 3)
+
+
+def test_more_messages_than_fit_into_the_inbox_are_restored(scene: Scene) -> None:
+    """The thread waits until the main thread has taken some."""
+    epoch = scene.owner(*range(20))
+    scene.log.batch = 1
+    scene.takeovers.begin(assignment(TP, epoch), None)
+    scene.handle()
+    assert scene.held() == 20
+
+
+def test_what_waits_for_the_main_thread_is_bounded(scene: Scene) -> None:
+    """Each call has up to a thousand messages."""
+    epoch = scene.owner(*range(20))
+    scene.log.batch = 1
+    scene.takeovers.begin(assignment(TP, epoch), None)
+    wait_until(lambda: scene.inbox.qsize() == 2, 10, "two calls wait")
+    scene.threads[0].join(0.05)
+    assert scene.inbox.qsize() == 2
+
+
+def test_what_was_adopted_before_a_later_commit_was_found_does_not_count(scene: Scene) -> None:
+    """The reading begins anew, and what a zombie put is void then."""
+    first = scene.owner(1)
+    second = scene.owner()
+    value = message_value(LINEAGE, 0, None, b"", b"")
+    scene.log.add(Entry(message_key(3_000 << 20, first, 2), value))
+    scene.log.batch = 1
+    scene.log.add(state_entry(Kept(True, (second,), 0, 0, b"")))
+    scene.takeovers.begin(assignment(TP, first), None)
+    scene.handle()
+    assert scene.held() == 1
+
+
+def test_the_end_of_a_takeover_is_told(scene: Scene) -> None:
+    """With the number of messages and the time that it took."""
+    scene.takeovers.begin(assignment(TP, scene.owner(1, 2)), None)
+    scene.now_s += 3
+    with structlog.testing.capture_logs() as lines:
+        scene.handle()
+    told = [(line["event"], line["topic"], line["partition"], line["count"], line["seconds"]) for line in lines]
+    assert told == [("delay.restored", "orders", 0, 2, 3.0)]
+
+
+def test_a_changelog_that_is_another_one_is_told(scene: Scene) -> None:
+    """All that the earlier one held is lost."""
+    scene.takeovers.begin(assignment(TP, 50, store=8), None)
+    with structlog.testing.capture_logs() as lines:
+        scene.handle()
+    assert "delay.changelog_lost" in [line["event"] for line in lines]
+
+
+def test_a_partition_is_loading_until_its_epoch_is_proved(scene: Scene) -> None:
+    """Nothing is read of it before the changelog has it."""
+    scene.takeovers.begin(assignment(), None)
+    scene.handle()
+    before = (set(scene.takeovers.loading), scene.takeovers.proved())
+    scene.commit()
+    proved = [taken.assignment.tp for taken in scene.takeovers.proved()]
+    assert (before, proved, set(scene.takeovers.loading)) == (({TP}, []), [TP], set())
+
+
+def test_a_proved_partition_is_returned_once(scene: Scene) -> None:
+    """What came meanwhile is handed over once."""
+    scene.takeovers.begin(assignment(), None)
+    scene.handle()
+    scene.commit()
+    scene.takeovers.proved()
+    assert scene.takeovers.proved() == []
+
+
+def test_a_broker_that_is_down_is_told(scene: Scene) -> None:
+    """And the partition is not given to the core."""
+    scene.log.error = UnavailableError("no broker answers")
+    scene.takeovers.begin(assignment(), None)
+    with structlog.testing.capture_logs() as lines:
+        assert scene.handle() is None
+    assert [(line["event"], line["reason"]) for line in lines] == [("delay.not_restored", "no broker answers")]
+
+
+def test_what_failed_is_tried_again(scene: Scene) -> None:
+    """After a second, and with the messages that came since it began."""
+    epoch = scene.owner(1)
+    scene.log.error = UnavailableError("no broker answers")
+    begun = scene.takeovers.begin(assignment(TP, epoch), None)
+    scene.handle()
+    scene.log.error = None
+    scene.now_s += RETRY_S
+    scene.takeovers.tend()
+    assert (scene.handle(), scene.held()) == (begun, 1)
+
+
+def test_what_failed_is_not_tried_again_at_once(scene: Scene) -> None:
+    """A broker that is down is not asked hundreds of times."""
+    scene.log.error = UnavailableError("no broker answers")
+    scene.takeovers.begin(assignment(), None)
+    scene.handle()
+    scene.now_s += RETRY_S / 2
+    scene.takeovers.tend()
+    assert len(scene.threads) == 1
+
+
+def test_a_takeover_under_way_is_not_begun_twice(scene: Scene) -> None:
+    """Each one claims the changelog."""
+    scene.takeovers.begin(assignment(), None)
+    scene.now_s += 60
+    scene.takeovers.tend()
+    assert len(scene.threads) == 1
+
+
+def test_a_full_disk_is_tried_again(scene: Scene) -> None:
+    """Nothing of the failed attempt counts."""
+    epoch = scene.owner(1, 2)
+    scene.cache.refuses = True
+    scene.takeovers.begin(assignment(TP, epoch), None)
+    scene.handle()
+    scene.cache.refuses = False
+    scene.now_s += RETRY_S
+    scene.takeovers.tend()
+    wait_until(lambda: scene.handle() is not None, 10, "it is taken over")
+    assert scene.held() == 2
+
+
+def test_a_changelog_that_cannot_be_used_ends_the_daemon(scene: Scene) -> None:
+    """Only a person can change that."""
+    scene.log.error = ConfigError("cleanup.policy=delete", hint="run")
+    scene.takeovers.begin(assignment(), None)
+    with pytest.raises(ConfigError, match="cleanup"):
+        scene.handle()
+
+
+def test_a_partition_that_is_gone_is_forgotten(scene: Scene) -> None:
+    """The end of its takeover comes later, and gives nothing to the core."""
+    scene.takeovers.begin(assignment(), None)
+    scene.takeovers.forget([TP])
+    assert (scene.handle(), dict(scene.takeovers.loading)) == (None, {})
+
+
+def test_the_error_of_a_forgotten_takeover_ends_nothing(scene: Scene) -> None:
+    """The topic is the next owner's."""
+    scene.log.error = ConfigError("cleanup.policy=delete", hint="run")
+    scene.takeovers.begin(assignment(), None)
+    scene.takeovers.forget([TP])
+    assert scene.handle() is None
+
+
+def test_a_forgotten_takeover_does_not_wait_for_the_main_thread(scene: Scene) -> None:
+    """Else its thread, one of four, would never end."""
+    epoch = scene.owner(*range(20))
+    scene.log.batch = 1
+    scene.takeovers.begin(assignment(TP, epoch), None)
+    wait_until(lambda: scene.inbox.qsize() == 2, 10, "it waits")
+    scene.takeovers.forget([TP])
+    scene.threads[0].join(10)
+    assert not scene.threads[0].is_alive()
+
+
+def test_a_partition_that_comes_back_is_taken_over_anew(scene: Scene) -> None:
+    """What the first takeover brings does not count."""
+    epoch = scene.owner(1, 2)
+    scene.takeovers.begin(assignment(TP, epoch), None)
+    scene.takeovers.forget([TP])
+    again = scene.takeovers.begin(assignment(TP, epoch), None)
+    ended = [taken for taken in (scene.handle(), scene.handle()) if taken is not None]
+    assert (ended, scene.held()) == ([again], 2)
+
+
+def test_a_partition_that_waits_for_long_is_a_problem(scene: Scene) -> None:
+    """A large changelog takes its time; nobody has to do anything."""
+    scene.takeovers.begin(assignment(), None)
+    before = scene.takeovers.problem
+    scene.now_s += OVERDUE_S
+    assert (before, scene.takeovers.problem) == ("", "orders[0] is not read yet: they are being restored")
+
+
+def test_the_problem_has_the_reason_of_the_failure(scene: Scene) -> None:
+    """And the number of other partitions."""
+    scene.log.error = UnavailableError("no broker answers")
+    for tp in (TP, OTHER):
+        scene.takeovers.begin(assignment(tp), None)
+        scene.handle()
+    scene.now_s += OVERDUE_S
+    assert scene.takeovers.problem == "orders[0] and 1 more is not read yet: no broker answers"
+
+
+def test_a_reason_ends_with_the_takeover(scene: Scene) -> None:
+    """Another partition that waits later does so for its own."""
+    scene.log.error = UnavailableError("no broker answers")
+    scene.takeovers.begin(assignment(), None)
+    scene.handle()
+    scene.log.error = None
+    scene.now_s += RETRY_S
+    scene.takeovers.tend()
+    scene.handle()
+    scene.commit()
+    scene.takeovers.proved()
+    scene.takeovers.begin(assignment(OTHER), None)
+    scene.now_s += OVERDUE_S
+    assert scene.takeovers.problem == "orders[1] is not read yet: they are being restored"
+
+
+def test_the_problem_ends_with_the_takeover(scene: Scene) -> None:
+    """Whatever failed before."""
+    scene.log.error = UnavailableError("no broker answers")
+    scene.takeovers.begin(assignment(), None)
+    scene.handle()
+    scene.log.error = None
+    scene.now_s += OVERDUE_S
+    scene.takeovers.tend()
+    scene.handle()
+    scene.commit()
+    scene.takeovers.proved()
+    assert scene.takeovers.problem == ""
+
+
+# The feed
+
+
+class Fed:
+    """A feed whose source returns what it is told to, and what the core gets of it."""
+
+    def __init__(self) -> None:
+        self.takeovers: Any = Mock(loading={}, **{"proved.return_value": []})
+        self.pipeline: Any = Mock(gate=Mock(paused=frozenset()), idle=True)
+        self.pipeline.origins.copies_of.return_value = frozenset()
+        self.source: Any = Mock(idle_poll_s=0.0)
+        ids: Any = Mock(loading={}, **{"take.return_value": True})
+        snapshots: Any = Mock(assignments={}, **{"load.return_value": {}})
+        delays: Any = Mock(takeovers=self.takeovers, **{"wait_s.return_value": 0.0})
+        self.read: list[object] = []
+        self.pipeline.read.side_effect = lambda run, _: self.read.append(run)
+        self.pipeline.read_past.side_effect = lambda tp, position, _: self.read.append(ReadPast(tp, position))
+        self.feed = Feed(self.pipeline, self.source, ids, snapshots, delays, has_ledger=False)
+
+    def poll(self, *items: object) -> None:
+        """The source returns these."""
+        self.source.poll.return_value = items
+        self.feed.poll()
+
+
+def run(first: int, tp: TopicPartition = TP) -> Run:
+    """A run of one message."""
+    return Run(tp, [first], first, first)
+
+
+def test_an_assigned_partition_is_taken_over_before_the_core_has_it() -> None:
+    """Else the core would read what is held already."""
+    fed = Fed()
+    fed.feed.take([assignment()])
+    assert fed.takeovers.begin.call_count == 1
+    assert not fed.pipeline.assign.called
+
+
+def test_a_partition_that_is_taken_over_is_paused() -> None:
+    """What came in a poll or two waits; more would take memory."""
+    fed = Fed()
+    fed.takeovers.loading = {TP: Taken(assignment(), None, 0, 0.0)}
+    fed.feed.take([assignment()])
+    assert fed.source.pause.call_args.args == (frozenset({TP}),)
+
+
+def test_messages_that_come_meanwhile_are_read_afterwards_in_order() -> None:
+    """Before those that come later, each once."""
+    fed = Fed()
+    taken = Taken(assignment(), None, 0, 0.0)
+    fed.takeovers.loading = {TP: taken}
+    fed.poll(run(0), ReadPast(TP, 5))
+    fed.poll(run(5))
+    assert fed.read == []
+    fed.takeovers.loading = {}
+    fed.takeovers.proved.return_value = [taken]
+    fed.poll(run(6))
+    assert fed.read == [run(0), ReadPast(TP, 5), run(5), run(6)]
+
+
+def test_other_partitions_are_read_meanwhile() -> None:
+    """A large changelog holds up its partition alone."""
+    fed = Fed()
+    fed.takeovers.loading = {TP: Taken(assignment(), None, 0, 0.0)}
+    fed.poll(run(0), run(3, OTHER))
+    assert fed.read == [run(3, OTHER)]
+
+
+def test_the_core_has_the_partition_when_it_was_taken_over() -> None:
+    """It commits the epoch then."""
+    fed = Fed()
+    fed.takeovers.ended.return_value = Taken(assignment(), None, 0, 0.0)
+    fed.feed.taken_over(Mock())
+    assert fed.pipeline.assign.call_args.args[0] == TP
+
+
+def test_the_core_does_not_get_a_partition_that_was_not_taken_over() -> None:
+    """It is tried again."""
+    fed = Fed()
+    fed.takeovers.ended.return_value = None
+    fed.feed.taken_over(Mock())
+    assert not fed.pipeline.assign.called

@@ -1,0 +1,94 @@
+"""The records of a changelog in their byte form."""
+
+from __future__ import annotations
+
+import struct
+
+import pytest
+
+from sidecar.delay.changelog.records import (
+    Kept,
+    Lineage,
+    MessageKey,
+    claim,
+    message_key,
+    message_value,
+    read_message_key,
+    read_message_value,
+    read_state,
+    read_state_key,
+    state_entry,
+    topic_hash,
+)
+from sidecar.delay.disk.blocks import NO_TIMESTAMP
+
+LINEAGE = Lineage((1 << 64) - 1, (1 << 32) - 1)
+
+
+@pytest.mark.parametrize("place", [MessageKey(0, 1, 0), MessageKey((1 << 63) - 1, 1 << 62, 1 << 62)])
+def test_a_key_is_read_as_it_was_made(place: MessageKey) -> None:
+    """Position, epoch and origin come back."""
+    assert read_message_key(message_key(*place)) == place
+
+
+def test_keys_of_two_owners_differ() -> None:
+    """A zombie's record never replaces that of the owner."""
+    assert message_key(7, 1, 3) != message_key(7, 2, 3)
+
+
+@pytest.mark.parametrize("key", [None, b"", b"key"])
+@pytest.mark.parametrize("headers", [b"", b"headers"])
+@pytest.mark.parametrize("value", [None, b"", b"value"])
+def test_a_message_is_read_as_it_was_made(key: bytes | None, headers: bytes, value: bytes | None) -> None:
+    """What is null stays null, and what is empty stays empty."""
+    raw = message_value(LINEAGE, 1_700_000_000_000, key, headers, value)
+    assert read_message_value(raw) == (LINEAGE, 1_700_000_000_000, key, headers, value)
+
+
+def test_a_missing_timestamp_is_kept() -> None:
+    """It is a number of its own."""
+    assert read_message_value(message_value(LINEAGE, NO_TIMESTAMP, None, b"", None)).stamp == NO_TIMESTAMP
+
+
+@pytest.mark.parametrize("epochs", [(5,), (5, 9)])
+@pytest.mark.parametrize("is_proved", [False, True])
+@pytest.mark.parametrize("state", [b"", b"state"])
+def test_a_state_is_read_as_it_was_made(epochs: tuple[int, ...], is_proved: bool, state: bytes) -> None:
+    """Its key has the owner's epoch."""
+    kept = Kept(is_proved, epochs, 3, 1 << 60, state)
+    entry = state_entry(kept)
+    assert (read_state_key(entry.key), read_state(entry.value or b"")) == (epochs[-1], kept)
+
+
+def test_a_message_of_a_later_version_is_refused() -> None:
+    """This version would read something else in it."""
+    raw = message_value(LINEAGE, 0, None, b"", None)
+    with pytest.raises(ValueError, match="version 2"):
+        read_message_value(b"\2" + raw[1:])
+
+
+def test_a_state_of_a_later_version_is_refused() -> None:
+    """This version would read something else in it."""
+    raw = state_entry(Kept(True, (1,), 0, 0, b"")).value or b""  # noqa: FBT003
+    with pytest.raises(ValueError, match="version 2"):
+        read_state(b"\2" + raw[1:])
+
+
+@pytest.mark.parametrize("read", [read_message_value, read_state])
+def test_what_is_too_short_is_refused(read: object) -> None:
+    """Not with an error of `struct`, which nobody handles."""
+    assert callable(read)
+    with pytest.raises(ValueError, match="buffer") as refused:
+        read(b"\1")
+    assert not isinstance(refused.value, struct.error)
+
+
+def test_kinds_differ_in_their_first_byte() -> None:
+    """A reader tells them apart by it."""
+    firsts = {message_key(0, 1, 0)[:1], state_entry(Kept(False, (1,), 0, 0, b"")).key[:1], claim().key[:1]}  # noqa: FBT003
+    assert len(firsts) == 3
+
+
+def test_a_recreated_topic_has_another_hash() -> None:
+    """Its id is another one."""
+    assert topic_hash("a") != topic_hash("b")

@@ -1,0 +1,317 @@
+"""The takeover of a partition: which records of its changelog are held, which are void, and what is removed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import pytest
+
+from sidecar.core.records import TopicPartition
+from sidecar.delay.changelog.epochs import NOBODY
+from sidecar.delay.changelog.interface import Entry
+from sidecar.delay.changelog.records import (
+    Kept,
+    Lineage,
+    MessageKey,
+    claim,
+    message_key,
+    message_value,
+    state_entry,
+)
+from sidecar.delay.changelog.takeover import Start, TakenOver, Takeover
+from sidecar.delay.disk.changes import PlacedRow
+from sidecar.errors import ConfigError
+from tests.support.model_changelog import ModelLog
+
+TP = TopicPartition("orders", 3)
+STORE = 7
+"""The id of a `ModelLog`."""
+LINEAGE, AFTER_RESET, OTHER_TOPIC = Lineage(1, 2), Lineage(8, 2), Lineage(8, 9)
+NOW = 1_000
+"""Positions below are in the past."""
+
+
+@dataclass
+class Scene:
+    """A changelog, and what a takeover gave."""
+
+    log: ModelLog = field(default_factory=lambda: ModelLog(lambda: 0.99))  # nothing is late, nothing is compacted
+    rows: list[PlacedRow] = field(default_factory=list)
+    anew: int = 0
+
+    def claim(self) -> int:
+        """The epoch of a new owner."""
+        return self.log.add(claim()) + 1
+
+    def put(self, epoch: int, origin: int, position: int | None = None, lineage: Lineage = LINEAGE) -> bytes:
+        """A message of an owner, by default due in the future; its key."""
+        key = message_key(NOW + origin if position is None else position, epoch, origin)
+        self.log.add(Entry(key, message_value(lineage, 5, b"key", b"headers", b"%d" % origin)))
+        return key
+
+    def keep(self, *epochs: int, proved: bool = False, watermark: int = 0) -> Entry:
+        """A state of the owner with the last of these epochs."""
+        entry = state_entry(Kept(proved, epochs, watermark, watermark, b"of %d" % epochs[-1]))
+        self.log.add(entry)
+        return entry
+
+    def take(self, *epochs: int, store: int = STORE, seen: int = 0, watermark: int = 0,
+             lineage: Lineage = LINEAGE) -> TakenOver:  # fmt: skip
+        """Take over, with these epochs in the commit."""
+
+        def adopt(rows: list[PlacedRow], is_anew: bool) -> None:
+            if is_anew:
+                self.rows, self.anew = [], self.anew + 1
+            self.rows += rows
+
+        return Takeover(self.log, TP, Start(store, epochs, lineage, watermark, seen, NOW), adopt).run()
+
+    @property
+    def held(self) -> list[int]:
+        """The origins of what was adopted."""
+        return [row[1] for row in self.rows]
+
+    @property
+    def removed(self) -> list[bytes]:
+        """Keys of tombstones."""
+        return [record.key for record in self.log.records if record.value is None]
+
+
+@pytest.fixture
+def scene() -> Scene:
+    """An empty changelog."""
+    return Scene()
+
+
+def test_the_epoch_is_the_offset_behind_the_claim(scene: Scene) -> None:
+    """So each ownership has its own, and later ones have higher ones."""
+    first, second = scene.take(store=0), scene.take(1)
+    assert (first.epoch, second.epoch, second.epochs) == (1, 2, (2,))
+
+
+def test_what_the_last_owner_put_is_held(scene: Scene) -> None:
+    """In the order of the log, with all that the message brought."""
+    epoch = scene.claim()
+    scene.put(epoch, 1, 3_000)
+    scene.put(epoch, 0, 2_000)
+    scene.take(epoch)
+    assert scene.rows == [
+        (3_000, 1, epoch, 5, b"key", b"headers", b"1"),
+        (2_000, 0, epoch, 5, b"key", b"headers", b"0"),
+    ]
+
+
+def test_what_a_zombie_puts_is_void(scene: Scene) -> None:
+    """It was appended after the epoch of its successor, and the successor has not seen it."""
+    first = scene.claim()
+    scene.put(first, 0)
+    second = scene.claim()
+    scene.put(first, 1)
+    scene.put(second, 2)
+    scene.take(second)
+    assert scene.held == [0, 2]
+
+
+def test_what_is_void_is_removed_at_once(scene: Scene) -> None:
+    """It would count as soon as a commit named the new epoch alone."""
+    first, second = scene.claim(), scene.claim()
+    key = scene.put(first, 1)
+    taken = scene.take(second)
+    assert (scene.removed, taken.epochs) == ([key], (taken.epoch,))
+
+
+def test_what_was_removed_before_is_not_removed_again(scene: Scene) -> None:
+    """A void message that has a tombstone needs no second one."""
+    first, second = scene.claim(), scene.claim()
+    scene.log.add(Entry(scene.put(first, 1), None))
+    scene.take(second)
+    assert len(scene.removed) == 1
+
+
+def test_an_owner_of_whom_nothing_is_known_gives_two_epochs(scene: Scene) -> None:
+    """Its commit may have succeeded or not: what it put is neither held nor removed."""
+    first = scene.claim()
+    scene.put(first, 0)
+    scene.put(scene.claim(), 1)
+    taken = scene.take(first)
+    assert (scene.held, scene.removed, taken.epochs) == ([0], [], (first, taken.epoch))
+
+
+def test_a_state_of_whom_nothing_is_known_gives_two_epochs(scene: Scene) -> None:
+    """It is not the state of the last owner, and must not become that."""
+    first = scene.claim()
+    scene.keep(first)
+    scene.keep(scene.claim())
+    taken = scene.take(first)
+    assert (taken.kept and taken.kept.state, taken.epochs) == (b"of 1", (first, taken.epoch))
+
+
+def test_without_any_commit_nothing_is_held(scene: Scene) -> None:
+    """Nobody was proven to be the owner, so all of it is read again."""
+    scene.put(scene.claim(), 0)
+    taken = scene.take(store=0)
+    assert (scene.held, taken.kept, taken.epochs) == ([], None, (NOBODY[-1], taken.epoch))
+
+
+def test_the_state_that_counts_last_is_kept(scene: Scene) -> None:
+    """That of a zombie comes later, and does not count."""
+    first, second = scene.claim(), scene.claim()
+    scene.keep(second)
+    scene.keep(first)
+    taken = scene.take(second)
+    assert taken.kept is not None
+    assert taken.kept.state == b"of %d" % second
+
+
+def test_messages_that_were_removed_are_named(scene: Scene) -> None:
+    """They were adopted before their tombstones were read."""
+    epoch = scene.claim()
+    scene.put(epoch, 0)
+    scene.log.add(Entry(scene.put(epoch, 1), None))
+    assert scene.take(epoch).ended == [MessageKey(NOW + 1, epoch, 1)]
+
+
+def test_an_overdue_message_that_was_removed_is_named(scene: Scene) -> None:
+    """Most removed messages are overdue."""
+    epoch = scene.claim()
+    scene.log.add(Entry(scene.put(epoch, 1, 5), None))
+    assert scene.take(epoch).ended == [MessageKey(5, epoch, 1)]
+
+
+def test_a_tombstone_whose_message_was_compacted_away_is_ignored(scene: Scene) -> None:
+    """There are as many of them as messages in a day; nothing was adopted that they end."""
+    epoch = scene.claim()
+    scene.log.add(Entry(message_key(5, epoch, 1), None))
+    assert scene.take(epoch).ended == []
+
+
+def test_origins_from_seen_on_are_known(scene: Scene) -> None:
+    """They are not put again when they are read; those below are not read, and removed ones do not matter."""
+    epoch = scene.claim()
+    for origin in (4, 5, 6):
+        scene.put(epoch, origin)
+    scene.log.add(Entry(scene.put(epoch, 7), None))
+    assert list(scene.take(epoch, seen=5).known) == [5, 6]
+
+
+def test_a_reset_drops_what_is_read_again(scene: Scene) -> None:
+    """From the offset on, all comes again; what lies below stays."""
+    epoch = scene.claim()
+    scene.put(epoch, 4)
+    again = scene.put(epoch, 5)
+    scene.take(epoch, watermark=5, seen=5, lineage=AFTER_RESET)
+    assert (scene.held, scene.removed) == ([4], [again])
+
+
+def test_messages_of_another_incarnation_are_not_known(scene: Scene) -> None:
+    """Their offsets are those of other messages."""
+    epoch = scene.claim()
+    scene.put(epoch, 9, lineage=OTHER_TOPIC)
+    assert not scene.take(epoch).known
+
+
+def test_a_recreated_topic_keeps_all(scene: Scene) -> None:
+    """Its offsets begin anew, and say nothing of the messages that are held."""
+    epoch = scene.claim()
+    scene.put(epoch, 4)
+    scene.put(epoch, 5)
+    scene.take(epoch, watermark=0, lineage=OTHER_TOPIC)
+    assert (scene.held, scene.removed) == ([4, 5], [])
+
+
+def test_a_later_commit_than_the_one_that_was_read_counts(scene: Scene) -> None:
+    """A reset removed that commit; the changelog tells of it, and the reading begins anew with its epochs."""
+    first = scene.claim()
+    scene.put(first, 0)
+    second = scene.claim()
+    scene.keep(second, proved=True)
+    scene.put(second, 1)
+    taken = scene.take(store=0)
+    assert (scene.held, scene.anew, taken.epochs) == ([0, 1], 2, (taken.epoch,))
+
+
+def test_a_state_that_is_not_proved_tells_of_no_commit(scene: Scene) -> None:
+    """Each owner keeps one before its commit, which may fail."""
+    first = scene.claim()
+    scene.put(first, 0)
+    scene.keep(first)
+    scene.take(store=0)
+    assert scene.held == []
+
+
+def test_earlier_states_are_garbage(scene: Scene) -> None:
+    """Those of earlier owners, once a commit names the new one."""
+    first = scene.claim()
+    old = scene.keep(first)
+    second = scene.claim()
+    scene.keep(second)
+    assert scene.take(second).garbage == [old.key]
+
+
+def test_the_state_of_a_zombie_is_garbage(scene: Scene) -> None:
+    """It will never count."""
+    first, second = scene.claim(), scene.claim()
+    void = scene.keep(first)
+    scene.keep(second)
+    assert scene.take(second).garbage == [void.key]
+
+
+def test_messages_that_were_ended_and_not_removed_are_garbage(scene: Scene) -> None:
+    """Their owner died between the commit and the tombstones."""
+    epoch = scene.claim()
+    ended = scene.put(epoch, 0, 5)
+    scene.put(epoch, 1, 10)
+    scene.keep(epoch, watermark=10)
+    assert scene.take(epoch).garbage == [ended]
+
+
+def test_garbage_is_not_removed_yet(scene: Scene) -> None:
+    """Until the commit, this is not certainly the owner."""
+    epoch = scene.claim()
+    scene.put(epoch, 0, 5)
+    scene.keep(epoch, watermark=10)
+    scene.take(epoch)
+    assert scene.removed == []
+
+
+def test_a_changelog_that_is_another_one_is_lost(scene: Scene) -> None:
+    """The commit names it, and it holds nothing of that."""
+    taken = scene.take(5, store=STORE + 1)
+    assert (taken.is_lost, taken.store) == (True, STORE)
+
+
+@pytest.mark.parametrize("store", [0, STORE])
+def test_a_new_changelog_is_not_lost(scene: Scene, store: int) -> None:
+    """Nor is the one that the commit names."""
+    assert not scene.take(store=store).is_lost
+
+
+def test_the_epochs_of_another_changelog_do_not_count(scene: Scene) -> None:
+    """They are offsets in that one."""
+    scene.put(scene.claim(), 0)
+    scene.take(50, store=STORE + 1)
+    assert scene.held == []
+
+
+def test_what_comes_behind_the_claim_is_not_read(scene: Scene) -> None:
+    """It cannot be told from what comes after the takeover."""
+    epoch = scene.claim()
+    append = scene.log.append
+
+    def and_more(tp: TopicPartition, entries: list[Entry]) -> int:
+        offset = append(tp, entries)
+        scene.put(epoch, 1)
+        return offset
+
+    scene.log.append = and_more  # type: ignore[assignment,method-assign]
+    scene.take(epoch)
+    assert scene.held == []
+
+
+def test_a_record_of_a_later_version_ends_the_daemon(scene: Scene) -> None:
+    """With the cure; messages must not be lost by an older version that ignores them."""
+    epoch = scene.claim()
+    scene.log.add(Entry(message_key(1, epoch, 0), b"\2" + message_value(LINEAGE, 0, None, b"", None)[1:]))
+    with pytest.raises(ConfigError, match="version 2") as refused:
+        scene.take(epoch)
+    assert "later one" in refused.value.hint
