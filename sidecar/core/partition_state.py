@@ -47,7 +47,6 @@ class Tries(NamedTuple):
 
 NO_TRIES = Tries(0, 0)
 STORES_MAX = 8
-EPOCHS_MAX = 2
 
 
 class Stores(NamedTuple):
@@ -57,15 +56,15 @@ class Stores(NamedTuple):
     """That of the owner of this state; 0 if it has none."""
     others: tuple[tuple[int, int], ...] = ()
     """Those of earlier owners, each with the offset from which a later owner read, oldest first."""
-    epochs: tuple[int, ...] = ()
-    """The ownerships that count in a store which owners share, see `delay.changelog.epochs`; empty in any other."""
+    epoch: int = 0
+    """That of the owner in a store which owners share, see `delay.changelog.epochs`; 0 in any other."""
 
-    def taken_by(self, store: int, seen: int, epochs: tuple[int, ...] = ()) -> Stores:
+    def taken_by(self, store: int, seen: int, epoch: int = 0) -> Stores:
         """The stores once an owner with this store takes the partition, and reads from the offset `seen` on."""
         others = [other for other in self.others if other[0] != store]
         if self.own not in (0, store):
             others = [*(other for other in others if other[0] != self.own), (self.own, seen)]
-        return Stores(store, tuple(others[-STORES_MAX:]), epochs)
+        return Stores(store, tuple(others[-STORES_MAX:]), epoch)
 
     def void_from(self, store: int) -> int | None:
         """The offset from which others read what this store has too, up to the committed `seen`; None if none did.

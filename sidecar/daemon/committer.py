@@ -134,6 +134,8 @@ class Committer:
         """
         self._order.overtake()
         while self._order.busy:  # its entries must be known to be durable, or join this commit
+            if self._delays is not None:
+                self._delays.take_ends()
             take_inbox(WAIT_S)
         self._pipeline.committed({}, time.monotonic() * 1000)  # its result is not awaited
         step: Step | None = self._begin(

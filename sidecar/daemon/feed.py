@@ -142,4 +142,6 @@ class Feed:
     def _patience_s(self) -> float:
         if self._pipeline.delivery.outbox.groups or self._pipeline.commits.outstanding:
             return BUSY_POLL_S
+        if self._takeovers is not None and self._takeovers.is_adopting:
+            return BUSY_POLL_S
         return self._source.idle_poll_s if self._pipeline.idle else OPEN_POLL_S

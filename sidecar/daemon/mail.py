@@ -19,6 +19,9 @@ from sidecar.runtime.dead_letter_writer import LettersStored
 from sidecar.runtime.ledger_worker import ClaimAnswered
 from sidecar.runtime.senders import Answered
 
+TAKE_S = 0.05
+"""About the longest that one `take` goes on: restores fill the inbox as fast as it is emptied."""
+
 Told: TypeAlias = (
     Answered
     | ClaimAnswered
@@ -69,9 +72,10 @@ class Mail:
         self._delays = delays
 
     def take(self, timeout_s: float = 0.0) -> None:
-        """Dispatch all messages in the inbox, waiting this long for the first."""
-        now_ms = time.monotonic() * 1000
-        while True:
+        """Dispatch the messages in the inbox, waiting this long for the first; the next call goes on with the rest."""
+        now_s = time.monotonic()
+        now_ms, until_s = now_s * 1000, now_s + timeout_s + TAKE_S
+        while time.monotonic() < until_s:
             try:
                 event = self._inbox.get(timeout=timeout_s) if timeout_s else self._inbox.get_nowait()
             except queue.Empty:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from pyroaring import BitMap64
@@ -22,8 +22,8 @@ class Place(NamedTuple):
     """The identity of the store, 48 bits; never 0."""
     scope: str
     """The identity of the partition's positions."""
-    epochs: tuple[int, ...] = ()
-    """The ownerships that count, see `delay.changelog.epochs`; empty if only this host has the store."""
+    epoch: int = 0
+    """That of the ownership, see `delay.changelog.epochs`; 0 if only this host has the store."""
 
 
 class Job(Protocol):
@@ -117,6 +117,10 @@ class HeldStore(StoreWrites, Protocol):
         """Number of messages that were put and are not ended."""
         ...
 
+    def hours(self) -> Mapping[int, int]:
+        """Number of messages that are not ended, by the hour in which they are due, counted since the epoch."""
+        ...
+
     def put(self, number: int, rows: Iterable[Row]) -> Sequence[int]:
         """Put messages; return their positions, none of which is at or below one that was taken.
 
@@ -189,11 +193,4 @@ class Cache(HeldStore, Protocol):
 
     def drop(self, number: int) -> None:
         """Forget a partition; its number must not be used again."""
-        ...
-
-    def remove(self, number: int, position: int, epoch: int) -> bool:
-        """End the message that was adopted with this epoch, and not taken; return whether there was one.
-
-        Several may have been adopted at a position, as long as all but one are removed before any is taken.
-        """
         ...

@@ -10,9 +10,9 @@ from pathlib import Path
 
 from sidecar import files
 from sidecar.delay.disk.changes import Record
+from sidecar.delay.disk.snapshot import Snapshot
 from sidecar.delay.disk.wal import CHECKPOINT, SUFFIX, WAL_BYTES_MAX, Wal
 from sidecar.delay.lanes import Lanes
-from sidecar.delay.snapshot import Snapshot
 
 
 class Saving:

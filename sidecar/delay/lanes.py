@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 from collections import deque
 from collections.abc import Collection, Iterable, Mapping
+from math import inf
 from pathlib import Path
 
 import numpy as np
@@ -12,10 +13,10 @@ from pyroaring import BitMap
 
 from sidecar.delay.disk.blocks import ROW_TYPE, SEQUENCE_BITS, Held
 from sidecar.delay.disk.changes import Changes, Entry
+from sidecar.delay.disk.filed import Filed
 from sidecar.delay.disk.hour import HOUR_MS, Damage, HourFile, Known, ShorterError
 from sidecar.delay.disk.hours import BUFFERED_BYTES_MAX, Hours, NewRow, hour_of, start_of
 from sidecar.delay.disk.wheel import Positions
-from sidecar.delay.filed import Filed
 from sidecar.delay.readers import DROPPED, Lane, Left, Loaded
 
 _CHUNK = 256
@@ -57,6 +58,8 @@ class Lanes(Hours):
         """Hours that are flushed because too much is in memory."""
         self.nbytes = sum(file.size for file in known.values())
         """Bytes of the files."""
+        self.reclaimed_bytes = inf
+        """Size from which on the file of an hour to come is removed when nothing is left there."""
         for number in range(len(lanes)):
             self.rewind(number)
 
@@ -357,8 +360,9 @@ class Lanes(Hours):
         }
 
     def over(self) -> list[int]:
-        """Past hours that have no message that is not ended: nothing will be put there."""
-        return [hour for hour in self.left.empty if hour < hour_of(self.mark)]
+        """Hours that have no message that is not ended, if they are past or take up enough: a new file may follow."""
+        past, enough = hour_of(self.mark), self.reclaimed_bytes
+        return [hour for hour in self.left.empty if hour < past or self._hours[hour].size >= enough]
 
     def path(self, hour: int) -> Path:
         """The path of an hour's file."""

@@ -17,13 +17,13 @@ from sidecar.delay.disk.blocks import DUE_MAX_MS, ORIGIN_MAX, PUT_BYTES_MAX, Hel
 from sidecar.delay.disk.changes import Kind
 from sidecar.delay.disk.hour import SUFFIX as HOUR_SUFFIX
 from sidecar.delay.disk.hour import Damage
+from sidecar.delay.disk.snapshot import Partition, Snapshot
 from sidecar.delay.disk.wal import CHECKPOINT, logs_of
 from sidecar.delay.interface import Place, Row
 from sidecar.delay.journal import Journal
 from sidecar.delay.lanes import Lanes
 from sidecar.delay.readers import Lane
 from sidecar.delay.replay import CANCEL, FORGET, KEEP, Replay
-from sidecar.delay.snapshot import Partition, Snapshot
 from sidecar.delay.writes import Writes
 from sidecar.errors import StateError
 from sidecar.state.folder import StateFolder
@@ -145,6 +145,10 @@ class PartitionStore(Writes, Adoption):
     def held(self, number: int) -> int:
         """Number of messages that are not ended."""
         return self._lanes.lanes[number].held
+
+    def hours(self) -> dict[int, int]:
+        """Number of messages that are not ended, by the hour in which they are due."""
+        return self._lanes.left.totals()
 
     def disk_bytes(self) -> int:
         """Bytes of the files of hours and of the logs."""

@@ -139,6 +139,10 @@ class Left:
         """The hours where a partition has something left."""
         return [hour for hour, of_hour in self._counts.items() if number in of_hour]
 
+    def totals(self) -> dict[int, int]:
+        """The sum of each hour."""
+        return {hour: sum(of_hour.values()) for hour, of_hour in self._counts.items()}
+
     def numbers(self, hour: int) -> list[int]:
         """The partitions that have something left in an hour."""
         return list(self._counts.get(hour, ()))

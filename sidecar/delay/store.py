@@ -18,9 +18,9 @@ from sidecar.delay.disk.blocks import DUE_MAX_MS, NO_TIMESTAMP, ORIGIN_MAX, PUT_
 from sidecar.delay.disk.changes import Changes, Entry
 from sidecar.delay.disk.hour import SUFFIX as HOUR_SUFFIX
 from sidecar.delay.disk.hour import Damage, Known
+from sidecar.delay.disk.snapshot import pack_hours, unpack_hours
 from sidecar.delay.disk.wal import CHECKPOINT, SUFFIX, WAL_BYTES_MAX, Wal, records
 from sidecar.delay.headers import Header, pack_headers, unpack_headers
-from sidecar.delay.snapshot import pack_hours, unpack_hours
 from sidecar.errors import StateError
 from sidecar.state.folder import StateFolder, state_error
 

@@ -166,6 +166,12 @@ def _condition(now: StatusSnapshot) -> Iterator[Metric]:
     yield CounterMetricFamily("sidecar_ids_rotations", "Generations of ids forgotten.", value=ids.rotations)
     yield GaugeMetricFamily("sidecar_ids_loading", "Partitions whose ids are being loaded.", value=ids.loading)
     yield GaugeMetricFamily("sidecar_dead_letters_stored", "Dead letters in the state folder.", value=now.dead_letters)
+    if now.delay is not None:
+        due = GaugeMetricFamily("sidecar_delayed_due", "Delayed messages by when they are due.", labels=["within"])
+        for within, count in now.delay.due.items():
+            due.add_metric([within], count)
+        yield due
+        yield GaugeMetricFamily("sidecar_delay_disk_bytes", "Files of delayed messages.", value=now.delay.disk_bytes)
 
 
 def _health(now: StatusSnapshot) -> Iterator[Metric]:

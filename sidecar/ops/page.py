@@ -8,7 +8,7 @@ from typing import Any
 
 from sidecar.core.books import BOOKS
 from sidecar.core.records import TopicPartition, group_label
-from sidecar.ops.snapshot import RETRYING_MAX, BlockingGroup, PartitionStatus, StatusSnapshot
+from sidecar.ops.snapshot import DUE_WITHIN, RETRYING_MAX, BlockingGroup, PartitionStatus, StatusSnapshot
 
 REFRESH_SECONDS = 5
 _STYLE = (
@@ -43,6 +43,9 @@ def page(now: StatusSnapshot) -> bytes:
                 ),
             )
         )
+    if now.delay is not None:
+        due = [(DUE_WITHIN[within], count) for within, count in now.delay.due.items()]
+        parts.append(_table(("delayed messages due", "messages"), due))
     if now.blocking:
         held = ((block.topic, _queue(block), group_label(block.group)) for block in now.blocking)
         parts.append(_table(("topic", "partition", "watermark held by group"), held))

@@ -112,6 +112,29 @@ class IdsStatus:
     """Partitions that are not read yet, because their ids are being loaded."""
 
 
+DUE_WITHIN = {
+    "1h": "in this hour, or overdue",
+    "6h": "in the next 6 hours",
+    "1d": "in the next day",
+    "7d": "in the next 7 days",
+    "30d": "in the next 30 days",
+    "later": "later",
+}
+"""Times until delayed messages are due, each without those before it, in hours of the clock."""
+
+
+@dataclass(frozen=True, slots=True)
+class DelayStatus:
+    """The delayed messages that this daemon holds."""
+
+    held: int
+    next_due: str | None
+    """When the next is due, ISO 8601 in UTC, or the begin of its hour while that is not loaded."""
+    disk_bytes: int
+    due: Mapping[str, int]
+    """Number of messages by the keys of `DUE_WITHIN`."""
+
+
 @dataclass(frozen=True, slots=True)
 class Activity:
     """Counts since the start, for metrics; the keys are (group's label, result or verdict).
@@ -161,6 +184,7 @@ class StatusSnapshot:
     retrying: tuple[RetryingGroup, ...] = ()
     blocking: tuple[BlockingGroup, ...] = ()
     dead_letters: int = 0
+    delay: DelayStatus | None = None
     activity: Activity = NO_ACTIVITY
 
     @property
@@ -196,5 +220,6 @@ class StatusSnapshot:
                 for row in self.blocking
             ],
             "dead_letters_stored": self.dead_letters,
+            "delay": asdict(self.delay) if self.delay is not None else None,
             "partitions": [partition.to_json() for partition in self.partitions],
         }

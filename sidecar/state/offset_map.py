@@ -22,13 +22,13 @@ from typing import NamedTuple
 
 from sidecar.core.lineage import TOKEN_BITS, Stamp
 from sidecar.core.partition.room import METADATA_CHARACTERS
-from sidecar.core.partition_state import EPOCHS_MAX, STORES_MAX, LaneState, PartitionState, SharedIntent, Stores, Tries
+from sidecar.core.partition_state import STORES_MAX, LaneState, PartitionState, SharedIntent, Stores, Tries
 
 MAGIC, VERSION = 0xB5, 1
 _HEAD = struct.Struct(">BBI")
 _NO_STAMP = Stamp(0, 0)
 STORE_BYTES = 6
-STORES_CHARACTERS = (2 + (STORES_MAX + 1) * (STORE_BYTES + 10) + EPOCHS_MAX * 10) * 4 // 3 + 1
+STORES_CHARACTERS = (1 + (STORES_MAX + 1) * (STORE_BYTES + 10) + 10) * 4 // 3 + 1
 """Most that the stores take of the text."""
 IntentKey = tuple[int, int, int]
 """An intent: its lane, its first and its last offset."""
@@ -135,7 +135,7 @@ def encode(
         for store, end in (*state.stores.others, (state.stores.own, 0)):
             out += store.to_bytes(STORE_BYTES, "big")
             _put(out, end)
-        _put(out, len(state.stores.epochs), *state.stores.epochs)
+        _put(out, state.stores.epoch)
     text = base64.b64encode(_HEAD.pack(MAGIC, VERSION, zlib.crc32(out)) + out).decode()
     if len(text) > METADATA_CHARACTERS:
         raise ValueError(f"{len(text)} characters of metadata, {METADATA_CHARACTERS} fit")
@@ -230,8 +230,8 @@ class _Reader:
             store = int.from_bytes(self._raw[self._at : self._at + STORE_BYTES], "big")
             self._at += STORE_BYTES
             stores.append((store, self.number()))
-        epochs = [self.number() for _ in range(self.number() if self._at < len(self._raw) else 0)]
-        return Stores(stores[-1][0], tuple(stores[:-1]), tuple(epochs))
+        epoch = self.number() if self._at < len(self._raw) else 0
+        return Stores(stores[-1][0], tuple(stores[:-1]), epoch)
 
     def keys(self, count: int) -> Iterator[int]:
         for _ in range(count):

@@ -6,6 +6,7 @@ The core, the order of commits and the daemon's `Delays` are the real ones.
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -466,8 +467,9 @@ class World:
         self.wandering: list[Batch] = []
         self._faulty = True
         self.journal: list[int] = []
-        self._again: set[int] = set()
-        """Offsets that an operator's reset delivers again."""
+        self._allowed: dict[int, int] = {}
+        """How often offsets may be delivered that an operator's reset delivers again."""
+        self._deliveries = Counter[int]()
         self.skipped: set[int] = set()
         """Offsets that an operator's reset may skip."""
         self.hosts = [Host(self, number) for number in range(hosts)]
@@ -489,8 +491,8 @@ class World:
         """Offsets that a store has after a commit of this state, whatever happens."""
         if self.log is None:
             return {origin for host in self.hosts for origin in host.disk.durable_origins()}
-        epochs = state.stores.epochs
-        return {origin for offset, epoch, origin in self.log.messages() if counts(epochs, offset, epoch)}
+        named = state.stores.epoch
+        return {origin for offset, epoch, origin in self.log.messages() if counts(named, offset, epoch)}
 
     def keep_letters(self, store: Store) -> None:
         """Dead letters are durable."""
@@ -505,7 +507,7 @@ class World:
             before = self.receiver.parts.get((batch.group, name))
             # The known limit: an id that is in the journal thins a part whose end was not committed.
             # What a reset delivers again is no member any more.
-            gone = self._again | set(before or () if self.plan.reading.ids is not None else ())
+            gone = self._allowed.keys() | set(before or () if self.plan.reading.ids is not None else ())
             if before is not None and set(before) - gone != set(offsets) - gone:
                 raise BrokenPromiseError("names", f"{name} stands for {before} and for {offsets}")
         if self._faulty and self.chance() < self.plan.flaky:
@@ -520,7 +522,8 @@ class World:
 
     def _store(self, name: str, offset: int) -> None:
         stored = self.receiver.stored
-        if offset in stored and offset not in self._again:
+        self._deliveries[offset] += 1
+        if self._deliveries[offset] > self._allowed.get(offset, 1):
             raise BrokenPromiseError("twice", f"{offset} as {name} and {stored[offset]}")
         stored[offset] = name
         due = self.plan.log[offset][3]
@@ -570,14 +573,16 @@ class World:
         for host in self.hosts:
             if host.alive:
                 host.die()
-        at = int(self.chance() * LENGTH)
+        at, held = int(self.chance() * LENGTH), self.durable(self.broker.state)
         self.broker.incarnation += 1
         self.broker.state = PartitionState(at, at)
-        self._again.update(range(at, LENGTH))
-        self.skipped.update(range(at))
+        late = Counter(each for batch in self.wandering for _, offsets in _offsets(batch) for each in offsets)
+        self._allowed |= {offset: self._deliveries[offset] + late[offset] + 1 for offset in range(at, LENGTH)}
+        self.skipped.update(set(range(at)) - (held if self.log is not None else set()))
         if len(self.hosts) > 1 and self.log is None:
             for host in self.hosts:  # the known limit: nothing tells what of it others have read since
-                self._again.update(host.disk.durable_origins())
+                for offset in host.disk.durable_origins():
+                    self._allowed[offset] = self._allowed.get(offset, 1) + 1
         self.journal.clear()
         self.hosts[int(self.chance() * len(self.hosts))].start()
 

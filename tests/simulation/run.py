@@ -25,6 +25,8 @@ from tests.simulation.world import run_schedule
 KINDS: dict[str, Callable[[int], object]] = {
     "delayed": run_delayed,
     "delayed-3": partial(run_delayed, hosts=3),
+    "changelog": partial(run_delayed, shared=True),
+    "changelog-3": partial(run_delayed, hosts=3, shared=True),
     "leased": run_leased,
     "leased-2": partial(run_leased, members=2),
     "leased-ledger": partial(run_leased, members=2, copies=15),

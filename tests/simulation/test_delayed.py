@@ -12,9 +12,10 @@ from tests.simulation.run import run
 
 DELAYED = MISTAKES / "delayed"
 SCHEDULES, JOBS = 2_500, 2
+STORES = pytest.mark.parametrize("kind", ["delayed", "delayed-3", "changelog", "changelog-3"])
 
 
-@pytest.mark.parametrize("kind", ["delayed", "delayed-3"])
+@STORES
 def test_some_schedules_in_this_process(kind: str) -> None:
     """Schedules hold every promise; run here, where coverage counts them."""
     outcome = run(200, kind=kind)
@@ -23,7 +24,7 @@ def test_some_schedules_in_this_process(kind: str) -> None:
 
 
 @pytest.mark.timeout(900)  # more than a minute of both cores
-@pytest.mark.parametrize("kind", ["delayed", "delayed-3"])
+@STORES
 def test_thousands_of_schedules(kind: str) -> None:
     """Nothing is early, lost, sent twice, stuck, or under a name of other messages."""
     outcome = run(SCHEDULES, seed=10_000, jobs=JOBS, kind=kind)

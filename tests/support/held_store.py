@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from bisect import insort
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -11,7 +12,7 @@ from pyroaring import BitMap64
 
 from sidecar.delay.disk.blocks import NO_TIMESTAMP, SEQUENCE_BITS, Held
 from sidecar.delay.disk.changes import PlacedRow
-from sidecar.delay.disk.hour import Damage
+from sidecar.delay.disk.hour import HOUR_MS, Damage
 from sidecar.delay.interface import Place, Row
 from sidecar.errors import StateError
 
@@ -123,6 +124,10 @@ class ModelStore:
     def held(self, number: int) -> int:
         shelf = self._shelf(number)
         return sum(position >= shelf.watermark for position in shelf.order)
+
+    def hours(self) -> dict[int, int]:
+        shelves = self._live.shelves
+        return Counter((p >> SEQUENCE_BITS) // HOUR_MS for each in shelves for p in each.order if p >= each.watermark)
 
     def put(self, number: int, rows: Iterable[Row]) -> Sequence[int]:
         shelf, live, positions = self._shelf(number), self._live, []

@@ -55,8 +55,8 @@ class ModelLog:
                 self.late.remove(entries)
 
     def messages(self) -> Iterator[tuple[int, int, int]]:
-        """Offset, epoch and origin of the messages."""
-        for record in self.records:
+        """Offset, epoch and origin of the messages that were not removed."""
+        for record in {record.key: record for record in self.records}.values():
             if record.key[:1] == MESSAGE and record.value is not None:
                 _, epoch, origin = read_message_key(record.key)
                 yield record.offset, epoch, origin

@@ -162,7 +162,7 @@ class CommitOrder:
         if not items:
             return Refuse([])
         kept = tuple(item.tp for item in items if item.tp.delayed)
-        shared = {item.tp for item in items if item.state.stores.epochs}
+        shared = {item.tp for item in items if item.state.stores.epoch}
         bound = tuple(tp for tp in kept if tp.source in shared)
         return Publish([item for item in items if not item.tp.delayed], kept, bound)
 

@@ -94,7 +94,7 @@ class Commits:
 
     def _is_shared(self, tp: TopicPartition) -> bool:
         """Whether owners share the store of delayed messages: its states count only with a commit of the source."""
-        return bool(self._owned[tp].holding.stores.epochs)
+        return bool(self._owned[tp].holding.stores.epoch)
 
     def _begin(self, tp: TopicPartition, *, proves: bool = False) -> CommitItem | None:
         if tp.delayed and tp.source not in self._owned:  # it is about to be forgotten, too

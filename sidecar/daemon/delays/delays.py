@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import time
+from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
+from datetime import UTC, datetime
 from functools import partial
 from math import inf
 
@@ -18,14 +21,18 @@ from sidecar.daemon.delays.takeovers import Takeovers
 from sidecar.daemon.delays.writing import Synced, Writing
 from sidecar.delay.clock import SteadyClock
 from sidecar.delay.disk.blocks import NO_TIMESTAMP, SEQUENCE_BITS
+from sidecar.delay.disk.hour import HOUR_MS
 from sidecar.delay.headers import pack_headers, unpack_headers
 from sidecar.delay.interface import HeldStore, Job
 from sidecar.errors import StateError
+from sidecar.ops.snapshot import DUE_WITHIN, DelayStatus
 from sidecar.sources.base import RUN_BYTES
 
 log = structlog.get_logger()
 
 MESSAGES_AT_ONCE = 500
+HOURS = (0, 6, 24, 7 * 24, 30 * 24)
+"""Last hours of the keys of `DUE_WITHIN` but for the last key, counted from the present one."""
 GOES_ON_AT = 0.9
 """Share of the most bytes below which a full store takes messages again."""
 
@@ -168,6 +175,19 @@ class Delays:
         due_ms = min((position >> SEQUENCE_BITS for position in following if position is not None), default=None)
         return inf if due_ms is None else max(0.0, (due_ms - self._wall_ms) / 1000)
 
+    def status(self) -> DelayStatus:
+        """What is held, and when it is due."""
+        hours = self._store.hours()
+        now_ms = self._wall_ms or time.time_ns() // 1_000_000
+        following = [self._store.next(number) for number in self.owned.numbers.values()]
+        due_ms = min((position >> SEQUENCE_BITS for position in following if position is not None), default=None)
+        next_due = (
+            None if due_ms is None else datetime.fromtimestamp(due_ms / 1000, UTC).isoformat(timespec="milliseconds")
+        )
+        return DelayStatus(
+            sum(hours.values()), next_due, self._store.disk_bytes(), _due_within(hours, now_ms // HOUR_MS)
+        )
+
     def _may_read(self, tp: TopicPartition) -> bool:
         is_loading = self.takeovers is not None and tp in self.takeovers.loading
         return tp in self._pipeline.partitions and tp.store not in self._pipeline.gate.paused and not is_loading
@@ -219,6 +239,14 @@ class Delays:
         else:
             then(False)  # noqa: FBT003
 
+    def take_ends(self) -> None:
+        """Tell who waits for what is durable meanwhile: a broker's acknowledgements do not come to the inbox.
+
+        Raises:
+            StateError: See `Writing.ended`.
+        """
+        self._writing.sync()
+
     def keep_now(self, items: Sequence[CommitItem]) -> bool:
         """Keep these states, and wait; return whether they, and all messages that are on the way, are durable."""
         return self._keep(items) and self._writing.sync_now()
@@ -250,3 +278,11 @@ class Delays:
             return None
         original = Original(held.key, held.value, unpack_headers(held.headers), held.timestamp_ms)
         return replace(letter, tp=tp, offset=held.origin, original=original)
+
+
+def _due_within(hours: Mapping[int, int], now: int) -> dict[str, int]:
+    """Sum the numbers of messages by `DUE_WITHIN`."""
+    due, labels = dict.fromkeys(DUE_WITHIN, 0), list(DUE_WITHIN)
+    for hour, count in hours.items():
+        due[labels[bisect_left(HOURS, hour - now)]] += count
+    return due

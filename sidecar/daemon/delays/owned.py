@@ -66,9 +66,9 @@ class Owned:
             known = self._store.known(number)
             known.remove_range(0, seen)
             before, place = assignment.state.stores, self._store.place(number)
-            if before.epochs and not place.epochs:
+            if before.epoch and not place.epoch:
                 log.error("delay.elsewhere", **tp.fields())
-            stores = before.taken_by(place.store, seen, place.epochs)
+            stores = before.taken_by(place.store, seen, place.epoch)
             self._tell_held(tp, self._pipeline.puts.know(tp, known, stores), 0)
             self._assign(tp)
 
@@ -94,7 +94,7 @@ class Owned:
     def _assign(self, tp: TopicPartition) -> None:
         progress, number = self._progress[tp], self.numbers[tp]
         # In a shared store a state may be that of an owner who was not proven to be one.
-        is_durable = self._store.synced == self._store.changes and not self._store.place(number).epochs
+        is_durable = self._store.synced == self._store.changes and not self._store.place(number).epoch
         self._pipeline.assign(tp.store, progress.identity.scope, progress.state, Lineage(durable=is_durable))
         self._store.rewind(number)
         self._pipeline.books[tp.store].restore(self._store.held(number))

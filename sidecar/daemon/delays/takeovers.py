@@ -32,6 +32,8 @@ from sidecar.state.interface import PartitionSnapshot
 AHEAD = 2
 """Calls with rows that may wait for the main thread."""
 RETRY_S = 1.0
+ADOPTING_S = 0.1
+"""So long after messages came, more are expected."""
 
 log = structlog.get_logger()
 
@@ -69,7 +71,7 @@ class TakeoverEnded(NamedTuple):
     """The end of a takeover. Goes to the inbox."""
 
     attempt: _Attempt
-    result: TakenOver | SidecarError
+    result: TakenOver | Exception
 
 
 class Takeovers:
@@ -105,6 +107,12 @@ class Takeovers:
         self._attempts: dict[TopicPartition, _Attempt] = {}
         self._unproved: dict[TopicPartition, Taken] = {}
         self._reason = ""
+        self._adopted_s = -ADOPTING_S
+
+    @property
+    def is_adopting(self) -> bool:
+        """Whether messages come one after another: the threads that read them wait for the main thread."""
+        return self._clock() - self._adopted_s < ADOPTING_S
 
     @property
     def loading(self) -> Mapping[TopicPartition, Taken]:
@@ -134,7 +142,7 @@ class Takeovers:
 
     def adopt(self, told: Adopt) -> None:
         """Hand messages to the store."""
-        attempt = told.attempt
+        attempt, self._adopted_s = told.attempt, self._clock()
         if not attempt.is_over:
             try:
                 if told.is_anew:
@@ -155,11 +163,11 @@ class Takeovers:
         attempt, result = told
         if attempt.is_over:
             return None
-        if isinstance(result, ConfigError):
-            raise result
-        if isinstance(result, SidecarError):
+        if isinstance(result, SidecarError) and not isinstance(result, ConfigError):
             self._failed(attempt, result)
             return None
+        if isinstance(result, Exception):
+            raise result
         assignment = attempt.taken.assignment
         tp = assignment.tp
         del self._attempts[tp]
@@ -220,10 +228,10 @@ def _run(attempt: _Attempt, now: int, restorer: Restorer, inbox: Inbox[Adopt | T
 
     assignment = attempt.taken.assignment
     stores, state = assignment.state.stores, assignment.state
-    start = Start(stores.own, stores.epochs, _lineage(assignment), state.watermark, state.seen, now)
+    start = Start(stores.own, stores.epoch, _lineage(assignment), state.watermark, state.seen, now)
     try:
         inbox.put(TakeoverEnded(attempt, Takeover(restorer, assignment.tp, start, adopt).run()))
-    except SidecarError as error:
-        inbox.put(TakeoverEnded(attempt, error))
     except _AbandonedError:
         pass
+    except Exception as error:  # noqa: BLE001  # raised again by `Takeovers.ended`, on the main thread
+        inbox.put(TakeoverEnded(attempt, error))

@@ -122,6 +122,7 @@ class StatusKeeper:
             retrying=tuple(retrying),
             blocking=tuple(_blocking(pipeline)),
             dead_letters=self._count_dead_letters(),
+            delay=self._supervisor.delays.status() if self._supervisor.delays is not None else None,
             activity=self._activity(pipeline),
         )
 

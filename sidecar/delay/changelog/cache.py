@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterable
 from pathlib import Path
 
+from sidecar.delay.disk.hour import HOUR_MS
+from sidecar.delay.disk.hours import hour_of
+from sidecar.delay.interface import Row
 from sidecar.delay.partitions import PartitionStore
 from sidecar.state.folder import state_error
 
+RECLAIMED_BYTES = 1 << 20
+"""Size of the file of an hour from which on it is removed when all its partitions have gone."""
+
 
 class LocalCache(PartitionStore):
-    """A `Cache`. It begins empty: what it holds is restored from the changelog.
+    """A `RestoredRows`. It begins empty: what it holds is restored from the changelog.
 
     Args:
         path: A folder that no other process uses; what is there is removed.
@@ -26,6 +33,14 @@ class LocalCache(PartitionStore):
         except OSError as error:
             raise state_error("remove", path, error) from error
         super().__init__(path)
+        self._lanes.reclaimed_bytes = RECLAIMED_BYTES
+
+    def put(self, number: int, rows: Iterable[Row]) -> list[int]:
+        """Hold messages; see `PartitionStore.put`."""
+        rows, floor = list(rows), hour_of(self._lanes.mark)
+        hours = [floor, *(row[0] // HOUR_MS for row in rows)]
+        self._journal.reuse(min(hours), max(hours) + 1)
+        return super().put(number, rows)
 
     def remove(self, number: int, position: int, epoch: int) -> bool:
         """End the message that was adopted with this epoch, and not taken; return whether there was one.

@@ -22,8 +22,8 @@ _STATE_KEY = struct.Struct(">cQ")
 _MESSAGE = struct.Struct(">BQIQII?")
 """Version, incarnation, hash of the topic's id, timestamp or `NO_TIMESTAMP`, bytes of the key or `NO_KEY`, bytes of the
 headers, whether there is a value; key, headers and value follow."""
-_STATE = struct.Struct(">B?QQQQ")
-"""Version, whether a commit has proved the epoch, the two last epochs, watermark, seen; the state follows."""
+_STATE = struct.Struct(">B?QQ")
+"""Version, whether a commit has named the epoch, watermark, seen; the state follows."""
 
 
 class Lineage(NamedTuple):
@@ -57,8 +57,6 @@ class Kept(NamedTuple):
 
     is_proved: bool
     """Whether a commit of the source had named the epoch before."""
-    epochs: tuple[int, ...]
-    """The epochs of the commit, the owner's last."""
     watermark: int
     seen: int
     state: bytes
@@ -112,11 +110,10 @@ def read_message_value(raw: bytes) -> Content:
     return Content(Lineage(incarnation, topic), stamp, key, raw[at:value_at], raw[value_at:] if has_value else None)
 
 
-def state_entry(kept: Kept) -> Entry:
+def state_entry(epoch: int, kept: Kept) -> Entry:
     """The record of a state."""
-    before = kept.epochs[-2] if len(kept.epochs) > 1 else 0
-    head = _STATE.pack(_VERSION, kept.is_proved, before, kept.epochs[-1], kept.watermark, kept.seen)
-    return Entry(_STATE_KEY.pack(STATE, kept.epochs[-1]), head + kept.state)
+    head = _STATE.pack(_VERSION, kept.is_proved, kept.watermark, kept.seen)
+    return Entry(_STATE_KEY.pack(STATE, epoch), head + kept.state)
 
 
 def read_state_key(key: bytes) -> int:
@@ -131,10 +128,9 @@ def read_state(raw: bytes) -> Kept:
         ValueError: It is something else.
     """
     try:
-        version, is_proved, before, epoch, watermark, seen = _STATE.unpack_from(raw)
+        version, is_proved, watermark, seen = _STATE.unpack_from(raw)
     except struct.error as error:
         raise ValueError(str(error)) from error
     if version != _VERSION:
         raise ValueError(f"version {version}")
-    epochs = (before, epoch) if before else (epoch,)
-    return Kept(is_proved, epochs, watermark, seen, raw[_STATE.size :])
+    return Kept(is_proved, watermark, seen, raw[_STATE.size :])

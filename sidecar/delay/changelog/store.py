@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from pyroaring import BitMap64
 
@@ -31,6 +32,14 @@ CACHE_CHANGES = 256
 """Changes after which the local files are written."""
 NOT_OWNED = -1
 """The number of a partition that is not owned."""
+
+
+class RestoredRows(Cache, Protocol):
+    """A `Cache` in which several messages may be adopted at a position, until all but one are removed."""
+
+    def remove(self, number: int, position: int, epoch: int) -> bool:
+        """End the message that was adopted with this epoch, and not taken; return whether there was one."""
+        ...
 
 
 @dataclass(slots=True)
@@ -58,7 +67,7 @@ class ChangelogStore:
         changelog: Has all.
     """
 
-    def __init__(self, cache: Cache, changelog: Changelog) -> None:
+    def __init__(self, cache: RestoredRows, changelog: Changelog) -> None:
         self._cache = cache
         self._changelog = changelog
         self._numbers: dict[bytes, int] = {}
@@ -119,7 +128,7 @@ class ChangelogStore:
         """Where the messages of a partition are: all its owners have the same."""
         owned = self._owned[number]
         store = owned.taken_over.store
-        return Place(store, f"{store:x}.{owned.tp.partition}", owned.taken_over.epochs)
+        return Place(store, f"{store:x}.{owned.tp.partition}", owned.taken_over.epoch)
 
     def is_proved(self, name: bytes) -> bool:
         """Whether all owners to come know the epoch of an owned partition."""
@@ -157,6 +166,10 @@ class ChangelogStore:
     def held(self, number: int) -> int:
         """Number of messages that were put and are not ended."""
         return self._cache.held(number)
+
+    def hours(self) -> Mapping[int, int]:
+        """Number of messages of owned partitions, by the hour in which they are due."""
+        return self._cache.hours()
 
     @property
     def damages(self) -> Sequence[Damage]:
@@ -238,13 +251,13 @@ class ChangelogStore:
         """Keep a state; end the messages below its watermark, and put none below `seen`."""
         owned = self._owned[number]
         self._cache.keep(number, state, watermark, seen)
-        owned.kept = Kept(owned.is_named, owned.taken_over.epochs, watermark, seen, state)
+        owned.kept = Kept(owned.is_named, watermark, seen, state)
         self._keep(owned)
 
     def _keep(self, owned: _Owned, then: Callable[[], None] | None = None) -> None:
         if owned.kept is not None:
-            kept = owned.kept._replace(is_proved=owned.is_named, epochs=owned.taken_over.epochs)
-            self._append(owned, [state_entry(kept)], then=then)
+            kept = owned.kept._replace(is_proved=owned.is_named)
+            self._append(owned, [state_entry(owned.taken_over.epoch, kept)], then=then)
 
     def floor(self, number: int, origin: int) -> None:
         """Forget the origins below this one."""

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from pyroaring import BitMap64
 
 from sidecar.core.records import TopicPartition
-from sidecar.delay.changelog.epochs import NOBODY, counts, is_void_forever
+from sidecar.delay.changelog.epochs import NOBODY, counts
 from sidecar.delay.changelog.interface import Entry, Record, Restorer
 from sidecar.delay.changelog.records import (
     MESSAGE,
@@ -38,8 +38,8 @@ class Start(NamedTuple):
 
     store: int
     """The id of the changelog in the commit; 0 if it names none."""
-    epochs: tuple[int, ...]
-    """The epochs in the commit; they are of this changelog."""
+    epoch: int
+    """The epoch in the commit; it is of this changelog."""
     lineage: Lineage
     watermark: int
     """The offset below which all messages are settled: those from there on are read again after a reset."""
@@ -55,8 +55,7 @@ class TakenOver(NamedTuple):
     store: int
     """The id of the changelog."""
     epoch: int
-    epochs: tuple[int, ...]
-    """The epochs for the next commit."""
+    """The epoch for the next commit."""
     kept: Kept | None
     """The state of the last owner."""
     known: BitMap64
@@ -72,9 +71,9 @@ class TakenOver(NamedTuple):
 class LaterError(Exception):
     """The changelog tells of a later commit than the one that was read."""
 
-    def __init__(self, epochs: tuple[int, ...]) -> None:
-        super().__init__(f"epochs {epochs}")
-        self.epochs = epochs
+    def __init__(self, epoch: int) -> None:
+        super().__init__(f"epoch {epoch}")
+        self.epoch = epoch
 
 
 @dataclass(slots=True)
@@ -104,22 +103,20 @@ class Takeover:
         store, start = self.restorer.open(self.tp), self.start
         epoch = self.restorer.append(self.tp, [claim()]) + 1
         is_same = start.store == store
-        epochs = start.epochs if is_same and start.epochs else NOBODY
+        named = start.epoch if is_same else NOBODY
         while True:
-            reading = _Reading(start, epochs)
+            reading = _Reading(start, named)
             try:
                 self._read(reading, epoch)
             except LaterError as later:
-                epochs = later.epochs
+                named = later.epoch
                 continue
             break
         if reading.void:
             self.restorer.append(self.tp, [Entry(key, None) for key in reading.void])
-        following = (epochs[-1], epoch) if reading.any_unknown else (epoch,)
         return TakenOver(
             store,
             epoch,
-            following,
             reading.kept,
             reading.known,
             reading.ended,
@@ -146,17 +143,15 @@ class _Reading:
 
     Args:
         start: Where the owner goes on.
-        epochs: Those that count.
+        named: The epoch that counts.
     """
 
-    def __init__(self, start: Start, epochs: tuple[int, ...]) -> None:
+    def __init__(self, start: Start, named: int) -> None:
         self._start = start
-        self._epochs = epochs
+        self._named = named
         self.kept: Kept | None = None
         self.void: dict[bytes, None] = {}
-        """Keys of messages that never count again, and must be gone before a commit names only one epoch."""
-        self.any_unknown = False
-        """Whether there are records of which that is not known."""
+        """Keys of messages that do not count, and would once a commit names the next epoch."""
         self.ended: list[MessageKey] = []
         """Messages that were returned, and removed later."""
         self._known: dict[bytes, None] = {}
@@ -165,8 +160,7 @@ class _Reading:
         """Keys of messages that were returned, and were due in the past."""
         self._all_late = True
         """Whether all of these are noted."""
-        self._state_key = b""
-        self._old_states: list[bytes] = []
+        self._states: list[bytes] = []
 
     def take(self, records: Sequence[Record]) -> list[PlacedRow]:
         """Take the next records; return the messages that may be held.
@@ -189,24 +183,18 @@ class _Reading:
 
     def _state(self, record: Record, value: bytes) -> None:
         epoch, kept = read_state_key(record.key), read_state(value)
-        if kept.is_proved and epoch > self._epochs[-1]:
-            raise LaterError(kept.epochs)
-        if counts(self._epochs, record.offset, epoch):
-            if self._state_key and self._state_key != record.key:
-                self._old_states.append(self._state_key)
-            self.kept, self._state_key = kept, record.key
-        elif is_void_forever(self._epochs, record.offset, epoch):
-            self._old_states.append(record.key)
-        else:
-            self.any_unknown = True
+        if kept.is_proved and epoch > self._named:
+            raise LaterError(epoch)
+        if counts(self._named, record.offset, epoch):
+            self.kept = kept
+        if epoch <= self._named:
+            self._states.append(record.key)
 
     def _message(self, record: Record, value: bytes) -> PlacedRow | None:
         position, epoch, origin = read_message_key(record.key)
-        if not counts(self._epochs, record.offset, epoch):
-            if is_void_forever(self._epochs, record.offset, epoch):
+        if not counts(self._named, record.offset, epoch):
+            if epoch < self._named:
                 self.void[record.key] = None
-            else:
-                self.any_unknown = True
             return None
         content, start = read_message_value(value), self._start
         if content.lineage == start.lineage:
@@ -239,7 +227,7 @@ class _Reading:
         return BitMap64(read_message_key(key).origin for key in self._known)
 
     def garbage(self) -> list[bytes]:
-        """Keys of states that a later one replaces, and of messages that were ended and not removed."""
+        """Keys of states, which that of this owner replaces, and of messages that were ended and not removed."""
         watermark = self.kept.watermark if self.kept is not None else 0
         ended = [key for key in self._late if read_message_key(key).position < watermark]
-        return [*self._old_states, *ended]
+        return [*dict.fromkeys(self._states), *ended]

@@ -1,1 +1,1 @@
-"""Held messages on a disk: blocks, files of hours, the log, and the wheel over an hour. Knows no partition."""
+"""Held messages on a disk: blocks, files of hours, log, checkpoints, and the wheel over an hour. Knows no reader."""

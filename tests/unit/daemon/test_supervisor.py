@@ -7,6 +7,8 @@ from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, cast
 
+import pytest
+
 from sidecar.config.model import Settings
 from sidecar.core.books import Accounts
 from sidecar.core.effects import Commit, CommitItem, Effect
@@ -15,8 +17,11 @@ from sidecar.core.partition_state import PartitionState
 from sidecar.core.pipeline.gate import Orders
 from sidecar.core.pipeline.pipeline import Pipeline
 from sidecar.core.records import TopicPartition
-from sidecar.daemon.mail import Told
+from sidecar.daemon.committer import Committer, StepEnded
+from sidecar.daemon.delays.delays import Delays
+from sidecar.daemon.mail import Mail, Told
 from sidecar.daemon.supervisor import Supervisor
+from sidecar.delay.interface import HeldStore
 from sidecar.errors import StateError
 from sidecar.runtime.build import build
 from sidecar.runtime.worker import Worker
@@ -41,7 +46,8 @@ class Core:
         self.effects: list[Effect] = [Commit([CommitItem(KEPT, "scope", PartitionState(5, 5), 0, array("q", [7]))])]
         self.delivery = self.outbox = self.commits = self
         self.groups = self.outstanding = self.idle = False
-        self.orders = Orders()
+        self.orders, self.paused = Orders(), frozenset[TopicPartition]()
+        self.gate = self
         self.partitions, self.books = Ownerships(b"\n"), Accounts()
 
     def step(self, now_ms: float) -> list[Effect]:
@@ -93,6 +99,42 @@ def test_a_commit_that_waited_for_the_journal_while_a_partition_was_revoked_is_n
     writer.close()
     assert broker.begun == []
     assert state.ids.load(KEPT) == [(0, array("q", [7]).tobytes())]
+
+
+class Held:
+    """A store of delayed messages that learns only in `poll` what is durable, as that of a changelog."""
+
+    changes, synced, damages, broken = 1, 0, (), None
+    has_answer = False
+
+    def poll(self) -> None:
+        self.synced = self.changes if self.has_answer else 0
+
+    def begin_sync(self) -> None:
+        pass
+
+    def in_place(self) -> bool:
+        return True
+
+    def disk_bytes(self) -> int:
+        return 0
+
+
+@pytest.mark.timeout(20)
+def test_a_revocation_takes_the_acknowledgements_that_a_commit_waits_for() -> None:
+    """Nobody else does while it waits for the end of that commit: it would never end."""
+    broker, writer, inbox, store, core = Broker(), Worker(), queue.SimpleQueue[Told](), Held(), Core()
+    core.effects = [Commit([CommitItem(KEPT.store, "scope", PartitionState(5, 5), 0)])]
+    unused = cast(Any, None)
+    delays = Delays(cast(Pipeline, core), cast(HeldStore, store), unused, "g", b"", 1 << 30, unused)
+    supervisor = Supervisor(
+        cast(Pipeline, core), cast(Source, broker), unused, inbox, writer, MemoryState(), unused, delays=delays
+    )
+    supervisor.turn()
+    store.has_answer = True
+    supervisor.listener.revoking([GONE])
+    writer.close()
+    assert broker.begun == []
 
 
 def test_only_commits_that_succeed_are_timed() -> None:
@@ -163,3 +205,21 @@ def supervised(broker: Broker | None = None, state: State | None = None) -> tupl
     writer, unused = Worker(), cast(Any, None)
     source, state = cast(Source, broker or Broker()), state or MemoryState()
     return Supervisor(pipeline, source, unused, queue.SimpleQueue(), writer, state, unused), writer
+
+
+@pytest.mark.timeout(20)
+def test_the_loop_goes_on_while_an_inbox_is_filled_as_fast_as_it_is_emptied() -> None:
+    """Threads that restore delayed messages do that for as long as it takes."""
+
+    class Full(queue.SimpleQueue[Told]):
+        def get_nowait(self) -> Told:
+            return StepEnded(ok=True)
+
+    supervisor, writer = supervised()
+    taken: list[StepEnded] = []
+    unused = cast(Any, None)
+    committer = type("Committer", (), {"ended": lambda _, event: taken.append(event)})()
+    mail = Mail(Full(), supervisor.pipeline, supervisor.record, cast(Committer, committer), unused, unused, unused)
+    mail.take()
+    writer.close()
+    assert taken

@@ -4,59 +4,20 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
 import pytest
 
-from sidecar.delay import adoption, filed, journal, lanes, partitions, readers
-from sidecar.delay.disk import hour, hours
+from sidecar.delay import adoption, journal, lanes, partitions, readers
+from sidecar.delay.disk import filed, hour, hours
 from sidecar.delay.disk.blocks import DUE_MAX_MS, NO_TIMESTAMP, SEQUENCE_BITS
 from sidecar.delay.disk.hour import HOUR_MS
 from sidecar.delay.disk.wal import CHECKPOINT
 from sidecar.delay.interface import Row
 from sidecar.delay.partitions import PartitionStore
 from sidecar.errors import StateError
-
-START_MS = 500_000 * HOUR_MS
-START_HOUR = START_MS // HOUR_MS
-END = START_MS + 100 * HOUR_MS << SEQUENCE_BITS
-
-
-def rows(*dues: int, first: int = 0, value: bytes = b"") -> list[Row]:
-    """Rows that are due so long after the start, with origins in rising order."""
-    return [(START_MS + due, first + i, 0, NO_TIMESTAMP, None, b"", value) for i, due in enumerate(dues)]
-
-
-def origins(store: PartitionStore, number: int, until: int = END, limit: int = 1_000) -> list[int]:
-    """The origins of what a partition takes."""
-    return [message.origin for message in store.take(number, until, limit, 1 << 30)]
-
-
-def killed(store: PartitionStore) -> None:
-    """The end of a process that had no time to end."""
-    store._journal.close()
-    store._folder.close()
-
-
-def reopened(store: PartitionStore) -> PartitionStore:
-    """The store of a next process, after the end of this one."""
-    killed(store)
-    return PartitionStore(store._folder.path)
-
-
-def logs(path: Path) -> Sequence[str]:
-    """The names of the logs."""
-    return sorted(log.name for log in path.glob("*.wal"))
-
-
-def round_of(store: PartitionStore) -> None:
-    """A job from its begin to its end."""
-    job = store.begin_sync()
-    if job is not None:
-        job.run()
-        store.ended_sync(job, None)
+from tests.support.partition_store import END, START_HOUR, START_MS, logs, origins, reopened, round_of, rows
 
 
 @pytest.fixture

@@ -15,9 +15,11 @@ from sidecar.ops.health import KINDS, STATES, Problem
 from sidecar.ops.metrics import Metrics
 from sidecar.ops.page import page
 from sidecar.ops.snapshot import (
+    DUE_WITHIN,
     NO_ACTIVITY,
     Activity,
     BlockingGroup,
+    DelayStatus,
     PartitionStatus,
     RetryingGroup,
     StatusSnapshot,
@@ -57,6 +59,7 @@ def snapshot() -> StatusSnapshot:
         retrying=(RetryingGroup("paid", 3, "2025-03-01T12:00:00Z", "500", "2025-03-01T12:00:05Z"),) * 30,
         blocking=(BlockingGroup("new", 3, "caf\udce9"),),
         dead_letters=9,
+        delay=DelayStatus(60, "2025-03-01T12:00:05Z", 4096, dict(zip(DUE_WITHIN, (10, 11, 12, 13, 14, 0), strict=True))),
         activity=Activity(
             ledger={("claim", "ok"): 3, ("settle", "failed"): 1},
             twins_waiting=4,
@@ -136,6 +139,8 @@ def test_activity_and_condition_are_told() -> None:
     assert value(found, "sidecar_memory_held_bytes") == 1000
     assert value(found, "sidecar_retries_waiting") == 2
     assert value(found, "sidecar_dead_letters_stored") == 9
+    assert value(found, "sidecar_delayed_due", within="7d") == 13
+    assert value(found, "sidecar_delay_disk_bytes") == 4096
     assert value(found, "sidecar_ready") == 1
 
 

@@ -10,6 +10,7 @@ from sidecar.core.effects import Flow
 from sidecar.core.partition.reach import CountedReach
 from sidecar.core.partition.room import Room
 from sidecar.core.partition_state import STORES_MAX, LaneState, PartitionState, SharedIntent, Stores, Tries
+from sidecar.core.pipeline.commit_order import CommitOrder, Keep, Publish
 from sidecar.core.pipeline.pipeline import Pipeline
 from sidecar.core.records import TopicPartition
 from sidecar.state.offset_map import Identity, decode, encode
@@ -116,3 +117,51 @@ def test_what_the_store_has_is_told_before_anything_is_read() -> None:
     pipeline.committed({}, 0.0)
     (item,) = pipeline.commits.begin([TP])
     assert not item.puts
+
+
+def _owning(stores: Stores) -> Pipeline:
+    """A pipeline with a partition and its delayed messages, both committed."""
+    plan = Circumstances.of(1)
+    pipeline = Pipeline(plan.reading, plan.batching, plan.rules, lambda: 0.5)
+    pipeline.assign(TP, "s", PartitionState(0, 0))
+    pipeline.held(TP, pipeline.puts.know(TP, BitMap64(), stores), 0, 0.0)
+    pipeline.assign(TP.store, "d", PartitionState(0, 0))
+    pipeline.committed({item.tp: True for item in pipeline.commits.begin([TP, TP.store])}, 0.0)
+    pipeline.read_past(TP.store, 9, 0.0)
+    return pipeline
+
+
+def test_a_state_in_a_shared_store_is_committed_with_its_source() -> None:
+    """The source's commit proves the ownership, though nothing of the source has changed."""
+    shared, own = _owning(Stores(1, (), 5)), _owning(Stores(1))
+    assert [item.tp for item in shared.commits.begin([TP, TP.store])] == [TP.store, TP]
+    assert [item.tp for item in own.commits.begin([TP, TP.store])] == [TP.store]
+
+
+def test_a_state_in_a_shared_store_counts_only_with_its_source() -> None:
+    """One of a store that no other host has counts by itself."""
+    for stores, results in ((Stores(1, (), 5), {TP: False, TP.store: False}), (Stores(1), {TP.store: True})):
+        order = CommitOrder()
+        items = _owning(stores).commits.begin([TP, TP.store])
+        assert isinstance(order.begin(items), Keep)
+        publish = order.ended(ok=True)
+        assert isinstance(publish, Publish)
+        assert publish.ended({item.tp: False for item in publish.items}) == results
+        assert all(publish.ended({item.tp: True for item in publish.items}).values())
+
+
+def test_a_state_is_not_committed_without_its_source() -> None:
+    """A partition that was given up takes its delayed messages with it, though that is told later."""
+    pipeline = _owning(Stores(1))
+    pipeline.forget([TP])
+    assert pipeline.commits.begin([TP.store]) == []
+
+
+def test_an_owner_names_its_epoch() -> None:
+    """The next owner's replaces it, and a store of one host has none."""
+    stores = Stores().taken_by(1, 10, 8)
+    assert stores == Stores(1, (), 8)
+    assert stores.taken_by(1, 20, 9) == Stores(1, (), 9)
+    assert stores.taken_by(2, 20) == Stores(2, ((1, 20),))
+    state = PartitionState(7, 9, stores=stores)
+    assert decode(encode(IDENTITY, b"rule", state), 7, IDENTITY, b"rule").state == state

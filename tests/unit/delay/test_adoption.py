@@ -1,0 +1,294 @@
+"""A `PartitionStore` as a cache: messages with positions that another host gave out, and partitions that leave."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from sidecar.delay import journal, lanes
+from sidecar.delay.disk.blocks import NO_TIMESTAMP, POSITION_MAX, SEQUENCE_BITS
+from sidecar.delay.disk.changes import PlacedRow
+from sidecar.delay.disk.hour import HOUR_MS, SECOND_SEQUENCES
+from sidecar.delay.interface import Cache
+from sidecar.delay.partitions import PartitionStore
+from tests.support.held_store import ModelStore
+from tests.support.partition_store import END, START_HOUR, START_MS, killed, logs, origins, reopened, round_of, rows
+
+START = START_MS << SEQUENCE_BITS
+
+
+def placed(*positions: int, first: int = 0, value: bytes = b"") -> list[PlacedRow]:
+    """Rows at these positions, with origins in rising order."""
+    return [(position, first + i, 7, NO_TIMESTAMP, None, b"", value) for i, position in enumerate(positions)]
+
+
+def at(due_ms: int, sequence: int = 0) -> int:
+    """A position that is due so long after the start."""
+    return START + (due_ms << SEQUENCE_BITS) + sequence
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> PartitionStore:
+    """A new store; it is not closed."""
+    return PartitionStore(tmp_path)
+
+
+def adopted(store: PartitionStore, name: bytes, *positions: int, first: int = 0) -> int:
+    """The number of a partition that has durable messages at these positions."""
+    number = store.number(name)
+    store.adopt(number, placed(*positions, first=first))
+    store.sync()
+    return number
+
+
+def test_both_stores_are_caches(store: PartitionStore) -> None:
+    """The one on the disk, and that of the simulator."""
+    caches: list[Cache] = [store, ModelStore()]
+    for cache in caches:
+        number = cache.number(b"a")
+        cache.adopt(number, placed(at(1), at(0)))
+        cache.learn(number, [5])
+        cache.sync()
+        assert [held.position for held in cache.take(number, END, 9, 9)] == [at(0), at(1)]
+        assert (cache.held(number), list(cache.known(number))) == (2, [5])
+        cache.drop(number)
+        assert (cache.held(number), list(cache.known(number)), cache.next(number)) == (0, [], None)
+
+
+def test_an_adopted_message_is_as_it_was_given(store: PartitionStore) -> None:
+    """Each column, in memory, after a kill from the log, and after another start from the file."""
+    number = store.number(b"a")
+    given: list[PlacedRow] = [
+        (at(5, 3), 2, 9, NO_TIMESTAMP, b"", b"h", None),
+        (at(0), 1, 8, START_MS, None, b"", b"value"),
+        (at(2 * HOUR_MS), 3, 7, 0, b"key", b"headers", b""),
+    ]
+    store.adopt(number, given)
+    store.sync()
+    expected = [
+        (position, origin, epoch, number, None if stamp == NO_TIMESTAMP else stamp, *payload)
+        for position, origin, epoch, stamp, *payload in sorted(given)
+    ]
+    for _ in range(3):
+        assert store.take(number, END, 9, 1 << 30) == expected
+        store = reopened(store)
+
+
+def test_origins_are_learned_apart(store: PartitionStore) -> None:
+    """Those at or above the floor, through a kill and a start; adopting teaches none."""
+    number = adopted(store, b"a", at(0))
+    assert not store.known(number)
+    store.floor(number, 3)
+    store.keep(number, b"", 0, 0)
+    store.learn(number, [2, 3, 1 << 40])
+    store.sync()
+    for _ in range(3):
+        assert list(store.known(number)) == [3, 1 << 40]
+        store = reopened(store)
+
+
+def test_messages_below_the_watermark_are_not_adopted(store: PartitionStore) -> None:
+    """They are ended; a call with nothing else changes nothing."""
+    number = store.number(b"a")
+    store.keep(number, b"", at(5), 0)
+    changes = store.changes
+    store.adopt(number, placed(at(4), -1))
+    assert store.changes == changes
+    store.adopt(number, placed(at(4), at(5)))
+    store.sync()
+    assert store.held(number) == 1
+    assert origins(store, number) == [1]
+
+
+def test_adopted_messages_enter_a_loaded_hour_in_their_order(store: PartitionStore) -> None:
+    """Between those that are there, and in an hour before the one that is read."""
+    number = adopted(store, b"a", at(0), at(9), at(2 * HOUR_MS), at(2 * HOUR_MS + 9))
+    assert origins(store, number, limit=1) == [0]
+    store.adopt(number, placed(at(5), at(12), first=4))
+    store.sync()
+    assert origins(store, number, at(2 * HOUR_MS, 1)) == [4, 1, 5, 2]
+    other = adopted(store, b"b", at(2 * HOUR_MS))
+    assert store.next(other) == at(2 * HOUR_MS)
+    store.adopt(other, placed(at(3), at(HOUR_MS), first=1))
+    store.sync()
+    assert origins(store, other) == [1, 2, 0]
+
+
+def test_what_is_adopted_below_the_cursor_comes_after_a_rewind(store: PartitionStore) -> None:
+    """Until then it counts as taken: it is held, and a watermark ends it."""
+    number = adopted(store, b"a", at(5), at(2 * HOUR_MS))
+    origins(store, number)
+    store.adopt(number, placed(at(HOUR_MS), at(3), at(1), first=2))
+    store.sync()
+    assert (origins(store, number), store.held(number)) == ([], 5)
+    store.keep(number, b"", at(2), 0)
+    assert store.held(number) == 4
+    store.rewind(number)
+    assert origins(store, number) == [3, 0, 2, 1]
+
+
+def test_partitions_have_messages_at_one_position(store: PartitionStore) -> None:
+    """Each finds, cancels and takes its own; a cancel stays with its partition through a kill."""
+    a, b = adopted(store, b"a", at(0), at(1)), adopted(store, b"b", at(0), at(1), first=10)
+    assert [held and held.origin for held in (store.find(a, at(1)), store.find(b, at(1)))] == [1, 11]
+    assert store.cancel(b, at(0))
+    assert store.cancel(a, at(1))
+    store.sync()
+    for _ in range(3):
+        assert (store.held(a), store.held(b)) == (1, 1)
+        assert (origins(store, a), origins(store, b)) == ([0], [11])
+        store = reopened(store)
+
+
+@pytest.mark.parametrize("sequence", [5, SECOND_SEQUENCES - 1, SECOND_SEQUENCES, SECOND_SEQUENCES + 5])
+def test_no_message_is_put_at_a_position_that_was_adopted(store: PartitionStore, sequence: int) -> None:
+    """Whatever the hour's last sequence number is, and after a kill and a start."""
+    positions = [at(0, sequence - i) for i in range(3)]
+    adopted(store, b"a", *positions)
+    number = store.number(b"b")
+    for _ in range(3):
+        new = store.put(number, rows(*[0] * 5))
+        assert not {*new} & {*positions}
+        positions += new
+        store.sync()
+        store = reopened(store)
+
+
+def test_a_full_second_of_adopted_messages_moves_what_is_put(store: PartitionStore) -> None:
+    """It is due with the next second."""
+    adopted(store, b"a", at(0, (1 << SEQUENCE_BITS) - 1))
+    assert store.put(store.number(b"b"), rows(0))[0] >> SEQUENCE_BITS == START_MS + 1000
+
+
+@pytest.mark.parametrize("high", [50, SECOND_SEQUENCES + 50])
+def test_a_checkpoint_is_written_while_messages_are_adopted(
+    store: PartitionStore, monkeypatch: pytest.MonkeyPatch, high: int
+) -> None:
+    """At each moment a kill costs nothing and repeats nothing, though later messages have lower sequence numbers."""
+    monkeypatch.setattr(lanes, "_FLUSH_FILES", 1)
+    monkeypatch.setattr(journal, "WAL_BYTES_MAX", 1_000)
+    a, b, path, count, switched = store.number(b"a"), store.number(b"b"), store._folder.path, 0, 0
+    for step in range(12):
+        positions = [at(due_ms, high - step) for due_ms in range(0, 5 * HOUR_MS, HOUR_MS)]
+        for number in (a, b):
+            store.adopt(number, placed(*positions, first=count, value=bytes(60)))
+        store.put(a, rows(0, first=1_000 + step))
+        count += 5
+        before = logs(path)
+        round_of(store)
+        switched += logs(path) != before
+        copy = path / f"copy-{step}"
+        copy.mkdir()
+        for file in filter(Path.is_file, path.iterdir()):
+            (copy / file.name).write_bytes(file.read_bytes())
+        other = PartitionStore(copy)
+        assert sorted(origins(other, b)) == [*range(count)]
+        assert sorted(origins(other, a)) == [*range(count), *range(1_000, 1_001 + step)]
+        assert (other.held(a), other.held(b)) == (count + step + 1, count)
+        killed(other)
+    assert switched >= 4
+
+
+@pytest.mark.parametrize("is_removed", [False, True])
+def test_an_hour_gets_messages_while_a_job_removes_its_file(store: PartitionStore, *, is_removed: bool) -> None:
+    """They are in its file after the next checkpoint, and come in the next process."""
+    number = adopted(store, b"a", at(0), at(2 * HOUR_MS))
+    store._journal.finish()
+    origins(store, number)
+    store.keep(number, b"", at(HOUR_MS), 0)
+    other = store.number(b"b")
+    round_of(store)  # begins another log
+    job = store.begin_sync()
+    assert job is not None
+    path = store._folder.path / f"{START_HOUR}.delay"
+    if is_removed:
+        job.run()
+        assert not path.exists()
+    store.adopt(other, placed(at(1), first=5))
+    if not is_removed:
+        job.run()
+    store.ended_sync(job, None)
+    assert store.held(other) == 1
+    store._journal.finish()
+    assert path.exists()
+    for _ in range(2):
+        assert origins(store, other) == [5]
+        assert not store.damages
+        store = reopened(store)
+
+
+def test_a_partition_that_was_dropped_has_nothing(store: PartitionStore) -> None:
+    """In this process, after a kill, and after a start; the others at its positions stay, also in a loaded hour."""
+    a, b = adopted(store, b"a", at(0), at(HOUR_MS)), adopted(store, b"b", at(0), at(HOUR_MS), first=2)
+    origins(store, a, limit=1)
+    store.learn(a, [0])
+    store.keep(a, b"state", at(0), 0)
+    store.adopt(a, placed(at(5)))
+    store.drop(a)
+    store.sync()
+    for _ in range(3):
+        assert (store.held(a), store.state(a), list(store.known(a)), store.next(a)) == (0, None, [], None)
+        assert not origins(store, a)
+        assert store.find(a, at(0)) is None
+        assert (store.held(b), origins(store, b)) == (2, [2, 3])
+        store = reopened(store)
+
+
+def test_no_file_is_read_to_drop_a_partition(store: PartitionStore) -> None:
+    """Its hours' files may be anywhere."""
+    number = adopted(store, b"a", at(0), at(HOUR_MS))
+    store._journal.finish()
+    for path in store._folder.path.glob("*.delay"):
+        path.unlink()
+    store.drop(number)
+    assert not store.damages
+    assert store.held(number) == 0
+
+
+def test_the_files_of_a_dropped_partition_go_with_their_hours(store: PartitionStore) -> None:
+    """Once another partition has taken what is later."""
+    a, b = adopted(store, b"a", at(0)), adopted(store, b"b", at(HOUR_MS))
+    store._journal.finish()
+    store.drop(a)
+    origins(store, b)
+    for _ in range(3):
+        round_of(store)
+    assert [path.stem for path in store._folder.path.glob("*.delay")] == [str(START_HOUR + 1)]
+
+
+def test_another_limit_takes_the_place_of_what_is_durable(tmp_path: Path) -> None:
+    """A subclass says which messages are not taken yet."""
+
+    class Other(PartitionStore):
+        limit: int | None = None
+
+        @property
+        def unsynced(self) -> int | None:
+            return self.limit
+
+    store = Other(tmp_path)
+    number = store.number(b"a")
+    store.adopt(number, placed(at(0), at(1)))
+    store.limit = at(1)
+    assert origins(store, number) == [0]
+    store.limit = None
+    assert origins(store, number) == [1]
+    killed(store)
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        (POSITION_MAX + 1, 0, 0, 0, None, b"", b""),
+        (0, -1, 0, 0, None, b"", b""),
+        (0, 0, 1 << 64, 0, None, b"", b""),
+        (0, 0, 0, NO_TIMESTAMP + 1, None, b"", b""),
+    ],
+)
+def test_a_number_that_no_column_has_is_refused(store: PartitionStore, row: PlacedRow) -> None:
+    """Nothing of the call is held."""
+    number = store.number(b"a")
+    with pytest.raises(ValueError, match=r"range|lie between"):
+        store.adopt(number, [*placed(at(0)), row])
+    assert store.held(number) == 0
