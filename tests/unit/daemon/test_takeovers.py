@@ -34,9 +34,9 @@ def name_of(tp: TopicPartition) -> bytes:
     return str(tp).encode()
 
 
-def assignment(tp: TopicPartition = TP, *epochs: int, store: int = 7) -> Assignment:
-    """A partition that was assigned, with these epochs in its commit."""
-    stores = Stores(store, (), epochs) if epochs else Stores()
+def assignment(tp: TopicPartition = TP, epoch: int = 0, store: int = 7) -> Assignment:
+    """A partition that was assigned, with this epoch in its commit."""
+    stores = Stores(store, (), epoch) if epoch else Stores()
     return Assignment(tp, "scope", PartitionState(0, 0, stores=stores), "id", 9, resumed=True, read_from=0)
 
 
@@ -154,7 +154,7 @@ def test_what_was_adopted_before_a_later_commit_was_found_does_not_count(scene: 
     value = message_value(LINEAGE, 0, None, b"", b"")
     scene.log.add(Entry(message_key(3_000 << 20, first, 2), value))
     scene.log.batch = 1
-    scene.log.add(state_entry(Kept(is_proved=True, epochs=(second,), watermark=0, seen=0, state=b"")))
+    scene.log.add(state_entry(second, Kept(is_proved=True, watermark=0, seen=0, state=b"")))
     scene.takeovers.begin(assignment(TP, first), None)
     scene.handle()
     assert scene.held() == 1

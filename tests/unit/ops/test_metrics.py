@@ -59,7 +59,9 @@ def snapshot() -> StatusSnapshot:
         retrying=(RetryingGroup("paid", 3, "2025-03-01T12:00:00Z", "500", "2025-03-01T12:00:05Z"),) * 30,
         blocking=(BlockingGroup("new", 3, "caf\udce9"),),
         dead_letters=9,
-        delay=DelayStatus(60, "2025-03-01T12:00:05Z", 4096, dict(zip(DUE_WITHIN, (10, 11, 12, 13, 14, 0), strict=True))),
+        delay=DelayStatus(
+            60, "2025-03-01T12:00:05Z", 4096, dict(zip(DUE_WITHIN, (10, 11, 12, 13, 14, 0), strict=True))
+        ),
         activity=Activity(
             ledger={("claim", "ok"): 3, ("settle", "failed"): 1},
             twins_waiting=4,

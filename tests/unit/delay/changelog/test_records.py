@@ -23,7 +23,7 @@ from sidecar.delay.changelog.records import (
 from sidecar.delay.disk.blocks import NO_TIMESTAMP
 
 LINEAGE = Lineage((1 << 64) - 1, (1 << 32) - 1)
-STATE = Kept(is_proved=True, epochs=(1,), watermark=0, seen=0, state=b"")
+STATE = Kept(is_proved=True, watermark=0, seen=0, state=b"")
 
 
 @pytest.mark.parametrize("place", [MessageKey(0, 1, 0), MessageKey((1 << 63) - 1, 1 << 62, 1 << 62)])
@@ -51,14 +51,13 @@ def test_a_missing_timestamp_is_kept() -> None:
     assert read_message_value(message_value(LINEAGE, NO_TIMESTAMP, None, b"", None)).stamp == NO_TIMESTAMP
 
 
-@pytest.mark.parametrize("epochs", [(5,), (5, 9)])
 @pytest.mark.parametrize("is_proved", [False, True])
 @pytest.mark.parametrize("state", [b"", b"state"])
-def test_a_state_is_read_as_it_was_made(epochs: tuple[int, ...], is_proved: bool, state: bytes) -> None:
+def test_a_state_is_read_as_it_was_made(is_proved: bool, state: bytes) -> None:
     """Its key has the owner's epoch."""
-    kept = Kept(is_proved, epochs, 3, 1 << 60, state)
-    entry = state_entry(kept)
-    assert (read_state_key(entry.key), read_state(entry.value or b"")) == (epochs[-1], kept)
+    kept = Kept(is_proved, 3, 1 << 60, state)
+    entry = state_entry(9, kept)
+    assert (read_state_key(entry.key), read_state(entry.value or b"")) == (9, kept)
 
 
 def test_a_message_of_a_later_version_is_refused() -> None:
@@ -70,7 +69,7 @@ def test_a_message_of_a_later_version_is_refused() -> None:
 
 def test_a_state_of_a_later_version_is_refused() -> None:
     """This version would read something else in it."""
-    raw = state_entry(STATE).value or b""
+    raw = state_entry(1, STATE).value or b""
     with pytest.raises(ValueError, match="version 2"):
         read_state(b"\2" + raw[1:])
 
@@ -86,7 +85,7 @@ def test_what_is_too_short_is_refused(read: object) -> None:
 
 def test_kinds_differ_in_their_first_byte() -> None:
     """A reader tells them apart by it."""
-    firsts = {message_key(0, 1, 0)[:1], state_entry(STATE).key[:1], claim().key[:1]}
+    firsts = {message_key(0, 1, 0)[:1], state_entry(1, STATE).key[:1], claim().key[:1]}
     assert len(firsts) == 3
 
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 import pytest
 
 from sidecar.core.records import TopicPartition
-from sidecar.delay.changelog.epochs import NOBODY
 from sidecar.delay.changelog.interface import Entry
 from sidecar.delay.changelog.records import (
     Kept,
@@ -49,22 +48,22 @@ class Scene:
         self.log.add(Entry(key, message_value(lineage, 5, b"key", b"headers", b"%d" % origin)))
         return key
 
-    def keep(self, *epochs: int, proved: bool = False, watermark: int = 0) -> Entry:
-        """A state of the owner with the last of these epochs."""
-        entry = state_entry(Kept(proved, epochs, watermark, watermark, b"of %d" % epochs[-1]))
+    def keep(self, epoch: int, *, proved: bool = False, watermark: int = 0) -> Entry:
+        """A state of the owner with this epoch."""
+        entry = state_entry(epoch, Kept(proved, watermark, watermark, b"of %d" % epoch))
         self.log.add(entry)
         return entry
 
-    def take(self, *epochs: int, store: int = STORE, seen: int = 0, watermark: int = 0,
+    def take(self, epoch: int = 0, *, store: int = STORE, seen: int = 0, watermark: int = 0,
              lineage: Lineage = LINEAGE) -> TakenOver:  # fmt: skip
-        """Take over, with these epochs in the commit."""
+        """Take over, with this epoch in the commit."""
 
         def adopt(rows: list[PlacedRow], is_anew: bool) -> None:
             if is_anew:
                 self.rows, self.anew = [], self.anew + 1
             self.rows += rows
 
-        return Takeover(self.log, TP, Start(store, epochs, lineage, watermark, seen, NOW), adopt).run()
+        return Takeover(self.log, TP, Start(store, epoch, lineage, watermark, seen, NOW), adopt).run()
 
     @property
     def held(self) -> list[int]:
@@ -86,7 +85,7 @@ def scene() -> Scene:
 def test_the_epoch_is_the_offset_behind_the_claim(scene: Scene) -> None:
     """So each ownership has its own, and later ones have higher ones."""
     first, second = scene.take(store=0), scene.take(1)
-    assert (first.epoch, second.epoch, second.epochs) == (1, 2, (2,))
+    assert (first.epoch, second.epoch) == (1, 2)
 
 
 def test_what_the_last_owner_put_is_held(scene: Scene) -> None:
@@ -113,11 +112,11 @@ def test_what_a_zombie_puts_is_void(scene: Scene) -> None:
 
 
 def test_what_is_void_is_removed_at_once(scene: Scene) -> None:
-    """It would count as soon as a commit named the new epoch alone."""
+    """It would count as soon as a commit named the new epoch."""
     first, second = scene.claim(), scene.claim()
     key = scene.put(first, 1)
-    taken = scene.take(second)
-    assert (scene.removed, taken.epochs) == ([key], (taken.epoch,))
+    scene.take(second)
+    assert scene.removed == [key]
 
 
 def test_what_was_removed_before_is_not_removed_again(scene: Scene) -> None:
@@ -128,29 +127,30 @@ def test_what_was_removed_before_is_not_removed_again(scene: Scene) -> None:
     assert len(scene.removed) == 1
 
 
-def test_an_owner_of_whom_nothing_is_known_gives_two_epochs(scene: Scene) -> None:
-    """Its commit may have succeeded or not: what it put is neither held nor removed."""
+def test_what_an_owner_appends_of_whom_nothing_is_known_is_ignored(scene: Scene) -> None:
+    """A commit may have named it that was not read: what it put is neither held nor removed."""
     first = scene.claim()
     scene.put(first, 0)
     scene.put(scene.claim(), 1)
-    taken = scene.take(first)
-    assert (scene.held, scene.removed, taken.epochs) == ([0], [], (first, taken.epoch))
+    scene.take(first)
+    assert (scene.held, scene.removed) == ([0], [])
 
 
-def test_a_state_of_whom_nothing_is_known_gives_two_epochs(scene: Scene) -> None:
+def test_a_state_of_an_owner_of_whom_nothing_is_known_is_ignored(scene: Scene) -> None:
     """It is not the state of the last owner, and must not become that."""
     first = scene.claim()
     scene.keep(first)
     scene.keep(scene.claim())
     taken = scene.take(first)
-    assert (taken.kept and taken.kept.state, taken.epochs) == (b"of 1", (first, taken.epoch))
+    assert taken.kept is not None
+    assert (taken.kept.state, taken.garbage) == (b"of 1", [state_entry(first, taken.kept).key])
 
 
 def test_without_any_commit_nothing_is_held(scene: Scene) -> None:
     """Nobody was proven to be the owner, so all of it is read again."""
     scene.put(scene.claim(), 0)
     taken = scene.take(store=0)
-    assert (scene.held, taken.kept, taken.epochs) == ([], None, (NOBODY[-1], taken.epoch))
+    assert (scene.held, taken.kept) == ([], None)
 
 
 def test_the_state_that_counts_last_is_kept(scene: Scene) -> None:
@@ -220,14 +220,14 @@ def test_a_recreated_topic_keeps_all(scene: Scene) -> None:
 
 
 def test_a_later_commit_than_the_one_that_was_read_counts(scene: Scene) -> None:
-    """A reset removed that commit; the changelog tells of it, and the reading begins anew with its epochs."""
+    """A reset removed that commit; the changelog tells of it, and the reading begins anew with its epoch."""
     first = scene.claim()
     scene.put(first, 0)
     second = scene.claim()
     scene.keep(second, proved=True)
     scene.put(second, 1)
-    taken = scene.take(store=0)
-    assert (scene.held, scene.anew, taken.epochs) == ([0, 1], 2, (taken.epoch,))
+    scene.take(store=0)
+    assert (scene.held, scene.anew) == ([0, 1], 2)
 
 
 def test_a_state_that_is_not_proved_tells_of_no_commit(scene: Scene) -> None:
@@ -239,20 +239,19 @@ def test_a_state_that_is_not_proved_tells_of_no_commit(scene: Scene) -> None:
     assert scene.held == []
 
 
-def test_earlier_states_are_garbage(scene: Scene) -> None:
-    """Those of earlier owners, once a commit names the new one."""
+def test_states_of_earlier_owners_are_garbage(scene: Scene) -> None:
+    """That from which this owner goes on, too: it has kept it under its own epoch before its commit."""
     first = scene.claim()
     old = scene.keep(first)
     second = scene.claim()
-    scene.keep(second)
-    assert scene.take(second).garbage == [old.key]
+    last = scene.keep(second)
+    assert scene.take(second).garbage == [old.key, last.key]
 
 
 def test_the_state_of_a_zombie_is_garbage(scene: Scene) -> None:
     """It will never count."""
     first, second = scene.claim(), scene.claim()
     void = scene.keep(first)
-    scene.keep(second)
     assert scene.take(second).garbage == [void.key]
 
 
@@ -262,7 +261,7 @@ def test_messages_that_were_ended_and_not_removed_are_garbage(scene: Scene) -> N
     ended = scene.put(epoch, 0, 5)
     scene.put(epoch, 1, 10)
     scene.keep(epoch, watermark=10)
-    assert scene.take(epoch).garbage == [ended]
+    assert ended in scene.take(epoch).garbage
 
 
 def test_garbage_is_not_removed_yet(scene: Scene) -> None:
