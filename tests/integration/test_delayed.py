@@ -134,8 +134,8 @@ def test_a_changelog_waits_while_the_store_is_local(kafka: Broker, tmp_path: Pat
     with Receiver() as receiver:
         config = configuration(kafka, [topic], receiver.url, "*", delay={})
         with Daemon(tmp_path, config) as daemon:
-            produce(kafka.bootstrap, topic, [_sent(number, _due(8_000)) for number in range(3)])
             daemon.wait_ready()
+            produce(kafka.bootstrap, topic, [_sent(number, _due(6_000)) for number in range(3)])
             wait_until(lambda: daemon.status()["delayed"] == 3, 30, "all are held", detail=daemon.log_tail)
             daemon.stop()
         with Daemon(tmp_path, {**config, "delay": {"store": "local"}}) as daemon:
@@ -154,8 +154,8 @@ def test_an_operators_reset_delivers_again_and_holds_nothing_twice(kafka: Broker
     with Receiver() as receiver:
         config = configuration(kafka, [topic], receiver.url, "*", delay={"store": store})
         with Daemon(tmp_path, config) as daemon:
-            produce(kafka.bootstrap, topic, [_sent(number, _due(12_000)) for number in range(4)])
             daemon.wait_ready()
+            produce(kafka.bootstrap, topic, [_sent(number, _due(7_000)) for number in range(4)])
             wait_until(lambda: daemon.status()["delayed"] == 4, 30, "all are held", detail=daemon.log_tail)
             daemon.stop()
             group = config["source"]["kafka"]["group_id"]
