@@ -55,3 +55,8 @@ class LocalCache(PartitionStore):
     def unsynced(self) -> int | None:
         """Nothing waits for this disk: the broker has it."""
         return None
+
+    def close(self) -> None:
+        """Free the folder; nothing in it is needed any more."""
+        self._journal.close()
+        self._folder.close()

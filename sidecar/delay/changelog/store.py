@@ -225,10 +225,15 @@ class ChangelogStore:
         self._changelog.append(owned.tp, entries, done)
 
     def take(self, number: int, until: int, limit: int, nbytes: int) -> Sequence[Held]:
-        """The next messages below a position, in order; none that is not acknowledged."""
+        """The next messages below a position, in order; none that is not acknowledged.
+
+        Raises:
+            StateError: A local file cannot be read, or is damaged.
+        """
         owned = self._owned[number]
         unacknowledged = min((lowest for lowest, _ in self._waiting.values() if lowest is not None), default=until)
         held = self._cache.take(number, min(until, unacknowledged), limit, nbytes)
+        self._check_cache()
         owned.taken.extend((each.position, message_key(each.position, each.epoch, each.origin)) for each in held)
         return held
 
@@ -248,9 +253,15 @@ class ChangelogStore:
         return None if number == NOT_OWNED else self._cache.find(number, position)
 
     def keep(self, number: int, state: bytes, watermark: int, seen: int) -> None:
-        """Keep a state; end the messages below its watermark, and put none below `seen`."""
+        """Keep a state; end the messages below its watermark, and put none below `seen`.
+
+        Raises:
+            StateError: A local file cannot be read, or is damaged.
+        """
         owned = self._owned[number]
+        self._check_cache()
         self._cache.keep(number, state, watermark, seen)
+        self._check_cache()
         owned.kept = Kept(owned.is_named, watermark, seen, state)
         self._keep(owned)
 
@@ -279,11 +290,29 @@ class ChangelogStore:
     @property
     def broken(self) -> OSError | None:
         """Why nothing can be appended any more."""
-        return OSError(self._changelog.broken) if self._changelog.broken else self._cache.broken
+        if self._changelog.broken:
+            return OSError(self._changelog.broken)
+        return OSError(self._loss) if self._loss else self._cache.broken
+
+    @property
+    def _loss(self) -> str:
+        """What the local disk has lost; empty if nothing.
+
+        The changelog still has it. So nothing goes on without it: the next process restores it.
+        """
+        for damage in self._cache.damages:
+            return f"the local copy of delayed messages is damaged, and is restored at the next start: {damage.path}"
+        if not self._cache.in_place():
+            return "the local copy of delayed messages was moved or removed, and is restored at the next start"
+        return ""
+
+    def _check_cache(self) -> None:
+        if self._cache.damages:
+            raise StateError(self._loss)
 
     def in_place(self) -> bool:
-        """Whether the local files are where they were opened."""
-        return self._cache.in_place()
+        """Where the local files are is no matter: `broken` tells of those that are gone."""
+        return True
 
     def poll(self) -> None:
         """Handle acknowledgements."""

@@ -121,7 +121,7 @@ class Takeover:
             reading.known,
             reading.ended,
             reading.garbage(),
-            is_lost=bool(start.store) and not is_same,
+            is_lost=bool(start.epoch) and not is_same,
         )
 
     def _read(self, reading: _Reading, end: int) -> None:
