@@ -19,7 +19,6 @@ from tests.support.process import Daemon, ended_after, last_words, missing, wait
 from tests.support.receiver import Receiver
 
 BOTH = pytest.mark.parametrize("store", ["changelog", "local"])
-FOLDERS = {"changelog": "delay-cache", "local": "delay"}
 
 
 @pytest.mark.parametrize(("store", "forgets"), [("local", False), ("changelog", True)])
@@ -145,6 +144,7 @@ def test_a_changelog_waits_while_the_store_is_local(kafka: Broker, tmp_path: Pat
         with Daemon(tmp_path, config) as daemon:
             wait_until(lambda: len(receiver.rows()) == 3, 30, "all are delivered", detail=daemon.log_tail)
             finish(kafka, daemon, 60)
+            assert daemon.events("delay.changelog_lost") == []
 
 
 @BOTH
@@ -179,19 +179,34 @@ def test_a_timestamp_before_1970_is_left_out(kafka: Broker, tmp_path: Path, stor
             finish(kafka, daemon, 60)
 
 
-@BOTH
-def test_a_folder_that_is_removed_costs_nothing_more(kafka: Broker, tmp_path: Path, store: str) -> None:
+def test_a_folder_that_is_removed_costs_nothing_more(kafka: Broker, tmp_path: Path) -> None:
     """Nothing is committed from then on that only the removed folder has, and the problem is told."""
     (topic,) = new_topics(kafka, 1, 1)
     with Receiver() as receiver:
-        config = configuration(kafka, [topic], receiver.url, "*", delay={"store": store})
+        config = configuration(kafka, [topic], receiver.url, "*", delay={"store": "local"})
         with Daemon(tmp_path, config) as daemon:
             daemon.wait_ready()
-            shutil.rmtree(daemon.state_dir / FOLDERS[store])
+            shutil.rmtree(daemon.state_dir / "delay")
             produce(kafka.bootstrap, topic, [_sent(0, _due(500))])
-            problem = "of state.dir was moved or removed"
+            problem = "the folder delay of state.dir was moved or removed"
             wait_until(lambda: problem in str(daemon.status()["problems"]), 30, "it is told", detail=daemon.log_tail)
             daemon.kill9()
+            daemon.start()
+            wait_until(lambda: len(receiver.rows()) == 1, 30, "it is delivered", detail=daemon.log_tail)
+            finish(kafka, daemon, 60)
+
+
+def test_a_local_copy_that_is_removed_is_restored(kafka: Broker, tmp_path: Path) -> None:
+    """The daemon ends rather than pass messages over, and its next start has them from the changelog."""
+    (topic,) = new_topics(kafka, 1, 1)
+    with Receiver() as receiver:
+        config = configuration(kafka, [topic], receiver.url, "*", delay={})
+        with Daemon(tmp_path, config) as daemon:
+            daemon.wait_ready()
+            produce(kafka.bootstrap, topic, [_sent(0, _due(4_000))])
+            wait_until(lambda: _delayed(daemon) == 1, 30, "it is held", detail=daemon.log_tail)
+            shutil.rmtree(daemon.state_dir / "delay-cache")
+            daemon.wait(73)
             daemon.start()
             wait_until(lambda: len(receiver.rows()) == 1, 30, "it is delivered", detail=daemon.log_tail)
             finish(kafka, daemon, 60)
