@@ -69,6 +69,9 @@ class Rebalances:
         for assignment in assignments:
             if not assignment.resumed:
                 self._committer.begin_anew(assignment.tp)
+            if assignment.state.stores.epoch and (self._delays is None or self._delays.takeovers is None):
+                log.error("delay.elsewhere", **assignment.tp.fields())
+                self._record.left_behind.add(assignment.tp)
         self._feed.take(assignments)
         names = [f"{assignment.tp}@{assignment.state.watermark}" for assignment in assignments]
         log.info("partitions.assigned", partitions=names[:50], count=len(names))
@@ -120,6 +123,7 @@ class Rebalances:
         self._committer.forget(both)
         if self._delays is not None:
             self._delays.forget(tps)
+        self._record.left_behind.difference_update(tps)
         for tp in tps:
             self._snapshots.assignments.pop(tp, None)
         log.info(event, partitions=[str(tp) for tp in tps][:50], count=len(tps), released=released)

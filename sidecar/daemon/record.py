@@ -91,6 +91,8 @@ class Record:
         self.send_seconds = Stopwatch()
         self.waits_for = "the broker"
         """What the start waits for; empty once it is over."""
+        self.left_behind: set[TopicPartition] = set()
+        """Partitions of which the last owner held delayed messages where this process has none."""
         self._assigned = False
         self._snapshot_failed = ""
         self._damaged: tuple[float, str] | None = None
@@ -147,5 +149,9 @@ class Record:
                 break
         if self._snapshot_failed:
             yield Problem("state", f"the state file cannot be written: {self._snapshot_failed}")
+        if self.left_behind:
+            tp, others = min(self.left_behind), len(self.left_behind) - 1
+            more = f" and of {others} more" if others else ""
+            yield Problem("delay", f"the changelog of {tp}{more} may hold messages: set delay.store to changelog again")
         if self._damaged is not None and now_s - self._damaged[0] < TOLD_S:
             yield Problem("state_damaged", f"stored data was damaged or lost: {self._damaged[1]}")

@@ -126,7 +126,7 @@ def test_a_missing_topic_is_made_for_the_source(kafka: Broker, make_topic: MakeT
     assert 0 < member.restorer.open(member.tp(1)) < 1 << 48
     found = settings(kafka, member.name)
     assert (found["cleanup.policy"], found["max.message.bytes"]) == ("compact", str(3_000_000 + (64 << 10)))
-    assert (found["delete.retention.ms"], found["segment.bytes"]) == ("86400000", str(64 << 20))
+    assert (found["delete.retention.ms"], found["segment.bytes"]) == ("3600000", str(64 << 20))
     assert (partitions(kafka, member.name), member.told) == (3, [])
 
 

@@ -139,6 +139,8 @@ def test_a_changelog_waits_while_the_store_is_local(kafka: Broker, tmp_path: Pat
             daemon.stop()
         with Daemon(tmp_path, {**config, "delay": {"store": "local"}}) as daemon:
             wait_until(lambda: daemon.events("delay.elsewhere"), 30, "it is told", detail=daemon.log_tail)
+            told = "may hold messages: set delay.store to changelog again"
+            wait_until(lambda: told in str(daemon.status()["problems"]), 30, "it is a problem", detail=daemon.log_tail)
             finish(kafka, daemon, 60)
         assert receiver.rows() == []
         with Daemon(tmp_path, config) as daemon:

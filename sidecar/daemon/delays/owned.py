@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 
-import structlog
-
 from sidecar.core.effects import CommitItem
 from sidecar.core.lineage import Lineage
 from sidecar.core.pipeline.pipeline import Pipeline
@@ -15,8 +13,6 @@ from sidecar.delay.interface import HeldStore
 from sidecar.delay.progress import Progress, restored
 from sidecar.sources.base import Assignment
 from sidecar.state.offset_map import Identity
-
-log = structlog.get_logger()
 
 
 def name_of(group_id: str, tp: TopicPartition) -> bytes:
@@ -65,10 +61,8 @@ class Owned:
             self._progress[tp] = self._continued(number, self._restored(number), assignment)
             known = self._store.known(number)
             known.remove_range(0, seen)
-            before, place = assignment.state.stores, self._store.place(number)
-            if before.epoch and not place.epoch:
-                log.error("delay.elsewhere", **tp.fields())
-            stores = before.taken_by(place.store, seen, place.epoch)
+            place = self._store.place(number)
+            stores = assignment.state.stores.taken_by(place.store, seen, place.epoch)
             self._tell_held(tp, self._pipeline.puts.know(tp, known, stores), 0)
             self._assign(tp)
 

@@ -55,6 +55,7 @@ class _Attempt:
     number: int
     """The store's number for it."""
     room: Semaphore = field(default_factory=lambda: Semaphore(AHEAD))
+    has_rows: bool = False
     is_over: bool = False
 
 
@@ -145,10 +146,11 @@ class Takeovers:
         attempt, self._adopted_s = told.attempt, self._clock()
         if not attempt.is_over:
             try:
-                if told.is_anew:
+                if told.is_anew and attempt.has_rows:
                     self._store.abandon(attempt.number)
                     attempt.number = self._store.begin(self._name_of(attempt.taken.assignment.tp))
                 if told.rows:
+                    attempt.has_rows = True
                     self._store.adopt(attempt.number, told.rows)
             except StateError as error:
                 self._failed(attempt, error)
@@ -227,8 +229,8 @@ def _run(attempt: _Attempt, now: int, restorer: Restorer, inbox: Inbox[Adopt | T
         inbox.put(Adopt(attempt, rows, is_anew))
 
     assignment = attempt.taken.assignment
-    stores, state = assignment.state.stores, assignment.state
-    start = Start(stores.own, stores.epoch, _lineage(assignment), state.watermark, state.seen, now)
+    state = assignment.state
+    start = Start(state.stores, _lineage(assignment), state.watermark, state.seen, now)
     try:
         inbox.put(TakeoverEnded(attempt, Takeover(restorer, assignment.tp, start, adopt).run()))
     except _AbandonedError:

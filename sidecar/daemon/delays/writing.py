@@ -77,9 +77,12 @@ class Writing:
 
     def _check(self) -> None:
         if self._store.broken is not None:
+            of_disk = self._store.broken.errno is not None  # else the text has the cure
             raise StateError(
                 f"delayed messages cannot be made durable: {self._store.broken}",
-                hint="check the disk of state.dir, and start again: what was written is repeated then",
+                hint="check the disk of state.dir, and start again: what was written is repeated then"
+                if of_disk
+                else "",
             )
 
     def sync_now(self) -> bool:

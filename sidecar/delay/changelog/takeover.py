@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from pyroaring import BitMap64
 
+from sidecar.core.partition_state import Stores
 from sidecar.core.records import TopicPartition
 from sidecar.delay.changelog.epochs import NOBODY, counts
 from sidecar.delay.changelog.interface import Entry, Record, Restorer
@@ -36,10 +37,8 @@ LATE_MAX = 500_000
 class Start(NamedTuple):
     """Where the owner goes on in the source."""
 
-    store: int
-    """The id of the changelog in the commit; 0 if it names none."""
-    epoch: int
-    """The epoch in the commit; it is of this changelog."""
+    stores: Stores
+    """The stores in the commit; the epoch is of its own."""
     lineage: Lineage
     watermark: int
     """The offset below which all messages are settled: those from there on are read again after a reset."""
@@ -102,10 +101,11 @@ class Takeover:
         """
         store, start = self.restorer.open(self.tp), self.start
         epoch = self.restorer.append(self.tp, [claim()]) + 1
-        is_same = start.store == store
-        named = start.epoch if is_same else NOBODY
+        is_same = start.stores.own == store
+        named = start.stores.epoch if is_same else NOBODY
+        void_from = dict(start.stores.others).get(store, start.seen)
         while True:
-            reading = _Reading(start, named)
+            reading = _Reading(start, named, void_from)
             try:
                 self._read(reading, epoch)
             except LaterError as later:
@@ -121,7 +121,7 @@ class Takeover:
             reading.known,
             reading.ended,
             reading.garbage(),
-            is_lost=bool(start.epoch) and not is_same,
+            is_lost=bool(start.stores.epoch) and not is_same,
         )
 
     def _read(self, reading: _Reading, end: int) -> None:
@@ -144,11 +144,13 @@ class _Reading:
     Args:
         start: Where the owner goes on.
         named: The epoch that counts.
+        void_from: The offset from which an owner with another store read on, up to `Start.seen`.
     """
 
-    def __init__(self, start: Start, named: int) -> None:
+    def __init__(self, start: Start, named: int, void_from: int) -> None:
         self._start = start
         self._named = named
+        self._void_from = void_from
         self.kept: Kept | None = None
         self.void: dict[bytes, None] = {}
         """Keys of messages that do not count, and would once a commit names the next epoch."""
@@ -200,6 +202,9 @@ class _Reading:
         if content.lineage == start.lineage:
             if origin >= start.seen:
                 self._known[record.key] = None
+            elif origin >= self._void_from:
+                self.void[record.key] = None  # that owner has it, too
+                return None
         elif content.lineage.topic == start.lineage.topic and origin >= start.watermark:
             self.void[record.key] = None  # an operator's reset, or other rules: it is read and put again
             return None

@@ -18,7 +18,7 @@ ROOM_BYTES = 64 << 10
 """What an entry has beyond the message that it holds."""
 LARGEST_MIN_BYTES = 1_048_588
 """Kafka's default; the client sends several entries at once, and the limit applies to all of them."""
-RETENTION_MS = 86_400_000
+RETENTION_MS = 3_600_000
 RETENTION_MIN_MS = 600_000
 _SEGMENT_BYTES = 64 << 20
 _DIRTY_RATIO = "0.1"

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from pyroaring import BitMap64
 
+from sidecar.core.partition_state import Stores
 from sidecar.core.records import TopicPartition
 from sidecar.delay.changelog.cache import LocalCache
 from sidecar.delay.changelog.records import Lineage
@@ -83,5 +84,5 @@ def test_files_that_were_removed_are_no_reason_to_wait(store: ChangelogStore, tm
 @pytest.mark.parametrize(("epoch", "is_lost"), [(1, True), (0, False)])
 def test_only_a_changelog_that_a_commit_names_can_be_lost(log: ModelLog, epoch: int, *, is_lost: bool) -> None:
     """Before, the messages may have been in a local store, which has an id, too."""
-    start = Start(8, epoch, LINEAGE, 0, 0, 0)
+    start = Start(Stores(8, (), epoch), LINEAGE, 0, 0, 0)
     assert Takeover(log, TP, start, lambda _, __: None).run().is_lost == is_lost

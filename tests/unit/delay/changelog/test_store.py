@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
+from sidecar.core.partition_state import Stores
 from sidecar.core.records import TopicPartition
 from sidecar.delay.changelog import store as store_module
 from sidecar.delay.changelog.interface import Entry
@@ -44,7 +45,7 @@ class Scene:
     def own(self, epoch: int = 0) -> int:
         """Take the partition over, with this epoch in the commit."""
         number = self.store.begin(NAME)
-        start = Start(7 if epoch else 0, epoch, LINEAGE, 0, 0, 0)
+        start = Start(Stores(7 if epoch else 0, (), epoch), LINEAGE, 0, 0, 0)
         taken_over = Takeover(self.log, TP, start, lambda rows, _: self.store.adopt(number, rows)).run()
         self.epoch = taken_over.epoch
         self.store.own(NAME, number, TP, LINEAGE, taken_over)
@@ -235,7 +236,7 @@ def test_what_other_owners_left_is_removed_with_the_first_commit() -> None:
     first.store.keep(first.number, b"state", position + 1, position + 1)
     first.land()
     second = ChangelogStore(ModelCache(), changelog := ModelChangelog(first.log))
-    start = Start(7, first.epoch, LINEAGE, 0, 0, END)
+    start = Start(Stores(7, (), first.epoch), LINEAGE, 0, 0, END)
     taken_over = Takeover(first.log, TP, start, lambda *_: None).run()
     second.own(NAME, number := second.begin(NAME), TP, LINEAGE, taken_over)
     changelog.land(100)
@@ -307,7 +308,7 @@ def test_a_partition_that_left_has_no_number(scene: Scene) -> None:
 def test_nothing_is_found_of_a_partition_that_left(scene: Scene) -> None:
     """Its dead letters are those of the next owner; another partition may have that position."""
     other = scene.store.begin(b"orders 4")
-    taken_over = Takeover(scene.log, TP, Start(0, 0, LINEAGE, 0, 0, 0), lambda *_: None).run()
+    taken_over = Takeover(scene.log, TP, Start(Stores(), LINEAGE, 0, 0, 0), lambda *_: None).run()
     scene.store.own(b"orders 4", other, TP, LINEAGE, taken_over)
     (position,) = scene.store.put(other, [(10, 0, 0, NO_TIMESTAMP, None, b"", b"")])
     scene.store.leave(scene.number)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from sidecar.core.partition_state import Stores
 from sidecar.core.records import TopicPartition
 from sidecar.delay.changelog.interface import Entry
 from sidecar.delay.changelog.records import (
@@ -55,7 +56,7 @@ class Scene:
         return entry
 
     def take(self, epoch: int = 0, *, store: int = STORE, seen: int = 0, watermark: int = 0,
-             lineage: Lineage = LINEAGE) -> TakenOver:  # fmt: skip
+             lineage: Lineage = LINEAGE, others: tuple[tuple[int, int], ...] = ()) -> TakenOver:  # fmt: skip
         """Take over, with this epoch in the commit."""
 
         def adopt(rows: list[PlacedRow], is_anew: bool) -> None:
@@ -63,7 +64,7 @@ class Scene:
                 self.rows, self.anew = [], self.anew + 1
             self.rows += rows
 
-        return Takeover(self.log, TP, Start(store, epoch, lineage, watermark, seen, NOW), adopt).run()
+        return Takeover(self.log, TP, Start(Stores(store, others, epoch), lineage, watermark, seen, NOW), adopt).run()
 
     @property
     def held(self) -> list[int]:
@@ -315,3 +316,13 @@ def test_a_record_of_a_later_version_ends_the_daemon(scene: Scene) -> None:
     with pytest.raises(ConfigError, match="version 2") as refused:
         scene.take(epoch)
     assert "later one" in refused.value.hint
+
+
+def test_what_an_owner_with_another_store_read_on_is_void(scene: Scene) -> None:
+    """It has these messages, too: those that were put and not committed when it took the partition."""
+    epoch = scene.claim()
+    scene.keep(epoch, proved=True)
+    scene.put(epoch, 3)
+    twice = scene.put(epoch, 4)
+    taken = scene.take(store=STORE + 1, others=((STORE, 4),), seen=9)
+    assert (scene.held, scene.removed, list(taken.known)) == ([3], [twice], [])
