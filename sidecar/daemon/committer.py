@@ -7,7 +7,16 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import NamedTuple
 
 from sidecar.core.effects import CommitItem
-from sidecar.core.pipeline.commit_order import CommitOrder, Journal, Keep, Publish, Refuse, Settle, Step
+from sidecar.core.pipeline.commit_order import (
+    CommitOrder,
+    Journal,
+    Keep,
+    Publish,
+    Refuse,
+    Settle,
+    SettledIds,
+    Step,
+)
 from sidecar.core.pipeline.pipeline import Pipeline
 from sidecar.core.records import TopicPartition
 from sidecar.daemon.delays.delays import Delays
@@ -86,9 +95,14 @@ class Committer:
             self._do(step)
 
     def _end(self, *, ok: bool) -> Step | None:
-        step = self._order.ended(ok=ok)
+        step = self._order.ended(ok=ok, held=self._ids_of_held())
         self._pipeline.orders.count_unwritten(self._order.unwritten_bytes)
         return step
+
+    def _ids_of_held(self) -> list[SettledIds]:
+        held = [] if self._delays is None else list(self._pipeline.commits.held_ids())
+        self._ids.count_held(held)
+        return held
 
     def _do(self, step: Step) -> None:
         match step:

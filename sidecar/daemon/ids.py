@@ -6,7 +6,7 @@ The core does not have a partition yet while its ids are being restored: its mes
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from math import inf
@@ -313,12 +313,22 @@ class IdKeeper:
     def count(self, items: Collection[CommitItem]) -> None:
         """Count the ids that these commits settle; once a partition has enough, have them sorted."""
         for item in items:
-            kept = self._kept.get(item.tp)
-            if item.ids is not None and kept is not None:
-                kept.unsorted += len(item.ids)
-                if kept.unsorted >= self._filed_at_once and not kept.sorting:
-                    kept.unsorted = 0
-                    self._sort(item.tp, kept, merge=True)
+            if item.ids is not None:
+                self._count(item.tp, len(item.ids))
+
+    def count_held(self, settled: Iterable[SettledIds]) -> None:
+        """The same for ids of held messages."""
+        for each in settled:
+            self._count(each.tp, len(each.ids))
+
+    def _count(self, tp: TopicPartition, ids: int) -> None:
+        kept = self._kept.get(tp)
+        if kept is None:
+            return
+        kept.unsorted += ids
+        if kept.unsorted >= self._filed_at_once and not kept.sorting:
+            kept.unsorted = 0
+            self._sort(tp, kept, merge=True)
 
     @property
     def _filed_at_once(self) -> int:

@@ -335,7 +335,7 @@ class Host:
 
     def _kept(self, ok: bool) -> None:
         if isinstance(self.commit, Keep):
-            self._do(self.order.ended(ok=ok))
+            self._do(self.order.ended(ok=ok, held=self.pipeline.commits.held_ids()))
 
     def _land(self, items: Sequence[CommitItem]) -> bool:
         broker = self._world.broker
@@ -526,9 +526,16 @@ class World:
         if self._deliveries[offset] > self._allowed.get(offset, 1):
             raise BrokenPromiseError("twice", f"{offset} as {name} and {stored[offset]}")
         stored[offset] = name
+        self._check_twins(offset, name)
         due = self.plan.log[offset][3]
         if isinstance(due, int) and START_MS + self.now_ms + self._error_ms + 1 < due:
             raise BrokenPromiseError("early", f"{offset} is due at {due}, now is {START_MS + self.now_ms}")
+
+    def _check_twins(self, offset: int, name: str) -> None:
+        number, stored = self.plan.log[offset][2], self.receiver.stored
+        twins = [row[0] for row in self.plan.log if number is not None and row[2] == number and row[0] in stored]
+        if len(twins) > 1 and not self._allowed:
+            raise BrokenPromiseError("twin", f"{twins} have the id {number}, the last came as {name}")
 
     # Events
 

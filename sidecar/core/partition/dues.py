@@ -28,6 +28,7 @@ class Dues:
     def __init__(self) -> None:
         self._durable: PartitionState | None = None
         self._ids: list[int] = []
+        self._held_ids: list[int] = []
         self._marks: list[Mark] = []
         self._begun_marks = False
         """Whether a commit took marks and no commit succeeded since: the ledger may not have them yet."""
@@ -37,6 +38,10 @@ class Dues:
     def journal(self, number: int) -> None:
         """Add a settled message id that belongs to no intent."""
         self._ids.append(number)
+
+    def journal_held(self, number: int) -> None:
+        """Add the id of a message that the store of delayed messages has: a commit under way may settle it."""
+        self._held_ids.append(number)
 
     def tell(self, mark: Mark) -> None:
         """Add a mark for the ledger, to be written before the next commit; no later commit reports it."""
@@ -69,11 +74,16 @@ class Dues:
     @property
     def has_ids(self) -> bool:
         """Whether there are entries for the journal."""
-        return bool(self._ids)
+        return bool(self._ids or self._held_ids)
 
     def take_ids(self) -> array[int]:
         """Remove and return the message ids for the journal."""
         ids, self._ids = array("q", self._ids), []
+        return ids + self.take_held_ids()
+
+    def take_held_ids(self) -> array[int]:
+        """Remove and return those of them that are of held messages."""
+        ids, self._held_ids = array("q", self._held_ids), []
         return ids
 
     def take_marks(self) -> tuple[Mark, ...]:
@@ -97,3 +107,4 @@ class Dues:
     def drop_ids(self) -> None:
         """Discard ids: this caller has no journal."""
         self._ids.clear()
+        self._held_ids.clear()

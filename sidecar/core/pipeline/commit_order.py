@@ -1,6 +1,7 @@
 """Order in which a commit becomes durable: settled ids to the journal, ended claims to the ledger, then the commit.
 
-The store of delayed messages comes before the commit: an owner elsewhere puts no message again that it settles.
+The store of delayed messages comes before the commit: an owner elsewhere puts no message again that it settles. The ids
+of these messages are settled once the store has them: they go to the journal between the two.
 
 Events are methods, and each returns the next step; the shell performs it and reports how it ended. One step is under
 way at a time. Ids and marks of a failed step are kept for the next commit, which waits until they are durable.
@@ -9,7 +10,7 @@ way at a time. Ids and marks of a failed step are kept for the next commit, whic
 from __future__ import annotations
 
 from array import array
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
@@ -92,6 +93,8 @@ class CommitOrder:
         self._items: list[CommitItem] | None = None
         """Items of the commit that waits for the step under way; None if another commit is to overtake it."""
         self._step: Journal | Settle | Keep | None = None
+        self._is_kept = False
+        """Whether the store has what the commit that waits needs."""
         self.unwritten_bytes = 0
         """Memory of the ids that are not durable yet."""
 
@@ -110,14 +113,21 @@ class CommitOrder:
             raise OrderError(f"a commit begins while {self._step} is under way")
         for item in items:
             if item.ids is not None:
-                self._ids.append(SettledIds(item.tp, item.scope, item.generation, item.ids))
-                self.unwritten_bytes += _bytes_of(self._ids[-1])
+                self._settle(SettledIds(item.tp, item.scope, item.generation, item.ids))
             self._marks += item.marks
-        self._items = items
+        self._items, self._is_kept = items, False
         return self._next(items)
 
-    def ended(self, *, ok: bool) -> Step | None:
+    def _settle(self, ids: SettledIds) -> None:
+        self._ids.append(ids)
+        self.unwritten_bytes += _bytes_of(ids)
+
+    def ended(self, *, ok: bool, held: Iterable[SettledIds] = ()) -> Step | None:
         """Handle the end of the step under way; return the next step, None if another commit is to begin instead.
+
+        Args:
+            ok: Whether all that the step writes is durable.
+            held: Ids of messages that the store has since, if the step was a `Keep`.
 
         Raises:
             OrderError: No step is under way.
@@ -127,11 +137,14 @@ class CommitOrder:
             raise OrderError("a step ended, and none was under way")
         if ok:
             self._written(step)
+        for ids in held:
+            self._settle(ids)
         if self._items is None:
             return None
         if not ok:
             return self._refused(self._items)
-        return self._publish(self._items) if isinstance(step, Keep) else self._next(self._items)
+        self._is_kept |= isinstance(step, Keep)
+        return self._next(self._items)
 
     def _written(self, step: Journal | Settle | Keep) -> None:
         if isinstance(step, Settle):
@@ -152,7 +165,7 @@ class CommitOrder:
             self._step = Settle(tuple(self._marks))
             return self._step
         delayed = [item for item in items if item.tp.delayed]
-        if delayed or any(item.puts for item in items):
+        if not self._is_kept and (delayed or any(item.puts for item in items)):
             self._step = Keep(delayed)
             return self._step
         return self._publish(items)

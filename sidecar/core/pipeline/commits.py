@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from math import inf
 
 from sidecar.core.effects import Commit, CommitItem, Reload
@@ -10,6 +10,7 @@ from sidecar.core.intake.identities import Identities
 from sidecar.core.partition.dues import Begun
 from sidecar.core.partition.ownerships import Ownerships
 from sidecar.core.partition.partition import Partition
+from sidecar.core.pipeline.commit_order import SettledIds
 from sidecar.core.records import TopicPartition
 
 COMMIT_SPACING_MS = 20
@@ -110,6 +111,15 @@ class Commits:
         item, then = begun
         self._outstanding[tp] = partition, then
         return item
+
+    def held_ids(self) -> Iterator[SettledIds]:
+        """Remove and return the ids of messages that the store of delayed messages has, of all partitions.
+
+        The outstanding commit may settle these messages, which were on the way to the store when it began.
+        """
+        for tp, partition in self._owned.items():
+            if ids := partition.dues.take_held_ids():
+                yield SettledIds(tp, partition.scope, self._identities.generation(tp), ids)
 
     def ended(self, results: Mapping[TopicPartition, bool], now_ms: float) -> None:
         """End the outstanding commit; partitions missing in `results` failed and are retried."""

@@ -78,7 +78,7 @@ class Puts:
         ended = partition.holding.end(token, position)
         for put in ended:
             for number in put.ids:
-                partition.dues.journal(number)
+                partition.dues.journal_held(number)
         if not partition.holding.busy:
             self._busy.discard(tp)
         return sum(put.count for put in ended)

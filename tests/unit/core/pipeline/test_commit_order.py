@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 from array import array
+from dataclasses import replace
 
 import pytest
 
 from sidecar.core.claims import Mark, State
 from sidecar.core.effects import CommitItem
 from sidecar.core.partition_state import PartitionState
-from sidecar.core.pipeline.commit_order import CommitOrder, Journal, OrderError, Publish, Refuse, Settle, Step
+from sidecar.core.pipeline.commit_order import (
+    CommitOrder,
+    Journal,
+    Keep,
+    OrderError,
+    Publish,
+    Refuse,
+    Settle,
+    SettledIds,
+    Step,
+)
 from sidecar.core.records import TopicPartition
 
 A, B = TopicPartition("orders", 0), TopicPartition("orders", 1)
@@ -56,6 +67,25 @@ def test_what_is_not_durable_is_not_committed(marks: tuple[Mark, ...], first: in
     assert journalled(step) == ([2] if first else [1, 2])
     assert order.ended(ok=True) == Settle((*marks, OTHER_MARK))
     assert order.unwritten_bytes == 0
+
+
+def test_ids_of_held_messages_are_durable_after_the_store_and_before_the_states() -> None:
+    """Before the store has the messages they are not settled, and the commit settles them."""
+    order = CommitOrder()
+    assert journalled(order.begin([replace(item(A, 1), puts=True)])) == [1]
+    assert order.ended(ok=True) == Keep([])
+    assert journalled(order.ended(ok=True, held=[SettledIds(A, "scope", 0, array("q", [2]))])) == [2]
+    assert isinstance(order.ended(ok=True), Publish)
+    assert order.unwritten_bytes == 0
+
+
+def test_ids_of_held_messages_are_not_lost_with_their_commit() -> None:
+    """If that is overtaken, the next one writes them."""
+    order = CommitOrder()
+    order.begin([replace(item(), puts=True)])
+    order.overtake()
+    assert order.ended(ok=True, held=[SettledIds(A, "scope", 0, array("q", [2]))]) is None
+    assert journalled(order.begin([item()])) == [2]
 
 
 def test_a_commit_that_is_overtaken_is_not_made() -> None:
