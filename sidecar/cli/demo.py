@@ -34,8 +34,9 @@ Source = Literal["kafka", "rocketmq"]
     show_default=True,
     help="A mock of Kafka, or a real RocketMQ node, which needs a clone of the repository, Java and Maven.",
 )
+@click.option("--delay", is_flag=True, help="Show delayed messages, due within seconds, over HTTP.")
 @click.option("--keep", is_flag=True, help="Keep the folder with configuration, logs, state and received rows.")
-def demo(messages: int, sink: Sink | None, source: Source, keep: bool) -> int | None:
+def demo(messages: int, sink: Sink | None, source: Source, delay: bool, keep: bool) -> int | None:
     """Show the daemon at work on generated messages; no broker is needed."""
     from rich.console import Console
 
@@ -43,6 +44,9 @@ def demo(messages: int, sink: Sink | None, source: Source, keep: bool) -> int | 
     from sidecar.demo.show import Show
     from sidecar.demo.stage import Stage
 
+    if delay and (sink == "spark" or source == "rocketmq"):
+        raise click.UsageError("--delay goes with --sink http and --source kafka only")
+    sink = "http" if delay else sink
     lacks = None if sink == "http" else lacking()
     if lacks and sink == "spark":
         raise UnavailableError(f"the demo cannot start Spark: {lacks}")
@@ -54,7 +58,10 @@ def demo(messages: int, sink: Sink | None, source: Source, keep: bool) -> int | 
             f"no folder for the demo: {error}", hint="set TMPDIR to a folder that can be written"
         ) from error
     try:
-        with Show(console) as show, Stage(messages, folder, show, keep=keep, rocketmq=source == "rocketmq") as stage:
+        with (
+            Show(console) as show,
+            Stage(messages, folder, show, keep=keep, rocketmq=source == "rocketmq", delays=delay) as stage,
+        ):
             balanced = sink == "spark" or _http(stage, show)
             if lacks:
                 show.head("Spark")

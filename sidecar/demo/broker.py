@@ -20,10 +20,11 @@ from typing import Any
 
 import confluent_kafka as ck
 
-from sidecar.demo.stream import PARTITIONS, TOPIC, stream
+from sidecar.demo.stream import PARTITIONS, TOPIC, Made, delay_ms, number_of, stream
 
 TIMEOUT_S = 10.0
 Answer = Callable[[Any], dict[str, Any]]
+Headers = list[tuple[str, str | bytes | None]]
 
 
 class Broker:
@@ -31,9 +32,10 @@ class Broker:
 
     Args:
         total: Messages of the stream.
+        delays: Whether most of the wanted ones have due times.
     """
 
-    def __init__(self, total: int) -> None:
+    def __init__(self, total: int, *, delays: bool = False) -> None:
         # The mock keeps 5 MB per partition and drops the oldest beyond that: compressed, 200,000 messages are far
         # below.
         config = {"test.mock.num.brokers": 1, "compression.type": "lz4", "linger.ms": 20, "log_level": 3}
@@ -42,6 +44,7 @@ class Broker:
         (only,) = cluster.brokers.values()
         self.address = f"{only.host}:{only.port}"
         self._left = stream(total)
+        self._delays = delays
         self._produced = 0
         self._failed = 0
 
@@ -52,11 +55,16 @@ class Broker:
                 TOPIC,
                 partition=made.partition,
                 value=made.value,
-                headers=[("tag", made.tag), ("message-id", made.id)],
+                headers=self._headers(made),
                 on_delivery=self._delivered,
             )
         self._failed += self._producer.flush(TIMEOUT_S)
         return {"produced": self._produced, "failed": self._failed}
+
+    def _headers(self, made: Made) -> Headers:
+        headers: Headers = [("tag", made.tag), ("message-id", made.id)]
+        delay = delay_ms(number_of(made.value)) if self._delays and made.kind == "wanted" else 0
+        return [*headers, ("sidecar-deliver-at", f"{delay}ms")] if delay else headers
 
     def _delivered(self, error: ck.KafkaError | None, _: ck.Message) -> None:
         self._produced += error is None
@@ -75,14 +83,15 @@ class Broker:
         }
 
 
-def main(total: int, folder: str) -> None:
+def main(total: int, folder: str, *, delays: bool) -> None:
     """Serve commands until the parent is gone.
 
     Args:
         total: Messages of the stream.
         folder: Removed when the parent is gone; empty for none.
+        delays: Whether most of the wanted messages have due times.
     """
-    broker = Broker(total)
+    broker = Broker(total, delays=delays)
     serve(broker.address, broker.produce, broker.offsets)
     if folder:
         remove(Path(folder))
@@ -128,4 +137,4 @@ def _end_jvms(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), sys.argv[2])
+    main(int(sys.argv[1]), sys.argv[2], delays=bool(sys.argv[3]))

@@ -28,6 +28,7 @@ class ReceiverDatabase:
 
     def __init__(self, path: Path) -> None:
         self._db = sqlite3.connect(path, timeout=30.0)
+        self._seen = 0
 
     def delivered(self) -> int:
         """Number of rows so far; no row is ever deleted."""
@@ -41,6 +42,13 @@ class ReceiverDatabase:
         """All rows."""
         for partition, offset, row in self._db.execute('SELECT "partition", "offset", row FROM rows'):
             yield DeliveredRow((partition, offset), json.loads(row)["value"])
+
+    def new_rows(self) -> Iterator[tuple[str, int]]:
+        """Value and timestamp of the rows that were added since the last call."""
+        for number, row in self._db.execute("SELECT rowid, row FROM rows WHERE rowid > ? ORDER BY rowid", [self._seen]):
+            self._seen = number
+            found = json.loads(row)
+            yield found["value"], found["timestamp"]
 
     def close(self) -> None:
         """Close the file."""

@@ -11,14 +11,20 @@ from typing import Any
 from sidecar.demo.books import Books, count
 from sidecar.demo.children import Child, free_port, listens
 from sidecar.demo.evidence import ReceiverDatabase, dead_letters
+from sidecar.demo.lateness import Arrival, Lateness, lateness
 from sidecar.demo.stage import KILL_AT, READY_S, Daemon, Stage
-from sidecar.demo.stream import POISON, stream, wanted
+from sidecar.demo.stream import POISON, delay_ms, number_of, stream, wanted
 
 GROUP = "demo"
 PRODUCE_S = 6.0
 """Time over which the stream is sent, so that there is something to watch and to interrupt."""
 TICK_S = 0.2
 STALLED_S = 30.0
+DELAYS_TICK_S = 0.05
+"""How exactly the demo of delayed messages sees when they arrive."""
+DELAY = """delay:
+  store: local
+"""
 SINK = """sink:
   http:
     url: http://127.0.0.1:{port}/ingest
@@ -40,6 +46,8 @@ class HttpOutcome:
     """Most rows that arrived within a second."""
     log_tail: str
     """The end of the daemon's log."""
+    lateness: Lateness | None
+    """Of delayed messages, if there are any."""
 
 
 class HttpAct:
@@ -54,6 +62,7 @@ class HttpAct:
         self._wanted = wanted(stage.total)
         self._killed_at = self._resumed_at = 0.0
         self._history: list[tuple[float, int]] = []
+        self._arrivals: list[Arrival] = []
 
     def run(self) -> HttpOutcome:
         """Play the act to the end.
@@ -64,7 +73,8 @@ class HttpAct:
         with ExitStack() as stack:
             port = self._start_receiver(stack)
             self._database = stack.enter_context(closing(ReceiverDatabase(self._stage.folder / "receiver.db")))
-            self._daemon = Daemon(self._stage, GROUP, SINK.format(port=port))
+            sections = SINK.format(port=port) + (DELAY if self._stage.delays else "")
+            self._daemon = Daemon(self._stage, GROUP, sections)
             self._daemon.start()
             stack.callback(self._daemon.kill)
             self._daemon.wait_ready()
@@ -74,7 +84,12 @@ class HttpAct:
             self._daemon.stop()
             self._stage.audience.say("SIGTERM", "stopped, exit code 0")
             waited, tail = max(0.0, self._resumed_at - self._killed_at), self._daemon.tail()
-            return HttpOutcome(self._count(), self._database.batches(), seconds, waited, _fastest(self._history), tail)
+            fastest, late = _fastest(self._history), self._lateness() if self._stage.delays else None
+            return HttpOutcome(self._count(), self._database.batches(), seconds, waited, fastest, tail, late)
+
+    def _lateness(self) -> Lateness:
+        past_s = time.time() - time.monotonic()
+        return lateness(self._arrivals, (self._killed_at + past_s) * 1000, (self._resumed_at + past_s) * 1000)
 
     def _start_receiver(self, stack: ExitStack) -> int:
         port = free_port()
@@ -98,19 +113,28 @@ class HttpAct:
             self._receiver.check()
             status, delivered = self._daemon.status(), self._database.delivered()
             self._history.append((tick, delivered))
+            if self._stage.delays:
+                self._look(time.time() * 1000)
             counts = {"produced": (self._stage.produced, total), "delivered": (delivered, self._wanted)}
             self._stage.audience.progress(counts, tick - begun)
             if status:
                 self._watch(status, delivered)
             settled = sum(partition["watermark"] for partition in status["partitions"]) if status else 0
-            if self._resumed_at and settled == total:
+            held = status["delayed"] + status["in_flight"] if status else 0
+            if self._resumed_at and status and settled == total and not held:
                 return
-            if moved != (self._stage.produced, delivered, settled):
-                moved, moved_at = (self._stage.produced, delivered, settled), tick
+            if moved != (self._stage.produced, delivered, settled + held):
+                moved, moved_at = (self._stage.produced, delivered, settled + held), tick
             if tick - moved_at > STALLED_S:
                 self._stage.audience.say("daemon", f"nothing has moved for {STALLED_S:g} s: the demo ends here")
                 return
-            time.sleep(max(0.0, tick + TICK_S - time.monotonic()))
+            time.sleep(max(0.0, tick + (DELAYS_TICK_S if self._stage.delays else TICK_S) - time.monotonic()))
+
+    def _look(self, now_ms: float) -> None:
+        """Note the delayed messages that have arrived since the last look."""
+        for value, sent_ms in self._database.new_rows():
+            if delay := delay_ms(number_of(value)):
+                self._arrivals.append(Arrival(sent_ms + delay, now_ms))
 
     def _watch(self, status: dict[str, Any], delivered: int) -> None:
         """Kill the daemon once, and see it come back."""

@@ -24,7 +24,7 @@ class Lateness(NamedTuple):
     most_ms: float
     """99 of 100 messages were at most so late."""
     waited: int
-    """Messages that were due while no daemon delivered."""
+    """Messages that were due before another process delivered again, and did not arrive before the kill."""
 
 
 def lateness(arrivals: Iterable[Arrival], killed_ms: float, resumed_ms: float) -> Lateness:
@@ -36,11 +36,7 @@ def lateness(arrivals: Iterable[Arrival], killed_ms: float, resumed_ms: float) -
         resumed_ms: When another process delivered again.
     """
     arrivals = list(arrivals)
-    late = sorted(each.at_ms - each.due_ms for each in arrivals if not killed_ms <= each.due_ms <= resumed_ms)
-    late = late or [0.0]
-    return Lateness(
-        sum(each.at_ms < each.due_ms for each in arrivals),
-        late[len(late) // 2],
-        late[len(late) * 99 // 100],
-        sum(killed_ms <= each.due_ms <= resumed_ms for each in arrivals),
-    )
+    waited = [each for each in arrivals if each.due_ms <= resumed_ms and each.at_ms >= killed_ms]
+    late = sorted(each.at_ms - each.due_ms for each in set(arrivals).difference(waited)) or [0.0]
+    early = sum(each.at_ms < each.due_ms for each in arrivals)
+    return Lateness(early, late[len(late) // 2], late[len(late) * 99 // 100], len(waited))

@@ -14,6 +14,7 @@ from sidecar.demo.books import Books
 
 if TYPE_CHECKING:
     from sidecar.demo.http_act import HttpOutcome
+    from sidecar.demo.lateness import Lateness
     from sidecar.demo.spark_act import SparkOutcome
 
 WHO_WIDTH = 10
@@ -88,6 +89,8 @@ class Show:
             [("dead-lettered", books.dead_lettered, "poison: the receiver answered 400")],
         )
         self._line("rates", _rates(outcome))
+        if outcome.lateness is not None:
+            self._line("lateness", _lateness(outcome.lateness))
         self._verdict(books, "delivered twice", f"The daemon's log ends with:\n{outcome.log_tail}")
 
     def spark_outcome(self, outcome: SparkOutcome) -> None:
@@ -149,6 +152,12 @@ class Show:
             line.rstrip()
             self._console.print(line, highlight=False, soft_wrap=True)
             head = ""
+
+
+def _lateness(late: Lateness) -> str:
+    early = f"{late.early:,} early; " if late.early else "none early; "
+    waited = f"; {late.waited:,} more were due while no daemon delivered" if late.waited else ""
+    return f"{early}half at most {late.half_ms:.0f} ms late, 99 of 100 at most {late.most_ms:,.0f} ms{waited}"
 
 
 def _rates(outcome: HttpOutcome) -> str:

@@ -79,12 +79,22 @@ class Stage:
         audience: The output.
         keep: Whether the folder outlives a demo that is killed.
         rocketmq: Whether RocketMQ is the source, in place of the mock cluster.
+        delays: Whether messages have due times.
 
     Raises:
         UnavailableError: RocketMQ is requested outside of a clone.
     """
 
-    def __init__(self, total: int, folder: Path, audience: Audience, *, keep: bool, rocketmq: bool = False) -> None:
+    def __init__(
+        self,
+        total: int,
+        folder: Path,
+        audience: Audience,
+        *,
+        keep: bool,
+        rocketmq: bool = False,
+        delays: bool = False,
+    ) -> None:
         if rocketmq and not (CLONE / f"{NODE.replace('.', '/')}.py").is_file():
             raise UnavailableError(
                 "--source rocketmq works in a clone of the repository only: what starts RocketMQ is not installed",
@@ -96,12 +106,15 @@ class Stage:
         self.produced = 0
         self.address = ""
         self.source = "rocketmq" if rocketmq else "kafka"
+        self.delays = delays
         self._janitor = "" if keep else str(folder)
 
     def __enter__(self) -> Stage:
         poison = poisonous(self.total)
         text = f"{self.total:,} messages: 5 % sent twice, some with unwanted tags, {poison} poison"
         self.audience.say("stream", text)
+        if self.delays:
+            self.audience.say("", "three quarters of the wanted ones are due 1 to 9 s after they are sent")
         rocketmq = self.source == "rocketmq"
         if rocketmq:
             self.audience.say("broker", "starting RocketMQ; the first time Maven fetches its jars")
@@ -117,7 +130,7 @@ class Stage:
 
     def _arguments(self) -> list[str]:
         if self.source == "kafka":
-            return ["-m", "sidecar.demo.broker", str(self.total), self._janitor]
+            return ["-m", "sidecar.demo.broker", str(self.total), self._janitor, "delays" if self.delays else ""]
         return ["-m", NODE, str(self.folder / "node"), str(self.total), self._janitor]
 
     def __exit__(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -43,6 +44,16 @@ def stream(total: int) -> Iterator[Made]:
             if made.kind == "wanted":
                 sent.append(made)
             yield made
+
+
+def delay_ms(number: int) -> int:
+    """Time from sending to the due time of a message with this number in a demo of delayed messages; 0 for none."""
+    return 1_000 + number * 37 % 8_000 if number % 4 else 0
+
+
+def number_of(value: str) -> int:
+    """The number of a message."""
+    return int(json.loads(value)["order"])
 
 
 def wanted(total: int) -> int:

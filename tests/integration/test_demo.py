@@ -53,6 +53,16 @@ def test_the_books_balance_on_rocketmq(tmp_path: Path) -> None:
     assert (demo.processes(), list(demo.temp.iterdir())) == ({}, [])
 
 
+def test_delayed_messages_are_shown(tmp_path: Path) -> None:
+    """With `--delay` messages are due within seconds; none is early, and the books balance after the kill."""
+    with Demo(tmp_path, "--messages", "10000", "--delay") as demo:
+        code = demo.wait(PATIENCE_S)
+    said = demo.said()
+    assert code == 0, said
+    assert "\nlost 0, delivered twice 0: the books balance\n" in said
+    assert "none early; half at most" in " ".join(said.split())
+
+
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 def test_nothing_outlives_it(running: Demo, number: signal.Signals) -> None:
     """However a demo is ended, its three processes end and its folder goes."""

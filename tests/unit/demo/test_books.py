@@ -10,6 +10,7 @@ from rich.console import Console
 
 from sidecar.demo.books import Books, DeliveredRow, Position, count
 from sidecar.demo.http_act import HttpOutcome, receiver_file
+from sidecar.demo.lateness import Arrival, Lateness, lateness
 from sidecar.demo.show import Show
 from sidecar.demo.spark_act import SparkOutcome, as_table
 from sidecar.demo.stream import PARTITIONS, Made, stream
@@ -144,12 +145,23 @@ def test_every_mistake_is_found(mistake: Callable[[Run], None], number: str) -> 
     assert getattr(books, number) != getattr(Run().count(), number)
 
 
+LATE = Lateness(0, 149.0, 12_206.0, 8_639)
+
+
+def test_lateness_is_that_of_messages_for_which_a_daemon_was_there() -> None:
+    """Others waited for the next daemon; early ones count whenever they were due."""
+    before, after = [Arrival(i, i + 10) for i in range(100)], [Arrival(1_000 + i, 1_020 + i) for i in range(100)]
+    waited = [Arrival(190, 910), Arrival(500, 920)]
+    early = [Arrival(950, 940)]
+    assert lateness([*before, *waited, *after, *early], 200, 900) == Lateness(1, 10, 20, 2)
+
+
 @pytest.mark.parametrize("width", [30, 44, 80, 200])
 def test_the_screen_fits(width: int, capsys: pytest.CaptureFixture[str]) -> None:
     """The books stay within the terminal's width, and an unbalanced end shows the daemon's log."""
     run = Run()
     run.rows.pop()
-    Show(Console(width=width)).http_outcome(HttpOutcome(run.count(), 174, 17.1, 12.2, 43_615, "  the [log]"))
+    Show(Console(width=width)).http_outcome(HttpOutcome(run.count(), 174, 17.1, 12.2, 43_615, "  the [log]", LATE))
     Show(Console(width=width)).spark_outcome(SparkOutcome(run.count(), 1_480, 1_479, 1_479, "  the [log]"))
     said = capsys.readouterr().out
     assert max(map(len, said.splitlines())) <= width
