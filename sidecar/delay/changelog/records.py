@@ -15,10 +15,11 @@ from sidecar.delay.disk.blocks import NO_KEY
 
 MESSAGE, STATE, CLAIM = b"m", b"s", b"c"
 _VERSION = 1
-_KEY = struct.Struct(">cQQQ")
-"""Kind, position, epoch, origin."""
-_STATE_KEY = struct.Struct(">cQ")
-"""Kind, epoch."""
+KEY = struct.Struct(">cQQQ")
+"""The key of a message: kind, position, epoch, origin."""
+STATE_KEY = struct.Struct(">cQ")
+"""The key of a state: kind, epoch."""
+_KEY_BYTES = {MESSAGE: KEY.size, STATE: STATE_KEY.size}
 _MESSAGE = struct.Struct(">BQIQII?")
 """Version, incarnation, hash of the topic's id, timestamp or `NO_TIMESTAMP`, bytes of the key or `NO_KEY`, bytes of the
 headers, whether there is a value; key, headers and value follow."""
@@ -74,12 +75,18 @@ def claim() -> Entry:
 
 def message_key(position: int, epoch: int, origin: int) -> bytes:
     """The key of a message."""
-    return _KEY.pack(MESSAGE, position, epoch, origin)
+    return KEY.pack(MESSAGE, position, epoch, origin)
+
+
+def kind_of(key: bytes) -> bytes:
+    """`MESSAGE` or `STATE`; empty for a key of anything else, such as what another program appends."""
+    kind = key[:1]
+    return kind if len(key) == _KEY_BYTES.get(kind) else b""
 
 
 def read_message_key(key: bytes) -> MessageKey:
     """The key that was made."""
-    _, position, epoch, origin = _KEY.unpack(key)
+    _, position, epoch, origin = KEY.unpack(key)
     return MessageKey(position, epoch, origin)
 
 
@@ -113,12 +120,12 @@ def read_message_value(raw: bytes) -> Content:
 def state_entry(epoch: int, kept: Kept) -> Entry:
     """The record of a state."""
     head = _STATE.pack(_VERSION, kept.is_proved, kept.watermark, kept.seen)
-    return Entry(_STATE_KEY.pack(STATE, epoch), head + kept.state)
+    return Entry(STATE_KEY.pack(STATE, epoch), head + kept.state)
 
 
 def read_state_key(key: bytes) -> int:
     """The epoch in the key of a state."""
-    return int(_STATE_KEY.unpack(key)[1])
+    return int(STATE_KEY.unpack(key)[1])
 
 
 def read_state(raw: bytes) -> Kept:

@@ -16,12 +16,14 @@ from sidecar.core.records import TopicPartition
 from sidecar.delay.changelog.epochs import NOBODY, counts
 from sidecar.delay.changelog.interface import Entry, Record, Restorer
 from sidecar.delay.changelog.records import (
+    KEY,
     MESSAGE,
     STATE,
     Kept,
     Lineage,
     MessageKey,
     claim,
+    kind_of,
     read_message_key,
     read_message_value,
     read_state,
@@ -30,6 +32,8 @@ from sidecar.delay.changelog.records import (
 from sidecar.delay.disk.changes import PlacedRow
 from sidecar.errors import ConfigError
 
+ROWS_AT_ONCE = 4_000
+"""Messages that are given to the main thread at once: the more, the cheaper for each."""
 LATE_MAX = 500_000
 """Messages due in the past whose keys are noted, so that those that were ended can be removed."""
 
@@ -126,16 +130,20 @@ class Takeover:
 
     def _read(self, reading: _Reading, end: int) -> None:
         self.adopt([], True)  # noqa: FBT003
+        rows: list[PlacedRow] = []
         for records in self.restorer.read(self.tp, end - 1):
             try:
-                rows = reading.take(records)
+                rows += reading.take(records)
             except ValueError as error:
                 raise ConfigError(
                     f"the changelog of {self.tp} has a record that this version cannot read: {error}",
                     hint="start the version that wrote it, or a later one",
                 ) from error
-            if rows:
+            if len(rows) >= ROWS_AT_ONCE:
                 self.adopt(rows, False)  # noqa: FBT003
+                rows = []
+        if rows:
+            self.adopt(rows, False)  # noqa: FBT003
 
 
 class _Reading:
@@ -173,14 +181,14 @@ class _Reading:
         """
         rows: list[PlacedRow] = []
         for record in records:
-            kind = record.key[:1]
-            if kind == MESSAGE and record.value is None:
+            kind, value = kind_of(record.key), record.value
+            if kind == MESSAGE and value is None:
                 self._removed(record.key)
-            elif kind == MESSAGE and record.value is not None:
-                if (row := self._message(record, record.value)) is not None:
+            elif kind == MESSAGE and value is not None:
+                if (row := self._message(record, value)) is not None:
                     rows.append(row)
-            elif kind == STATE and record.value is not None:
-                self._state(record, record.value)
+            elif kind == STATE and value is not None:
+                self._state(record, value)
         return rows
 
     def _state(self, record: Record, value: bytes) -> None:
@@ -193,19 +201,20 @@ class _Reading:
             self._states.append(record.key)
 
     def _message(self, record: Record, value: bytes) -> PlacedRow | None:
-        position, epoch, origin = read_message_key(record.key)
+        _, position, epoch, origin = KEY.unpack(record.key)
         if not counts(self._named, record.offset, epoch):
             if epoch < self._named:
                 self.void[record.key] = None
             return None
-        content, start = read_message_value(value), self._start
-        if content.lineage == start.lineage:
+        lineage, stamp, key, headers, content = read_message_value(value)
+        start = self._start
+        if lineage == start.lineage:
             if origin >= start.seen:
                 self._known[record.key] = None
             elif origin >= self._void_from:
                 self.void[record.key] = None  # that owner has it, too
                 return None
-        elif content.lineage.topic == start.lineage.topic and origin >= start.watermark:
+        elif lineage.topic == start.lineage.topic and origin >= start.watermark:
             self.void[record.key] = None  # an operator's reset, or other rules: it is read and put again
             return None
         if position < start.now:
@@ -213,7 +222,7 @@ class _Reading:
                 self._late[record.key] = None
             else:
                 self._all_late = False
-        return position, origin, epoch, content.stamp, content.key, content.headers, content.value
+        return position, origin, epoch, stamp, key, headers, content
 
     def _removed(self, key: bytes) -> None:
         if key in self.void:

@@ -17,6 +17,7 @@ from sidecar.daemon.delays.takeovers import RETRY_S, Adopt, TakeoverEnded, Takeo
 from sidecar.daemon.feed import Feed
 from sidecar.daemon.ids import Taken
 from sidecar.daemon.record import OVERDUE_S
+from sidecar.delay.changelog import takeover
 from sidecar.delay.changelog.interface import Entry, Record
 from sidecar.delay.changelog.records import Kept, Lineage, claim, message_key, message_value, state_entry, topic_hash
 from sidecar.delay.changelog.store import ChangelogStore
@@ -137,8 +138,9 @@ def test_more_messages_than_fit_into_the_inbox_are_restored(scene: Scene) -> Non
     assert scene.held() == 20
 
 
-def test_what_waits_for_the_main_thread_is_bounded(scene: Scene) -> None:
-    """Each call has up to a thousand messages."""
+def test_what_waits_for_the_main_thread_is_bounded(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each call has some thousand messages."""
+    monkeypatch.setattr(takeover, "ROWS_AT_ONCE", 1)
     epoch = scene.owner(*range(20))
     scene.log.batch = 1
     scene.takeovers.begin(assignment(TP, epoch), None)
@@ -147,8 +149,11 @@ def test_what_waits_for_the_main_thread_is_bounded(scene: Scene) -> None:
     assert scene.inbox.qsize() == 2
 
 
-def test_what_was_adopted_before_a_later_commit_was_found_does_not_count(scene: Scene) -> None:
+def test_what_was_adopted_before_a_later_commit_was_found_does_not_count(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The reading begins anew, and what a zombie put is void then."""
+    monkeypatch.setattr(takeover, "ROWS_AT_ONCE", 1)
     first = scene.owner(1)
     second = scene.owner()
     value = message_value(LINEAGE, 0, None, b"", b"")
@@ -304,8 +309,9 @@ def test_the_error_of_a_forgotten_takeover_ends_nothing(scene: Scene) -> None:
     assert scene.handle() is None
 
 
-def test_a_forgotten_takeover_does_not_wait_for_the_main_thread(scene: Scene) -> None:
+def test_a_forgotten_takeover_does_not_wait_for_the_main_thread(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     """Else its thread, one of four, would never end."""
+    monkeypatch.setattr(takeover, "ROWS_AT_ONCE", 1)
     epoch = scene.owner(*range(20))
     scene.log.batch = 1
     scene.takeovers.begin(assignment(TP, epoch), None)

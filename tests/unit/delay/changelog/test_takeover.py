@@ -326,3 +326,14 @@ def test_what_an_owner_with_another_store_read_on_is_void(scene: Scene) -> None:
     twice = scene.put(epoch, 4)
     taken = scene.take(store=STORE + 1, others=((STORE, 4),), seen=9)
     assert (scene.held, scene.removed, list(taken.known)) == ([3], [twice], [])
+
+
+@pytest.mark.parametrize("key", [b"", b"m", b"s", b"message of another program", b"x" * 25])
+def test_what_another_program_appends_is_ignored(scene: Scene, key: bytes) -> None:
+    """It costs no message."""
+    epoch = scene.claim()
+    for value in (b"value", None):
+        scene.log.add(Entry(key, value))
+    scene.put(epoch, 1)
+    scene.take(epoch)
+    assert scene.held == [1]
