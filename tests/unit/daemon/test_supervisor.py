@@ -14,6 +14,7 @@ from sidecar.core.books import Accounts
 from sidecar.core.effects import Commit, CommitItem, Effect
 from sidecar.core.partition.ownerships import Ownerships
 from sidecar.core.partition_state import PartitionState
+from sidecar.core.pipeline.commit_order import SettledIds
 from sidecar.core.pipeline.gate import Orders
 from sidecar.core.pipeline.pipeline import Pipeline
 from sidecar.core.records import TopicPartition
@@ -61,6 +62,9 @@ class Core:
         return False
 
     def begin(self, tps: Iterable[TopicPartition]) -> list[CommitItem]:
+        return []
+
+    def held_ids(self) -> list[SettledIds]:
         return []
 
     def committed(self, results: Mapping[TopicPartition, bool], now_ms: float) -> None:
