@@ -11,7 +11,7 @@ from tests.simulation.broken import MISTAKES, broken_copy, simulate
 from tests.simulation.run import run
 
 DELAYED = MISTAKES / "delayed"
-SCHEDULES, JOBS = 2_500, 2
+SCHEDULES, JOBS = 1_250, 2
 STORES = pytest.mark.parametrize("kind", ["delayed", "delayed-3", "changelog", "changelog-3"])
 
 
