@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 from sidecar.core.pipeline.pipeline import Pipeline
 from sidecar.core.records import Run, TopicPartition
@@ -109,7 +109,7 @@ class Feed:
 
     def pause(self) -> None:
         """Read only from partitions that the core has and wants more of."""
-        loading = self._loading.keys()
+        loading = self._loading
         paused = frozenset(tp for tp in self._pipeline.gate.paused if not tp.delayed)
         self._source.pause(paused | loading | self._pipeline.origins.copies_of(loading))
 
@@ -127,12 +127,17 @@ class Feed:
             self._read(item)
 
     @property
-    def _loading(self) -> Mapping[TopicPartition, Taken]:
+    def _loading(self) -> frozenset[TopicPartition]:
         """The partitions that the core does not have yet, or may not read."""
-        return self._ids.loading if self._takeovers is None else {**self._ids.loading, **self._takeovers.loading}
+        return frozenset(self._ids.loading) | frozenset(self._takeovers.loading if self._takeovers is not None else ())
+
+    def _waiting(self, tp: TopicPartition) -> Taken | None:
+        """A partition of `_loading`."""
+        taken = self._ids.loading.get(tp)
+        return taken if taken or self._takeovers is None else self._takeovers.loading.get(tp)
 
     def _read(self, item: Run | ReadPast) -> None:
-        if (taken := self._loading.get(item.tp)) is not None:
+        if (taken := self._waiting(item.tp)) is not None:
             taken.come.append(item)
         elif isinstance(item, Run):
             self._pipeline.read(item, time.monotonic() * 1000)

@@ -6,7 +6,7 @@ The core does not have a partition yet while its ids are being restored: its mes
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from math import inf
@@ -86,6 +86,13 @@ class _Kept:
     sorting: bool = False
     unfiled: bool = False
     """Whether its ids could not be put into files."""
+
+
+def overdue(loading: Mapping[TopicPartition, Taken], now_s: float) -> str:
+    """The partitions that have waited for too long, and that they are not read; empty if there is none."""
+    late = [tp for tp, taken in loading.items() if now_s - taken.since_s >= OVERDUE_S]
+    others = f" and {len(late) - 1} more" if len(late) > 1 else ""
+    return f"{min(late)}{others} is not read yet" if late else ""
 
 
 class IdJournal:
@@ -303,10 +310,8 @@ class IdKeeper:
 
     def problems(self, now_s: float) -> Iterator[Problem]:
         """Partitions that have waited too long."""
-        late = [tp for tp, taken in self.loading.items() if now_s - taken.since_s >= OVERDUE_S]
-        if late:
-            others = f" and {len(late) - 1} more" if len(late) > 1 else ""
-            yield Problem("ids_loading", f"{min(late)}{others} is not read yet: its message ids are being loaded")
+        if late := overdue(self.loading, now_s):
+            yield Problem("ids_loading", f"{late}: its message ids are being loaded")
 
     # Journalling
 

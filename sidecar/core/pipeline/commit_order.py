@@ -127,7 +127,7 @@ class CommitOrder:
 
         Args:
             ok: Whether all that the step writes is durable.
-            held: Ids of messages that the store has since, if the step was a `Keep`.
+            held: Ids of messages that the store of delayed messages has by now.
 
         Raises:
             OrderError: No step is under way.

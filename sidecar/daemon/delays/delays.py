@@ -171,16 +171,14 @@ class Delays:
         """Time from the last `poll` until the next message may be due."""
         if self._any_due:
             return 0.0
-        following = [self._following(tp, number) for tp, number in self.owned.numbers.items()]
-        due_ms = min((position >> SEQUENCE_BITS for position in following if position is not None), default=None)
+        due_ms = _earliest_ms(self._following(tp, number) for tp, number in self.owned.numbers.items())
         return inf if due_ms is None else max(0.0, (due_ms - self._wall_ms) / 1000)
 
     def status(self) -> DelayStatus:
         """What is held, and when it is due."""
         hours = self._store.hours()
         now_ms = self._wall_ms or time.time_ns() // 1_000_000
-        following = [self._store.next(number) for number in self.owned.numbers.values()]
-        due_ms = min((position >> SEQUENCE_BITS for position in following if position is not None), default=None)
+        due_ms = _earliest_ms(self._store.next(number) for number in self.owned.numbers.values())
         next_due = (
             None if due_ms is None else datetime.fromtimestamp(due_ms / 1000, UTC).isoformat(timespec="milliseconds")
         )
@@ -278,6 +276,11 @@ class Delays:
             return None
         original = Original(held.key, held.value, unpack_headers(held.headers), held.timestamp_ms)
         return replace(letter, tp=tp, offset=held.origin, original=original)
+
+
+def _earliest_ms(positions: Iterable[int | None]) -> int | None:
+    """The earliest due time of positions; None if there is none."""
+    return min((position >> SEQUENCE_BITS for position in positions if position is not None), default=None)
 
 
 def _due_within(hours: Mapping[int, int], now: int) -> dict[str, int]:

@@ -7,7 +7,7 @@ that this owner appends counts for the next one. What comes meanwhile waits here
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from functools import partial
 from threading import Semaphore
@@ -16,8 +16,7 @@ from typing import NamedTuple
 import structlog
 
 from sidecar.core.records import TopicPartition
-from sidecar.daemon.ids import Taken
-from sidecar.daemon.record import OVERDUE_S
+from sidecar.daemon.ids import Taken, overdue
 from sidecar.delay.changelog.interface import Restorer
 from sidecar.delay.changelog.records import Lineage, topic_hash
 from sidecar.delay.changelog.store import ChangelogStore
@@ -105,8 +104,9 @@ class Takeovers:
         self._inbox = inbox
         self._wall_ms = wall_ms
         self._clock = clock
+        self.loading: dict[TopicPartition, Taken] = {}
+        """The partitions that the core does not have yet, or may not read."""
         self._attempts: dict[TopicPartition, _Attempt] = {}
-        self._unproved: dict[TopicPartition, Taken] = {}
         self._reason = ""
         self._adopted_s = -ADOPTING_S
 
@@ -116,23 +116,14 @@ class Takeovers:
         return self._clock() - self._adopted_s < ADOPTING_S
 
     @property
-    def loading(self) -> Mapping[TopicPartition, Taken]:
-        """The partitions that the core does not have yet, or may not read."""
-        return {tp: attempt.taken for tp, attempt in self._attempts.items()} | self._unproved
-
-    @property
     def problem(self) -> str:
         """Why a partition has waited too long; empty if none has."""
-        now_s = self._clock()
-        late = [tp for tp, taken in self.loading.items() if now_s - taken.since_s >= OVERDUE_S]
-        if not late:
-            return ""
-        reason = self._reason or "they are being restored"
-        return f"{min(late)}{f' and {len(late) - 1} more' if len(late) > 1 else ''} is not read yet: {reason}"
+        late = overdue(self.loading, self._clock())
+        return f"{late}: {self._reason or 'they are being restored'}" if late else ""
 
     def begin(self, assignment: Assignment, known: PartitionSnapshot | None) -> Taken:
         """Begin to take a partition over; `ended` returns it later."""
-        taken = Taken(assignment, known, 0, self._clock())
+        taken = self.loading[assignment.tp] = Taken(assignment, known, 0, self._clock())
         self._begin(taken)
         return taken
 
@@ -174,7 +165,6 @@ class Takeovers:
         tp = assignment.tp
         del self._attempts[tp]
         attempt.is_over, self._reason = True, ""
-        self._unproved[tp] = attempt.taken
         self._store.own(self._name_of(tp), attempt.number, tp, _lineage(assignment), result)
         if result.is_lost:
             log.error("delay.changelog_lost", **tp.fields())
@@ -196,13 +186,13 @@ class Takeovers:
 
     def proved(self) -> list[Taken]:
         """Remove and return the partitions that may be read from now on."""
-        proved = [tp for tp in self._unproved if self._store.is_proved(self._name_of(tp))]
-        return [self._unproved.pop(tp) for tp in proved]
+        owned = [tp for tp in self.loading if tp not in self._attempts]
+        return [self.loading.pop(tp) for tp in owned if self._store.is_proved(self._name_of(tp))]
 
     def forget(self, tps: Collection[TopicPartition]) -> None:
         """Drop partitions that are no longer owned."""
         for tp in tps:
-            self._unproved.pop(tp, None)
+            self.loading.pop(tp, None)
             attempt = self._attempts.pop(tp, None)
             if attempt is not None and not attempt.is_over:
                 self._end(attempt)

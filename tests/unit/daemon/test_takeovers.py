@@ -102,6 +102,18 @@ class Scene:
         """Number of messages of an owned partition."""
         return self.store.held(self.store.number(name_of(tp)))
 
+    def recover(self, after_s: float) -> None:
+        """Take the partition over at the second attempt, when this time has passed."""
+        self.log.error = UnavailableError("no broker answers")
+        self.takeovers.begin(assignment(), None)
+        self.handle()
+        self.log.error = None
+        self.now_s += after_s
+        self.takeovers.tend()
+        self.handle()
+        self.commit()
+        self.takeovers.proved()
+
     def commit(self, tp: TopicPartition = TP) -> None:
         """The first commit of the owner."""
         number = self.store.number(name_of(tp))
@@ -351,15 +363,7 @@ def test_the_problem_has_the_reason_of_the_failure(scene: Scene) -> None:
 
 def test_a_reason_ends_with_the_takeover(scene: Scene) -> None:
     """Another partition that waits later does so for its own."""
-    scene.log.error = UnavailableError("no broker answers")
-    scene.takeovers.begin(assignment(), None)
-    scene.handle()
-    scene.log.error = None
-    scene.now_s += RETRY_S
-    scene.takeovers.tend()
-    scene.handle()
-    scene.commit()
-    scene.takeovers.proved()
+    scene.recover(RETRY_S)
     scene.takeovers.begin(assignment(OTHER), None)
     scene.now_s += OVERDUE_S
     assert scene.takeovers.problem == "orders[1] is not read yet: they are being restored"
@@ -367,15 +371,7 @@ def test_a_reason_ends_with_the_takeover(scene: Scene) -> None:
 
 def test_the_problem_ends_with_the_takeover(scene: Scene) -> None:
     """Whatever failed before."""
-    scene.log.error = UnavailableError("no broker answers")
-    scene.takeovers.begin(assignment(), None)
-    scene.handle()
-    scene.log.error = None
-    scene.now_s += OVERDUE_S
-    scene.takeovers.tend()
-    scene.handle()
-    scene.commit()
-    scene.takeovers.proved()
+    scene.recover(OVERDUE_S)
     assert scene.takeovers.problem == ""
 
 

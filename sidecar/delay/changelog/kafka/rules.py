@@ -105,7 +105,7 @@ def warnings(mine: Config, source: Config, replicas: int, source_replicas: int) 
         yield "the settings of the source's topic may not be read: its largest message is not known"
     if int(mine[RETENTION]) < RETENTION_MIN_MS:
         least = f"at least {RETENTION_MIN_MS} is recommended"
-        yield f"{RETENTION} is {mine[RETENTION]}: a restore that takes longer begins again; {least}"
+        yield f"{RETENTION} is {mine[RETENTION]}: a restore that takes longer may miss what was removed; {least}"
     if replicas == 1 < source_replicas:
         yield f"the replication factor is 1, and {source_replicas} of the source's topic: one broker holds all messages"
     if int(mine.get(IN_SYNC, 1)) == 1 < int(source.get(IN_SYNC, 1)):
