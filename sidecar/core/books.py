@@ -13,18 +13,19 @@ from sidecar.core.records import TopicPartition, group_label
 GROUPS_MAX = 200
 """Maximum number of groups with their own counts."""
 OTHER = "other"
-Counts: TypeAlias = tuple[int, int, int, int, int, int, int, int]
+Counts: TypeAlias = tuple[int, int, int, int, int, int, int, int, int]
 
 
 @dataclass(slots=True)
 class Books:
-    """Messages of one partition since the process began; ``consumed`` is the sum of the other seven."""
+    """Messages of one partition since the process began; ``consumed`` is the sum of the other eight."""
 
     consumed: int = 0
     delivered: int = 0
     duplicate: int = 0
     filtered: int = 0
     dead_lettered: int = 0
+    cancelled: int = 0
     released: int = 0
     in_flight: int = 0
     delayed: int = 0
@@ -32,7 +33,7 @@ class Books:
     @property
     def balanced(self) -> bool:
         """Whether every message handed over has exactly one outcome."""
-        settled = self.delivered + self.duplicate + self.filtered + self.dead_lettered
+        settled = self.delivered + self.duplicate + self.filtered + self.dead_lettered + self.cancelled
         return self.consumed == settled + self.released + self.in_flight + self.delayed
 
     def read(self, count: int, duplicate: int, filtered: int) -> None:
@@ -53,6 +54,11 @@ class Books:
         self.consumed -= count
         self.delayed -= count
 
+    def cancel(self) -> None:
+        """Count a message that a store held as cancelled."""
+        self.delayed -= 1
+        self.cancelled += 1
+
     def settle(self, outcome: str, count: int) -> None:
         """Move `count` messages from in flight to this outcome."""
         setattr(self, outcome, getattr(self, outcome) + count)
@@ -69,7 +75,7 @@ class Books:
 
 
 BOOKS = tuple(field.name for field in fields(Books))
-"""The eight counters, `consumed` first."""
+"""The nine counters, `consumed` first."""
 _COUNTS: Callable[[Books], Counts] = attrgetter(*BOOKS)
 
 

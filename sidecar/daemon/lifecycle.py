@@ -17,6 +17,7 @@ from sidecar.allocator import give_back_large
 from sidecar.config.model import Settings
 from sidecar.core.partition.room import Room
 from sidecar.daemon.delays.build import open_delays
+from sidecar.daemon.delays.questions import Questions
 from sidecar.daemon.heap import Heap
 from sidecar.daemon.mail import Told
 from sidecar.daemon.notify import Notifier
@@ -118,7 +119,8 @@ class Daemon:
         url = "off"
         if settings.admin.listen:
             metrics = Metrics(keeper.latest)
-            admin = AdminServer(settings.admin.listen, keeper.latest, metrics, Path(settings.state.dir))
+            ask = Questions(inbox.put).ask if delays else None
+            admin = AdminServer(settings.admin.listen, keeper.latest, metrics, Path(settings.state.dir), ask)
             admin.open()
             stack.callback(admin.close)
             url = admin.url

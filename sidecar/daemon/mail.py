@@ -9,6 +9,7 @@ from typing import TypeAlias, assert_never
 from sidecar.core.pipeline.pipeline import Pipeline
 from sidecar.daemon.committer import Committer, StepEnded
 from sidecar.daemon.delays.delays import Delays
+from sidecar.daemon.delays.questions import Question
 from sidecar.daemon.delays.takeovers import Adopt, TakeoverEnded
 from sidecar.daemon.delays.writing import Synced
 from sidecar.daemon.feed import Feed
@@ -30,6 +31,7 @@ Told: TypeAlias = (
     | Synced
     | Adopt
     | TakeoverEnded
+    | Question
     | IdsChanged
     | IdsSorted
     | Snapped
@@ -104,6 +106,9 @@ class Mail:
                 assert self._delays is not None
                 assert self._delays.takeovers is not None
                 self._delays.takeovers.adopt(event)
+            case Question():
+                assert self._delays is not None
+                self._delays.requests.ask(event)
             case TakeoverEnded():
                 self._feed.taken_over(event)
             case IdsChanged():

@@ -10,7 +10,10 @@ from pyroaring import BitMap64
 from sidecar.delay.disk.blocks import Held
 from sidecar.delay.disk.changes import PlacedRow
 from sidecar.delay.disk.hour import Damage
+from sidecar.delay.disk.listing import Listed
 
+LISTED_MAX = 1_000
+"""Messages that are listed at once."""
 Row = tuple[int, int, int, int, bytes | None, bytes, bytes | None]
 """Due time in milliseconds, origin, epoch, timestamp or `NO_TIMESTAMP`, key, packed headers, value."""
 
@@ -149,6 +152,36 @@ class HeldStore(StoreWrites, Protocol):
         """One message; None if it is gone."""
         ...
 
+    def listed(self, number: int, first: int, end: int, limit: int, origin: int | None) -> Sequence[Listed]:
+        """Messages in [first, end) that were not taken, in order; those of an origin, if one is given.
+
+        Raises:
+            StateError: A file cannot be read.
+        """
+        ...
+
+    def cancel(self, number: int, position: int) -> bool:
+        """End a message that was not taken; return whether there was one. `forget` must follow.
+
+        Raises:
+            StateError: A file cannot be read.
+        """
+        ...
+
+    def forget(self, number: int, position: int) -> None:
+        """A message that was cancelled is ended for all owners to come."""
+        ...
+
+    def release(self, number: int, position: int, due_ms: int) -> int | None:
+        """Bring a message that was not taken forward; return its position from now on, None if there is none.
+
+        The position stays if the message is due earlier anyway.
+
+        Raises:
+            StateError: A file cannot be read, or the disk is full.
+        """
+        ...
+
     def keep(self, number: int, state: bytes, watermark: int, seen: int) -> None:
         """Keep a state; end the messages below its watermark, and put none below `seen`."""
         ...
@@ -193,4 +226,12 @@ class Cache(HeldStore, Protocol):
 
     def drop(self, number: int) -> None:
         """Forget a partition; its number must not be used again."""
+        ...
+
+
+class RestoredRows(Cache, Protocol):
+    """A `Cache` in which several messages may be adopted at a position, until all but one are removed."""
+
+    def remove(self, number: int, position: int, epoch: int) -> bool:
+        """End the message that was adopted with this epoch, and not taken; return whether there was one."""
         ...

@@ -16,6 +16,7 @@ from sidecar.delay.disk.changes import Changes, Entry
 from sidecar.delay.disk.filed import Filed
 from sidecar.delay.disk.hour import HOUR_MS, Damage, HourFile, Known, ShorterError
 from sidecar.delay.disk.hours import BUFFERED_BYTES_MAX, Hours, NewRow, hour_of, start_of
+from sidecar.delay.disk.listing import Listed, listed
 from sidecar.delay.disk.wheel import Positions
 from sidecar.delay.readers import DROPPED, Lane, Left, Loaded
 
@@ -316,6 +317,18 @@ class Lanes(Hours):
                 self._loaded.recount(file, [number])
         self._loaded.forget(number)
         return ended
+
+    def listed(self, number: int, first: int, end: int, limit: int, origin: int | None) -> list[Listed]:
+        """The messages in [first, end) that were not taken; see `PartitionStore.listed`.
+
+        Raises:
+            OSError: A file cannot be read.
+        """
+        found, first = list[Listed](), max(first, self.lanes[number].cursor)
+        for hour in sorted(self.left.hours(number)):
+            if len(found) < limit and hour_of(first) <= hour <= hour_of(end - 1):
+                found += listed(self._hours[hour], number, first, origin)
+        return [each for each in found[:limit] if each.position < end]
 
     def find(self, number: int, position: int) -> Held | None:
         """A message that was not cancelled, as long as its hour has a file.

@@ -13,13 +13,14 @@ from pyroaring import BitMap64
 
 from sidecar import files
 from sidecar.delay.adoption import Adoption
-from sidecar.delay.disk.blocks import DUE_MAX_MS, ORIGIN_MAX, PUT_BYTES_MAX, Held
-from sidecar.delay.disk.changes import Kind
+from sidecar.delay.disk.blocks import DUE_MAX_MS, ORIGIN_MAX, POSITION_MAX, PUT_BYTES_MAX, Held
+from sidecar.delay.disk.changes import Kind, placed
 from sidecar.delay.disk.hour import SUFFIX as HOUR_SUFFIX
 from sidecar.delay.disk.hour import Damage
+from sidecar.delay.disk.listing import Listed
 from sidecar.delay.disk.snapshot import Partition, Snapshot
 from sidecar.delay.disk.wal import CHECKPOINT, logs_of
-from sidecar.delay.interface import Place, Row
+from sidecar.delay.interface import LISTED_MAX, Place, Row
 from sidecar.delay.journal import Journal
 from sidecar.delay.lanes import Lanes
 from sidecar.delay.readers import Lane
@@ -133,6 +134,9 @@ class PartitionStore(Writes, Adoption):
 
     def leave(self, number: int) -> None:
         """Nothing: what is held stays here."""
+
+    def forget(self, number: int, position: int) -> None:
+        """Nothing: what is cancelled is ended here."""
 
     def state(self, number: int) -> bytes | None:
         """What was last given to `keep`."""
@@ -278,6 +282,47 @@ class PartitionStore(Writes, Adoption):
             self._journal.record.add(Kind.CANCEL, CANCEL.pack(number, position))
             self._journal.progress.note()
         return is_ended
+
+    def release(self, number: int, position: int, due_ms: int) -> int | None:
+        """Bring a message at or above the cursor forward; durable with the next write, as a whole.
+
+        Args:
+            number: The partition.
+            position: Of the message.
+            due_ms: When it is to be due.
+
+        Returns:
+            Its position from now on, the same if it is due earlier anyway; None if there is no such message.
+
+        Raises:
+            StateError: The file of its hour cannot be read; or the disk cannot be written, and memory is full.
+        """
+        held = self.find(number, position)
+        if held is None or position < self._lanes.lanes[number].cursor:
+            return None
+        earlier = self._lanes.new_position(due_ms)
+        if earlier < position:
+            self.adopt(number, [placed(held, earlier)])
+            self.cancel(number, position)
+        return min(earlier, position)
+
+    def listed(
+        self, number: int, first: int = 0, end: int = POSITION_MAX, limit: int = LISTED_MAX, origin: int | None = None
+    ) -> list[Listed]:
+        """Messages that were not taken, in order. Payloads are not read.
+
+        Args:
+            number: The partition.
+            first: The lowest position.
+            end: The position behind the last.
+            limit: The most that are returned.
+            origin: The only origin, if one is given.
+
+        Raises:
+            StateError: A file cannot be read.
+        """
+        with self._folder.errors("read"):
+            return self._lanes.listed(number, first, end, limit, origin)
 
     def close(self) -> None:
         """Make everything durable, and free the folder; the next start has nothing to repeat.

@@ -1,21 +1,23 @@
-"""The admin endpoint: metrics, health and status over HTTP on loopback; read-only."""
+"""The admin endpoint over HTTP on loopback: metrics, health and status for all, and requests with a token."""
 
 from __future__ import annotations
 
+import hmac
 import json
 import os
+import secrets
 import socket
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from waitress import wasyncore
 from waitress.channel import HTTPChannel
 from waitress.server import create_server
 
-from sidecar.errors import UnavailableError
+from sidecar.errors import SidecarError, UnavailableError
 from sidecar.ops.metrics import CONTENT_TYPE, Metrics
 from sidecar.ops.page import page
 from sidecar.ops.snapshot import StatusSnapshot
@@ -24,6 +26,10 @@ if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIEnvironment
 
 ADDRESS_FILE = "admin"
+REQUESTS_PATH = "/delay/"
+Ask: TypeAlias = Callable[[str, Mapping[str, Any]], Mapping[str, Any]]
+"""Answers a request by its name, with the fields of its JSON object. It raises ValueError if there is no such request,
+and `SidecarError` if it fails."""
 THREADS = 2
 CONNECTIONS_MAX = 100
 IDLE_SECONDS = 10
@@ -39,6 +45,8 @@ class Address(NamedTuple):
 
     url: str
     pid: int
+    token: str = ""
+    """Needed for requests; only the daemon's user can read it."""
 
 
 class _Reply(NamedTuple):
@@ -54,7 +62,8 @@ class AdminServer:
         listen: Host and port; port 0 takes a free one.
         snapshot: Called at each request, from the server's threads.
         metrics: Answers ``/metrics``.
-        state_dir: The folder where the address is written for ``sidecar status``.
+        state_dir: The folder where address and token are written for ``sidecar status`` and others.
+        ask: Answers requests, if there are any.
     """
 
     def __init__(
@@ -63,7 +72,10 @@ class AdminServer:
         snapshot: Callable[[], StatusSnapshot],
         metrics: Metrics,
         state_dir: Path | None = None,
+        ask: Ask | None = None,
     ) -> None:
+        self._ask = ask
+        self._token = secrets.token_urlsafe(32)
         self._snapshot = snapshot
         self._metrics = metrics
         self._file = state_dir / ADDRESS_FILE if state_dir else None
@@ -124,13 +136,17 @@ class AdminServer:
         if self._file is None:
             return
         new = self._file.with_suffix(".new")
+        written = {"url": self.url, "pid": os.getpid(), "token": self._token}
         with suppress(OSError):  # a full disk: `sidecar status` still finds admin.listen in the configuration
-            new.write_text(json.dumps({"url": self.url, "pid": os.getpid()}))
+            new.unlink(missing_ok=True)
+            with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+                json.dump(written, file)
             new.replace(self._file)
 
     def _answer(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
-        method = environ["REQUEST_METHOD"]
-        reply = self._reply(environ.get("PATH_INFO", "/"))
+        method, path = environ["REQUEST_METHOD"], environ.get("PATH_INFO", "/")
+        is_request = method == "POST" and self._ask is not None and path.startswith(REQUESTS_PATH)
+        reply = self._requested(path, environ) if is_request else self._reply(path)
         headers = [
             ("Content-Type", reply.content_type),
             ("Content-Length", str(len(reply.body))),
@@ -138,13 +154,28 @@ class AdminServer:
             ("Content-Security-Policy", "default-src 'none'; style-src 'unsafe-inline'"),
             ("X-Content-Type-Options", "nosniff"),
         ]
-        if method not in ("GET", "HEAD"):
+        if method not in ("GET", "HEAD") and not is_request:
             body = b"only GET and HEAD\n"
             allowed = [("Allow", "GET, HEAD"), ("Content-Type", _TEXT), ("Content-Length", str(len(body)))]
             start_response("405 Method Not Allowed", allowed)
             return [body]
         start_response(reply.status, headers)
-        return [reply.body] if method == "GET" else []
+        return [reply.body] if method != "HEAD" else []
+
+    def _requested(self, path: str, environ: WSGIEnvironment) -> _Reply:
+        assert self._ask is not None
+        given = environ.get("HTTP_AUTHORIZATION", "").encode("latin-1")
+        if not hmac.compare_digest(given, f"Bearer {self._token}".encode()):
+            text = b"the token in the file admin of state.dir is needed: Authorization: Bearer TOKEN\n"
+            return _Reply("401 Unauthorized", _TEXT, text)
+        try:
+            fields = json.loads(environ["wsgi.input"].read() or b"{}")
+            answer = self._ask(path.removeprefix(REQUESTS_PATH), fields)
+        except ValueError as error:
+            return _Reply("400 Bad Request", _TEXT, f"{error}\n".encode())
+        except SidecarError as error:
+            return _Reply("503 Service Unavailable", _TEXT, f"{error}\n".encode())
+        return _Reply("200 OK", "application/json", json.dumps(answer).encode())
 
     def _reply(self, path: str) -> _Reply:
         match path:
@@ -172,7 +203,7 @@ def read_address(state_dir: Path) -> Address | None:
     """The address in a state folder, written by its daemon; None if there is none that can be read."""
     try:
         written = json.loads((state_dir / ADDRESS_FILE).read_bytes())
-        return Address(str(written["url"]), int(written["pid"]))
+        return Address(str(written["url"]), int(written["pid"]), str(written.get("token", "")))
     except (OSError, ValueError, KeyError, TypeError):
         return None
 

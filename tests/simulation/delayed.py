@@ -8,6 +8,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -26,6 +27,8 @@ from sidecar.core.records import Answer, Run, TopicPartition, Verdict
 from sidecar.core.windows.idruns import SortedRun, rising
 from sidecar.daemon.delays.delays import Delays
 from sidecar.daemon.delays.owned import name_of
+from sidecar.daemon.delays.questions import Answer as Told
+from sidecar.daemon.delays.questions import One, Question
 from sidecar.daemon.delays.takeovers import Adopt, TakeoverEnded, Takeovers
 from sidecar.daemon.delays.writing import Synced
 from sidecar.delay.changelog.epochs import counts
@@ -97,6 +100,8 @@ class Circumstances:
     reloads: float
     """How often a partition is given up and taken again."""
     resets: float
+    requests: float
+    """How often an operator cancels or releases a message."""
 
     @classmethod
     def of(cls, seed: int) -> Circumstances:
@@ -137,6 +142,7 @@ class Circumstances:
             flaky=r.choice((0.0, 0.2)),
             reloads=r.choice((0.005, 0.05)),
             resets=r.choice((0.0, 0.0, 0.01)),
+            requests=r.choice((0.0, 0.03, 0.15)),
         )
 
 
@@ -472,6 +478,10 @@ class World:
         self._deliveries = Counter[int]()
         self.skipped: set[int] = set()
         """Offsets that an operator's reset may skip."""
+        self._asked: list[tuple[int, Future[Told]]] = []
+        """Offsets that an operator cancelled, and what the daemon said."""
+        self._released: set[int] = set()
+        """Offsets that an operator released: they may be early."""
         self.hosts = [Host(self, number) for number in range(hosts)]
         self.hosts[0].start()
 
@@ -484,8 +494,13 @@ class World:
         return self.now_ms / 1000
 
     def ended(self) -> set[int]:
-        """Offsets that were delivered or given up."""
-        return self.receiver.stored.keys() | self._letters.keys()
+        """Offsets that were delivered or given up, or that an operator may have cancelled."""
+        return self.receiver.stored.keys() | self._letters.keys() | self.cancelled(unknown=True)
+
+    def cancelled(self, *, unknown: bool) -> set[int]:
+        """Offsets that were cancelled; perhaps with those of which nobody knows."""
+        words = {"cancelled", "lost", ""} if unknown else {"cancelled"}
+        return {offset for offset, told in self._asked if _outcome(told) in words}
 
     def durable(self, state: PartitionState) -> set[int]:
         """Offsets that a store has after a commit of this state, whatever happens."""
@@ -506,8 +521,9 @@ class World:
         for name, offsets in named:
             before = self.receiver.parts.get((batch.group, name))
             # The known limit: an id that is in the journal thins a part whose end was not committed.
-            # What a reset delivers again is no member any more.
+            # What a reset delivers again is no member any more, and a twin of what was given up is one after a restart.
             gone = self._allowed.keys() | set(before or () if self.plan.reading.ids is not None else ())
+            gone |= {offset for offset in offsets if any(twin in self._letters for twin in self._twins(offset))}
             if before is not None and set(before) - gone != set(offsets) - gone:
                 raise BrokenPromiseError("names", f"{name} stands for {before} and for {offsets}")
         if self._faulty and self.chance() < self.plan.flaky:
@@ -528,12 +544,18 @@ class World:
         stored[offset] = name
         self._check_twins(offset, name)
         due = self.plan.log[offset][3]
-        if isinstance(due, int) and START_MS + self.now_ms + self._error_ms + 1 < due:
+        is_early = isinstance(due, int) and START_MS + self.now_ms + self._error_ms + 1 < due
+        if is_early and offset not in self._released:
             raise BrokenPromiseError("early", f"{offset} is due at {due}, now is {START_MS + self.now_ms}")
 
+    def _twins(self, offset: int) -> list[int]:
+        """The offsets with the id of this one; none if it has no id."""
+        number = self.plan.log[offset][2]
+        return [row[0] for row in self.plan.log if number is not None and row[2] == number]
+
     def _check_twins(self, offset: int, name: str) -> None:
-        number, stored = self.plan.log[offset][2], self.receiver.stored
-        twins = [row[0] for row in self.plan.log if number is not None and row[2] == number and row[0] in stored]
+        number = self.plan.log[offset][2]
+        twins = [twin for twin in self._twins(offset) if twin in self.receiver.stored]
         if len(twins) > 1 and not self._allowed and self.plan.reading.ids is not None:
             raise BrokenPromiseError("twin", f"{twins} have the id {number}, the last came as {name}")
 
@@ -556,6 +578,8 @@ class World:
             self._replace_owner()
         if chance() < self.plan.resets:
             self._reset()
+        if chance() < self.plan.requests:
+            self._ask()
         living = [host for host in self.hosts if host.alive]
         host = living[int(chance() * len(living))]
         if host is not self.broker.owner and chance() < 0.05:
@@ -564,6 +588,19 @@ class World:
         self._act(host, chance())
         if chance() < 0.8:
             host.step()
+
+    def _ask(self) -> None:
+        """An operator cancels or releases a message, perhaps at a host that was replaced."""
+        offset, living = int(self.chance() * LENGTH), [host for host in self.hosts if host.alive]
+        what, due = ("cancel", "release")[self.chance() < 0.5], self.plan.log[offset][3]
+        if isinstance(due, int):
+            told: Future[Told] = Future()
+            if what == "cancel":
+                self._asked.append((offset, told))
+            else:
+                self._released.add(offset)
+            asked = One(what, TP, offset, due)
+            living[int(self.chance() * len(living))].delays.requests.ask(Question(asked, told))
 
     def _replace_owner(self) -> None:
         owner = self.broker.owner
@@ -659,13 +696,19 @@ class World:
 
     def _account(self) -> None:
         ended = self.ended()
-        for offset, tag, number, due in self.plan.log:
-            twins = {row[0] for row in self.plan.log if row[2] == number} if number is not None else {offset}
+        if both := self.cancelled(unknown=False) & (self.receiver.stored.keys() - self._allowed.keys()):
+            raise BrokenPromiseError("cancelled", f"{both} were delivered")
+        for offset, tag, _, due in self.plan.log:
+            twins = self._twins(offset) or [offset]
             wanted = GROUPS[tag] is not None
             if wanted and offset not in ended | self.skipped and not any(twin in ended for twin in twins):
                 raise BrokenPromiseError("lost", f"{offset}, due {due}")
-            if not wanted and offset in ended:
+            if not wanted and offset in self.receiver.stored:
                 raise BrokenPromiseError("filtered", f"{offset}")
+
+
+def _outcome(told: Future[Told]) -> str:
+    return str(told.result()["outcome"]) if told.done() else ""
 
 
 def _sorted(journal: list[int]) -> Any:

@@ -11,8 +11,9 @@ from dataclasses import dataclass, field
 from pyroaring import BitMap64
 
 from sidecar.delay.disk.blocks import NO_TIMESTAMP, SEQUENCE_BITS, Held
-from sidecar.delay.disk.changes import PlacedRow
+from sidecar.delay.disk.changes import PlacedRow, placed
 from sidecar.delay.disk.hour import HOUR_MS, Damage
+from sidecar.delay.disk.listing import Listed
 from sidecar.delay.interface import Place, Row
 from sidecar.errors import StateError
 
@@ -168,6 +169,35 @@ class ModelStore:
 
     def find(self, number: int, position: int) -> Held | None:
         return self._shelf(number).messages.get(position)
+
+    def listed(self, number: int, first: int, end: int, limit: int, origin: int | None) -> Sequence[Listed]:
+        shelf = self._shelf(number)
+        first = max(first, self._cursors.get(number, 0), shelf.watermark)
+        found = [shelf.messages[position] for position in shelf.order if first <= position < end]
+        return [Listed(held.position, held.origin, 0) for held in found if origin in (None, held.origin)][:limit]
+
+    def cancel(self, number: int, position: int) -> bool:
+        if not self.listed(number, position, position + 1, 1, None):
+            return False
+        shelf = self._shelf(number)
+        del shelf.messages[position]
+        shelf.order.remove(position)
+        self._live.changes += 1
+        return True
+
+    def forget(self, number: int, position: int) -> None:
+        pass
+
+    def release(self, number: int, position: int, due_ms: int) -> int | None:
+        if not self.listed(number, position, position + 1, 1, None):
+            return None
+        live, held = self._live, self._shelf(number).messages[position]
+        live.sequence += 1
+        earlier = (max(due_ms, (live.mark >> SEQUENCE_BITS) + 1) << SEQUENCE_BITS) + live.sequence
+        if earlier < position:
+            self.adopt(number, [placed(held, earlier)])
+            self.cancel(number, position)
+        return min(earlier, position)
 
     def keep(self, number: int, state: bytes, watermark: int, seen: int) -> None:
         shelf = self._shelf(number)

@@ -19,6 +19,7 @@ from sidecar.core.effects import Effect
 from sidecar.core.intake.intake import Intake
 from sidecar.core.intake.positions import HoleError
 from sidecar.core.intake.reading import Reading
+from sidecar.core.intents import Barrier
 from sidecar.core.lineage import Fingerprint, Lineage
 from sidecar.core.partition.ownerships import Ownerships
 from sidecar.core.partition.partition import Partition
@@ -149,6 +150,11 @@ class Pipeline:
         """
         count = self.puts.end(tp, token, position)
         self._apply([Settled(tp, "delayed", count)] if count else (), now_ms)
+
+    def prove(self, tp: TopicPartition, now_ms: float) -> Barrier:
+        """A barrier that is durable once a commit that begins from now on has proved that the partition is owned."""
+        self.commits.touch(tp, now_ms)
+        return self.partitions[tp].dues.barrier()
 
     def read_past(self, tp: TopicPartition, position: int, now_ms: float) -> None:
         """Record that nothing below `position` is left to read, neither messages nor gaps."""

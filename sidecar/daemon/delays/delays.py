@@ -17,6 +17,7 @@ from sidecar.core.effects import CommitItem, Hold
 from sidecar.core.pipeline.pipeline import Pipeline
 from sidecar.core.records import Columns, DeadLetter, Original, Run, TopicPartition
 from sidecar.daemon.delays.owned import Owned
+from sidecar.daemon.delays.requests import Requests
 from sidecar.daemon.delays.takeovers import Takeovers
 from sidecar.daemon.delays.writing import Synced, Writing
 from sidecar.delay.clock import SteadyClock
@@ -71,6 +72,10 @@ class Delays:
         self._writing = Writing(store, begin)
         self.owned = Owned(pipeline, store, group_id, rules, self._tell_held)
         """The partitions."""
+        self.requests = Requests(
+            pipeline, store, self.owned.numbers, self._is_loading, self._writing.when_durable, lambda: self._wall_ms
+        )
+        """What an operator asks."""
         self._unwritten: deque[Hold] = deque()
         """Messages that the store could not take yet."""
         self._clock = SteadyClock()
@@ -128,6 +133,7 @@ class Delays:
         if self.takeovers is not None:
             self.takeovers.tend()
         self._put_all()
+        self.requests.tend(now_ms)
         self._writing.sync()
         self._watch_size()
         for damage in self._store.damages[self._told_damages :]:
@@ -186,9 +192,12 @@ class Delays:
             sum(hours.values()), next_due, self._store.disk_bytes(), _due_within(hours, now_ms // HOUR_MS)
         )
 
+    def _is_loading(self, tp: TopicPartition) -> bool:
+        return self.takeovers is not None and tp in self.takeovers.loading
+
     def _may_read(self, tp: TopicPartition) -> bool:
-        is_loading = self.takeovers is not None and tp in self.takeovers.loading
-        return tp in self._pipeline.partitions and tp.store not in self._pipeline.gate.paused and not is_loading
+        is_paused = tp.store in self._pipeline.gate.paused
+        return tp in self._pipeline.partitions and not is_paused and not self._is_loading(tp)
 
     def _following(self, tp: TopicPartition, number: int) -> int | None:
         """The next position that is read out when its time comes; None if something else must happen before."""

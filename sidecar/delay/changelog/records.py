@@ -13,18 +13,23 @@ from typing import NamedTuple
 from sidecar.delay.changelog.interface import Entry
 from sidecar.delay.disk.blocks import NO_KEY
 
-MESSAGE, STATE, CLAIM = b"m", b"s", b"c"
+MESSAGE, STATE, CLAIM, CHANGE = b"m", b"s", b"c", b"x"
 _VERSION = 1
 KEY = struct.Struct(">cQQQ")
 """The key of a message: kind, position, epoch, origin."""
 STATE_KEY = struct.Struct(">cQ")
 """The key of a state: kind, epoch."""
-_KEY_BYTES = {MESSAGE: KEY.size, STATE: STATE_KEY.size}
+CHANGE_KEY = struct.Struct(">cQQQQQ")
+"""The key of a change: kind; position, epoch, origin of the message; epoch of who changed it, and the position that the
+message has from now on, or `CANCELLED`."""
+CANCELLED = 0
+_KEY_BYTES = {MESSAGE: KEY.size, STATE: STATE_KEY.size, CHANGE: CHANGE_KEY.size}
 _MESSAGE = struct.Struct(">BQIQII?")
 """Version, incarnation, hash of the topic's id, timestamp or `NO_TIMESTAMP`, bytes of the key or `NO_KEY`, bytes of the
 headers, whether there is a value; key, headers and value follow."""
 _STATE = struct.Struct(">B?QQ")
 """Version, whether a commit has named the epoch, watermark, seen; the state follows."""
+_CHANGE = bytes([_VERSION])
 
 
 class Lineage(NamedTuple):
@@ -63,6 +68,17 @@ class Kept(NamedTuple):
     state: bytes
 
 
+class Change(NamedTuple):
+    """What became of a message that is held."""
+
+    message: bytes
+    """Its key."""
+    epoch: int
+    """Of who changed it."""
+    position: int
+    """Where it is from now on, or `CANCELLED`."""
+
+
 def topic_hash(topic_id: str) -> int:
     """The hash of a topic's id in records."""
     return int.from_bytes(hashlib.blake2b(topic_id.encode(), digest_size=4).digest(), "big")
@@ -79,7 +95,7 @@ def message_key(position: int, epoch: int, origin: int) -> bytes:
 
 
 def kind_of(key: bytes) -> bytes:
-    """`MESSAGE` or `STATE`; empty for a key of anything else, such as what another program appends."""
+    """`MESSAGE`, `STATE` or `CHANGE`; empty for a key of anything else, such as what another program appends."""
     kind = key[:1]
     return kind if len(key) == _KEY_BYTES.get(kind) else b""
 
@@ -115,6 +131,30 @@ def read_message_value(raw: bytes) -> Content:
         key, at = raw[at : at + key_bytes], at + key_bytes
     value_at = at + header_bytes
     return Content(Lineage(incarnation, topic), stamp, key, raw[at:value_at], raw[value_at:] if has_value else None)
+
+
+def change_entry(message: bytes, epoch: int, position: int) -> Entry:
+    """The record of a change.
+
+    Args:
+        message: The key of the message.
+        epoch: Of who changes it.
+        position: Where the message is from now on, or `CANCELLED`.
+    """
+    _, *fields = KEY.unpack(message)
+    return Entry(CHANGE_KEY.pack(CHANGE, *fields, epoch, position), _CHANGE)
+
+
+def read_change(key: bytes, value: bytes | None) -> Change:
+    """The change of a record.
+
+    Raises:
+        ValueError: The value is something else.
+    """
+    if value not in (None, _CHANGE):
+        raise ValueError(f"version {value[:1].hex()}" if value else "it is empty")
+    epoch, position = CHANGE_KEY.unpack(key)[4:]
+    return Change(MESSAGE + key[1 : KEY.size], epoch, position)
 
 
 def state_entry(epoch: int, kept: Kept) -> Entry:

@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
-from typing import Protocol
 
 from pyroaring import BitMap64
 
 from sidecar.core.records import TopicPartition
 from sidecar.delay.changelog.interface import Changelog, Entry
-from sidecar.delay.changelog.records import Kept, Lineage, message_key, message_value, state_entry
-from sidecar.delay.changelog.takeover import TakenOver
+from sidecar.delay.changelog.owned import Owned
+from sidecar.delay.changelog.records import (
+    CANCELLED,
+    Kept,
+    Lineage,
+    change_entry,
+    message_key,
+    message_value,
+    state_entry,
+)
+from sidecar.delay.changelog.takeover import Moved, TakenOver
 from sidecar.delay.disk.blocks import Held
-from sidecar.delay.disk.changes import PlacedRow
+from sidecar.delay.disk.changes import PlacedRow, placed
 from sidecar.delay.disk.hour import Damage
-from sidecar.delay.interface import Cache, Job, Place, Row
+from sidecar.delay.disk.listing import Listed
+from sidecar.delay.interface import Job, Place, RestoredRows, Row
 from sidecar.errors import StateError
 
 UNACKNOWLEDGED_BYTES_MAX = 32 << 20
@@ -34,31 +41,6 @@ NOT_OWNED = -1
 """The number of a partition that is not owned."""
 
 
-class RestoredRows(Cache, Protocol):
-    """A `Cache` in which several messages may be adopted at a position, until all but one are removed."""
-
-    def remove(self, number: int, position: int, epoch: int) -> bool:
-        """End the message that was adopted with this epoch, and not taken; return whether there was one."""
-        ...
-
-
-@dataclass(slots=True)
-class _Owned:
-    """An owned partition."""
-
-    tp: TopicPartition
-    lineage: Lineage
-    taken_over: TakenOver
-    kept: Kept | None
-    """The state that was kept last."""
-    is_named: bool = False
-    """Whether a commit has named the epoch."""
-    is_proved: bool = False
-    """Whether the changelog tells so, too: a reset removes the commit."""
-    taken: deque[tuple[int, bytes]] = field(default_factory=deque)
-    """Position and key of messages that were taken, and not removed from the changelog."""
-
-
 class ChangelogStore:
     """A `HeldStore`. What it is given is durable once the broker has acknowledged it. For the main thread.
 
@@ -71,7 +53,7 @@ class ChangelogStore:
         self._cache = cache
         self._changelog = changelog
         self._numbers: dict[bytes, int] = {}
-        self._owned: dict[int, _Owned] = {}
+        self._owned: dict[int, Owned] = {}
         self._begun = 0
         self.changes = 0
         """Number of calls so far that changed it."""
@@ -115,7 +97,24 @@ class ChangelogStore:
         for ended in taken_over.ended:
             self._cache.remove(number, ended.position, ended.epoch)
         self._numbers[name] = number
-        self._owned[number] = _Owned(tp, lineage, taken_over, kept)
+        owned = Owned(tp, lineage, taken_over.store, taken_over.epoch, kept, list(taken_over.garbage))
+        self._owned[number] = owned
+        for moved in taken_over.moved:
+            self._move(number, owned, moved)
+
+    def _move(self, number: int, owned: Owned, moved: Moved) -> None:
+        """Give a message that was adopted the position that it was given later."""
+        message, position, keys = moved
+        held = self._cache.find(number, message.position)
+        is_held = held is not None and (held.epoch, held.origin) == (message.epoch, message.origin)
+        if held is not None and is_held:
+            self._cache.cancel(number, message.position)
+        watermark = 0 if owned.kept is None else owned.kept.watermark
+        if held is not None and is_held and position >= watermark:
+            self._cache.adopt(number, [placed(held, position)])
+            owned.moved[position] = keys
+        else:
+            owned.garbage += keys
 
     def leave(self, number: int) -> None:
         """The partition is not owned any more: other owners have what it holds."""
@@ -127,8 +126,7 @@ class ChangelogStore:
     def place(self, number: int) -> Place:
         """Where the messages of a partition are: all its owners have the same."""
         owned = self._owned[number]
-        store = owned.taken_over.store
-        return Place(store, f"{store:x}.{owned.tp.partition}", owned.taken_over.epoch)
+        return Place(owned.store, f"{owned.store:x}.{owned.tp.partition}", owned.epoch)
 
     def is_proved(self, name: bytes) -> bool:
         """Whether all owners to come know the epoch of an owned partition."""
@@ -143,11 +141,12 @@ class ChangelogStore:
         if not owned.is_named:
             owned.is_named = True
             self._keep(owned, lambda: setattr(owned, "is_proved", True))
-            removed += owned.taken_over.garbage
-        while owned.taken and owned.taken[0][0] < watermark:
-            removed.append(owned.taken.popleft()[1])
-        for first in range(0, len(removed), REMOVED_AT_ONCE):
-            self._append(owned, [Entry(key, None) for key in removed[first : first + REMOVED_AT_ONCE]])
+            removed, owned.garbage = owned.garbage, []
+        self._remove(owned, removed + owned.ended(watermark))
+
+    def _remove(self, owned: Owned, keys: Sequence[bytes]) -> None:
+        for first in range(0, len(keys), REMOVED_AT_ONCE):
+            self._append(owned, [Entry(key, None) for key in keys[first : first + REMOVED_AT_ONCE]])
 
     # Partitions
 
@@ -191,7 +190,7 @@ class ChangelogStore:
         if self._waiting_bytes > UNACKNOWLEDGED_BYTES_MAX:
             raise StateError(f"the broker has not acknowledged {self._waiting_bytes} bytes of delayed messages yet")
         owned = self._owned[number]
-        epoch, lineage = owned.taken_over.epoch, owned.lineage
+        epoch, lineage = owned.epoch, owned.lineage
         rows = [
             (due_ms, origin, epoch, stamp, key, headers, value)
             for due_ms, origin, _, stamp, key, headers, value in rows
@@ -206,7 +205,7 @@ class ChangelogStore:
 
     def _append(
         self,
-        owned: _Owned,
+        owned: Owned,
         entries: Sequence[Entry],
         lowest: int | None = None,
         then: Callable[[], None] | None = None,
@@ -234,7 +233,7 @@ class ChangelogStore:
         unacknowledged = min((lowest for lowest, _ in self._waiting.values() if lowest is not None), default=until)
         held = self._cache.take(number, min(until, unacknowledged), limit, nbytes)
         self._check_cache()
-        owned.taken.extend((each.position, message_key(each.position, each.epoch, each.origin)) for each in held)
+        owned.take(held)
         return held
 
     def next(self, number: int) -> int | None:
@@ -243,14 +242,60 @@ class ChangelogStore:
 
     def rewind(self, number: int) -> None:
         """Let `take` begin again at the watermark."""
-        owned = self._owned[number]
-        watermark = 0 if owned.kept is None else owned.kept.watermark
-        owned.taken = deque(each for each in owned.taken if each[0] < watermark)
+        self._owned[number].rewind()
         self._cache.rewind(number)
 
     def find(self, number: int, position: int) -> Held | None:
         """One message; None if it is gone, or if the partition is not owned."""
         return None if number == NOT_OWNED else self._cache.find(number, position)
+
+    def listed(self, number: int, first: int, end: int, limit: int, origin: int | None) -> Sequence[Listed]:
+        """Messages in [first, end) that were not taken, in order; those of an origin, if one is given.
+
+        Raises:
+            StateError: A local file cannot be read.
+        """
+        return self._cache.listed(number, first, end, limit, origin)
+
+    def cancel(self, number: int, position: int) -> bool:
+        """End a message that was not taken; return whether there was one.
+
+        It stays ended once that is acknowledged, and a commit that began later has succeeded: `forget` must follow.
+
+        Raises:
+            StateError: A local file cannot be read.
+        """
+        held, owned = self._cache.find(number, position), self._owned[number]
+        if held is None or not self._cache.cancel(number, position):
+            return False
+        owned.cancelled[position] = self._change(owned, held, CANCELLED)
+        owned.moved.pop(position, None)
+        return True
+
+    def forget(self, number: int, position: int) -> None:
+        """All owners to come know that a message was cancelled: remove it."""
+        owned = self._owned[number]
+        self._remove(owned, owned.cancelled.pop(position, []))
+
+    def release(self, number: int, position: int, due_ms: int) -> int | None:
+        """Bring a message that was not taken forward; return its position from now on, None if there is none.
+
+        Raises:
+            StateError: A local file cannot be read, or the local disk is full.
+        """
+        held, owned = self._cache.find(number, position), self._owned[number]
+        earlier = self._cache.release(number, position, due_ms)
+        if held is not None and earlier is not None and earlier != position:
+            owned.moved[earlier] = self._change(owned, held, earlier)
+            owned.moved.pop(position, None)
+        return earlier
+
+    def _change(self, owned: Owned, held: Held, position: int) -> list[bytes]:
+        """Append a change of a message; return all of its keys."""
+        keys = owned.keys(held)
+        change = change_entry(keys[0], owned.epoch, position)
+        self._append(owned, [change], None if position == CANCELLED else position)
+        return [*dict.fromkeys([*keys, change.key])]
 
     def keep(self, number: int, state: bytes, watermark: int, seen: int) -> None:
         """Keep a state; end the messages below its watermark, and put none below `seen`.
@@ -265,10 +310,10 @@ class ChangelogStore:
         owned.kept = Kept(owned.is_named, watermark, seen, state)
         self._keep(owned)
 
-    def _keep(self, owned: _Owned, then: Callable[[], None] | None = None) -> None:
+    def _keep(self, owned: Owned, then: Callable[[], None] | None = None) -> None:
         if owned.kept is not None:
             kept = owned.kept._replace(is_proved=owned.is_named)
-            self._append(owned, [state_entry(owned.taken_over.epoch, kept)], then=then)
+            self._append(owned, [state_entry(owned.epoch, kept)], then=then)
 
     def floor(self, number: int, origin: int) -> None:
         """Forget the origins below this one."""

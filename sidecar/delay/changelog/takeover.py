@@ -5,7 +5,8 @@ For one thread that may wait for the broker. The main thread is given the messag
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -16,6 +17,8 @@ from sidecar.core.records import TopicPartition
 from sidecar.delay.changelog.epochs import NOBODY, counts
 from sidecar.delay.changelog.interface import Entry, Record, Restorer
 from sidecar.delay.changelog.records import (
+    CANCELLED,
+    CHANGE,
     KEY,
     MESSAGE,
     STATE,
@@ -24,6 +27,7 @@ from sidecar.delay.changelog.records import (
     MessageKey,
     claim,
     kind_of,
+    read_change,
     read_message_key,
     read_message_value,
     read_state,
@@ -52,6 +56,15 @@ class Start(NamedTuple):
     """The position of the present time; it decides what is noted, and nothing else."""
 
 
+class Moved(NamedTuple):
+    """A message that has another position than the one with which it was adopted."""
+
+    message: MessageKey
+    position: int
+    keys: list[bytes]
+    """All of its keys, the message's first."""
+
+
 class TakenOver(NamedTuple):
     """A partition that was taken over."""
 
@@ -69,6 +82,8 @@ class TakenOver(NamedTuple):
     """Keys that are not needed once a commit has named the epoch."""
     is_lost: bool
     """Whether the commit names another changelog: that one was deleted, with all that it held."""
+    moved: Sequence[Moved] = ()
+    """Messages that were brought forward; some may not be held any more."""
 
 
 class LaterError(Exception):
@@ -123,9 +138,10 @@ class Takeover:
             epoch,
             reading.kept,
             reading.known,
-            reading.ended,
+            [*reading.ended, *reading.cancelled()],
             reading.garbage(),
             is_lost=bool(start.stores.epoch) and not is_same,
+            moved=list(reading.moved()),
         )
 
     def _read(self, reading: _Reading, end: int) -> None:
@@ -171,6 +187,8 @@ class _Reading:
         self._all_late = True
         """Whether all of these are noted."""
         self._states: list[bytes] = []
+        self._changes: dict[bytes, list[bytes]] = {}
+        """Keys of changes by that of their message; the last one counts."""
 
     def take(self, records: Sequence[Record]) -> list[PlacedRow]:
         """Take the next records; return the messages that may be held.
@@ -189,6 +207,8 @@ class _Reading:
                     rows.append(row)
             elif kind == STATE and value is not None:
                 self._state(record, value)
+            elif kind == CHANGE:
+                self._change(record)
         return rows
 
     def _state(self, record: Record, value: bytes) -> None:
@@ -199,6 +219,17 @@ class _Reading:
             self.kept = kept
         if epoch <= self._named:
             self._states.append(record.key)
+
+    def _change(self, record: Record) -> None:
+        change = read_change(record.key, record.value)
+        if record.value is None:
+            self.void.pop(record.key, None)
+            with suppress(KeyError, ValueError):  # of a change that was compacted away
+                self._changes[change.message].remove(record.key)
+        elif counts(self._named, record.offset, change.epoch):
+            self._changes.setdefault(change.message, []).append(record.key)
+        elif change.epoch < self._named:
+            self.void[record.key] = None
 
     def _message(self, record: Record, value: bytes) -> PlacedRow | None:
         _, position, epoch, origin = KEY.unpack(record.key)
@@ -240,8 +271,28 @@ class _Reading:
         """The origins of the messages that the store has."""
         return BitMap64(read_message_key(key).origin for key in self._known)
 
+    def cancelled(self) -> Iterator[MessageKey]:
+        """Messages that were cancelled."""
+        return (moved.message for moved in self._moved() if moved.position == CANCELLED)
+
+    def moved(self) -> Iterator[Moved]:
+        """Messages that were brought forward."""
+        return (moved for moved in self._moved() if moved.position != CANCELLED)
+
+    def _moved(self) -> Iterator[Moved]:
+        for key, changes in self._changes.items():
+            if changes:
+                yield Moved(read_message_key(key), read_change(changes[-1], None).position, [key, *changes])
+
     def garbage(self) -> list[bytes]:
         """Keys of states, which that of this owner replaces, and of messages that were ended and not removed."""
         watermark = self.kept.watermark if self.kept is not None else 0
         ended = [key for key in self._late if read_message_key(key).position < watermark]
-        return [*dict.fromkeys(self._states), *ended]
+        # A cancelled message that is read again must be known until no owner reads it again.
+        cancelled = [
+            key
+            for moved in self._moved()
+            if moved.position == CANCELLED and moved.keys[0] not in self._known
+            for key in moved.keys
+        ]
+        return [*dict.fromkeys(self._states), *ended, *cancelled]

@@ -10,13 +10,19 @@ from typing import NamedTuple, Self
 
 import numpy as np
 
-from sidecar.delay.disk.blocks import NO_KEY, NO_VALUE, ROW, ROW_BYTES, ROW_TYPE
+from sidecar.delay.disk.blocks import NO_KEY, NO_TIMESTAMP, NO_VALUE, ROW, ROW_BYTES, ROW_TYPE, Held
 from sidecar.delay.disk.wheel import Positions
 
 PlacedRow = tuple[int, int, int, int, bytes | None, bytes, bytes | None]
 """Position, origin, epoch, timestamp or `NO_TIMESTAMP`, key, packed headers, value."""
 _SIZES = struct.Struct("<II")
 """Number of messages that were put, and bytes of their payloads."""
+
+
+def placed(held: Held, position: int) -> PlacedRow:
+    """A message at another position."""
+    stamp = NO_TIMESTAMP if held.timestamp_ms is None else held.timestamp_ms
+    return position, held.origin, held.epoch, stamp, held.key, held.headers, held.value
 
 
 class Changes:

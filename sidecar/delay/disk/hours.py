@@ -112,6 +112,10 @@ class Hours:
         self._buffered_bytes += total + ROW_BYTES * len(positions)
         return positions
 
+    def new_position(self, due_ms: int) -> int:
+        """A position for a message that is due at some time, above all that were taken."""
+        return self._place(max(due_ms, (self.mark >> SEQUENCE_BITS) + 1))[1]
+
     def _place(self, due_ms: int) -> tuple[HourFile, int]:
         """A file, perhaps a new one, and a position there."""
         while True:
