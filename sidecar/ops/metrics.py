@@ -34,6 +34,7 @@ _MESSAGES = {
     "duplicate": "Messages dropped because their twin is settled or in flight.",
     "filtered": "Messages dropped because no wanted tag matched.",
     "dead_lettered": "Messages given up and kept as dead letters.",
+    "cancelled": "Delayed messages that were cancelled.",
     "released": "Messages handed back unsettled: revoked, lost, or the drain was aborted.",
 }
 _HELD = {

@@ -10,10 +10,11 @@ import resource
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
@@ -21,8 +22,8 @@ from click.testing import CliRunner
 
 from sidecar.cli.status import status
 from sidecar.core.books import Books
-from sidecar.errors import SidecarError
-from sidecar.ops.admin import ADDRESS_FILE, CONNECTIONS_MAX, AdminServer, read_address
+from sidecar.errors import SidecarError, UnavailableError
+from sidecar.ops.admin import ADDRESS_FILE, CONNECTIONS_MAX, AdminServer, Ask, read_address
 from sidecar.ops.health import KINDS, Problem
 from sidecar.ops.metrics import Metrics
 from sidecar.ops.snapshot import PartitionStatus, StatusSnapshot
@@ -38,14 +39,17 @@ READY = StatusSnapshot(
 class Daemon:
     """What stands behind an admin server: a snapshot that a test changes, and the server."""
 
-    def __init__(self, folder: Path, listen: tuple[str, int] = ("127.0.0.1", 0)) -> None:
+    def __init__(self, folder: Path, listen: tuple[str, int] = ("127.0.0.1", 0), requests: Ask | None = None) -> None:
         self.now = READY
-        self.server = AdminServer(listen, lambda: self.now, Metrics(lambda: self.now), folder)
+        self.server = AdminServer(listen, lambda: self.now, Metrics(lambda: self.now), folder, requests)
         self.server.open()
 
-    def ask(self, path: str, method: str = "GET") -> tuple[int, str, dict[str, str]]:
+    def ask(
+        self, path: str, method: str = "GET", body: str | None = None, token: str | None = None
+    ) -> tuple[int, str, dict[str, str]]:
+        headers = {} if token is None else {"Authorization": f"Bearer {token}"}
         with contextlib.closing(http.client.HTTPConnection("127.0.0.1", self.server.port, timeout=30)) as connection:
-            connection.request(method, path)
+            connection.request(method, path, body, headers)
             answer = connection.getresponse()
             headers = {name.lower(): value for name, value in answer.getheaders()}
             return answer.status, answer.read().decode(), headers
@@ -324,3 +328,42 @@ def test_status_does_not_take_another_program_for_the_daemon(tmp_path: Path) -> 
             run_status("-c", config(tmp_path, f"127.0.0.1:{other.server_address[1]}"))
         other.shutdown()
         thread.join()
+
+
+def _echo(name: str, fields: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Answers a request with itself."""
+    if name == "slow":
+        raise UnavailableError("no answer in time")
+    if name != "echo":
+        raise ValueError(f"{name} cannot be asked")
+    return {"outcome": name, **fields}
+
+
+def test_a_request_needs_the_token_that_only_the_daemons_user_can_read(tmp_path: Path) -> None:
+    """With it, the answer; with none or another one, 401 and nothing is asked; wrong ones are told apart."""
+    daemon = Daemon(tmp_path, requests=_echo)
+    try:
+        address = read_address(tmp_path)
+        assert address is not None
+        assert (tmp_path / ADDRESS_FILE).stat().st_mode & 0o777 == 0o600
+        good, body = address.token, json.dumps({"offset": 7})
+        status, text, _ = daemon.ask("/delay/echo", "POST", body, good)
+        assert (status, json.loads(text)) == (200, {"outcome": "echo", "offset": 7})
+        asked = [daemon.ask("/delay/echo", "POST", body, token)[0] for token in (None, "", good[:-1], "\xe4", "None")]
+        assert asked == [401] * 5
+        for path, content, wanted, said in (
+            ("/delay/other", "{}", 400, "other cannot be asked"),
+            ("/delay/echo", "{", 400, "Expecting"),
+            ("/delay/slow", "{}", 503, "no answer in time"),
+        ):
+            status, text, _ = daemon.ask(path, "POST", content, good)
+            assert (status, said in text) == (wanted, True), text
+        assert daemon.ask("/delay/echo", "GET", token=good)[0] == 404
+        assert daemon.ask("/status", "POST", "{}", good)[0] == 405
+    finally:
+        daemon.server.close()
+
+
+def test_without_requests_nothing_can_be_posted(daemon: Daemon) -> None:
+    """405, as for any other path."""
+    assert daemon.ask("/delay/echo", "POST", "{}")[0] == 405

@@ -79,6 +79,10 @@ def test_books_balance_and_add_up() -> None:
     assert books.balanced
     books.delayed = 1
     assert not books.balanced
+    books.consumed = 8
+    books.cancel()
+    assert books.balanced
+    assert (books.delayed, books.cancelled) == (0, 1)
 
 
 def test_tally_is_bounded() -> None:

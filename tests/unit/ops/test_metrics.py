@@ -27,7 +27,9 @@ from sidecar.ops.snapshot import (
 )
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "operation.md"
-TOTALS = Books(consumed=28, delivered=1, duplicate=2, filtered=3, dead_lettered=4, released=5, in_flight=6, delayed=7)
+TOTALS = Books(
+    consumed=36, cancelled=8, delivered=1, duplicate=2, filtered=3, dead_lettered=4, released=5, in_flight=6, delayed=7
+)
 
 
 def snapshot() -> StatusSnapshot:
@@ -91,7 +93,7 @@ def value(found: list[Sample], name: str, **labels: str) -> float:
 
 
 def test_every_counter_is_told_by_partition() -> None:
-    """The eight counters and the place of a partition reach Prometheus under its topic and number, and they balance."""
+    """The nine counters and the place of a partition reach Prometheus under its topic and number, and they balance."""
     found = samples(snapshot())
     labels = {"topic": 'or"ders\\', "partition": "3"}
     told = {
