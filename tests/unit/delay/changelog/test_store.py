@@ -35,12 +35,12 @@ END = 1 << 62
 class Scene:
     """A process that owns the only partition of a changelog."""
 
-    def __init__(self, log: ModelLog | None = None) -> None:
+    def __init__(self, log: ModelLog | None = None, epoch: int = 0) -> None:
         self.log = log or ModelLog(lambda: 0.99)  # nothing is late, nothing is compacted
         self.changelog = ModelChangelog(self.log)
         self.cache = ModelCache()
         self.store = ChangelogStore(self.cache, self.changelog)
-        self.number = self.own()
+        self.number = self.own(epoch)
 
     def own(self, epoch: int = 0) -> int:
         """Take the partition over, with this epoch in the commit."""
