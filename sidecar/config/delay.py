@@ -18,13 +18,17 @@ from pydantic import (
 from sidecar.config.base import Int, Model, Text, matching, problem, words
 from sidecar.config.marks import Kind
 from sidecar.config.source.kafka import TOPIC, KafkaSource
+from sidecar.config.source.rocketmq import TOPIC as ROCKETMQ_TOPIC
+from sidecar.config.source.rocketmq import RocketMqSource
 from sidecar.config.tags import MessageField
 from sidecar.config.units import Duration, Size
 from sidecar.core.messages.due import DueRules
 
 _DELAY = Duration("1ms", "3650d")
 _DISK = Size("256MiB", "1024GiB")
-Topic: TypeAlias = Annotated[Text, AfterValidator(matching(TOPIC, "is not a valid topic name; it cannot be a pattern"))]
+Topic: TypeAlias = Annotated[
+    Text, AfterValidator(matching(f"{TOPIC}|{ROCKETMQ_TOPIC}", "is not a valid topic name; it cannot be a pattern"))
+]
 
 
 _PLACEHOLDERS = ("{group}", "{topic}")
@@ -97,7 +101,7 @@ class Delay(Model):
         default=MessageField(header="sidecar-deliver-at"),
         alias="from",
         description="Where to read the [due time](#due-times): `{header: NAME}` or `{json: $.a.b}`. Defaults to the "
-        "header `sidecar-deliver-at`.",
+        "header `sidecar-deliver-at`; for RocketMQ, the property of this name.",
     )
     topics_ms: Annotated[dict[Topic, Annotated[int, _DELAY]], Kind("section of durations")] = Field(
         default={},
@@ -122,7 +126,8 @@ class Delay(Model):
     store: Annotated[Literal["changelog", "local"], BeforeValidator(_store)] = Field(
         default="changelog",
         description="Where messages wait: `changelog`, in a compacted topic, from which the next owner of a partition "
-        "restores them; or `local`, in `state.dir`, for this process only.",
+        "restores them; or `local`, in `state.dir`, for this process only. For RocketMQ, `local` is the default, and "
+        "there is no `changelog`.",
     )
     changelog: Changelog | None = Field(
         default=None,
@@ -142,6 +147,29 @@ class Delay(Model):
     def max_text(self) -> str:
         """The longest time to a due time, in the form of the file."""
         return _DELAY.text(self.max_ms)
+
+    def for_rocketmq(self, source: RocketMqSource) -> Self:
+        """These settings with the default store for RocketMQ.
+
+        Raises:
+            ValueError: Messages of this client cannot be held.
+            ValidationError: The store or a topic cannot be used with it.
+        """
+        if source.numbers_messages:
+            raise ValueError(
+                f"cannot be used with client: {source.client}: the broker may give a message that is held here to "
+                "another member too, and no commit tells who has it; use client: remoting"
+            )
+        text = "needs source.kafka; with source.rocketmq use store: local"
+        given = {"store": self.store, "changelog": self.changelog}
+        named = [key for key in self.model_fields_set & given.keys() if given[key] not in ("local", None)]
+        errors = [problem(text, "changelog", key) for key in sorted(named)]
+        text = f"is not read by source.rocketmq.topics ({', '.join(source.topics)}): add it there"
+        unread = [topic for topic in self.topics_ms if topic not in source.topics]
+        errors += [problem(text, self.topics_ms, "topics", topic) for topic in unread]
+        if errors:
+            raise ValidationError.from_exception_data("delay", errors)
+        return self.model_copy(update={"store": "local", "changelog": None})
 
     @field_validator("changelog")
     @classmethod

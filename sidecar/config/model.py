@@ -212,7 +212,7 @@ class Settings(Model):
             return delay
         source = info.data["source"]
         if source.rocketmq:
-            raise ValueError("needs source.kafka: messages of RocketMQ cannot be held so far")
+            return delay.for_rocketmq(source.rocketmq)
         text = f"is not read by source.kafka.topics ({', '.join(source.kafka.topics)}): add it there"
         unread = [topic for topic in delay.topics_ms if source.kafka.entry_of(topic) is None]
         errors = [problem(text, delay.topics_ms, "topics", topic) for topic in unread]

@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from itertools import repeat
+from collections.abc import Iterable, Iterator, Sequence
 
-from sidecar.core.records import Columns, Details, Header, Message
+from sidecar.core.messages.fields import HeaderColumns, OriginColumns, Raw, header_column
+from sidecar.core.records import Columns, Details, Header, Message, TopicPartition
 from sidecar.delay.disk.blocks import Held
-from sidecar.delay.headers import unpack_headers
+from sidecar.delay.headers import Attached, pack_headers, unpack_attached, unpack_headers
+
+
+def packed_headers(columns: Columns, tp: TopicPartition, messages: Sequence[Message]) -> list[bytes]:
+    """What a store keeps as the headers of a source's messages: with all that RocketMQ attaches to them."""
+    headers = columns.headers(messages)
+    if not isinstance(columns, OriginColumns):
+        return [pack_headers(each) if each else b"" for each in headers]
+    rows = zip(headers, columns.details(messages), columns.origins(tp, messages), strict=True)
+    return [pack_headers(each or (), _attached(details, origin)) for each, details, origin in rows]
+
+
+def _attached(details: Details | None, origin: Raw) -> Attached | None:
+    return Attached(details, origin) if details is not None and isinstance(origin, bytes) else None
 
 
 class HeldColumns:
@@ -41,8 +54,20 @@ class HeldColumns:
         return [held.value for held in messages]
 
     def details(self, messages: Sequence[Held]) -> Iterable[Details | None]:
-        """None: only messages of Kafka are held."""
-        return repeat(None, len(messages))
+        """RocketMQ's own attributes of each message, None for other brokers."""
+        return [None if attached is None else attached.details for attached in _attached_to(messages)]
+
+    def header(self, messages: Sequence[Held], name: str) -> list[Raw]:
+        """The value of this header of each message; a tuple if it is repeated."""
+        return header_column(self, messages, name)
+
+    def origins(self, tp: TopicPartition, messages: Sequence[Held]) -> list[Raw]:  # noqa: ARG002
+        """Where each message was stored first, None if the broker does not tell."""
+        return [None if attached is None else attached.origin for attached in _attached_to(messages)]
+
+
+def _attached_to(messages: Sequence[Held]) -> Iterator[Attached | None]:
+    return (unpack_attached(held.headers) for held in messages)
 
 
 class BothColumns:
@@ -83,3 +108,16 @@ class BothColumns:
     def details(self, messages: Sequence[Message]) -> Iterable[Details | None]:
         """RocketMQ's own attributes of each message, None for other brokers."""
         return self._of(messages).details(messages)
+
+    def header(self, messages: Sequence[Message], name: str) -> list[Raw]:
+        """The value of this header of each message; a tuple if it is repeated."""
+        columns = self._of(messages)
+        if isinstance(columns, HeaderColumns):
+            return columns.header(messages, name)
+        return header_column(columns, messages, name)
+
+    def origins(self, tp: TopicPartition, messages: Sequence[Message]) -> list[Raw]:
+        """Where each message was stored first; only if the source's columns tell."""
+        columns = self._of(messages)
+        assert isinstance(columns, OriginColumns)
+        return columns.origins(tp, messages)

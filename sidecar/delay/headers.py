@@ -1,33 +1,81 @@
-"""Headers of a held message as bytes. Knows nothing else of the message."""
+"""Headers of a held message as bytes, and what RocketMQ attaches to it. Knows nothing else of the message."""
 
 from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+from sidecar.core.records import Details
 
 Header = tuple[str, bytes | None]
 _SIZES = struct.Struct("<II")
 """Bytes of the name and of the value."""
 _NO_VALUE = (1 << 32) - 1
+_ATTACHED = (1 << 32) - 1
+"""In place of the size of a name, which cannot be so large: what is attached comes first, in so many bytes."""
+_ID, _ORIGIN, _KEY = "", "origin", "key"
 
 
-def pack_headers(headers: Iterable[Header]) -> bytes:
-    """The headers in the form that `unpack_headers` reads."""
+class Attached(NamedTuple):
+    """What RocketMQ attaches to a message."""
+
+    details: Details
+    """Without a place and an identity: only messages with a lasting place are held."""
+    origin: bytes
+    """Broker and commit-log offset where it was first stored, see `core.messages.fields.OriginColumns`."""
+
+
+def pack_headers(headers: Iterable[Header], attached: Attached | None = None) -> bytes:
+    """The headers in the form that `unpack_headers` reads, and what is attached in that of `unpack_attached`."""
     pieces = []
+    if attached is not None:
+        packed = pack_headers(_attached_as_headers(attached))
+        pieces += [_SIZES.pack(_ATTACHED, len(packed)), packed]
     for name, value in headers:
         raw = name.encode("utf-8", "surrogatepass")
         pieces += [_SIZES.pack(len(raw), _NO_VALUE if value is None else len(value)), raw, value or b""]
     return b"".join(pieces)
 
 
+def _attached_as_headers(attached: Attached) -> Iterator[Header]:
+    details, origin = attached
+    own = bytes.fromhex(details.offset_message_id)
+    yield _ID, details.message_id
+    yield str(details.reconsume_times), own
+    if origin != own:
+        yield _ORIGIN, origin
+    for key in details.keys:
+        yield _KEY, key
+
+
 def unpack_headers(raw: bytes) -> tuple[Header, ...]:
     """The headers."""
-    return tuple(_unpacked(raw)) if raw else ()
+    return tuple(_unpacked(raw, _attached_end(raw), len(raw))) if raw else ()
 
 
-def _unpacked(raw: bytes) -> Iterator[Header]:
-    at = 0
-    while at < len(raw):
+def unpack_attached(raw: bytes) -> Attached | None:
+    """What RocketMQ attached to the message; None for other brokers."""
+    end = _attached_end(raw)
+    if not end:
+        return None
+    (_, message_id), (times, own), *rest = _unpacked(raw, _SIZES.size, end)
+    assert own is not None
+    origin = next((value for name, value in rest if name == _ORIGIN and value is not None), own)
+    keys = [value for name, value in rest if name == _KEY and value is not None]
+    return Attached(Details(message_id, own.hex().upper(), keys, int(times)), origin)
+
+
+def _attached_end(raw: bytes) -> int:
+    """Where the headers begin."""
+    if len(raw) < _SIZES.size:
+        return 0
+    mark, nbytes = _SIZES.unpack_from(raw)
+    return _SIZES.size + nbytes if mark == _ATTACHED else 0
+
+
+def _unpacked(raw: bytes, at: int, end: int) -> Iterator[Header]:
+    while at < end:
         name_bytes, value_bytes = _SIZES.unpack_from(raw, at)
         value_at = at + _SIZES.size + name_bytes
         name = raw[at + _SIZES.size : value_at].decode("utf-8", "surrogatepass")

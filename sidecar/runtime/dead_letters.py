@@ -29,8 +29,8 @@ _PRODUCER = {
     "message.max.bytes": 1_000_000_000,  # default 1 MB; the broker decides how large a message may be
 }
 Fetch = Callable[[TopicPartition, int], Original | None]
-SendBack = Callable[[TopicPartition, int, int], bool]
-"""Copies a message within RocketMQ, given its queue, its offset and a delay level; False if it cannot be copied."""
+SendBack = Callable[[TopicPartition, int, int, str], bool]
+"""Copies a message within RocketMQ; False if it cannot be copied. See `sources.base.TakesBack.send_back`."""
 
 
 class DeadLetterStore(Protocol):
@@ -210,7 +210,7 @@ class DeadLettersAtBroker:
         left = []
         for letter in letters:
             name = letter.scope, letter.tp, letter.offset
-            if name in self._copied or self._send_back(letter.tp, letter.offset, self._level):
+            if name in self._copied or self._send_back(letter.tp, letter.offset, self._level, _known(letter)):
                 self._copied.add(name)
             else:
                 left.append(letter)
@@ -221,6 +221,12 @@ class DeadLettersAtBroker:
     def close(self) -> None:
         """Close `rest`."""
         self._rest.close()
+
+
+def _known(letter: DeadLetter) -> str:
+    """The id of a message that was held: another may be in its place by now."""
+    details = letter.original.details if letter.original is not None else None
+    return details.offset_message_id if details is not None else ""
 
 
 class DeadLettersInTopic:

@@ -58,6 +58,8 @@ class Assignment:
         read_from: The first offset that can be read, at or above the watermark.
         lineage: The commits that precede its state.
         settled: The state folder's window above the watermark, if it is valid.
+        held_below: Delayed messages below this offset that this host's store has stay there: no other member read them.
+            Only if owners hand on nothing but the offset, and the incarnation is new; else the state tells.
     """
 
     tp: TopicPartition
@@ -69,6 +71,7 @@ class Assignment:
     read_from: int
     lineage: Lineage = field(default_factory=Lineage)
     settled: Settled | None = None
+    held_below: int | None = None
 
 
 class Listener(Protocol):
@@ -115,8 +118,15 @@ class Listener(Protocol):
 class TakesBack(Protocol):
     """A source whose broker copies a message that is handed back, for a later delivery or as a dead letter."""
 
-    def send_back(self, tp: TopicPartition, offset: int, level: int) -> bool:
-        """Hand a message back; return whether the broker has it as a separate message."""
+    def send_back(self, tp: TopicPartition, offset: int, level: int, known: str = "") -> bool:
+        """Hand a message back; return whether the broker has it as a separate message.
+
+        Args:
+            tp: Its partition.
+            offset: Its offset.
+            level: The delay level.
+            known: Its `Details.offset_message_id`, if the topic may have been recreated since it was read.
+        """
         ...
 
 

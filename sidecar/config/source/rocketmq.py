@@ -21,6 +21,7 @@ from sidecar.config.marks import Kind
 from sidecar.config.source.base import SERVERS_SCHEMA, SourceSettings, Start, servers, unique_topics
 from sidecar.config.units import Duration
 
+TOPIC = r"[%A-Za-z0-9_|-]{1,127}"
 _NAME = r"[%A-Za-z0-9_|-]{1,255}"
 _NAME_COMPLAINT = "is not a valid RocketMQ name (letters, digits, % _ - |, at most 255)"
 
@@ -37,7 +38,7 @@ def _group(name: str) -> str:
 
 
 def _rocketmq_topic(name: str) -> str:
-    if not re.fullmatch(r"[%A-Za-z0-9_|-]{1,127}", name):
+    if not re.fullmatch(TOPIC, name):
         raise ValueError("is not a valid topic name (letters, digits, % _ - |, at most 127); RocketMQ has no patterns")
     if name.startswith("%RETRY%"):
         raise ValueError("is always read: name the topics that its messages come from")

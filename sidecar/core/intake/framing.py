@@ -34,7 +34,7 @@ def fragment_of(
         rest.unframeable = {o: reasons.get(o, UNFRAMEABLE) for o in sorted([*rest.unframeable, *reasons])}
         rest.at_ms = now_ms
         return rest
-    data, odd = reading.framer.frame(tp, messages)
+    data, odd = reading.framer.frame(tp.source, messages)
     ids = None
     if reading.ids is not None and not tp.delayed:
         ids = array("q", [NO_ID if number is None else number for number in reading.ids(tp, messages)])

@@ -28,7 +28,8 @@ class Origins:
         if not self._any_copies or not tps:
             return set()
         brokers = {tp.broker for tp in tps}
-        return {tp for tp in self._owned if tp.broker in brokers and self._identities.has_copies(tp)}
+        owned = [tp for tp in self._owned if tp.broker in brokers and not tp.delayed]
+        return {tp for tp in owned if self._identities.has_copies(tp)}
 
     def awaited(self) -> set[TopicPartition]:
         """Partitions with copies, while others of their broker are replayed: until then it is unknown what was sent."""
@@ -37,6 +38,6 @@ class Origins:
         again = [
             tp
             for tp, partition in self._owned.items()
-            if partition.reach.replaying and not self._identities.has_copies(tp)
+            if partition.reach.replaying and not tp.delayed and not self._identities.has_copies(tp)
         ]
         return self.copies_of(again)

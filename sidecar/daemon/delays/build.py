@@ -77,10 +77,9 @@ def _open_store(
     inbox: Inbox[Adopt | TakeoverEnded],
     tell: Tell,
 ) -> tuple[HeldStore, Takeovers | None]:
-    kafka = settings.source.kafka
-    if delay.changelog is None or kafka is None:
+    if delay.changelog is None:
         return stack.enter_context(closing(PartitionStore(folder / "delay"))), None
-    topics = Topics(kafka, delay.changelog, tell)
+    topics = Topics(settings.source.kafka, delay.changelog, tell)
     changelog = stack.enter_context(closing(KafkaChangelog(topics)))
     restorer = stack.enter_context(closing(KafkaRestorer(topics)))
     store = ChangelogStore(stack.enter_context(closing(LocalCache(folder / "delay-cache"))), changelog)

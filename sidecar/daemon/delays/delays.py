@@ -21,9 +21,9 @@ from sidecar.daemon.delays.requests import Requests
 from sidecar.daemon.delays.takeovers import Takeovers
 from sidecar.daemon.delays.writing import Synced, Writing
 from sidecar.delay.clock import SteadyClock
+from sidecar.delay.columns import HeldColumns, packed_headers
 from sidecar.delay.disk.blocks import NO_TIMESTAMP, SEQUENCE_BITS
 from sidecar.delay.disk.hour import HOUR_MS
-from sidecar.delay.headers import pack_headers, unpack_headers
 from sidecar.delay.interface import HeldStore, Job
 from sidecar.errors import StateError
 from sidecar.ops.snapshot import DUE_WITHIN, DelayStatus
@@ -36,6 +36,7 @@ HOURS = (0, 6, 24, 7 * 24, 30 * 24)
 """Last hours of the keys of `DUE_WITHIN` but for the last key, counted from the present one."""
 GOES_ON_AT = 0.9
 """Share of the most bytes below which a full store takes messages again."""
+_HELD = HeldColumns(origins=True)
 
 
 class Delays:
@@ -117,7 +118,7 @@ class Delays:
             stamp if stamp is not None and 0 <= stamp < NO_TIMESTAMP else NO_TIMESTAMP
             for stamp in columns.timestamps(messages)
         ]
-        headers = [pack_headers(each) if each else b"" for each in columns.headers(messages)]
+        headers = packed_headers(columns, hold.tp, messages)
         offsets, epochs = columns.offsets(messages), [0] * len(messages)
         keys, values = columns.keys(messages), columns.values(messages)
         rows = zip(hold.due_ms, offsets, epochs, stamps, keys, headers, values, strict=True)
@@ -283,7 +284,8 @@ class Delays:
         held = self._store.find(self.owned.number(tp), letter.offset)
         if held is None:
             return None
-        original = Original(held.key, held.value, unpack_headers(held.headers), held.timestamp_ms)
+        (headers,), (details,) = _HELD.headers([held]), _HELD.details([held])
+        original = Original(held.key, held.value, headers or (), held.timestamp_ms, details)
         return replace(letter, tp=tp, offset=held.origin, original=original)
 
 

@@ -75,7 +75,8 @@ class Owned:
         state, topic_id, incarnation = assignment.state, assignment.topic_id, assignment.incarnation
         if progress.incarnation != incarnation:
             # An operator's reset, or other rules: from the offset on all comes again, and is put again.
-            self._store.restart(number, state.watermark if progress.topic_id == topic_id else None)
+            below = state.watermark if assignment.held_below is None else assignment.held_below
+            self._store.restart(number, below if progress.topic_id == topic_id else None)
         else:
             void_from = state.stores.void_from(self._store.place(number).store)
             if void_from is not None:

@@ -286,13 +286,53 @@ CASES = [
         "dead_letters.kafka.topic",
         "holds delayed messages",
     ),
-    Case(
-        "delay of RocketMQ",
-        GOOD[: GOOD.index("tags:")],
-        "source: {rocketmq: {name_servers: 'h:1', group: g, topics: [orders]}}\ndelay: {store: local}\n",
-        "2:1",
-        "delay",
-        "needs source.kafka: messages of RocketMQ cannot be held so far",
+    *(
+        Case(
+            f"delay of RocketMQ: {place}",
+            GOOD[: GOOD.index("tags:")],
+            f"source: {{rocketmq: {{{source}, group: g, topics: [orders]}}}}\ndelay: {text}\n",
+            f"2:{column}",
+            place,
+            says,
+            "",
+        )
+        for source, text, column, place, says in (
+            (
+                "name_servers: 'h:1'",
+                "{store: changelog}",
+                16,
+                "delay.store",
+                "needs source.kafka; with source.rocketmq use store: local",
+            ),
+            (
+                "name_servers: 'h:1'",
+                "{changelog: {}}",
+                20,
+                "delay.changelog",
+                "needs source.kafka; with source.rocketmq use store: local",
+            ),
+            (
+                "name_servers: 'h:1'",
+                "{topics: {orders: 1m, order: 2m}}",
+                30,
+                "delay.topics.order",
+                "is not read by source.rocketmq.topics (orders): add it there",
+            ),
+            (
+                "client: grpc, endpoints: 'h:1'",
+                "{}",
+                1,
+                "delay",
+                "cannot be used with client: grpc: the broker may give a message that is held here to another member",
+            ),
+            (
+                "client: native, native_path: /n, name_servers: 'h:1'",
+                "{store: local}",
+                1,
+                "delay",
+                "use client: remoting",
+            ),
+        )
     ),
     Case(
         "delayed messages in a table",

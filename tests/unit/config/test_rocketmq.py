@@ -196,3 +196,12 @@ def test_a_ledger_over_grpc(tmp_path: Path) -> None:
     result = CliRunner().invoke(main, ["validate", "-c", str(tmp_path / "sidecar.yaml")])
     assert result.exit_code == 0
     assert "duplicates have the same key (ledger in postgresql)" in result.output
+
+
+def test_delayed_messages_are_kept_on_the_local_disk(tmp_path: Path) -> None:
+    """Whether the store is named or not; a fixed delay may be for a topic whose name Kafka cannot have."""
+    for text in ("{}", "{store: local}", "{topics: {'a|b': 1m}}"):
+        file = write(tmp_path, LAST, f"    topics: [orders, 'a|b']\ndelay: {text}\n")
+        delay = load(file, {}).delay
+        assert delay and (delay.store, delay.changelog) == ("local", None)
+        assert load(file, {}).public()["delay"]["store"] == "local"

@@ -59,7 +59,7 @@ def test_letters_that_the_broker_copies_are_not_copied_twice() -> None:
     copied: list[int] = []
     failing = True
 
-    def send_back(tp: TopicPartition, offset: int, level: int) -> bool:
+    def send_back(tp: TopicPartition, offset: int, level: int, known: str) -> bool:
         assert (tp, level) == (QUEUE, -1)
         if offset == 8 and failing:
             raise UnavailableError("away")

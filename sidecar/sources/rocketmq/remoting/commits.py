@@ -142,7 +142,8 @@ class Commits:
         elif frame is not None:
             reason = frame.remark or f"code {frame.code}"
             self._listener.event("commit.failed", "warning", {**tp.fields(), "reason": reason})
-        return good
+        # Only while the lock is still good, no other member could begin before the broker took the commit.
+        return good and self._cluster.link(tp) is not None
 
     def now(self, items: Sequence[CommitItem]) -> Mapping[TopicPartition, bool]:
         """Make these states durable after any pending commit, whose end is not reported any more."""

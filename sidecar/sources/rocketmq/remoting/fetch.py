@@ -48,18 +48,26 @@ class Fetcher:
                 return Original(key, message.body, properties(message.properties), message.born_ms, details_of(message))
         return None
 
-    def send_back(self, tp: TopicPartition, offset: int, level: int) -> bool:
+    def send_back(self, tp: TopicPartition, offset: int, level: int, known: str = "") -> bool:
         """Have the broker copy a message to the group's retry topic or, with level -1, to its dead letters.
 
+        Args:
+            tp: Its queue.
+            offset: Its offset.
+            level: The delay level.
+            known: Its `Details.offset_message_id`; empty if the offset is enough.
+
         Returns:
-            False if the message cannot be copied alone: it is gone, or in a batch that the broker stores as one
-            message.
+            False if the message cannot be copied alone: it is gone, another is in its place, or it is in a batch that
+            the broker stores as one message.
 
         Raises:
             UnavailableError: The broker does not confirm it within 10 s.
         """
         messages = self._read(tp, offset)
         if len(messages) != 1 or messages[0].offset != offset:
+            return False
+        if known not in ("", messages[0].offset_message_id):
             return False
         self._call(tp, offset, self._asks.send_back(tp, messages[0].position, level), "handed back")
         return True

@@ -154,9 +154,9 @@ class RocketMqSource:
         """
         return self._fetcher.fetch(tp, offset)
 
-    def send_back(self, tp: TopicPartition, offset: int, level: int) -> bool:
+    def send_back(self, tp: TopicPartition, offset: int, level: int, known: str = "") -> bool:
         """Have the broker copy one message to the retry topic or (-1) the dead letters; see `Fetcher.send_back`."""
-        return self._fetcher.send_back(tp, offset, level)
+        return self._fetcher.send_back(tp, offset, level, known)
 
     # Committing
 

@@ -230,12 +230,13 @@ class StartOffsets:
         if progress is None or last is None:
             self._beginnings.pop(tp, None)
             self._tell("topic.recreated", "warning", fields | {"action": f"going on at {low}, the first message"})
-            return self._fresh(tp, low), ()
+            return self._fresh(tp, low, held_below=_ALL), ()
         start, why = max(low, min(last.offset + 1, progress.watermark)), _UNSETTLED
         if reset is not None:
             start, why = self._within(reset, low, high, fields), _SET
         self._tell("partition.truncated", "error", fields | {"action": f"going on at {start}: {why}"})
-        return self._fresh(tp, start), marks[marks.index(last) :]
+        held_below = min(start, progress.watermark)
+        return self._fresh(tp, start, held_below=held_below), marks[marks.index(last) :]
 
     def _same(
         self, tp: TopicPartition, facts: _Facts, progress: QueueProgress | None, decoded: Decoded, reset: int | None
@@ -252,7 +253,9 @@ class StartOffsets:
             self._tell("partition.reset", "warning", fields | {"reason": _RULES, "action": "new window"})
             return self._fresh(tp, self._within(progress.watermark, low, high, fields), resumed=True)
         if committed is not None:
-            return self._fresh(tp, self._within(committed, low, high, fields), resumed=progress is not None)
+            start = self._within(committed, low, high, fields)
+            held_below = start if progress is None else min(start, progress.watermark)
+            return self._fresh(tp, start, resumed=progress is not None, held_below=held_below)
         low = self._low(tp) if low else 0  # the first answer may be about a deleted topic
         begin = self._beginnings.get(tp, low)
         return self._fresh(tp, begin if low <= begin <= high else low)
@@ -271,7 +274,8 @@ class StartOffsets:
             self._tell("commit.expired", "warning", known | {"action": _FROM_STATE})
         elif progress.watermark < committed <= high:
             self._tell("partition.moved_on", "info", {**fields, "known": progress.watermark})
-            return self._fresh(tp, self._within(committed, low, high, fields), resumed=True)
+            start = self._within(committed, low, high, fields)
+            return self._fresh(tp, start, resumed=True, held_below=min(start, progress.watermark))
         elif committed < progress.watermark:
             self._doubts[tp] = time.monotonic() + DOUBT_S, committed
             action = f"{_FROM_STATE}; {_AGAIN}"
@@ -321,16 +325,30 @@ class StartOffsets:
     def _identity(self, incarnation: int) -> Identity:
         return Identity(self._cluster_id, self._asks.wire(self._asks.group), "", incarnation)
 
-    def _fresh(self, tp: TopicPartition, offset: int, *, resumed: bool = False) -> Assignment:
+    def _fresh(
+        self, tp: TopicPartition, offset: int, *, resumed: bool = False, held_below: int | None = None
+    ) -> Assignment:
+        """A start under new names.
+
+        Args:
+            tp: The queue.
+            offset: The offset.
+            resumed: See `Assignment`.
+            held_below: See `Assignment`; the offset itself if it is not given. Another member that continued has read
+                everything from this host's last watermark on, held messages too, and perhaps from an earlier commit if
+                that watermark did not reach the broker: these may come twice, and none is lost.
+        """
         incarnation = secrets.randbits(64)
-        scope = self._identity(incarnation).scope
-        return Assignment(tp, scope, PartitionState(offset, offset), "", incarnation, resumed, read_from=offset)
+        scope, state = self._identity(incarnation).scope, PartitionState(offset, offset)
+        held_below = offset if held_below is None else held_below
+        return Assignment(tp, scope, state, "", incarnation, resumed, read_from=offset, held_below=held_below)
 
     def identity(self, assignment: Assignment) -> Identity:
         """The identity of a queue's offsets."""
         return self._identity(assignment.incarnation)
 
 
+_ALL = 1 << 63
 _UNSETTLED = "what is not settled of the messages that are there still is read again"
 _SET = "the offset was set by an operator or another program"
 _FROM_STATE = "going on from the state folder"

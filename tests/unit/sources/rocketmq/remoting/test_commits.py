@@ -120,6 +120,40 @@ def test_a_lock_that_lapsed_does_not_hold_up_what_is_on_the_brokers_disk(clock: 
     assert progress_of(state).floor == 10
 
 
+@pytest.mark.parametrize("is_waiting", [False, True])
+def test_a_commit_counts_only_if_the_lock_is_good_at_its_end(clock: Clock, is_waiting: bool) -> None:
+    """The broker takes it from anybody, so another member may have begun at the older offset before it."""
+    told: list[bool] = []
+    state, link = MemoryState(), LapsingLink()
+    commits = commits_of(state, link)
+    listener: Any = SimpleNamespace(committed=lambda results, _: told.extend(results.values()))
+    commits._listener = listener
+    network: Any = SimpleNamespace(ask_all=lambda asks, timeout_s: [link.taken() for _ in asks])
+    commits._cluster.network = network
+    for lapses in (False, True):
+        link.lapses = lapses
+        if is_waiting:
+            told += commits.now([CommitItem(QUEUE, IDENTITY.scope, PartitionState(10 + lapses, 20))]).values()
+        else:
+            commit(commits, 10 + lapses)
+    assert told == [True, False]
+
+
+class LapsingLink(TakingLink):
+    """Takes each commit, and then the lock may be over."""
+
+    lapses = False
+
+    def taken(self) -> Frame:
+        """The answer."""
+        self.is_up = not self.lapses
+        return TAKEN
+
+    def ask(self, ask: Ask, answered: Any, timeout_s: float = 0) -> None:
+        """Answer."""
+        answered(self.taken())
+
+
 def test_a_note_that_could_not_be_written_is_written_again(clock: Clock) -> None:
     """A queue that rests has no next commit that would tell the state file what the broker has."""
     state = MemoryState()

@@ -1,0 +1,206 @@
+"""Delayed messages of a real RocketMQ: each arrives once when it is due, with all that RocketMQ tells of it."""
+
+from __future__ import annotations
+
+import time
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+
+from sidecar.sinks.formats import envelope_row
+from sidecar.sources.rocketmq.remoting.columns import RocketMqColumns
+from sidecar.state.interface import StoredLetter
+from sidecar.state.store import Store
+from tests.scenarios.rocketmq_delayed import DUE, delayed_configuration, kills, moves
+from tests.scenarios.rocketmq_messages import PATIENCE_S
+from tests.support.kafka import unique
+from tests.support.process import Daemon, wait_until
+from tests.support.receiver import Receiver
+from tests.support.rocketmq import Message, Node
+from tests.support.rocketmq_reader import Reader
+from tests.support.scene import await_rest
+
+
+@pytest.fixture
+def topic(rocketmq: Node) -> str:
+    """A topic of one queue."""
+    return rocketmq.create_topic(unique("topic"), 1)
+
+
+def _due(after_ms: int) -> dict[str, str]:
+    return {DUE: str(time.time_ns() // 1_000_000 + after_ms)}
+
+
+def _rows(node: Node, topics: list[str], count: int) -> list[dict[str, Any]]:
+    """What an envelope has of each message, by a reader that holds nothing."""
+    columns, rows = RocketMqColumns(), []
+    with Reader(node, unique("group"), topics) as reader:
+        reader.read(count)
+        for tp, messages in reader.messages.items():
+            tags = [(value,) if isinstance(value, bytes) else () for value in columns.header(messages, "TAGS")]
+            read = (columns.offsets, columns.timestamps, columns.keys)
+            rest = (columns.headers, columns.values, columns.details)
+            fields: list[Any] = [*(each(messages) for each in read), tags, *(each(messages) for each in rest)]
+            rows += [orjson.loads(envelope_row(tp, *each)) for each in zip(*fields, strict=True)]
+    return rows
+
+
+def _arrived(receiver: Receiver) -> list[dict[str, Any]]:
+    return [orjson.loads(line) for body in receiver.bodies for line in body.splitlines()]
+
+
+def test_a_held_message_arrives_with_all_that_rocketmq_tells(
+    rocketmq: Node, topic: str, group: str, tmp_path: Path
+) -> None:
+    """Place, ids, keys, tag, properties, time and body are those of a message that was not held."""
+    binary = b"\x00binary \xff" + bytes(1 << 20)
+    sent = [
+        Message(binary, tag="paid", keys="k1 k2", properties={"colour": "rot", "DELAY": "0", **_due(7_000)}),
+        Message(b"plain", tag="paid", keys="k1 k2", properties={"colour": "rot"}),
+        Message(b"alone", tag="created", properties=_due(6_000)),
+        Message(b"unwanted", tag="draft", properties=_due(5_000)),
+        Message(b"packed" * 100, tag="created", compress="zlib", properties=_due(6_000)),
+    ]
+    with Receiver() as receiver:
+        with Daemon(tmp_path, delayed_configuration(rocketmq, topic, group, receiver.url)) as daemon:
+            daemon.wait_ready()
+            rocketmq.send(topic, sent, queues=1)
+            wait_until(lambda: len(receiver.rows()) == 4, PATIENCE_S, "they arrive", detail=daemon.log_tail)
+            status = await_rest(daemon, PATIENCE_S)
+            daemon.stop()
+        found = _arrived(receiver)
+        parts = [part["part"] for part in receiver.parts()]
+    expected = [row for row in _rows(rocketmq, [topic], 5) if row["tag"] != "draft"]
+    by_offset = sorted(found, key=lambda row: row["offset"])
+    assert by_offset == sorted(expected, key=lambda row: row["offset"])
+    assert found[0]["offset"] == 1
+    assert (status["delivered"], status["delayed"]) == (4, 0)
+    assert sum("+delayed:broker-a:0:" in part for part in parts) == len(parts) - 1
+
+
+def test_a_message_that_was_handed_back_is_held_too(rocketmq: Node, topic: str, group: str, tmp_path: Path) -> None:
+    """It comes from the retry topic with its count and place there, and is a duplicate by the place of its origin."""
+    rocketmq.create_group(group)
+    with Receiver() as receiver:
+        dedup = {"by": "offset_msg_id"}
+        config = delayed_configuration(rocketmq, topic, group, receiver.url)
+        with Daemon(tmp_path, config) as daemon, Daemon(tmp_path, {**config, "dedup": dedup}, name="ids") as other:
+            for each, count, rows in ((daemon, 2, 2), (other, 1, 3)):
+                if each is other:
+                    other.start()
+                each.wait_ready()
+                rocketmq.send(topic, [Message(b"%d" % count, tag="paid", properties=_due(2_500))], queues=1)
+                wait_until(lambda each=each: each.status()["delayed"] >= 1, PATIENCE_S, "it is held")  # type: ignore[misc]
+                with Reader(rocketmq, unique("group"), [topic]) as reader:
+                    reader.read(rows // 2 if each is daemon else 2)
+                    ((stored, *_),) = [messages[-1:] for messages in reader.messages.values()]
+                rocketmq.send_back(group, topic, stored.position, level=1)
+                wait_until(
+                    lambda rows=rows: len(receiver.rows()) == rows, PATIENCE_S, "they arrive", detail=each.log_tail,  # type: ignore[misc]
+                )  # fmt: skip
+                status = await_rest(each, PATIENCE_S, {(f"%RETRY%{group}", 0): rows - count})
+                each.stop()
+        assert status["duplicate"] == 1
+        found = [row for row in _arrived(receiver) if row["topic"] != topic]
+    assert found == [row for row in _rows(rocketmq, [f"%RETRY%{group}"], 2) if row["value"] == "2"]
+    assert [row["reconsume_times"] for row in found] == [1]
+
+
+POISON = b"\x00poison \xff"
+
+
+@pytest.mark.parametrize("place", ["state", "dlq", "delay_level", "gone"])
+def test_a_held_message_that_is_refused_is_a_dead_letter(
+    rocketmq: Node, topic: str, group: str, tmp_path: Path, place: str
+) -> None:
+    """Whole, wherever dead letters go; if the broker has another message in its place, it is in the state folder."""
+    chosen: Any = {"state": "state", "delay_level": {"rocketmq": {"delay_level": 1}}}.get(place, {"rocketmq": "dlq"})
+    poison = Message(POISON, tag="paid", keys="k1", properties={"kind": "POISON", **_due(4_000)})
+    with Receiver() as receiver:
+        receiver.fail("refuse", status=400, times=2 if place == "delay_level" else None)
+        config = delayed_configuration(rocketmq, topic, group, receiver.url, dead_letters=chosen)
+        config["sink"]["http"]["format"] = "ndjson"
+        with Daemon(tmp_path, config) as daemon:
+            daemon.wait_ready()
+            rocketmq.send(topic, [poison], queues=1)
+            wait_until(lambda: daemon.status()["delayed"] == 1, PATIENCE_S, "it is held", detail=daemon.log_tail)
+            (row,) = _rows(rocketmq, [topic], 1)
+            if place == "gone":
+                rocketmq.delete_topic(topic)
+                rocketmq.create_topic(topic, 1)
+                rocketmq.send(topic, [Message(b"another", tag="draft")], queues=1)
+            dead = 2 if place == "delay_level" else 1
+            wait_until(
+                lambda: daemon.status()["dead_lettered"] == dead, PATIENCE_S, "it is refused", detail=daemon.log_tail
+            )
+            if place == "delay_level":
+                wait_until(lambda: receiver.rows(), PATIENCE_S, "it comes again", detail=daemon.log_tail)
+            daemon.stop()
+        letters = _letters(daemon)
+    if place in ("state", "gone"):
+        ((letter, envelope),) = letters
+        assert (letter.topic, letter.broker, letter.partition, letter.offset) == (topic, "broker-a", 0, 0)
+        assert envelope == row | {"tag": None}
+    else:
+        assert letters == []
+    if place == "dlq":
+        with Reader(rocketmq, unique("group"), [f"%DLQ%{group}"]) as reader:
+            assert reader.read(1) == [POISON]
+
+
+def _letters(daemon: Daemon) -> list[tuple[StoredLetter, Any]]:
+    with closing(Store(daemon.state_dir)) as store:
+        return [(letter, orjson.loads(letter.envelope or b"{}")) for letter in store.letters.load(10)]
+
+
+def test_a_recreated_topic_keeps_what_is_held(rocketmq: Node, topic: str, group: str, tmp_path: Path) -> None:
+    """Messages of the old topic come when they are due, and so do those at the same offsets of the new one."""
+    with Receiver() as receiver:
+        config = delayed_configuration(rocketmq, topic, group, receiver.url)
+        with Daemon(tmp_path, config) as daemon:
+            daemon.wait_ready()
+            old = [Message(b"old %d" % number, tag="paid", properties=_due(9_000)) for number in range(3)]
+            rocketmq.send(topic, old, queues=1)
+            wait_until(lambda: daemon.status()["delayed"] == 3, PATIENCE_S, "they are held", detail=daemon.log_tail)
+            daemon.stop()
+            rocketmq.delete_topic(topic)
+            rocketmq.create_topic(topic, 1)
+            new = [Message(b"new %d" % number, tag="paid", properties=_due(9_000)) for number in range(2)]
+            rocketmq.send(topic, new, queues=1)
+            daemon.start()
+            wait_until(lambda: len(receiver.rows()) == 5, PATIENCE_S, "all arrive", detail=daemon.log_tail)
+            await_rest(daemon, PATIENCE_S)
+            daemon.stop()
+            assert daemon.events("topic.recreated")
+    assert sorted(row["value"] for row in _arrived(receiver)) == ["new 0", "new 1", "old 0", "old 1", "old 2"]
+
+
+def test_a_reset_delivers_again_and_holds_nothing_twice(rocketmq: Node, topic: str, group: str, tmp_path: Path) -> None:
+    """Held messages from the offset on are dropped, since they come again; those below it stay."""
+    with Receiver() as receiver:
+        with Daemon(tmp_path, delayed_configuration(rocketmq, topic, group, receiver.url)) as daemon:
+            daemon.wait_ready()
+            sent = [Message(b"%d" % number, tag="paid", properties=_due(9_000)) for number in range(4)]
+            rocketmq.send(topic, sent, queues=1)
+            wait_until(lambda: daemon.status()["delayed"] == 4, PATIENCE_S, "they are held", detail=daemon.log_tail)
+            await_rest(daemon, PATIENCE_S, {(topic, 0): 4})
+            rocketmq.reset(group, topic, 0, 2)
+            wait_until(lambda: daemon.events("partition.reset"), PATIENCE_S, "it is taken", detail=daemon.log_tail)
+            wait_until(lambda: len(receiver.rows()) >= 4, PATIENCE_S, "all arrive", detail=daemon.log_tail)
+            await_rest(daemon, PATIENCE_S)
+            daemon.stop()
+        assert sorted(row[2] or 0 for row in receiver.rows()) == [0, 1, 2, 3]
+
+
+def test_kills_while_messages_fall_due_lose_and_repeat_nothing(rocketmq: Node, tmp_path: Path) -> None:
+    """Killed 3 times while messages fall due, each arrives once, and none early."""
+    assert kills(rocketmq, tmp_path, 8_000, 3, spread_s=10).exact
+
+
+@pytest.mark.parametrize("is_killed", [False, True], ids=["in order", "killed"])
+def test_queues_that_move_to_another_member_and_back(rocketmq: Node, tmp_path: Path, is_killed: bool) -> None:
+    """What each member held comes once, from its own disk, when it has the queue again."""
+    assert moves(rocketmq, tmp_path, 800, is_killed=is_killed).exact
