@@ -68,7 +68,7 @@ def test_a_held_message_arrives_with_all_that_rocketmq_tells(
         with Daemon(tmp_path, delayed_configuration(rocketmq, topic, group, receiver.url)) as daemon:
             daemon.wait_ready()
             rocketmq.send(topic, sent, queues=1)
-            wait_until(lambda: len(receiver.rows()) == 4, PATIENCE_S, "they arrive", detail=daemon.log_tail)
+            wait_until(lambda: daemon.status()["delivered"] == 4, PATIENCE_S, "they arrive", detail=daemon.log_tail)
             status = await_rest(daemon, PATIENCE_S)
             daemon.stop()
         found = _arrived(receiver)
@@ -81,32 +81,32 @@ def test_a_held_message_arrives_with_all_that_rocketmq_tells(
     assert sum("+delayed:broker-a:0:" in part for part in parts) == len(parts) - 1
 
 
-def test_a_message_that_was_handed_back_is_held_too(rocketmq: Node, topic: str, group: str, tmp_path: Path) -> None:
-    """It comes from the retry topic with its count and place there, and is a duplicate by the place of its origin."""
+@pytest.mark.parametrize("by", ["position", "offset_msg_id"])
+def test_a_message_that_was_handed_back_is_held_too(
+    rocketmq: Node, topic: str, group: str, tmp_path: Path, by: str
+) -> None:
+    """It comes from the retry topic, with its count; by the place of its origin it is a duplicate of what is held."""
     rocketmq.create_group(group)
+    back = f"%RETRY%{group}"
     with Receiver() as receiver:
-        dedup = {"by": "offset_msg_id"}
-        config = delayed_configuration(rocketmq, topic, group, receiver.url)
-        with Daemon(tmp_path, config) as daemon, Daemon(tmp_path, {**config, "dedup": dedup}, name="ids") as other:
-            for each, count, rows in ((daemon, 2, 2), (other, 1, 3)):
-                if each is other:
-                    other.start()
-                each.wait_ready()
-                rocketmq.send(topic, [Message(b"%d" % count, tag="paid", properties=_due(2_500))], queues=1)
-                wait_until(lambda each=each: each.status()["delayed"] >= 1, PATIENCE_S, "it is held")  # type: ignore[misc]
-                with Reader(rocketmq, unique("group"), [topic]) as reader:
-                    reader.read(rows // 2 if each is daemon else 2)
-                    ((stored, *_),) = [messages[-1:] for messages in reader.messages.values()]
-                rocketmq.send_back(group, topic, stored.position, level=1)
-                wait_until(
-                    lambda rows=rows: len(receiver.rows()) == rows, PATIENCE_S, "they arrive", detail=each.log_tail,  # type: ignore[misc]
-                )  # fmt: skip
-                status = await_rest(each, PATIENCE_S, {(f"%RETRY%{group}", 0): rows - count})
-                each.stop()
-        assert status["duplicate"] == 1
-        found = [row for row in _arrived(receiver) if row["topic"] != topic]
-    assert found == [row for row in _rows(rocketmq, [f"%RETRY%{group}"], 2) if row["value"] == "2"]
-    assert [row["reconsume_times"] for row in found] == [1]
+        config = delayed_configuration(rocketmq, topic, group, receiver.url, dedup={"by": by})
+        with Daemon(tmp_path, config) as daemon:
+            daemon.wait_ready()
+            rocketmq.send(topic, [Message(b"again", tag="paid", properties=_due(6_000))], queues=1)
+            wait_until(lambda: daemon.status()["delayed"] == 1, PATIENCE_S, "it is held", detail=daemon.log_tail)
+            with Reader(rocketmq, unique("group"), [topic]) as reader:
+                reader.read(1)
+                ((stored,),) = reader.messages.values()
+            rocketmq.send_back(group, topic, stored.position, level=1)
+            rows = 2 if by == "position" else 1
+            wait_until(lambda: len(receiver.rows()) == rows, PATIENCE_S, "it arrives", detail=daemon.log_tail)
+            wait_until(lambda: daemon.status()["delivered"] == rows, PATIENCE_S, "it is settled")
+            status = await_rest(daemon, PATIENCE_S, {(back, 0): 1})
+            daemon.stop()
+        found = [row for row in _arrived(receiver) if row["topic"] == back]
+    assert (status["delivered"], status["duplicate"]) == (rows, 2 - rows)
+    assert found == (_rows(rocketmq, [back], 1) if by == "position" else [])
+    assert all(row["reconsume_times"] == 1 for row in found)
 
 
 POISON = b"\x00poison \xff"

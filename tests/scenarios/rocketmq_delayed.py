@@ -105,7 +105,14 @@ def kills(node: Node, folder: Path, messages: int, times: int, *, spread_s: floa
 
 
 def moves(node: Node, folder: Path, messages: int, *, is_killed: bool) -> Finding:
-    """Queues move to another member, in order or after a kill, and back: what each held comes once, from its own disk.
+    """Queues move to another member and back: what each held comes once, from its own disk.
+
+    Args:
+        node: The node.
+        folder: For the daemons' files.
+        messages: So many are sent three times.
+        is_killed: Whether the first member is killed, before it could commit anything that it held: the other one
+            holds that too, and the first drops it when it has the queues again.
 
     Raises:
         AssertionError: A message came before it was due.
@@ -117,6 +124,8 @@ def moves(node: Node, folder: Path, messages: int, *, is_killed: bool) -> Findin
         config = delayed_configuration(node, topic, group, receiver.url)
         first, second = (Daemon(folder, config, name=f"{group}-{name}") for name in ("first", "second"))
         with ended_after([first, second]):
+            if is_killed:
+                receiver.fail("status", status=503)
             first.start()
             flow.send(messages, 20_000, 25_000)
             _await(first, QUEUES, messages * 3 // 4)
@@ -125,6 +134,7 @@ def moves(node: Node, folder: Path, messages: int, *, is_killed: bool) -> Findin
                 first.kill9()
                 second.start()
                 _unlock(node, group, client_id, topic)
+                receiver.control({"faults": []})
             else:
                 second.start()
                 _await(second, QUEUES // 2, 0)

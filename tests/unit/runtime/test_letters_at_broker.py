@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -74,3 +75,24 @@ def test_letters_that_the_broker_copies_are_not_copied_twice() -> None:
     failing = False
     store.store(letters)
     assert (copied, [one.offset for one in kept.letters]) == ([7, 8, 9], [9])
+
+
+def test_a_held_message_is_copied_only_if_it_is_still_there() -> None:
+    """The broker is asked for the very message, since another may be in its place by now."""
+    asked: list[str] = []
+    store = DeadLettersAtBroker(lambda tp, offset, level, known: bool(asked.append(known)) or True, -1, Nowhere())
+    original = Original(b"k1", b"body", PROPERTIES, 5, DETAILS)
+    letters = [DeadLetter(QUEUE, offset, "9f3ac2d1", "paid", "bad", ROW) for offset in (7, 8)]
+    store.store([letters[0], replace(letters[1], original=original)])
+    assert asked == ["", DETAILS.offset_message_id]
+
+
+class Nowhere:
+    """Takes no letter."""
+
+    def store(self, letters: Sequence[DeadLetter]) -> None:
+        """Fail."""
+        raise AssertionError(letters)
+
+    def close(self) -> None:
+        """Nothing to do."""

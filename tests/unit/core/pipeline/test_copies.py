@@ -74,6 +74,17 @@ def test_copies_wait_while_their_origins_are_read_again() -> None:
     assert [(name.split("@")[0], offsets) for name, offsets, _ in shell.sent] == [("t", [0, 1]), ("copies", [1])]
 
 
+def test_copies_do_not_wait_for_delayed_messages() -> None:
+    """Their ids were settled when the store had them, so that no copy is compared with what is read out again."""
+    state = PartitionState(0, 2, {lane_key("g0"): LaneState(None, ((0, 1),))})
+    shell = shell_of(PartitionState(0, 0), PartitionState(0, 0))
+    for tp in (TP.store, COPIES.store):
+        shell.pipeline.assign(tp, "5c0pe003", state)
+    shell.run(1)
+    assert shell.pipeline.gate.paused == set()
+    assert shell.pipeline.origins.copies_of([TP.store]) == set()
+
+
 class Origins(Columns):
     """Columns of a client that can tell the origin of what was handed back."""
 

@@ -171,6 +171,33 @@ def answering(committed: int, high: int, message: Frame) -> dict[int, Frame]:
     return answers | {31: frame(Code.SUCCESS, offset="0"), 11: message, 28: booted(7)}
 
 
+@pytest.mark.parametrize(
+    ("committed", "high", "mark", "below"),
+    [(25, 30, 19, 20), (20, 30, 19, None), (3, 30, 19, 3), (20, 28, 25, 20), (20, 18, 18, 18), (20, 30, 29, 1 << 63)],
+    ids=["moved on", "ours", "set back", "lost its end", "lost what was settled", "recreated"],
+)
+def test_held_messages_that_no_other_member_read_stay(committed: int, high: int, mark: int, below: int | None) -> None:
+    """Those below the last watermark here, unless they come again; all of them if the topic is another one."""
+    is_recreated = below == 1 << 63
+    link = MadeUpLink(answers=answering(committed, high, message(mark, 80 if is_recreated else 64)))
+    marks = [Mark(mark, 64, 1_700_000_000_001)]
+    if mark >= 20 or high < 20:
+        marks.insert(0, Mark(29, 96, 1))
+    if high < 20:
+        marks[1] = Mark(17, 64, 1_700_000_000_001)
+        link._answers[11] = message(17, 64)
+    (found,) = starts_of(link, MadeUpLink()).find([HERE], {HERE: known_with(*marks)}).assignments
+    assert found.held_below == below
+
+
+def test_held_messages_below_the_commit_stay_without_a_state_file() -> None:
+    """Nothing tells whose they are: none may be lost."""
+    (found,) = (
+        starts_of(MadeUpLink(answers=answering(20, 30, message(0, 64))), MadeUpLink()).find([HERE], {}).assignments
+    )
+    assert found.held_below == 20
+
+
 def test_an_offset_beyond_the_end_is_of_no_other_member() -> None:
     """A broker that was killed has it of a topic that is gone: the state file knows better."""
     link = MadeUpLink(answers=answering(99, 30, message(19, 64)))
