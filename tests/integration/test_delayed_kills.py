@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.scenarios.delay_requests import delay_requests
 from tests.scenarios.delayed import HEADER, delayed_kills
 from tests.scenarios.exactly_once import configuration, finish, new_topics
 from tests.support.kafka import Broker, Outgoing, produce
@@ -43,3 +44,9 @@ def test_a_changelog_that_is_deleted_is_told_and_made_again(kafka: Broker, tmp_p
 def _sent(value: bytes, after_ms: int) -> Outgoing:
     due = b"%d" % (time.time_ns() // 1_000_000 + after_ms)
     return Outgoing(0, value, None, [("tag", b"a"), (HEADER, due)])
+
+
+@pytest.mark.parametrize(("store", "forgets"), [("local", False), ("changelog", False), ("changelog", True)])
+def test_what_an_operator_was_told_stands(kafka: Broker, tmp_path: Path, store: str, forgets: bool) -> None:
+    """Killed 4 times during requests: cancelled ones never come, others once, and none early that stayed."""
+    assert delay_requests(kafka, tmp_path, 3_000, 4, store=store, forgets=forgets).exact
