@@ -327,7 +327,7 @@ class Lanes(Hours):
         found, first = list[Listed](), max(first, self.lanes[number].cursor)
         for hour in sorted(self.left.hours(number)):
             if len(found) < limit and hour_of(first) <= hour <= hour_of(end - 1):
-                found += listed(self._hours[hour], number, first, origin)
+                found += listed(self._hours[hour], number, first, limit, origin)
         return [each for each in found[:limit] if each.position < end]
 
     def find(self, number: int, position: int) -> Held | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from operator import itemgetter
 from typing import NamedTuple
 
 import orjson
@@ -19,15 +20,16 @@ from sidecar.core.partition.partition import Partition
 from sidecar.core.pipeline.pipeline import Pipeline
 from sidecar.core.records import TopicPartition
 from sidecar.daemon.delays.questions import Answer, Listing, One, Question
+from sidecar.delay.columns import HeldColumns
 from sidecar.delay.disk.blocks import DUE_MAX_MS, SEQUENCE_BITS
 from sidecar.delay.disk.hour import HOUR_MS
 from sidecar.delay.disk.hours import start_of
 from sidecar.delay.disk.listing import Listed
-from sidecar.delay.headers import unpack_headers
 from sidecar.delay.interface import LISTED_MAX, HeldStore
 from sidecar.errors import StateError
 from sidecar.sinks.formats import envelope_row
 
+_HELD = HeldColumns(origins=True)
 DONE = {"cancel": "cancelled", "release": "released"}
 
 
@@ -105,7 +107,7 @@ class Requests:
         for tp, number in self._numbers.items():
             if asked.topic in (None, tp.topic) and asked.partition in (None, tp.partition):
                 found += [(each, tp) for each in self._store.listed(number, first, end, limit + 1, None)]
-        found.sort()
+        found.sort(key=itemgetter(0))
         messages = [
             {**tp.fields(), "offset": each.origin, "due": _time(each.position), "bytes": each.nbytes}
             for each, tp in found[:limit]
@@ -148,7 +150,8 @@ class Requests:
         held = self._store.find(number, position)
         if held is None:
             return _NOT_HELD
-        row = envelope_row(tp, held.origin, held.timestamp_ms, held.key, (), unpack_headers(held.headers), held.value)
+        (headers,), (details,) = _HELD.headers([held]), _HELD.details([held])
+        row = envelope_row(tp, held.origin, held.timestamp_ms, held.key, (), headers, held.value, details)
         message = {name: value for name, value in orjson.loads(row).items() if name != "tag"}
         return {"outcome": "shown", "due": _time(position), "message": message}
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -19,27 +18,29 @@ class Listed(NamedTuple):
     """Bytes of key, headers and value."""
 
 
-def listed(file: HourFile, partition: int, first: int, origin: int | None = None) -> list[Listed]:
+def listed(file: HourFile, partition: int, first: int, limit: int, origin: int | None = None) -> list[Listed]:
     """The messages of a partition, in order, that are not ended.
 
     Args:
         file: The hour.
         partition: The partition's number.
         first: The lowest position.
+        limit: The most that are returned.
         origin: The only origin, if one is given.
 
     Raises:
         OSError: The file cannot be read.
     """
-    return sorted(_listed(file, partition, first, origin))
-
-
-def _listed(file: HourFile, partition: int, first: int, origin: int | None) -> Iterator[Listed]:
+    columns = [np.empty((3, 0), np.uint64)]
+    settled = np.fromiter(file.settled, np.int64, len(file.settled))
     for before, table in file.tables():
         mine = (table["partition"] == partition) & (table["position"] >= np.uint64(first))
         if origin is not None:
             mine &= table["origin"] == np.uint64(origin)
-        places = [place for place in np.flatnonzero(mine).tolist() if before + place not in file.settled]
-        sizes = np.diff(table["end"].astype(np.int64), prepend=0)
-        columns = (table["position"], table["origin"], sizes)
-        yield from map(Listed, *(column[places].tolist() for column in columns))
+        places = np.flatnonzero(mine)
+        places = places[~np.isin(places + before, settled)]
+        sizes = np.diff(table["end"], prepend=np.uint32(0))
+        columns.append(np.array([table["position"][places], table["origin"][places], sizes[places]], np.uint64))
+    found = np.concatenate(columns, axis=1)
+    order = np.argsort(found[0], kind="stable")[:limit]
+    return list(map(Listed, *found[:, order].tolist()))
