@@ -248,11 +248,25 @@ def _ask(settings: Settings, name: str, fields: dict[str, Any]) -> dict[str, Any
 
 
 def _owner(settings: Settings, tp: TopicPartition) -> str:
+    """The member of the group that owns a partition, as its client id and host; empty if nobody, or nobody knows."""
     if settings.source.kafka is None:
         return ""
-    from sidecar.sources.kafka.members import member_of
+    from confluent_kafka import KafkaException
+    from confluent_kafka.admin import AdminClient
 
-    return member_of(settings.source.kafka, tp.topic, tp.partition)
+    from sidecar.sources.kafka.config import client_config
+
+    client = AdminClient(client_config(settings.source.kafka))  # one that is dropped answers nothing
+    group = settings.source.group_id
+    try:
+        members = client.describe_consumer_groups([group], request_timeout=TIMEOUT_S)[group].result(TIMEOUT_S).members
+    except (KafkaException, TimeoutError):
+        return ""
+    for member in members:
+        owned = member.assignment.topic_partitions if member.assignment is not None else []
+        if any((each.topic, each.partition) == (tp.topic, tp.partition) for each in owned):
+            return f"{member.client_id} on {member.host.lstrip('/')}"
+    return ""
 
 
 def _no_section() -> ConfigError:

@@ -8,7 +8,7 @@ from sidecar.core.partition_state import Stores
 from sidecar.delay.changelog.records import CANCELLED, CHANGE, change_entry, message_key, read_change
 from sidecar.delay.changelog.takeover import Start, Takeover
 from sidecar.delay.disk.blocks import SEQUENCE_BITS
-from tests.unit.delay.changelog.test_store import LINEAGE, TP, Scene
+from tests.support.changelog_scene import LINEAGE, TP, Scene
 
 
 @pytest.fixture

@@ -2,79 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import pytest
 
 from sidecar.core.partition_state import Stores
-from sidecar.core.records import TopicPartition
 from sidecar.delay.changelog import store as store_module
 from sidecar.delay.changelog.interface import Entry
 from sidecar.delay.changelog.records import (
-    MESSAGE,
-    STATE,
-    Lineage,
     MessageKey,
     claim,
     message_key,
     message_value,
     read_message_key,
-    read_state,
 )
 from sidecar.delay.changelog.store import NOT_OWNED, UNACKNOWLEDGED_BYTES_MAX, ChangelogStore
 from sidecar.delay.changelog.takeover import Start, Takeover
 from sidecar.delay.disk.blocks import NO_TIMESTAMP
-from sidecar.delay.interface import Row
 from sidecar.errors import StateError
-from tests.support.model_changelog import ModelCache, ModelChangelog, ModelLog
-
-TP, NAME, LINEAGE = TopicPartition("orders", 3), b"orders 3", Lineage(1, 2)
-END = 1 << 62
-
-
-class Scene:
-    """A process that owns the only partition of a changelog."""
-
-    def __init__(self, log: ModelLog | None = None, epoch: int = 0) -> None:
-        self.log = log or ModelLog(lambda: 0.99)  # nothing is late, nothing is compacted
-        self.changelog = ModelChangelog(self.log)
-        self.cache = ModelCache()
-        self.store = ChangelogStore(self.cache, self.changelog)
-        self.number = self.own(epoch)
-
-    def own(self, epoch: int = 0) -> int:
-        """Take the partition over, with this epoch in the commit."""
-        number = self.store.begin(NAME)
-        start = Start(Stores(7 if epoch else 0, (), epoch), LINEAGE, 0, 0, 0)
-        taken_over = Takeover(self.log, TP, start, lambda rows, _: self.store.adopt(number, rows)).run()
-        self.epoch = taken_over.epoch
-        self.store.own(NAME, number, TP, LINEAGE, taken_over)
-        return number
-
-    def put(self, *dues: int, first: int = 0, value: bytes = b"") -> Sequence[int]:
-        """Put messages that are due then, with origins in rising order; their positions."""
-        rows: list[Row] = [(due, first + i, 0, NO_TIMESTAMP, None, b"", value) for i, due in enumerate(dues)]
-        return self.store.put(self.number, rows)
-
-    def take(self) -> list[int]:
-        """The origins of what is taken."""
-        return [held.origin for held in self.store.take(self.number, END, 100, 1 << 30)]
-
-    def land(self) -> None:
-        """The broker acknowledges all."""
-        self.changelog.land(1 << 30)
-        self.store.poll()
-
-    @property
-    def removed(self) -> list[int]:
-        """Origins of tombstones."""
-        records = [record for record in self.log.records if record.key[:1] == MESSAGE and record.value is None]
-        return [read_message_key(record.key).origin for record in records]
-
-    @property
-    def proofs(self) -> list[bool]:
-        """Of each state in the changelog, whether it tells of a commit."""
-        return [read_state(each.value or b"").is_proved for each in self.log.records if each.key[:1] == STATE]
+from tests.support.changelog_scene import END, LINEAGE, NAME, TP, Scene
+from tests.support.model_changelog import ModelCache, ModelChangelog
 
 
 @pytest.fixture
