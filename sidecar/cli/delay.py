@@ -1,6 +1,6 @@
-"""``sidecar delay``: what the running daemon holds until it is due, and changes of it.
+"""``sidecar delay``: shows, cancels and releases what the running daemon holds until it is due.
 
-Opens neither state folder nor broker, but for the question which member of the group owns a partition.
+Does not open the state folder. Asks the broker only for the member that owns a partition.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _PLACE = re.compile(r"([^:]+):(?:([^:]+):)?(\d+):(\d+)")
 
 
 class NotHeldError(SidecarError):
-    """The message is not held: it was sent, is on the way, was cancelled, or never came."""
+    """The message is not held, or several are held at this place, and the due time does not tell which is meant."""
 
     exit_code = EXIT_NO_INPUT
 
@@ -52,8 +52,6 @@ class _PlaceType(click.ParamType[Place]):
     name = "PLACE"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Place:
-        if isinstance(value, Place):
-            return value
         match = _PLACE.fullmatch(value)
         if not match:
             self.fail(f"{value!r} is not TOPIC:PARTITION:OFFSET, as `sidecar delay list` shows it", param, ctx)
@@ -162,8 +160,7 @@ def cancel(path: str, place: Place, due_ms: int) -> None:
 
     For example: sidecar delay cancel -c /etc/sidecar/orders.yaml orders:3:1207 --due 2027-01-31T12:00:00Z
     """
-    answer = _ask_one(path, "cancel", place, due_ms)
-    click.echo(f"{place} is cancelled, it was due at {answer['due']}")
+    _change(path, "cancel", place, due_ms)
 
 
 @delay.command()
@@ -175,8 +172,12 @@ def release(path: str, place: Place, due_ms: int) -> None:
 
     For example: sidecar delay release -c /etc/sidecar/orders.yaml orders:3:1207 --due 2027-01-31T12:00:00Z
     """
-    answer = _ask_one(path, "release", place, due_ms)
-    click.echo(f"{place} is released, it was due at {answer['due']}")
+    _change(path, "release", place, due_ms)
+
+
+def _change(path: str, name: str, place: Place, due_ms: int) -> None:
+    answer = _ask_one(path, name, place, due_ms)
+    click.echo(f"{place} is {answer['outcome']}, it was due at {answer['due']}")
 
 
 def _ask_one(path: str, name: str, place: Place, due_ms: int) -> dict[str, Any]:
@@ -248,7 +249,7 @@ def _ask(settings: Settings, name: str, fields: dict[str, Any]) -> dict[str, Any
 
 
 def _owner(settings: Settings, tp: TopicPartition) -> str:
-    """The member of the group that owns a partition, as its client id and host; empty if nobody, or nobody knows."""
+    """Client id and host of the member that owns a partition; empty if there is none, or if the broker does not say."""
     if settings.source.kafka is None:
         return ""
     from confluent_kafka import KafkaException
@@ -256,7 +257,7 @@ def _owner(settings: Settings, tp: TopicPartition) -> str:
 
     from sidecar.sources.kafka.config import client_config
 
-    client = AdminClient(client_config(settings.source.kafka))  # one that is dropped answers nothing
+    client = AdminClient(client_config(settings.source.kafka))  # kept until the answer: a future does not keep it
     group = settings.source.group_id
     try:
         members = client.describe_consumer_groups([group], request_timeout=TIMEOUT_S)[group].result(TIMEOUT_S).members

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 from sidecar.core.messages.fields import HeaderColumns, OriginColumns, Raw, header_column
-from sidecar.core.records import Columns, Details, Header, Message, TopicPartition
+from sidecar.core.records import Columns, Details, Header, Message, Original, TopicPartition
 from sidecar.delay.disk.blocks import Held
 from sidecar.delay.headers import Attached, pack_headers, unpack_attached, unpack_headers
 
@@ -21,6 +21,13 @@ def packed_headers(columns: Columns, tp: TopicPartition, messages: Sequence[Mess
 
 def _attached(details: Details | None, origin: Raw) -> Attached | None:
     return Attached(details, origin) if details is not None and isinstance(origin, bytes) else None
+
+
+def original_of(held: Held) -> Original:
+    """A held message as it was at the broker."""
+    attached = unpack_attached(held.headers)
+    details = None if attached is None else attached.details
+    return Original(held.key, held.value, unpack_headers(held.headers), held.timestamp_ms, details)
 
 
 class HeldColumns:

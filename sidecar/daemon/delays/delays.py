@@ -15,13 +15,13 @@ import structlog
 
 from sidecar.core.effects import CommitItem, Hold
 from sidecar.core.pipeline.pipeline import Pipeline
-from sidecar.core.records import Columns, DeadLetter, Original, Run, TopicPartition
+from sidecar.core.records import Columns, DeadLetter, Run, TopicPartition
 from sidecar.daemon.delays.owned import Owned
 from sidecar.daemon.delays.requests import Requests
 from sidecar.daemon.delays.takeovers import Takeovers
 from sidecar.daemon.delays.writing import Synced, Writing
 from sidecar.delay.clock import SteadyClock
-from sidecar.delay.columns import HeldColumns, packed_headers
+from sidecar.delay.columns import original_of, packed_headers
 from sidecar.delay.disk.blocks import NO_TIMESTAMP, SEQUENCE_BITS
 from sidecar.delay.disk.hour import HOUR_MS
 from sidecar.delay.interface import HeldStore, Job
@@ -36,7 +36,6 @@ HOURS = (0, 6, 24, 7 * 24, 30 * 24)
 """Last hours of the keys of `DUE_WITHIN` but for the last key, counted from the present one."""
 GOES_ON_AT = 0.9
 """Share of the most bytes below which a full store takes messages again."""
-_HELD = HeldColumns(origins=True)
 
 
 class Delays:
@@ -284,9 +283,7 @@ class Delays:
         held = self._store.find(self.owned.number(tp), letter.offset)
         if held is None:
             return None
-        (headers,), (details,) = _HELD.headers([held]), _HELD.details([held])
-        original = Original(held.key, held.value, headers or (), held.timestamp_ms, details)
-        return replace(letter, tp=tp, offset=held.origin, original=original)
+        return replace(letter, tp=tp, offset=held.origin, original=original_of(held))
 
 
 def _earliest_ms(positions: Iterable[int | None]) -> int | None:

@@ -10,7 +10,7 @@ from sidecar.core.records import TopicPartition
 from sidecar.errors import UnavailableError
 
 ANSWER_S = 10.0
-"""Longest time that an operator waits: for the store, and for the commit that proves the ownership."""
+"""Longest wait for an answer: the store must be durable, and a commit must prove the ownership."""
 Answer: TypeAlias = dict[str, Any]
 """A JSON object with an `outcome`."""
 
@@ -28,7 +28,7 @@ class One(NamedTuple):
 
 
 class Listing(NamedTuple):
-    """Asks for the messages that are due in a time, in their order."""
+    """Asks for the messages that are due within a period, in order."""
 
     first_ms: int
     end_ms: int

@@ -20,7 +20,7 @@ from sidecar.core.partition.partition import Partition
 from sidecar.core.pipeline.pipeline import Pipeline
 from sidecar.core.records import TopicPartition
 from sidecar.daemon.delays.questions import Answer, Listing, One, Question
-from sidecar.delay.columns import HeldColumns
+from sidecar.delay.columns import original_of
 from sidecar.delay.disk.blocks import DUE_MAX_MS, SEQUENCE_BITS
 from sidecar.delay.disk.hour import HOUR_MS
 from sidecar.delay.disk.hours import start_of
@@ -29,18 +29,18 @@ from sidecar.delay.interface import LISTED_MAX, HeldStore
 from sidecar.errors import StateError
 from sidecar.sinks.formats import envelope_row
 
-_HELD = HeldColumns(origins=True)
 DONE = {"cancel": "cancelled", "release": "released"}
 
 
-class _Proving(NamedTuple):
+class _Change(NamedTuple):
     """A change that was made, until all owners to come know it."""
 
-    barrier: Barrier
-    partition: Partition
     question: Question
-    then: Callable[[], None]
-    answer: Answer
+    asked: One
+    number: int
+    position: int
+    source: Partition
+    delayed: Partition
 
 
 class Requests:
@@ -71,7 +71,7 @@ class Requests:
         self._when_durable = when_durable
         self._wall_ms = wall_ms
         self._waiting: list[Question] = []
-        self._proving: list[_Proving] = []
+        self._proving: list[tuple[_Change, Barrier]] = []
         self._now_ms = 0.0
 
     def ask(self, question: Question) -> None:
@@ -88,8 +88,8 @@ class Requests:
             if not question.answer.cancelled():
                 self._answer(question)
         proving, self._proving = self._proving, []
-        for each in proving:
-            self._prove(each)
+        for change, barrier in proving:
+            self._prove(change, barrier)
 
     def _answer(self, question: Question) -> None:
         asked = question.asked
@@ -116,19 +116,15 @@ class Requests:
 
     def _one(self, question: Question, asked: One) -> Answer | None:
         """The answer; None if there is none yet."""
-        tp, store_tp = asked.tp, asked.tp.store
-        if tp not in self._pipeline.partitions and not self._is_loading(tp):
+        tp, partitions, is_loading = asked.tp, self._pipeline.partitions, self._is_loading(asked.tp)
+        if tp not in partitions and not is_loading:
             return {"outcome": "not_owned"}
         # Messages that are read again are in the store already, and the commit must settle them first.
-        if (
-            self._is_loading(tp)
-            or store_tp not in self._pipeline.partitions
-            or self._pipeline.partitions[tp].holding.is_behind
-        ):
+        if is_loading or tp.store not in partitions or partitions[tp].holding.is_behind:
             self._waiting.append(question)
             return None
         number, hour = self._numbers[tp], min(asked.due_ms, DUE_MAX_MS) // HOUR_MS
-        first = max(start_of(hour), self._pipeline.partitions[store_tp].reach.seen)
+        first = max(start_of(hour), partitions[tp.store].reach.seen)
         found = self._store.listed(number, first, start_of(hour + 1), LISTED_MAX, asked.offset)
         if len(found) > 1:  # of topics that were created again
             found = [each for each in found if each.position >> SEQUENCE_BITS == asked.due_ms] or found
@@ -137,58 +133,50 @@ class Requests:
         position = found[0].position
         if asked.what == "show":
             return self._shown(tp, number, position)
-        done = self._store.cancel(number, position) if asked.what == "cancel" else self._released(number, position)
-        if not done:
+        if not self._change(asked.what, number, position):
             return _NOT_HELD
-        self._changed(question, asked, number, position)
+        change = _Change(question, asked, number, position, partitions[tp], partitions[tp.store])
+        self._when_durable(partial(self._durable, change))
         return None
 
-    def _released(self, number: int, position: int) -> bool:
+    def _change(self, what: str, number: int, position: int) -> bool:
+        if what == "cancel":
+            return self._store.cancel(number, position)
         return self._store.release(number, position, self._wall_ms()) is not None
 
     def _shown(self, tp: TopicPartition, number: int, position: int) -> Answer:
         held = self._store.find(number, position)
         if held is None:
             return _NOT_HELD
-        (headers,), (details,) = _HELD.headers([held]), _HELD.details([held])
-        row = envelope_row(tp, held.origin, held.timestamp_ms, held.key, (), headers, held.value, details)
+        key, value, headers, timestamp_ms, details = original_of(held)
+        row = envelope_row(tp, held.origin, timestamp_ms, key, (), headers, value, details)
         message = {name: value for name, value in orjson.loads(row).items() if name != "tag"}
         return {"outcome": "shown", "due": _time(position), "message": message}
 
-    def _changed(self, question: Question, asked: One, number: int, position: int) -> None:
-        tp, answer = asked.tp, {"outcome": DONE[asked.what], "due": _time(position)}
-        partitions = self._pipeline.partitions
-        partition, delayed, then = partitions[tp], partitions[tp.store], _nothing
-        if asked.what == "cancel":
-            then = partial(self._store.forget, number, position)
-
-        def durable() -> None:  # the message is durable, too, and counts as delayed
-            if asked.what == "cancel" and partitions.get(tp.store) is delayed:
-                self._pipeline.books[tp.store].cancel()
-            if partitions.get(tp) is partition:
-                barrier = self._pipeline.prove(tp, self._now_ms)
-                self._proving.append(_Proving(barrier, partition, question, then, answer))
-            else:
-                _tell(question, _LOST)
-
-        self._when_durable(durable)
-
-    def _prove(self, each: _Proving) -> None:
-        if self._pipeline.partitions.get(each.partition.tp) is not each.partition:
-            _tell(each.question, _LOST)
-        elif each.barrier.durable:
-            each.then()
-            _tell(each.question, each.answer)
+    def _durable(self, change: _Change) -> None:
+        """The change is durable, and so is the message, which counts as delayed since then."""
+        tp, partitions = change.asked.tp, self._pipeline.partitions
+        if change.asked.what == "cancel" and partitions.get(tp.store) is change.delayed:
+            self._pipeline.books[tp.store].cancel()
+        if partitions.get(tp) is change.source:
+            self._proving.append((change, self._pipeline.prove(tp, self._now_ms)))
         else:
-            self._proving.append(each)
+            _tell(change.question, _LOST)
+
+    def _prove(self, change: _Change, barrier: Barrier) -> None:
+        question, asked = change.question, change.asked
+        if self._pipeline.partitions.get(asked.tp) is not change.source:
+            _tell(question, _LOST)
+        elif barrier.durable:
+            if asked.what == "cancel":
+                self._store.forget(change.number, change.position)
+            _tell(question, {"outcome": DONE[asked.what], "due": _time(change.position)})
+        else:
+            self._proving.append((change, barrier))
 
 
 _NOT_HELD = {"outcome": "not_held"}
 _LOST = {"outcome": "lost"}
-
-
-def _nothing() -> None:
-    pass
 
 
 def _tell(question: Question, answer: Answer) -> None:
