@@ -89,6 +89,20 @@ def _link(hidden: Path, path: Path) -> None:
     remove(hidden)
 
 
+def cut(path: Path, size: int) -> None:
+    """Durably remove all but the first bytes of a file.
+
+    Raises:
+        OSError: It failed, or the path does not exist.
+    """
+    fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        os.ftruncate(fd, size)
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
 def remove(path: Path) -> None:
     """Remove a file, if it exists.
 

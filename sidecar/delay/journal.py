@@ -14,6 +14,9 @@ from sidecar.delay.disk.snapshot import Snapshot
 from sidecar.delay.disk.wal import CHECKPOINT, SUFFIX, WAL_BYTES_MAX, Wal
 from sidecar.delay.lanes import Lanes
 
+ASKED_BYTES_MAX = 4 * WAL_BYTES_MAX
+"""Size of a log behind which a checkpoint is written that was not allowed."""
+
 
 class Saving:
     """A checkpoint that is prepared: files are appended to and made durable, a few at a time.
@@ -36,6 +39,8 @@ class Saving:
         self._removed: set[int] = set()
         self.paths: list[Path] = []
         """Files that must be made durable."""
+        self.is_allowed = True
+        """Whether the checkpoint may be written, once it is ready."""
         self._unsaved = deque(hour for hour in unsaved if hour in snapshot.hours)
 
     def step(self, lanes: Lanes) -> None:
@@ -205,6 +210,19 @@ class Journal:
         self._job: Job | None = None
         self.broken: OSError | None = None
         """Why nothing can be made durable any more."""
+        self.asks = False
+        """Whether the checkpoints to come wait until they are allowed, or the log is `ASKED_BYTES_MAX` long."""
+
+    @property
+    def end(self) -> tuple[int, int]:
+        """Number of the log that is written, and its bytes."""
+        return self._number_of_log, self._log.end
+
+    @property
+    def asked(self) -> Saving | None:
+        """A checkpoint that waits until it is allowed: all is in files that was put before its log began."""
+        saving = self._saving
+        return saving if saving is not None and saving.is_flushed and not saving.is_allowed else None
 
     @property
     def in_place(self) -> bool:
@@ -215,6 +233,10 @@ class Journal:
     def nbytes(self) -> int:
         """Bytes of the logs."""
         return self._log.end + (self._saving.old_bytes if self._saving is not None else 0)
+
+    @property
+    def _number_of_log(self) -> int:
+        return int(self._log.path.stem)
 
     def write(self) -> None:
         """Write what the log does not have yet.
@@ -263,7 +285,8 @@ class Journal:
             next_log = self._folder / f"{self._number}{SUFFIX}"
         if self.progress.changes == self.progress.synced and self._saving is None and next_log is None:
             return None
-        is_ready = self._saving is not None and self._saving.is_flushed
+        is_allowed = self._saving is not None and (self._saving.is_allowed or self._log.end > ASKED_BYTES_MAX)
+        is_ready = self._saving is not None and self._saving.is_flushed and is_allowed
         self._job = Job(self._logs, self._saving, self._folder / CHECKPOINT if is_ready else None, next_log)
         self.progress.begin()
         return self._job
@@ -285,7 +308,8 @@ class Journal:
         """
         lanes = self._lanes
         over = {hour: lanes.path(hour) for hour in lanes.over()}
-        self._saving = Saving(self._snapshot(int(self._log.path.stem)), lanes.unsaved(), over, old, old_bytes)
+        self._saving = Saving(self._snapshot(self._number_of_log), lanes.unsaved(), over, old, old_bytes)
+        self._saving.is_allowed = not self.asks
 
     def reuse(self, first: int, last: int) -> None:
         """Let the hours in [first, last] get messages again, also those whose files a job is about to remove."""

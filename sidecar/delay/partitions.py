@@ -63,8 +63,16 @@ class PartitionStore(Writes, Adoption):
         lanes = [_lane(partition) for partition in snapshot.partitions]
         self._lanes = Lanes(path, snapshot.hours, snapshot.mark, snapshot.left, lanes, self.damages)
         replay = Replay(self._lanes, self._register, self.damages)
-        is_changed = replay.run(log for number, log in logs.items() if number >= snapshot.log)
+        is_changed = replay.run(self._repeated(snapshot, logs))
         self._journal = Journal(path, max([*logs, snapshot.log]) + 1, self._lanes, self._snapshot)
+        self._follow(logs, is_changed=is_changed)
+
+    def _repeated(self, snapshot: Snapshot, logs: Mapping[int, Path]) -> Iterable[tuple[Path, int | None]]:
+        """The logs that a start repeats, each with the offset at which it is cut off."""
+        return [(log, None) for number, log in logs.items() if number >= snapshot.log]
+
+    def _follow(self, logs: Mapping[int, Path], *, is_changed: bool) -> None:
+        """Remove the logs, after a checkpoint if anything was repeated."""
         if is_changed:
             self._journal.save(list(logs.values()), 0)
             self._journal.finish()

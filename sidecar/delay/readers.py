@@ -139,9 +139,13 @@ class Left:
         """The hours where a partition has something left."""
         return [hour for hour, of_hour in self._counts.items() if number in of_hour]
 
-    def totals(self) -> dict[int, int]:
-        """The sum of each hour."""
-        return {hour: sum(of_hour.values()) for hour, of_hour in self._counts.items()}
+    def totals(self, without: Collection[int] = ()) -> dict[int, int]:
+        """The sum of each hour, without these partitions."""
+        totals = {hour: sum(of_hour.values()) for hour, of_hour in self._counts.items()}
+        for number in without:
+            for hour in self.hours(number):
+                totals[hour] -= self._counts[hour][number]
+        return totals
 
     def numbers(self, hour: int) -> list[int]:
         """The partitions that have something left in an hour."""

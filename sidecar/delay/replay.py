@@ -38,15 +38,18 @@ class Replay:
         self._moved: set[int] = set()
         """Partitions whose watermark is another one."""
 
-    def run(self, logs: Iterable[Path]) -> bool:
+    def run(self, logs: Iterable[tuple[Path, int | None]]) -> bool:
         """Repeat logs in their order; return whether they have anything.
+
+        Args:
+            logs: Each with the offset at which it is cut off, None for all of it.
 
         Raises:
             OSError: A log or the file of an hour cannot be read, or the disk cannot be written.
         """
         is_changed = False
-        for path in logs:
-            for record in records(path):
+        for path, until in logs:
+            for record in records(path, until):
                 is_changed = True
                 if isinstance(record, int):
                     self._damages.append(Damage(path, f"{record} bytes of it are damaged", 0))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Mapping
 from itertools import count
 from pathlib import Path
 from random import Random
@@ -17,7 +15,7 @@ from sidecar.delay.disk.hour import SECOND_SEQUENCES
 from sidecar.delay.journal import Job
 from sidecar.delay.partitions import PartitionStore
 from sidecar.errors import StateError
-from tests.support.failing_disk import call_fails, lose_tail
+from tests.support.failing_disk import Durable, call_fails
 
 HOUR_MS = 3_600_000
 START_MS = 500_000 * HOUR_MS
@@ -72,40 +70,17 @@ class World:
 
     def __init__(self, folder: Path, patch: pytest.MonkeyPatch) -> None:
         self.folder = folder
-        self.note(patch)
+        self.durable = Durable(folder, patch)
         self.now_ms = START_MS
         self.models: State = {}
         self.history: list[State] = [{}]
         """The models after each change since the last that is durable: a crash leaves one of these."""
-        self.durable: dict[str, int] = {}
-        self.names: set[str] = set()
         self.mark = 0
         self.origin = 0
         self.id: int | None = None
         self.open()
 
     # What is durable
-
-    def sizes(self) -> Mapping[str, int]:
-        """The sizes of all files."""
-        return {path.name: path.stat().st_size for path in self.folder.iterdir()}
-
-    def note(self, patch: pytest.MonkeyPatch) -> None:
-        """Note from now on which bytes and names become durable."""
-
-        def noting(call: Callable[[int], None]) -> Callable[[int], None]:
-            def noted(fd: int) -> None:
-                call(fd)
-                path = Path(f"/proc/self/fd/{fd}").readlink()
-                if path == self.folder:
-                    self.names = {file.name for file in path.iterdir()}
-                else:
-                    self.durable[path.name.lstrip(".")] = os.fstat(fd).st_size
-
-            return noted
-
-        patch.setattr(os, "fsync", noting(os.fsync))
-        patch.setattr(os, "fdatasync", noting(os.fdatasync))
 
     def changed(self) -> None:
         """Note the models after a change."""
@@ -362,12 +337,7 @@ class World:
     def power(self, number: int) -> None:
         """The machine dies: of what was not durable there is some, or zeros in its place."""
         self.abandon()
-        for name, size in self.sizes().items():
-            durable = min(self.durable.get(name, 0), size)
-            if name not in self.names and number % 3:
-                (self.folder / name).unlink()
-                continue
-            lose_tail(self.folder / name, durable, number)
+        self.durable.lose_power(number)
         self.open()
 
     def strike(self, number: int) -> None:

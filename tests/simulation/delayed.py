@@ -45,6 +45,8 @@ TP = TopicPartition("t", 0)
 LENGTH = 60
 START_MS = 1_000_000
 SETTLE_ROUNDS_MAX = 3_000
+ENTRIES_MAX = 4
+"""Entries of a changelog from which on the local files are vouched for again."""
 GROUPS: dict[int, str | None] = {0: "g0", 1: "g1", 2: "g2", 3: None}
 
 Row = tuple[int, int, int | None, int | str | None]
@@ -210,8 +212,9 @@ class Host:
         self.take()
 
     def _with_changelog(self, log: ModelLog) -> Takeovers:
-        self.disk, self.changelog, self.jobs = ModelCache(self._number + 1), ModelChangelog(log), []
-        self.store = store = ChangelogStore(self.disk, self.changelog)
+        disk = self.disk.restarted(self._chance) if isinstance(self.disk, ModelCache) else ModelCache(self._number + 1)
+        self.disk, self.changelog, self.jobs = disk, ModelChangelog(log), []
+        self.store = store = ChangelogStore(disk, self.changelog, self._world.clock, ENTRIES_MAX)
         return Takeovers(
             store, log, partial(name_of, "g"), self.jobs.append, self, self._world.wall_ms, self._world.clock
         )
@@ -375,6 +378,14 @@ class Host:
             job, self.job = self.job, None
             error = OSError(5, "broken") if self._chance() < lost else None
             self.delays.ended(Synced(job, error), self._world.now_ms)
+
+    def calm(self) -> None:
+        """For some time nothing comes, and what was begun goes on."""
+        for _ in range(8):
+            self.restore()
+            self.advance_commit(0.1)
+            self.sync(0.1)
+            self.step()
 
     def read(self, count: int) -> None:
         """Read from the log."""
@@ -605,6 +616,8 @@ class World:
     def _replace_owner(self) -> None:
         owner = self.broker.owner
         assert owner is not None
+        if self.log is not None and self.chance() < 0.5:
+            owner.calm()
         if self.chance() < 0.6 or len(self.hosts) == 1:
             owner.die()
         following = self.hosts[int(self.chance() * len(self.hosts))]

@@ -29,7 +29,7 @@ class Scene:
 
     def own(self, epoch: int = 0) -> int:
         """Take the partition over, with this epoch in the commit."""
-        number = self.store.begin(NAME)
+        number, _ = self.store.begin(NAME)
         start = Start(Stores(7 if epoch else 0, (), epoch), LINEAGE, 0, 0, 0)
         taken_over = Takeover(self.log, TP, start, lambda rows, _: self.store.adopt(number, rows)).run()
         self.epoch = taken_over.epoch

@@ -39,6 +39,8 @@ class Content:
     mark: int = 0
     sequence: int = 0
     changes: int = 0
+    vouched: object = None
+    """What a cache vouched for last; it is not changed."""
 
 
 class ModelJob:

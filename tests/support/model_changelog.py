@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import copy
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 
 from sidecar.core.records import TopicPartition
 from sidecar.delay.changelog.interface import Entry, Record
+from sidecar.delay.changelog.kept import Point
 from sidecar.delay.changelog.records import MESSAGE, read_message_key
 from sidecar.delay.disk.blocks import NO_TIMESTAMP, SEQUENCE_BITS, Held
 from sidecar.delay.disk.changes import PlacedRow
-from tests.support.held_store import ModelStore
+from sidecar.errors import StateError
+from tests.support.held_store import Content, ModelStore
 
 
 class ModelLog:
@@ -73,10 +77,10 @@ class ModelLog:
             offset = self.add(entry)
         return offset
 
-    def read(self, tp: TopicPartition, end: int) -> Iterator[Sequence[Record]]:
+    def read(self, tp: TopicPartition, end: int, begin: int = 0) -> Iterator[Sequence[Record]]:
         if self._chance() < 0.2:
             self.compact()
-        records = [record for record in self.records if record.offset < end]
+        records = [record for record in self.records if begin <= record.offset < end]
         size = 1 + int(self._chance() * 20)
         for first in range(0, len(records), size):
             yield records[first : first + size]
@@ -132,13 +136,89 @@ class ModelChangelog:
 NOTHING = Held(0, 0, 0, 0, None, None, b"", None)
 
 
-class ModelCache(ModelStore):
-    """A `Cache` in memory."""
+@dataclass(frozen=True)
+class Vouched:
+    """The files at a point, and the table."""
 
-    def __init__(self, number: int = 1) -> None:
+    content: Content
+    twins: tuple[Held, ...]
+    table: bytes = b""
+
+    def __deepcopy__(self, memo: object) -> Vouched:
+        return self
+
+
+class ModelCache(ModelStore):
+    """A `KeptRows` in memory.
+
+    Args:
+        number: Of its host.
+        vouched: What an earlier process left.
+        copies: All that earlier processes vouched for.
+    """
+
+    def __init__(self, number: int = 1, vouched: Vouched | None = None, copies: Iterable[Vouched] = ()) -> None:
         super().__init__(number)
         self.twins: list[Held] = []
         """Messages at a position that another one has, too."""
+        self.vouched: bytes | None = None
+        if vouched is not None:
+            self._live, self.twins, self.vouched = copy.deepcopy(vouched.content), list(vouched.twins), vouched.table
+            self._live.vouched = vouched
+            self._durable = copy.deepcopy(self._live)
+        self.copies = list(copies)
+        """What may be copied back."""
+        self._points: dict[int, Vouched] = {}
+        self._spare: set[int] = set()
+        self.loss = ""
+
+    def restarted(self, chance: Callable[[], float]) -> ModelCache:
+        """The next process has what was durable, and perhaps what was written; or a copy, or nothing."""
+        survivors = [each.vouched for each in (self._durable, self._writing, self._live) if each is not None]
+        vouched, fate = survivors[int(chance() * len(survivors))], chance()
+        if fate < 0.1:
+            vouched = None
+        elif fate < 0.25 and self.copies:
+            vouched = self.copies[int(chance() * len(self.copies))]
+        assert vouched is None or isinstance(vouched, Vouched)
+        return ModelCache(self._id, vouched, self.copies)
+
+    # Rows that outlive the process
+
+    def retain(self, numbers: Collection[int]) -> None:
+        self._spare = set(numbers)
+        for number in self.numbers():
+            if number not in self._spare:
+                self.drop(number)
+
+    def use(self, number: int) -> None:
+        self._spare.discard(number)
+
+    def begin(self, name: bytes) -> int:
+        return self.number(b"%s\0%d" % (name, len(self._live.shelves)))
+
+    @property
+    def asks(self) -> bool:
+        return False
+
+    def point(self) -> Point:
+        if self.refuses:
+            raise StateError("the disk is full")
+        point = Point(self._live.changes, len(self._points), 0, is_behind=False)
+        self._points[point.log] = Vouched(copy.deepcopy(self._live), tuple(self.twins))
+        return point
+
+    def vouch(self, point: Point, table: bytes) -> None:
+        found = self._points[point.log]
+        vouched = Vouched(found.content, found.twins, table)
+        self._live.vouched = vouched
+        self._live.changes += 1
+        self.copies.append(vouched)
+
+    def allow(self, point: Point) -> None:
+        pass
+
+    # Rows
 
     def _unsynced(self, number: int) -> int | None:
         return None

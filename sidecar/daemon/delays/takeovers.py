@@ -18,6 +18,7 @@ import structlog
 from sidecar.core.records import TopicPartition
 from sidecar.daemon.ids import Taken, overdue
 from sidecar.delay.changelog.interface import Restorer
+from sidecar.delay.changelog.notes import Note
 from sidecar.delay.changelog.records import Lineage, topic_hash
 from sidecar.delay.changelog.store import ChangelogStore
 from sidecar.delay.changelog.takeover import Start, TakenOver, Takeover
@@ -53,6 +54,8 @@ class _Attempt:
     taken: Taken
     number: int
     """The store's number for it."""
+    note: Note | None
+    """What an earlier process left of it."""
     room: Semaphore = field(default_factory=lambda: Semaphore(AHEAD))
     has_rows: bool = False
     is_over: bool = False
@@ -129,7 +132,8 @@ class Takeovers:
 
     def _begin(self, taken: Taken) -> None:
         taken.retry_at_s, tp = None, taken.assignment.tp
-        attempt = self._attempts[tp] = _Attempt(taken, self._store.begin(self._name_of(tp)))
+        number, note = self._store.begin(self._name_of(tp))
+        attempt = self._attempts[tp] = _Attempt(taken, number, note, has_rows=note is not None)
         self._do(partial(_run, attempt, self._wall_ms() << SEQUENCE_BITS, self._restorer, self._inbox))
 
     def adopt(self, told: Adopt) -> None:
@@ -138,8 +142,9 @@ class Takeovers:
         if not attempt.is_over:
             try:
                 if told.is_anew and attempt.has_rows:
-                    self._store.abandon(attempt.number)
-                    attempt.number = self._store.begin(self._name_of(attempt.taken.assignment.tp))
+                    name = self._name_of(attempt.taken.assignment.tp)
+                    attempt.number = self._store.begin_anew(name, attempt.number)
+                    attempt.has_rows = False
                 if told.rows:
                     attempt.has_rows = True
                     self._store.adopt(attempt.number, told.rows)
@@ -169,7 +174,9 @@ class Takeovers:
         if result.is_lost:
             log.error("delay.changelog_lost", **tp.fields())
         seconds = round(self._clock() - attempt.taken.since_s, 3)
-        log.info("delay.restored", **tp.fields(), count=self._store.held(attempt.number), seconds=seconds)
+        held = self._store.held(attempt.number)
+        is_local = result.note is not None
+        log.info("delay.restored", **tp.fields(), count=held, seconds=seconds, read=result.read, local=is_local)
         return attempt.taken
 
     def _failed(self, attempt: _Attempt, error: SidecarError) -> None:
@@ -222,7 +229,7 @@ def _run(attempt: _Attempt, now: int, restorer: Restorer, inbox: Inbox[Adopt | T
     state = assignment.state
     start = Start(state.stores, _lineage(assignment), state.watermark, state.seen, now)
     try:
-        inbox.put(TakeoverEnded(attempt, Takeover(restorer, assignment.tp, start, adopt).run()))
+        inbox.put(TakeoverEnded(attempt, Takeover(restorer, assignment.tp, start, adopt, attempt.note).run()))
     except _AbandonedError:
         pass
     except Exception as error:  # noqa: BLE001  # raised again by `Takeovers.ended`, on the main thread

@@ -82,8 +82,10 @@ class Restorer(Protocol):
         """
         ...
 
-    def read(self, tp: TopicPartition, end: int) -> Iterator[Sequence[Record]]:
-        """All records below an offset that are not compacted away, in order, in batches of some hundred.
+    def read(self, tp: TopicPartition, end: int, begin: int = 0) -> Iterator[Sequence[Record]]:
+        """All records in [begin, end) that are not compacted away, in order, in batches of some hundred.
+
+        There is a record at `end`, or behind it.
 
         Raises:
             UnavailableError: No broker answers.

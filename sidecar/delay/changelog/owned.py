@@ -15,6 +15,7 @@ from sidecar.delay.disk.blocks import Held
 class Owned:
     """An owned partition."""
 
+    name: bytes
     tp: TopicPartition
     lineage: Lineage
     store: int
@@ -32,8 +33,29 @@ class Owned:
     """All keys of messages that are at another position than the changelog's, by the position; the message's first."""
     cancelled: dict[int, list[bytes]] = field(default_factory=dict)
     """All keys of messages that were cancelled, by position, until all owners to come know."""
+    staying: list[list[bytes]] = field(default_factory=list)
+    """All keys of messages that earlier owners cancelled, and that owners to come must know; each message's first."""
+    next_offset: int | None = None
+    """The offset of what is acknowledged next if nobody else has appended anything since the claim; None if one has."""
+    mark: int = 0
+    """The number of the last mark that was appended; 0 if there is none, or none that notes may refer to."""
+    mark_offset: int | None = None
+    """Its offset, once it is acknowledged."""
+    valid: int = 0
+    """Notes of marks with smaller numbers are not to be believed."""
+    unmarked: int = 0
+    """Number of entries that were appended behind it."""
+    withheld: list[list[bytes]] = field(default_factory=list)
+    """All keys of changed messages that are not needed any more; they stay until a note has the change."""
+    noted: list[list[bytes]] = field(default_factory=list)
+    """Those that stay until the note that is taken now is durable."""
     _taken: deque[tuple[int, bytes]] = field(default_factory=deque)
     """Position and key of messages that were taken, and not removed from the changelog."""
+
+    def acknowledged(self, count: int, offset: int) -> None:
+        """So many records are acknowledged, the last one at this offset."""
+        if self.next_offset is not None:
+            self.next_offset = offset + 1 if offset + 1 == self.next_offset + count else None
 
     def keys(self, held: Held) -> list[bytes]:
         """All keys of a message: its own first, without which the others say nothing."""
@@ -49,9 +71,18 @@ class Owned:
         self._taken = deque(each for each in self._taken if each[0] < watermark)
 
     def ended(self, watermark: int) -> list[bytes]:
-        """Remove and return the keys of messages below a committed watermark."""
+        """Remove and return the keys of messages below a committed watermark; those of moved ones are withheld."""
         ended: list[bytes] = []
         while self._taken and self._taken[0][0] < watermark:
             position, key = self._taken.popleft()
-            ended += self.moved.pop(position, [key])
+            if position in self.moved:
+                self.withheld.append(self.moved.pop(position))
+            else:
+                ended.append(key)
         return ended
+
+    def removable(self) -> list[list[bytes]]:
+        """All keys of messages that are ended or cancelled, and not removed."""
+        watermark = 0 if self.kept is None else self.kept.watermark
+        taken = [[key] for position, key in self._taken if position < watermark and position not in self.moved]
+        return [*taken, *self.staying, *self.cancelled.values(), *self.withheld, *self.noted]

@@ -13,23 +13,27 @@ from typing import NamedTuple
 from sidecar.delay.changelog.interface import Entry
 from sidecar.delay.disk.blocks import NO_KEY
 
-MESSAGE, STATE, CLAIM, CHANGE = b"m", b"s", b"c", b"x"
+MESSAGE, STATE, CLAIM, CHANGE, MARK = b"m", b"s", b"c", b"x", b"n"
 _VERSION = 1
 KEY = struct.Struct(">cQQQ")
 """The key of a message: kind, position, epoch, origin."""
 STATE_KEY = struct.Struct(">cQ")
 """The key of a state: kind, epoch."""
+MARK_KEY = struct.Struct(">cQ")
+"""The key of a mark: kind, epoch."""
 CHANGE_KEY = struct.Struct(">cQQQQQ")
 """The key of a change: kind; position, epoch, origin of the message; epoch of who changed it, and the position that the
 message has from now on, or `CANCELLED`."""
 CANCELLED = 0
-_KEY_BYTES = {MESSAGE: KEY.size, STATE: STATE_KEY.size, CHANGE: CHANGE_KEY.size}
+_KEY_BYTES = {MESSAGE: KEY.size, STATE: STATE_KEY.size, CHANGE: CHANGE_KEY.size, MARK: MARK_KEY.size}
 _MESSAGE = struct.Struct(">BQIQII?")
 """Version, incarnation, hash of the topic's id, timestamp or `NO_TIMESTAMP`, bytes of the key or `NO_KEY`, bytes of the
 headers, whether there is a value; key, headers and value follow."""
 _STATE = struct.Struct(">B?QQ")
 """Version, whether a commit has named the epoch, watermark, seen; the state follows."""
 _CHANGE = bytes([_VERSION])
+_MARK = struct.Struct("<BQQ")
+"""Version, number, and the number below which local files are not to be believed."""
 
 
 class Lineage(NamedTuple):
@@ -79,6 +83,14 @@ class Change(NamedTuple):
     """Where it is from now on, or `CANCELLED`."""
 
 
+class Mark(NamedTuple):
+    """A place in the log of an owner, which its local files refer to."""
+
+    number: int
+    valid: int
+    """The lowest number that local files may refer to: some of what followed the marks before may be gone."""
+
+
 def topic_hash(topic_id: str) -> int:
     """The hash of a topic's id in records."""
     return int.from_bytes(hashlib.blake2b(topic_id.encode(), digest_size=4).digest(), "big")
@@ -95,7 +107,7 @@ def message_key(position: int, epoch: int, origin: int) -> bytes:
 
 
 def kind_of(key: bytes) -> bytes:
-    """`MESSAGE`, `STATE` or `CHANGE`; empty for a key of anything else, such as what another program appends."""
+    """`MESSAGE`, `STATE`, `CHANGE` or `MARK`; empty for any other key, such as what another program appends."""
     kind = key[:1]
     return kind if len(key) == _KEY_BYTES.get(kind) else b""
 
@@ -159,8 +171,17 @@ def read_change(key: bytes, value: bytes | None) -> Change:
 
 def state_entry(epoch: int, kept: Kept) -> Entry:
     """The record of a state."""
-    head = _STATE.pack(_VERSION, kept.is_proved, kept.watermark, kept.seen)
-    return Entry(STATE_KEY.pack(STATE, epoch), head + kept.state)
+    return Entry(state_key(epoch), kept_bytes(kept))
+
+
+def state_key(epoch: int) -> bytes:
+    """The key of a state."""
+    return STATE_KEY.pack(STATE, epoch)
+
+
+def kept_bytes(kept: Kept) -> bytes:
+    """The value of a state."""
+    return _STATE.pack(_VERSION, kept.is_proved, kept.watermark, kept.seen) + kept.state
 
 
 def read_state_key(key: bytes) -> int:
@@ -181,3 +202,28 @@ def read_state(raw: bytes) -> Kept:
     if version != _VERSION:
         raise ValueError(f"version {version}")
     return Kept(is_proved, watermark, seen, raw[_STATE.size :])
+
+
+def mark_key(epoch: int) -> bytes:
+    """The key of the marks of an owner."""
+    return MARK_KEY.pack(MARK, epoch)
+
+
+def mark_entry(epoch: int, mark: Mark) -> Entry:
+    """The record of a mark."""
+    return Entry(mark_key(epoch), _MARK.pack(_VERSION, *mark))
+
+
+def read_mark(key: bytes, raw: bytes) -> tuple[int, Mark]:
+    """Epoch and mark of a record.
+
+    Raises:
+        ValueError: It is something else.
+    """
+    try:
+        version, number, valid = _MARK.unpack(raw)
+    except struct.error as error:
+        raise ValueError(str(error)) from error
+    if version != _VERSION:
+        raise ValueError(f"version {version}")
+    return int(MARK_KEY.unpack(key)[1]), Mark(number, valid)

@@ -9,7 +9,10 @@ from contextlib import suppress
 from pyroaring import BitMap64
 
 from sidecar.core.records import TopicPartition
+from sidecar.delay.changelog.appends import Appends
 from sidecar.delay.changelog.interface import Changelog, Entry
+from sidecar.delay.changelog.kept import KeptRows
+from sidecar.delay.changelog.notes import Note
 from sidecar.delay.changelog.owned import Owned
 from sidecar.delay.changelog.records import (
     CANCELLED,
@@ -21,20 +24,17 @@ from sidecar.delay.changelog.records import (
     state_entry,
 )
 from sidecar.delay.changelog.takeover import Moved, TakenOver
+from sidecar.delay.changelog.vouching import ENTRIES_MAX, Vouching
 from sidecar.delay.disk.blocks import Held
 from sidecar.delay.disk.changes import PlacedRow, placed
 from sidecar.delay.disk.hour import Damage
 from sidecar.delay.disk.listing import Listed
-from sidecar.delay.interface import Job, Place, RestoredRows, Row
+from sidecar.delay.interface import Job, Place, Row
 from sidecar.errors import StateError
 
 UNACKNOWLEDGED_BYTES_MAX = 32 << 20
 """Bytes on the way to the broker from which on no more are put."""
-SYNC_PATIENCE_S = 5.0
-"""Longest time that `sync` waits for the broker; a rebalance waits for it."""
-ENTRY_BYTES = 100
-"""Memory of an entry on the way, beyond its key and value."""
-REMOVED_AT_ONCE = 1_000
+MESSAGES_AT_ONCE, BYTES_AT_ONCE = 1_000, 16 << 20
 CACHE_CHANGES = 256
 """Changes after which the local files are written."""
 NOT_OWNED = -1
@@ -45,28 +45,38 @@ class ChangelogStore:
     """A `HeldStore`. What it is given is durable once the broker has acknowledged it. For the main thread.
 
     Args:
-        cache: Has the rows of owned partitions; it is empty.
+        cache: Has the rows of owned partitions, and those of an earlier process.
         changelog: Has all.
+        clock: Seconds.
+        entries_max: Entries in the changelogs from which on the local files are vouched for again.
     """
 
-    def __init__(self, cache: RestoredRows, changelog: Changelog) -> None:
+    def __init__(
+        self,
+        cache: KeptRows,
+        changelog: Changelog,
+        clock: Callable[[], float] = time.monotonic,
+        entries_max: int = ENTRIES_MAX,
+    ) -> None:
         self._cache = cache
         self._changelog = changelog
         self._numbers: dict[bytes, int] = {}
         self._owned: dict[int, Owned] = {}
-        self._begun = 0
-        self.changes = 0
-        """Number of calls so far that changed it."""
-        self._waiting: dict[int, tuple[int | None, int]] = {}
-        """Changes that are not acknowledged: lowest position, and bytes."""
-        self._waiting_bytes = 0
+        self._appends = Appends(changelog)
+        self._vouching = Vouching(cache, self._owned, self._appends, clock, entries_max)
 
     # Ownership
 
-    def begin(self, name: bytes) -> int:
-        """A number for a partition that is being taken over, with nothing in it."""
-        self._begun += 1
-        return self._cache.number(b"%s\0%d" % (name, self._begun))
+    def begin(self, name: bytes) -> tuple[int, Note | None]:
+        """A number for a partition that is being taken over, and the note if an earlier process left it here."""
+        note = self._vouching.spare(name)
+        return (self._cache.begin(name), None) if note is None else (note.number, note)
+
+    def begin_anew(self, name: bytes, number: int) -> int:
+        """Another number, with nothing in it; what the first one has does not count."""
+        self._vouching.use(number)
+        self._cache.drop(number)
+        return self._cache.begin(name)
 
     def adopt(self, number: int, rows: list[PlacedRow]) -> None:
         """Take over messages.
@@ -74,11 +84,13 @@ class ChangelogStore:
         Raises:
             StateError: The disk is full.
         """
+        self._vouching.use(number)
         self._cache.adopt(number, rows)
 
     def abandon(self, number: int) -> None:
-        """The partition is not taken over."""
-        self._cache.drop(number)
+        """The partition is not taken over; what an earlier process left stays for the next attempt."""
+        if not self._vouching.is_spare(number):
+            self._cache.drop(number)
 
     def own(self, name: bytes, number: int, tp: TopicPartition, lineage: Lineage, taken_over: TakenOver) -> None:
         """The partition was taken over.
@@ -91,27 +103,41 @@ class ChangelogStore:
             taken_over: The result.
         """
         kept = taken_over.kept
+        owned = Owned(name, tp, lineage, taken_over.store, taken_over.epoch, kept, list(taken_over.garbage))
+        owned.staying, owned.next_offset = list(taken_over.staying), taken_over.next_offset
+        self._vouching.use(number)
         self._cache.learn(number, taken_over.known)
         if kept is not None:
+            self._take_ended(number, owned, taken_over)
             self._cache.keep(number, kept.state, kept.watermark, kept.seen)
         for ended in taken_over.ended:
             self._cache.remove(number, ended.position, ended.epoch)
         self._numbers[name] = number
-        owned = Owned(tp, lineage, taken_over.store, taken_over.epoch, kept, list(taken_over.garbage))
         self._owned[number] = owned
         for moved in taken_over.moved:
             self._move(number, owned, moved)
+
+    def _take_ended(self, number: int, owned: Owned, taken_over: TakenOver) -> None:
+        """Have the messages of the local files removed that were delivered since they were vouched for."""
+        kept, moved = taken_over.kept, {each.message.position for each in taken_over.moved}
+        if taken_over.note is None or kept is None:
+            return
+        while held := self._cache.take(number, kept.watermark, MESSAGES_AT_ONCE, BYTES_AT_ONCE):
+            alone = [each for each in held if each.position not in moved]
+            owned.take(each for each in alone if owned.keys(each)[0] not in taken_over.removed)
 
     def _move(self, number: int, owned: Owned, moved: Moved) -> None:
         """Give a message that was adopted the position that it was given later."""
         message, position, keys = moved
         held = self._cache.find(number, message.position)
         is_held = held is not None and (held.epoch, held.origin) == (message.epoch, message.origin)
-        if held is not None and is_held:
+        is_there = message.position == position
+        if held is not None and is_held and not is_there:
             self._cache.cancel(number, message.position)
         watermark = 0 if owned.kept is None else owned.kept.watermark
         if held is not None and is_held and position >= watermark:
-            self._cache.adopt(number, [placed(held, position)])
+            if not is_there:
+                self._cache.adopt(number, [placed(held, position)])
             owned.moved[position] = keys
         else:
             owned.garbage += keys
@@ -140,13 +166,18 @@ class ChangelogStore:
         removed: list[bytes] = []
         if not owned.is_named:
             owned.is_named = True
-            self._keep(owned, lambda: setattr(owned, "is_proved", True))
+            self._keep(owned, lambda _: self._proved(owned))
             removed, owned.garbage = owned.garbage, []
-        self._remove(owned, removed + owned.ended(watermark))
+        self._appends.remove(owned, removed + owned.ended(watermark))
+        self._remove_changed(owned)
 
-    def _remove(self, owned: Owned, keys: Sequence[bytes]) -> None:
-        for first in range(0, len(keys), REMOVED_AT_ONCE):
-            self._append(owned, [Entry(key, None) for key in keys[first : first + REMOVED_AT_ONCE]])
+    def _proved(self, owned: Owned) -> None:
+        owned.is_proved = True
+        self._vouching.hurry()
+
+    def _remove_changed(self, owned: Owned) -> None:
+        if entries := self._vouching.removable(owned):
+            self._appends.append(owned, entries)
 
     # Partitions
 
@@ -187,8 +218,9 @@ class ChangelogStore:
         Raises:
             StateError: Too much is on the way already, or the local disk is full; nothing was put.
         """
-        if self._waiting_bytes > UNACKNOWLEDGED_BYTES_MAX:
-            raise StateError(f"the broker has not acknowledged {self._waiting_bytes} bytes of delayed messages yet")
+        waiting_bytes = self._appends.waiting_bytes
+        if waiting_bytes > UNACKNOWLEDGED_BYTES_MAX:
+            raise StateError(f"the broker has not acknowledged {waiting_bytes} bytes of delayed messages yet")
         owned = self._owned[number]
         epoch, lineage = owned.epoch, owned.lineage
         rows = [
@@ -200,28 +232,8 @@ class ChangelogStore:
             Entry(message_key(position, epoch, origin), message_value(lineage, stamp, key, headers, value))
             for position, (_, origin, _, stamp, key, headers, value) in zip(positions, rows, strict=True)
         ]
-        self._append(owned, entries, min(positions))
+        self._appends.append(owned, entries, lowest=min(positions))
         return positions
-
-    def _append(
-        self,
-        owned: Owned,
-        entries: Sequence[Entry],
-        lowest: int | None = None,
-        then: Callable[[], None] | None = None,
-    ) -> None:
-        self.changes += 1
-        change = self.changes
-        nbytes = sum(ENTRY_BYTES + len(entry.key) + len(entry.value or b"") for entry in entries)
-        self._waiting[change] = lowest, nbytes
-        self._waiting_bytes += nbytes
-
-        def done(_: int) -> None:
-            self._waiting_bytes -= self._waiting.pop(change)[1]
-            if then is not None:
-                then()
-
-        self._changelog.append(owned.tp, entries, done)
 
     def take(self, number: int, until: int, limit: int, nbytes: int) -> Sequence[Held]:
         """The next messages below a position, in order; none that is not acknowledged.
@@ -230,8 +242,9 @@ class ChangelogStore:
             StateError: A local file cannot be read, or is damaged.
         """
         owned = self._owned[number]
-        unacknowledged = min((lowest for lowest, _ in self._waiting.values() if lowest is not None), default=until)
-        held = self._cache.take(number, min(until, unacknowledged), limit, nbytes)
+        unacknowledged = self._appends.lowest
+        until = until if unacknowledged is None else min(until, unacknowledged)
+        held = self._cache.take(number, until, limit, nbytes)
         self._check_cache()
         owned.take(held)
         return held
@@ -275,7 +288,9 @@ class ChangelogStore:
     def forget(self, number: int, position: int) -> None:
         """All owners to come know that a message was cancelled: remove it."""
         owned = self._owned[number]
-        self._remove(owned, owned.cancelled.pop(position, []))
+        if keys := owned.cancelled.pop(position, None):
+            owned.withheld.append(keys)
+            self._remove_changed(owned)
 
     def release(self, number: int, position: int, due_ms: int) -> int | None:
         """Bring a message that was not taken forward; return its position from now on, None if there is none.
@@ -294,7 +309,7 @@ class ChangelogStore:
         """Append a change of a message; return all of its keys."""
         keys = owned.keys(held)
         change = change_entry(keys[0], owned.epoch, position)
-        self._append(owned, [change], None if position == CANCELLED else position)
+        self._appends.append(owned, [change], lowest=None if position == CANCELLED else position)
         return [*dict.fromkeys([*keys, change.key])]
 
     def keep(self, number: int, state: bytes, watermark: int, seen: int) -> None:
@@ -310,10 +325,10 @@ class ChangelogStore:
         owned.kept = Kept(owned.is_named, watermark, seen, state)
         self._keep(owned)
 
-    def _keep(self, owned: Owned, then: Callable[[], None] | None = None) -> None:
+    def _keep(self, owned: Owned, then: Callable[[int], None] | None = None) -> None:
         if owned.kept is not None:
             kept = owned.kept._replace(is_proved=owned.is_named)
-            self._append(owned, [state_entry(owned.epoch, kept)], then=then)
+            self._appends.append(owned, [state_entry(owned.epoch, kept)], then=then)
 
     def floor(self, number: int, origin: int) -> None:
         """Forget the origins below this one."""
@@ -328,32 +343,26 @@ class ChangelogStore:
     # Durability
 
     @property
+    def changes(self) -> int:
+        """Number of calls so far that changed it."""
+        return self._appends.changes
+
+    @property
     def synced(self) -> int:
         """The number of changes that are acknowledged, as are all before them."""
-        return next(iter(self._waiting), self.changes + 1) - 1
+        return self._appends.synced
 
     @property
     def broken(self) -> OSError | None:
         """Why nothing can be appended any more."""
         if self._changelog.broken:
             return OSError(self._changelog.broken)
-        return OSError(self._loss) if self._loss else self._cache.broken
-
-    @property
-    def _loss(self) -> str:
-        """What the local disk has lost; empty if nothing.
-
-        The changelog still has it. So nothing goes on without it: the next process restores it.
-        """
-        for damage in self._cache.damages:
-            return f"the local copy of delayed messages is damaged, and is restored at the next start: {damage.path}"
-        if not self._cache.in_place():
-            return "the local copy of delayed messages was moved or removed, and is restored at the next start"
-        return ""
+        # The changelog has what the local disk has lost: nothing goes on without it, and the next process restores it.
+        return OSError(self._cache.loss) if self._cache.loss else self._cache.broken
 
     def _check_cache(self) -> None:
         if self._cache.damages:
-            raise StateError(self._loss)
+            raise StateError(self._cache.loss)
 
     def in_place(self) -> bool:
         """Where the local files are is no matter: `broken` tells of those that are gone."""
@@ -371,10 +380,9 @@ class ChangelogStore:
         """
         if self._changelog.waiting:
             raise StateError(self._changelog.waiting)
-        if self._cache.changes - self._cache.synced < CACHE_CHANGES:
-            return None
         with suppress(StateError):  # `put` tells if that lasts
-            return self._cache.begin_sync()
+            if self._vouching.step() or self._cache.changes - self._cache.synced >= CACHE_CHANGES:
+                return self._cache.begin_sync()
         return None
 
     def ended_sync(self, job: Job, error: OSError | None) -> None:
@@ -387,11 +395,4 @@ class ChangelogStore:
         Raises:
             StateError: It takes too long.
         """
-        until_s = time.monotonic() + SYNC_PATIENCE_S
-        while self._waiting and not self._changelog.broken:
-            left_s = until_s - time.monotonic()
-            if left_s <= 0:
-                raise StateError(f"the broker has not acknowledged {self._waiting_bytes} bytes of delayed messages")
-            self._changelog.serve(left_s)
-        if self._changelog.broken:
-            raise StateError(self._changelog.broken)
+        self._appends.sync()

@@ -5,7 +5,7 @@ For one thread that may wait for the broker. The main thread is given the messag
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -16,22 +16,28 @@ from sidecar.core.partition_state import Stores
 from sidecar.core.records import TopicPartition
 from sidecar.delay.changelog.epochs import NOBODY, counts
 from sidecar.delay.changelog.interface import Entry, Record, Restorer
+from sidecar.delay.changelog.notes import Note
 from sidecar.delay.changelog.records import (
     CANCELLED,
     CHANGE,
     KEY,
+    MARK,
     MESSAGE,
     STATE,
     Kept,
     Lineage,
+    Mark,
     MessageKey,
     claim,
     kind_of,
+    mark_key,
     read_change,
+    read_mark,
     read_message_key,
     read_message_value,
     read_state,
     read_state_key,
+    state_key,
 )
 from sidecar.delay.disk.changes import PlacedRow
 from sidecar.errors import ConfigError
@@ -84,6 +90,16 @@ class TakenOver(NamedTuple):
     """Whether the commit names another changelog: that one was deleted, with all that it held."""
     moved: Sequence[Moved] = ()
     """Messages that were brought forward; some may not be held any more."""
+    staying: Sequence[list[bytes]] = ()
+    """The keys of cancelled messages that owners to come must know."""
+    next_offset: int | None = None
+    """The offset that the owner's next record has if nobody else appends; None if somebody did."""
+    read: int = 0
+    """Number of records that were read."""
+    note: Note | None = None
+    """The note of the local files that was used; None if everything was read."""
+    removed: Collection[bytes] = ()
+    """With a note: keys of messages that need not be removed, though they are below the watermark."""
 
 
 class LaterError(Exception):
@@ -103,13 +119,15 @@ class Takeover:
         tp: The partition.
         start: Where the owner goes on.
         adopt: Is given the messages that are held, and perhaps some that are not any more. The argument tells whether
-            they begin anew: what was adopted before does not count.
+            they begin anew: what was adopted before, and what the local files had, does not count.
+        note: Of the local files, if they have the partition.
     """
 
     restorer: Restorer
     tp: TopicPartition
     start: Start
     adopt: Callable[[list[PlacedRow], bool], None]
+    note: Note | None = None
 
     def run(self) -> TakenOver:
         """Take the partition over.
@@ -123,16 +141,17 @@ class Takeover:
         is_same = start.stores.own == store
         named = start.stores.epoch if is_same else NOBODY
         void_from = dict(start.stores.others).get(store, start.seen)
-        while True:
+        reading = self._read_on(store, named, void_from, epoch)
+        while reading is None:
             reading = _Reading(start, named, void_from)
+            self.adopt([], True)  # noqa: FBT003
             try:
                 self._read(reading, epoch)
             except LaterError as later:
-                named = later.epoch
-                continue
-            break
+                named, reading = later.epoch, None
+        last = epoch - 1
         if reading.void:
-            self.restorer.append(self.tp, [Entry(key, None) for key in reading.void])
+            last = self.restorer.append(self.tp, [Entry(key, None) for key in reading.void])
         return TakenOver(
             store,
             epoch,
@@ -142,12 +161,33 @@ class Takeover:
             reading.garbage(),
             is_lost=bool(start.stores.epoch) and not is_same,
             moved=list(reading.moved()),
+            staying=list(reading.staying()),
+            next_offset=epoch + len(reading.void) if last == epoch - 1 + len(reading.void) else None,
+            read=reading.records,
+            note=reading.note,
+            removed=reading.removed,
         )
 
-    def _read(self, reading: _Reading, end: int) -> None:
-        self.adopt([], True)  # noqa: FBT003
+    def _read_on(self, store: int, named: int, void_from: int, epoch: int) -> _Reading | None:
+        """Read what came since the note; None if the local files cannot be used.
+
+        The commit names the owner that wrote the note: so there was none in between, and no reset. Its mark must be in
+        the log, which may have lost its end, and be valid, which it is not for a copy of the files that is too old.
+        """
+        note = self.note
+        if note is None or (note.store, note.lineage, note.epoch) != (store, self.start.lineage, named):
+            return None
+        reading = _Reading(self.start, named, void_from, note)
+        try:
+            self._read(reading, epoch, note.offset)
+        except LaterError:
+            return None
+        mark = reading.mark
+        return reading if mark is not None and mark.valid <= note.mark <= mark.number else None
+
+    def _read(self, reading: _Reading, end: int, begin: int = 0) -> None:
         rows: list[PlacedRow] = []
-        for records in self.restorer.read(self.tp, end - 1):
+        for records in self.restorer.read(self.tp, end - 1, begin):
             try:
                 rows += reading.take(records)
             except ValueError as error:
@@ -169,13 +209,20 @@ class _Reading:
         start: Where the owner goes on.
         named: The epoch that counts.
         void_from: The offset from which an owner with another store read on, up to `Start.seen`.
+        note: What the local files have; they may have messages whose records are not read.
     """
 
-    def __init__(self, start: Start, named: int, void_from: int) -> None:
+    def __init__(self, start: Start, named: int, void_from: int, note: Note | None = None) -> None:
         self._start = start
         self._named = named
         self._void_from = void_from
-        self.kept: Kept | None = None
+        self.note = note
+        self.kept = note.kept if note else None
+        self.mark: Mark | None = None
+        """The last one of the owner that the commit names."""
+        self.records = 0
+        self.removed: set[bytes] = set()
+        """With a note: keys of messages that were removed, or changed."""
         self.void: dict[bytes, None] = {}
         """Keys of messages that do not count, and would once a commit names the next epoch."""
         self.ended: list[MessageKey] = []
@@ -184,11 +231,15 @@ class _Reading:
         """Keys of the messages whose origins are known."""
         self._late: dict[bytes, None] = {}
         """Keys of messages that were returned, and were due in the past."""
-        self._all_late = True
+        self._all_late = note is None
         """Whether all of these are noted."""
         self._states: list[bytes] = []
         self._changes: dict[bytes, list[bytes]] = {}
         """Keys of changes by that of their message; the last one counts."""
+        self._moved_to: dict[bytes, int] = {}
+        """Positions in the local files that are not those of the keys."""
+        for position, keys in note.moved if note else ():
+            self._changes[keys[0]], self._moved_to[keys[0]] = keys[1:], position
 
     def take(self, records: Sequence[Record]) -> list[PlacedRow]:
         """Take the next records; return the messages that may be held.
@@ -198,6 +249,7 @@ class _Reading:
             ValueError: A record has another form.
         """
         rows: list[PlacedRow] = []
+        self.records += len(records)
         for record in records:
             kind, value = kind_of(record.key), record.value
             if kind == MESSAGE and value is None:
@@ -209,7 +261,16 @@ class _Reading:
                 self._state(record, value)
             elif kind == CHANGE:
                 self._change(record)
+            elif kind == MARK and value is not None:
+                self._mark(record, value)
         return rows
+
+    def _mark(self, record: Record, value: bytes) -> None:
+        epoch, mark = read_mark(record.key, value)
+        if epoch == self._named:
+            self.mark = mark
+        if epoch <= self._named:
+            self._states.append(record.key)
 
     def _state(self, record: Record, value: bytes) -> None:
         epoch, kept = read_state_key(record.key), read_state(value)
@@ -228,6 +289,8 @@ class _Reading:
                 self._changes[change.message].remove(record.key)
         elif counts(self._named, record.offset, change.epoch):
             self._changes.setdefault(change.message, []).append(record.key)
+            if self.note is not None:
+                self.removed.add(change.message)
         elif change.epoch < self._named:
             self.void[record.key] = None
 
@@ -260,6 +323,8 @@ class _Reading:
             del self.void[key]
             return
         self._known.pop(key, None)
+        if self.note is not None:
+            self.removed.add(key)
         found = read_message_key(key)
         # Where the message itself was compacted away, nothing was returned.
         if found.position >= self._start.now or not self._all_late or key in self._late:
@@ -282,17 +347,26 @@ class _Reading:
     def _moved(self) -> Iterator[Moved]:
         for key, changes in self._changes.items():
             if changes:
-                yield Moved(read_message_key(key), read_change(changes[-1], None).position, [key, *changes])
+                message = read_message_key(key)
+                message = message._replace(position=self._moved_to.get(key, message.position))
+                yield Moved(message, read_change(changes[-1], None).position, [key, *changes])
 
     def garbage(self) -> list[bytes]:
         """Keys of states, which that of this owner replaces, and of messages that were ended and not removed."""
         watermark = self.kept.watermark if self.kept is not None else 0
         ended = [key for key in self._late if read_message_key(key).position < watermark]
-        # A cancelled message that is read again must be known until no owner reads it again.
-        cancelled = [
-            key
-            for moved in self._moved()
-            if moved.position == CANCELLED and moved.keys[0] not in self._known
-            for key in moved.keys
-        ]
-        return [*dict.fromkeys(self._states), *ended, *cancelled]
+        of_owner = [state_key(self._named), mark_key(self._named)] if self.note else []
+        cancelled = [key for keys in self._removable() if not self._must_stay(keys[0]) for key in keys]
+        return [*dict.fromkeys([*self._states, *of_owner, *ended, *cancelled])]
+
+    def staying(self) -> Iterator[list[bytes]]:
+        """Keys of cancelled messages that are not garbage."""
+        return (keys for keys in self._removable() if self._must_stay(keys[0]))
+
+    def _removable(self) -> Iterator[list[bytes]]:
+        yield from (keys for keys in (self.note.removable if self.note else ()) if keys[0] not in self.removed)
+        yield from (moved.keys for moved in self._moved() if moved.position == CANCELLED)
+
+    def _must_stay(self, key: bytes) -> bool:
+        """Whether a cancelled message may be read again: it must be known until no owner reads it again."""
+        return read_message_key(key).origin >= self._start.seen if self.note else key in self._known

@@ -89,15 +89,19 @@ def _order(path: Path) -> tuple[int, str]:
     return len(path.stem), path.stem
 
 
-def records(path: Path) -> Iterator[memoryview | int]:
+def records(path: Path, until: int | None = None) -> Iterator[memoryview | int]:
     """The records of a log; a number instead of damaged bytes that are followed by a record.
 
     What follows the last record was never durable.
 
+    Args:
+        path: The log.
+        until: The offset at which it is cut off; None for all of it.
+
     Raises:
         OSError: It cannot be read.
     """
-    raw = files.read_from(path) or b""
+    raw = (files.read_from(path) or b"")[:until]
     view, at, lost = memoryview(raw), 0, 0
     while at + _HEAD.size <= len(raw):
         magic, crc, size = _HEAD.unpack_from(raw, at)

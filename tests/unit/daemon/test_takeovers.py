@@ -57,8 +57,8 @@ class Log(ModelLog):
     def append(self, tp: TopicPartition, entries: Iterable[Entry]) -> int:
         return super().append(tp, entries)
 
-    def read(self, tp: TopicPartition, end: int) -> Iterator[Sequence[Record]]:
-        records = [record for record in self.records if record.offset < end]
+    def read(self, tp: TopicPartition, end: int, begin: int = 0) -> Iterator[Sequence[Record]]:
+        records = [record for record in self.records if begin <= record.offset < end]
         for first in range(0, len(records), self.batch):
             yield records[first : first + self.batch]
 

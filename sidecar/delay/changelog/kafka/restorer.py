@@ -60,11 +60,11 @@ class KafkaRestorer:
         finally:
             self._appending.release()
 
-    def read(self, tp: TopicPartition, end: int) -> Iterator[Sequence[Record]]:
+    def read(self, tp: TopicPartition, end: int, begin: int = 0) -> Iterator[Sequence[Record]]:
         """See `Restorer`; in batches of at most 1,000 records."""
-        if end <= 0:
+        if end <= begin:
             return
-        reading = _Reading(self._topics, self._name(tp), tp.partition, self._patience_s)
+        reading = _Reading(self._topics, self._name(tp), tp.partition, begin, self._patience_s)
         try:
             yield from reading.run(end)
         finally:
@@ -134,17 +134,18 @@ class _Appending:
 class _Reading:
     """One `read`, with its consumer."""
 
-    def __init__(self, topics: Topics, name: str, partition: int, patience_s: float) -> None:
+    def __init__(self, topics: Topics, name: str, partition: int, begin: int, patience_s: float) -> None:
+        self._begin = begin
         self._where = f"the partition {partition} of {name} of Kafka at {topics.servers}"
         self._patience_s = patience_s
         self._reason = "no answer"
         config: dict[str, Any] = {**reader_config(topics.kafka), "error_cb": self._on_error}
         self._consumer = ck.Consumer(config)
-        self._consumer.assign([ck.TopicPartition(name, partition, 0)])  # OFFSET_BEGINNING takes 0.5 s to be found
+        self._consumer.assign([ck.TopicPartition(name, partition, begin)])  # OFFSET_BEGINNING takes 0.5 s to be found
 
     def run(self, end: int) -> Iterator[Sequence[Record]]:
         """Batches of records below `end`."""
-        position = 0
+        position = self._begin
         while position < end:
             messages = self._fetch()
             ends = [self._end(message, error) for message in messages if (error := message.error()) is not None]

@@ -41,7 +41,7 @@ def cache(tmp_path: Path) -> Iterator[LocalCache]:
 def store(log: ModelLog, cache: LocalCache) -> ChangelogStore:
     """A store with 100 messages whose bytes are in a file."""
     store = ChangelogStore(cache, ModelChangelog(log))
-    number = store.begin(NAME)
+    number, _ = store.begin(NAME)
     store.own(NAME, number, TP, LINEAGE, TakenOver(7, 1, None, BitMap64(), [], [], is_lost=False))
     store.put(number, [(DUE_MS, origin, 0, 0, None, b"", b"%d" % origin) for origin in range(100)])
     store.sync()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sidecar.core.partition_state import Stores
+from sidecar.delay.changelog import appends
 from sidecar.delay.changelog import store as store_module
 from sidecar.delay.changelog.interface import Entry
 from sidecar.delay.changelog.records import (
@@ -183,7 +184,7 @@ def test_what_other_owners_left_is_removed_with_the_first_commit() -> None:
     second = ChangelogStore(ModelCache(), changelog := ModelChangelog(first.log))
     start = Start(Stores(7, (), first.epoch), LINEAGE, 0, 0, END)
     taken_over = Takeover(first.log, TP, start, lambda *_: None).run()
-    second.own(NAME, number := second.begin(NAME), TP, LINEAGE, taken_over)
+    second.own(NAME, number := second.begin(NAME)[0], TP, LINEAGE, taken_over)
     changelog.land(100)
     assert first.removed == []
     second.committed(number, 0)
@@ -252,7 +253,7 @@ def test_a_partition_that_left_has_no_number(scene: Scene) -> None:
 
 def test_nothing_is_found_of_a_partition_that_left(scene: Scene) -> None:
     """Its dead letters are those of the next owner; another partition may have that position."""
-    other = scene.store.begin(b"orders 4")
+    other, _ = scene.store.begin(b"orders 4")
     taken_over = Takeover(scene.log, TP, Start(Stores(), LINEAGE, 0, 0, 0), lambda *_: None).run()
     scene.store.own(b"orders 4", other, TP, LINEAGE, taken_over)
     (position,) = scene.store.put(other, [(10, 0, 0, NO_TIMESTAMP, None, b"", b"")])
@@ -306,7 +307,7 @@ def test_sync_waits_for_the_broker(scene: Scene) -> None:
 
 def test_sync_ends_when_the_broker_does_not_answer(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     """A rebalance must not wait for ever."""
-    monkeypatch.setattr(store_module, "SYNC_PATIENCE_S", 0.05)
+    monkeypatch.setattr(appends, "SYNC_PATIENCE_S", 0.05)
     monkeypatch.setattr(scene.changelog, "land", lambda _: None)
     scene.put(10)
     with pytest.raises(StateError, match="has not acknowledged"):
