@@ -14,6 +14,7 @@ from pyroaring import BitMap
 from sidecar.delay.disk.blocks import ROW_TYPE, SEQUENCE_BITS, Held
 from sidecar.delay.disk.changes import Changes, Entry
 from sidecar.delay.disk.filed import Filed
+from sidecar.delay.disk.gathered import Gathered
 from sidecar.delay.disk.hour import HOUR_MS, Damage, HourFile, Known, ShorterError
 from sidecar.delay.disk.hours import BUFFERED_BYTES_MAX, Hours, NewRow, hour_of, start_of
 from sidecar.delay.disk.listing import Listed, listed
@@ -132,16 +133,15 @@ class Lanes(Hours):
 
     # Restoring
 
-    def restore(self, table: bytes, payloads: memoryview, *, is_adopted: bool) -> None:
-        """Put or adopt messages of a log; see `Hours._restore`. `settle` must follow."""
-        self._restore(table, payloads, self._filed.has_adopted if is_adopted else self._filed.has_put)
-        rows = np.frombuffer(table, ROW_TYPE)
-        for number in np.unique(rows["partition"]).tolist():
-            mine = rows[rows["partition"] == number]
-            if not is_adopted:
-                self.lanes[number].learn(mine["origin"].tolist())
-            for hour, count in _by_hour(mine["position"]):
-                self.left.add(number, hour, count)
+    def restore(self, gathered: Gathered, *, is_adopted: bool) -> None:
+        """Put or adopt messages of a log, but for those that a file has; `settle` must follow."""
+        self.make_room()
+        for each in gathered.by_hour():
+            file, table = self._file(each.hour), each.table
+            has = self._filed.has(file, table["partition"], table["position"], is_adopted=is_adopted)
+            self._put_gathered(file, each, ~has)
+            for number, count in zip(*np.unique(table["partition"], return_counts=True), strict=True):
+                self.left.add(int(number), each.hour, int(count))
 
     def settle(self, cancelled: Iterable[tuple[int, int]], moved: Collection[int]) -> None:
         """Count anew after messages were restored.

@@ -6,13 +6,17 @@ import struct
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+import numpy as np
 from pyroaring import BitMap64
 
+from sidecar.delay.disk.blocks import ROW_TYPE
 from sidecar.delay.disk.changes import Entry, Kind, sections
+from sidecar.delay.disk.gathered import Gathered
 from sidecar.delay.disk.hour import Damage
 from sidecar.delay.disk.wal import records
 from sidecar.delay.lanes import Lanes
 
+GATHERED_BYTES_MAX = 16 << 20
 KEEP = struct.Struct("<HQQQ")
 """Partition, watermark, mark, floor; the state follows."""
 CANCEL = struct.Struct("<HQ")
@@ -35,6 +39,8 @@ class Replay:
     def __init__(self, lanes: Lanes, register: Callable[[bytes], object], damages: list[Damage]) -> None:
         self._lanes, self._register, self._damages = lanes, register, damages
         self._cancelled: list[tuple[int, int]] = []
+        self._gathered, self._kind = Gathered(), Kind.PUT
+        """Messages that the hours do not have yet, and whether they were put or adopted."""
         self._moved: set[int] = set()
         """Partitions whose watermark is another one."""
 
@@ -57,14 +63,14 @@ class Replay:
                 for kind, body in sections(record):
                     self._repeat(kind, body)
         if is_changed:
+            self._restore()
             self._lanes.settle(self._cancelled, self._moved)
         return is_changed
 
     def _repeat(self, kind: Kind, body: memoryview) -> None:
         lanes = self._lanes
         if kind in {Kind.PUT, Kind.ADOPT}:
-            entry = Entry.decoded(body)
-            lanes.restore(entry.table, entry.payloads, is_adopted=kind == Kind.ADOPT)
+            self._gather(kind, Entry.decoded(body))
         elif kind == Kind.NAME:
             self._register(bytes(body))
         elif kind == Kind.KEEP:
@@ -75,9 +81,25 @@ class Replay:
         elif kind == Kind.LEARN:
             lanes.lanes[PARTITION.unpack_from(body)[0]].learn(BitMap64.deserialize(bytes(body[PARTITION.size :])))
         elif kind == Kind.DROP:
+            self._restore()
             lanes.leave(*PARTITION.unpack(body))
         else:
             self._cancelled.append(CANCEL.unpack(body))
+
+    def _gather(self, kind: Kind, entry: Entry) -> None:
+        if kind == Kind.PUT:
+            rows = np.frombuffer(entry.table, ROW_TYPE)
+            for number in np.unique(rows["partition"]).tolist():
+                self._lanes.lanes[number].learn(rows["origin"][rows["partition"] == number].tolist())
+        if kind != self._kind or self._gathered.nbytes > GATHERED_BYTES_MAX:
+            self._restore()
+        self._kind = kind
+        self._gathered.add(entry.table, entry.payloads)
+
+    def _restore(self) -> None:
+        """Let the hours have what was gathered."""
+        self._lanes.restore(self._gathered, is_adopted=self._kind == Kind.ADOPT)
+        self._gathered = Gathered()
 
     def _keep(self, body: memoryview) -> None:
         number, watermark, mark, floor = KEEP.unpack_from(body)

@@ -16,11 +16,11 @@ from pathlib import Path
 from sidecar import files
 from sidecar.core.snapshots import seal, unseal
 from sidecar.delay.changelog.kept import Point
-from sidecar.delay.disk.changes import Kind, sections
+from sidecar.delay.disk.changes import Kind, PlacedRow, sections
 from sidecar.delay.disk.hour import HOUR_MS
 from sidecar.delay.disk.hours import hour_of
 from sidecar.delay.disk.snapshot import Snapshot
-from sidecar.delay.disk.wal import CHECKPOINT, records
+from sidecar.delay.disk.wal import CHECKPOINT, WAL_BYTES_MAX, logs_of, records
 from sidecar.delay.interface import Row
 from sidecar.delay.partitions import PartitionStore
 from sidecar.delay.replay import KEEP
@@ -29,6 +29,8 @@ from sidecar.state.folder import LOCK_FILE
 
 RECLAIMED_BYTES = 1 << 20
 """Size of the file of an hour from which on it is removed when all its partitions have gone."""
+LOG_BYTES_MAX = 16 << 20
+"""Size at which a log is full, unless messages are being restored: a start repeats it, in 0.1 s."""
 NUMBERS_MAX = 1 << 14
 """Partitions, dropped ones included, from which on the files are not used again: each takeover takes a number."""
 _VOUCHED = b""
@@ -169,6 +171,7 @@ class LocalCache(PartitionStore):
         """
         with self._folder.errors("write"):
             self._journal.write()
+        self._journal.bytes_max = LOG_BYTES_MAX
         log, end = self._journal.end
         return Point(self.changes, log, end, self.asks)
 
@@ -189,6 +192,11 @@ class LocalCache(PartitionStore):
         if not self.in_place():
             return "the local copy of delayed messages was moved or removed, and is restored at the next start"
         return ""
+
+    def adopt(self, number: int, rows: Iterable[PlacedRow]) -> None:
+        """Hold messages that have positions; see `Adoption.adopt`."""
+        self._journal.bytes_max = WAL_BYTES_MAX
+        super().adopt(number, rows)
 
     def put(self, number: int, rows: Iterable[Row]) -> list[int]:
         """Hold messages; see `PartitionStore.put`."""
@@ -219,6 +227,12 @@ class LocalCache(PartitionStore):
             with suppress(OSError):
                 files.remove(self._folder.path / CHECKPOINT)
         self._folder.close()
+
+
+def vouched_in(path: Path) -> bytes | None:
+    """The last table in the logs of a folder that may be in use; None if there is none."""
+    states = [state for log in logs_of(path).values() for state in _states(log)]
+    return _decoded(states[-1])[1] if states else None
 
 
 def _states(log: Path) -> Iterator[bytes]:

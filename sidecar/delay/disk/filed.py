@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import numpy as np
+from numpy.typing import NDArray
 
 from sidecar.delay.disk.blocks import SEQUENCE_BITS
 from sidecar.delay.disk.hour import SECOND_SEQUENCES, HourFile, Known
-from sidecar.delay.disk.wheel import Positions
+from sidecar.delay.disk.wheel import Partitions, Positions
 
 _SEQUENCES = (1 << SEQUENCE_BITS) - 1
 
@@ -25,31 +26,27 @@ class Filed:
         self._keys: dict[int, Positions] = {}
         """By hour, what stands for the messages of its file, in order; looked for only where nothing else tells."""
 
-    def has_put(self, file: HourFile, partition: int, position: int) -> bool:
-        """Whether the file has a message that was put.
+    def has(
+        self, file: HourFile, partitions: Partitions, positions: Positions, *, is_adopted: bool
+    ) -> NDArray[np.bool_]:
+        """Whether the file has each of these messages.
 
         An hour gives sequence numbers out in their order, so the file's last one tells. Numbers that count within their
-        second tell nothing.
+        second tell nothing, nor do those of messages that were adopted: another host gave them out.
 
         Raises:
             OSError: The file cannot be read.
         """
-        low, sequence = position & _SEQUENCES, self._sequences.get(file.hour, 0)
-        if low < SECOND_SEQUENCES or sequence < SECOND_SEQUENCES:
-            return low < sequence
-        return self.has_adopted(file, partition, position)
+        sequences, sequence = positions & np.uint64(_SEQUENCES), self._sequences.get(file.hour, 0)
+        if not is_adopted and sequence < SECOND_SEQUENCES:
+            return np.asarray(sequences < sequence)
+        is_told = np.zeros(len(positions), np.bool_) if is_adopted else sequences < SECOND_SEQUENCES
+        return np.asarray(is_told | self._has_keys(file, partitions, positions))
 
-    def has_adopted(self, file: HourFile, partition: int, position: int) -> bool:
-        """Whether the file has a message whose position another host gave out: its sequence number tells nothing.
-
-        Raises:
-            OSError: The file cannot be read.
-        """
+    def _has_keys(self, file: HourFile, partitions: Partitions, positions: Positions) -> NDArray[np.bool_]:
         if file.hour not in self._sequences:
-            return False
+            return np.zeros(len(positions), np.bool_)
         keys = self._keys.get(file.hour)
         if keys is None:
             keys = self._keys[file.hour] = np.sort(file.keys())
-        key = np.uint64(file.key_of(partition, position))
-        place = int(np.searchsorted(keys, key))
-        return place < len(keys) and bool(keys[place] == key)
+        return np.isin(file.keys_of(partitions, positions), keys)

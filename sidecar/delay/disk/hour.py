@@ -165,6 +165,15 @@ class HourFile:
             second = (position >> SEQUENCE_BITS) // 1000
             self._seconds[second] = max(self._seconds.get(second, 0), sequence + 1)
 
+    def reserve_all(self, positions: Positions) -> None:
+        """Give out these positions no more; see `reserve`."""
+        sequences = positions & np.uint64((1 << SEQUENCE_BITS) - 1)
+        of_hour = sequences[sequences < SECOND_SEQUENCES]
+        if len(of_hour):
+            self.sequence = max(self.sequence, int(of_hour.max()) + 1)
+        for position in positions[sequences >= SECOND_SEQUENCES].tolist():
+            self.reserve(position)
+
     def flush(self) -> None:
         """Append the messages that are only in memory to the file.
 
@@ -276,8 +285,11 @@ class HourFile:
             OSError: It cannot be read.
         """
         positions, partitions = self.columns()
-        keys = positions - np.uint64(self.hour * HOUR_MS << SEQUENCE_BITS) << np.uint64(_PARTITION_BITS) | partitions
-        return np.where(positions == NO_POSITION, np.uint64(NO_POSITION), keys)
+        return np.where(positions == NO_POSITION, np.uint64(NO_POSITION), self.keys_of(partitions, positions))
+
+    def keys_of(self, partitions: Partitions, positions: Positions) -> Positions:
+        """The `key_of` each of these."""
+        return positions - np.uint64(self.hour * HOUR_MS << SEQUENCE_BITS) << np.uint64(_PARTITION_BITS) | partitions
 
     def key_of(self, partition: int, position: int) -> int:
         """A number that stands for one message of this hour: a position alone is only unique in its partition."""

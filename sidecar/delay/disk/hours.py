@@ -6,10 +6,12 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from sidecar import files
 from sidecar.delay.disk.blocks import NO_KEY, NO_VALUE, ROW, ROW_BYTES, ROW_TYPE, SEQUENCE_BITS
 from sidecar.delay.disk.changes import Changes, Entry
+from sidecar.delay.disk.gathered import OfHour
 from sidecar.delay.disk.hour import HOUR_MS, SECOND_SEQUENCES, SUFFIX, HourFile, Known
 
 BUFFERED_BYTES_MAX = 32 << 20
@@ -193,6 +195,16 @@ class Hours:
                 added += 1
             begin = end
         return added
+
+    def _put_gathered(self, file: HourFile, of_hour: OfHour, which: NDArray[np.bool_]) -> None:
+        """Put these messages of an hour, which have positions already."""
+        table, payloads = of_hour.block(np.flatnonzero(which), len(file.pending.payloads))
+        if table:
+            file.reserve_all(of_hour.table["position"][which])
+            file.pending.table += table
+            file.pending.payloads += payloads
+            self._buffered_bytes += len(table) + len(payloads)
+            self._note(file)
 
     def _flush(self, file: HourFile) -> None:
         nbytes = file.pending.nbytes
