@@ -210,8 +210,8 @@ class Journal:
         self._job: Job | None = None
         self.broken: OSError | None = None
         """Why nothing can be made durable any more."""
-        self.bytes_max = WAL_BYTES_MAX
-        """Size at which a log is full."""
+        self.bytes_max: int | None = None
+        """Size at which a log is full; None for `WAL_BYTES_MAX`."""
         self.asks = False
         """Whether the checkpoints to come wait until they are allowed, or the log is `ASKED_BYTES_MAX` long."""
 
@@ -294,7 +294,7 @@ class Journal:
         return self._job
 
     def _is_full(self) -> bool:
-        return self._log.end > self.bytes_max or bool(self._lanes.over())
+        return self._log.end > (self.bytes_max or WAL_BYTES_MAX) or bool(self._lanes.over())
 
     def _switch(self, log: Wal) -> None:
         old, self._log, self._next = self._log, log, None

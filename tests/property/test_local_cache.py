@@ -10,6 +10,7 @@ from random import Random
 import pytest
 
 from sidecar.delay import adoption, journal, lanes, readers
+from sidecar.delay.changelog import cache
 from sidecar.delay.changelog.cache import LocalCache
 from sidecar.delay.changelog.kept import Point
 from sidecar.delay.disk import hours
@@ -31,6 +32,7 @@ SMALL = {
     (readers, "LOADED_MESSAGES_MAX"): 30,
     (lanes, "_CHUNK"): 3,
     (journal, "WAL_BYTES_MAX"): 3_000,
+    (cache, "LOG_BYTES_MAX"): 2_000,
     (adoption, "RECORD_BYTES_MAX"): 1_000,
 }
 """Bounds so small that all that they bound happens."""

@@ -64,7 +64,7 @@ class Appends:
         nbytes = sum(ENTRY_BYTES + len(entry.key) + len(entry.value or b"") for entry in entries)
         self._waiting[change] = lowest, nbytes
         self.waiting_bytes += nbytes
-        owned.unmarked += count
+        owned.behind += count
         self.entries += count
 
         def done(offset: int) -> None:

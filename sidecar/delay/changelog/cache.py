@@ -20,7 +20,7 @@ from sidecar.delay.disk.changes import Kind, PlacedRow, sections
 from sidecar.delay.disk.hour import HOUR_MS
 from sidecar.delay.disk.hours import hour_of
 from sidecar.delay.disk.snapshot import Snapshot
-from sidecar.delay.disk.wal import CHECKPOINT, WAL_BYTES_MAX, logs_of, records
+from sidecar.delay.disk.wal import CHECKPOINT, logs_of, records
 from sidecar.delay.interface import Row
 from sidecar.delay.partitions import PartitionStore
 from sidecar.delay.replay import KEEP
@@ -195,7 +195,7 @@ class LocalCache(PartitionStore):
 
     def adopt(self, number: int, rows: Iterable[PlacedRow]) -> None:
         """Hold messages that have positions; see `Adoption.adopt`."""
-        self._journal.bytes_max = WAL_BYTES_MAX
+        self._journal.bytes_max = None
         super().adopt(number, rows)
 
     def put(self, number: int, rows: Iterable[Row]) -> list[int]:

@@ -1,7 +1,8 @@
 """What the local files vouch for, in its byte form. Bytes in and out, no file and no broker.
 
-A note says of an owned partition: a *mark* is in its changelog at an offset. The local files have all that this owner
-appended before, and nothing that it appended later. Nobody else appended anything between its claim and the mark.
+A note says of an owned partition: a *bookmark* is in its changelog at an offset. The local files have all that this
+owner appended before, and nothing that it appended later. Nobody else appended anything between its claim and the
+bookmark.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ from sidecar.delay.changelog.records import Kept, Lineage, kept_bytes, read_stat
 
 _KIND, _VERSION = "changelog notes", 1
 _NOTE = struct.Struct("<HQQIQQQIIII")
-"""Number of the partition, store, incarnation, hash of the topic's id, epoch, number of the mark, offset; bytes of the
-name and of the state, or `_NO_STATE`; messages that were moved, and groups of keys."""
+"""Number of the partition, store, incarnation, hash of the topic's id, epoch, number of the bookmark, offset; bytes of
+the name and of the state, or `_NO_STATE`; messages that were moved, and groups of keys."""
 _MOVED = struct.Struct("<QI")
 """Position, and number of keys."""
 _COUNT = struct.Struct("<I")
@@ -35,10 +36,10 @@ class Note(NamedTuple):
     """The id of the changelog."""
     lineage: Lineage
     epoch: int
-    mark: int
-    """Its number: later marks have higher ones."""
+    bookmark: int
+    """Its number: later bookmarks have higher ones."""
     offset: int
-    """That of the mark, or of one with the same number before it."""
+    """That of the bookmark, or of one with the same number before it."""
     kept: Kept | None
     """The state that was kept last."""
     moved: Sequence[tuple[int, list[bytes]]]
@@ -53,7 +54,7 @@ def encoded(notes: Iterable[Note]) -> bytes:
     for note in notes:
         state = b"" if note.kept is None else kept_bytes(note.kept)
         head = _NOTE.pack(
-            note.number, note.store, *note.lineage, note.epoch, note.mark, note.offset,
+            note.number, note.store, *note.lineage, note.epoch, note.bookmark, note.offset,
             len(note.name), _NO_STATE if note.kept is None else len(state), len(note.moved), len(note.removable),
         )  # fmt: skip
         pieces += [head, note.name, state]
@@ -78,7 +79,7 @@ def decoded(blob: bytes) -> list[Note]:
     """
     reader, notes = _Reader(unseal(_KIND, _VERSION, blob)), []
     while reader.left:
-        (number, store, incarnation, topic, epoch, mark, offset, name_bytes, state_bytes, moved, removable) = (
+        (number, store, incarnation, topic, epoch, bookmark, offset, name_bytes, state_bytes, moved, removable) = (
             reader.unpack(_NOTE)
         )
         name = reader.take(name_bytes)
@@ -87,7 +88,7 @@ def decoded(blob: bytes) -> list[Note]:
         changed = [(position, reader.keys(count)) for position, count in heads]
         ended = [reader.keys(*reader.unpack(_COUNT)) for _ in range(removable)]
         lineage = Lineage(incarnation, topic)
-        notes.append(Note(number, name, store, lineage, epoch, mark, offset, kept, changed, ended))
+        notes.append(Note(number, name, store, lineage, epoch, bookmark, offset, kept, changed, ended))
     return notes
 
 

@@ -37,13 +37,13 @@ class Owned:
     """All keys of messages that earlier owners cancelled, and that owners to come must know; each message's first."""
     next_offset: int | None = None
     """The offset of what is acknowledged next if nobody else has appended anything since the claim; None if one has."""
-    mark: int = 0
-    """The number of the last mark that was appended; 0 if there is none, or none that notes may refer to."""
-    mark_offset: int | None = None
+    bookmark: int = 0
+    """The number of the last bookmark that was appended; 0 if there is none, or none that notes may refer to."""
+    bookmark_offset: int | None = None
     """Its offset, once it is acknowledged."""
     valid: int = 0
-    """Notes of marks with smaller numbers are not to be believed."""
-    unmarked: int = 0
+    """Notes of bookmarks with smaller numbers are not to be believed."""
+    behind: int = 0
     """Number of entries that were appended behind it."""
     withheld: list[list[bytes]] = field(default_factory=list)
     """All keys of changed messages that are not needed any more; they stay until a note has the change."""

@@ -13,26 +13,26 @@ from typing import NamedTuple
 from sidecar.delay.changelog.interface import Entry
 from sidecar.delay.disk.blocks import NO_KEY
 
-MESSAGE, STATE, CLAIM, CHANGE, MARK = b"m", b"s", b"c", b"x", b"n"
+MESSAGE, STATE, CLAIM, CHANGE, BOOKMARK = b"m", b"s", b"c", b"x", b"n"
 _VERSION = 1
 KEY = struct.Struct(">cQQQ")
 """The key of a message: kind, position, epoch, origin."""
 STATE_KEY = struct.Struct(">cQ")
 """The key of a state: kind, epoch."""
-MARK_KEY = struct.Struct(">cQ")
-"""The key of a mark: kind, epoch."""
+BOOKMARK_KEY = struct.Struct(">cQ")
+"""The key of a bookmark: kind, epoch."""
 CHANGE_KEY = struct.Struct(">cQQQQQ")
 """The key of a change: kind; position, epoch, origin of the message; epoch of who changed it, and the position that the
 message has from now on, or `CANCELLED`."""
 CANCELLED = 0
-_KEY_BYTES = {MESSAGE: KEY.size, STATE: STATE_KEY.size, CHANGE: CHANGE_KEY.size, MARK: MARK_KEY.size}
+_KEY_BYTES = {MESSAGE: KEY.size, STATE: STATE_KEY.size, CHANGE: CHANGE_KEY.size, BOOKMARK: BOOKMARK_KEY.size}
 _MESSAGE = struct.Struct(">BQIQII?")
 """Version, incarnation, hash of the topic's id, timestamp or `NO_TIMESTAMP`, bytes of the key or `NO_KEY`, bytes of the
 headers, whether there is a value; key, headers and value follow."""
 _STATE = struct.Struct(">B?QQ")
 """Version, whether a commit has named the epoch, watermark, seen; the state follows."""
 _CHANGE = bytes([_VERSION])
-_MARK = struct.Struct("<BQQ")
+_BOOKMARK = struct.Struct("<BQQ")
 """Version, number, and the number below which local files are not to be believed."""
 
 
@@ -83,12 +83,12 @@ class Change(NamedTuple):
     """Where it is from now on, or `CANCELLED`."""
 
 
-class Mark(NamedTuple):
+class Bookmark(NamedTuple):
     """A place in the log of an owner, which its local files refer to."""
 
     number: int
     valid: int
-    """The lowest number that local files may refer to: some of what followed the marks before may be gone."""
+    """The lowest number that local files may refer to: some of what followed the bookmarks before may be gone."""
 
 
 def topic_hash(topic_id: str) -> int:
@@ -107,7 +107,7 @@ def message_key(position: int, epoch: int, origin: int) -> bytes:
 
 
 def kind_of(key: bytes) -> bytes:
-    """`MESSAGE`, `STATE`, `CHANGE` or `MARK`; empty for any other key, such as what another program appends."""
+    """`MESSAGE`, `STATE`, `CHANGE` or `BOOKMARK`; empty for any other key, such as what another program appends."""
     kind = key[:1]
     return kind if len(key) == _KEY_BYTES.get(kind) else b""
 
@@ -204,26 +204,26 @@ def read_state(raw: bytes) -> Kept:
     return Kept(is_proved, watermark, seen, raw[_STATE.size :])
 
 
-def mark_key(epoch: int) -> bytes:
-    """The key of the marks of an owner."""
-    return MARK_KEY.pack(MARK, epoch)
+def bookmark_key(epoch: int) -> bytes:
+    """The key of the bookmarks of an owner."""
+    return BOOKMARK_KEY.pack(BOOKMARK, epoch)
 
 
-def mark_entry(epoch: int, mark: Mark) -> Entry:
-    """The record of a mark."""
-    return Entry(mark_key(epoch), _MARK.pack(_VERSION, *mark))
+def bookmark_entry(epoch: int, bookmark: Bookmark) -> Entry:
+    """The record of a bookmark."""
+    return Entry(bookmark_key(epoch), _BOOKMARK.pack(_VERSION, *bookmark))
 
 
-def read_mark(key: bytes, raw: bytes) -> tuple[int, Mark]:
-    """Epoch and mark of a record.
+def read_bookmark(key: bytes, raw: bytes) -> tuple[int, Bookmark]:
+    """Epoch and bookmark of a record.
 
     Raises:
         ValueError: It is something else.
     """
     try:
-        version, number, valid = _MARK.unpack(raw)
+        version, number, valid = _BOOKMARK.unpack(raw)
     except struct.error as error:
         raise ValueError(str(error)) from error
     if version != _VERSION:
         raise ValueError(f"version {version}")
-    return int(MARK_KEY.unpack(key)[1]), Mark(number, valid)
+    return int(BOOKMARK_KEY.unpack(key)[1]), Bookmark(number, valid)

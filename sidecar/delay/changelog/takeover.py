@@ -18,21 +18,21 @@ from sidecar.delay.changelog.epochs import NOBODY, counts
 from sidecar.delay.changelog.interface import Entry, Record, Restorer
 from sidecar.delay.changelog.notes import Note
 from sidecar.delay.changelog.records import (
+    BOOKMARK,
     CANCELLED,
     CHANGE,
     KEY,
-    MARK,
     MESSAGE,
     STATE,
+    Bookmark,
     Kept,
     Lineage,
-    Mark,
     MessageKey,
+    bookmark_key,
     claim,
     kind_of,
-    mark_key,
+    read_bookmark,
     read_change,
-    read_mark,
     read_message_key,
     read_message_value,
     read_state,
@@ -171,8 +171,8 @@ class Takeover:
     def _read_on(self, store: int, named: int, void_from: int, epoch: int) -> _Reading | None:
         """Read what came since the note; None if the local files cannot be used.
 
-        The commit names the owner that wrote the note: so there was none in between, and no reset. Its mark must be in
-        the log, which may have lost its end, and be valid, which it is not for a copy of the files that is too old.
+        The commit names the owner that wrote the note: so there was none in between, and no reset. Its bookmark must be
+        in the log, which may have lost its end, and be valid: it is not if the files are a copy that is too old.
         """
         note = self.note
         if note is None or (note.store, note.lineage, note.epoch) != (store, self.start.lineage, named):
@@ -182,8 +182,8 @@ class Takeover:
             self._read(reading, epoch, note.offset)
         except LaterError:
             return None
-        mark = reading.mark
-        return reading if mark is not None and mark.valid <= note.mark <= mark.number else None
+        bookmark = reading.bookmark
+        return reading if bookmark is not None and bookmark.valid <= note.bookmark <= bookmark.number else None
 
     def _read(self, reading: _Reading, end: int, begin: int = 0) -> None:
         rows: list[PlacedRow] = []
@@ -218,7 +218,7 @@ class _Reading:
         self._void_from = void_from
         self.note = note
         self.kept = note.kept if note else None
-        self.mark: Mark | None = None
+        self.bookmark: Bookmark | None = None
         """The last one of the owner that the commit names."""
         self.records = 0
         self.removed: set[bytes] = set()
@@ -261,14 +261,14 @@ class _Reading:
                 self._state(record, value)
             elif kind == CHANGE:
                 self._change(record)
-            elif kind == MARK and value is not None:
-                self._mark(record, value)
+            elif kind == BOOKMARK and value is not None:
+                self._bookmark(record, value)
         return rows
 
-    def _mark(self, record: Record, value: bytes) -> None:
-        epoch, mark = read_mark(record.key, value)
+    def _bookmark(self, record: Record, value: bytes) -> None:
+        epoch, bookmark = read_bookmark(record.key, value)
         if epoch == self._named:
-            self.mark = mark
+            self.bookmark = bookmark
         if epoch <= self._named:
             self._states.append(record.key)
 
@@ -355,7 +355,7 @@ class _Reading:
         """Keys of states, which that of this owner replaces, and of messages that were ended and not removed."""
         watermark = self.kept.watermark if self.kept is not None else 0
         ended = [key for key in self._late if read_message_key(key).position < watermark]
-        of_owner = [state_key(self._named), mark_key(self._named)] if self.note else []
+        of_owner = [state_key(self._named), bookmark_key(self._named)] if self.note else []
         cancelled = [key for keys in self._removable() if not self._must_stay(keys[0]) for key in keys]
         return [*dict.fromkeys([*self._states, *of_owner, *ended, *cancelled])]
 

@@ -1,11 +1,11 @@
-"""Lets the local files outlive the process: marks in the changelogs, and notes that refer to them.
+"""Lets the local files outlive the process: bookmarks in the changelogs, and notes that refer to them.
 
-A note is taken of all partitions at once: each changelog gets a mark behind all that was appended before. Once the
-marks are acknowledged and the files are durable, the notes are written. A start with them reads the changelog from the
-mark on.
+A note is taken of all partitions at once: each changelog gets a bookmark behind all that was appended before. Once the
+bookmarks are acknowledged and the files are durable, the notes are written. A start with them reads the changelog from
+the bookmark on.
 
 What compaction removes meanwhile must not be missed. A message that was delivered is below the watermark of the last
-state. A message that was cancelled or moved is not: so its records are removed behind a mark that makes older notes
+state. A message that was cancelled or moved is not: so its records are removed behind a bookmark that makes older notes
 invalid, and only when the newest one has the change.
 """
 
@@ -19,12 +19,12 @@ from sidecar.delay.changelog.interface import Entry
 from sidecar.delay.changelog.kept import KeptRows, Point
 from sidecar.delay.changelog.notes import Note, decoded, encoded
 from sidecar.delay.changelog.owned import Owned
-from sidecar.delay.changelog.records import Mark, mark_entry
+from sidecar.delay.changelog.records import Bookmark, bookmark_entry
 
 NOTE_S = 5.0
 """Time from a note to the next one."""
 ENTRIES_MAX = 10_000
-"""Entries behind the last marks from which on a note is taken at once."""
+"""Entries behind the last bookmarks from which on a note is taken at once."""
 KEYS_MAX = 10_000
 """Keys of a partition in a note."""
 SPARE_S = 600.0
@@ -51,7 +51,7 @@ class Vouching:
     Args:
         cache: The local files.
         owned: The owned partitions by number.
-        appends: Appends the marks, and counts entries.
+        appends: Appends the bookmarks, and counts entries.
         clock: Seconds.
         entries_max: See `ENTRIES_MAX`.
     """
@@ -69,7 +69,7 @@ class Vouching:
         self._spare = {note.name: note for note in _found(cache.vouched)}
         self._spare_until_s = clock() + SPARE_S
         self._next_s = clock() + NOTE_S
-        self._mark = 0
+        self._bookmark = 0
         self._taking: _Taking | None = None
         cache.retain([note.number for note in self._spare.values()])
 
@@ -98,14 +98,14 @@ class Vouching:
         """What is to be appended now, so that the records of changed messages are removed."""
         if len(owned.withheld) + len(owned.moved) > KEYS_MAX:
             owned.next_offset = None
-        if owned.mark and owned.next_offset is not None:
+        if owned.bookmark and owned.next_offset is not None:
             return []
         groups, owned.withheld = [*owned.noted, *owned.withheld], []
         owned.noted = []
         entries = [Entry(key, None) for keys in groups for key in keys]
-        if entries and owned.mark:  # no note follows: none may hold
-            entries.insert(0, mark_entry(owned.epoch, Mark(owned.mark, owned.mark + 1)))
-            owned.mark = 0
+        if entries and owned.bookmark:  # no note follows: none may hold
+            entries.insert(0, bookmark_entry(owned.epoch, Bookmark(owned.bookmark, owned.bookmark + 1)))
+            owned.bookmark = 0
         return entries
 
     # Notes
@@ -148,7 +148,7 @@ class Vouching:
 
     def _begun(self) -> _Taking:
         point = self._cache.point()
-        self._mark += 1
+        self._bookmark += 1
         self._next_s = self._clock() + NOTE_S
         taking = _Taking(point, [], list(self._spare.values()), 0, point.changes)
         for number, owned in self._owned.items():
@@ -161,34 +161,38 @@ class Vouching:
         removable = owned.removable()
         owned.noted, owned.withheld = [*owned.noted, *owned.withheld], []
         note = Note(
-            number, owned.name, owned.store, owned.lineage, owned.epoch, owned.mark, 0, owned.kept,
+            number, owned.name, owned.store, owned.lineage, owned.epoch, owned.bookmark, 0, owned.kept,
             [(position, list(keys)) for position, keys in owned.moved.items()], removable,
         )  # fmt: skip
-        if owned.unmarked or not owned.mark:
+        if owned.behind or not owned.bookmark:
 
             def acknowledged(offset: int) -> None:
                 taking.left -= 1
-                owned.mark_offset = None if owned.next_offset is None else offset
+                owned.bookmark_offset = None if owned.next_offset is None else offset
 
-            owned.mark, owned.mark_offset = self._mark, None
+            owned.bookmark, owned.bookmark_offset = self._bookmark, None
             taking.left += 1
-            self._appends.append(owned, [mark_entry(owned.epoch, Mark(owned.mark, owned.valid))], acknowledged)
-            owned.unmarked = 0
-        taking.drafts.append((owned, note._replace(mark=owned.mark)))
+            self._appends.append(owned, [_bookmark(owned)], acknowledged)
+            owned.behind = 0
+        taking.drafts.append((owned, note._replace(bookmark=owned.bookmark)))
 
     def _end(self, taking: _Taking) -> None:
         """The notes are durable: what they have of changes may be removed."""
         self._cache.allow(taking.point)
         for owned, note in taking.drafts:
-            if self._owned.get(note.number) is owned and owned.noted and owned.mark_offset is not None:
-                owned.valid = owned.mark
+            if self._owned.get(note.number) is owned and owned.noted and owned.bookmark_offset is not None:
+                owned.valid = owned.bookmark
                 groups, owned.noted = owned.noted, []
                 entries = [Entry(key, None) for keys in groups for key in keys]
-                self._appends.append(owned, [mark_entry(owned.epoch, Mark(owned.mark, owned.valid)), *entries])
+                self._appends.append(owned, [_bookmark(owned), *entries])
+
+
+def _bookmark(owned: Owned) -> Entry:
+    return bookmark_entry(owned.epoch, Bookmark(owned.bookmark, owned.valid))
 
 
 def _notes(drafts: Sequence[tuple[Owned, Note]]) -> list[Note]:
-    return [note._replace(offset=owned.mark_offset) for owned, note in drafts if owned.mark_offset is not None]
+    return [note._replace(offset=owned.bookmark_offset) for owned, note in drafts if owned.bookmark_offset is not None]
 
 
 def _found(vouched: bytes | None) -> list[Note]:
