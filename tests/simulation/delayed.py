@@ -45,8 +45,6 @@ TP = TopicPartition("t", 0)
 LENGTH = 60
 START_MS = 1_000_000
 SETTLE_ROUNDS_MAX = 3_000
-ENTRIES_MAX = 4
-"""Entries of a changelog from which on the local files are vouched for again."""
 GROUPS: dict[int, str | None] = {0: "g0", 1: "g1", 2: "g2", 3: None}
 
 Row = tuple[int, int, int | None, int | str | None]
@@ -104,6 +102,8 @@ class Circumstances:
     resets: float
     requests: float
     """How often an operator cancels or releases a message."""
+    entries_max: int
+    """Entries of a changelog from which on the local files are vouched for again."""
 
     @classmethod
     def of(cls, seed: int) -> Circumstances:
@@ -145,6 +145,7 @@ class Circumstances:
             reloads=r.choice((0.005, 0.05)),
             resets=r.choice((0.0, 0.0, 0.01)),
             requests=r.choice((0.0, 0.03, 0.15)),
+            entries_max=r.choice((4, 40)),
         )
 
 
@@ -214,7 +215,7 @@ class Host:
     def _with_changelog(self, log: ModelLog) -> Takeovers:
         disk = self.disk.restarted(self._chance) if isinstance(self.disk, ModelCache) else ModelCache(self._number + 1)
         self.disk, self.changelog, self.jobs = disk, ModelChangelog(log), []
-        self.store = store = ChangelogStore(disk, self.changelog, self._world.clock, ENTRIES_MAX)
+        self.store = store = ChangelogStore(disk, self.changelog, self._world.clock, self.plan.entries_max)
         return Takeovers(
             store, log, partial(name_of, "g"), self.jobs.append, self, self._world.wall_ms, self._world.clock
         )
@@ -618,6 +619,7 @@ class World:
         assert owner is not None
         if self.log is not None and self.chance() < 0.5:
             owner.calm()
+            self.log.compact()
         if self.chance() < 0.6 or len(self.hosts) == 1:
             owner.die()
         following = self.hosts[int(self.chance() * len(self.hosts))]

@@ -9,7 +9,9 @@ from sidecar.core.records import TopicPartition
 from sidecar.delay.changelog.records import MESSAGE, STATE, Lineage, read_message_key, read_state
 from sidecar.delay.changelog.store import ChangelogStore
 from sidecar.delay.changelog.takeover import Start, Takeover
+from sidecar.delay.changelog.vouching import NOTE_S
 from sidecar.delay.disk.blocks import NO_TIMESTAMP
+from sidecar.delay.disk.changes import PlacedRow
 from sidecar.delay.interface import Row
 from tests.support.model_changelog import ModelCache, ModelChangelog, ModelLog
 
@@ -20,21 +22,53 @@ END = 1 << 62
 class Scene:
     """A process that owns the only partition of a changelog."""
 
-    def __init__(self, log: ModelLog | None = None, epoch: int = 0) -> None:
+    def __init__(self, log: ModelLog | None = None, epoch: int = 0, cache: ModelCache | None = None) -> None:
         self.log = log or ModelLog(lambda: 0.99)  # nothing is late, nothing is compacted
         self.changelog = ModelChangelog(self.log)
-        self.cache = ModelCache()
-        self.store = ChangelogStore(self.cache, self.changelog)
+        self.cache = cache or ModelCache()
+        self.now_s = 0.0
+        self.store = ChangelogStore(self.cache, self.changelog, lambda: self.now_s)
         self.number = self.own(epoch)
 
     def own(self, epoch: int = 0) -> int:
         """Take the partition over, with this epoch in the commit."""
-        number, _ = self.store.begin(NAME)
+        number, note = self.store.begin(NAME)
+        begun = [number]
+
+        def adopt(rows: list[PlacedRow], is_anew: bool) -> None:
+            if is_anew and note is not None:
+                begun.append(self.store.begin_anew(NAME, begun[-1]))
+            self.store.adopt(begun[-1], rows)
+
         start = Start(Stores(7 if epoch else 0, (), epoch), LINEAGE, 0, 0, 0)
-        taken_over = Takeover(self.log, TP, start, lambda rows, _: self.store.adopt(number, rows)).run()
-        self.epoch = taken_over.epoch
-        self.store.own(NAME, number, TP, LINEAGE, taken_over)
-        return number
+        self.taken_over = Takeover(self.log, TP, start, adopt, note).run()
+        self.epoch = self.taken_over.epoch
+        self.store.own(NAME, begun[-1], TP, LINEAGE, self.taken_over)
+        return begun[-1]
+
+    def commit(self) -> None:
+        """The first commit, and its proof."""
+        self.store.keep(self.number, b"state", 0, 0)
+        self.store.committed(self.number, 0)
+        self.land()
+
+    def note(self) -> None:
+        """Time passes, and a note is taken."""
+        self.now_s += NOTE_S
+        for _ in range(4):
+            self.sync()
+            self.land()
+
+    def sync(self) -> None:
+        """The local files are written."""
+        job = self.store.begin_sync()
+        if job is not None:
+            job.run()
+            self.store.ended_sync(job, None)
+
+    def restarted(self, epoch: int | None = None) -> Scene:
+        """The next process on this host, after the end of this one; by default the commit names the epoch."""
+        return Scene(self.log, self.epoch if epoch is None else epoch, self.cache.restarted(lambda: 0.99))
 
     def put(self, *dues: int, first: int = 0, value: bytes = b"") -> Sequence[int]:
         """Put messages that are due then, with origins in rising order; their positions."""
