@@ -54,6 +54,7 @@ bench: $(INSTALLED) jars
 	@$(BIN)/python -m benchmarks.throughput
 	@$(BIN)/python -m benchmarks.ledger
 	@$(BIN)/python -m benchmarks.delay
+	@$(BIN)/python -m benchmarks.delay_restart
 
 bench-spark: $(INSTALLED) jars
 	@$(BIN)/python -m benchmarks.spark_zone
