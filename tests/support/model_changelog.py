@@ -35,7 +35,7 @@ class ModelLog:
 
     def compact(self) -> None:
         """Remove what later records replace, and sometimes tombstones, up to some offset."""
-        until = int(self._chance() * (self._end + 1))
+        until = self._end if self._chance() < 0.3 else int(self._chance() * (self._end + 1))
         last = {record.key: record.offset for record in self.records}
         with_tombstones = self._chance() < 0.5
         newest = {record.key: record.offset for record in self.records if record.offset < until}
