@@ -68,7 +68,7 @@ class PartitionStore(Writes, Adoption):
         self._follow(logs, is_changed=is_changed)
 
     def _repeated(self, snapshot: Snapshot, logs: Mapping[int, Path]) -> Iterable[tuple[Path, int | None]]:
-        """The logs that a start repeats, each with the offset at which it is cut off."""
+        """The logs that a start repeats, each with its durable bytes, None if they are not known."""
         return [(log, None) for number, log in logs.items() if number >= snapshot.log]
 
     def _follow(self, logs: Mapping[int, Path], *, is_changed: bool) -> None:

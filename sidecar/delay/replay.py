@@ -48,7 +48,7 @@ class Replay:
         """Repeat logs in their order; return whether they have anything.
 
         Args:
-            logs: Each with the offset at which it is cut off, None for all of it.
+            logs: Each with its durable bytes, None if they are not known; see `records`.
 
         Raises:
             OSError: A log or the file of an hour cannot be read, or the disk cannot be written.

@@ -104,10 +104,10 @@ class LocalCache(PartitionStore):
         point, _ = self._found = _decoded([b"", *states, *of_logs][-1] or b"")
         if point.log < snapshot.log:
             raise ValueError("the last point is before the checkpoint")
-        if point.end and found[point.log].stat().st_size < point.end:
-            raise ValueError("the log is shorter than it was")
+        if point.end and point.log not in found:
+            raise ValueError("the log is missing")
         counting = {number: log for number, log in found.items() if number <= point.log}
-        return [(log, point.end if number == point.log else None) for number, log in counting.items()]
+        return [(log, point.end if number == point.log else log.stat().st_size) for number, log in counting.items()]
 
     def _follow(self, logs: Mapping[int, Path], *, is_changed: bool) -> None:
         """Cut the logs off at the point, and begin a checkpoint, which later jobs complete: a start waits for no file.

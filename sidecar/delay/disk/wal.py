@@ -96,7 +96,7 @@ def records(path: Path, until: int | None = None) -> Iterator[memoryview | int]:
 
     Args:
         path: The log.
-        until: The offset at which it is cut off; None for all of it.
+        until: Its durable bytes, if they are known: what follows is left out, and what lacks counts as damaged.
 
     Raises:
         OSError: It cannot be read.
@@ -114,3 +114,5 @@ def records(path: Path, until: int | None = None) -> Iterator[memoryview | int]:
         else:
             found = raw.find(_MAGIC_BYTES, at + 1)
             at = found if found >= 0 else len(raw)
+    if until is not None and lost < until:
+        yield until - lost

@@ -128,6 +128,17 @@ def test_a_log_that_lost_its_end_has_what_was_vouched_for_before(tmp_path: Path,
         assert (cache.vouched, cache.held(number)) == (b"first", 100)
 
 
+def test_a_log_whose_last_record_is_damaged_is_not_used(tmp_path: Path, number: int) -> None:
+    """What follows it tells that it was durable."""
+    (log,) = (path for path in (tmp_path / "c").glob("*.wal") if path.stat().st_size)
+    raw = bytearray(log.read_bytes())
+    at = raw.rindex(b"x" * 100)  # the message that was put before the last point
+    raw[at] ^= 1
+    log.write_bytes(raw)
+    with closing(LocalCache(tmp_path / "c")) as cache:
+        assert cache.vouched is None
+
+
 def test_files_that_were_found_damaged_are_not_used_again(tmp_path: Path, number: int) -> None:
     """A block is checked when its hour is read."""
     for path in (tmp_path / "c").glob("*.delay"):
