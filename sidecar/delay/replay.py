@@ -21,6 +21,8 @@ KEEP = struct.Struct("<HQQQ")
 """Partition, watermark, mark, floor; the state follows."""
 CANCEL = struct.Struct("<HQ")
 """Partition and position."""
+REMOVE = struct.Struct("<HQQ")
+"""Partition, position and epoch of one of several messages at a position."""
 FORGET = struct.Struct("<HQQ")
 """Partition, and a range of origins."""
 PARTITION = struct.Struct("<H")
@@ -41,6 +43,7 @@ class Replay:
         self._cancelled: list[tuple[int, int]] = []
         self._gathered, self._kind = Gathered(), Kind.PUT
         """Messages that the hours do not have yet, and whether they were put or adopted."""
+        self._removed: list[tuple[int, int, int]] = []
         self._moved: set[int] = set()
         """Partitions whose watermark is another one."""
 
@@ -65,6 +68,8 @@ class Replay:
         if is_changed:
             self._restore()
             self._lanes.settle(self._cancelled, self._moved)
+            for number, position, epoch in self._removed:
+                self._lanes.cancel(number, position, epoch)
         return is_changed
 
     def _repeat(self, kind: Kind, body: memoryview) -> None:
@@ -83,6 +88,8 @@ class Replay:
         elif kind == Kind.DROP:
             self._restore()
             lanes.leave(*PARTITION.unpack(body))
+        elif kind == Kind.REMOVE:
+            self._removed.append(REMOVE.unpack(body))
         else:
             self._cancelled.append(CANCEL.unpack(body))
 

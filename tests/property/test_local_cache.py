@@ -23,7 +23,7 @@ START_MS = 500_000 * HOUR_MS
 END = START_MS + 1_000 * HOUR_MS << 20
 ACTIONS = (
     *("put",) * 6, *("adopt",) * 3, *("take",) * 5, *("keep",) * 3, *("begin",) * 4, *("run",) * 4, *("ended",) * 4,
-    *("point",) * 4, *("vouch",) * 4, "cancel", "release", "drop", "kill", "power",
+    *("point",) * 4, *("vouch",) * 4, "cancel", "remove", "release", "drop", "kill", "power",
 )  # fmt: skip
 SMALL = {
     (hours, "HOUR_BYTES_MAX"): 600,
@@ -152,6 +152,16 @@ class World:
             position = random.choice(waiting)
             assert self.cache.cancel(number, position)
             del model.held[position]
+
+    def remove(self, random: Random) -> None:
+        """One of two messages at a position is removed."""
+        number, model = self.pick(random)
+        position = START_MS + random.randrange(4 * HOUR_MS) << 20 | 1 << 18 | 1 + next(self.numbers)
+        if position >= model.cursor:
+            for epoch in (3, 5):
+                self.cache.adopt(number, [(position, 1, epoch, NO_TIMESTAMP, None, b"", b"%d" % epoch)])
+            assert self.cache.remove(number, position, 3)
+            model.held[position] = 1, b"5"
 
     def release(self, random: Random) -> None:
         """Bring one forward that was not taken."""

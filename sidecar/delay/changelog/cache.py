@@ -23,7 +23,7 @@ from sidecar.delay.disk.snapshot import Snapshot
 from sidecar.delay.disk.wal import CHECKPOINT, logs_of, records
 from sidecar.delay.interface import Row
 from sidecar.delay.partitions import PartitionStore
-from sidecar.delay.replay import KEEP
+from sidecar.delay.replay import KEEP, REMOVE
 from sidecar.errors import StateError
 from sidecar.state.folder import LOCK_FILE
 
@@ -212,7 +212,11 @@ class LocalCache(PartitionStore):
             StateError: The file of its hour cannot be read.
         """
         with self._folder.errors("read"):
-            return self._lanes.cancel(number, position, epoch)
+            is_ended = self._lanes.cancel(number, position, epoch)
+        if is_ended:
+            self._journal.record.add(Kind.REMOVE, REMOVE.pack(number, position, epoch))
+            self._journal.progress.note()
+        return is_ended
 
     @property
     def unsynced(self) -> int | None:

@@ -116,6 +116,7 @@ class Kind(IntEnum):
     ADOPT = 6
     LEARN = 7
     DROP = 8
+    REMOVE = 9
 
 
 _SECTION = struct.Struct("<BI")
