@@ -117,11 +117,11 @@ class HeldStore(StoreWrites, Protocol):
         ...
 
     def held(self, number: int) -> int:
-        """Number of messages that were put and are not ended."""
+        """Number of messages that were put and are not ended, without parked parts."""
         ...
 
     def hours(self) -> Mapping[int, int]:
-        """Number of messages that are not ended, by the hour in which they are due, counted since the epoch."""
+        """Number of messages that are not ended, by the hour in which they are due, without parked parts."""
         ...
 
     def put(self, number: int, rows: Iterable[Row]) -> Sequence[int]:
@@ -179,6 +179,38 @@ class HeldStore(StoreWrites, Protocol):
 
         Raises:
             StateError: A file cannot be read, or the disk is full.
+        """
+        ...
+
+    def park(self, number: int, row: PlacedRow) -> int:
+        """Keep a parked part, at a position from `PARKED_FROM` on; return its epoch, which that of the row is not.
+
+        Raises:
+            StateError: The disk is full; nothing was put.
+        """
+        ...
+
+    def origins(self, number: int, positions: Sequence[int]) -> Mapping[int, int]:
+        """The origins of messages that are not ended, by position.
+
+        Raises:
+            StateError: A file cannot be read.
+        """
+        ...
+
+    def parked(self, number: int) -> Sequence[Held]:
+        """The parked parts that are kept, in no order, without their values.
+
+        Raises:
+            StateError: A file cannot be read.
+        """
+        ...
+
+    def unpark(self, number: int, position: int, epoch: int, origin: int) -> None:
+        """Remove a parked part.
+
+        Raises:
+            StateError: A file cannot be read.
         """
         ...
 

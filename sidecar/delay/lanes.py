@@ -15,7 +15,7 @@ from sidecar.delay.disk.blocks import ROW_TYPE, SEQUENCE_BITS, Held
 from sidecar.delay.disk.changes import Changes, Entry
 from sidecar.delay.disk.filed import Filed
 from sidecar.delay.disk.hour import HOUR_MS, Damage, HourFile, Known, ShorterError
-from sidecar.delay.disk.hours import BUFFERED_BYTES_MAX, Hours, NewRow, hour_of, start_of
+from sidecar.delay.disk.hours import BUFFERED_BYTES_MAX, PARKED_HOUR, Hours, NewRow, hour_of, start_of
 from sidecar.delay.disk.listing import Listed, listed
 from sidecar.delay.disk.wheel import Positions
 from sidecar.delay.readers import DROPPED, Lane, Left, Loaded
@@ -375,7 +375,8 @@ class Lanes(Hours):
     def over(self) -> list[int]:
         """Hours that have no message that is not ended, if they are past or take up enough: a new file may follow."""
         past, enough = hour_of(self.mark), self.reclaimed_bytes
-        return [hour for hour in self.left.empty if hour < past or self._hours[hour].size >= enough]
+        to_come = range(past, PARKED_HOUR)
+        return [hour for hour in self.left.empty if hour not in to_come or self._hours[hour].size >= enough]
 
     def path(self, hour: int) -> Path:
         """The path of an hour's file."""

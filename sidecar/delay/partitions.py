@@ -17,6 +17,7 @@ from sidecar.delay.disk.blocks import DUE_MAX_MS, ORIGIN_MAX, POSITION_MAX, PUT_
 from sidecar.delay.disk.changes import Kind, placed
 from sidecar.delay.disk.hour import SUFFIX as HOUR_SUFFIX
 from sidecar.delay.disk.hour import Damage
+from sidecar.delay.disk.hours import PARKED_FROM, PARKED_HOUR
 from sidecar.delay.disk.listing import Listed
 from sidecar.delay.disk.snapshot import Partition, Snapshot
 from sidecar.delay.disk.wal import CHECKPOINT, logs_of
@@ -147,12 +148,14 @@ class PartitionStore(Writes, Adoption):
         return self._lanes.lanes[number].known.copy()
 
     def held(self, number: int) -> int:
-        """Number of messages that are not ended."""
-        return self._lanes.lanes[number].held
+        """Number of messages that are not ended, without parked parts."""
+        lanes = self._lanes
+        parked = sum(lanes.left.get(number, hour) for hour in lanes.left.hours(number) if hour >= PARKED_HOUR)
+        return lanes.lanes[number].held - parked
 
     def hours(self) -> dict[int, int]:
-        """Number of messages that are not ended, by the hour in which they are due."""
-        return self._lanes.left.totals()
+        """Number of messages that are not ended, by the hour in which they are due, without parked parts."""
+        return {hour: count for hour, count in self._lanes.left.totals().items() if hour < PARKED_HOUR}
 
     def disk_bytes(self) -> int:
         """Bytes of the files of hours and of the logs."""
@@ -202,7 +205,8 @@ class PartitionStore(Writes, Adoption):
 
         It is the start of an hour until the hour's first message is asked for.
         """
-        return self._lanes.next(number)
+        position = self._lanes.next(number)
+        return None if position is None or position >= PARKED_FROM else position
 
     def rewind(self, number: int) -> None:
         """Take everything again that is not ended."""
@@ -282,6 +286,14 @@ class PartitionStore(Writes, Adoption):
             self._journal.record.add(Kind.CANCEL, CANCEL.pack(number, position))
             self._journal.progress.note()
         return is_ended
+
+    def unpark(self, number: int, position: int, epoch: int, origin: int) -> None:  # noqa: ARG002  # where owners share
+        """Remove a parked part.
+
+        Raises:
+            StateError: The file of its hour cannot be read.
+        """
+        self.cancel(number, position)
 
     def release(self, number: int, position: int, due_ms: int) -> int | None:
         """Bring a message at or above the cursor forward; durable with the next write, as a whole.

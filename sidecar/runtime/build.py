@@ -180,4 +180,6 @@ def delivery_rules(settings: Settings, sink: Sink) -> DeliveryRules:
         # One third is for the request, which the sink bounds, and one third for recording its result.
         lease_ms=ledger.remembering.claim_timeout_ms // 3 if ledger else None,
         numbered=settings.source.chosen.numbers_messages,
+        park_after_ms=retry.park_after_ms,
+        park_max_bytes=settings.batch.max_bytes,
     )

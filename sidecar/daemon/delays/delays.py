@@ -13,12 +13,12 @@ from math import inf
 
 import structlog
 
-from sidecar.core.effects import CommitItem, Hold
+from sidecar.core.effects import CommitItem, Fetch, Hold, Park, Unpark
 from sidecar.core.pipeline.pipeline import Pipeline
 from sidecar.core.records import Columns, DeadLetter, Run, TopicPartition
 from sidecar.daemon.delays.owned import Owned
 from sidecar.daemon.delays.requests import Requests
-from sidecar.daemon.delays.takeovers import Takeovers
+from sidecar.daemon.delays.takeovers import Takeovers, wall_clock
 from sidecar.daemon.delays.writing import Synced, Writing
 from sidecar.delay.clock import SteadyClock
 from sidecar.delay.columns import original_of, packed_headers
@@ -70,14 +70,17 @@ class Delays:
         self.takeovers = takeovers
         """Restore what other owners put; None if no other host has the store."""
         self._writing = Writing(store, begin)
-        self.owned = Owned(pipeline, store, group_id, rules, self._tell_held)
+        self.owned = Owned(
+            pipeline, store, group_id, rules, self._tell_held, self._writing.when_durable, lambda: self._now_ms,
+            wall_clock,
+        )  # fmt: skip
         """The partitions."""
         self.requests = Requests(
             pipeline, store, self.owned.numbers, self._is_loading, self._writing.when_durable, lambda: self._wall_ms
         )
         """What an operator asks."""
-        self._unwritten: deque[Hold] = deque()
-        """Messages that the store could not take yet."""
+        self._waiting: deque[Hold | Park | Unpark] = deque()
+        """What the store could not do yet."""
         self._clock = SteadyClock()
         self._now_ms, self._wall_ms = 0.0, 0
         self._any_due = False
@@ -92,21 +95,42 @@ class Delays:
 
     # Holding
 
-    def hold(self, hold: Hold) -> None:
-        """Put messages into the store; the core is told when they are durable."""
-        self._unwritten.append(hold)
-        self._put_all()
+    def perform(self, effect: Hold | Park | Fetch | Unpark) -> None:
+        """Hold, keep, read or remove in the store, in this order; the core is told when it is durable."""
+        if isinstance(effect, Fetch):
+            self._fetch(effect)
+            return
+        if isinstance(effect, Unpark):
+            self.owned.parked.leave(effect)
+        self._waiting.append(effect)
+        self._do_all()
 
-    def _put_all(self) -> bool:
-        """Put what the store did not take yet; return whether it has taken everything."""
-        while self._unwritten:
+    def _fetch(self, effect: Fetch) -> None:
+        try:
+            self.owned.parked.fetch(effect)
+        except StateError as error:
+            self._writing.problem = str(error)
+            self._pipeline.delivery.parker.not_fetched(effect)
+
+    def _do_all(self) -> bool:
+        """Do what the store could not do yet; return whether it has done everything."""
+        while self._waiting:
             try:
-                self._put(self._unwritten[0])
+                self._do(self._waiting[0])
             except StateError as error:
                 self._writing.problem = str(error)
                 return False
-            self._unwritten.popleft()
+            self._waiting.popleft()
         return True
+
+    def _do(self, effect: Hold | Park | Unpark) -> None:
+        match effect:
+            case Hold():
+                self._put(effect)
+            case Park():
+                self.owned.parked.park(effect)
+            case Unpark():
+                self.owned.parked.unpark(effect)
 
     def _put(self, hold: Hold) -> None:
         if not self._pipeline.puts.expects(hold):  # what an earlier ownership read is read again, and put then
@@ -132,7 +156,7 @@ class Delays:
         self._now_ms = now_ms
         if self.takeovers is not None:
             self.takeovers.tend()
-        self._put_all()
+        self._do_all()
         self.requests.tend(now_ms)
         self._writing.sync()
         self._watch_size()
@@ -143,9 +167,9 @@ class Delays:
     def _watch_size(self) -> None:
         used, most = self._store.disk_bytes(), self._disk_max_bytes
         was_full = bool(self._pipeline.orders.store_full)
-        is_full = bool(self._unwritten) or used > most * (GOES_ON_AT if was_full else 1)
+        is_full = bool(self._waiting) or used > most * (GOES_ON_AT if was_full else 1)
         if is_full != was_full:
-            reason = self._writing.problem if self._unwritten else "delayed messages take up delay.disk_max"
+            reason = self._writing.problem if self._waiting else "delayed messages take up delay.disk_max"
             self._pipeline.orders.fill_store(reason if is_full else "")
 
     def ended(self, synced: Synced, now_ms: float) -> None:
@@ -259,7 +283,7 @@ class Delays:
         return self._keep(items) and self._writing.sync_now()
 
     def _keep(self, items: Iterable[CommitItem]) -> bool:
-        if not self._put_all():  # the commit would settle messages that are nowhere
+        if not self._do_all():  # the commit would settle messages that are nowhere
             return False
         try:
             self.owned.keep(items)
@@ -282,7 +306,8 @@ class Delays:
         tp = letter.tp.source
         held = self._store.find(self.owned.number(tp), letter.offset)
         if held is None:
-            return None
+            origin = self.owned.parked.origin(letter.tp, letter.offset)
+            return None if origin is None else replace(letter, tp=tp, offset=origin)
         return replace(letter, tp=tp, offset=held.origin, original=original_of(held))
 
 

@@ -9,6 +9,7 @@ from sidecar.core.effects import CommitItem
 from sidecar.core.lineage import Lineage
 from sidecar.core.pipeline.pipeline import Pipeline
 from sidecar.core.records import TopicPartition
+from sidecar.daemon.delays.parked import ParkedParts
 from sidecar.delay.interface import HeldStore
 from sidecar.delay.progress import Progress, restored
 from sidecar.sources.base import Assignment
@@ -30,6 +31,9 @@ class Owned:
         rules: The hash of the rules.
         tell_held: Tells the core, once all changes so far are durable, that messages are held: with the partition, the
             token and their lowest position.
+        when_durable: Calls something once all changes so far are durable.
+        now_ms: Monotonic time in milliseconds.
+        wall_ms: The time of day.
     """
 
     def __init__(
@@ -39,6 +43,9 @@ class Owned:
         group_id: str,
         rules: bytes,
         tell_held: Callable[[TopicPartition, int, int], None],
+        when_durable: Callable[[Callable[[], None]], None],
+        now_ms: Callable[[], float],
+        wall_ms: Callable[[], int],
     ) -> None:
         self._pipeline = pipeline
         self._store = store
@@ -48,6 +55,8 @@ class Owned:
         self.numbers: dict[TopicPartition, int] = {}
         """The store's numbers of the owned partitions."""
         self._progress: dict[TopicPartition, Progress] = {}
+        self.parked = ParkedParts(pipeline, store, self.numbers, when_durable, now_ms, wall_ms)
+        """Their parked parts."""
 
     def number(self, tp: TopicPartition) -> int:
         """The store's number of a partition, owned or not."""
@@ -58,30 +67,34 @@ class Owned:
         for assignment in assignments:
             tp, seen = assignment.tp, assignment.state.seen
             number = self.numbers[tp] = self.number(tp)
-            self._progress[tp] = self._continued(number, self._restored(number), assignment)
+            progress = self._progress[tp] = self._continued(tp, self._restored(number), assignment)
             known = self._store.known(number)
             known.remove_range(0, seen)
             place = self._store.place(number)
-            stores = assignment.state.stores.taken_by(place.store, seen, place.epoch)
+            stores = assignment.state.stores.taken_by(place.store, assignment.state, place.epoch)
             self._tell_held(tp, self._pipeline.puts.know(tp, known, stores), 0)
+            counted = max(progress.parked, assignment.state.parked_in(place.store))
+            self.parked.take(tp, self.parked.find(tp), counted)
             self._assign(tp)
 
     def _restored(self, number: int) -> Progress:
         identity = Identity("", self._group_id, self._store.place(number).scope, 0)
         return restored(self._store.state(number), identity, self._rules)
 
-    def _continued(self, number: int, progress: Progress, assignment: Assignment) -> Progress:
+    def _continued(self, tp: TopicPartition, progress: Progress, assignment: Assignment) -> Progress:
         """The progress from which the partition goes on: offsets of another incarnation are other messages."""
         state, topic_id, incarnation = assignment.state, assignment.topic_id, assignment.incarnation
+        number, parked = self.numbers[tp], progress.parked
         if progress.incarnation != incarnation:
             # An operator's reset, or other rules: from the offset on all comes again, and is put again.
             below = state.watermark if assignment.held_below is None else assignment.held_below
             self._store.restart(number, below if progress.topic_id == topic_id else None)
+            parked = max((record.number for record, _ in self.parked.find(tp)), default=0)
         else:
             void_from = state.stores.void_from(self._store.place(number).store)
             if void_from is not None:
                 self._store.void(number, void_from, state.seen)
-        now = replace(progress, topic_id=topic_id, incarnation=incarnation)
+        now = replace(progress, topic_id=topic_id, incarnation=incarnation, parked=parked)
         if now != progress:
             self._store.keep(number, now.encoded(self._rules), now.state.watermark, now.state.seen)
         return now
@@ -91,6 +104,7 @@ class Owned:
         # In a shared store a state may be that of an owner who was not proven to be one.
         is_durable = self._store.synced == self._store.changes and not self._store.place(number).epoch
         self._pipeline.assign(tp.store, progress.identity.scope, progress.state, Lineage(durable=is_durable))
+        self.parked.take(tp.store, self.parked.find(tp.store), progress.state.parked)
         self._store.rewind(number)
         self._pipeline.books[tp.store].restore(self._store.held(number))
 
@@ -106,6 +120,7 @@ class Owned:
             if (number := self.numbers.pop(tp, None)) is not None:
                 self._store.leave(number)
             self._progress.pop(tp, None)
+        self.parked.forget(tps)
 
     def with_stores(self, tps: Iterable[TopicPartition]) -> list[TopicPartition]:
         """These partitions, and the delayed messages of each."""

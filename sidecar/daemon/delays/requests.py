@@ -133,16 +133,20 @@ class Requests:
         position = found[0].position
         if asked.what == "show":
             return self._shown(tp, number, position)
-        if not self._change(asked.what, number, position):
+        if not self._change(asked.what, tp, position):
             return _NOT_HELD
         change = _Change(question, asked, number, position, partitions[tp], partitions[tp.store])
         self._when_durable(partial(self._durable, change))
         return None
 
-    def _change(self, what: str, number: int, position: int) -> bool:
+    def _change(self, what: str, tp: TopicPartition, position: int) -> bool:
+        number = self._numbers[tp]
         if what == "cancel":
             return self._store.cancel(number, position)
-        return self._store.release(number, position, self._wall_ms()) is not None
+        earlier = self._store.release(number, position, self._wall_ms())
+        if earlier is not None:
+            self._pipeline.partitions[tp].holding.moved(earlier)
+        return earlier is not None
 
     def _shown(self, tp: TopicPartition, number: int, position: int) -> Answer:
         held = self._store.find(number, position)

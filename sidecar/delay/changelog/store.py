@@ -11,6 +11,7 @@ from pyroaring import BitMap64
 from sidecar.core.records import TopicPartition
 from sidecar.delay.changelog.interface import Changelog, Entry
 from sidecar.delay.changelog.owned import Owned
+from sidecar.delay.changelog.parked import ParkedParts
 from sidecar.delay.changelog.records import (
     CANCELLED,
     Kept,
@@ -37,11 +38,12 @@ ENTRY_BYTES = 100
 REMOVED_AT_ONCE = 1_000
 CACHE_CHANGES = 256
 """Changes after which the local files are written."""
+_Then = Callable[[], None] | None
 NOT_OWNED = -1
 """The number of a partition that is not owned."""
 
 
-class ChangelogStore:
+class ChangelogStore(ParkedParts):
     """A `HeldStore`. What it is given is durable once the broker has acknowledged it. For the main thread.
 
     Args:
@@ -187,8 +189,7 @@ class ChangelogStore:
         Raises:
             StateError: Too much is on the way already, or the local disk is full; nothing was put.
         """
-        if self._waiting_bytes > UNACKNOWLEDGED_BYTES_MAX:
-            raise StateError(f"the broker has not acknowledged {self._waiting_bytes} bytes of delayed messages yet")
+        self._check_room()
         owned = self._owned[number]
         epoch, lineage = owned.epoch, owned.lineage
         rows = [
@@ -203,13 +204,11 @@ class ChangelogStore:
         self._append(owned, entries, min(positions))
         return positions
 
-    def _append(
-        self,
-        owned: Owned,
-        entries: Sequence[Entry],
-        lowest: int | None = None,
-        then: Callable[[], None] | None = None,
-    ) -> None:
+    def _check_room(self) -> None:
+        if self._waiting_bytes > UNACKNOWLEDGED_BYTES_MAX:
+            raise StateError(f"the broker has not acknowledged {self._waiting_bytes} bytes of delayed messages yet")
+
+    def _append(self, owned: Owned, entries: Sequence[Entry], lowest: int | None = None, then: _Then = None) -> None:
         self.changes += 1
         change = self.changes
         nbytes = sum(ENTRY_BYTES + len(entry.key) + len(entry.value or b"") for entry in entries)
@@ -310,7 +309,7 @@ class ChangelogStore:
         owned.kept = Kept(owned.is_named, watermark, seen, state)
         self._keep(owned)
 
-    def _keep(self, owned: Owned, then: Callable[[], None] | None = None) -> None:
+    def _keep(self, owned: Owned, then: _Then = None) -> None:
         if owned.kept is not None:
             kept = owned.kept._replace(is_proved=owned.is_named)
             self._append(owned, [state_entry(owned.epoch, kept)], then=then)

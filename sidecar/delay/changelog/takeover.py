@@ -34,6 +34,7 @@ from sidecar.delay.changelog.records import (
     read_state_key,
 )
 from sidecar.delay.disk.changes import PlacedRow
+from sidecar.delay.disk.hours import PARKED_FROM
 from sidecar.errors import ConfigError
 
 ROWS_AT_ONCE = 4_000
@@ -122,7 +123,7 @@ class Takeover:
         epoch = self.restorer.append(self.tp, [claim()]) + 1
         is_same = start.stores.own == store
         named = start.stores.epoch if is_same else NOBODY
-        void_from = dict(start.stores.others).get(store, start.seen)
+        void_from = next((each.seen for each in start.stores.others if each.store == store), start.seen)
         while True:
             reading = _Reading(start, named, void_from)
             try:
@@ -240,7 +241,9 @@ class _Reading:
         lineage, stamp, key, headers, content = read_message_value(value)
         start = self._start
         if lineage == start.lineage:
-            if origin >= start.seen:
+            if position >= PARKED_FROM:
+                pass  # the state tells which parked parts count
+            elif origin >= start.seen:
                 self._known[record.key] = None
             elif origin >= self._void_from:
                 self.void[record.key] = None  # that owner has it, too

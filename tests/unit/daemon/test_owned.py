@@ -36,7 +36,16 @@ def test_what_another_member_read_is_dropped(tmp_path: Path, watermark: int, hel
     """Held messages below that offset stay, whatever is read from now on, and a restart keeps it so."""
     with closing(PartitionStore(tmp_path / "delay")) as store:
         shell = Shell()
-        owned = Owned(shell.pipeline, store, "g", b"rule", lambda tp, token, position: None)
+        owned = Owned(
+            shell.pipeline,
+            store,
+            "g",
+            b"rule",
+            lambda tp, token, position: None,
+            lambda then: None,
+            lambda: 0.0,
+            lambda: 0,
+        )
         take(owned, shell, 1, 0, 0)
         number = owned.number(QUEUE)
         store.put(number, [(1_000, origin, 0, NO_TIMESTAMP, None, b"", b"") for origin in range(10)])

@@ -68,13 +68,15 @@ class Topics:
         kafka: `source.kafka`.
         changelog: `delay.changelog`.
         tell: Writes a log event.
+        part_bytes: Size of the largest part that is parked.
     """
 
-    def __init__(self, kafka: KafkaSettings, changelog: ChangelogSettings, tell: Tell) -> None:
+    def __init__(self, kafka: KafkaSettings, changelog: ChangelogSettings, tell: Tell, part_bytes: int = 0) -> None:
         self.kafka = kafka
         """The settings of the clients."""
         self._changelog = changelog
         self._tell = tell
+        self._part_bytes = part_bytes
         self._busy = threading.Lock()
         self._opened: dict[str, _Opened] = {}
         self._checked: dict[str, str] = {}
@@ -134,7 +136,7 @@ class Topics:
             raise UnavailableError(f"Kafka at {self.servers} does not know the topic {tp.topic}")
         found = self._describe(name, source)
         checked = found is not None and self._checked.get(name) == (found.id or name)
-        config = {} if checked else self._config(tp.topic) or {}
+        config = {} if checked else rules.with_parts(self._config(tp.topic) or {}, self._part_bytes)
         if found is None:
             found = self._create(name, source, config)
         wanted = max(source.partitions, tp.partition + 1)
