@@ -778,8 +778,8 @@ def _sorted(journal: list[int]) -> Any:
     return {0: [SortedRun.of(rising(journal))]} if journal else {}
 
 
-def run_delayed(seed: int, steps: int = 300, hosts: int = 1, *, shared: bool = False, parks: bool = False) -> None:
-    """Run one schedule.
+def run_delayed(seed: int, steps: int = 300, hosts: int = 1, *, shared: bool = False, parks: bool = False) -> int:
+    """Run one schedule; return its number of steps.
 
     Raises:
         BrokenPromiseError: A promise was broken.
@@ -788,3 +788,4 @@ def run_delayed(seed: int, steps: int = 300, hosts: int = 1, *, shared: bool = F
     for _ in range(steps):
         world.event()
     world.settle()
+    return steps

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from bisect import insort
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from pyroaring import BitMap64
@@ -14,7 +14,7 @@ from sidecar.delay.disk.blocks import NO_TIMESTAMP, SEQUENCE_BITS, Held
 from sidecar.delay.disk.changes import PlacedRow, placed
 from sidecar.delay.disk.hour import HOUR_MS, Damage
 from sidecar.delay.disk.hours import PARKED_FROM
-from sidecar.delay.disk.listing import Listed
+from sidecar.delay.disk.listing import HourView, Listed
 from sidecar.delay.interface import Place, Row
 from sidecar.errors import StateError
 
@@ -177,6 +177,9 @@ class ModelStore:
         first = max(first, self._cursors.get(number, 0), shelf.watermark)
         found = [shelf.messages[position] for position in shelf.order if first <= position < end]
         return [Listed(held.position, held.origin, 0) for held in found if origin in (None, held.origin)][:limit]
+
+    def views(self, lowest: Mapping[int, int], end: int) -> Sequence[HourView]:
+        raise NotImplementedError
 
     def cancel(self, number: int, position: int) -> bool:
         if not self.listed(number, position, position + 1, 1, None):

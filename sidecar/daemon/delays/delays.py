@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import time
-from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
-from datetime import UTC, datetime
 from functools import partial
 from math import inf
 
@@ -16,6 +14,7 @@ import structlog
 from sidecar.core.effects import CommitItem, Fetch, Hold, Park, Unpark
 from sidecar.core.pipeline.pipeline import Pipeline
 from sidecar.core.records import Columns, DeadLetter, Run, TopicPartition
+from sidecar.daemon.delays.answers import counted, earliest_ms
 from sidecar.daemon.delays.owned import Owned
 from sidecar.daemon.delays.requests import Requests
 from sidecar.daemon.delays.takeovers import Takeovers, wall_clock
@@ -23,17 +22,14 @@ from sidecar.daemon.delays.writing import Synced, Writing
 from sidecar.delay.clock import SteadyClock
 from sidecar.delay.columns import original_of, packed_headers
 from sidecar.delay.disk.blocks import NO_TIMESTAMP, SEQUENCE_BITS
-from sidecar.delay.disk.hour import HOUR_MS
 from sidecar.delay.interface import HeldStore, Job
 from sidecar.errors import StateError
-from sidecar.ops.snapshot import DUE_WITHIN, DelayStatus
+from sidecar.ops.snapshot import DelayStatus
 from sidecar.sources.base import RUN_BYTES
 
 log = structlog.get_logger()
 
 MESSAGES_AT_ONCE = 500
-HOURS = (0, 6, 24, 7 * 24, 30 * 24)
-"""Last hours of the keys of `DUE_WITHIN` but for the last key, counted from the present one."""
 GOES_ON_AT = 0.9
 """Share of the most bytes below which a full store takes messages again."""
 
@@ -201,20 +197,13 @@ class Delays:
         """Time from the last `poll` until the next message may be due."""
         if self._any_due:
             return 0.0
-        due_ms = _earliest_ms(self._following(tp, number) for tp, number in self.owned.numbers.items())
+        due_ms = earliest_ms(self._following(tp, number) for tp, number in self.owned.numbers.items())
         return inf if due_ms is None else max(0.0, (due_ms - self._wall_ms) / 1000)
 
     def status(self) -> DelayStatus:
         """What is held, and when it is due."""
-        hours = self._store.hours()
         now_ms = self._wall_ms or time.time_ns() // 1_000_000
-        due_ms = _earliest_ms(self._store.next(number) for number in self.owned.numbers.values())
-        next_due = (
-            None if due_ms is None else datetime.fromtimestamp(due_ms / 1000, UTC).isoformat(timespec="milliseconds")
-        )
-        return DelayStatus(
-            sum(hours.values()), next_due, self._store.disk_bytes(), _due_within(hours, now_ms // HOUR_MS)
-        )
+        return counted(self._store, self.owned.numbers.values(), now_ms)
 
     def _is_loading(self, tp: TopicPartition) -> bool:
         return self.takeovers is not None and tp in self.takeovers.loading
@@ -309,16 +298,3 @@ class Delays:
             origin = self.owned.parked.origin(letter.tp, letter.offset)
             return None if origin is None else replace(letter, tp=tp, offset=origin)
         return replace(letter, tp=tp, offset=held.origin, original=original_of(held))
-
-
-def _earliest_ms(positions: Iterable[int | None]) -> int | None:
-    """The earliest due time of positions; None if there is none."""
-    return min((position >> SEQUENCE_BITS for position in positions if position is not None), default=None)
-
-
-def _due_within(hours: Mapping[int, int], now: int) -> dict[str, int]:
-    """Sum the numbers of messages by `DUE_WITHIN`."""
-    due, labels = dict.fromkeys(DUE_WITHIN, 0), list(DUE_WITHIN)
-    for hour, count in hours.items():
-        due[labels[bisect_left(HOURS, hour - now)]] += count
-    return due

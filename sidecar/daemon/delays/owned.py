@@ -21,6 +21,12 @@ def name_of(group_id: str, tp: TopicPartition) -> bytes:
     return "\0".join([group_id, tp.topic, tp.broker, str(tp.partition)]).encode("utf-8", "surrogateescape")
 
 
+def tp_of(group_id: str, name: bytes) -> TopicPartition | None:
+    """The partition of a store's name; None if it is another group's."""
+    group, topic, broker, partition = name.decode("utf-8", "surrogateescape").split("\0")
+    return TopicPartition(topic, int(partition), broker) if group == group_id else None
+
+
 class Owned:
     """The owned partitions, with the numbers that the store knows them by; only for the main thread.
 

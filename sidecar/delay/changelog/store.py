@@ -25,7 +25,7 @@ from sidecar.delay.changelog.takeover import Moved, TakenOver
 from sidecar.delay.disk.blocks import Held
 from sidecar.delay.disk.changes import PlacedRow, placed
 from sidecar.delay.disk.hour import Damage
-from sidecar.delay.disk.listing import Listed
+from sidecar.delay.disk.listing import HourView, Listed
 from sidecar.delay.interface import Job, Place, RestoredRows, Row
 from sidecar.errors import StateError
 
@@ -249,12 +249,12 @@ class ChangelogStore(ParkedParts):
         return None if number == NOT_OWNED else self._cache.find(number, position)
 
     def listed(self, number: int, first: int, end: int, limit: int, origin: int | None) -> Sequence[Listed]:
-        """Messages in [first, end) that were not taken, in order; those of an origin, if one is given.
-
-        Raises:
-            StateError: A local file cannot be read.
-        """
+        """See `ReadStore`."""
         return self._cache.listed(number, first, end, limit, origin)
+
+    def views(self, lowest: Mapping[int, int], end: int) -> Sequence[HourView]:
+        """See `ReadStore`."""
+        return self._cache.views(lowest, end)
 
     def cancel(self, number: int, position: int) -> bool:
         """End a message that was not taken; return whether there was one.

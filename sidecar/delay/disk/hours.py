@@ -12,6 +12,7 @@ from sidecar.core.messages.instants import END_MS
 from sidecar.delay.disk.blocks import NO_KEY, NO_VALUE, ROW, ROW_BYTES, ROW_TYPE, SEQUENCE_BITS, Held
 from sidecar.delay.disk.changes import Changes, Entry
 from sidecar.delay.disk.hour import HOUR_MS, SECOND_SEQUENCES, SUFFIX, HourFile, Known
+from sidecar.delay.disk.wheel import Positions
 
 BUFFERED_BYTES_MAX = 32 << 20
 """Messages in memory before they are appended to the files of their hours: the fewer, the smaller the blocks."""
@@ -30,6 +31,12 @@ def hour_of(position: int) -> int:
 def start_of(hour: int) -> int:
     """The lowest position of an hour."""
     return hour * HOUR_MS << SEQUENCE_BITS
+
+
+def by_hour(positions: Positions) -> Iterable[tuple[int, int]]:
+    """The hours of positions, and the number of positions in each."""
+    hours, counts = np.unique((positions >> np.uint64(SEQUENCE_BITS)) // HOUR_MS, return_counts=True)
+    return zip(hours.tolist(), counts.tolist(), strict=True)
 
 
 def paths_of(folder: Path) -> Mapping[int, Path]:
@@ -57,15 +64,18 @@ class Hours:
 
     def __init__(self, folder: Path, known: Mapping[int, Known], mark: int) -> None:
         self._folder = folder
-        for hour, path in paths_of(folder).items():
-            if hour not in known:
-                files.remove(path)
+        self._remove([path for hour, path in paths_of(folder).items() if hour not in known])
         self._hours = {hour: HourFile(folder, hour, of_file) for hour, of_file in known.items()}
         self.mark = mark
         """The highest position that was taken."""
         self._buffered_bytes = 0
         self._full: set[int] = set()
         """Hours with so much in memory that it makes a block."""
+
+    def _remove(self, strange: Iterable[Path]) -> None:
+        """Remove files that do not count."""
+        for path in strange:
+            files.remove(path)
 
     # Putting
 

@@ -114,7 +114,7 @@ class Topics:
             stale = known is None or tp.partition >= known.topic.partitions
             if known is None or stale or time.monotonic() - known.at_s > FRESH_S:
                 known = self._opened[name] = _Opened(self._look(name, tp), time.monotonic())
-        return _number(known.topic.id or name)
+        return number_of(known.topic.id or name)
 
     def id_of(self, name: str) -> str:
         """The id of a changelog's topic when it was opened last; empty if it has none."""
@@ -283,6 +283,6 @@ class Topics:
         return UnavailableError(f"Kafka at {self.servers} does not answer about the topic {name}: {text_of(error)}")
 
 
-def _number(text: str) -> int:
+def number_of(text: str) -> int:
     """48 bits that identify a topic, never 0."""
     return int.from_bytes(blake2b(text.encode(), digest_size=6).digest(), "big") or 1
