@@ -41,6 +41,8 @@ class Parker:
         self._busy: set[TopicPartition] = set()
         """Partitions with parts on the way to the store."""
         self._turn = 0
+        self._has_found = False
+        """Whether an earlier process has parked something."""
 
     @property
     def idle(self) -> bool:
@@ -61,7 +63,7 @@ class Parker:
 
     def step(self, now_ms: float, *, fetches: bool) -> None:
         """Park what is due, and fetch if that is wanted."""
-        if self._rules.park_after_ms is None and not self._groups.parked:  # what an earlier process parked is sent
+        if self._rules.park_after_ms is None and not self._has_found:
             return
         self._tell_ended()  # first: what is parked next makes the numbers of others count
         for stage in (Stage.READY, Stage.WAITING):
@@ -125,7 +127,8 @@ class Parker:
             counted: The last number that counts.
             now_ms: Monotonic time.
         """
-        partition = self._owned[tp]
+        partition, found = self._owned[tp], list(found)
+        self._has_found |= bool(found)
         partition.parking.restore(found, counted)
         partition.promises.leave_out(partition.parking.records())
         for record in partition.parking.records():

@@ -55,9 +55,6 @@ class Parking:
         self.groups: Counter[str] = Counter()
         """Number of records by group, with those on the way."""
 
-    def __bool__(self) -> bool:
-        return bool(self._putting or self._records)
-
     @property
     def is_proved(self) -> bool:
         """Whether a commit has proved this ownership. Before that nothing may be removed.

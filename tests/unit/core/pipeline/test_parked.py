@@ -108,6 +108,28 @@ def test_it_goes_out_under_its_name_and_is_removed_then() -> None:
     assert [report.event for report in shell.all(Report)][-1] == "group.unparked"
 
 
+def test_a_stop_does_not_wait_for_what_is_parked() -> None:
+    """Nothing is fetched any more, and nothing is left to do."""
+    shell = Shell()
+    parked(shell)
+    shell.core.orders.drain()
+    shell.step(1_000)
+    assert shell.all(Fetch) == []
+    assert shell.core.idle
+
+
+def test_a_window_does_not_know_what_is_parked() -> None:
+    """After a crash with other rules all above the watermark is read again: a part there is dropped, and cut anew."""
+    shell = Shell()
+    record = parked(shell)
+    assert [list(offsets) for offsets in shell.core.partitions[TP].unsettled()] == [[0, 1, 2]]
+    shell.step(1_000)
+    assert list(shell.core.partitions[TP].unsettled()) == []
+    (fetch,) = shell.all(Fetch)
+    shell.core.fetched(TP, fetch.number, shell.rows[record.number], shell.now_ms)
+    assert list(shell.core.partitions[TP].unsettled()) == []
+
+
 def test_rows_that_could_not_be_read_are_asked_for_again() -> None:
     """The store may be able to read them later; rows that nobody asked for are ignored."""
     shell = Shell()
