@@ -215,8 +215,9 @@ def test_a_held_message_is_shown_cancelled_and_released(rocketmq: Node, topic: s
     with Receiver() as receiver:
         with Daemon(tmp_path, delayed_configuration(rocketmq, topic, group, receiver.url)) as daemon:
             daemon.wait_ready()
-            sent = [Message(b"%d" % number, tag="paid", keys="k1", properties={DUE: due}) for number in range(2)]
-            rocketmq.send(topic, sent, queues=1)
+            for number in range(2):  # one by one: the broker may store those of one call in any order
+                message = Message(b"%d" % number, tag="paid", keys="k1", properties={DUE: due})
+                rocketmq.send(topic, [message], queues=1)
             wait_until(lambda: daemon.status()["delayed"] == 2, PATIENCE_S, "both are held", detail=daemon.log_tail)
 
             def run(command: str, *arguments: str) -> Result:
