@@ -77,13 +77,20 @@ class Stores(NamedTuple):
             others = [*rest, Other(self.own, state.seen, state.parked)]
         return Stores(store, tuple(others[-STORES_MAX:]), epoch)
 
+    def other(self, store: int) -> Other | None:
+        """The listed store of this identity."""
+        return next((each for each in self.others if each.store == store), None)
+
     def void_from(self, store: int) -> int | None:
         """The offset from which others read what this store has too, up to the committed `seen`; None if none did.
 
         If the store is not listed, its owner has committed nothing, and others read everything; unless nobody has
         committed anything since the group began, or since an operator's reset.
         """
-        return None if self.own in (0, store) else next((each.seen for each in self.others if each.store == store), 0)
+        if self.own in (0, store):
+            return None
+        other = self.other(store)
+        return 0 if other is None else other.seen
 
 
 NO_STORES = Stores()
@@ -108,4 +115,5 @@ class PartitionState:
         """The number of the last part that counts of those in the store of an owner."""
         if store == self.stores.own:
             return self.parked
-        return next((each.parked for each in self.stores.others if each.store == store), 0)
+        other = self.stores.other(store)
+        return 0 if other is None else other.parked

@@ -766,8 +766,8 @@ def _members(held: Held) -> list[int]:
 
 def _number(held: Held) -> float:
     """The number of a parked part; of delayed messages, infinity: which of these count, the store tells."""
-    record = unpacked(held, is_delayed=False)
-    return inf if record is None else record.number
+    record, is_delayed = unpacked(held)
+    return inf if is_delayed else record.number
 
 
 def _outcome(told: Future[Told]) -> str:

@@ -101,8 +101,7 @@ class Parker:
         """Record that the store has all parts of a partition up to a number, durably."""
         partition = self._owned[tp]
         for part in partition.parking.stored(number):
-            self._memory.free(held_by(part))
-            self._output.settled(part, "parked", part.count)
+            self._let_go(part)
             partition.outstanding.leave(part)
         if not partition.parking.is_busy:
             self._busy.discard(tp)
@@ -113,6 +112,10 @@ class Parker:
         partition = self._owned[part.tp]
         for record, fragments in zip(partition.outstanding.halve(part, pieces), pieces, strict=True):
             self._ask(part.tp, record, fragments)
+        self._let_go(part)
+
+    def _let_go(self, part: Part) -> None:
+        """The store has the part's rows, and memory does not need them."""
         self._memory.free(held_by(part))
         self._output.settled(part, "parked", part.count)
 
@@ -151,8 +154,7 @@ class Parker:
         for batch in fetched:
             part = batch.parts[0]
             if part.intent.record is not None and part.life.primary and part.life.alive:
-                self._memory.free(held_by(part))
-                self._output.settled(part, "parked", part.count)
+                self._let_go(part)
                 self._owned[part.tp].outstanding.unload(part)
                 self._outbox.end(batch, "parked")
 

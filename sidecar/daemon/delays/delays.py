@@ -16,6 +16,7 @@ from sidecar.core.pipeline.pipeline import Pipeline
 from sidecar.core.records import Columns, DeadLetter, Run, TopicPartition
 from sidecar.daemon.delays.answers import counted, earliest_ms
 from sidecar.daemon.delays.owned import Owned
+from sidecar.daemon.delays.parked import ParkedParts
 from sidecar.daemon.delays.requests import Requests
 from sidecar.daemon.delays.takeovers import Takeovers, wall_clock
 from sidecar.daemon.delays.writing import Synced, Writing
@@ -66,13 +67,14 @@ class Delays:
         self.takeovers = takeovers
         """Restore what other owners put; None if no other host has the store."""
         self._writing = Writing(store, begin)
-        self.owned = Owned(
-            pipeline, store, group_id, rules, self._tell_held, self._writing.when_durable, lambda: self._now_ms,
-            wall_clock,
-        )  # fmt: skip
+        numbers: dict[TopicPartition, int] = {}
+        self._parked = ParkedParts(
+            pipeline, store, numbers, self._writing.when_durable, lambda: self._now_ms, wall_clock
+        )
+        self.owned = Owned(pipeline, store, group_id, rules, self._tell_held, numbers, self._parked)
         """The partitions."""
         self.requests = Requests(
-            pipeline, store, self.owned.numbers, self._is_loading, self._writing.when_durable, lambda: self._wall_ms
+            pipeline, store, numbers, self._is_loading, self._writing.when_durable, lambda: self._wall_ms
         )
         """What an operator asks."""
         self._waiting: deque[Hold | Park | Unpark] = deque()
@@ -97,13 +99,13 @@ class Delays:
             self._fetch(effect)
             return
         if isinstance(effect, Unpark):
-            self.owned.parked.leave(effect)
+            self._parked.leave(effect)
         self._waiting.append(effect)
         self._do_all()
 
     def _fetch(self, effect: Fetch) -> None:
         try:
-            self.owned.parked.fetch(effect)
+            self._parked.fetch(effect)
         except StateError as error:
             self._writing.problem = str(error)
             self._pipeline.delivery.parker.not_fetched(effect)
@@ -124,9 +126,9 @@ class Delays:
             case Hold():
                 self._put(effect)
             case Park():
-                self.owned.parked.park(effect)
+                self._parked.park(effect)
             case Unpark():
-                self.owned.parked.unpark(effect)
+                self._parked.unpark(effect)
 
     def _put(self, hold: Hold) -> None:
         if not self._pipeline.puts.expects(hold):  # what an earlier ownership read is read again, and put then
@@ -295,6 +297,6 @@ class Delays:
         tp = letter.tp.source
         held = self._store.find(self.owned.number(tp), letter.offset)
         if held is None:
-            origin = self.owned.parked.origin(letter.tp, letter.offset)
+            origin = self._parked.origin(letter.tp, letter.offset)
             return None if origin is None else replace(letter, tp=tp, offset=origin)
         return replace(letter, tp=tp, offset=held.origin, original=original_of(held))

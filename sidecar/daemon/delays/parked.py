@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from array import array
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from pyroaring import BitMap64
@@ -28,6 +28,15 @@ class Spot(NamedTuple):
     position: int
     epoch: int
     origin: int
+
+
+class Found(NamedTuple):
+    """A parked part that the store has."""
+
+    record: Parked
+    is_delayed: bool
+    """Whether it is of the partition's delayed messages."""
+    spot: Spot
 
 
 class ParkedParts:
@@ -132,22 +141,21 @@ class ParkedParts:
                 del spots[number]
             self._leaving.discard((tp, number))
 
-    def take(self, tp: TopicPartition, found: Iterable[tuple[Parked, Spot]], counted: int) -> None:
-        """Give the core the parts of a partition that it has just taken."""
-        found = list(found)
-        self._spots[tp] = {record.number: spot for record, spot in found}
-        left = [record for record, _ in found if (tp, record.number) not in self._leaving]
+    def take(self, tp: TopicPartition, found: Sequence[Found], counted: int) -> None:
+        """Give the core the parts of a partition that it has just taken, of those that were found."""
+        mine = [each for each in found if each.is_delayed is tp.delayed]
+        self._spots[tp] = {each.record.number: each.spot for each in mine}
+        left = [each.record for each in mine if (tp, each.record.number) not in self._leaving]
         self._pipeline.restore_parked(tp, left, counted, self._now_ms())
 
-    def find(self, tp: TopicPartition) -> list[tuple[Parked, Spot]]:
-        """The parts of a partition that the store has.
+    def find(self, tp: TopicPartition) -> list[Found]:
+        """The parts of a partition, and of its delayed messages, that the store has.
 
         Raises:
             StateError: A file cannot be read.
         """
-        held = self._store.parked(self._numbers[tp.source])
-        found = [(unpacked(each, is_delayed=tp.delayed), Spot(each.position, each.epoch, each.origin)) for each in held]
-        return [(record, spot) for record, spot in found if record is not None]
+        held = self._store.parked(self._numbers[tp])
+        return [Found(*unpacked(each), Spot(each.position, each.epoch, each.origin)) for each in held]
 
     def origin(self, tp: TopicPartition, position: int) -> int | None:
         """The offset of a delayed message in a parked part; None if it is in none.
@@ -178,16 +186,15 @@ def packed(tp: TopicPartition, record: Parked, origins: array[int]) -> tuple[byt
     return json.dumps(names).encode(), b"".join([ids, origins.tobytes(), offsets.serialize()])
 
 
-def unpacked(held: Held, *, is_delayed: bool) -> Parked | None:
-    """The part that was packed; None if it is one of the partition's other kind."""
+def unpacked(held: Held) -> tuple[Parked, bool]:
+    """The part that was packed, and whether it is of delayed messages."""
     kind, number, scope, home, group, first, last, nbytes, attempts, seconds, half_of, *sizes = json.loads(
         held.key or b""
     )
-    if bool(kind) is not is_delayed:
-        return None
     offsets = BitMap64.deserialize(held.headers[sum(sizes) :])
     ids = held.headers[: sizes[0]]
-    return Parked(number, scope, home, group, first, last, offsets, nbytes, attempts, seconds, half_of, ids)
+    record = Parked(number, scope, home, group, first, last, offsets, nbytes, attempts, seconds, half_of, ids)
+    return record, bool(kind)
 
 
 def origins_of(held: Held) -> array[int]:

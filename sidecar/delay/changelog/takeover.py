@@ -123,7 +123,8 @@ class Takeover:
         epoch = self.restorer.append(self.tp, [claim()]) + 1
         is_same = start.stores.own == store
         named = start.stores.epoch if is_same else NOBODY
-        void_from = next((each.seen for each in start.stores.others if each.store == store), start.seen)
+        other = start.stores.other(store)
+        void_from = start.seen if other is None else other.seen
         while True:
             reading = _Reading(start, named, void_from)
             try:
