@@ -86,7 +86,8 @@ class ModelStore:
 
     def durable(self) -> list[Held]:
         """All messages and parked parts that would survive."""
-        return [held for shelf in self._durable.shelves for held in shelf.messages.values()]
+        held = ((shelf.watermark, each) for shelf in self._durable.shelves for each in shelf.messages.values())
+        return [each for watermark, each in held if each.position >= watermark]
 
     def _shelf(self, number: int) -> Shelf:
         return self._live.shelves[number]
