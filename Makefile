@@ -55,6 +55,7 @@ bench: $(INSTALLED) jars
 	@$(BIN)/python -m benchmarks.ledger
 	@$(BIN)/python -m benchmarks.delay
 	@$(BIN)/python -m benchmarks.delay_restart
+	@$(BIN)/python -m benchmarks.delay_lateness
 
 bench-spark: $(INSTALLED) jars
 	@$(BIN)/python -m benchmarks.spark_zone
@@ -71,7 +72,8 @@ prove-rocketmq: $(INSTALLED) jars
 	@$(BIN)/python -m tests.prove rocketmq
 
 chaos: $(INSTALLED) jars
-	@$(BIN)/python -m tests.prove kills kills-by-group kills-no-state members outages
+	@$(BIN)/python -m tests.prove kills kills-by-group kills-no-state members outages \
+		delayed-kills delayed-requests delayed-takeovers delayed-zombies delayed-outages
 
 prove-spark: $(INSTALLED) jars
 	@$(BIN)/python -m tests.prove spark

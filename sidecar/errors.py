@@ -44,6 +44,12 @@ class StateError(SidecarError):
     exit_code = EXIT_CANNOT_CREATE
 
 
+class NoStateError(SidecarError):
+    """There is no state to read."""
+
+    exit_code = EXIT_NO_INPUT
+
+
 class ResourceError(SidecarError):
     """The system gives no more threads, memory or file descriptors."""
 

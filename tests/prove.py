@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import memory
+from tests.scenarios import delayed_proof as delayed
 from tests.scenarios import exactly_once as once
 from tests.scenarios import health, ids, kills, ledger, library, members, rewinds, rocketmq, tables, upgrade
 from tests.scenarios import rocketmq_resets as resets
@@ -145,12 +146,14 @@ def daemon_checks(n: Sizes) -> dict[str, Check]:
         "memory": partial(held, n(64, 32) * memory.MIB),
         "tables": killed_tables,
         "ledger": twins,
+        **delayed.checks(n),
         "receivers": partial(suite, "a receiver that misbehaves in every way", "integration/test_faults.py"),
         "topics": partial(suite, "topics made again, resets, expired offsets", "integration/test_topics.py"),
         "security": partial(suite, "TLS and SASL against a broker that demands them", "integration/test_security.py"),
         "simulator": partial(simulated, n(1_000_000, 1_000)),
         "simulator-ledger": partial(simulated, n(200_000, 1_000), ledger=True),
-        "simulator-leased": partial(simulated_sources, n(20_000, 50)),
+        "simulator-leased": partial(simulated_kinds, SIMULATED, n(20_000, 50)),
+        "simulator-delayed": partial(simulated_kinds, delayed.SIMULATED, delayed.schedules(n)),
     }
 
 
@@ -305,17 +308,18 @@ def simulated(schedules: int, _: KafkaBroker, __: Path, *, ledger: bool = False)
     return [Finding(name, outcome.schedules, 0, None, time.monotonic() - begun, notes)]
 
 
-def simulated_sources(schedules: int, _: KafkaBroker, __: Path) -> list[Finding]:
-    """RocketMQ's sources with simulated brokers: messages handed over one by one, FIFO queues, ranges of offsets."""
-    return [_simulated_source(kind, point, schedules) for kind, point in SIMULATED.items()]
+def simulated_kinds(kinds: Mapping[str, str], schedules: int, _: KafkaBroker, __: Path) -> list[Finding]:
+    """So many schedules of each kind."""
+    return [_simulated_kind(kind, point, schedules) for kind, point in kinds.items()]
 
 
-def _simulated_source(kind: str, point: str, schedules: int) -> Finding:
+def _simulated_kind(kind: str, point: str, schedules: int) -> Finding:
     begun = time.monotonic()
     outcome = simulation.run(schedules, jobs=os.cpu_count() or 1, kind=kind)
     assert not outcome.failures, f"{kind}: {outcome.line()}; seed {outcome.failures[0]}"
-    notes = "in none was a promise broken"
-    return Finding(f"schedules of the simulator, {point}", schedules, 0, None, time.monotonic() - begun, notes)
+    told = f"{outcome.steps:,} steps; " if outcome.steps else ""
+    notes, seconds = f"{told}in none was a promise broken", time.monotonic() - begun
+    return Finding(f"schedules of the simulator, {point}", schedules, 0, None, seconds, notes)
 
 
 def row(finding: Finding, command: str) -> str:

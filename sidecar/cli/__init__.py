@@ -22,7 +22,7 @@ COMMANDS = {
     "run": "Run the daemon: consume messages and deliver them in batches.",
     "validate": "Check a configuration file and summarize what it does.",
     "status": "Show the state of a running daemon.",
-    "delay": "Show what the running daemon holds until it is due; cancel or release it.",
+    "delay": "Show what is held until it is due; cancel or release it.",
     "msgid": "Decode a RocketMQ message id.",
     "native": "Install librocketmq into a folder.",
     "schema": "Print the JSON Schema of the configuration file.",

@@ -1,34 +1,27 @@
-"""``sidecar delay``: shows, cancels and releases what the running daemon holds until it is due.
-
-Does not open the state folder. Asks the broker only for the member that owns a partition.
-"""
+"""``sidecar delay``: shows, cancels and releases what is held until it is due. `cli.asking` gets the answers."""
 
 from __future__ import annotations
 
 import json
 import re
 import sys
-from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import unquote
 
 import click
-import urllib3
 from rich.console import Console
 from rich.table import Table
 
 from sidecar.cli import config_option
-from sidecar.cli.status import ANSWER_BYTES_MAX, PIPE_COLUMNS, ask
+from sidecar.cli.asking import answered, held_now, listed, owner_of
+from sidecar.cli.status import PIPE_COLUMNS
 from sidecar.config.file.loader import load
 from sidecar.config.model import Settings
 from sidecar.core.messages.instants import END_MS, parse_instant
 from sidecar.core.records import TopicPartition
-from sidecar.errors import EXIT_NO_INPUT, ConfigError, SidecarError, UnavailableError
-from sidecar.ops.admin import REQUESTS_PATH, read_address
+from sidecar.errors import EXIT_NO_INPUT, SidecarError, UnavailableError
 from sidecar.ops.snapshot import DUE_WITHIN
 
-TIMEOUT_S = 15.0
-"""Longer than the daemon takes to say that it does not know."""
 _PLACE = re.compile(r"([^:]+):(?:([^:]+):)?(\d+):(\d+)")
 
 
@@ -78,20 +71,21 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print one JS
 
 @click.group()
 def delay() -> None:
-    """Show what the running daemon holds until it is due, cancel it, or release it now."""
+    """Show what is held until it is due, cancel it, or release it now.
+
+    If no daemon runs on this host, count, list and show read the store themselves.
+    """
 
 
 @delay.command()
 @config_option
 @json_option
 def count(path: str, as_json: bool) -> None:
-    """Count the delayed messages that this daemon holds, by the time when they are due.
+    """Count the delayed messages, by the time when they are due.
 
     For example: sidecar delay count -c /etc/sidecar/orders.yaml
     """
-    held = ask(load(path)).get("delay")
-    if held is None:
-        raise _no_section()
+    held = held_now(load(path))
     if as_json:
         click.echo(json.dumps(held))
         return
@@ -109,6 +103,7 @@ def count(path: str, as_json: bool) -> None:
 @config_option
 @click.option("--topic", help="Only messages of this topic.")
 @click.option("--partition", type=int, help="Only messages of this partition or queue.")
+@click.option("--group", help="Only messages of this tag group.")
 @click.option("--from", "first_ms", type=_TimeType(), default=0, metavar="TIME", help="Only messages due from then on.")
 @click.option(
     "--until", "end_ms", type=_TimeType(), default=END_MS, metavar="TIME", help="Only messages due before that time."
@@ -116,14 +111,30 @@ def count(path: str, as_json: bool) -> None:
 @click.option("--limit", type=click.IntRange(1, 1000), default=100, show_default=True, help="The most messages.")
 @json_option
 def list_(
-    path: str, topic: str | None, partition: int | None, first_ms: int, end_ms: int, limit: int, as_json: bool
+    path: str,
+    topic: str | None,
+    partition: int | None,
+    group: str | None,
+    first_ms: int,
+    end_ms: int,
+    limit: int,
+    as_json: bool,
 ) -> None:
-    """List the delayed messages that this daemon holds, in the order in which they are due.
+    """List the delayed messages, in the order in which they are due.
 
     For example: sidecar delay list -c /etc/sidecar/orders.yaml --from 2027-01-31T12:00:00Z --limit 10
     """
-    fields = {"topic": topic, "partition": partition, "first_ms": first_ms, "end_ms": end_ms, "limit": limit}
-    answer = _ask(load(path), "list", fields)
+    fields = {
+        "topic": topic,
+        "partition": partition,
+        "first_ms": first_ms,
+        "end_ms": end_ms,
+        "limit": limit,
+        "group": group,
+    }
+    settings = load(path)
+    _refuse_unknown(settings, group)
+    answer = listed(settings, fields)
     if as_json:
         click.echo(json.dumps(answer))
         return
@@ -136,6 +147,13 @@ def list_(
     console.print(table)
     if not answer["is_all"]:
         console.print(f"there are more: use --from {answer['messages'][-1]['due']} for the next")
+
+
+def _refuse_unknown(settings: Settings, group: str | None) -> None:
+    """Refuse a group that the configuration does not have, if it says which there are."""
+    known = settings.tags.known_groups
+    if group not in (None, *known) and settings.tags.subscribe.strip() != "*":
+        raise click.UsageError(f"there is no group {group!r}: tags has the groups {', '.join(known)}")
 
 
 @delay.command()
@@ -183,7 +201,7 @@ def _change(path: str, name: str, place: Place, due_ms: int) -> None:
 def _ask_one(path: str, name: str, place: Place, due_ms: int) -> dict[str, Any]:
     settings, tp = load(path), place.tp
     fields = {"topic": tp.topic, "partition": tp.partition, "broker": tp.broker, "offset": place.offset}
-    answer = _ask(settings, name, {**fields, "due_ms": due_ms})
+    answer = answered(settings, name, {**fields, "due_ms": due_ms})
     match answer["outcome"]:
         case "not_held":
             raise NotHeldError(
@@ -196,7 +214,7 @@ def _ask_one(path: str, name: str, place: Place, due_ms: int) -> dict[str, Any]:
                 hint="give the exact time with --due",
             )
         case "not_owned":
-            owner = _owner(settings, place.tp)
+            owner = owner_of(settings, place.tp)
             raise UnavailableError(
                 f"this daemon does not own {tp.topic}:{tp.queue}{owner and f'; {owner} does'}",
                 hint="ask the daemon that owns it",
@@ -209,72 +227,6 @@ def _ask_one(path: str, name: str, place: Place, due_ms: int) -> dict[str, Any]:
         case "failed":
             raise UnavailableError(f"the store cannot be used: {answer['reason']}", hint="look at `sidecar status`")
     return answer
-
-
-def _ask(settings: Settings, name: str, fields: dict[str, Any]) -> dict[str, Any]:
-    """The answer of the daemon that runs with these settings.
-
-    Raises:
-        UnavailableError: None runs, or it cannot answer.
-        ConfigError: It holds no delayed messages.
-    """
-    if ask(settings).get("delay") is None:  # which tells if no daemon runs, too
-        raise _no_section()
-    address = read_address(Path(settings.state.dir))
-    if address is None or not address.token:
-        raise UnavailableError(
-            f"the token of the daemon in {settings.state.dir} cannot be read",
-            hint="run this command as the user of the daemon, on its host",
-        )
-    try:
-        with urllib3.PoolManager(timeout=TIMEOUT_S, retries=False) as pool:
-            answer = pool.request(
-                "POST", address.url + REQUESTS_PATH + name, json=fields,
-                headers={"Authorization": f"Bearer {address.token}"}, preload_content=False,
-            )  # fmt: skip
-            body = answer.read(ANSWER_BYTES_MAX)
-            answer.close()
-        if answer.status == 200:
-            found: dict[str, Any] = json.loads(body)
-            return found
-    except (urllib3.exceptions.HTTPError, ValueError) as error:
-        raise UnavailableError(
-            f"the daemon at {address.url} gave no answer, and it is not known whether that was done: {error}",
-            hint="look at `sidecar status`, and ask again",
-        ) from error
-    raise UnavailableError(
-        f"the daemon at {address.url} refused: {body.decode(errors='replace').strip()}",
-        hint="look at `sidecar status`, and ask again",
-    )
-
-
-def _owner(settings: Settings, tp: TopicPartition) -> str:
-    """Client id and host of the member that owns a partition; empty if there is none, or if the broker does not say."""
-    if settings.source.kafka is None:
-        return ""
-    from confluent_kafka import KafkaException
-    from confluent_kafka.admin import AdminClient
-
-    from sidecar.sources.kafka.config import client_config
-
-    client = AdminClient(client_config(settings.source.kafka))  # kept until the answer: a future does not keep it
-    group = settings.source.group_id
-    try:
-        members = client.describe_consumer_groups([group], request_timeout=TIMEOUT_S)[group].result(TIMEOUT_S).members
-    except (KafkaException, TimeoutError):
-        return ""
-    for member in members:
-        owned = member.assignment.topic_partitions if member.assignment is not None else []
-        if any((each.topic, each.partition) == (tp.topic, tp.partition) for each in owned):
-            return f"{member.client_id} on {member.host.lstrip('/')}"
-    return ""
-
-
-def _no_section() -> ConfigError:
-    return ConfigError(
-        "the running daemon holds no delayed messages: its configuration has no section delay",
-        hint="add the section delay, and start the daemon again",
-    )
 
 
 def _console() -> Console:

@@ -17,7 +17,7 @@ from pydantic import (
 )
 
 from sidecar.config.base import Expanded, Int, Model, OneOf, Text, kind, matching, problem, words
-from sidecar.config.marks import Kind, OnSpark
+from sidecar.config.marks import Kind, NotOnSpark, OnSpark
 from sidecar.config.source.kafka import TOPIC
 from sidecar.config.units import Duration
 
@@ -73,6 +73,16 @@ class Retry(Model):
     ] = Field(
         default=GiveUp(),
         description="`never`, a number of attempts, or a duration, after which the batch is dead-lettered.",
+    )
+
+    park_after_ms: Annotated[
+        Annotated[int, Duration("0ms", "30d")] | None,
+        NotOnSpark("a task has nowhere to keep a batch; remove it, and the batch is retried"),
+    ] = Field(
+        default=None,
+        alias="park_after",
+        description="Time for which a tag group fails before its batches are moved to the store of `delay`, where they "
+        "take no memory and hold no offset back; each is sent later, as it is. Needs the section `delay`.",
     )
 
     @model_validator(mode="after")

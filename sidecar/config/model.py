@@ -229,6 +229,20 @@ class Settings(Model):
             raise ValueError("cannot be used with delay so far: rows of tables would have positions instead of offsets")
         return sink
 
+    @field_validator("retry")
+    @classmethod
+    def _parks_in_store(cls, retry: Retry, info: ValidationInfo) -> Retry:
+        if retry.park_after_ms is None or "delay" not in info.data or "dedup" not in info.data:
+            return retry
+        text = ""
+        if info.data["delay"] is None:
+            text = "needs the section delay, in whose store batches wait: add delay: {}"
+        elif info.data["dedup"].ledger is not None:
+            text = "cannot be used with dedup.ledger so far: the claims of waiting batches would expire"
+        if text:
+            raise ValidationError.from_exception_data("retry", [problem(text, None, "park_after")])
+        return retry
+
     @field_validator("dead_letters")
     @classmethod
     def _not_read_again(cls, place: Literal["state"] | DeadLetters, info: ValidationInfo) -> Any:

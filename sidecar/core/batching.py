@@ -7,7 +7,7 @@ from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from sidecar.core.records import KEY_BYTES, Fragment
+from sidecar.core.records import KEY_BYTES, NO_ID, Fragment
 
 JOINED_BYTES = 16 << 10
 """Size up to which an open fragment is extended by later reads: one object per row would cost 300 to 430 bytes."""
@@ -242,6 +242,11 @@ def pick(fragments: list[Fragment], wanted: set[int], separator: bytes) -> list[
 def pick_keys(keys: bytes, rows: Iterable[int]) -> bytes:
     """Select the keys of these rows; empty if there are no keys."""
     return keys and b"".join([keys[i * KEY_BYTES : (i + 1) * KEY_BYTES] for i in rows])
+
+
+def ids_of(fragments: Iterable[Fragment]) -> list[int]:
+    """The message ids of the rows that have one."""
+    return [number for fragment in fragments for number in fragment.ids or () if number != NO_ID]
 
 
 def rows_of(fragments: list[Fragment], separator: bytes) -> list[tuple[int, bytes]]:

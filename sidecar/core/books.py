@@ -13,12 +13,12 @@ from sidecar.core.records import TopicPartition, group_label
 GROUPS_MAX = 200
 """Maximum number of groups with their own counts."""
 OTHER = "other"
-Counts: TypeAlias = tuple[int, int, int, int, int, int, int, int, int]
+Counts: TypeAlias = tuple[int, int, int, int, int, int, int, int, int, int]
 
 
 @dataclass(slots=True)
 class Books:
-    """Messages of one partition since the process began; ``consumed`` is the sum of the other eight."""
+    """Messages of one partition since the process began; ``consumed`` is the sum of the other nine."""
 
     consumed: int = 0
     delivered: int = 0
@@ -29,12 +29,13 @@ class Books:
     released: int = 0
     in_flight: int = 0
     delayed: int = 0
+    parked: int = 0
 
     @property
     def balanced(self) -> bool:
         """Whether every message handed over has exactly one outcome."""
         settled = self.delivered + self.duplicate + self.filtered + self.dead_lettered + self.cancelled
-        return self.consumed == settled + self.released + self.in_flight + self.delayed
+        return self.consumed == settled + self.released + self.in_flight + self.delayed + self.parked
 
     def read(self, count: int, duplicate: int, filtered: int) -> None:
         """Count `count` messages as consumed; those that are neither duplicate nor filtered are in flight."""
@@ -43,10 +44,16 @@ class Books:
         self.filtered += filtered
         self.in_flight += count - duplicate - filtered
 
-    def restore(self, count: int) -> None:
+    def restore(self, delayed: int, parked: int = 0) -> None:
         """Count messages that a store holds since before the partition was taken."""
-        self.consumed += count
-        self.delayed += count
+        self.consumed += delayed + parked
+        self.delayed += delayed
+        self.parked += parked
+
+    def fetch(self, count: int) -> None:
+        """Count parked messages as in flight."""
+        self.parked -= count
+        self.in_flight += count
 
     def read_out(self, count: int, duplicate: int, filtered: int) -> None:
         """Count messages that a store held and that are due."""
@@ -75,7 +82,7 @@ class Books:
 
 
 BOOKS = tuple(field.name for field in fields(Books))
-"""The nine counters, `consumed` first."""
+"""The ten counters, `consumed` first."""
 _COUNTS: Callable[[Books], Counts] = attrgetter(*BOOKS)
 
 
@@ -126,8 +133,8 @@ class Accounts(dict[TopicPartition, Books]):
     def release(self, tp: TopicPartition) -> None:
         """Count the messages of a lost partition that are in flight, or that its store still holds, as released."""
         books = self[tp]
-        books.released += books.in_flight
-        books.in_flight = 0
+        books.released += books.in_flight + books.parked
+        books.in_flight = books.parked = 0
         if tp.delayed:
             held = self.of(tp).delayed
             books.released += held

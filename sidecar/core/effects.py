@@ -11,7 +11,7 @@ from sidecar.core.claims import Mark, Want
 from sidecar.core.lineage import Lineage, Stamp
 from sidecar.core.partition_state import PartitionState
 from sidecar.core.parts import Batch
-from sidecar.core.records import DeadLetter, Message, TopicPartition
+from sidecar.core.records import DeadLetter, Message, Parked, TopicPartition
 
 FieldValue: TypeAlias = str | int | float | None
 """Value of a field of a log event."""
@@ -79,6 +79,31 @@ class Hold:
 
 
 @dataclass(frozen=True, slots=True)
+class Park:
+    """Keep this part; answer with `Pipeline.parked` once that is durable."""
+
+    tp: TopicPartition
+    record: Parked
+    rows: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Fetch:
+    """Read the rows of a parked part; answer with `Pipeline.fetched`."""
+
+    tp: TopicPartition
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Unpark:
+    """Remove parked parts, which have ended or do not count."""
+
+    tp: TopicPartition
+    numbers: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
 class Flow:
     """Read from all assigned partitions except these."""
 
@@ -102,4 +127,4 @@ class Report:
     fields: dict[str, FieldValue] = field(default_factory=dict)
 
 
-Effect: TypeAlias = Commit | Send | Claim | Store | Hold | Flow | Reload | Report
+Effect: TypeAlias = Commit | Send | Claim | Store | Hold | Park | Fetch | Unpark | Flow | Reload | Report

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
+
+TAKEN_OVER = "parts were parked by an earlier process"
+"""The reason of a group that counts as failing until a first part is tried."""
 
 
 @dataclass(slots=True)
@@ -26,12 +30,16 @@ class Groups(dict[str, GroupState]):
         super().__init__()
         self.healthy = 0
         """Number of outstanding batches in groups that do not fail."""
+        self.parked: Counter[str] = Counter()
+        """Number of parked parts by group."""
+        self.resting: dict[str, GroupState] = {}
+        """Failing groups all of whose parts are parked."""
 
     def begin(self, name: str) -> None:
         """Add an outstanding batch."""
         group = self.get(name)
         if group is None:
-            group = self[name] = GroupState(name)
+            group = self[name] = self.resting.pop(name, GroupState(name))
         group.outstanding += 1
         self.healthy += group.failing_since_ms is None
 
@@ -42,6 +50,23 @@ class Groups(dict[str, GroupState]):
         self.healthy -= group.failing_since_ms is None
         if not group.outstanding:
             del self[name]
+            if group.failing_since_ms is not None and self.parked[name]:
+                self.resting[name] = group
+
+    def park(self, name: str, count: int, now_ms: float | None = None) -> None:
+        """Change the number of a group's parked parts.
+
+        Args:
+            name: The group.
+            count: The change.
+            now_ms: Monotonic time at which an earlier owner's parts are taken over: the group counts as failing.
+        """
+        self.parked[name] += count
+        if not self.parked[name]:
+            del self.parked[name]
+            self.resting.pop(name, None)
+        elif now_ms is not None and name not in self:
+            self.resting.setdefault(name, GroupState(name, failing_since_ms=now_ms, reason=TAKEN_OVER))
 
     def failed(self, name: str, now_ms: float) -> GroupState:
         """Record a failed send."""
@@ -59,7 +84,15 @@ class Groups(dict[str, GroupState]):
             self.healthy += group.outstanding
         return since_ms
 
+    def all_failing(self) -> list[GroupState]:
+        """The groups that fail."""
+        return [group for group in (*self.values(), *self.resting.values()) if group.failing_since_ms is not None]
+
     def failing(self, name: str) -> bool:
         """Whether the last send of this group failed."""
-        group = self.get(name)
-        return group is not None and group.failing_since_ms is not None
+        return self.failing_since_ms(name) is not None
+
+    def failing_since_ms(self, name: str) -> float | None:
+        """The time of the group's first failed send since its last successful one; None if it does not fail."""
+        group = self.get(name) or self.resting.get(name)
+        return None if group is None else group.failing_since_ms

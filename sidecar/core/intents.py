@@ -45,6 +45,8 @@ class Intent:
     old: bool = False
     """Made by an earlier owner: its part may have been sent, with members that are gone since."""
     excluded: set[int] = field(default_factory=set)
+    parked: set[int] = field(default_factory=set)
+    """Groups whose part of a shared intent was parked by an earlier owner."""
     collected: dict[str, Buffer] | None = None
     """The messages of a recovered intent that were read again so far; None once it is complete."""
     live: int = 0
@@ -54,10 +56,12 @@ class Intent:
     fresh: set[str] = field(default_factory=set)
     """Groups with a member unknown to the window: a part is skipped only if the window knows all of it."""
     withheld: Withheld = field(default_factory=Withheld)
+    record: int | None = None
+    """The number of the parked part that it is; None if it is in the state."""
 
     def covers(self, key: int, offset: int) -> bool:
         """Whether a message of this group at this offset belongs to the intent."""
-        is_ours = key not in self.excluded if self.key is None else key == self.key
+        is_ours = key not in self.excluded | self.parked if self.key is None else key == self.key
         return is_ours and self.first <= offset <= self.last
 
     def stand(self, *, old: bool) -> None:

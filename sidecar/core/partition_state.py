@@ -49,29 +49,48 @@ NO_TRIES = Tries(0, 0)
 STORES_MAX = 8
 
 
+class Other(NamedTuple):
+    """The store of an earlier owner."""
+
+    store: int
+    seen: int
+    """The offset from which a later owner read."""
+    parked: int = 0
+    """See `PartitionState.parked`, as the later owner found it."""
+
+
 class Stores(NamedTuple):
     """The stores of delayed messages that owners of a partition had on their disks, by the identity of each."""
 
     own: int = 0
     """That of the owner of this state; 0 if it has none."""
-    others: tuple[tuple[int, int], ...] = ()
-    """Those of earlier owners, each with the offset from which a later owner read, oldest first."""
+    others: tuple[Other, ...] = ()
+    """Those of earlier owners, oldest first."""
     epoch: int = 0
     """That of the owner in a store which owners share, see `delay.changelog.epochs`; 0 in any other."""
 
-    def taken_by(self, store: int, seen: int, epoch: int = 0) -> Stores:
-        """The stores once an owner with this store takes the partition, and reads from the offset `seen` on."""
-        others = [other for other in self.others if other[0] != store]
+    def taken_by(self, store: int, state: PartitionState, epoch: int = 0) -> Stores:
+        """The stores once an owner with this store takes the partition, and goes on from this state."""
+        others = [other for other in self.others if other.store != store]
         if self.own not in (0, store):
-            others = [*(other for other in others if other[0] != self.own), (self.own, seen)]
+            rest = (other for other in others if other.store != self.own)
+            others = [*rest, Other(self.own, state.seen, state.parked)]
         return Stores(store, tuple(others[-STORES_MAX:]), epoch)
+
+    def other(self, store: int) -> Other | None:
+        """The listed store of this identity."""
+        return next((each for each in self.others if each.store == store), None)
 
     def void_from(self, store: int) -> int | None:
         """The offset from which others read what this store has too, up to the committed `seen`; None if none did.
 
-        If the store is not listed, its owner has committed nothing, and others read everything.
+        If the store is not listed, its owner has committed nothing, and others read everything; unless nobody has
+        committed anything since the group began, or since an operator's reset.
         """
-        return None if self.own == store else dict(self.others).get(store, 0)
+        if self.own in (0, store):
+            return None
+        other = self.other(store)
+        return 0 if other is None else other.seen
 
 
 NO_STORES = Stores()
@@ -89,3 +108,12 @@ class PartitionState:
     tries: dict[tuple[int, int, int], Tries] = field(default_factory=dict)
     """Tries of failed intents by lane, first and last offset; only of lanes, and at most `Room.tries`."""
     stores: Stores = NO_STORES
+    parked: int = 0
+    """The number of the last part that was parked: parked parts with higher numbers do not count."""
+
+    def parked_in(self, store: int) -> int:
+        """The number of the last part that counts of those in the store of an owner."""
+        if store == self.stores.own:
+            return self.parked
+        other = self.stores.other(store)
+        return 0 if other is None else other.parked

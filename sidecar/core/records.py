@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, NotRequired, Protocol, TypeAlias, TypedDict
 from urllib.parse import quote, quote_from_bytes
 
+from pyroaring import BitMap64
+
 GROUP_HEADER_MAX_BYTES = 128
 PARTS_MAX = 64
 NO_ID = -(1 << 63)
@@ -197,6 +199,35 @@ class Fragment:
     def count(self) -> int:
         """Messages, with and without a row."""
         return len(self.offsets) + len(self.unframeable)
+
+
+class Parked(NamedTuple):
+    """A part in the store instead of in memory, without its rows."""
+
+    number: int
+    """Its place in the order in which parts of a partition are parked, from 1 on."""
+    scope: str
+    home: str
+    group: str
+    first: int
+    last: int
+    offsets: BitMap64
+    """Those of its messages."""
+    nbytes: int
+    """Size of its rows in a body."""
+    attempts: int
+    """Failed sends."""
+    seconds: int
+    """The time since the first of them."""
+    half_of: int = 0
+    """The number of the part that it is a half of; 0 if it is whole."""
+    ids: bytes = b""
+    """The message ids of its rows, 8 bytes each."""
+
+    @property
+    def lowest(self) -> int:
+        """The lowest offset of its messages; its name may begin before."""
+        return self.offsets.min()
 
 
 class Attempt(NamedTuple):

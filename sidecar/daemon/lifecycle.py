@@ -16,6 +16,7 @@ import structlog
 from sidecar.allocator import give_back_large
 from sidecar.config.model import Settings
 from sidecar.core.partition.room import Room
+from sidecar.daemon.delays.answers import listing
 from sidecar.daemon.delays.build import open_delays
 from sidecar.daemon.delays.questions import Questions
 from sidecar.daemon.heap import Heap
@@ -28,7 +29,15 @@ from sidecar.daemon.supervisor import Supervisor
 from sidecar.errors import SidecarError
 from sidecar.ops.admin import AdminServer
 from sidecar.ops.metrics import Metrics
-from sidecar.runtime.build import HELD_SHARE, build, groups_of, plan_memory, pushed_expression, rules_hash
+from sidecar.runtime.build import (
+    HELD_SHARE,
+    build,
+    groups_of,
+    held_groups_of,
+    plan_memory,
+    pushed_expression,
+    rules_hash,
+)
 from sidecar.runtime.dead_letter_writer import DeadLetterWriter
 from sidecar.runtime.dead_letters import open_dead_letters
 from sidecar.runtime.ledger_worker import LedgerWorker, open_ledger_worker
@@ -119,7 +128,7 @@ class Daemon:
         url = "off"
         if settings.admin.listen:
             metrics = Metrics(keeper.latest)
-            ask = Questions(inbox.put).ask if delays else None
+            ask = Questions(inbox.put, partial(listing, groups_of=held_groups_of(settings))).ask if delays else None
             admin = AdminServer(settings.admin.listen, keeper.latest, metrics, Path(settings.state.dir), ask)
             admin.open()
             stack.callback(admin.close)

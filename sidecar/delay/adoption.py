@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from operator import itemgetter
 
 from pyroaring import BitMap64
 
-from sidecar.delay.disk.blocks import POSITION_MAX, PUT_BYTES_MAX
+from sidecar.delay.disk.blocks import POSITION_MAX, PUT_BYTES_MAX, Held
 from sidecar.delay.disk.changes import Entry, Kind, PlacedRow
 from sidecar.delay.disk.hours import hour_of
 from sidecar.delay.journal import Journal
@@ -60,6 +60,34 @@ class Adoption:
                 self._journal.write()
             self._journal.step()
             self._lanes.make_room()
+
+    def park(self, number: int, row: PlacedRow) -> int:
+        """Keep a parked part, at a position from `PARKED_FROM` on; return its epoch.
+
+        Raises:
+            ValueError: It is too large; nothing is kept.
+            StateError: The disk cannot be written, and memory is full; nothing is kept.
+        """
+        self.adopt(number, [row])
+        return row[2]
+
+    def origins(self, number: int, positions: Sequence[int]) -> dict[int, int]:
+        """The origins of messages, by position, as far as their rows are in files.
+
+        Raises:
+            StateError: A file cannot be read.
+        """
+        with self._folder.errors("read"):
+            return self._lanes.origins(number, positions)
+
+    def parked(self, number: int) -> list[Held]:
+        """The parked parts that are kept, in no order, without their values.
+
+        Raises:
+            StateError: A file cannot be read.
+        """
+        with self._folder.errors("read"):
+            return self._lanes.parked(number)
 
     def learn(self, number: int, origins: Iterable[int]) -> None:
         """Note origins as those of messages that were put; those below the floor are ignored."""

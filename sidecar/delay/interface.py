@@ -10,7 +10,7 @@ from pyroaring import BitMap64
 from sidecar.delay.disk.blocks import Held
 from sidecar.delay.disk.changes import PlacedRow
 from sidecar.delay.disk.hour import Damage
-from sidecar.delay.disk.listing import Listed
+from sidecar.delay.disk.listing import HourView, Listed
 
 LISTED_MAX = 1_000
 """Messages that are listed at once."""
@@ -88,20 +88,11 @@ class StoreWrites(Protocol):
         ...
 
 
-class HeldStore(StoreWrites, Protocol):
-    """Holds messages by partition and position. One thread calls everything but `Job.run`."""
-
-    @property
-    def damages(self) -> Sequence[Damage]:
-        """What could not be read any more, since the start."""
-        ...
+class ReadStore(Protocol):
+    """What can be asked of a store. It changes nothing."""
 
     def disk_bytes(self) -> int:
         """Size of its files."""
-        ...
-
-    def number(self, name: bytes) -> int:
-        """The number of a partition; a new name gets a new one."""
         ...
 
     def place(self, number: int) -> Place:
@@ -112,16 +103,59 @@ class HeldStore(StoreWrites, Protocol):
         """What `keep` was given last."""
         ...
 
+    def hours(self) -> Mapping[int, int]:
+        """Number of messages that are not ended, by the hour in which they are due, without parked parts."""
+        ...
+
+    def next(self, number: int) -> int | None:
+        """A position below which there is nothing to take."""
+        ...
+
+    def find(self, number: int, position: int) -> Held | None:
+        """One message; None if it is gone."""
+        ...
+
+    def listed(self, number: int, first: int, end: int, limit: int, origin: int | None) -> Sequence[Listed]:
+        """Messages in [first, end) that were not taken, in order; those of an origin, if one is given.
+
+        Raises:
+            StateError: A file cannot be read.
+        """
+        ...
+
+    def views(self, lowest: Mapping[int, int], end: int) -> Sequence[HourView]:
+        """The first hours, in order, where some partitions have messages that were not taken; the caller closes them.
+
+        It takes a few milliseconds at most, whatever the hours hold: any thread may read the views.
+
+        Args:
+            lowest: The lowest position of each partition, by its number.
+            end: The position behind the last.
+
+        Raises:
+            StateError: A file cannot be opened.
+        """
+        ...
+
+
+class HeldStore(ReadStore, StoreWrites, Protocol):
+    """Holds messages by partition and position. One thread calls everything but `Job.run`."""
+
+    @property
+    def damages(self) -> Sequence[Damage]:
+        """What could not be read any more, since the start."""
+        ...
+
+    def number(self, name: bytes) -> int:
+        """The number of a partition; a new name gets a new one."""
+        ...
+
     def known(self, number: int) -> BitMap64:
         """Origins of all messages that were put, at or above the floor."""
         ...
 
     def held(self, number: int) -> int:
-        """Number of messages that were put and are not ended."""
-        ...
-
-    def hours(self) -> Mapping[int, int]:
-        """Number of messages that are not ended, by the hour in which they are due, counted since the epoch."""
+        """Number of messages that were put and are not ended, without parked parts."""
         ...
 
     def put(self, number: int, rows: Iterable[Row]) -> Sequence[int]:
@@ -140,24 +174,8 @@ class HeldStore(StoreWrites, Protocol):
         """
         ...
 
-    def next(self, number: int) -> int | None:
-        """A position below which there is nothing to take."""
-        ...
-
     def rewind(self, number: int) -> None:
         """Let `take` begin again at the watermark."""
-        ...
-
-    def find(self, number: int, position: int) -> Held | None:
-        """One message; None if it is gone."""
-        ...
-
-    def listed(self, number: int, first: int, end: int, limit: int, origin: int | None) -> Sequence[Listed]:
-        """Messages in [first, end) that were not taken, in order; those of an origin, if one is given.
-
-        Raises:
-            StateError: A file cannot be read.
-        """
         ...
 
     def cancel(self, number: int, position: int) -> bool:
@@ -179,6 +197,38 @@ class HeldStore(StoreWrites, Protocol):
 
         Raises:
             StateError: A file cannot be read, or the disk is full.
+        """
+        ...
+
+    def park(self, number: int, row: PlacedRow) -> int:
+        """Keep a parked part, at a position from `PARKED_FROM` on; return its epoch, which that of the row is not.
+
+        Raises:
+            StateError: The disk is full; nothing was put.
+        """
+        ...
+
+    def origins(self, number: int, positions: Sequence[int]) -> Mapping[int, int]:
+        """The origins of messages that are not ended, by position.
+
+        Raises:
+            StateError: A file cannot be read.
+        """
+        ...
+
+    def parked(self, number: int) -> Sequence[Held]:
+        """The parked parts that are kept, in no order, without their values.
+
+        Raises:
+            StateError: A file cannot be read.
+        """
+        ...
+
+    def unpark(self, number: int, position: int, epoch: int, origin: int) -> None:
+        """Remove a parked part.
+
+        Raises:
+            StateError: A file cannot be read.
         """
         ...
 

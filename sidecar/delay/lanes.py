@@ -5,20 +5,20 @@ from __future__ import annotations
 import heapq
 from collections import deque
 from collections.abc import Collection, Iterable, Mapping
+from contextlib import closing
 from math import inf
 from pathlib import Path
 
 import numpy as np
 from pyroaring import BitMap
 
-from sidecar.delay.disk.blocks import ROW_TYPE, SEQUENCE_BITS, Held
+from sidecar.delay.disk.blocks import ROW_TYPE, Held
 from sidecar.delay.disk.changes import Changes, Entry
 from sidecar.delay.disk.filed import Filed
 from sidecar.delay.disk.gathered import Gathered
-from sidecar.delay.disk.hour import HOUR_MS, Damage, HourFile, Known, ShorterError
-from sidecar.delay.disk.hours import BUFFERED_BYTES_MAX, Hours, NewRow, hour_of, start_of
-from sidecar.delay.disk.listing import Listed, listed
-from sidecar.delay.disk.wheel import Positions
+from sidecar.delay.disk.hour import Damage, HourFile, Known, ShorterError
+from sidecar.delay.disk.hours import BUFFERED_BYTES_MAX, PARKED_HOUR, Hours, NewRow, by_hour, hour_of, start_of
+from sidecar.delay.disk.listing import HourView, Listed, listed, views_of
 from sidecar.delay.readers import DROPPED, Lane, Left, Loaded
 
 _CHUNK = 256
@@ -105,7 +105,7 @@ class Lanes(Hours):
     def put(self, number: int, rows: Iterable[NewRow], changes: Changes) -> list[int]:
         """Put messages of one partition; return their positions."""
         positions, lane = self.put_many(rows, changes), self.lanes[number]
-        for hour, count in _by_hour(np.array(positions, np.uint64)):
+        for hour, count in by_hour(np.array(positions, np.uint64)):
             had = self.left.add(number, hour, count)
             lane.queue(hour)
             self._loaded.add(number, self._hours[hour], count, is_first=not had)
@@ -175,8 +175,7 @@ class Lanes(Hours):
     def next(self, number: int) -> int | None:
         """A position below which the partition has nothing to take: of its next message, or the start of an hour."""
         lane = self.lanes[number]
-        while lane.hours:
-            hour = lane.hours[0]
+        while lane.hours and (hour := lane.hours[0]) < PARKED_HOUR:
             if self.left.get(number, hour):
                 wheel = self._loaded.get(number, hour)
                 position = max(start_of(hour), lane.cursor) if wheel is None else wheel.next()
@@ -327,8 +326,15 @@ class Lanes(Hours):
         found, first = list[Listed](), max(first, self.lanes[number].cursor)
         for hour in sorted(self.left.hours(number)):
             if len(found) < limit and hour_of(first) <= hour <= hour_of(end - 1):
-                found += listed(self._hours[hour], number, first, limit, origin)
-        return [each for each in found[:limit] if each.position < end]
+                with closing(HourView(self._hours[hour], {number: first}, end)) as view:
+                    found += listed(view.rows(origin).cut(0, limit))
+        return found[:limit]
+
+    def views(self, lowest: Mapping[int, int], end: int) -> list[HourView]:
+        """See `ReadStore.views`."""
+        lowest = {number: max(first, self.lanes[number].cursor) for number, first in lowest.items()}
+        hours = self.left.between(lowest.keys(), hour_of(min(lowest.values(), default=end)), hour_of(end - 1))
+        return views_of((self._hours[hour] for hour in hours), lowest, end)
 
     def find(self, number: int, position: int) -> Held | None:
         """A message that was not cancelled, as long as its hour has a file.
@@ -375,7 +381,8 @@ class Lanes(Hours):
     def over(self) -> list[int]:
         """Hours that have no message that is not ended, if they are past or take up enough: a new file may follow."""
         past, enough = hour_of(self.mark), self.reclaimed_bytes
-        return [hour for hour in self.left.empty if hour < past or self._hours[hour].size >= enough]
+        to_come = range(past, PARKED_HOUR)
+        return [hour for hour in self.left.empty if hour not in to_come or self._hours[hour].size >= enough]
 
     def path(self, hour: int) -> Path:
         """The path of an hour's file."""
@@ -390,9 +397,3 @@ class Lanes(Hours):
             self._full.discard(hour)
             self._buffered_bytes -= file.pending.nbytes
             self.nbytes -= file.size
-
-
-def _by_hour(positions: Positions) -> Iterable[tuple[int, int]]:
-    """The hours of positions, and the number of positions in each."""
-    hours, counts = np.unique((positions >> np.uint64(SEQUENCE_BITS)) // HOUR_MS, return_counts=True)
-    return zip(hours.tolist(), counts.tolist(), strict=True)

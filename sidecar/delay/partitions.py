@@ -6,7 +6,7 @@ It has no thread and no clock.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from pyroaring import BitMap64
@@ -17,7 +17,8 @@ from sidecar.delay.disk.blocks import DUE_MAX_MS, ORIGIN_MAX, POSITION_MAX, PUT_
 from sidecar.delay.disk.changes import Kind, placed
 from sidecar.delay.disk.hour import SUFFIX as HOUR_SUFFIX
 from sidecar.delay.disk.hour import Damage
-from sidecar.delay.disk.listing import Listed
+from sidecar.delay.disk.hours import PARKED_HOUR
+from sidecar.delay.disk.listing import HourView, Listed
 from sidecar.delay.disk.snapshot import Partition, Snapshot
 from sidecar.delay.disk.wal import CHECKPOINT, logs_of
 from sidecar.delay.interface import LISTED_MAX, Place, Row
@@ -60,7 +61,7 @@ class PartitionStore(Writes, Adoption):
         self.id = snapshot.id
         """48 random bits that were drawn when the folder was new."""
         self._names = {partition.name: number for number, partition in enumerate(snapshot.partitions)}
-        lanes = [_lane(partition) for partition in snapshot.partitions]
+        lanes = [lane_of(partition) for partition in snapshot.partitions]
         self._lanes = Lanes(path, snapshot.hours, snapshot.mark, snapshot.left, lanes, self.damages)
         replay = Replay(self._lanes, self._register, self.damages)
         is_changed = replay.run(self._repeated(snapshot, logs))
@@ -81,20 +82,11 @@ class PartitionStore(Writes, Adoption):
 
     def _checkpoint(self, path: Path) -> Snapshot:
         raw = files.read_from(path / CHECKPOINT)
-        is_empty = not any(path.glob(f"*{HOUR_SUFFIX}")) and not any(
-            log.stat().st_size for log in logs_of(path).values()
-        )
-        if raw is None and is_empty:  # new, also where the first checkpoint could not be written
+        if raw is None and is_unused(path):
             snapshot = Snapshot(secrets.randbits(48), 0, 0, [], {}, {})
             files.put(path / CHECKPOINT, snapshot.encoded())
             return snapshot
-        try:
-            return Snapshot.decoded(raw or b"")
-        except ValueError as error:
-            raise StateError(
-                f"delayed messages: {path / CHECKPOINT} cannot be used: {error}",
-                hint="restore the folder; or move it away, and the messages that it holds are lost",
-            ) from error
+        return read_snapshot(path / CHECKPOINT, raw or b"")
 
     def _snapshot(self, log: int) -> Snapshot:
         lanes = self._lanes
@@ -155,11 +147,13 @@ class PartitionStore(Writes, Adoption):
         return self._lanes.lanes[number].known.copy()
 
     def held(self, number: int) -> int:
-        """Number of messages that are not ended."""
-        return self._lanes.lanes[number].held
+        """Number of messages that are not ended, without parked parts."""
+        lanes = self._lanes
+        parked = sum(lanes.left.get(number, hour) for hour in lanes.left.hours(number) if hour >= PARKED_HOUR)
+        return lanes.lanes[number].held - parked
 
     def hours(self) -> dict[int, int]:
-        """Number of messages that are not ended, by the hour in which they are due."""
+        """Number of messages that are not ended, by the hour in which they are due, without parked parts."""
         return self._lanes.left.totals()
 
     def disk_bytes(self) -> int:
@@ -291,6 +285,14 @@ class PartitionStore(Writes, Adoption):
             self._journal.progress.note()
         return is_ended
 
+    def unpark(self, number: int, position: int, epoch: int, origin: int) -> None:  # noqa: ARG002  # where owners share
+        """Remove a parked part.
+
+        Raises:
+            StateError: The file of its hour cannot be read.
+        """
+        self.cancel(number, position)
+
     def release(self, number: int, position: int, due_ms: int) -> int | None:
         """Bring a message at or above the cursor forward; durable with the next write, as a whole.
 
@@ -332,6 +334,11 @@ class PartitionStore(Writes, Adoption):
         with self._folder.errors("read"):
             return self._lanes.listed(number, first, end, limit, origin)
 
+    def views(self, lowest: Mapping[int, int], end: int) -> Sequence[HourView]:
+        """See `ReadStore`."""
+        with self._folder.errors("read"):
+            return self._lanes.views(lowest, end)
+
     def close(self) -> None:
         """Make everything durable, and free the folder; the next start has nothing to repeat.
 
@@ -346,7 +353,28 @@ class PartitionStore(Writes, Adoption):
             self._folder.close()
 
 
-def _lane(partition: Partition) -> Lane:
+def is_unused(path: Path) -> bool:
+    """Whether a folder without a checkpoint is new, also where the first checkpoint could not be written."""
+    return not any(path.glob(f"*{HOUR_SUFFIX}")) and not any(log.stat().st_size for log in logs_of(path).values())
+
+
+def read_snapshot(path: Path, raw: bytes) -> Snapshot:
+    """The checkpoint of a store.
+
+    Raises:
+        StateError: It is damaged, missing, or of another version.
+    """
+    try:
+        return Snapshot.decoded(raw)
+    except ValueError as error:
+        raise StateError(
+            f"delayed messages: {path} cannot be used: {error}",
+            hint="restore the folder; or move it away, and the messages that it holds are lost",
+        ) from error
+
+
+def lane_of(partition: Partition) -> Lane:
+    """A partition as a checkpoint has it."""
     lane = Lane()
     _, lane.state, lane.watermark, lane.floor, lane.known = partition
     return lane

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import orjson
 
@@ -19,12 +19,14 @@ class Progress:
         state: The state, in positions.
         topic_id: Id of the topic from which the last messages came.
         incarnation: Incarnation of the partition from which they came.
+        parked: The number of the last parked part, of the partition itself, that counts since before this incarnation.
     """
 
     identity: Identity
     state: PartitionState
     topic_id: str
     incarnation: int
+    parked: int = 0
 
     def encoded(self, rules: bytes) -> bytes:
         """The bytes to keep."""
@@ -33,6 +35,8 @@ class Progress:
             "topic_id": self.topic_id,
             "own": self.identity.incarnation,
             "watermark": self.state.watermark,
+            "parked": self.state.parked,
+            "parked_before": self.parked,
             "state": encode(self.identity, rules, self.state),
         }
         return orjson.dumps(source)
@@ -53,11 +57,11 @@ def restored(raw: bytes | None, identity: Identity, rules: bytes) -> Progress:
     kept = orjson.loads(raw)
     watermark, own = kept["watermark"], kept["own"]
     decoded = decode(kept["state"], watermark, identity, rules)
+    before = kept["topic_id"], kept["incarnation"], kept.get("parked_before", 0)
+    parked = kept.get("parked", 0)  # an earlier version parked nothing
     if decoded.state is None:
-        return Progress(
-            _own(identity, own + 1), PartitionState(watermark, watermark), kept["topic_id"], kept["incarnation"]
-        )
-    return Progress(_own(identity, own), decoded.state, kept["topic_id"], kept["incarnation"])
+        return Progress(_own(identity, own + 1), PartitionState(watermark, watermark, parked=parked), *before)
+    return Progress(_own(identity, own), replace(decoded.state, parked=parked), *before)
 
 
 def _own(identity: Identity, incarnation: int) -> Identity:

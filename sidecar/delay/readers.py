@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter, deque
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence, Set
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +15,7 @@ from pyroaring import BitMap64
 
 from sidecar.delay.disk.blocks import NO_POSITION, POSITION_MAX, ROW_BYTES, ROW_TYPE
 from sidecar.delay.disk.hour import Damage, HourFile
-from sidecar.delay.disk.hours import hour_of
+from sidecar.delay.disk.hours import PARKED_HOUR, hour_of
 from sidecar.delay.disk.wheel import LaneWheel, Partitions, Positions
 
 LOADED_MESSAGES_MAX = 4_000_000
@@ -139,11 +139,16 @@ class Left:
         """The hours where a partition has something left."""
         return [hour for hour, of_hour in self._counts.items() if number in of_hour]
 
+    def between(self, numbers: Set[int], first: int, last: int) -> list[int]:
+        """The hours in [first, last] where any of these partitions has something left, in order."""
+        hours = sorted(hour for hour in self._counts if first <= hour <= last)
+        return [hour for hour in hours if not numbers.isdisjoint(self._counts[hour])]
+
     def totals(self, without: Collection[int] = ()) -> dict[int, int]:
-        """The sum of each hour, without these partitions."""
-        totals = {hour: sum(of_hour.values()) for hour, of_hour in self._counts.items()}
+        """The sum of each hour in which messages are due, without these partitions."""
+        totals = {hour: sum(of_hour.values()) for hour, of_hour in self._counts.items() if hour < PARKED_HOUR}
         for number in without:
-            for hour in self.hours(number):
+            for hour in totals.keys() & self.hours(number):
                 totals[hour] -= self._counts[hour][number]
         return totals
 

@@ -40,6 +40,7 @@ _MESSAGES = {
 _HELD = {
     "in_flight": "Messages open, queued, being sent or waiting for a retry.",
     "delayed": "Messages that wait for their time.",
+    "parked": "Messages in the store because their group fails.",
 }
 
 

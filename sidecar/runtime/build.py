@@ -20,7 +20,7 @@ from sidecar.core.messages.fields import Field
 from sidecar.core.messages.ids import id_reader, key_reader
 from sidecar.core.pipeline.pipeline import Pipeline
 from sidecar.core.records import Columns, Message, TopicPartition
-from sidecar.delay.columns import BothColumns
+from sidecar.delay.columns import BothColumns, HeldColumns
 from sidecar.sinks.base import Sink
 from sidecar.sinks.build import build_sink
 from sidecar.sources.kafka.columns import KafkaColumns, digest_of
@@ -97,6 +97,11 @@ def groups_of(
     """A function that returns the group of each message, None for a message that no group wants."""
     read_tags, filter_ = _tag_reader(settings, columns), settings.tags.filter()
     return lambda tp, messages: map(filter_.groups.__getitem__, read_tags(tp, messages))
+
+
+def held_groups_of(settings: Settings) -> Callable[[TopicPartition, Sequence[Message]], Iterable[str | None]]:
+    """See `groups_of`, for messages of a store of delayed messages."""
+    return groups_of(settings, HeldColumns(origins=True))
 
 
 def _tag_reader(settings: Settings, columns: Columns) -> ReadTags:
@@ -180,4 +185,6 @@ def delivery_rules(settings: Settings, sink: Sink) -> DeliveryRules:
         # One third is for the request, which the sink bounds, and one third for recording its result.
         lease_ms=ledger.remembering.claim_timeout_ms // 3 if ledger else None,
         numbered=settings.source.chosen.numbers_messages,
+        park_after_ms=retry.park_after_ms,
+        park_max_bytes=settings.batch.max_bytes,
     )

@@ -22,13 +22,13 @@ from typing import NamedTuple
 
 from sidecar.core.lineage import TOKEN_BITS, Stamp
 from sidecar.core.partition.room import METADATA_CHARACTERS
-from sidecar.core.partition_state import STORES_MAX, LaneState, PartitionState, SharedIntent, Stores, Tries
+from sidecar.core.partition_state import STORES_MAX, LaneState, Other, PartitionState, SharedIntent, Stores, Tries
 
 MAGIC, VERSION = 0xB5, 1
 _HEAD = struct.Struct(">BBI")
 _NO_STAMP = Stamp(0, 0)
 STORE_BYTES = 6
-STORES_CHARACTERS = (1 + (STORES_MAX + 1) * (STORE_BYTES + 10) + 10) * 4 // 3 + 1
+STORES_CHARACTERS = (1 + (STORES_MAX + 1) * (STORE_BYTES + 10 + 5) + 10) * 4 // 3 + 1
 """Most that the stores take of the text."""
 IntentKey = tuple[int, int, int]
 """An intent: its lane, its first and its last offset."""
@@ -132,10 +132,13 @@ def encode(
         before = number
     if state.stores.own:
         _put(out, len(state.stores.others))
-        for store, end in (*state.stores.others, (state.stores.own, 0)):
-            out += store.to_bytes(STORE_BYTES, "big")
-            _put(out, end)
+        stores = (*state.stores.others, Other(state.stores.own, 0, state.parked))
+        for each in stores:
+            out += each.store.to_bytes(STORE_BYTES, "big")
+            _put(out, each.seen)
         _put(out, state.stores.epoch)
+        if any(each.parked for each in stores):
+            _put(out, *(each.parked for each in stores))
     text = base64.b64encode(_HEAD.pack(MAGIC, VERSION, zlib.crc32(out)) + out).decode()
     if len(text) > METADATA_CHARACTERS:
         raise ValueError(f"{len(text)} characters of metadata, {METADATA_CHARACTERS} fit")
@@ -164,7 +167,8 @@ def decode(text: str | None, offset: int, known: Identity, rules: bytes) -> Deco
         state = _read(reader)
         stamp, parent = reader.stamp(), reader.stamp()
         state.tries.update(reader.tries(list(_places(state.lanes))))
-        state = replace(state, stores=reader.stores())
+        stores, parked = reader.stores()
+        state = replace(state, stores=stores, parked=parked)
     except (binascii.Error, ValueError, struct.error, IndexError):
         return Decoded(Origin.FOREIGN)
     if group != _hash(known.cluster_id, known.group_id) or state.watermark != offset:
@@ -221,17 +225,19 @@ class _Reader:
             number += self.number()
             yield places[number], Tries(self.number(), self.number())
 
-    def stores(self) -> Stores:
-        """The stores; none if there is none, or if an earlier version wrote the rest."""
+    def stores(self) -> tuple[Stores, int]:
+        """The stores, and the last parked part; none if there is none, or if an earlier version wrote the rest."""
         if self._at == len(self._raw):
-            return Stores()
+            return Stores(), 0
         stores = []
         for _ in range(self.number() + 1):
             store = int.from_bytes(self._raw[self._at : self._at + STORE_BYTES], "big")
             self._at += STORE_BYTES
             stores.append((store, self.number()))
         epoch = self.number() if self._at < len(self._raw) else 0
-        return Stores(stores[-1][0], tuple(stores[:-1]), epoch)
+        parked = [self.number() for _ in stores] if self._at < len(self._raw) else [0] * len(stores)
+        found = [Other(store, seen, last) for (store, seen), last in zip(stores, parked, strict=True)]
+        return Stores(found[-1].store, tuple(found[:-1]), epoch), found[-1].parked
 
     def keys(self, count: int) -> Iterator[int]:
         for _ in range(count):

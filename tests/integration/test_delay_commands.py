@@ -97,6 +97,8 @@ def test_messages_are_listed_in_order_and_one_is_shown_whole(kafka: Broker, tmp_
             assert [(row["partition"], row["offset"]) for row in by_time] == [(1, 1), (0, 1)]
             assert [row["offset"] for row in _listed(daemon, "--partition", "1", "--limit", "1")] == [0]
             assert _listed(daemon, "--topic", "other") == []
+            assert len(_listed(daemon, "--group", "a", "--limit", "3")) == 3
+            assert _listed(daemon, "--group", "b") == []
             text = _run(daemon, "list", "--limit", "1").output
             assert f"{topic}:1:0" in text
             assert f"--from {instant_text(first_ms)}" in text
@@ -146,3 +148,14 @@ def test_what_cannot_be_read_is_refused(tmp_path: Path, arguments: tuple[str, ..
     """Exit 64 with what is wrong, before a file is read."""
     asked = CliRunner().invoke(main, ["delay", "show", "-c", str(tmp_path / "none.yaml"), *arguments])
     assert asked.exit_code == 64
+
+
+def test_a_group_that_does_not_exist_is_refused(tmp_path: Path) -> None:
+    """Exit 64 with the groups that the configuration has, before anything is asked."""
+    path = tmp_path / "sidecar.json"
+    source = {"kafka": {"bootstrap_servers": "127.0.0.1:1", "group_id": "g", "topics": ["t"]}}
+    tags = {"from": {"header": "tag"}, "subscribe": "a || b || c", "groups": {"most": "a || b"}}
+    sections = {"sink": {"console": {}}, "state": {"dir": str(tmp_path / "state")}, "delay": {}}
+    path.write_text(json.dumps({"source": source, "tags": tags, **sections}))
+    asked = CliRunner().invoke(main, ["delay", "list", "-c", str(path), "--group", "a"])
+    assert (asked.exit_code, "tags has the groups c, most" in asked.output) == (64, True)

@@ -13,6 +13,7 @@ from sidecar.delay.disk import hours
 from sidecar.delay.disk.blocks import NO_TIMESTAMP
 from sidecar.delay.disk.hour import SECOND_SEQUENCES
 from sidecar.delay.journal import Job
+from sidecar.delay.offline.local import OfflineStore
 from sidecar.delay.partitions import PartitionStore
 from sidecar.errors import StateError
 from tests.support.failing_disk import Durable, call_fails
@@ -60,6 +61,28 @@ class Model:
 State = dict[bytes, Model]
 
 
+def bytes_of(folder: Path) -> dict[str, bytes]:
+    """All files."""
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def content(store: PartitionStore | OfflineStore) -> object:
+    """All that both kinds of stores tell, in one order; a store without partitions may have no id yet."""
+    names, numbers = dict(store.names()), range(len(store.names()))
+    views = store.views(dict.fromkeys(numbers, 0), END)
+    for view in views:
+        view.close()
+    return (
+        [view.hour for view in views],
+        names,
+        dict(store.hours()),
+        [store.place(number) for number in numbers],
+        [(store.state(number), store.next(number)) for number in numbers],
+        [store.listed(number, 0, END, 1 << 30, None) for number in numbers],
+        [store.find(number, each.position) for number in numbers for each in store.listed(number, 0, END, 5, None)],
+    )
+
+
 class World:
     """A store, what it may hold, and what of its folder is durable.
 
@@ -94,8 +117,13 @@ class World:
     is_run = False
 
     def open(self) -> None:
-        """Open the store, and find out which of the possible pasts it has."""
+        """Open the store, and find out which of the possible pasts it has.
+
+        A reader that changes nothing has seen the same before.
+        """
+        seen = self.read_offline() if self.folder.exists() else None
         self.store = PartitionStore(self.folder)
+        assert seen in (None, content(self.store))
         self.job: Job | None = None
         assert not self.store.damages
         assert self.id in (None, self.store.id)
@@ -106,6 +134,16 @@ class World:
         for model in self.models.values():
             model.cursor = model.watermark
         self.history = [{name: model.copy() for name, model in self.models.items()}]
+
+    def read_offline(self) -> object:
+        """What a reader of the folder sees, which no process has open."""
+        before = bytes_of(self.folder)
+        offline = OfflineStore(self.folder)
+        seen = content(offline)
+        offline.check()
+        assert bytes_of(self.folder) == before
+        assert not offline.damages
+        return seen
 
     def is_past(self, past: State) -> bool:
         """Whether the store has what these models have."""

@@ -11,13 +11,14 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from functools import partial
+from math import inf
 from typing import Any
 
 from sidecar.core.backoff import Backoff
 from sidecar.core.batching import Limits
 from sidecar.core.cutting.cutting import BatchRules
 from sidecar.core.delivery.rules import DeliveryRules
-from sidecar.core.effects import Claim, Commit, CommitItem, Flow, Hold, Reload, Report, Send, Store
+from sidecar.core.effects import Claim, Commit, CommitItem, Fetch, Flow, Hold, Park, Reload, Report, Send, Store, Unpark
 from sidecar.core.intake.reading import Reading
 from sidecar.core.partition_state import PartitionState
 from sidecar.core.parts import Batch, Part
@@ -27,6 +28,7 @@ from sidecar.core.records import Answer, Run, TopicPartition, Verdict
 from sidecar.core.windows.idruns import SortedRun, rising
 from sidecar.daemon.delays.delays import Delays
 from sidecar.daemon.delays.owned import name_of
+from sidecar.daemon.delays.parked import unpacked
 from sidecar.daemon.delays.questions import Answer as Told
 from sidecar.daemon.delays.questions import One, Question
 from sidecar.daemon.delays.takeovers import Adopt, TakeoverEnded, Takeovers
@@ -35,6 +37,7 @@ from sidecar.delay.changelog.epochs import counts
 from sidecar.delay.changelog.store import ChangelogStore
 from sidecar.delay.columns import BothColumns
 from sidecar.delay.disk.blocks import Held
+from sidecar.delay.disk.hours import PARKED_FROM
 from sidecar.delay.interface import HeldStore, Job
 from sidecar.sources.base import Assignment
 from tests.simulation.broker import BrokenPromiseError
@@ -299,8 +302,8 @@ class Host:
                     self._do(self.order.begin(items))
                 case Store(token, letters):
                     self.letters[token] = replace(effect, letters=self.delays.traced(letters))
-                case Hold():
-                    self.delays.hold(effect)
+                case Hold() | Park() | Fetch() | Unpark():
+                    self.delays.perform(effect)
                 case Flow(paused):
                     self.paused = paused
                 case Reload(tp) if tp.delayed:
@@ -434,8 +437,11 @@ class Host:
             return False
         if self.changelog is not None:
             owned = TP in self.pipeline.partitions and self.changelog.is_idle
-            return owned and not any(self.store.held(number) for number in self.delays.owned.numbers.values())
-        return not any(self.store.held(number) for number in self.disk.numbers())
+            return owned and not any(map(self._holds, self.delays.owned.numbers.values()))
+        return not any(map(self._holds, self.disk.numbers()))
+
+    def _holds(self, number: int) -> bool:
+        return bool(self.store.held(number) or self.store.parked(number))
 
     # Checks
 
@@ -469,10 +475,14 @@ class World:
         seed: Draws everything.
         hosts: The number of hosts.
         shared: Whether they share a changelog.
+        parks: Whether groups fail for long, and their parts are parked.
     """
 
-    def __init__(self, seed: int, hosts: int, *, shared: bool = False) -> None:
+    def __init__(self, seed: int, hosts: int, *, shared: bool = False, parks: bool = False) -> None:
         self.plan = Circumstances.of(seed)
+        self._outages = 0.02 if parks else 0.0
+        if parks:
+            self.plan.rules = replace(self.plan.rules, park_after_ms=(0, 50, 300)[seed % 3])
         if hosts > 1:  # each host would remember other ids
             self.plan.reading = replace(self.plan.reading, ids=None)
         self._r = random.Random(~seed)
@@ -481,7 +491,13 @@ class World:
         self._skew_ms = self._error_ms = 0
         self.log = ModelLog(self.chance) if shared else None
         self.broker, self.receiver = Broker(), Receiver()
+        self._named = 0
+        """The last epoch in a commit."""
         self._letters: dict[int, str] = {}
+        self._order: dict[tuple[str, str], int] = {}
+        """First offset of the last part of each group and scope."""
+        self._down: set[str] = set()
+        """Groups for which the receiver answers nothing but 503."""
         self.wandering: list[Batch] = []
         self._faulty = True
         self.journal: list[int] = []
@@ -516,10 +532,22 @@ class World:
 
     def durable(self, state: PartitionState) -> set[int]:
         """Offsets that a store has after a commit of this state, whatever happens."""
+        return {offset for each in self._held(state) for offset in _members(each)}
+
+    def _held(self, state: PartitionState) -> list[Held]:
         if self.log is None:
-            return {origin for host in self.hosts for origin in host.disk.durable_origins()}
-        named = state.stores.epoch
-        return {origin for offset, epoch, origin in self.log.messages() if counts(named, offset, epoch)}
+            return [held for host in self.hosts for held in host.disk.durable()]
+        self._named = max(self._named, state.stores.epoch)  # a reset removes it
+        return [each for offset, each in self.log.messages() if counts(self._named, offset, each.epoch)]
+
+    def _counted(self, state: PartitionState) -> set[int]:
+        """The same without parked parts of which it is not sure that they count."""
+        return {
+            offset
+            for each in self._held(state)
+            if each.position < PARKED_FROM or _number(each) <= state.parked
+            for offset in _members(each)
+        }
 
     def keep_letters(self, store: Store) -> None:
         """Dead letters are durable."""
@@ -538,15 +566,27 @@ class World:
             gone |= {offset for offset in offsets if any(twin in self._letters for twin in self._twins(offset))}
             if before is not None and set(before) - gone != set(offsets) - gone:
                 raise BrokenPromiseError("names", f"{name} stands for {before} and for {offsets}")
+        if batch.group in self._down:
+            return Answer(Verdict.RETRY, "down", 503)
         if self._faulty and self.chance() < self.plan.flaky:
             return Answer(Verdict.RETRY, "busy", 503)
         if any(not self.plan.poison.isdisjoint(offsets) for _, offsets in fresh):
             return Answer(Verdict.REJECT, "bad", 400)
         for name, offsets in fresh:
             self.receiver.parts[batch.group, name] = offsets
+            self._check_order(batch.group, name)
             for offset in offsets:
                 self._store(name, offset)
         return Answer(Verdict.ACK, status=200)
+
+    def _check_order(self, group: str, name: str) -> None:
+        first = int(name.rsplit(":", 1)[1].split("-")[0])
+        place = group, name.split(":")[0]
+        before = self._order.get(place, -1)
+        is_ordered = self.plan.rules.ordered and not self._allowed and (self.log is not None or len(self.hosts) == 1)
+        if is_ordered and first < before:
+            raise BrokenPromiseError("order", f"{name} came after {before}")
+        self._order[place] = first
 
     def _store(self, name: str, offset: int) -> None:
         stored = self.receiver.stored
@@ -586,6 +626,8 @@ class World:
         if chance() < 0.02:
             for host in self.hosts:
                 host.disk.refuses = chance() < 0.5
+        if self._outages and chance() < self._outages:
+            self._down ^= {f"g{int(chance() * 3)}"}
         if chance() < self.plan.crashes:
             self._replace_owner()
         if chance() < self.plan.resets:
@@ -633,14 +675,21 @@ class World:
             if host.alive:
                 host.die()
         at, held = int(self.chance() * LENGTH), self.durable(self.broker.state)
+        counted = self._counted(self.broker.state)
         self.broker.incarnation += 1
         self.broker.state = PartitionState(at, at)
         late = Counter(each for batch in self.wandering for _, offsets in _offsets(batch) for each in offsets)
         self._allowed |= {offset: self._deliveries[offset] + late[offset] + 1 for offset in range(at, LENGTH)}
-        self.skipped.update(set(range(at)) - (held if self.log is not None else set()))
+        held |= {
+            offset for each in (self.log.on_the_way() if self.log is not None else ()) for offset in _members(each)
+        }
+        for offset in held & set(range(at, LENGTH)):  # the known limit: a parked part that spans the offset
+            self._allowed[offset] += 1
+        is_kept = self.log is not None or len(self.hosts) == 1
+        self.skipped.update(set(range(at)) - (counted if is_kept else set()))
         if len(self.hosts) > 1 and self.log is None:
             for host in self.hosts:  # the known limit: nothing tells what of it others have read since
-                for offset in host.disk.durable_origins():
+                for offset in {each for held in host.disk.durable() for each in _members(held)}:
                     self._allowed[offset] = self._allowed.get(offset, 1) + 1
         self.journal.clear()
         self.hosts[int(self.chance() * len(self.hosts))].start()
@@ -671,6 +720,7 @@ class World:
     def settle(self) -> None:
         """No more faults: everything comes to its end; the partition visits each host that has messages."""
         self._faulty, self._skew_ms = False, 0
+        self._down.clear()
         for host in self.hosts:
             host.disk.refuses = False
             if host.alive and host is not self.broker.owner:
@@ -722,6 +772,19 @@ class World:
                 raise BrokenPromiseError("filtered", f"{offset}")
 
 
+def _members(held: Held) -> list[int]:
+    """The offset of a message, or the offsets of all messages of a parked part."""
+    if held.position < PARKED_FROM:
+        return [held.origin]
+    return [int(row.split()[0]) for row in (held.value or b"").split(b"\n")]
+
+
+def _number(held: Held) -> float:
+    """The number of a parked part; of delayed messages, infinity: which of these count, the store tells."""
+    record, is_delayed = unpacked(held)
+    return inf if is_delayed else record.number
+
+
 def _outcome(told: Future[Told]) -> str:
     return str(told.result()["outcome"]) if told.done() else ""
 
@@ -730,13 +793,14 @@ def _sorted(journal: list[int]) -> Any:
     return {0: [SortedRun.of(rising(journal))]} if journal else {}
 
 
-def run_delayed(seed: int, steps: int = 300, hosts: int = 1, *, shared: bool = False) -> None:
-    """Run one schedule.
+def run_delayed(seed: int, steps: int = 300, hosts: int = 1, *, shared: bool = False, parks: bool = False) -> int:
+    """Run one schedule; return its number of steps.
 
     Raises:
         BrokenPromiseError: A promise was broken.
     """
-    world = World(seed, hosts, shared=shared)
+    world = World(seed, hosts, shared=shared, parks=parks)
     for _ in range(steps):
         world.event()
     world.settle()
+    return steps

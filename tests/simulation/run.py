@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import logging
 import multiprocessing
 import os
 import sys
@@ -14,6 +15,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
+
+import structlog
 
 from tests.simulation.broker import BrokenPromiseError
 from tests.simulation.delayed import run_delayed
@@ -27,6 +30,10 @@ KINDS: dict[str, Callable[[int], object]] = {
     "delayed-3": partial(run_delayed, hosts=3),
     "changelog": partial(run_delayed, shared=True),
     "changelog-3": partial(run_delayed, hosts=3, shared=True),
+    "parked": partial(run_delayed, parks=True),
+    "parked-3": partial(run_delayed, hosts=3, parks=True),
+    "parked-changelog": partial(run_delayed, shared=True, parks=True),
+    "parked-changelog-3": partial(run_delayed, hosts=3, shared=True, parks=True),
     "leased": run_leased,
     "leased-2": partial(run_leased, members=2),
     "leased-ledger": partial(run_leased, members=2, copies=15),
@@ -34,7 +41,7 @@ KINDS: dict[str, Callable[[int], object]] = {
     "fifo": run_fifo,
     "remoting": run_remoting,
 }
-"""Delayed messages, and sources of RocketMQ; without any it is the core, as Kafka's partitions drive it."""
+"""Delayed messages, which tell their steps, and sources of RocketMQ; without any it is the core, as Kafka drives it."""
 CHUNK = 25
 FAILURES_MAX = 10
 
@@ -73,7 +80,8 @@ def run_some(seeds: range, steps: int, *, ledger: bool = False, kind: str = "") 
         outcome.schedules += 1
         try:
             if kind:
-                KINDS[kind](seed)
+                told = KINDS[kind](seed)
+                outcome.steps += told if isinstance(told, int) else 0
             else:
                 outcome.steps += run_schedule(seed, steps, ledger=ledger)
         except BrokenPromiseError as broken:
@@ -86,6 +94,12 @@ def run_some(seeds: range, steps: int, *, ledger: bool = False, kind: str = "") 
 def _chunk(args: tuple[int, int, int, bool, str]) -> Outcome:
     first, last, steps, ledger, kind = args
     return run_some(range(first, last), steps, ledger=ledger, kind=kind)
+
+
+def _prepare() -> None:
+    """Begin a process: its log events would hide what is printed."""
+    gc.freeze()
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
 
 
 def run(
@@ -108,7 +122,7 @@ def run(
             if len(outcome.failures) >= failures_max:
                 break
         return outcome
-    with multiprocessing.get_context("spawn").Pool(jobs, gc.freeze) as pool:
+    with multiprocessing.get_context("spawn").Pool(jobs, _prepare) as pool:
         for found in pool.imap_unordered(_chunk, chunks):
             outcome += found
             if len(outcome.failures) >= failures_max:

@@ -13,7 +13,9 @@ from typing import Any
 from tests.support.receiver import Fault, Receiver, Request
 from tests.support.workload import Place, canonical
 
-BOOKS = ("delivered", "duplicate", "filtered", "dead_lettered", "cancelled", "released", "in_flight", "delayed")
+BOOKS = (
+    "delivered", "duplicate", "filtered", "dead_lettered", "cancelled", "released", "in_flight", "delayed", "parked",
+)  # fmt: skip
 SETTLED_MS = 200
 """What was settled in the last so many milliseconds before a kill may be repeated (promise 4)."""
 COMMIT_MS = 150

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from bisect import insort
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from pyroaring import BitMap64
@@ -13,7 +13,8 @@ from pyroaring import BitMap64
 from sidecar.delay.disk.blocks import NO_TIMESTAMP, SEQUENCE_BITS, Held
 from sidecar.delay.disk.changes import PlacedRow, placed
 from sidecar.delay.disk.hour import HOUR_MS, Damage
-from sidecar.delay.disk.listing import Listed
+from sidecar.delay.disk.hours import PARKED_FROM
+from sidecar.delay.disk.listing import HourView, Listed
 from sidecar.delay.interface import Place, Row
 from sidecar.errors import StateError
 
@@ -85,9 +86,10 @@ class ModelStore:
         """The partitions."""
         return range(len(self._live.shelves))
 
-    def durable_origins(self) -> set[int]:
-        """Origins of all messages that would survive."""
-        return {held.origin for shelf in self._durable.shelves for held in shelf.messages.values()}
+    def durable(self) -> list[Held]:
+        """All messages and parked parts that would survive."""
+        held = ((shelf.watermark, each) for shelf in self._durable.shelves for each in shelf.messages.values())
+        return [each for watermark, each in held if each.position >= watermark]
 
     def _shelf(self, number: int) -> Shelf:
         return self._live.shelves[number]
@@ -126,11 +128,12 @@ class ModelStore:
 
     def held(self, number: int) -> int:
         shelf = self._shelf(number)
-        return sum(position >= shelf.watermark for position in shelf.order)
+        return sum(shelf.watermark <= position < PARKED_FROM for position in shelf.order)
 
     def hours(self) -> dict[int, int]:
         shelves = self._live.shelves
-        return Counter((p >> SEQUENCE_BITS) // HOUR_MS for each in shelves for p in each.order if p >= each.watermark)
+        held = (p for each in shelves for p in each.order if each.watermark <= p < PARKED_FROM)
+        return Counter((p >> SEQUENCE_BITS) // HOUR_MS for p in held)
 
     def put(self, number: int, rows: Iterable[Row]) -> Sequence[int]:
         shelf, live, positions = self._shelf(number), self._live, []
@@ -164,7 +167,7 @@ class ModelStore:
     def next(self, number: int) -> int | None:
         shelf = self._shelf(number)
         cursor = max(self._cursors.get(number, 0), shelf.watermark)
-        return next((position for position in shelf.order if position >= cursor), None)
+        return next((position for position in shelf.order if cursor <= position < PARKED_FROM), None)
 
     def rewind(self, number: int) -> None:
         self._cursors[number] = 0
@@ -178,6 +181,9 @@ class ModelStore:
         found = [shelf.messages[position] for position in shelf.order if first <= position < end]
         return [Listed(held.position, held.origin, 0) for held in found if origin in (None, held.origin)][:limit]
 
+    def views(self, lowest: Mapping[int, int], end: int) -> Sequence[HourView]:
+        raise NotImplementedError
+
     def cancel(self, number: int, position: int) -> bool:
         if not self.listed(number, position, position + 1, 1, None):
             return False
@@ -186,6 +192,21 @@ class ModelStore:
         shelf.order.remove(position)
         self._live.changes += 1
         return True
+
+    def park(self, number: int, row: PlacedRow) -> int:
+        self.adopt(number, [row])
+        return row[2]
+
+    def origins(self, number: int, positions: Sequence[int]) -> dict[int, int]:
+        messages = self._shelf(number).messages
+        return {position: messages[position].origin for position in positions if position in messages}
+
+    def parked(self, number: int) -> Sequence[Held]:
+        held = self._shelf(number).messages.values()
+        return [each._replace(value=None) for each in held if each.position >= PARKED_FROM]
+
+    def unpark(self, number: int, position: int, epoch: int, origin: int) -> None:
+        self.cancel(number, position)
 
     def forget(self, number: int, position: int) -> None:
         pass

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from sidecar.core.records import TopicPartition
 from sidecar.delay.changelog.interface import Entry, Record
 from sidecar.delay.changelog.kept import Point
-from sidecar.delay.changelog.records import MESSAGE, read_message_key
+from sidecar.delay.changelog.records import MESSAGE, read_message_key, read_message_value
 from sidecar.delay.disk.blocks import NO_TIMESTAMP, SEQUENCE_BITS, Held
 from sidecar.delay.disk.changes import PlacedRow
 from sidecar.errors import StateError
@@ -58,12 +58,16 @@ class ModelLog:
             if not entries:
                 self.late.remove(entries)
 
-    def messages(self) -> Iterator[tuple[int, int, int]]:
-        """Offset, epoch and origin of the messages that were not removed."""
+    def messages(self) -> Iterator[tuple[int, Held]]:
+        """The messages and parked parts that were not removed, with their offsets."""
         for record in {record.key: record for record in self.records}.values():
-            if record.key[:1] == MESSAGE and record.value is not None:
-                _, epoch, origin = read_message_key(record.key)
-                yield record.offset, epoch, origin
+            if (held := _held(record)) is not None:
+                yield record.offset, held
+
+    def on_the_way(self) -> list[Held]:
+        """What dead producers may still append."""
+        found = [_held(entry) for entries in self.late for entry in entries]
+        return [held for held in found if held is not None]
 
     # Restorer
 
@@ -84,6 +88,14 @@ class ModelLog:
         size = 1 + int(self._chance() * 20)
         for first in range(0, len(records), size):
             yield records[first : first + size]
+
+
+def _held(entry: Entry | Record) -> Held | None:
+    if entry.key[:1] != MESSAGE or entry.value is None:
+        return None
+    position, epoch, origin = read_message_key(entry.key)
+    content = read_message_value(entry.value)
+    return Held(position, origin, epoch, 0, None, content.key, content.headers, content.value)
 
 
 class ModelChangelog:

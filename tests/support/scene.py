@@ -13,7 +13,9 @@ from tests.support.kafka import Broker, Outgoing, produce, unique
 from tests.support.process import Daemon, wait_until
 from tests.support.receiver import Receiver, Row, value_hash
 
-BOOKS = ("delivered", "duplicate", "filtered", "dead_lettered", "cancelled", "released", "in_flight", "delayed")
+BOOKS = (
+    "delivered", "duplicate", "filtered", "dead_lettered", "cancelled", "released", "in_flight", "delayed", "parked",
+)  # fmt: skip
 SHORT = {"timeout": "1s"}
 RETRY = {"backoff": "50ms", "backoff_max": "500ms"}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter, deque
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from sidecar.core.batching import Limits, held_bytes
@@ -68,6 +68,7 @@ class Cutter:
         owned: The owned partitions.
         groups: The state of each group.
         memory: The count of held memory.
+        lingers_ms: How long messages of a group stay open at a monotonic time, if its parts are parked and not sent.
         ids: Whether rows keep their message ids.
     """
 
@@ -79,6 +80,7 @@ class Cutter:
         owned: Ownerships,
         groups: Groups,
         memory: Memory,
+        lingers_ms: Callable[[str, float], float | None],
         *,
         ids: bool = False,
     ) -> None:
@@ -88,6 +90,7 @@ class Cutter:
         self._owned = owned
         self._groups = groups
         self._memory = memory
+        self._lingers_ms = lingers_ms
         self.lane_bytes = LANE_BYTES + (LANE_IDS_BYTES if ids else 0)
         self.cuts: Counter[str] = Counter()
         self._units: dict[UnitKey, _Unit] = {}
@@ -210,31 +213,47 @@ class Cutter:
                 self._due.setdefault(key, "linger")
         if pressure:
             for key in self._units:
-                self._due.setdefault(key, pressure)
+                self._hurry(key, pressure)
         for partition in wide:
-            self._hurry(partition)
+            self._free_span(partition)
         for key, unit in self._units.items() if leaving else ():
             if any(tp in leaving for tp, _ in unit.lanes):
-                self._due.setdefault(key, "handover")
+                self._hurry(key, "handover")
         # Round robin, one batch for each group: a group that is far behind must not take all senders.
         work = deque(self._due)
         while work and self._groups.healthy < self._ahead_max:
             key = work.popleft()
-            batches = self._cut(key)
+            batches = self._cut(key, now_ms)
             yield from batches
             if batches and key in self._due:
                 work.append(key)
 
-    def _hurry(self, partition: Partition) -> None:
+    def _hurry(self, key: UnitKey, reason: str) -> None:
+        if self._due.get(key, "linger") == "linger":
+            self._due[key] = reason
+
+    def _free_span(self, partition: Partition) -> None:
         """Give priority to the group that holds back a partition's watermark, when the span above it grows wide."""
         lanes = partition.lanes.open()
         if lanes:
             oldest = min(lanes, key=lambda lane: lane.buffer.fragments[0].first)
-            self._due.setdefault(self._key(partition, oldest.group), "span")
+            self._hurry(self._key(partition, oldest.group), "span")
 
-    def _cut(self, key: UnitKey) -> list[list[Part]]:
+    def _may_be_cut(self, key: UnitKey, unit: _Unit, now_ms: float) -> bool:
+        """Whether a due unit is cut now: for the store only when it is full, or when room is needed."""
+        group = key[1]
+        if group is None:
+            return True
+        lingers_ms = self._lingers_ms(group, now_ms)
+        if lingers_ms is None:
+            return not self._groups.failing(group)
+        if self._due[key] != "linger" or now_ms - unit.since_ms >= lingers_ms:
+            return True
+        return unit.count >= self._rules.limits.max_messages or unit.nbytes >= self._rules.limits.max_bytes
+
+    def _cut(self, key: UnitKey, now_ms: float) -> list[list[Part]]:
         unit, group = self._units[key], key[1]
-        if group is not None and self._groups.failing(group):
+        if not self._may_be_cut(key, unit, now_ms):
             return []
         fenced = self._owned.fenced
         # A unit that may not be cut stays open and due: the next step that finds it free cuts it.

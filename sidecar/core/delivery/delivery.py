@@ -19,6 +19,7 @@ from sidecar.core.delivery.answers.settlement import Settlement
 from sidecar.core.delivery.claiming import Claiming
 from sidecar.core.delivery.outbox import Outbox
 from sidecar.core.delivery.output import Output
+from sidecar.core.delivery.parking import Parker
 from sidecar.core.delivery.rules import DeliveryRules
 from sidecar.core.delivery.sending import Sending
 from sidecar.core.delivery.stages import Event, Stage, StrayEventError
@@ -53,10 +54,11 @@ class Delivery:
         """None without a ledger."""
         if rules.has_ledger:
             self.claims = Claiming(rules, jitter, owned, self.outbox, self._admission, self._settlement, self.output)
+        self.parker = Parker(rules, owned, self.outbox, memory, self.output)
         self._sending = Sending(rules, owned, self.outbox, self.claims, self.output)
         self._refusals = Refusals(
             rules.separator, owned, self.outbox, self._admission, self._settlement, self.receiver, self._retries,
-            self.claims, self.output,
+            self.claims, self.parker, self.output,
         )  # fmt: skip
 
     # Taking over
@@ -77,13 +79,14 @@ class Delivery:
 
     # Sending
 
-    def step(self, now_ms: float) -> None:
-        """Send batches that may be sent by now."""
+    def step(self, now_ms: float, *, fetches: bool = True) -> None:
+        """Send batches that may be sent by now; fetch parked parts if that is wanted."""
         outstanding = bool(self.outbox.groups)
         for store in self.letters.due(now_ms):
             self.output.ask(store)
         self._refusals.step()
         self.outbox.queue_due(now_ms)
+        self.parker.step(now_ms, fetches=fetches)
         self._sending.step(now_ms)
         self._trust_again(outstanding)
 
@@ -158,6 +161,7 @@ class Delivery:
         open_bytes = sum(held_bytes(fragment) for fragment in partition.open_fragments())
         self._memory.free(open_bytes + sum(map(held_by, parts)))
         self.receiver.forget(partition.tp)
+        self.parker.forget(partition)
         self._admission.release_durable()
 
     # Status
@@ -165,7 +169,8 @@ class Delivery:
     @property
     def idle(self) -> bool:
         """Whether no batch is outstanding and no dead letter is being stored."""
-        return not self.outbox.groups and not self.letters and not (self.claims and self.claims.askings)
+        is_idle = not self.outbox.groups and not self.letters and self.parker.idle
+        return is_idle and not (self.claims and self.claims.askings)
 
     @property
     def awaits_twins(self) -> bool:

@@ -102,8 +102,9 @@ class Outbox:
     def queue_due(self, now_ms: float) -> None:
         """Make batches ready whose retry is due by now."""
         while self._due and self._due[0][0] <= now_ms:
-            number = heapq.heappop(self._due)[1]
-            self.move(self._queues[Stage.WAITING][number], Event.DUE)
+            batch = self._queues[Stage.WAITING].get(heapq.heappop(self._due)[1])
+            if batch is not None:  # else it was parked
+                self.move(batch, Event.DUE)
 
     def end(self, batch: Batch, result: str) -> None:
         """End the batch: all its messages are settled, or in other batches."""

@@ -39,7 +39,14 @@ class GivenUp(NamedTuple):
     reason: str
 
 
-Outcome: TypeAlias = Settled | Changed | Halved | GivenUp
+class Fetched(NamedTuple):
+    """Parked messages of a partition are in flight again."""
+
+    tp: TopicPartition
+    messages: int
+
+
+Outcome: TypeAlias = Settled | Changed | Halved | GivenUp | Fetched
 
 
 class Output:

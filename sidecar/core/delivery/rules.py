@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import inf
 
 from sidecar.core.backoff import Backoff
 
@@ -19,6 +20,8 @@ class DeliveryRules:
         give_up_attempts: Failed sends after which a batch is dead-lettered; None for never.
         give_up_ms: Time since the first failed send after which a batch is dead-lettered; None for never.
         lease_ms: With a ledger, the time after the request of its claim during which a batch may be sent.
+        park_after_ms: Time for which a group fails after which its parts are parked; None for never.
+        park_max_bytes: The largest part that is parked.
         numbered: Whether offsets are the source's own numbers, which are meaningless in another scope.
     """
 
@@ -30,6 +33,8 @@ class DeliveryRules:
     give_up_ms: int | None = None
     lease_ms: int | None = None
     numbered: bool = False
+    park_after_ms: int | None = None
+    park_max_bytes: float = inf
 
     @property
     def has_ledger(self) -> bool:

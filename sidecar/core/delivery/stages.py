@@ -56,6 +56,7 @@ TRANSITIONS: Mapping[tuple[Stage, Event], Stage] = {
     (Stage.ANSWERED, Event.CROWDED): Stage.CROWDED,
     (Stage.ANSWERED, Event.ENDED): Stage.ENDED,
     (Stage.WAITING, Event.DUE): Stage.READY,
+    (Stage.WAITING, Event.ENDED): Stage.ENDED,  # it is parked
     (Stage.CROWDED, Event.ENDED): Stage.ENDED,
 }
 

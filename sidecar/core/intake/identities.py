@@ -45,6 +45,12 @@ class Identities:
         new = self._windows.window(partition.tp).take(others, moment)
         return [is_new and number not in known for is_new, number in zip(new, numbers, strict=True)] if known else new
 
+    def know(self, partition: Partition, numbers: Sequence[int], now_ms: float) -> None:
+        """Remember the ids of messages that are settled, though they may not be durable."""
+        self._windows.window(partition.tp).take(numbers, Moment(-1, partition.reach.committed, now_ms))
+        for number in numbers:
+            partition.dues.journal(number)
+
     def generation(self, tp: TopicPartition) -> int:
         """Generation of the partition's window of message ids."""
         return self._windows.window(tp).generation

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Iterable
 
 from pyroaring import BitMap64
 
@@ -43,7 +44,7 @@ class Positions:
         if (
             partition.is_delayed
         ):  # the store gives each message once, and a second of positions would take 16,384 containers
-            return run.messages, None
+            return self._not_parked(run), None
         window = self._window(run.tp)
         messages, keep_from = run.messages, partition.reach.committed
         if run.first >= partition.reach.position:
@@ -59,6 +60,17 @@ class Positions:
                 raise HoleError(f"{run.tp}@{offset}")
         window.update(offsets[border:], keep_from)
         return messages[border:], self._settled_within(run.tp, partition.reach.position, run.last)
+
+    def _not_parked(self, run: Run) -> list[Message]:
+        parked = self._settled.get(run.tp)
+        if parked is None:
+            return run.messages
+        offsets = self._columns.offsets(run.messages)
+        return [message for message, offset in zip(run.messages, offsets, strict=True) if offset not in parked]
+
+    def leave_out(self, tp: TopicPartition, parked: Iterable[BitMap64]) -> None:
+        """Delayed messages at these positions are in parked parts: other rules must not cut them anew."""
+        self._settled[tp] = BitMap64().union(*parked)
 
     def _window(self, tp: TopicPartition) -> RotatingBitmap:
         window = self._windows.window(tp)

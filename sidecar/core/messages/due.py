@@ -50,8 +50,8 @@ class _Written(NamedTuple):
 def due_reader(rules: DueRules, columns: Columns) -> ReadDue:
     """Return a function that reads when messages of one partition are due.
 
-    Each int lies above the message's timestamp and below 2**43: a message that is due at or before its timestamp goes
-    on directly.
+    Each int lies above the message's timestamp and below `END_MS`: a message that is due at or before its timestamp
+    goes on directly.
     """
     read = rules.field.reader(columns)
     fixed = {topic: _Written(delay_ms, is_delay=True) for topic, delay_ms in rules.topics.items()}

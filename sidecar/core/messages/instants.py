@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-END_MS = 1 << 43
+END_MS = 1 << 42
 """The first moment at which no message can be due, in the year 2248: a position has 63 bits, and 20 of them count."""
 UNITS_MS = {"d": 86_400_000, "h": 3_600_000, "m": 60_000, "s": 1_000, "ms": 1}
 

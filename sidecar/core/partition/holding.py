@@ -14,6 +14,9 @@ from pyroaring import BitMap64
 
 from sidecar.core.partition_state import Stores
 
+NOWHERE = 1 << 63
+"""Above all positions."""
+
 
 @dataclass(frozen=True, slots=True)
 class Put:
@@ -31,6 +34,8 @@ class Holding:
 
     def __init__(self) -> None:
         self._known = BitMap64()
+        self._moved = NOWHERE
+        """The lowest position to which a message was moved while some were on the way."""
         self._all_below = 0
         self._puts: dict[int, Put] = {}
         """By token, in their order."""
@@ -85,7 +90,9 @@ class Holding:
         """
         ended = [self._puts.pop(each) for each in list(self._puts) if each <= token]
         if ended and ended[-1].count:
-            self._unproven.append((ended[-1].last, position))
+            self._unproven.append((ended[-1].last, min(position, self._moved)))
+        if not self._puts:
+            self._moved = NOWHERE
         return ended
 
     @property
@@ -102,6 +109,13 @@ class Holding:
         """Record a successful commit: what is below `seen` is read by no other owner."""
         while self._unproven and self._unproven[0][0] < seen:
             self._unproven.popleft()
+
+    def moved(self, position: int) -> None:
+        """Record that a message, which may be unproven, has this position from now on."""
+        if self._unproven:
+            self._unproven.append((self._unproven[-1][0], position))
+        if self._puts:
+            self._moved = min(self._moved, position)
 
     @property
     def deliverable_below(self) -> int | None:

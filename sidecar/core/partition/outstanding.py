@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from array import array
 from bisect import insort
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
-from sidecar.core.batching import body_bytes
+from sidecar.core.batching import body_bytes, ids_of
 from sidecar.core.intents import Intent
 from sidecar.core.partition.dues import Dues
 from sidecar.core.partition.lanes import Lanes
+from sidecar.core.partition.parking import Parking
 from sidecar.core.partition.promises import Promises
-from sidecar.core.partition_state import derived_scope, lane_key
-from sidecar.core.parts import Part
-from sidecar.core.records import NO_ID, Fragment, TopicPartition
+from sidecar.core.partition_state import Tries, derived_scope, lane_key
+from sidecar.core.parts import Life, Part
+from sidecar.core.records import Fragment, Parked, TopicPartition
 
 
 class Outstanding:
@@ -27,14 +30,18 @@ class Outstanding:
         lanes: The lanes.
         promises: The intents.
         dues: Gets the finished intents.
+        parking: The parked parts.
     """
 
-    def __init__(self, tp: TopicPartition, scope: str, lanes: Lanes, promises: Promises, dues: Dues) -> None:
+    def __init__(
+        self, tp: TopicPartition, scope: str, lanes: Lanes, promises: Promises, dues: Dues, parking: Parking
+    ) -> None:
         self._tp = tp
         self._scope = scope
         self._lanes = lanes
         self._promises = promises
         self._dues = dues
+        self._parking = parking
 
     def add(self, group: str, intent: Intent, fragments: list[Fragment]) -> Part:
         """A new part of this intent: named by the intent's bounds, since members may be gone when it is sent again."""
@@ -42,20 +49,27 @@ class Outstanding:
         rows = sum(len(fragment.offsets) for fragment in fragments)
         nbytes = sum(map(body_bytes, fragments))
         bounds = intent.first, intent.last
-        part = Part(self._tp, scope, group, *bounds, fragments, rows, nbytes, intent, self._scope)
-        intent.live += 1
-        insort(self._lanes.of(group).live, part, key=lambda other: other.fragments[0].first)
+        return self._add(Part(self._tp, scope, group, *bounds, fragments, rows, nbytes, intent, self._scope))
+
+    def _add(self, part: Part) -> Part:
+        part.intent.live += 1
+        insort(self._lanes.of(part.group).live, part, key=lambda other: other.fragments[0].first)
         return part
 
     def is_next(self, part: Part) -> bool:
         """Whether the part is live and the first of its group."""
-        return self._lanes[part.group].live[0] is part
+        is_first = self._lanes[part.group].live[0] is part
+        return is_first and self._parking.is_first(part)
 
     def settle(self, part: Part) -> None:
         """Settle a part that was delivered or dead-lettered."""
+        part.intent.withheld.ids += ids_of(part.fragments)
+        self.leave(part)
+
+    def leave(self, part: Part) -> None:
+        """A part has come to its end, or is in the store."""
         self._remove(part)
         intent = part.intent
-        intent.withheld.ids += _ids(part.fragments)
         # Only when nothing of the group is left in it: what is excluded, a successor takes for settled.
         if intent.key is None and intent.live and part.life.primary and not self._has_more(part):
             self._promises.exclude(intent, lane_key(part.group))
@@ -70,6 +84,8 @@ class Outstanding:
         self._lanes.remove(part)
         part.intent.live -= 1
         part.life.alive = False
+        if part.intent.record is not None and not part.intent.live:
+            self._parking.end(part.intent.record)
 
     def drop_finished(self) -> None:
         """Drop intents that are read and settled as a whole; their withheld entries become due."""
@@ -79,6 +95,41 @@ class Outstanding:
         """End all parts of a partition that is no longer owned: later answers are ignored."""
         for part in self._lanes.parts():
             part.life.alive = False
+
+    # Parking
+
+    def load(self, record: Parked, rows: bytes) -> Part:
+        """A parked part with its rows; it goes out under its old name."""
+        self._parking.load(record)
+        tries = Tries(record.attempts, record.seconds)
+        bounds = record.first, record.last
+        intent = Intent(lane_key(record.group), *bounds, durable=True, tries=tries, record=record.number)
+        fragments = [Fragment(array("q", record.offsets), rows)]
+        life = Life(attempts=record.attempts)
+        part = Part(
+            self._tp, record.scope, record.group, *bounds, fragments, len(record.offsets), record.nbytes, intent,
+            record.home, life,
+        )  # fmt: skip
+        return self._add(part)
+
+    def unload(self, part: Part) -> None:
+        """Drop a parked part that was loaded: its record waits."""
+        assert part.intent.record is not None
+        self._lanes.remove(part)
+        part.life.alive = False
+        self._parking.unload(part.intent.record, part.life.attempts, part.intent.tries.seconds)
+
+    def halve(self, part: Part, pieces: Sequence[list[Fragment]]) -> list[Parked]:
+        """Replace a parked part that was loaded, and refused, by records of its two halves."""
+        assert part.intent.record is not None
+        self._lanes.remove(part)
+        part.life.alive = False
+        bounds = (part.first, pieces[0][-1].last), (pieces[1][0].first, part.last)
+        halves = [
+            replace(part, scope=part.home, first=first, last=last, fragments=piece, nbytes=sum(map(body_bytes, piece)))
+            for (first, last), piece in zip(bounds, pieces, strict=True)
+        ]
+        return self._parking.halve(part.intent.record, halves)
 
     # Taking apart
 
@@ -126,14 +177,10 @@ class Outstanding:
         for why, piece in pieces.items():
             parts.append(self.add(part.group, part.intent, piece))
             parts[-1].scope = derived_scope(part.scope, part.first, part.last, why)
-            parts[-1].life.primary = False
+            parts[-1].life.primary, parts[-1].home = False, part.home
         # Ids of accepted rows wait for the whole intent; the others stay with the pieces.
-        later = {number for piece in pieces.values() for number in _ids(piece)}
-        part.intent.withheld.ids += [number for number in _ids(part.fragments) if number not in later]
+        later = {number for piece in pieces.values() for number in ids_of(piece)}
+        part.intent.withheld.ids += [number for number in ids_of(part.fragments) if number not in later]
         self._remove(part)
         self.drop_finished()
         return parts
-
-
-def _ids(fragments: Iterable[Fragment]) -> list[int]:
-    return [number for fragment in fragments for number in fragment.ids or () if number != NO_ID]

@@ -19,6 +19,7 @@ from sidecar.core.partition.holding import Holding
 from sidecar.core.partition.lanes import Lane, Lanes
 from sidecar.core.partition.opening import Opening
 from sidecar.core.partition.outstanding import Outstanding
+from sidecar.core.partition.parking import Parking
 from sidecar.core.partition.passed import Passed
 from sidecar.core.partition.promises import Promises
 from sidecar.core.partition.reach import CountedReach, Reach
@@ -61,7 +62,8 @@ class Partition:
         self.stamps = Stamps(lineage)
         self.passed = Passed()
         self.holding = Holding()
-        self.outstanding = Outstanding(tp, scope, self.lanes, self.promises, self.dues)
+        self.parking = Parking()
+        self.outstanding = Outstanding(tp, scope, self.lanes, self.promises, self.dues, self.parking)
         self.opening = Opening(self.lanes, self.promises, self.passed, self.outstanding, self.reach)
 
     @property
@@ -78,7 +80,8 @@ class Partition:
     def state(self) -> PartitionState:
         """The state for the next owner."""
         state = self.promises.state(self.watermark, self.reach.seen, self.reach.position, self.lanes)
-        return replace(state, stores=self.holding.stores) if self.holding.stores.own else state
+        stores, parked = self.holding.stores, self.parking.acknowledged
+        return replace(state, stores=stores, parked=parked) if stores.own or parked else state
 
     def open_fragments(self) -> Iterator[Fragment]:
         """The fragments in no part: open, or read again so far for a recovered intent."""
@@ -92,7 +95,11 @@ class Partition:
         """Offsets of all messages that are read and not settled."""
         yield from _offsets(self.open_fragments())
         for part in self.lanes.parts():
-            yield from _offsets(part.fragments)
+            if part.intent.record is None:
+                yield from _offsets(part.fragments)
+        for record in self.parking.records():
+            if record.lowest >= self.reach.committed:  # else it is not read again, whatever happens
+                yield list(record.offsets)
 
     # Reading
 
@@ -171,7 +178,12 @@ class Partition:
         """A commit succeeded: what it promised may be sent. Whether another one is due for what may be told now."""
         self.reach.commit(begun.state.watermark)
         self.holding.committed(begun.state.seen)
-        return self.dues.acknowledged(begun)
+        is_another_due = self.dues.acknowledged(begun)
+        if ids := self.parking.committed(begun.state.parked):
+            for number in ids:
+                self.dues.journal(number)
+            self.dues.barrier()  # so that there is another commit, which makes them durable
+        return is_another_due or bool(ids)
 
 
 def _offsets(fragments: Iterable[Fragment]) -> Iterator[Sequence[int]]:

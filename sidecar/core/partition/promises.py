@@ -14,6 +14,7 @@ from sidecar.core.partition.lanes import Lane, Lanes
 from sidecar.core.partition.room import Room
 from sidecar.core.partition_state import NO_TRIES, LaneState, PartitionState, SharedIntent, Tries, lane_key
 from sidecar.core.parts import Part
+from sidecar.core.records import Parked
 
 INTENT_BYTES = 10
 SHARED_BYTES = 14
@@ -130,6 +131,14 @@ class Promises:
         if finished:
             self.intents = [intent for intent in self.intents if intent.live or intent.collected is not None]
         return finished
+
+    def leave_out(self, records: Iterable[Parked]) -> None:
+        """Parked parts are in no intent, which a shared intent that had no room to exclude them does not tell."""
+        shared = {(intent.first, intent.last): intent for intent in self.intents if intent.key is None}
+        for record in records:
+            intent = shared.get((record.first, record.last))
+            if intent is not None and record.scope != record.home:
+                intent.parked.add(lane_key(record.group))
 
     # Reading again
 

@@ -7,13 +7,14 @@ milliseconds.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from sidecar.core.books import Accounts
 from sidecar.core.cutting.cutting import BatchRules, Cutter
 from sidecar.core.cutting.memory import Memory
 from sidecar.core.delivery.delivery import Delivery
-from sidecar.core.delivery.output import GivenUp, Outcome, Output, Settled
+from sidecar.core.delivery.output import Fetched, GivenUp, Outcome, Output, Settled
 from sidecar.core.delivery.rules import DeliveryRules
 from sidecar.core.effects import Effect
 from sidecar.core.intake.intake import Intake
@@ -28,7 +29,7 @@ from sidecar.core.pipeline.commits import Commits
 from sidecar.core.pipeline.gate import Gate, Orders
 from sidecar.core.pipeline.origins import Origins
 from sidecar.core.pipeline.puts import Puts
-from sidecar.core.records import Answer, Run, TopicPartition
+from sidecar.core.records import Answer, Parked, Run, TopicPartition
 
 SETTLE_DELAY_MS = 200
 """Time that a commit waits for more messages to settle."""
@@ -56,7 +57,10 @@ class Pipeline:
         self.intake = Intake(reading)
         self.delivery = Delivery(rules, self.partitions, self.memory, jitter)
         groups, has_ids = self.delivery.outbox.groups, reading.ids is not None
-        self.cutter = Cutter(batching, rules.concurrency, separator, self.partitions, groups, self.memory, ids=has_ids)
+        self.cutter = Cutter(
+            batching, rules.concurrency, separator, self.partitions, groups, self.memory,
+            self.delivery.parker.lingers_ms, ids=has_ids,
+        )  # fmt: skip
         self.commits = Commits(self.partitions, self.intake.identities)
         self.origins = Origins(self.partitions, self.intake.identities, any_copies=reading.copies is not None)
         self.puts = Puts(self.partitions, self.intake)
@@ -177,6 +181,8 @@ class Pipeline:
             if isinstance(outcome, Settled):
                 self.books[outcome.tp].settle(outcome.outcome, outcome.messages)
                 self.commits.touch(outcome.tp, now_ms + SETTLE_DELAY_MS)
+            elif isinstance(outcome, Fetched):
+                self.books[outcome.tp].fetch(outcome.messages)
             elif isinstance(outcome, GivenUp):
                 self.forget([outcome.tp])  # at once: a commit in this very step would settle skipped messages
                 self.commits.reload(outcome.tp, outcome.reason)
@@ -203,6 +209,37 @@ class Pipeline:
         self.delivery.stored(token, ok=ok, now_ms=now_ms)
         self._apply(self.delivery.output.take_outcomes(), now_ms)
 
+    # Parked parts
+
+    def restore_parked(self, tp: TopicPartition, found: Sequence[Parked], counted: int, now_ms: float) -> None:
+        """Take over, right after `assign`, the parts that the store has.
+
+        Args:
+            tp: The partition.
+            found: The parts.
+            counted: The number of the last one that counts.
+            now_ms: Monotonic time.
+        """
+        messages = self.delivery.parker.restore(tp, found, counted, now_ms)
+        self.books[tp].restore(0, messages)
+        if self.intake.identities.remembered and not tp.delayed:
+            for record in found:
+                if record.number <= counted:
+                    self.intake.identities.know(self.partitions[tp], array("q", record.ids), now_ms)
+        if tp.delayed and messages:
+            parked = (record.offsets for record in self.partitions[tp].parking.records())
+            self.intake.positions.leave_out(tp, parked)
+
+    def parked(self, tp: TopicPartition, number: int, now_ms: float) -> None:
+        """Record that the store has the parts of each `Park` up to a number, and that this is durable."""
+        self.delivery.parker.stored(tp, number)
+        self._apply(self.delivery.output.take_outcomes(), now_ms)
+
+    def fetched(self, tp: TopicPartition, number: int, rows: bytes, now_ms: float) -> None:
+        """Take the rows of a parked part, which the store has."""
+        self.delivery.parker.fetched(tp, number, rows)
+        self._apply(self.delivery.output.take_outcomes(), now_ms)
+
     # The clock
 
     def step(self, now_ms: float) -> list[Effect]:
@@ -218,7 +255,7 @@ class Pipeline:
         commit = self.commits.due(now_ms, hurry=self.orders.draining)
         if commit is not None:
             self._output.ask(commit)
-        self.delivery.step(now_ms)
+        self.delivery.step(now_ms, fetches=not self.orders.draining)
         self._apply(self.delivery.output.take_outcomes(), now_ms)
         flow = self.gate.flow(wide)
         if flow is not None:

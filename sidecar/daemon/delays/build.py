@@ -29,6 +29,8 @@ from sidecar.sources.base import Tell
 RESTORERS = 4
 """Partitions that are restored at once."""
 PATIENCE_S = 1.0
+MESSAGE_BYTES = 32
+"""Most that a parked part has for each message beside its row: offset, message id, and offset at the source."""
 
 
 def open_delays(
@@ -79,13 +81,19 @@ def _open_store(
 ) -> tuple[HeldStore, Takeovers | None]:
     if delay.changelog is None:
         return stack.enter_context(closing(PartitionStore(folder / "delay"))), None
-    topics = Topics(settings.source.kafka, delay.changelog, tell)
+    topics = Topics(settings.source.kafka, delay.changelog, tell, _part_bytes(settings))
     changelog = stack.enter_context(closing(KafkaChangelog(topics)))
     restorer = stack.enter_context(closing(KafkaRestorer(topics)))
     store = ChangelogStore(stack.enter_context(closing(LocalCache(folder / "delay-cache"))), changelog)
     worker = Worker("restore", RESTORERS)
     stack.callback(worker.close, PATIENCE_S)
     return store, Takeovers(store, restorer, partial(name_of, settings.source.group_id), worker.do, inbox)
+
+
+def _part_bytes(settings: Settings) -> int:
+    """The size of the largest part that is parked, with what is kept of its messages beside the rows."""
+    batch = settings.batch
+    return 0 if settings.retry.park_after_ms is None else batch.max_bytes + MESSAGE_BYTES * batch.max_messages
 
 
 def _refuse_held(path: Path, why: str) -> None:
@@ -95,10 +103,11 @@ def _refuse_held(path: Path, why: str) -> None:
         ConfigError: It does.
     """
     with closing(PartitionStore(path)) as store:
-        held = sum(map(store.held, store.names().values()))
-    if held:
+        numbers = store.names().values()
+        held, parked = sum(map(store.held, numbers)), sum(len(store.parked(number)) for number in numbers)
+    if held or parked:
         raise ConfigError(
-            f"{held} delayed messages are held in {path}, and {why}",
+            f"{held} delayed messages and {parked} parked batches are held in {path}, and {why}",
             hint="keep the section delay, with store: local, until they are delivered; or remove the folder, which "
             "drops them",
         )

@@ -3,37 +3,34 @@
 from __future__ import annotations
 
 import time
-from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
-from datetime import UTC, datetime
 from functools import partial
 from math import inf
 
 import structlog
 
-from sidecar.core.effects import CommitItem, Hold
+from sidecar.core.effects import CommitItem, Fetch, Hold, Park, Unpark
 from sidecar.core.pipeline.pipeline import Pipeline
 from sidecar.core.records import Columns, DeadLetter, Run, TopicPartition
+from sidecar.daemon.delays.answers import counted, earliest_ms
 from sidecar.daemon.delays.owned import Owned
+from sidecar.daemon.delays.parked import ParkedParts
 from sidecar.daemon.delays.requests import Requests
-from sidecar.daemon.delays.takeovers import Takeovers
+from sidecar.daemon.delays.takeovers import Takeovers, wall_clock
 from sidecar.daemon.delays.writing import Synced, Writing
 from sidecar.delay.clock import SteadyClock
 from sidecar.delay.columns import original_of, packed_headers
 from sidecar.delay.disk.blocks import NO_TIMESTAMP, SEQUENCE_BITS
-from sidecar.delay.disk.hour import HOUR_MS
 from sidecar.delay.interface import HeldStore, Job
 from sidecar.errors import StateError
-from sidecar.ops.snapshot import DUE_WITHIN, DelayStatus
+from sidecar.ops.snapshot import DelayStatus
 from sidecar.sources.base import RUN_BYTES
 
 log = structlog.get_logger()
 
 MESSAGES_AT_ONCE = 500
-HOURS = (0, 6, 24, 7 * 24, 30 * 24)
-"""Last hours of the keys of `DUE_WITHIN` but for the last key, counted from the present one."""
 GOES_ON_AT = 0.9
 """Share of the most bytes below which a full store takes messages again."""
 
@@ -70,14 +67,18 @@ class Delays:
         self.takeovers = takeovers
         """Restore what other owners put; None if no other host has the store."""
         self._writing = Writing(store, begin)
-        self.owned = Owned(pipeline, store, group_id, rules, self._tell_held)
+        numbers: dict[TopicPartition, int] = {}
+        self._parked = ParkedParts(
+            pipeline, store, numbers, self._writing.when_durable, lambda: self._now_ms, wall_clock
+        )
+        self.owned = Owned(pipeline, store, group_id, rules, self._tell_held, numbers, self._parked)
         """The partitions."""
         self.requests = Requests(
-            pipeline, store, self.owned.numbers, self._is_loading, self._writing.when_durable, lambda: self._wall_ms
+            pipeline, store, numbers, self._is_loading, self._writing.when_durable, lambda: self._wall_ms
         )
         """What an operator asks."""
-        self._unwritten: deque[Hold] = deque()
-        """Messages that the store could not take yet."""
+        self._waiting: deque[Hold | Park | Unpark] = deque()
+        """What the store could not do yet."""
         self._clock = SteadyClock()
         self._now_ms, self._wall_ms = 0.0, 0
         self._any_due = False
@@ -92,21 +93,42 @@ class Delays:
 
     # Holding
 
-    def hold(self, hold: Hold) -> None:
-        """Put messages into the store; the core is told when they are durable."""
-        self._unwritten.append(hold)
-        self._put_all()
+    def perform(self, effect: Hold | Park | Fetch | Unpark) -> None:
+        """Hold, keep, read or remove in the store, in this order; the core is told when it is durable."""
+        if isinstance(effect, Fetch):
+            self._fetch(effect)
+            return
+        if isinstance(effect, Unpark):
+            self._parked.leave(effect)
+        self._waiting.append(effect)
+        self._do_all()
 
-    def _put_all(self) -> bool:
-        """Put what the store did not take yet; return whether it has taken everything."""
-        while self._unwritten:
+    def _fetch(self, effect: Fetch) -> None:
+        try:
+            self._parked.fetch(effect)
+        except StateError as error:
+            self._writing.problem = str(error)
+            self._pipeline.delivery.parker.not_fetched(effect)
+
+    def _do_all(self) -> bool:
+        """Do what the store could not do yet; return whether it has done everything."""
+        while self._waiting:
             try:
-                self._put(self._unwritten[0])
+                self._do(self._waiting[0])
             except StateError as error:
                 self._writing.problem = str(error)
                 return False
-            self._unwritten.popleft()
+            self._waiting.popleft()
         return True
+
+    def _do(self, effect: Hold | Park | Unpark) -> None:
+        match effect:
+            case Hold():
+                self._put(effect)
+            case Park():
+                self._parked.park(effect)
+            case Unpark():
+                self._parked.unpark(effect)
 
     def _put(self, hold: Hold) -> None:
         if not self._pipeline.puts.expects(hold):  # what an earlier ownership read is read again, and put then
@@ -132,7 +154,7 @@ class Delays:
         self._now_ms = now_ms
         if self.takeovers is not None:
             self.takeovers.tend()
-        self._put_all()
+        self._do_all()
         self.requests.tend(now_ms)
         self._writing.sync()
         self._watch_size()
@@ -143,9 +165,9 @@ class Delays:
     def _watch_size(self) -> None:
         used, most = self._store.disk_bytes(), self._disk_max_bytes
         was_full = bool(self._pipeline.orders.store_full)
-        is_full = bool(self._unwritten) or used > most * (GOES_ON_AT if was_full else 1)
+        is_full = bool(self._waiting) or used > most * (GOES_ON_AT if was_full else 1)
         if is_full != was_full:
-            reason = self._writing.problem if self._unwritten else "delayed messages take up delay.disk_max"
+            reason = self._writing.problem if self._waiting else "delayed messages take up delay.disk_max"
             self._pipeline.orders.fill_store(reason if is_full else "")
 
     def ended(self, synced: Synced, now_ms: float) -> None:
@@ -177,20 +199,13 @@ class Delays:
         """Time from the last `poll` until the next message may be due."""
         if self._any_due:
             return 0.0
-        due_ms = _earliest_ms(self._following(tp, number) for tp, number in self.owned.numbers.items())
+        due_ms = earliest_ms(self._following(tp, number) for tp, number in self.owned.numbers.items())
         return inf if due_ms is None else max(0.0, (due_ms - self._wall_ms) / 1000)
 
     def status(self) -> DelayStatus:
         """What is held, and when it is due."""
-        hours = self._store.hours()
         now_ms = self._wall_ms or time.time_ns() // 1_000_000
-        due_ms = _earliest_ms(self._store.next(number) for number in self.owned.numbers.values())
-        next_due = (
-            None if due_ms is None else datetime.fromtimestamp(due_ms / 1000, UTC).isoformat(timespec="milliseconds")
-        )
-        return DelayStatus(
-            sum(hours.values()), next_due, self._store.disk_bytes(), _due_within(hours, now_ms // HOUR_MS)
-        )
+        return counted(self._store, self.owned.numbers.values(), now_ms)
 
     def _is_loading(self, tp: TopicPartition) -> bool:
         return self.takeovers is not None and tp in self.takeovers.loading
@@ -259,7 +274,7 @@ class Delays:
         return self._keep(items) and self._writing.sync_now()
 
     def _keep(self, items: Iterable[CommitItem]) -> bool:
-        if not self._put_all():  # the commit would settle messages that are nowhere
+        if not self._do_all():  # the commit would settle messages that are nowhere
             return False
         try:
             self.owned.keep(items)
@@ -282,18 +297,6 @@ class Delays:
         tp = letter.tp.source
         held = self._store.find(self.owned.number(tp), letter.offset)
         if held is None:
-            return None
+            origin = self._parked.origin(letter.tp, letter.offset)
+            return None if origin is None else replace(letter, tp=tp, offset=origin)
         return replace(letter, tp=tp, offset=held.origin, original=original_of(held))
-
-
-def _earliest_ms(positions: Iterable[int | None]) -> int | None:
-    """The earliest due time of positions; None if there is none."""
-    return min((position >> SEQUENCE_BITS for position in positions if position is not None), default=None)
-
-
-def _due_within(hours: Mapping[int, int], now: int) -> dict[str, int]:
-    """Sum the numbers of messages by `DUE_WITHIN`."""
-    due, labels = dict.fromkeys(DUE_WITHIN, 0), list(DUE_WITHIN)
-    for hour, count in hours.items():
-        due[labels[bisect_left(HOURS, hour - now)]] += count
-    return due

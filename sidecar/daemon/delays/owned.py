@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from sidecar.core.effects import CommitItem
 from sidecar.core.lineage import Lineage
 from sidecar.core.pipeline.pipeline import Pipeline
 from sidecar.core.records import TopicPartition
+from sidecar.daemon.delays.parked import Found, ParkedParts
 from sidecar.delay.interface import HeldStore
 from sidecar.delay.progress import Progress, restored
 from sidecar.sources.base import Assignment
@@ -18,6 +19,12 @@ from sidecar.state.offset_map import Identity
 def name_of(group_id: str, tp: TopicPartition) -> bytes:
     """The store's name of a partition."""
     return "\0".join([group_id, tp.topic, tp.broker, str(tp.partition)]).encode("utf-8", "surrogateescape")
+
+
+def tp_of(group_id: str, name: bytes) -> TopicPartition | None:
+    """The partition of a store's name; None if it is another group's."""
+    group, topic, broker, partition = name.decode("utf-8", "surrogateescape").split("\0")
+    return TopicPartition(topic, int(partition), broker) if group == group_id else None
 
 
 class Owned:
@@ -30,6 +37,8 @@ class Owned:
         rules: The hash of the rules.
         tell_held: Tells the core, once all changes so far are durable, that messages are held: with the partition, the
             token and their lowest position.
+        numbers: Gets the store's numbers of the owned partitions.
+        parked: Their parked parts.
     """
 
     def __init__(
@@ -39,15 +48,18 @@ class Owned:
         group_id: str,
         rules: bytes,
         tell_held: Callable[[TopicPartition, int, int], None],
+        numbers: dict[TopicPartition, int],
+        parked: ParkedParts,
     ) -> None:
         self._pipeline = pipeline
         self._store = store
         self._group_id = group_id
         self._rules = rules
         self._tell_held = tell_held
-        self.numbers: dict[TopicPartition, int] = {}
+        self.numbers = numbers
         """The store's numbers of the owned partitions."""
         self._progress: dict[TopicPartition, Progress] = {}
+        self._parked = parked
 
     def number(self, tp: TopicPartition) -> int:
         """The store's number of a partition, owned or not."""
@@ -58,39 +70,45 @@ class Owned:
         for assignment in assignments:
             tp, seen = assignment.tp, assignment.state.seen
             number = self.numbers[tp] = self.number(tp)
-            self._progress[tp] = self._continued(number, self._restored(number), assignment)
+            progress = self._progress[tp] = self._continued(tp, self._restored(number), assignment)
             known = self._store.known(number)
             known.remove_range(0, seen)
             place = self._store.place(number)
-            stores = assignment.state.stores.taken_by(place.store, seen, place.epoch)
+            stores = assignment.state.stores.taken_by(place.store, assignment.state, place.epoch)
             self._tell_held(tp, self._pipeline.puts.know(tp, known, stores), 0)
-            self._assign(tp)
+            counted = max(progress.parked, assignment.state.parked_in(place.store))
+            found = self._parked.find(tp)
+            self._parked.take(tp, found, counted)
+            self._assign(tp, found)
 
     def _restored(self, number: int) -> Progress:
         identity = Identity("", self._group_id, self._store.place(number).scope, 0)
         return restored(self._store.state(number), identity, self._rules)
 
-    def _continued(self, number: int, progress: Progress, assignment: Assignment) -> Progress:
+    def _continued(self, tp: TopicPartition, progress: Progress, assignment: Assignment) -> Progress:
         """The progress from which the partition goes on: offsets of another incarnation are other messages."""
         state, topic_id, incarnation = assignment.state, assignment.topic_id, assignment.incarnation
+        number, parked = self.numbers[tp], progress.parked
         if progress.incarnation != incarnation:
             # An operator's reset, or other rules: from the offset on all comes again, and is put again.
             below = state.watermark if assignment.held_below is None else assignment.held_below
             self._store.restart(number, below if progress.topic_id == topic_id else None)
+            parked = max((each.record.number for each in self._parked.find(tp) if not each.is_delayed), default=0)
         else:
             void_from = state.stores.void_from(self._store.place(number).store)
             if void_from is not None:
                 self._store.void(number, void_from, state.seen)
-        now = replace(progress, topic_id=topic_id, incarnation=incarnation)
+        now = replace(progress, topic_id=topic_id, incarnation=incarnation, parked=parked)
         if now != progress:
             self._store.keep(number, now.encoded(self._rules), now.state.watermark, now.state.seen)
         return now
 
-    def _assign(self, tp: TopicPartition) -> None:
+    def _assign(self, tp: TopicPartition, found: Sequence[Found]) -> None:
         progress, number = self._progress[tp], self.numbers[tp]
         # In a shared store a state may be that of an owner who was not proven to be one.
         is_durable = self._store.synced == self._store.changes and not self._store.place(number).epoch
         self._pipeline.assign(tp.store, progress.identity.scope, progress.state, Lineage(durable=is_durable))
+        self._parked.take(tp.store, found, progress.state.parked)
         self._store.rewind(number)
         self._pipeline.books[tp.store].restore(self._store.held(number))
 
@@ -98,7 +116,7 @@ class Owned:
         """Take delayed messages again that the core gave up, from the state that was kept."""
         if tp.source in self.numbers:
             self._progress[tp.source] = self._restored(self.numbers[tp.source])
-            self._assign(tp.source)
+            self._assign(tp.source, self._parked.find(tp.source))
 
     def forget(self, tps: Collection[TopicPartition]) -> None:
         """Drop partitions that are no longer owned; their delayed messages stay in the store."""
@@ -106,6 +124,7 @@ class Owned:
             if (number := self.numbers.pop(tp, None)) is not None:
                 self._store.leave(number)
             self._progress.pop(tp, None)
+        self._parked.forget(tps)
 
     def with_stores(self, tps: Iterable[TopicPartition]) -> list[TopicPartition]:
         """These partitions, and the delayed messages of each."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, NamedTuple, TypeAlias
 
 from sidecar.core.records import TopicPartition
+from sidecar.delay.disk.listing import HourView
 from sidecar.errors import UnavailableError
 
 ANSWER_S = 10.0
@@ -35,13 +36,39 @@ class Listing(NamedTuple):
     limit: int
     topic: str | None
     partition: int | None
+    group: str | None = None
+    """The tag group, if only its messages are asked for."""
+    at: int = 0
+    """The position from which on, where an earlier answer stopped."""
+
+    def takes(self, tp: TopicPartition) -> bool:
+        """Whether messages of this partition are asked for."""
+        return self.topic in (None, tp.topic) and self.partition in (None, tp.partition)
+
+
+class Peek(NamedTuple):
+    """Asks for the hours where a listing goes on: the thread that asks reads them."""
+
+    listing: Listing
+    first: int
+    """The lowest position."""
+
+
+class Peeked(NamedTuple):
+    """Answers `Peek`."""
+
+    views: Sequence[HourView]
+    """The next hours in order; none if there are no more. The asker closes them."""
+    tps: Mapping[int, TopicPartition]
+    """The partitions by the numbers in the views."""
 
 
 class Question(NamedTuple):
     """Goes to the inbox."""
 
-    asked: One | Listing
-    answer: Future[Answer]
+    asked: One | Peek
+    answer: Future[Any]
+    """With an `Answer`, or with `Peeked`, or the error if a file cannot be opened."""
 
 
 class Questions:
@@ -49,10 +76,14 @@ class Questions:
 
     Args:
         put: Brings a question to the main thread.
+        listing: Answers a listing, with what opens the hours from a position on.
     """
 
-    def __init__(self, put: Callable[[Question], None]) -> None:
+    def __init__(
+        self, put: Callable[[Question], None], listing: Callable[[Callable[[int], Peeked], Listing], Answer]
+    ) -> None:
         self._put = put
+        self._listing = listing
 
     def ask(self, name: str, fields: Mapping[str, Any]) -> Answer:
         """Ask, and wait for the answer.
@@ -65,7 +96,14 @@ class Questions:
             ValueError: There is no such question, or a field is missing or has another type.
             UnavailableError: There was no answer in time.
         """
-        question = Question(_asked(name, fields), Future())
+        asked = asked_of(name, fields)
+        if isinstance(asked, Listing):
+            return self._listing(lambda first: self._ask(Peek(asked, first)), asked)
+        answer: Answer = self._ask(asked)
+        return answer
+
+    def _ask(self, asked: One | Peek) -> Any:
+        question = Question(asked, Future())
         self._put(question)
         try:
             return question.answer.result(ANSWER_S)
@@ -77,12 +115,18 @@ class Questions:
             ) from None
 
 
-def _asked(name: str, fields: Mapping[str, Any]) -> One | Listing:
+def asked_of(name: str, fields: Mapping[str, Any]) -> One | Listing:
+    """The question of a name and the fields of a JSON object.
+
+    Raises:
+        ValueError: There is no such question, or a field is missing or has another type.
+    """
     try:
         if name == "list":
             topic, partition = fields["topic"], fields["partition"]
             first_ms, end_ms, limit = (_number(fields[key]) for key in ("first_ms", "end_ms", "limit"))
-            return Listing(first_ms, end_ms, limit, topic, partition)
+            at = _number(fields.get("at", 0))
+            return Listing(first_ms, end_ms, limit, topic, partition, fields.get("group"), at)
         if name in ("show", "cancel", "release"):
             tp = TopicPartition(str(fields["topic"]), int(fields["partition"]), str(fields["broker"]))
             return One(name, tp, _number(fields["offset"]), _number(fields["due_ms"]))

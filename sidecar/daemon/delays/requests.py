@@ -9,25 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from operator import itemgetter
 from typing import NamedTuple
 
-import orjson
-
 from sidecar.core.intents import Barrier
-from sidecar.core.messages.instants import instant_text
 from sidecar.core.partition.partition import Partition
 from sidecar.core.pipeline.pipeline import Pipeline
 from sidecar.core.records import TopicPartition
-from sidecar.daemon.delays.questions import Answer, Listing, One, Question
-from sidecar.delay.columns import original_of
-from sidecar.delay.disk.blocks import DUE_MAX_MS, SEQUENCE_BITS
-from sidecar.delay.disk.hour import HOUR_MS
-from sidecar.delay.disk.hours import start_of
-from sidecar.delay.disk.listing import Listed
-from sidecar.delay.interface import LISTED_MAX, HeldStore
+from sidecar.daemon.delays.answers import NOT_HELD, locate, position_of, shown, time_of
+from sidecar.daemon.delays.questions import Answer, One, Peek, Peeked, Question
+from sidecar.delay.interface import HeldStore
 from sidecar.errors import StateError
-from sidecar.sinks.formats import envelope_row
 
 DONE = {"cancel": "cancelled", "release": "released"}
 
@@ -93,26 +84,28 @@ class Requests:
 
     def _answer(self, question: Question) -> None:
         asked = question.asked
+        if isinstance(asked, Peek):
+            self._peek(question, asked)
+            return
         try:
-            answer = self._listed(asked) if isinstance(asked, Listing) else self._one(question, asked)
+            answer = self._one(question, asked)
         except StateError as error:
             answer = {"outcome": "failed", "reason": str(error)}
         if answer is not None:
             _tell(question, answer)
 
-    def _listed(self, asked: Listing) -> Answer:
-        found: list[tuple[Listed, TopicPartition]] = []
-        first, end = (min(ms, DUE_MAX_MS) << SEQUENCE_BITS for ms in (asked.first_ms, asked.end_ms))
-        limit = min(asked.limit, LISTED_MAX)
-        for tp, number in self._numbers.items():
-            if asked.topic in (None, tp.topic) and asked.partition in (None, tp.partition):
-                found += [(each, tp) for each in self._store.listed(number, first, end, limit + 1, None)]
-        found.sort(key=itemgetter(0))
-        messages = [
-            {**tp.fields(), "offset": each.origin, "due": _time(each.position), "bytes": each.nbytes}
-            for each, tp in found[:limit]
-        ]
-        return {"outcome": "listed", "messages": messages, "is_all": len(found) <= limit}
+    def _peek(self, question: Question, asked: Peek) -> None:
+        tps = {number: tp for tp, number in self._numbers.items() if asked.listing.takes(tp)}
+        lowest = {number: max(asked.first, self._lowest(tp)) for number, tp in tps.items()}
+        try:
+            views = self._store.views(lowest, position_of(asked.listing.end_ms))
+        except StateError as error:
+            if question.answer.set_running_or_notify_cancel():
+                question.answer.set_exception(error)
+            return
+        if not _tell(question, Peeked(views, tps)):
+            for view in views:
+                view.close()
 
     def _one(self, question: Question, asked: One) -> Answer | None:
         """The answer; None if there is none yet."""
@@ -123,35 +116,31 @@ class Requests:
         if is_loading or tp.store not in partitions or partitions[tp].holding.is_behind:
             self._waiting.append(question)
             return None
-        number, hour = self._numbers[tp], min(asked.due_ms, DUE_MAX_MS) // HOUR_MS
-        first = max(start_of(hour), partitions[tp.store].reach.seen)
-        found = self._store.listed(number, first, start_of(hour + 1), LISTED_MAX, asked.offset)
-        if len(found) > 1:  # of topics that were created again
-            found = [each for each in found if each.position >> SEQUENCE_BITS == asked.due_ms] or found
-        if len(found) != 1:
-            return {"outcome": "several", "due": [_time(each.position) for each in found]} if found else _NOT_HELD
-        position = found[0].position
+        number = self._numbers[tp]
+        position = locate(self._store, number, self._lowest(tp), asked)
+        if not isinstance(position, int):
+            return position
         if asked.what == "show":
-            return self._shown(tp, number, position)
-        if not self._change(asked.what, number, position):
-            return _NOT_HELD
+            return shown(self._store, tp, number, position)
+        if not self._change(asked.what, tp, position):
+            return NOT_HELD
         change = _Change(question, asked, number, position, partitions[tp], partitions[tp.store])
         self._when_durable(partial(self._durable, change))
         return None
 
-    def _change(self, what: str, number: int, position: int) -> bool:
+    def _change(self, what: str, tp: TopicPartition, position: int) -> bool:
+        number = self._numbers[tp]
         if what == "cancel":
             return self._store.cancel(number, position)
-        return self._store.release(number, position, self._wall_ms()) is not None
+        earlier = self._store.release(number, position, self._wall_ms())
+        if earlier is not None:
+            self._pipeline.partitions[tp].holding.moved(earlier)
+        return earlier is not None
 
-    def _shown(self, tp: TopicPartition, number: int, position: int) -> Answer:
-        held = self._store.find(number, position)
-        if held is None:
-            return _NOT_HELD
-        key, value, headers, timestamp_ms, details = original_of(held)
-        row = envelope_row(tp, held.origin, timestamp_ms, key, (), headers, value, details)
-        message = {name: value for name, value in orjson.loads(row).items() if name != "tag"}
-        return {"outcome": "shown", "due": _time(position), "message": message}
+    def _lowest(self, tp: TopicPartition) -> int:
+        """The position below which messages are on the way: an owner has read them out."""
+        partition = self._pipeline.partitions.get(tp.store)
+        return 0 if partition is None else partition.reach.seen
 
     def _durable(self, change: _Change) -> None:
         """The change is durable, and so is the message, which counts as delayed since then."""
@@ -170,19 +159,17 @@ class Requests:
         elif barrier.durable:
             if asked.what == "cancel":
                 self._store.forget(change.number, change.position)
-            _tell(question, {"outcome": DONE[asked.what], "due": _time(change.position)})
+            _tell(question, {"outcome": DONE[asked.what], "due": time_of(change.position)})
         else:
             self._proving.append((change, barrier))
 
 
-_NOT_HELD = {"outcome": "not_held"}
 _LOST = {"outcome": "lost"}
 
 
-def _tell(question: Question, answer: Answer) -> None:
-    if question.answer.set_running_or_notify_cancel():
+def _tell(question: Question, answer: Answer | Peeked) -> bool:
+    """Whether the answer is still wanted."""
+    is_wanted = question.answer.set_running_or_notify_cancel()
+    if is_wanted:
         question.answer.set_result(answer)
-
-
-def _time(position: int) -> str:
-    return instant_text(position >> SEQUENCE_BITS)
+    return is_wanted

@@ -86,7 +86,7 @@ class Chronicle:
 
     def outage(self, delivery: Delivery, now_s: float) -> None:
         """Log a line a minute while sends to any group fail."""
-        failing = [group for group in delivery.outbox.groups.values() if group.failing_since_ms is not None]
+        failing = delivery.outbox.groups.all_failing()
         if not failing:
             self._summary_at_s = 0.0
         elif not self._summary_at_s:

@@ -147,7 +147,7 @@ class StatusKeeper:
 
     def _retrying(self, pipeline: Pipeline) -> list[RetryingGroup]:
         now_ms, now = time.monotonic() * 1000, datetime.now(UTC)
-        failing = [group for group in pipeline.delivery.outbox.groups.values() if group.failing_since_ms is not None]
+        failing = pipeline.delivery.outbox.groups.all_failing()
 
         def stamp(at_ms: float) -> str:
             return (now + timedelta(milliseconds=at_ms - now_ms)).isoformat(timespec="milliseconds")

@@ -14,6 +14,7 @@ from sidecar.delay.changelog.interface import Changelog, Entry
 from sidecar.delay.changelog.kept import KeptRows
 from sidecar.delay.changelog.notes import Note
 from sidecar.delay.changelog.owned import Owned
+from sidecar.delay.changelog.parked import ParkedParts
 from sidecar.delay.changelog.records import (
     CANCELLED,
     Kept,
@@ -28,7 +29,7 @@ from sidecar.delay.changelog.vouching import ENTRIES_MAX, Vouching
 from sidecar.delay.disk.blocks import Held
 from sidecar.delay.disk.changes import PlacedRow, placed
 from sidecar.delay.disk.hour import Damage
-from sidecar.delay.disk.listing import Listed
+from sidecar.delay.disk.listing import HourView, Listed
 from sidecar.delay.interface import Job, Place, Row
 from sidecar.errors import StateError
 
@@ -41,7 +42,7 @@ NOT_OWNED = -1
 """The number of a partition that is not owned."""
 
 
-class ChangelogStore:
+class ChangelogStore(ParkedParts):
     """A `HeldStore`. What it is given is durable once the broker has acknowledged it. For the main thread.
 
     Args:
@@ -169,15 +170,11 @@ class ChangelogStore:
             self._keep(owned, lambda _: self._proved(owned))
             removed, owned.garbage = owned.garbage, []
         self._appends.remove(owned, removed + owned.ended(watermark))
-        self._remove_changed(owned)
+        self._vouching.remove_changed(owned)
 
     def _proved(self, owned: Owned) -> None:
         owned.is_proved = True
         self._vouching.hurry()
-
-    def _remove_changed(self, owned: Owned) -> None:
-        if entries := self._vouching.removable(owned):
-            self._appends.append(owned, entries)
 
     # Partitions
 
@@ -218,9 +215,7 @@ class ChangelogStore:
         Raises:
             StateError: Too much is on the way already, or the local disk is full; nothing was put.
         """
-        waiting_bytes = self._appends.waiting_bytes
-        if waiting_bytes > UNACKNOWLEDGED_BYTES_MAX:
-            raise StateError(f"the broker has not acknowledged {waiting_bytes} bytes of delayed messages yet")
+        self._check_room()
         owned = self._owned[number]
         epoch, lineage = owned.epoch, owned.lineage
         rows = [
@@ -234,6 +229,11 @@ class ChangelogStore:
         ]
         self._appends.append(owned, entries, lowest=min(positions))
         return positions
+
+    def _check_room(self) -> None:
+        waiting_bytes = self._appends.waiting_bytes
+        if waiting_bytes > UNACKNOWLEDGED_BYTES_MAX:
+            raise StateError(f"the broker has not acknowledged {waiting_bytes} bytes of delayed messages yet")
 
     def take(self, number: int, until: int, limit: int, nbytes: int) -> Sequence[Held]:
         """The next messages below a position, in order; none that is not acknowledged.
@@ -263,12 +263,12 @@ class ChangelogStore:
         return None if number == NOT_OWNED else self._cache.find(number, position)
 
     def listed(self, number: int, first: int, end: int, limit: int, origin: int | None) -> Sequence[Listed]:
-        """Messages in [first, end) that were not taken, in order; those of an origin, if one is given.
-
-        Raises:
-            StateError: A local file cannot be read.
-        """
+        """See `ReadStore`."""
         return self._cache.listed(number, first, end, limit, origin)
+
+    def views(self, lowest: Mapping[int, int], end: int) -> Sequence[HourView]:
+        """See `ReadStore`."""
+        return self._cache.views(lowest, end)
 
     def cancel(self, number: int, position: int) -> bool:
         """End a message that was not taken; return whether there was one.
@@ -290,7 +290,7 @@ class ChangelogStore:
         owned = self._owned[number]
         if keys := owned.cancelled.pop(position, None):
             owned.withheld.append(keys)
-            self._remove_changed(owned)
+            self._vouching.remove_changed(owned)
 
     def release(self, number: int, position: int, due_ms: int) -> int | None:
         """Bring a message that was not taken forward; return its position from now on, None if there is none.

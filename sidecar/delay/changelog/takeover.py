@@ -40,6 +40,7 @@ from sidecar.delay.changelog.records import (
     state_key,
 )
 from sidecar.delay.disk.changes import PlacedRow
+from sidecar.delay.disk.hours import PARKED_FROM
 from sidecar.errors import ConfigError
 
 ROWS_AT_ONCE = 4_000
@@ -140,7 +141,8 @@ class Takeover:
         epoch = self.restorer.append(self.tp, [claim()]) + 1
         is_same = start.stores.own == store
         named = start.stores.epoch if is_same else NOBODY
-        void_from = dict(start.stores.others).get(store, start.seen)
+        other = start.stores.other(store)
+        void_from = start.seen if other is None else other.seen
         reading = self._read_on(store, named, void_from, epoch)
         while reading is None:
             reading = _Reading(start, named, void_from)
@@ -303,7 +305,9 @@ class _Reading:
         lineage, stamp, key, headers, content = read_message_value(value)
         start = self._start
         if lineage == start.lineage:
-            if origin >= start.seen:
+            if position >= PARKED_FROM:
+                pass  # the state tells which parked parts count
+            elif origin >= start.seen:
                 self._known[record.key] = None
             elif origin >= self._void_from:
                 self.void[record.key] = None  # that owner has it, too

@@ -94,19 +94,20 @@ class Vouching:
         """A partition has no note yet: take one soon."""
         self._next_s = self._clock()
 
-    def removable(self, owned: Owned) -> list[Entry]:
-        """What is to be appended now, so that the records of changed messages are removed."""
+    def remove_changed(self, owned: Owned) -> None:
+        """Remove the records of changed messages, unless notes must have the change first."""
         if len(owned.withheld) + len(owned.moved) > KEYS_MAX:
             owned.next_offset = None
         if owned.bookmark and owned.next_offset is not None:
-            return []
+            return
         groups, owned.withheld = [*owned.noted, *owned.withheld], []
         owned.noted = []
         entries = [Entry(key, None) for keys in groups for key in keys]
         if entries and owned.bookmark:  # no note follows: none may hold
             entries.insert(0, bookmark_entry(owned.epoch, Bookmark(owned.bookmark, owned.bookmark + 1)))
             owned.bookmark = 0
-        return entries
+        if entries:
+            self._appends.append(owned, entries)
 
     # Notes
 

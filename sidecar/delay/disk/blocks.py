@@ -90,6 +90,16 @@ def read_held(read: Read, table_at: int, payloads_at: int, index: int) -> Held |
     return _held(fields, payload) if len(payload) == size else None
 
 
+def read_front(read: Read, table_at: int, payloads_at: int, index: int) -> Held | None:
+    """The same without the value."""
+    row = read(_END_AND_ROW.size, table_at + index * ROW_BYTES - _END.size)
+    fields = _END_AND_ROW.unpack(row)
+    key_bytes, header_bytes = fields[-3:-1]
+    size = (0 if key_bytes == NO_KEY else key_bytes) + (header_bytes & ~NO_VALUE)
+    payload = read(size, payloads_at + (fields[0] if index else 0))
+    return _held(fields, payload) if len(payload) == size else None
+
+
 def _held(fields: tuple[int, ...], payload: bytes) -> Held:
     _, position, origin, epoch, low, high, partition, key_bytes, header_bytes, _ = fields
     headers_at = 0 if key_bytes == NO_KEY else key_bytes

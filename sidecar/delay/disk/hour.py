@@ -24,6 +24,7 @@ from sidecar.delay.disk.blocks import (
     Read,
     Table,
     find,
+    read_front,
     read_held,
 )
 from sidecar.delay.disk.wheel import Numbers, Partitions, Positions, Wheel
@@ -309,6 +310,23 @@ class HourFile:
                     if held is not None:
                         yield found.first + index, held
         for index in _places(np.frombuffer(bytes(self.pending.table), ROW_TYPE), partition, position):
+            yield self._written + index, self.pending.read(index)
+
+    def fronts(self, partition: int) -> Iterator[tuple[int, Held]]:
+        """The messages of a partition without their values, and their numbers; not those in a damaged table.
+
+        Raises:
+            OSError: The file cannot be read.
+        """
+        with opened(self.path) as read:
+            for found in find(read, self.size):
+                table = found.table(read)
+                for index in () if table is None else np.flatnonzero(table["partition"] == partition).tolist():
+                    held = read_front(read, found.table_at, found.payloads_at, index)
+                    if held is not None:
+                        yield found.first + index, held
+        table = np.frombuffer(bytes(self.pending.table), ROW_TYPE)
+        for index in np.flatnonzero(table["partition"] == partition).tolist():
             yield self._written + index, self.pending.read(index)
 
     def read(self, numbers: Sequence[int]) -> Iterator[Held]:

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sidecar import files
-from sidecar.delay.disk.blocks import NO_KEY, NO_VALUE, ROW, ROW_BYTES, ROW_TYPE, SEQUENCE_BITS
+from sidecar.core.messages.instants import END_MS
+from sidecar.delay.disk.blocks import NO_KEY, NO_VALUE, ROW, ROW_BYTES, ROW_TYPE, SEQUENCE_BITS, Held
 from sidecar.delay.disk.changes import Changes, Entry
 from sidecar.delay.disk.gathered import OfHour
 from sidecar.delay.disk.hour import HOUR_MS, SECOND_SEQUENCES, SUFFIX, HourFile, Known
+from sidecar.delay.disk.wheel import Positions
 
 BUFFERED_BYTES_MAX = 32 << 20
 """Messages in memory before they are appended to the files of their hours: the fewer, the smaller the blocks."""
 HOUR_BYTES_MAX = 1 << 20
 """The same for a single hour."""
+PARKED_FROM = END_MS << SEQUENCE_BITS
+"""Positions from here on are of parked parts: the time at which they were parked, and no message is due so late."""
+PARKED_HOUR = END_MS // HOUR_MS
 
 
 def hour_of(position: int) -> int:
@@ -28,6 +33,12 @@ def hour_of(position: int) -> int:
 def start_of(hour: int) -> int:
     """The lowest position of an hour."""
     return hour * HOUR_MS << SEQUENCE_BITS
+
+
+def by_hour(positions: Positions) -> Iterable[tuple[int, int]]:
+    """The hours of positions, and the number of positions in each."""
+    hours, counts = np.unique((positions >> np.uint64(SEQUENCE_BITS)) // HOUR_MS, return_counts=True)
+    return zip(hours.tolist(), counts.tolist(), strict=True)
 
 
 def paths_of(folder: Path) -> Mapping[int, Path]:
@@ -55,15 +66,18 @@ class Hours:
 
     def __init__(self, folder: Path, known: Mapping[int, Known], mark: int) -> None:
         self._folder = folder
-        for hour, path in paths_of(folder).items():
-            if hour not in known:
-                files.remove(path)
+        self._remove([path for hour, path in paths_of(folder).items() if hour not in known])
         self._hours = {hour: HourFile(folder, hour, of_file) for hour, of_file in known.items()}
         self.mark = mark
         """The highest position that was taken."""
         self._buffered_bytes = 0
         self._full: set[int] = set()
         """Hours with so much in memory that it makes a block."""
+
+    def _remove(self, strange: Iterable[Path]) -> None:
+        """Remove files that do not count."""
+        for path in strange:
+            files.remove(path)
 
     # Putting
 
@@ -205,6 +219,28 @@ class Hours:
             file.pending.payloads += payloads
             self._buffered_bytes += len(table) + len(payloads)
             self._note(file)
+
+    def origins(self, number: int, positions: Sequence[int]) -> dict[int, int]:
+        """The origins of a partition's messages, by position, as far as their rows are in files.
+
+        Raises:
+            OSError: A file cannot be read.
+        """
+        wanted, found = np.array(positions, np.uint64), dict[int, int]()
+        for hour in self._hours.keys() & set(map(hour_of, positions)):
+            for _, table in self._hours[hour].tables():
+                mine = table[(table["partition"] == number) & np.isin(table["position"], wanted)]
+                found |= zip(mine["position"].tolist(), mine["origin"].tolist(), strict=True)
+        return found
+
+    def parked(self, number: int) -> list[Held]:
+        """The parked parts of a partition, in no order, without their values.
+
+        Raises:
+            OSError: A file cannot be read.
+        """
+        files = [file for hour, file in self._hours.items() if hour >= PARKED_HOUR]
+        return [held for file in files for place, held in file.fronts(number) if place not in file.settled]
 
     def _flush(self, file: HourFile) -> None:
         nbytes = file.pending.nbytes

@@ -1,12 +1,23 @@
-"""What an hour holds, by its columns: payloads are not read."""
+"""What an hour holds at one moment, for any thread. Columns are read first, and payloads only where they are wanted."""
 
 from __future__ import annotations
 
+import os
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
+from sidecar.delay.disk.blocks import NO_POSITION, ROW_TYPE, Block, Found, Held, Read, Table, find, read_held
 from sidecar.delay.disk.hour import HourFile
+
+VIEWS_MAX = 64
+VIEWED_BYTES = 4 << 20
+"""Bytes of views from which on no further hour is opened at once."""
+_PARTITIONS = 1 << 16
 
 
 class Listed(NamedTuple):
@@ -18,29 +29,141 @@ class Listed(NamedTuple):
     """Bytes of key, headers and value."""
 
 
-def listed(file: HourFile, partition: int, first: int, limit: int, origin: int | None = None) -> list[Listed]:
-    """The messages of a partition, in order, that are not ended.
+class Rows(NamedTuple):
+    """Columns of messages, in the order of their positions."""
+
+    positions: NDArray[np.uint64]
+    partitions: NDArray[np.uint64]
+    origins: NDArray[np.uint64]
+    sizes: NDArray[np.uint64]
+    """Bytes of key, headers and value."""
+    numbers: NDArray[np.uint64]
+    """Their numbers in the hour."""
+
+    def cut(self, first: int, end: int) -> Rows:
+        """Some of them."""
+        return Rows(*(column[first:end] for column in self))
+
+    def pick(self, places: Sequence[int]) -> Rows:
+        """Those at some places."""
+        return Rows(*(column[np.array(places, np.intp)] for column in self))
+
+
+class HourView:
+    """An hour as it is now, while its owner goes on: what is appended, ended or removed later has no effect.
 
     Args:
         file: The hour.
-        partition: The partition's number.
-        first: The lowest position.
-        limit: The most that are returned.
-        origin: The only origin, if one is given.
+        lowest: The lowest position of each partition that is wanted, by its number.
+        end: The position behind the last.
 
     Raises:
-        OSError: The file cannot be read.
+        OSError: The file cannot be opened.
     """
-    columns = [np.empty((3, 0), np.uint64)]
-    settled = np.fromiter(file.settled, np.int64, len(file.settled))
-    for before, table in file.tables():
-        mine = (table["partition"] == partition) & (table["position"] >= np.uint64(first))
-        if origin is not None:
-            mine &= table["origin"] == np.uint64(origin)
-        places = np.flatnonzero(mine)
-        places = places[~np.isin(places + before, settled)]
-        sizes = np.diff(table["end"], prepend=np.uint32(0))
-        columns.append(np.array([table["position"][places], table["origin"][places], sizes[places]], np.uint64))
-    found = np.concatenate(columns, axis=1)
-    order = np.argsort(found[0], kind="stable")[:limit]
-    return list(map(Listed, *found[:, order].tolist()))
+
+    def __init__(self, file: HourFile, lowest: Mapping[int, int], end: int) -> None:
+        self.hour = file.hour
+        self._lowest = lowest
+        self._end = end
+        self._settled = file.settled.copy()
+        self._pending = Block()
+        self._pending.table[:] = file.pending.table
+        self._pending.payloads[:] = file.pending.payloads
+        self._written = file.count - len(file.pending)
+        self._size = file.size
+        self._blocks: list[Found] = []
+        self._unsound: dict[int, bool] = {}
+        """Whether a block is damaged, by the number of its first message."""
+        try:
+            self._fd = os.open(file.path, os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:  # there is none yet
+            self._fd = -1
+
+    @property
+    def nbytes(self) -> int:
+        """What was copied of what is only in memory."""
+        return self._pending.nbytes
+
+    @property
+    def _read(self) -> Read:
+        return partial(os.pread, self._fd) if self._fd >= 0 else lambda size, at: b""
+
+    def rows(self, origin: int | None = None) -> Rows:
+        """The messages that are not ended, those of an origin, if one is given.
+
+        Raises:
+            OSError: The file cannot be read.
+        """
+        lowest = np.full(_PARTITIONS, NO_POSITION, np.uint64)
+        for number, position in self._lowest.items():
+            lowest[number] = position
+        is_held = np.ones(self._written + len(self._pending), np.bool_)
+        is_held[np.frombuffer(self._settled.to_array(), np.uint32)] = False
+        pieces = [np.empty((5, 0), np.uint64)]
+        for first, table in self._tables():
+            positions, partitions = table["position"], table["partition"]
+            mine = (positions >= lowest[partitions]) & (positions < np.uint64(self._end))
+            if origin is not None:
+                mine &= table["origin"] == np.uint64(origin)
+            places = np.flatnonzero(mine & is_held[first : first + len(table)])
+            sizes = np.diff(table["end"], prepend=np.uint32(0))[places]
+            columns = positions[places], partitions[places], table["origin"][places], sizes, places + first
+            pieces.append(np.array(columns, np.uint64))
+        found = np.concatenate(pieces, axis=1)
+        return Rows(*found[:, np.lexsort((found[1], found[2], found[0]))])
+
+    def _tables(self) -> Iterator[tuple[int, Table]]:
+        """The tables that can be read, each with the number of its first message."""
+        read, self._blocks = self._read, []
+        for found in find(read, self._size):
+            table = found.table(read)
+            if table is not None:
+                self._blocks.append(found)
+                yield found.first, table
+        if self._pending:
+            yield self._written, np.frombuffer(bytes(self._pending.table), ROW_TYPE)
+
+    def read(self, rows: Rows) -> list[Held | None]:
+        """These messages as a whole; None where the file is damaged.
+
+        Raises:
+            OSError: The file cannot be read.
+        """
+        numbers = rows.numbers.tolist()
+        held = {number: self._held(number) for number in sorted(numbers)}  # in the order of the file
+        return [held[number] for number in numbers]
+
+    def _held(self, number: int) -> Held | None:
+        if number >= self._written:
+            return self._pending.read(number - self._written)
+        block = self._blocks[bisect_right(self._blocks, (number + 1,)) - 1]
+        if block.first not in self._unsound:
+            self._unsound[block.first] = not block.is_sound(self._read)
+        if self._unsound[block.first]:
+            return None
+        return read_held(self._read, block.table_at, block.payloads_at, number - block.first)
+
+    def close(self) -> None:
+        """Close the file; harmless when repeated."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+def listed(rows: Rows) -> list[Listed]:
+    """Messages without their partitions."""
+    return list(map(Listed, *(column.tolist() for column in (rows.positions, rows.origins, rows.sizes))))
+
+
+def views_of(files: Iterable[HourFile], lowest: Mapping[int, int], end: int) -> list[HourView]:
+    """Views of the first hours, so many that it takes a few milliseconds at most.
+
+    Raises:
+        OSError: A file cannot be opened.
+    """
+    views: list[HourView] = []
+    for file in files:
+        views.append(HourView(file, lowest, end))
+        if len(views) == VIEWS_MAX or sum(view.nbytes for view in views) > VIEWED_BYTES:
+            break
+    return views

@@ -10,6 +10,7 @@ import pytest
 from sidecar.core.partition_state import PartitionState
 from sidecar.core.records import TopicPartition
 from sidecar.daemon.delays.owned import Owned
+from sidecar.daemon.delays.parked import ParkedParts
 from sidecar.delay.disk.blocks import NO_TIMESTAMP
 from sidecar.delay.partitions import PartitionStore
 from sidecar.sources.base import Assignment
@@ -36,7 +37,9 @@ def test_what_another_member_read_is_dropped(tmp_path: Path, watermark: int, hel
     """Held messages below that offset stay, whatever is read from now on, and a restart keeps it so."""
     with closing(PartitionStore(tmp_path / "delay")) as store:
         shell = Shell()
-        owned = Owned(shell.pipeline, store, "g", b"rule", lambda tp, token, position: None)
+        numbers: dict[TopicPartition, int] = {}
+        parked = ParkedParts(shell.pipeline, store, numbers, lambda then: None, lambda: 0.0, lambda: 0)
+        owned = Owned(shell.pipeline, store, "g", b"rule", lambda tp, token, position: None, numbers, parked)
         take(owned, shell, 1, 0, 0)
         number = owned.number(QUEUE)
         store.put(number, [(1_000, origin, 0, NO_TIMESTAMP, None, b"", b"") for origin in range(10)])

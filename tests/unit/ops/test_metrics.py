@@ -93,11 +93,13 @@ def value(found: list[Sample], name: str, **labels: str) -> float:
 
 
 def test_every_counter_is_told_by_partition() -> None:
-    """The nine counters and the place of a partition reach Prometheus under its topic and number, and they balance."""
+    """The ten counters and the place of a partition reach Prometheus under its topic and number, and they balance."""
     found = samples(snapshot())
     labels = {"topic": 'or"ders\\', "partition": "3"}
     told = {
-        name: value(found, f"sidecar_messages_{name}{'' if name in ('in_flight', 'delayed') else '_total'}", **labels)
+        name: value(
+            found, f"sidecar_messages_{name}{'' if name in ('in_flight', 'delayed', 'parked') else '_total'}", **labels
+        )
         for name in BOOKS
     }
     assert told == {name: getattr(TOTALS, name) for name in BOOKS}

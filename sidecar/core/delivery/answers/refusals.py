@@ -13,6 +13,7 @@ from sidecar.core.delivery.answers.settlement import Settlement
 from sidecar.core.delivery.claiming import Claiming
 from sidecar.core.delivery.outbox import Outbox
 from sidecar.core.delivery.output import Halved, Output
+from sidecar.core.delivery.parking import Parker
 from sidecar.core.delivery.stages import Event, Stage
 from sidecar.core.partition.ownerships import Ownerships
 from sidecar.core.parts import Batch, Part
@@ -39,6 +40,7 @@ class Refusals:
         receiver: Counts refusals.
         retries: Takes batches to be sent again.
         claims: Tells the ledger of halves, if there is a ledger.
+        parker: Takes the halves of parked parts.
         output: Gets the halves.
     """
 
@@ -52,6 +54,7 @@ class Refusals:
         receiver: Receiver,
         retries: Retries,
         claims: Claiming | None,
+        parker: Parker,
         output: Output,
     ) -> None:
         self._separator = separator
@@ -62,6 +65,7 @@ class Refusals:
         self._receiver = receiver
         self._retries = retries
         self._claims = claims
+        self._parker = parker
         self._output = output
 
     def refused(self, batch: Batch, answer: Answer, now_ms: float) -> None:
@@ -94,6 +98,10 @@ class Refusals:
         pieces = halves(part.fragments, self._separator)
         if not part.life.primary:  # the whole is sent again after a crash, and is taken apart in the same way
             parts = outstanding.derive(part, dict(zip(("first half", "second half"), pieces, strict=True)))
+        elif part.intent.record is not None:
+            self._parker.halve(part, pieces)
+            self._outbox.end(batch, "split")
+            return
         elif self._claims is not None:
             self._claims.halve(part, pieces)
             self._outbox.end(batch, "split")

@@ -30,6 +30,11 @@ def largest_bytes(source: Config) -> int:
     return max(LARGEST_MIN_BYTES, int(source.get(LARGEST, 0)) + ROOM_BYTES)
 
 
+def with_parts(source: Config, part_bytes: int) -> Config:
+    """The settings of the source's topic, as if it had messages of this size, too."""
+    return {**source, LARGEST: str(max(int(source.get(LARGEST, 0)), part_bytes))}
+
+
 def settings_of(source: Config, replicas: int) -> dict[str, str]:
     """The settings that the topic is created with.
 
@@ -82,7 +87,7 @@ def refusal(servers: str, name: str, mine: Config, source: Config) -> ConfigErro
         what = f"has {POLICY}={mine[POLICY]}, which deletes messages before they are due"
         cure = altering(servers, name, POLICY, "compact")
     elif int(mine[LARGEST]) < least:
-        what = f"has {LARGEST}={mine[LARGEST]}; messages of the source need {least}"
+        what = f"has {LARGEST}={mine[LARGEST]}; messages of the source, and parked batches, need {least}"
         cure = altering(servers, name, LARGEST, least)
     else:
         return None

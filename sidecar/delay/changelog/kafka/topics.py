@@ -68,13 +68,15 @@ class Topics:
         kafka: `source.kafka`.
         changelog: `delay.changelog`.
         tell: Writes a log event.
+        part_bytes: Size of the largest part that is parked.
     """
 
-    def __init__(self, kafka: KafkaSettings, changelog: ChangelogSettings, tell: Tell) -> None:
+    def __init__(self, kafka: KafkaSettings, changelog: ChangelogSettings, tell: Tell, part_bytes: int = 0) -> None:
         self.kafka = kafka
         """The settings of the clients."""
         self._changelog = changelog
         self._tell = tell
+        self._part_bytes = part_bytes
         self._busy = threading.Lock()
         self._opened: dict[str, _Opened] = {}
         self._checked: dict[str, str] = {}
@@ -112,7 +114,7 @@ class Topics:
             stale = known is None or tp.partition >= known.topic.partitions
             if known is None or stale or time.monotonic() - known.at_s > FRESH_S:
                 known = self._opened[name] = _Opened(self._look(name, tp), time.monotonic())
-        return _number(known.topic.id or name)
+        return number_of(known.topic.id or name)
 
     def id_of(self, name: str) -> str:
         """The id of a changelog's topic when it was opened last; empty if it has none."""
@@ -134,7 +136,7 @@ class Topics:
             raise UnavailableError(f"Kafka at {self.servers} does not know the topic {tp.topic}")
         found = self._describe(name, source)
         checked = found is not None and self._checked.get(name) == (found.id or name)
-        config = {} if checked else self._config(tp.topic) or {}
+        config = {} if checked else rules.with_parts(self._config(tp.topic) or {}, self._part_bytes)
         if found is None:
             found = self._create(name, source, config)
         wanted = max(source.partitions, tp.partition + 1)
@@ -281,6 +283,6 @@ class Topics:
         return UnavailableError(f"Kafka at {self.servers} does not answer about the topic {name}: {text_of(error)}")
 
 
-def _number(text: str) -> int:
+def number_of(text: str) -> int:
     """48 bits that identify a topic, never 0."""
     return int.from_bytes(blake2b(text.encode(), digest_size=6).digest(), "big") or 1

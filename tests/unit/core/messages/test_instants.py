@@ -21,8 +21,8 @@ NEW_YEAR = 1_798_761_600_000
         (b"0", 0),
         (b"1798761600000", NEW_YEAR),
         (b"0001798761600000", NEW_YEAR),
-        (b"8796093022207", END_MS - 1),
-        (b"8796093022208", END_MS),
+        (b"4398046511103", END_MS - 1),
+        (b"4398046511104", END_MS),
         (b"9" * 13, END_MS),
         (b"9" * 10_000, END_MS),
         (b"2027-01-01T00:00:00Z", NEW_YEAR),
@@ -36,7 +36,7 @@ NEW_YEAR = 1_798_761_600_000
         (b"2026-12-31T23:59:60Z", NEW_YEAR),
         (b"2026-12-31T23:59:60.25Z", NEW_YEAR + 250),
         (b"1969-12-31T23:59:59Z", -1_000),
-        (b"2248-09-26T15:10:22.207Z", END_MS - 1),
+        (b"2109-05-15T07:35:11.103Z", END_MS - 1),
         (b"9999-12-31T23:59:60-23:59", END_MS),
     ],
 )
@@ -62,7 +62,7 @@ def test_other_text_is_no_moment(text: str) -> None:
 
 
 @given(
-    st.datetimes(min_value=datetime(1, 1, 3), max_value=datetime(2248, 9, 25)),  # noqa: DTZ001
+    st.datetimes(min_value=datetime(1, 1, 3), max_value=datetime(2109, 5, 14)),  # noqa: DTZ001
     st.integers(-1439, 1439),
 )
 def test_moments_are_those_of_the_standard_library(at: datetime, offset_minutes: int) -> None:

@@ -9,7 +9,7 @@ from pyroaring import BitMap64
 from sidecar.core.effects import Flow
 from sidecar.core.partition.reach import CountedReach
 from sidecar.core.partition.room import Room
-from sidecar.core.partition_state import STORES_MAX, LaneState, PartitionState, SharedIntent, Stores, Tries
+from sidecar.core.partition_state import STORES_MAX, LaneState, Other, PartitionState, SharedIntent, Stores, Tries
 from sidecar.core.pipeline.commit_order import CommitOrder, Keep, Publish
 from sidecar.core.pipeline.pipeline import Pipeline
 from sidecar.core.records import TopicPartition
@@ -43,7 +43,7 @@ def test_a_full_state_of_positions_fits_into_the_metadata() -> None:
         for i in range(room.lanes)
     }
     tries = {(key, *lane.intents[0]): Tries(16_000, 2_000_000) for key, lane in list(lanes.items())[: room.tries]}
-    stores = Stores(1, tuple((i << 40, 1 << 60) for i in range(STORES_MAX)))
+    stores = Stores(1, tuple(Other(i << 40, 1 << 60, 1 << 34) for i in range(STORES_MAX)))
     state = PartitionState(base, base + month, lanes, None, (), tries)
     assert decode(encode(IDENTITY, b"rule", state), base, IDENTITY, b"rule").state == state
     many = room.extra_cuts_bytes * 10 // 16 // 14
@@ -88,10 +88,15 @@ def test_the_newest_stores_are_listed() -> None:
     """Each owner with another store lists the one before; one that comes back is listed no more."""
     stores = Stores()
     for store in range(1, STORES_MAX + 4):
-        stores = stores.taken_by(store, 10 * store)
-    assert stores == Stores(STORES_MAX + 3, tuple((i, 10 * (i + 1)) for i in range(3, STORES_MAX + 3)))
+        stores = stores.taken_by(store, PartitionState(0, 10 * store, parked=store))
+    listed = tuple(Other(i, 10 * (i + 1), i + 1) for i in range(3, STORES_MAX + 3))
+    assert stores == Stores(STORES_MAX + 3, listed)
     assert (stores.void_from(STORES_MAX + 3), stores.void_from(3), stores.void_from(1)) == (None, 40, 0)
-    assert dict(stores.taken_by(5, 999).others).keys() == {3, 4, *range(6, STORES_MAX + 4)}
+    assert {other.store for other in stores.taken_by(5, PartitionState(0, 999)).others} == {
+        3,
+        4,
+        *range(6, STORES_MAX + 4),
+    }
 
 
 def test_names_of_delayed_messages_are_marked() -> None:
@@ -159,9 +164,9 @@ def test_a_state_is_not_committed_without_its_source() -> None:
 
 def test_an_owner_names_its_epoch() -> None:
     """The next owner's replaces it, and a store of one host has none."""
-    stores = Stores().taken_by(1, 10, 8)
+    stores = Stores().taken_by(1, PartitionState(0, 10), 8)
     assert stores == Stores(1, (), 8)
-    assert stores.taken_by(1, 20, 9) == Stores(1, (), 9)
-    assert stores.taken_by(2, 20) == Stores(2, ((1, 20),))
+    assert stores.taken_by(1, PartitionState(0, 20), 9) == Stores(1, (), 9)
+    assert stores.taken_by(2, PartitionState(0, 20)) == Stores(2, (Other(1, 20),))
     state = PartitionState(7, 9, stores=stores)
     assert decode(encode(IDENTITY, b"rule", state), 7, IDENTITY, b"rule").state == state

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from sidecar.core.partition_state import Stores
+from sidecar.core.partition_state import Other, Stores
 from sidecar.core.records import TopicPartition
 from sidecar.delay.changelog.interface import Entry
 from sidecar.delay.changelog.records import (
@@ -64,7 +64,12 @@ class Scene:
                 self.rows, self.anew = [], self.anew + 1
             self.rows += rows
 
-        return Takeover(self.log, TP, Start(Stores(store, others, epoch), lineage, watermark, seen, NOW), adopt).run()
+        return Takeover(
+            self.log,
+            TP,
+            Start(Stores(store, tuple(Other(*other) for other in others), epoch), lineage, watermark, seen, NOW),
+            adopt,
+        ).run()
 
     @property
     def held(self) -> list[int]:

@@ -9,6 +9,8 @@ from sidecar.delay.changelog.interface import Entry
 from sidecar.delay.changelog.records import CHANGE, claim, kind_of, message_key, message_value
 from sidecar.delay.changelog.store import ChangelogStore
 from sidecar.delay.changelog.vouching import SPARE_S
+from sidecar.delay.disk.blocks import NO_TIMESTAMP
+from sidecar.delay.disk.hours import PARKED_FROM
 from tests.support.changelog_scene import LINEAGE, NAME, Scene
 from tests.support.model_changelog import ModelCache
 
@@ -240,6 +242,31 @@ def test_an_older_copy_does_not_bring_a_cancelled_message_back(scene: Scene) -> 
     scene.log.records.sort()
     after = Scene(scene.log, scene.epoch, ModelCache(1, copy))
     assert (origins(after), after.taken_over.note) == ([], None)
+
+
+def unparked(scene: Scene) -> None:
+    """A parked part is removed, after a note has it."""
+    epoch = scene.store.park(scene.number, (PARKED_FROM, 4, 0, NO_TIMESTAMP, None, b"", b"part"))
+    scene.land()
+    scene.note()
+    scene.store.unpark(scene.number, PARKED_FROM, epoch, 4)
+    scene.land()
+
+
+def test_the_record_of_a_parked_part_stays_until_its_end_is_noted(scene: Scene) -> None:
+    """Compaction would hide from the next start that it has ended."""
+    unparked(scene)
+    assert scene.removed == []
+    scene.note()
+    assert (scene.removed, removed_changes(scene)) == ([4], 1)
+
+
+def test_an_older_note_does_not_bring_a_parked_part_back(scene: Scene) -> None:
+    """The changelog tells of its end behind the note."""
+    unparked(scene)
+    after = scene.restarted()
+    assert after.taken_over.note is not None
+    assert not after.store.parked(after.number)
 
 
 def test_records_that_are_too_many_for_a_note_are_removed(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,81 @@
+"""A receiver that notes how late each row is, by the due time in its value: as little of the machine as it can take."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import socket
+import threading
+import time
+from array import array
+from collections.abc import Sequence
+
+from benchmarks.discard import ANSWER
+
+DUE = re.compile(rb'"due":(\d+)')
+PERCENTILES = {"p50": 0.5, "p99": 0.99, "p999": 0.999}
+
+
+class Lateness:
+    """How late messages are, in milliseconds; prints that, and ends the process, once all have come.
+
+    Args:
+        messages: Their number.
+    """
+
+    def __init__(self, messages: int) -> None:
+        self._messages = messages
+        self._late = array("d")
+        self._busy = threading.Lock()
+
+    def note(self, dues_ms: Sequence[int]) -> None:
+        """These messages are here now."""
+        now_ms = time.time_ns() / 1e6
+        with self._busy:
+            self._late.extend(now_ms - due_ms for due_ms in dues_ms)
+            if len(self._late) >= self._messages:
+                print(json.dumps(self._figures()), flush=True)
+                os._exit(0)
+
+    def _figures(self) -> dict[str, float]:
+        late = sorted(self._late)
+        figures = {name: late[int(share * (len(late) - 1))] for name, share in PERCENTILES.items()}
+        return {**figures, "max": late[-1], "early": sum(each < 0 for each in late), "messages": len(late)}
+
+
+def serve(connection: socket.socket, lateness: Lateness) -> None:
+    """Answer 204 to every request of one connection."""
+    pending = b""
+    with connection:
+        while True:
+            while b"\r\n\r\n" not in pending:
+                if not (got := connection.recv(65_536)):
+                    return
+                pending += got
+            head, _, body = pending.partition(b"\r\n\r\n")
+            fields = dict(line.lower().split(b": ", 1) for line in head.split(b"\r\n")[1:])
+            pieces, left, pending = [body], int(fields[b"content-length"]) - len(body), b""
+            while left > 0:
+                pieces.append(connection.recv(min(left, 1 << 20)))
+                left -= len(pieces[-1])
+            connection.sendall(ANSWER)
+            lateness.note([int(due) for due in DUE.findall(b"".join(pieces))])
+
+
+def main() -> None:
+    """Serve on a free port, which is printed, until all messages have come."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("messages", type=int)
+    lateness = Lateness(parser.parse_args().messages)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        print(listener.getsockname()[1], flush=True)
+        while True:
+            connection, _ = listener.accept()
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            threading.Thread(target=serve, args=(connection, lateness), daemon=True).start()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,162 @@
+"""Answers about delayed messages: of the running daemon, or read from the store itself if none runs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import click
+import urllib3
+
+from sidecar.cli.status import ANSWER_BYTES_MAX, ask
+from sidecar.config.model import Settings
+from sidecar.core.records import TopicPartition
+from sidecar.errors import ConfigError, UnavailableError
+from sidecar.ops.admin import REQUESTS_PATH, read_address
+
+TIMEOUT_S = 15.0
+"""Longer than the daemon takes to say that it does not know."""
+CHANGES = ("cancel", "release")
+
+
+def held_now(settings: Settings) -> dict[str, Any]:
+    """How many messages are held, and when they are due.
+
+    Raises:
+        ConfigError: There is no section `delay`.
+        SidecarError: The store cannot be read.
+    """
+    status = _status(settings)
+    if status is not None:
+        held: dict[str, Any] = status["delay"]
+        return held
+    from sidecar.daemon.delays.offline import open_offline
+
+    with ExitStack() as stack:
+        return open_offline(stack, settings, lambda _: True, _tell).count()
+
+
+def answered(settings: Settings, name: str, fields: dict[str, Any]) -> dict[str, Any]:
+    """The answer to a question.
+
+    Raises:
+        ConfigError: There is no section `delay`.
+        UnavailableError: The daemon cannot answer, or none runs, and one is needed.
+        SidecarError: The store cannot be read.
+    """
+    if _status(settings, is_needed=name in CHANGES) is not None:
+        return _ask(settings, name, fields)
+    from sidecar.daemon.delays.offline import open_offline
+    from sidecar.daemon.delays.questions import Listing, asked_of
+
+    try:
+        asked = asked_of(name, fields)
+    except ValueError as error:
+        raise click.UsageError(str(error)) from error
+    is_wanted: Callable[[TopicPartition], bool] = asked.takes if isinstance(asked, Listing) else asked.tp.__eq__
+    with ExitStack() as stack:
+        return open_offline(stack, settings, is_wanted, _tell).answer(asked)
+
+
+def listed(settings: Settings, fields: dict[str, Any]) -> dict[str, Any]:
+    """The answer to a listing, which may take many questions: a daemon that has much to look at answers in pieces.
+
+    Raises:
+        SidecarError: See `answered`.
+    """
+    answer = answered(settings, "list", fields)
+    messages = answer["messages"]
+    while "at" in answer and len(messages) < fields["limit"]:
+        left = fields["limit"] - len(messages)
+        answer = answered(settings, "list", {**fields, "limit": left, "at": answer["at"]})
+        messages += answer["messages"]
+    if answer.get("group") != fields["group"]:
+        raise UnavailableError(
+            "the running daemon is of another version, and cannot list one group", hint="restart the daemon"
+        )
+    return {"outcome": "listed", "messages": messages, "is_all": answer["is_all"]}
+
+
+def _status(settings: Settings, *, is_needed: bool = False) -> dict[str, Any] | None:
+    """The status of the running daemon, which holds delayed messages; None if none runs."""
+    try:
+        status = ask(settings)
+    except UnavailableError as error:
+        if is_needed:
+            raise UnavailableError(
+                f"{error}; only a running daemon that owns the partition can change its messages", hint=error.hint
+            ) from error
+        if settings.delay is None:
+            raise ConfigError(
+                "the configuration has no section delay: nothing is held", hint="add the section delay"
+            ) from error
+        return None
+    if status.get("delay") is None:
+        raise ConfigError(
+            "the running daemon holds no delayed messages: its configuration has no section delay",
+            hint="add the section delay, and start the daemon again",
+        )
+    return status
+
+
+def _tell(line: str) -> None:
+    click.echo(line, err=True)
+
+
+def _ask(settings: Settings, name: str, fields: dict[str, Any]) -> dict[str, Any]:
+    """The answer of the daemon that runs with these settings.
+
+    Raises:
+        UnavailableError: It cannot answer.
+    """
+    address = read_address(Path(settings.state.dir))
+    if address is None or not address.token:
+        raise UnavailableError(
+            f"the token of the daemon in {settings.state.dir} cannot be read",
+            hint="run this command as the user of the daemon, on its host",
+        )
+    try:
+        with urllib3.PoolManager(timeout=TIMEOUT_S, retries=False) as pool:
+            answer = pool.request(
+                "POST", address.url + REQUESTS_PATH + name, json=fields,
+                headers={"Authorization": f"Bearer {address.token}"}, preload_content=False,
+            )  # fmt: skip
+            body = answer.read(ANSWER_BYTES_MAX)
+            answer.close()
+        if answer.status == 200:
+            found: dict[str, Any] = json.loads(body)
+            return found
+    except (urllib3.exceptions.HTTPError, ValueError) as error:
+        raise UnavailableError(
+            f"the daemon at {address.url} gave no answer, and it is not known whether that was done: {error}",
+            hint="look at `sidecar status`, and ask again",
+        ) from error
+    raise UnavailableError(
+        f"the daemon at {address.url} refused: {body.decode(errors='replace').strip()}",
+        hint="look at `sidecar status`, and ask again",
+    )
+
+
+def owner_of(settings: Settings, tp: TopicPartition) -> str:
+    """Client id and host of the member that owns a partition; empty if there is none, or if the broker does not say."""
+    if settings.source.kafka is None:
+        return ""
+    from confluent_kafka import KafkaException
+    from confluent_kafka.admin import AdminClient
+
+    from sidecar.sources.kafka.config import client_config
+
+    client = AdminClient(client_config(settings.source.kafka))  # kept until the answer: a future does not keep it
+    group = settings.source.group_id
+    try:
+        members = client.describe_consumer_groups([group], request_timeout=TIMEOUT_S)[group].result(TIMEOUT_S).members
+    except (KafkaException, TimeoutError):
+        return ""
+    for member in members:
+        owned = member.assignment.topic_partitions if member.assignment is not None else []
+        if any((each.topic, each.partition) == (tp.topic, tp.partition) for each in owned):
+            return f"{member.client_id} on {member.host.lstrip('/')}"
+    return ""

@@ -1,0 +1,217 @@
+"""Parts of groups that fail for long wait in the store, not in memory: parked, and fetched to be tried. Sends nothing.
+
+What is parked is in no batch. So a failing group takes neither memory nor room in the state, and holds no watermark.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from sidecar.core.cutting.memory import Memory, held_by
+from sidecar.core.delivery.outbox import Outbox
+from sidecar.core.delivery.output import Changed, Fetched, Output
+from sidecar.core.delivery.rules import DeliveryRules
+from sidecar.core.delivery.stages import Event, Stage
+from sidecar.core.effects import Fetch, Park, Unpark
+from sidecar.core.partition.ownerships import Ownerships
+from sidecar.core.partition.partition import Partition
+from sidecar.core.parts import Batch, Part
+from sidecar.core.records import Fragment, Parked, TopicPartition, group_label
+
+
+class Parker:
+    """Parks the parts of a group that waits, and brings them back: one of a failing group, some of any other.
+
+    Args:
+        rules: Rules of delivery.
+        owned: The owned partitions.
+        outbox: The batches.
+        memory: The count of held memory.
+        output: Gets requests and outcomes.
+    """
+
+    def __init__(self, rules: DeliveryRules, owned: Ownerships, outbox: Outbox, memory: Memory, output: Output) -> None:
+        self._rules = rules
+        self._owned = owned
+        self._outbox = outbox
+        self._groups = outbox.groups
+        self._memory = memory
+        self._output = output
+        self._fetching: set[tuple[TopicPartition, int]] = set()
+        self._busy: set[TopicPartition] = set()
+        """Partitions with parts on the way to the store."""
+        self._turn = 0
+        self._has_found = False
+        """Whether an earlier process has parked something."""
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is on the way to the store."""
+        return not self._busy
+
+    def waits(self, group: str, now_ms: float) -> bool:
+        """Whether new parts of the group are parked at once: it fails for long, or others must go before them."""
+        if self._rules.park_after_ms is None:
+            return False
+        since_ms = self._groups.failing_since_ms(group)
+        is_failing = since_ms is not None and now_ms - since_ms >= self._rules.park_after_ms
+        return is_failing or (self._rules.ordered and self._groups.parked[group] > 0)
+
+    def lingers_ms(self, group: str, now_ms: float) -> float | None:
+        """How long messages of the group stay open before they are cut and parked; None if they are sent."""
+        return self._rules.park_after_ms if self.waits(group, now_ms) else None
+
+    def step(self, now_ms: float, *, fetches: bool) -> None:
+        """Park what is due, and fetch if that is wanted."""
+        if self._rules.park_after_ms is None and not self._has_found:
+            return
+        self._tell_ended()  # first: what is parked next makes the numbers of others count
+        for stage in (Stage.READY, Stage.WAITING):
+            for batch in self._outbox.batches(stage):
+                if self.waits(batch.group, now_ms) and all(map(self._may_be_parked, batch.parts)):
+                    self._park(batch)
+        if self._groups.parked:
+            self._unload()
+            if fetches:
+                self._fetch(now_ms)
+
+    # To the store
+
+    def _may_be_parked(self, part: Part) -> bool:
+        if part.intent.record is not None or part.hold is not None or not (part.life.alive and part.life.primary):
+            return False
+        if not part.durable or part.unframeable or part.nbytes > self._rules.park_max_bytes:
+            return False
+        return part.tp not in self._owned.fenced and self._owned[part.tp].parking.is_proved
+
+    def _park(self, batch: Batch) -> None:
+        for part in batch.parts:
+            self._ask(part.tp, self._owned[part.tp].parking.park(part), part.fragments)
+        self._outbox.end(batch, "parked")
+
+    def _ask(self, tp: TopicPartition, record: Parked, fragments: Sequence[Fragment]) -> None:
+        if not self._groups.parked[record.group]:
+            self._output.report("group.parked", "warning", group=group_label(record.group))
+        self._groups.park(record.group, 1)
+        self._busy.add(tp)
+        rows = self._rules.separator.join(bytes(each.data) for each in fragments if each.offsets)
+        self._output.ask(Park(tp, record, rows))
+
+    def stored(self, tp: TopicPartition, number: int) -> None:
+        """Record that the store has all parts of a partition up to a number, durably."""
+        partition = self._owned[tp]
+        for part in partition.parking.stored(number):
+            self._let_go(part)
+            partition.outstanding.leave(part)
+        if not partition.parking.is_busy:
+            self._busy.discard(tp)
+        self._output.tell(Changed(tp))
+
+    def halve(self, part: Part, pieces: Sequence[list[Fragment]]) -> None:
+        """Replace a parked part, which was refused, by its halves: they are parked, and then fetched."""
+        partition = self._owned[part.tp]
+        for record, fragments in zip(partition.outstanding.halve(part, pieces), pieces, strict=True):
+            self._ask(part.tp, record, fragments)
+        self._let_go(part)
+
+    def _let_go(self, part: Part) -> None:
+        """The store has the part's rows, and memory does not need them."""
+        self._memory.free(held_by(part))
+        self._output.settled(part, "parked", part.count)
+
+    # From the store
+
+    def restore(self, tp: TopicPartition, found: Iterable[Parked], counted: int, now_ms: float) -> int:
+        """Take over the parts that an earlier owner parked; return the number of their messages.
+
+        Args:
+            tp: The partition, which was just assigned.
+            found: What the store has.
+            counted: The last number that counts.
+            now_ms: Monotonic time.
+        """
+        partition, found = self._owned[tp], list(found)
+        self._has_found |= bool(found)
+        partition.parking.restore(found, counted)
+        partition.promises.leave_out(partition.parking.records())
+        for record in partition.parking.records():
+            self._groups.park(record.group, 1, now_ms)
+        return sum(len(record.offsets) for record in partition.parking.records())
+
+    def forget(self, partition: Partition) -> None:
+        """Drop a partition that is no longer owned; what it has parked stays in the store."""
+        for group, count in partition.parking.groups.items():
+            if count:
+                self._groups.park(group, -count)
+        self._busy.discard(partition.tp)
+        self._fetching = {each for each in self._fetching if each[0] != partition.tp}
+
+    def _unload(self) -> None:
+        """Drop parts that were fetched, if they failed or are not the first any more: what is next is chosen anew."""
+        fetched = [*self._outbox.batches(Stage.WAITING)]
+        if self._rules.ordered:
+            fetched += [each for each in self._outbox.batches(Stage.READY) if self._is_late(each.parts[0])]
+        for batch in fetched:
+            part = batch.parts[0]
+            if part.intent.record is not None and part.life.primary and part.life.alive:
+                self._let_go(part)
+                self._owned[part.tp].outstanding.unload(part)
+                self._outbox.end(batch, "parked")
+
+    def _is_late(self, part: Part) -> bool:
+        return part.life.alive and not self._owned[part.tp].parking.is_first(part)
+
+    def _fetch(self, now_ms: float) -> None:
+        """Ask for rows: those of one part of a group that fails, and of more of any other."""
+        room = 2 * self._rules.concurrency - sum(len(each.parking.loaded) for each in self._owned.values())
+        groups = list(self._groups.parked)
+        self._turn = (self._turn + 1) % len(groups)  # no group keeps the others waiting
+        for group in groups[self._turn :] + groups[: self._turn]:
+            failing = self._groups.failing(group)
+            state = self._groups.get(group) or self._groups.resting.get(group)
+            if state is not None and failing and (now_ms < state.next_try_ms or self._is_tried(group)):
+                continue
+            for tp, partition in self._owned.items():
+                record = partition.parking.following(group)
+                if room < 1:
+                    return
+                if record is not None and not partition.reach.replaying and tp not in self._owned.fenced:
+                    room -= 1
+                    self._ask_for(tp, record)
+                    if failing:
+                        break
+
+    def _is_tried(self, group: str) -> bool:
+        return any(partition.parking.is_loaded(group) for partition in self._owned.values())
+
+    def _ask_for(self, tp: TopicPartition, record: Parked) -> None:
+        if (tp, record.number) not in self._fetching:
+            self._fetching.add((tp, record.number))
+            self._output.ask(Fetch(tp, record.number))
+
+    def not_fetched(self, effect: Fetch) -> None:
+        """Its rows could not be read: ask again."""
+        self._fetching.discard((effect.tp, effect.number))
+
+    def fetched(self, tp: TopicPartition, number: int, rows: bytes) -> None:
+        """The rows of a parked part: it goes to the senders."""
+        if (tp, number) not in self._fetching:  # an earlier ownership asked for them
+            return
+        self._fetching.discard((tp, number))
+        partition = self._owned[tp]
+        record = partition.parking.record(number)
+        part = partition.outstanding.load(record, rows)
+        self._memory.hold(held_by(part))
+        self._output.tell(Fetched(tp, part.count))
+        batch = self._outbox.begin([part])
+        self._outbox.move(batch, Event.DURABLE)
+
+    def _tell_ended(self) -> None:
+        for tp, partition in self._owned.items():
+            if ended := partition.parking.take_ended():
+                self._output.ask(Unpark(tp, [each.number for each in ended]))
+                for each in ended:
+                    if each.group is not None:
+                        self._groups.park(each.group, -1)
+                        if not self._groups.parked[each.group]:
+                            self._output.report("group.unparked", group=group_label(each.group))

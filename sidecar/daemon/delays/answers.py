@@ -1,0 +1,194 @@
+"""Answers about what a store holds, whoever has opened it. Changes nothing."""
+
+from __future__ import annotations
+
+import time
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing
+from datetime import UTC, datetime
+from typing import Any, TypeAlias
+
+import numpy as np
+import orjson
+
+from sidecar.core.messages.instants import END_MS, instant_text
+from sidecar.core.records import TopicPartition
+from sidecar.daemon.delays.questions import Answer, Listing, One, Peeked
+from sidecar.delay.columns import original_of
+from sidecar.delay.disk.blocks import SEQUENCE_BITS, Held
+from sidecar.delay.disk.hour import HOUR_MS
+from sidecar.delay.disk.hours import start_of
+from sidecar.delay.disk.listing import HourView, Rows
+from sidecar.delay.interface import LISTED_MAX, ReadStore
+from sidecar.errors import StateError
+from sidecar.ops.snapshot import DUE_WITHIN, DelayStatus
+from sidecar.sinks.formats import envelope_row
+
+HOURS = (0, 6, 24, 7 * 24, 30 * 24)
+"""Last hours of the keys of `DUE_WITHIN` but for the last key, counted from the present one."""
+LISTING_S = 1.0
+"""Longest time of a search: there are few threads for questions, and for health checks."""
+ROWS_AT_ONCE = 500
+"""Messages whose tags are read at once."""
+GroupsOf: TypeAlias = Callable[[TopicPartition, Sequence[Held]], Iterable[str | None]]
+"""The tag group of each message of a partition."""
+NOT_HELD: Answer = {"outcome": "not_held"}
+
+
+def listing(
+    peek: Callable[[int], Peeked], asked: Listing, groups_of: GroupsOf, patience_s: float = LISTING_S
+) -> Answer:
+    """The messages that are due within a period; on any thread.
+
+    If it takes long, the answer has fewer than there are, and the position `at` where the next one is to go on.
+
+    Args:
+        peek: Opens the hours from a position on.
+        asked: What is wanted.
+        groups_of: Reads tag groups.
+        patience_s: How long it may take.
+
+    Raises:
+        StateError: A file cannot be read.
+        UnavailableError: The hours were not opened in time.
+    """
+    search = _Search(asked, groups_of, patience_s)
+    at: int | None = max(asked.at, position_of(asked.first_ms))
+    try:
+        while at is not None:
+            at = search.go_on(peek(at))
+    except OSError as error:
+        raise StateError(f"a file of delayed messages cannot be read: {error}") from error
+    return search.answer()
+
+
+class _Search:
+    """The messages of a listing that were found so far."""
+
+    def __init__(self, asked: Listing, groups_of: GroupsOf, patience_s: float) -> None:
+        self._group = asked.group
+        self._groups_of = groups_of
+        self._limit = min(asked.limit, LISTED_MAX)
+        self._until_s = time.monotonic() + patience_s
+        self._found: list[dict[str, Any]] = []
+        self._at: int | None = None
+        """Where the next search goes on."""
+
+    def go_on(self, peeked: Peeked) -> int | None:
+        """Look at some hours; return the position from which on more are needed, None at the end."""
+        with ExitStack() as stack:
+            for view in peeked.views:
+                stack.enter_context(closing(view))
+            for view in peeked.views:
+                self._look(view, peeked.tps)
+                if self._at is not None or len(self._found) > self._limit:
+                    return None
+                view.close()
+        return start_of(peeked.views[-1].hour + 1) if peeked.views else None
+
+    def _look(self, view: HourView, tps: Mapping[int, TopicPartition]) -> None:
+        rows, first = view.rows(), 0
+        while first < len(rows.positions) and len(self._found) <= self._limit:
+            if time.monotonic() > self._until_s:
+                self._at = int(rows.positions[first])
+                return
+            # All messages at a position are looked at together, so that the next search can begin behind it.
+            last = rows.positions[min(first + ROWS_AT_ONCE, len(rows.positions)) - 1]
+            end = int(np.searchsorted(rows.positions, last, "right"))
+            piece, first = rows.cut(first, end), end
+            self._found += self._wanted(view, piece, tps)
+
+    def _wanted(self, view: HourView, piece: Rows, tps: Mapping[int, TopicPartition]) -> Iterator[dict[str, Any]]:
+        if self._group is not None:
+            piece = piece.pick(self._of_group(view, piece, tps))
+        columns = (column.tolist() for column in (piece.positions, piece.partitions, piece.origins, piece.sizes))
+        for position, number, origin, size in zip(*columns, strict=True):
+            yield {**tps[number].fields(), "offset": origin, "due": time_of(position), "bytes": size}
+
+    def _of_group(self, view: HourView, piece: Rows, tps: Mapping[int, TopicPartition]) -> list[int]:
+        """The places of the messages of the group."""
+        read: dict[int, list[tuple[int, Held]]] = {}
+        for place, (number, held) in enumerate(zip(piece.partitions.tolist(), view.read(piece), strict=True)):
+            if held is not None:
+                read.setdefault(number, []).append((place, held))
+        found: list[int] = []
+        for number, of_partition in read.items():
+            groups = self._groups_of(tps[number], [held for _, held in of_partition])
+            found += [place for (place, _), group in zip(of_partition, groups, strict=True) if group == self._group]
+        return sorted(found)
+
+    def answer(self) -> Answer:
+        """What was found."""
+        is_all = self._at is None and len(self._found) <= self._limit
+        answer: Answer = {"outcome": "listed", "messages": self._found[: self._limit], "is_all": is_all}
+        if self._at is not None:
+            answer["at"] = self._at
+        return answer if self._group is None else answer | {"group": self._group}
+
+
+def position_of(at_ms: int) -> int:
+    """The lowest position of a time."""
+    return min(at_ms, END_MS) << SEQUENCE_BITS
+
+
+def locate(store: ReadStore, number: int, lowest: int, asked: One) -> int | Answer:
+    """The position of the message that is meant, or the answer that there is no such message.
+
+    Args:
+        store: Holds it.
+        number: The store's number of its partition.
+        lowest: The position below which messages are on the way.
+        asked: What is wanted.
+
+    Raises:
+        StateError: A file cannot be read.
+    """
+    hour = min(asked.due_ms, END_MS - 1) // HOUR_MS
+    found = store.listed(number, max(start_of(hour), lowest), start_of(hour + 1), LISTED_MAX, asked.offset)
+    if len(found) > 1:  # of topics that were created again
+        found = [each for each in found if each.position >> SEQUENCE_BITS == asked.due_ms] or found
+    if len(found) > 1:
+        return {"outcome": "several", "due": [time_of(each.position) for each in found]}
+    return found[0].position if found else NOT_HELD
+
+
+def shown(store: ReadStore, tp: TopicPartition, number: int, position: int) -> Answer:
+    """A message as a whole.
+
+    Raises:
+        StateError: A file cannot be read.
+    """
+    held = store.find(number, position)
+    if held is None:
+        return NOT_HELD
+    key, value, headers, timestamp_ms, details = original_of(held)
+    row = envelope_row(tp, held.origin, timestamp_ms, key, (), headers, value, details)
+    message = {name: value for name, value in orjson.loads(row).items() if name != "tag"}
+    return {"outcome": "shown", "due": time_of(position), "message": message}
+
+
+def counted(store: ReadStore, numbers: Iterable[int], now_ms: int) -> DelayStatus:
+    """How many messages are held, and when they are due."""
+    hours = store.hours()
+    due_ms = earliest_ms(store.next(number) for number in numbers)
+    next_due = None if due_ms is None else datetime.fromtimestamp(due_ms / 1000, UTC).isoformat(timespec="milliseconds")
+    return DelayStatus(sum(hours.values()), next_due, store.disk_bytes(), _due_within(hours, now_ms // HOUR_MS))
+
+
+def earliest_ms(positions: Iterable[int | None]) -> int | None:
+    """The earliest due time of positions; None if there is none."""
+    return min((position >> SEQUENCE_BITS for position in positions if position is not None), default=None)
+
+
+def _due_within(hours: Mapping[int, int], now: int) -> dict[str, int]:
+    """Sum the numbers of messages by `DUE_WITHIN`."""
+    due, labels = dict.fromkeys(DUE_WITHIN, 0), list(DUE_WITHIN)
+    for hour, count in hours.items():
+        due[labels[bisect_left(HOURS, hour - now)]] += count
+    return due
+
+
+def time_of(position: int) -> str:
+    """The due time of a position, as text."""
+    return instant_text(position >> SEQUENCE_BITS)

@@ -1,0 +1,203 @@
+"""Keeps parked parts in the store of delayed messages, and reads them again. Decides nothing about them."""
+
+from __future__ import annotations
+
+import json
+from array import array
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
+
+from pyroaring import BitMap64
+
+from sidecar.core.effects import Fetch, Park, Unpark
+from sidecar.core.pipeline.pipeline import Pipeline
+from sidecar.core.records import Parked, TopicPartition
+from sidecar.delay.disk.blocks import NO_TIMESTAMP, SEQUENCE_BITS, Held
+from sidecar.delay.disk.hours import PARKED_FROM
+from sidecar.delay.interface import HeldStore
+from sidecar.errors import StateError
+
+_SEQUENCES = 1 << SEQUENCE_BITS
+UNKNOWN = -1
+"""The offset of a message whose row is damaged."""
+
+
+class Spot(NamedTuple):
+    """Where the store has a parked part."""
+
+    position: int
+    epoch: int
+    origin: int
+
+
+class Found(NamedTuple):
+    """A parked part that the store has."""
+
+    record: Parked
+    is_delayed: bool
+    """Whether it is of the partition's delayed messages."""
+    spot: Spot
+
+
+class ParkedParts:
+    """The parked parts of the owned partitions, and of their delayed messages; only for the main thread.
+
+    Args:
+        pipeline: The core.
+        store: Keeps the parts.
+        numbers: The store's numbers of the owned partitions.
+        when_durable: Calls something once all changes so far are durable.
+        now_ms: Monotonic time in milliseconds.
+        wall_ms: The time of day.
+    """
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        store: HeldStore,
+        numbers: dict[TopicPartition, int],
+        when_durable: Callable[[Callable[[], None]], None],
+        now_ms: Callable[[], float],
+        wall_ms: Callable[[], int],
+    ) -> None:
+        self._pipeline = pipeline
+        self._store = store
+        self._numbers = numbers
+        self._when_durable = when_durable
+        self._now_ms = now_ms
+        self._wall_ms = wall_ms
+        self._spots: dict[TopicPartition, dict[int, Spot]] = {}
+        self._leaving: set[tuple[TopicPartition, int]] = set()
+        """Parts that the store could not remove yet."""
+
+    def park(self, effect: Park) -> None:
+        """Keep a part; the core is told when that is durable.
+
+        Raises:
+            StateError: The store cannot take it at present.
+        """
+        tp, record, rows = effect.tp, effect.record, effect.rows
+        partition = self._pipeline.partitions.get(tp)
+        if partition is None or not partition.parking.expects(record):  # the part will be read again
+            return
+        # The order of parts of both kinds, which makes the position unique.
+        sequence = (2 * record.number + tp.delayed) % _SEQUENCES
+        position = PARKED_FROM + (self._wall_ms() << SEQUENCE_BITS) + sequence
+        # An operator's reset drops what is read again. Of delayed messages that is decided one by one.
+        origin = 0 if tp.delayed else record.lowest
+        row = position, origin, 0, NO_TIMESTAMP, *packed(tp, record, self._origins(tp, record)), rows
+        epoch = self._store.park(self._numbers[tp.source], row)
+        self._spots.setdefault(tp, {})[record.number] = Spot(position, epoch, origin)
+
+        def durable() -> None:
+            if self._pipeline.partitions.get(tp) is partition:
+                self._pipeline.parked(tp, record.number, self._now_ms())
+
+        self._when_durable(durable)
+
+    def _origins(self, tp: TopicPartition, record: Parked) -> array[int]:
+        """The offsets that delayed messages had: their dead letters need them when the messages are gone."""
+        if not tp.delayed:
+            return array("q")
+        number, found = self._numbers[tp.source], dict[int, int]()
+        if not record.half_of:
+            found |= self._store.origins(number, list(record.offsets))
+        elif (whole := self._store.find(number, self._spots[tp][record.half_of].position)) is not None:
+            found |= zip(
+                self._pipeline.partitions[tp].parking.record(record.half_of).offsets, origins_of(whole), strict=True
+            )
+        return array("q", [found.get(position, UNKNOWN) for position in record.offsets])
+
+    def fetch(self, effect: Fetch) -> None:
+        """Read the rows of a part.
+
+        Raises:
+            StateError: They cannot be read.
+        """
+        tp, number = effect.tp, effect.number
+        spot = self._spots.get(tp, {}).get(number)
+        if spot is None:
+            return
+        held = self._store.find(self._numbers[tp.source], spot.position)
+        if held is None:
+            raise StateError(f"a parked part of {tp} is missing")
+        self._pipeline.fetched(tp, number, held.value or b"", self._now_ms())
+
+    def leave(self, effect: Unpark) -> None:
+        """Parts are to be removed; `unpark` does it."""
+        self._leaving.update((effect.tp, number) for number in effect.numbers)
+
+    def unpark(self, effect: Unpark) -> None:
+        """Remove parts.
+
+        Raises:
+            StateError: A file cannot be read.
+        """
+        tp = effect.tp
+        spots = self._spots.get(tp, {})
+        for number in effect.numbers:
+            if number in spots:
+                self._store.unpark(self._numbers[tp.source], *spots[number])
+                del spots[number]
+            self._leaving.discard((tp, number))
+
+    def take(self, tp: TopicPartition, found: Sequence[Found], counted: int) -> None:
+        """Give the core the parts of a partition that it has just taken, of those that were found."""
+        mine = [each for each in found if each.is_delayed is tp.delayed]
+        self._spots[tp] = {each.record.number: each.spot for each in mine}
+        left = [each.record for each in mine if (tp, each.record.number) not in self._leaving]
+        self._pipeline.restore_parked(tp, left, counted, self._now_ms())
+
+    def find(self, tp: TopicPartition) -> list[Found]:
+        """The parts of a partition, and of its delayed messages, that the store has.
+
+        Raises:
+            StateError: A file cannot be read.
+        """
+        held = self._store.parked(self._numbers[tp])
+        return [Found(*unpacked(each), Spot(each.position, each.epoch, each.origin)) for each in held]
+
+    def origin(self, tp: TopicPartition, position: int) -> int | None:
+        """The offset of a delayed message in a parked part; None if it is in none.
+
+        Raises:
+            StateError: A file cannot be read.
+        """
+        partition = self._pipeline.partitions.get(tp)
+        for record in () if partition is None else partition.parking.records():
+            if position in record.offsets:
+                spot = self._spots[tp][record.number]
+                held = self._store.find(self._numbers[tp.source], spot.position)
+                return None if held is None else origins_of(held)[record.offsets.rank(position) - 1]
+        return None
+
+    def forget(self, tps: Iterable[TopicPartition]) -> None:
+        """Drop partitions that are no longer owned."""
+        for tp in tps:
+            self._spots.pop(tp, None)
+            self._spots.pop(tp.store, None)
+
+
+def packed(tp: TopicPartition, record: Parked, origins: array[int]) -> tuple[bytes, bytes]:
+    """What the store keeps as key and headers of a parked part."""
+    number, scope, home, group, first, last, offsets, nbytes, attempts, seconds, half_of, ids = record
+    names = [int(tp.delayed), number, scope, home, group, first, last, nbytes, attempts, seconds, half_of, len(ids)]
+    names.append(origins.itemsize * len(origins))
+    return json.dumps(names).encode(), b"".join([ids, origins.tobytes(), offsets.serialize()])
+
+
+def unpacked(held: Held) -> tuple[Parked, bool]:
+    """The part that was packed, and whether it is of delayed messages."""
+    kind, number, scope, home, group, first, last, nbytes, attempts, seconds, half_of, *sizes = json.loads(
+        held.key or b""
+    )
+    offsets = BitMap64.deserialize(held.headers[sum(sizes) :])
+    ids = held.headers[: sizes[0]]
+    record = Parked(number, scope, home, group, first, last, offsets, nbytes, attempts, seconds, half_of, ids)
+    return record, bool(kind)
+
+
+def origins_of(held: Held) -> array[int]:
+    """The offsets of delayed messages in a part that was packed."""
+    *_, id_bytes, origin_bytes = json.loads(held.key or b"")
+    return array("q", held.headers[id_bytes : id_bytes + origin_bytes])

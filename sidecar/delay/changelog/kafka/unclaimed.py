@@ -1,0 +1,201 @@
+"""Reads changelogs as the group's commits have them. Creates no topic, claims no partition, appends nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from typing import NamedTuple, TypeVar
+
+import confluent_kafka as ck
+from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka.admin import AdminClient
+
+from sidecar.config.source.kafka import KafkaSource as KafkaSettings
+from sidecar.core.partition_state import NO_STORES
+from sidecar.core.records import TopicPartition
+from sidecar.delay.changelog.interface import Entry, Record, Restorer
+from sidecar.delay.changelog.kafka.clients import admin_config, reader_config
+from sidecar.delay.changelog.kafka.topics import number_of
+from sidecar.delay.changelog.records import Lineage, topic_hash
+from sidecar.delay.changelog.takeover import Start
+from sidecar.delay.disk.blocks import ORIGIN_MAX
+from sidecar.errors import SidecarError, UnavailableError
+from sidecar.sources.kafka.errors import forbidden, is_credentials, is_forbidden, text_of
+from sidecar.sources.kafka.reach import await_topics
+from sidecar.sources.kafka.start.offsets import Offsets
+from sidecar.sources.kafka.topics import MadeAgain, TopicIds
+from sidecar.state.offset_map import Identity, decode
+
+T = TypeVar("T")
+
+START_S = 10.0
+"""Longest wait for the brokers."""
+PATIENCE_S = 30.0
+"""Longest time for all questions to them."""
+_NEW = -1
+"""An incarnation that no message has."""
+
+
+class Unclaimed(NamedTuple):
+    """The changelog of a partition, as it was when it was looked at."""
+
+    store: int
+    """The id of the changelog."""
+    first: int
+    end: int
+    """Offsets of the first record, and behind the last one."""
+    start: Start
+    """What the group's commit says."""
+
+
+class UnclaimedRestorer:
+    """A `Restorer` for a `Takeover` that takes nothing over: each read ends where the changelog ended.
+
+    Args:
+        restorer: Reads.
+        known: The changelogs.
+        count: Is told the number of records that were read.
+    """
+
+    def __init__(
+        self, restorer: Restorer, known: Mapping[TopicPartition, Unclaimed], count: Callable[[int], None]
+    ) -> None:
+        self._restorer = restorer
+        self._known = known
+        self._count = count
+
+    def open(self, tp: TopicPartition) -> int:
+        """The id of the changelog."""
+        return self._known[tp].store
+
+    def append(self, tp: TopicPartition, entries: Iterable[Entry]) -> int:  # noqa: ARG002
+        """Append nothing; return the offset that an entry would have."""
+        return self._known[tp].end
+
+    def read(self, tp: TopicPartition, end: int, begin: int = 0) -> Iterator[Sequence[Record]]:
+        """See `Restorer`."""
+        for records in self._restorer.read(tp, end, begin):
+            yield records
+            self._count(len(records))
+
+
+@dataclass(slots=True)
+class Look:
+    """Looks at the changelogs of the source's topics, once.
+
+    Args:
+        settings: `source.kafka`.
+        name_of: The name of a topic's changelog.
+        rules: 4 bytes, the hash of the rules.
+        now: The position of the present time.
+    """
+
+    settings: KafkaSettings
+    name_of: Callable[[str], str]
+    rules: bytes
+    now: int
+    missing: list[str] = field(default_factory=list)
+    """The changelogs that do not exist."""
+    _refusal: str = ""
+    _problems: dict[str, str] = field(default_factory=dict)
+
+    def run(self, is_wanted: Callable[[TopicPartition], bool]) -> dict[TopicPartition, Unclaimed]:
+        """The changelogs of the wanted partitions that have any.
+
+        Raises:
+            UnavailableError: No broker answers, or a topic of the source is unknown.
+            CredentialsError: The broker refuses the credentials, or access to a topic or the group.
+        """
+        settings = self.settings
+        least_ms = min(settings.start_timeout_ms, int(START_S * 1000))
+        patient = settings.model_copy(update={"start_timeout_ms": least_ms})
+        config = reader_config(settings) | {"group.id": settings.group_id, "error_cb": self._on_error}
+        with closing(ck.Consumer(config)) as consumer:
+            cluster_id = await_topics(consumer, patient, lambda: self._refusal, self._problems, lambda _: None)
+            try:
+                return self._look(consumer, cluster_id, is_wanted)
+            except KafkaException as error:
+                raise self._failed(error.args[0], "") from error
+
+    def _look(
+        self, consumer: ck.Consumer, cluster_id: str, is_wanted: Callable[[TopicPartition], bool]
+    ) -> dict[TopicPartition, Unclaimed]:
+        offsets, admin = Offsets(consumer), AdminClient(admin_config(self.settings))
+        offsets.within(PATIENCE_S)
+        logs = self._logs(consumer, offsets, [tp for tp in offsets.partitions(self.settings.topics) if is_wanted(tp)])
+        if not logs:
+            return {}
+        commits, bounds = self._commits(admin, logs, offsets.left_s()), offsets.bounds(list(logs.values()))
+        topics = {each.topic for pair in logs.items() for each in pair}
+        ids = TopicIds(admin, cluster_id, MadeAgain()).find(topics, offsets.left_s())
+        found = {}
+        for tp, log in logs.items():
+            between = self._good(log.topic, bounds[log])
+            topic_id, log_id = (self._good(name, ids.get(name, "")) for name in (tp.topic, log.topic))
+            commit = commits[tp]
+            if commit.error is not None:
+                raise self._failed(commit.error, tp.topic)
+            start = self._start(commit, Identity(cluster_id, self.settings.group_id, topic_id, 0))
+            found[tp] = Unclaimed(number_of(log_id or log.topic), between.low, between.high, start)
+        return found
+
+    def _commits(
+        self, admin: AdminClient, tps: Iterable[TopicPartition], patience_s: float
+    ) -> dict[TopicPartition, ck.TopicPartition]:
+        """The group's commits. A consumer would ask for them again and again where the right is missing."""
+        group_id = self.settings.group_id
+        asked = ck.ConsumerGroupTopicPartitions(group_id, [ck.TopicPartition(*tp[:2]) for tp in tps])
+        answer = admin.list_consumer_group_offsets([asked], request_timeout=patience_s)[group_id]
+        found = answer.result(patience_s).topic_partitions
+        return {TopicPartition(each.topic, each.partition): each for each in found}
+
+    def _logs(
+        self, consumer: ck.Consumer, offsets: Offsets, tps: Sequence[TopicPartition]
+    ) -> dict[TopicPartition, TopicPartition]:
+        """The partitions of changelogs that exist, by those of the source."""
+        logs: dict[TopicPartition, TopicPartition] = {}
+        for topic in sorted({tp.topic for tp in tps}):
+            name = self.name_of(topic)
+            known = consumer.list_topics(name, timeout=offsets.left_s()).topics[name]
+            if known.error is not None and known.error.code() != KafkaError.UNKNOWN_TOPIC_OR_PART:
+                raise self._failed(known.error, name)
+            if known.error is not None:
+                self.missing.append(name)
+            logs |= {
+                tp: TopicPartition(name, tp.partition)
+                for tp in tps
+                if tp.topic == topic and tp.partition in known.partitions
+            }
+        return logs
+
+    def _start(self, commit: ck.TopicPartition, known: Identity) -> Start:
+        """Where the next owner would go on."""
+        topic, offset = topic_hash(known.topic_id), commit.offset
+        decoded = decode(commit.metadata, offset, known, self.rules)
+        if decoded.state is not None:
+            state, lineage = decoded.state, Lineage(decoded.incarnation, topic)
+            return Start(state.stores, lineage, state.watermark, state.seen, self.now)
+        if offset < 0:  # expired, or never there: nothing tells that messages are read again
+            offset = ORIGIN_MAX
+        return Start(NO_STORES, Lineage(_NEW, topic), offset, offset, self.now)
+
+    def _good(self, topic: str, answer: T | KafkaError) -> T:
+        if isinstance(answer, KafkaError):
+            raise self._failed(answer, topic)
+        return answer
+
+    def _failed(self, error: KafkaError, topic: str) -> SidecarError:
+        servers = self.settings.bootstrap_servers
+        if is_forbidden(error):
+            return forbidden(error, topic, self.settings.group_id)
+        return UnavailableError(
+            f"Kafka at {servers} does not tell what is held{topic and f' in {topic}'}: {text_of(error)}",
+            hint="check that the brokers run and are reachable from here, and run the command again",
+        )
+
+    def _on_error(self, error: KafkaError) -> None:
+        if is_credentials(error):
+            self._refusal = text_of(error)
+        if error.code() != KafkaError._ALL_BROKERS_DOWN:
+            self._problems["client"] = text_of(error)

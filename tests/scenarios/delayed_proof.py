@@ -1,0 +1,56 @@
+"""The checks of `make prove` that concern delayed messages, with their numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+from tests.scenarios import delayed_members as members
+from tests.scenarios.delay_requests import delay_requests
+from tests.scenarios.delayed import delayed_kills
+from tests.support.audit import Finding
+from tests.support.kafka import KafkaBroker
+
+SIMULATED = {
+    "delayed": "delayed messages, one host, `store: local`",
+    "delayed-3": "delayed messages, three hosts, `store: local`",
+    "changelog": "delayed messages, one host, `store: changelog`",
+    "changelog-3": "delayed messages, three hosts, `store: changelog`",
+}
+"""Kinds of `tests.simulation.run`, and what they are."""
+STEPS = 300
+"""Of each schedule."""
+FOR_A_KILL_S = 3.0
+"""Time in which messages fall due, for each kill."""
+
+
+def checks(size: Callable[[int, int], int]) -> dict[str, Callable[[KafkaBroker, Path], list[Finding]]]:
+    """The checks by name.
+
+    Args:
+        size: Makes a number smaller, down to a least one.
+    """
+    messages, kills = size(20_000, 3_000), size(50, 3)
+
+    def killed(broker: KafkaBroker, folder: Path) -> list[Finding]:
+        # One message of four is not delayed.
+        run = partial(delayed_kills, broker, folder, messages * 4 // 3, kills, spread_s=FOR_A_KILL_S * kills)
+        return [run(store="local"), run(store="changelog"), run(store="changelog", forgets=True)]
+
+    def asked(broker: KafkaBroker, folder: Path) -> list[Finding]:
+        run = partial(delay_requests, broker, folder, messages, size(20, 2))
+        return [run(store="local"), run(store="changelog"), run(store="changelog", forgets=True)]
+
+    return {
+        "delayed-kills": killed,
+        "delayed-requests": asked,
+        "delayed-takeovers": lambda broker, folder: [members.takeovers(broker, folder, messages, size(20, 2))],
+        "delayed-zombies": lambda broker, folder: [members.zombies(broker, folder, messages, size(10, 2))],
+        "delayed-outages": lambda broker, folder: [members.outages(broker, folder, messages, size(5, 2))],
+    }
+
+
+def schedules(size: Callable[[int, int], int]) -> int:
+    """Schedules of each kind: ten million steps of all."""
+    return size(10_000_000, 60_000) // STEPS // len(SIMULATED)

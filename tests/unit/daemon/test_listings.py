@@ -1,0 +1,159 @@
+"""Listings of messages that are held: hours are opened on the main thread, and read on the one that asks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sidecar.core.records import TopicPartition
+from sidecar.daemon.delays import answers
+from sidecar.daemon.delays.answers import listing, position_of
+from sidecar.daemon.delays.questions import Answer, Listing, Peeked
+from sidecar.delay.disk import listing as views
+from sidecar.delay.disk.blocks import Held
+from sidecar.delay.disk.hour import HOUR_MS
+from sidecar.delay.partitions import PartitionStore
+from sidecar.errors import StateError
+from tests.support.partition_store import START_MS
+
+TPS = {0: TopicPartition("a", 0), 1: TopicPartition("b", 3)}
+ALL = Listing(0, START_MS + 100 * HOUR_MS, 100, None, None)
+
+
+def tag_of(_: TopicPartition, messages: Sequence[Held]) -> Iterable[str]:
+    """The group of a message is its value."""
+    return [(held.value or b"").decode() for held in messages]
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> PartitionStore:
+    """Two partitions with twenty messages each, at the same positions of four hours; some are in memory alone."""
+    store = PartitionStore(tmp_path)
+    for name in (b"a", b"b"):
+        store.number(name)
+    for half in range(2):
+        values = [b"xyz"[i % 3 : i % 3 + 1] for i in range(10 * half, 10 * half + 10)]
+        dues = [START_MS + (i * 7 % 4) * HOUR_MS + i // 4 for i in range(10 * half, 10 * half + 10)]
+        rows = [(due, 10 * half + i, 0, 0, None, b"", values[i]) for i, due in enumerate(dues)]
+        positions = store.put(0, rows)
+        store.adopt(1, [(positions[i], *row[1:]) for i, row in enumerate(rows)])
+        if not half:
+            store._lanes.flush()
+    return store
+
+
+def ask(store: PartitionStore, asked: Listing, **how: float) -> Answer:
+    """The answer to a listing."""
+
+    def peek(first: int) -> Peeked:
+        tps = {number: tp for number, tp in TPS.items() if asked.takes(tp)}
+        return Peeked(store.views(dict.fromkeys(tps, first), position_of(asked.end_ms)), tps)
+
+    return listing(peek, asked, tag_of, **how)
+
+
+def places(answer: Answer) -> list[tuple[str, int]]:
+    """Topics and offsets."""
+    return [(row["topic"], row["offset"]) for row in answer["messages"]]
+
+
+def expected(store: PartitionStore, group: str = "") -> list[tuple[str, int]]:
+    """All messages, or those of a group, in their order."""
+    found = [
+        (each.position, TPS[number].topic, each.origin)
+        for number in TPS
+        for each in store.listed(number)
+        if group in ("", "xyz"[each.origin % 3])
+    ]
+    return [(topic, origin) for _, topic, origin in sorted(found)]
+
+
+@pytest.mark.parametrize("group", ["x", "y", "", "none"])
+def test_the_messages_of_a_group_come_in_order(store: PartitionStore, group: str) -> None:
+    """From all hours and partitions, whether a file has them or not."""
+    answer = ask(store, ALL._replace(group=group or None))
+    assert places(answer) == expected(store, group)
+    assert (answer["is_all"], answer.get("group")) == (True, group or None)
+
+
+@pytest.mark.parametrize("patience_s", [1.5, 2.5])
+def test_a_search_that_takes_long_goes_on_where_it_stopped(
+    store: PartitionStore, monkeypatch: pytest.MonkeyPatch, patience_s: float
+) -> None:
+    """No message is left out or comes twice, and both messages of a position come in one piece."""
+    monkeypatch.setattr(answers, "ROWS_AT_ONCE", 3)
+    times = iter(range(1_000))
+    monkeypatch.setattr("time.monotonic", lambda: next(times))
+    found: list[tuple[str, int]] = []
+    asked, rounds = ALL._replace(group="x"), 0
+    while True:
+        answer = ask(store, asked, patience_s=patience_s)
+        found += places(answer)
+        rounds += 1
+        if "at" not in answer:
+            break
+        assert not answer["is_all"]
+        asked = asked._replace(at=answer["at"])
+    assert found == expected(store, "x")
+    assert rounds > 3
+
+
+@pytest.mark.parametrize("limit", [1, 7, 13])
+def test_a_limit_is_kept_and_said(store: PartitionStore, limit: int) -> None:
+    """It counts messages of the group."""
+    answer = ask(store, ALL._replace(group="y", limit=limit))
+    assert places(answer) == expected(store, "y")[:limit]
+    assert answer["is_all"] == (limit >= len(expected(store, "y")))
+
+
+@pytest.mark.parametrize(("name", "value"), [("VIEWS_MAX", 1), ("VIEWED_BYTES", 0)])
+def test_few_hours_are_opened_at_once(
+    store: PartitionStore, monkeypatch: pytest.MonkeyPatch, name: str, value: int
+) -> None:
+    """The others are opened later."""
+    monkeypatch.setattr(views, name, value)
+    assert len(store.views({0: 0}, position_of(ALL.end_ms))) == 1
+    assert places(ask(store, ALL)) == expected(store)
+
+
+def test_an_hour_is_read_as_it_was(store: PartitionStore) -> None:
+    """What its owner does afterwards has no effect, even if the file is gone."""
+    (view, *_) = store.views({0: 0, 1: 0}, position_of(ALL.end_ms))
+    before = view.rows()
+    (cancelled, *_) = store.listed(0)
+    store.cancel(0, cancelled.position)
+    store.put(0, [(START_MS + 1, 99, 0, 0, None, b"", b"new")])
+    store._lanes.flush()
+    for path in Path(store._folder.path).glob("*.delay"):
+        path.unlink()
+    after = view.rows()
+    assert after.origins.tolist() == before.origins.tolist()
+    assert [held and held.origin for held in view.read(after)] == after.origins.tolist()
+
+
+def test_a_damaged_message_is_in_no_group(store: PartitionStore) -> None:
+    """It is listed without a group, by its columns."""
+    (path, *_) = sorted(Path(store._folder.path).glob("*.delay"))
+    raw = bytearray(path.read_bytes())
+    raw[-1] ^= 1  # in the payloads of the last block
+    path.write_bytes(raw)
+    assert places(ask(store, ALL)) == expected(store)
+    left = places(ask(store, ALL._replace(group="x")))
+    assert 0 < len(left) < len(expected(store, "x"))
+
+
+def test_a_file_that_cannot_be_read_is_an_error(store: PartitionStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All files of the views are closed."""
+    closed: list[Any] = []
+
+    def broken(_: views.HourView) -> views.Rows:
+        raise OSError("broken")
+
+    monkeypatch.setattr(views.HourView, "rows", broken)
+    monkeypatch.setattr(views.HourView, "close", lambda view: closed.append(view))
+    with pytest.raises(StateError, match="broken"):
+        ask(store, ALL)
+    assert len({view.hour for view in closed}) == 4

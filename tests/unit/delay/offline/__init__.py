@@ -1,0 +1,1 @@
+"""Tests of stores that are read while no process has them open."""
