@@ -162,6 +162,8 @@ class Supervisor:
     def turn(self) -> bool:
         """Run one round: take answers, do what is due, read. Return False when a stop is complete."""
         now_s = self.progressed_s = time.monotonic()
+        if self.delays is not None:
+            self.delays.take_ends()  # a commit may wait for them
         self._mail.take()
         for effect in self.pipeline.step(now_s * 1000):
             self._effects.perform(effect)

@@ -14,6 +14,8 @@ from sidecar.core.pipeline.commit_order import SettledIds
 from sidecar.core.records import TopicPartition
 
 COMMIT_SPACING_MS = 20
+DUE_SPACING_MS = 0.5
+"""For each partition of a commit with due messages, up to the former: each takes some CPU time."""
 COMMIT_RETRY_MS = 100
 
 
@@ -46,6 +48,10 @@ class Commits:
         """Whether nothing is to be committed or read again, and no commit is under way."""
         return not (self._dirty or self._outstanding or self._reloads)
 
+    def may_begin(self, now_ms: float) -> bool:
+        """Whether a commit that is due may begin."""
+        return not self._outstanding and now_ms >= self._next_at_ms
+
     def touch(self, tp: TopicPartition, due_ms: float) -> None:
         """Schedule a commit at `due_ms` for a partition whose state changed."""
         if due_ms < self._dirty.get(tp, inf):
@@ -75,7 +81,7 @@ class Commits:
             now_ms: Monotonic time.
             hurry: Whether the commit does not wait for its due time.
         """
-        if not self._dirty or self._outstanding or now_ms < self._next_at_ms:
+        if not self._dirty or not self.may_begin(now_ms):
             return None
         if not hurry and min(self._dirty.values()) > now_ms:
             return None
@@ -83,7 +89,8 @@ class Commits:
         items = self.begin([tp for tp in self._dirty if tp not in self._owned.fenced])
         if not items:
             return None
-        self._next_at_ms = now_ms + COMMIT_SPACING_MS
+        is_late = any(item.tp.delayed for item in items)
+        self._next_at_ms = now_ms + min(COMMIT_SPACING_MS, DUE_SPACING_MS * len(items) if is_late else inf)
         return Commit(items)
 
     def begin(self, tps: Iterable[TopicPartition]) -> list[CommitItem]:

@@ -245,10 +245,11 @@ class Pipeline:
     def step(self, now_ms: float) -> list[Effect]:
         """Cut, commit and send what is due; return all effects since the last step."""
         wide = [] if self.idle else self.gate.wide()
-        for parts in self.cutter.step(now_ms, self.gate.pressure(), wide, self.orders.leaving):
-            self.delivery.cut(parts)
-            for part in parts:
-                self.commits.touch(part.tp, now_ms)
+        if self.commits.may_begin(now_ms):  # until then, open messages wait for no less than their part would
+            for parts in self.cutter.step(now_ms, self.gate.pressure(), wide, self.orders.leaving):
+                self.delivery.cut(parts)
+                for part in parts:
+                    self.commits.touch(part.tp, now_ms)
         # Reloads come before the next commit: otherwise they would have to wait for its end as well.
         for reload in self.commits.take_reloads():
             self._output.ask(reload)
