@@ -271,7 +271,7 @@ class Pipeline:
         The group is None if all groups of a partition wait together.
         """
         for (_, group), since_ms in self.cutter.held_up():
-            yield "a free sender", group, since_ms
+            yield "a commit" if self.commits.outstanding else "a free sender", group, since_ms
         for what, batch in self.delivery.held_up():
             yield what, batch.group, float(batch.id)
 

@@ -6,15 +6,16 @@ from dataclasses import replace
 
 from pyroaring import BitMap64
 
-from sidecar.core.effects import Flow
+from sidecar.core.effects import Commit, Flow
 from sidecar.core.partition.reach import CountedReach
 from sidecar.core.partition.room import Room
 from sidecar.core.partition_state import STORES_MAX, LaneState, Other, PartitionState, SharedIntent, Stores, Tries
 from sidecar.core.pipeline.commit_order import CommitOrder, Keep, Publish
 from sidecar.core.pipeline.pipeline import Pipeline
-from sidecar.core.records import TopicPartition
+from sidecar.core.records import Run, TopicPartition
 from sidecar.state.offset_map import Identity, decode, encode
 from tests.simulation.delayed import TP, Circumstances
+from tests.support.shell import Shell
 
 HOUR = 3_600_000 << 20
 """An hour in positions."""
@@ -78,6 +79,25 @@ def test_a_full_store_does_not_stop_what_it_waits_for() -> None:
     assert _flows(pipeline) == []
     pipeline.read_past(TP, 5, 0.0)
     assert _flows(pipeline) == [frozenset({TP})]
+
+
+def test_commits_of_due_messages_follow_each_other_at_once() -> None:
+    """Those of other messages are 20 ms apart."""
+    assert _commit_times(TP.store) == [0, 5]
+    assert _commit_times(TP) == [0, 20]
+
+
+def _commit_times(tp: TopicPartition) -> list[int]:
+    """When commits begin, for messages at 0 and 5 ms."""
+    shell, begun = Shell(), []
+    shell.pipeline.assign(TP.store, "s", PartitionState(0, 0))
+    for now_ms in (0, 5, 19, 20):
+        if now_ms % 5 == 0 and len(begun) < 2:
+            shell.pipeline.read(Run(tp, [(now_ms, 0, None, b"x")], now_ms, now_ms), now_ms)
+        if any(isinstance(effect, Commit) for effect in shell.pipeline.step(now_ms)):
+            begun.append(now_ms)
+            shell.pipeline.committed({tp: True}, now_ms + 1)
+    return begun
 
 
 def _flows(pipeline: Pipeline) -> list[frozenset[TopicPartition]]:

@@ -455,6 +455,18 @@ def test_a_commit_that_failed_is_tried_again() -> None:
     assert shell.pipeline.idle
 
 
+def test_what_comes_during_a_commit_goes_out_together() -> None:
+    """No part is cut that the next commit cannot take: open messages wait no longer, and grow."""
+    shell = Shell()
+    for offset in range(4):
+        shell.read((offset, 0, None, b"x"))
+        shell.pipeline.step(offset)
+    shell.pipeline.committed({TP: True}, 30)
+    shell.now_ms = 30
+    shell.run()
+    assert [offsets for _, offsets, _ in shell.sent] == [[0], [1, 2, 3]]
+
+
 def test_many_groups_in_turn() -> None:
     """Thousands of groups come and go, and nothing of them stays."""
     shell = Shell()
