@@ -56,10 +56,10 @@ def reader_config(settings: KafkaSettings) -> dict[str, Any]:
         "check.crcs": True,
         "fetch.min.bytes": 1,
         "fetch.wait.max.ms": 100,
-        "fetch.message.max.bytes": 4 << 20,
-        "fetch.max.bytes": 8 << 20,
+        "fetch.message.max.bytes": 1 << 19,
+        "fetch.max.bytes": 1 << 20,
         "message.max.bytes": 1_000_000,  # for producers; but `fetch.max.bytes` may not be less
-        "queued.max.messages.kbytes": 16 << 10,
+        "queued.max.messages.kbytes": 2 << 10,
         "fetch.queue.backoff.ms": 10,  # 1000 by default, which is most of the time
     }
 
