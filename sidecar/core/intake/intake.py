@@ -92,7 +92,7 @@ class Intake:
         messages, settled = self.positions.unseen(partition, run)
         result.duplicate = len(run.messages) - len(messages)
         if self._r.cancels is not None and not partition.is_delayed:
-            messages = self._without_cancellers(partition, messages, result)
+            messages = self._without_cancellers(messages, result)
         if not messages:
             return result
         due: Sequence[int | str | None] = ()
@@ -141,10 +141,10 @@ class Intake:
             self._chosen.clear()
             self._appends.clear()
 
-    def _without_cancellers(self, partition: Partition, messages: list[Message], result: Sorted) -> list[Message]:
+    def _without_cancellers(self, messages: list[Message], result: Sorted) -> list[Message]:
         """Leave out the messages that cancel others, whatever else they have; they are filtered."""
         assert self._r.cancels is not None
-        found = self._r.cancels(partition.tp, messages)
+        found = self._r.cancels(messages)
         if not found:
             return messages
         offsets = list(self._r.columns.offsets(messages))

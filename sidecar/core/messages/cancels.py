@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeAlias
 
-from sidecar.core.messages.fields import Field
-from sidecar.core.records import Columns, Header, Message, TopicPartition
+from sidecar.core.messages.fields import HeaderColumns
+from sidecar.core.records import Columns, Header, Message
 
 NAME_HEADER = "sidecar-delay-id"
 """The header, or property of RocketMQ, with the name of a message that may be held."""
@@ -14,7 +14,7 @@ CANCEL_HEADER = "sidecar-cancel"
 """The header of a message that cancels those with this name."""
 
 Names: TypeAlias = Sequence[bytes]
-ReadCancels: TypeAlias = Callable[[TopicPartition, Sequence[Message]], Mapping[int, Names]]
+ReadCancels: TypeAlias = Callable[[Sequence[Message]], Mapping[int, Names]]
 """Returns the names that messages cancel, by their places in the sequence; without those that cancel nothing."""
 
 
@@ -24,15 +24,25 @@ def name_in(headers: Sequence[Header]) -> bytes | None:
 
 
 def cancel_reader(columns: Columns) -> ReadCancels:
-    """Return a function that reads which names messages of one partition cancel: each value that is not empty."""
-    read = Field("header", CANCEL_HEADER).reader(columns)
+    """Return a function that reads which names messages cancel: each value that is not empty."""
 
-    def read_cancels(tp: TopicPartition, messages: Sequence[Message]) -> Mapping[int, Names]:
-        column = read(tp, messages)
-        if column.count(None) == len(column):
-            return {}
-        several = ((raw,) if isinstance(raw, bytes) else raw or () for raw in column)
-        found = ([name for name in names if name] for names in several)
-        return {place: names for place, names in enumerate(found) if names}
+    def read_cancels(messages: Sequence[Message]) -> Mapping[int, Names]:
+        found: dict[int, list[bytes]] = {}
+        for place, value in _values(columns, messages):
+            if value:
+                found.setdefault(place, []).append(value)
+        return found
 
     return read_cancels
+
+
+def _values(columns: Columns, messages: Sequence[Message]) -> Iterable[tuple[int, bytes | None]]:
+    """The values of the header, each with the place of its message. Most messages have none: a look must be cheap."""
+    if isinstance(columns, HeaderColumns):
+        column = columns.header(messages, CANCEL_HEADER)
+        if column.count(None) == len(column):
+            return ()
+        several = ((raw,) if isinstance(raw, bytes) else raw or () for raw in column)
+        return ((place, value) for place, values in enumerate(several) for value in values)
+    rows = enumerate(columns.headers(messages))
+    return [(place, value) for place, row in rows if row for name, value in row if name == CANCEL_HEADER]

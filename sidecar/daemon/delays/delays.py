@@ -222,7 +222,7 @@ class Delays:
 
     def wait_s(self) -> float:
         """Time from the last `poll` until the next message may be due."""
-        if self._any_due or self._cancels.busy:
+        if self._any_due or (self._cancels.busy and not self._writing.problem):
             return 0.0
         due_ms = earliest_ms(self._following(tp, number) for tp, number in self.owned.numbers.items())
         return inf if due_ms is None else max(0.0, (due_ms - self._wall_ms) / 1000)

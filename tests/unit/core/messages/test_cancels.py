@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 
 from sidecar.core.messages.cancels import CANCEL_HEADER, NAME_HEADER, cancel_reader, name_in
-from sidecar.core.records import Header, TopicPartition
-
-TP = TopicPartition("t", 0)
+from sidecar.core.messages.fields import Raw, header_column
+from sidecar.core.records import Header
 
 
 class HeadersOnly:
@@ -19,9 +18,20 @@ class HeadersOnly:
         return messages
 
 
+class OneHeader(HeadersOnly):
+    """The same, which finds a header without the others."""
+
+    def header(self, messages: Any, name: str) -> list[Raw]:
+        return header_column(self, messages, name)  # type: ignore[arg-type]
+
+
 def read(*messages: list[Header] | None) -> dict[int, list[bytes]]:
-    """The names that messages cancel, by their places."""
-    found = cancel_reader(HeadersOnly())(TP, list(messages))  # type: ignore[arg-type]
+    """The names that messages cancel, by their places: the same with both kinds of columns."""
+    found, same = (
+        cancel_reader(columns)(list(messages))  # type: ignore[arg-type]
+        for columns in (HeadersOnly(), OneHeader())
+    )
+    assert found == same
     return {place: list(names) for place, names in found.items()}
 
 
@@ -35,6 +45,7 @@ def test_each_value_of_the_header_is_a_name_that_is_cancelled() -> None:
 def test_an_empty_value_is_no_name(value: bytes | None) -> None:
     """Such a message is an ordinary one, unless it has another value."""
     assert read([(CANCEL_HEADER, value)]) == {}
+    assert read([("tag", b"x")]) == {}
     assert read([(CANCEL_HEADER, value)], [(CANCEL_HEADER, b"a"), (CANCEL_HEADER, value)]) == {1: [b"a"]}
 
 
