@@ -64,6 +64,8 @@ TP = TopicPartition("t", 0)
 LENGTH = 60
 START_MS = 1_000_000
 SETTLE_ROUNDS_MAX = 3_000
+NAMED = 2
+"""The remainder of seeds in whose schedules messages have names."""
 GROUPS: dict[int, str | None] = {0: "g0", 1: "g1", 2: "g2", 3: None}
 
 Row = tuple[int, int, int | None, int | str | None, bytes | None, tuple[bytes, ...]]
@@ -143,9 +145,8 @@ class Circumstances:
             elif r.random() < 0.05:
                 due = "malformed"
             log.append((offset, r.randrange(4), r.randrange(40) if ids and r.random() < 0.8 else None, due, None, ()))
-        names = random.Random(f"names of {seed}")  # another one, so that all else is as it is without names
-        if names.random() < 0.5:
-            log = _named(log, names)
+        if seed % 3 == NAMED:
+            log = _named(log, random.Random(f"names of {seed}"))  # another one, so that all else is as without names
         columns = BothColumns(RowColumns(), origins=False)
         reading = Reading(
             columns, LineFramer(), _tags, GROUPS,  # type: ignore[arg-type]
@@ -250,7 +251,7 @@ class Host:
         self.sends: dict[int, Batch] = {}
         self.letters: dict[int, Store] = {}
         takeovers = self._with_changelog(self._world.log) if self._world.log is not None else None
-        cancel_s = 0.0 if plan.seed % 2 else inf
+        cancel_s = inf if plan.seed % 2 else 0.0
         self.delays = Delays(
             self.pipeline, self.store, RowColumns(), "g", b"rule", 1 << 40, self._begin, takeovers, cancel_s
         )

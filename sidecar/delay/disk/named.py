@@ -9,7 +9,7 @@ from sidecar.delay.disk.blocks import Held, block_at, find, read_front
 from sidecar.delay.disk.hour import HourFile, opened
 from sidecar.delay.disk.names import Keys, Names, matching
 
-NAMED_BLOCKS = 64
+NAMED_BLOCKS = 32
 """Blocks whose keys are read at once."""
 
 
