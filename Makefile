@@ -55,6 +55,7 @@ bench: $(INSTALLED) jars
 	@$(BIN)/python -m benchmarks.ledger
 	@$(BIN)/python -m benchmarks.delay
 	@$(BIN)/python -m benchmarks.delay_restart
+	@$(BIN)/python -m benchmarks.delay_cancels
 	@$(BIN)/python -m benchmarks.delay_lateness
 
 bench-spark: $(INSTALLED) jars

@@ -61,10 +61,10 @@ class Books:
         self.consumed -= count
         self.delayed -= count
 
-    def cancel(self) -> None:
-        """Count a message that a store held as cancelled."""
-        self.delayed -= 1
-        self.cancelled += 1
+    def cancel(self, count: int) -> None:
+        """Count messages that a store held as cancelled."""
+        self.delayed -= count
+        self.cancelled += count
 
     def settle(self, outcome: str, count: int) -> None:
         """Move `count` messages from in flight to this outcome."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -34,7 +34,7 @@ class CommitItem:
     lineage: Lineage | None = None
     """The commits that the ownership's state came after, with the log's fingerprints so far."""
     puts: bool = False
-    """Whether messages are on the way to the store: durable there before the commit is sent."""
+    """Whether messages or cancellations are on the way to the store: durable there before the commit is sent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +76,17 @@ class Hold:
     """Rises with each `Hold`."""
     messages: Sequence[Message]
     due_ms: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class CancelHeld:
+    """Cancel held messages; answer with `Pipeline.cancelled` once that is durable."""
+
+    tp: TopicPartition
+    token: int
+    """See `Hold`."""
+    names: Mapping[bytes, int]
+    """By name, the offset below which messages with that name are cancelled."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,4 +138,4 @@ class Report:
     fields: dict[str, FieldValue] = field(default_factory=dict)
 
 
-Effect: TypeAlias = Commit | Send | Claim | Store | Hold | Park | Fetch | Unpark | Flow | Reload | Report
+Effect: TypeAlias = Commit | Send | Claim | Store | Hold | CancelHeld | Park | Fetch | Unpark | Flow | Reload | Report

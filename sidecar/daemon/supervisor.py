@@ -9,7 +9,21 @@ from typing import assert_never
 
 import structlog
 
-from sidecar.core.effects import Claim, Commit, Effect, Fetch, Flow, Hold, Park, Reload, Report, Send, Store, Unpark
+from sidecar.core.effects import (
+    CancelHeld,
+    Claim,
+    Commit,
+    Effect,
+    Fetch,
+    Flow,
+    Hold,
+    Park,
+    Reload,
+    Report,
+    Send,
+    Store,
+    Unpark,
+)
 from sidecar.core.parts import Batch
 from sidecar.core.pipeline.pipeline import Pipeline
 from sidecar.core.records import TopicPartition, group_label
@@ -80,7 +94,7 @@ class Effects:
             case Store(token, letters):
                 traced = letters if self._delays is None else self._delays.traced(letters)
                 self._dead_letter_writer.store(token, traced)
-            case Hold() | Park() | Fetch() | Unpark():
+            case Hold() | CancelHeld() | Park() | Fetch() | Unpark():
                 assert self._delays is not None
                 self._delays.perform(effect)
             case Flow():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from pyroaring import BitMap64
@@ -180,6 +180,22 @@ class HeldStore(ReadStore, StoreWrites, Protocol):
 
     def cancel(self, number: int, position: int) -> bool:
         """End a message that was not taken; return whether there was one. `forget` must follow.
+
+        Raises:
+            StateError: A file cannot be read.
+        """
+        ...
+
+    def cancel_named(self, number: int, lowest: int, names: Mapping[bytes, int]) -> Iterator[Sequence[Held]]:
+        """End messages that were not taken by their names, in steps of some milliseconds. `forget` must follow.
+
+        Args:
+            number: The partition.
+            lowest: The position from which on messages are ended.
+            names: By name, the origin below which messages are meant.
+
+        Yields:
+            The messages that a step has ended, without their values; there may be none.
 
         Raises:
             StateError: A file cannot be read.

@@ -24,6 +24,7 @@ from sidecar.delay.disk.wal import CHECKPOINT, logs_of
 from sidecar.delay.interface import LISTED_MAX, Place, Row
 from sidecar.delay.journal import Journal
 from sidecar.delay.lanes import Lanes
+from sidecar.delay.names.cancels import NamedMessages
 from sidecar.delay.readers import Lane
 from sidecar.delay.replay import CANCEL, FORGET, KEEP, Replay
 from sidecar.delay.writes import Writes
@@ -33,7 +34,7 @@ from sidecar.state.folder import StateFolder
 PARTITIONS_MAX = 1 << 16
 
 
-class PartitionStore(Writes, Adoption):
+class PartitionStore(Writes, Adoption, NamedMessages):
     """Holds messages of partitions until they are due. For one thread of one process, but for its jobs.
 
     Each partition has its own reader: a cursor, which begins at the partition's watermark.

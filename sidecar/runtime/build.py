@@ -15,6 +15,7 @@ from sidecar.core.batching import Limits
 from sidecar.core.cutting.cutting import BatchRules
 from sidecar.core.delivery.rules import DeliveryRules
 from sidecar.core.intake.reading import Reading, ReadTags
+from sidecar.core.messages.cancels import cancel_reader
 from sidecar.core.messages.due import ReadDue, due_reader
 from sidecar.core.messages.fields import Field
 from sidecar.core.messages.ids import id_reader, key_reader
@@ -124,7 +125,8 @@ def build(settings: Settings, columns: Columns) -> tuple[Pipeline, Sink]:
     reading, sink = build_reading(settings, columns)
     digest = digest_of if isinstance(columns, KafkaColumns) else None
     # Bitmaps of ids cannot be kept in files, so all kinds of ids are kept in the same way.
-    reading = replace(reading, bitmap_ids=False, digest=digest, due=due_reader_of(settings, columns))
+    cancels = cancel_reader(columns) if settings.delay else None
+    reading = replace(reading, bitmap_ids=False, digest=digest, due=due_reader_of(settings, columns), cancels=cancels)
     return Pipeline(reading, _batch_rules(settings), delivery_rules(settings, sink), random.random), sink
 
 

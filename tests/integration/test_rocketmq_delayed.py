@@ -12,6 +12,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from sidecar.cli import main
+from sidecar.core.messages.cancels import CANCEL_HEADER, NAME_HEADER
 from sidecar.sinks.formats import envelope_row
 from sidecar.sources.rocketmq.remoting.columns import RocketMqColumns
 from sidecar.state.interface import StoredLetter
@@ -52,6 +53,24 @@ def _rows(node: Node, topics: list[str], count: int) -> list[dict[str, Any]]:
 
 def _arrived(receiver: Receiver) -> list[dict[str, Any]]:
     return [orjson.loads(line) for body in receiver.bodies for line in body.splitlines()]
+
+
+def test_a_message_cancels_those_with_its_name(rocketmq: Node, topic: str, group: str, tmp_path: Path) -> None:
+    """Names are properties: of two that are held one is cancelled, and the other arrives."""
+    sent = [
+        Message(b"first", tag="paid", properties={**_due(5_000), NAME_HEADER: "x"}),
+        Message(b"second", tag="paid", properties={**_due(5_000), NAME_HEADER: "y"}),
+        Message(b"cancels", tag="paid", properties={CANCEL_HEADER: "x"}),
+    ]
+    with Receiver() as receiver:
+        with Daemon(tmp_path, delayed_configuration(rocketmq, topic, group, receiver.url)) as daemon:
+            daemon.wait_ready()
+            rocketmq.send(topic, sent, queues=1)
+            wait_until(lambda: daemon.status()["delivered"] == 1, PATIENCE_S, "it arrives", detail=daemon.log_tail)
+            status = await_rest(daemon, PATIENCE_S)
+            daemon.stop()
+        assert [row["value"] for row in _arrived(receiver)] == ["second"]
+    assert (status["cancelled"], status["filtered"], status["delayed"]) == (1, 1, 0)
 
 
 def test_a_held_message_arrives_with_all_that_rocketmq_tells(

@@ -8,11 +8,14 @@ from random import Random
 
 import pytest
 
+from sidecar.core.messages.cancels import NAME_HEADER
 from sidecar.delay import adoption, journal, lanes, readers
-from sidecar.delay.disk import hours
+from sidecar.delay.disk import hours, named, names
 from sidecar.delay.disk.blocks import NO_TIMESTAMP
 from sidecar.delay.disk.hour import SECOND_SEQUENCES
+from sidecar.delay.headers import pack_headers
 from sidecar.delay.journal import Job
+from sidecar.delay.names import cancels
 from sidecar.delay.offline.local import OfflineStore
 from sidecar.delay.partitions import PartitionStore
 from sidecar.errors import StateError
@@ -23,7 +26,7 @@ START_MS = 500_000 * HOUR_MS
 END = START_MS + 1_000 * HOUR_MS << 20
 ACTIONS = (
     *("put",) * 5, *("adopt",) * 4, *("take",) * 6, *("keep",) * 4, *("begin",) * 3, *("run",) * 3, *("ended",) * 3,
-    "drop", "cancel", "rewind", "find", "sync", "fail", "kill", "power", "strike", "close",
+    "drop", "cancel", "named", "named", "rewind", "find", "sync", "fail", "kill", "power", "strike", "close",
 )  # fmt: skip
 SMALL = {
     (hours, "HOUR_BYTES_MAX"): 600,
@@ -33,8 +36,27 @@ SMALL = {
     (lanes, "_CHUNK"): 3,
     (journal, "WAL_BYTES_MAX"): 3_000,
     (adoption, "RECORD_BYTES_MAX"): 1_000,
+    (named, "NAMED_BLOCKS"): 2,
+    (names, "PIECE_MAX"): 8,
+    (cancels, "FOUND_AT_ONCE"): 3,
 }
 """Bounds so small that all that they bound happens."""
+
+
+def name_of(origin: int) -> bytes | None:
+    """The name of a message; many have the same, and some none."""
+    return b"n%d" % (origin % 5) if origin % 3 else None
+
+
+def headers_of(origin: int) -> bytes:
+    """The headers of a message."""
+    name = name_of(origin)
+    return b"" if name is None else pack_headers([("tag", b"a"), (NAME_HEADER, name)])
+
+
+def size_of(origin: int, value: bytes | None) -> int:
+    """Bytes of a message."""
+    return len(headers_of(origin)) + len(value or b"")
 
 
 class Model:
@@ -184,7 +206,7 @@ class World:
         origins = list(range(self.origin, self.origin + len(dues)))
         self.origin += len(dues)
         rows = [
-            (due, origin, 0, NO_TIMESTAMP, None, b"", value)
+            (due, origin, 0, NO_TIMESTAMP, None, headers_of(origin), value)
             for due, origin, value in zip(dues, origins, values, strict=True)
         ]
         positions = self.store.put(of_name, rows)
@@ -218,7 +240,7 @@ class World:
         columns = zip(placed, zip(origins, values, strict=True), strict=True)
         held = {position: row for position, row in columns if position >= model.watermark}
         rows = zip(placed, origins, values, strict=True)
-        self.store.adopt(of_name, [(p, origin, 7, NO_TIMESTAMP, None, b"", value) for p, origin, value in rows])
+        self.store.adopt(of_name, [(p, origin, 7, NO_TIMESTAMP, None, headers_of(origin), v) for p, origin, v in rows])
         model.held |= held
         model.ever |= held.keys()
         if held:
@@ -245,17 +267,17 @@ class World:
         of_name, model = self.pick(number)
         self.now_ms += number % (20, 2_000, HOUR_MS // 2)[number % 3]
         until, limit = min(self.now_ms << 20, self.store.unsynced or END), 1 + number % 9
-        nbytes = (1 << 30, 40, 1)[number // 7 % 3]
+        nbytes = (1 << 30, 80, 1)[number // 7 % 3]
         messages = self.store.take(of_name, self.now_ms << 20, limit, nbytes)
         waiting = sorted(position for position in model.held if model.cursor <= position < until)
         assert [message.position for message in messages] == waiting[: len(messages)]
         rows = [(message.position, (message.origin, message.value)) for message in messages]
         assert rows == [(position, model.held[position]) for position, _ in rows]
-        sizes = [len(message.value or b"") for message in messages]
+        sizes = [size_of(message.origin, message.value) for message in messages]
         assert len(messages) <= limit
         assert sum(sizes) <= nbytes or len(messages) == 1
         if len(messages) < min(limit, len(waiting)):
-            following = len(model.held[waiting[len(messages)]][1] or b"")
+            following = size_of(*model.held[waiting[len(messages)]])
             assert messages and (sum(sizes) + following > nbytes or sum(sizes) >= nbytes)
         if messages:
             model.cursor = messages[-1].position + 1
@@ -304,6 +326,27 @@ class World:
             assert not self.store.cancel(of_name, position)
             del model.held[position]
             self.changed()
+
+    def named(self, number: int) -> None:
+        """End those with some names that were not taken, while jobs go on."""
+        of_name, model = self.pick(number)
+        random = Random(number)
+        below = {b"n%d" % each: random.randrange(self.origin + 2) for each in random.sample(range(6), 3)}
+        lowest = random.choice([0, *model.held])
+        meant = {
+            position
+            for position, (origin, _) in model.held.items()
+            if position >= max(lowest, model.cursor) and origin < below.get(name_of(origin) or b"", 0)
+        }
+        for ended in self.store.cancel_named(of_name, lowest, below):
+            for held in ended:
+                meant.remove(held.position)
+                del model.held[held.position]
+            if ended:
+                self.changed()
+            if random.random() < 0.2:
+                random.choice((self.begin, self.run, self.ended))(0)
+        assert not meant
 
     def find(self, number: int) -> None:
         """What is held is found, taken or not, by its partition alone."""

@@ -18,8 +18,23 @@ from sidecar.core.backoff import Backoff
 from sidecar.core.batching import Limits
 from sidecar.core.cutting.cutting import BatchRules
 from sidecar.core.delivery.rules import DeliveryRules
-from sidecar.core.effects import Claim, Commit, CommitItem, Fetch, Flow, Hold, Park, Reload, Report, Send, Store, Unpark
+from sidecar.core.effects import (
+    CancelHeld,
+    Claim,
+    Commit,
+    CommitItem,
+    Fetch,
+    Flow,
+    Hold,
+    Park,
+    Reload,
+    Report,
+    Send,
+    Store,
+    Unpark,
+)
 from sidecar.core.intake.reading import Reading
+from sidecar.core.messages.cancels import CANCEL_HEADER, NAME_HEADER, cancel_reader
 from sidecar.core.partition_state import PartitionState
 from sidecar.core.parts import Batch, Part
 from sidecar.core.pipeline.commit_order import CommitOrder, Journal, Keep, Publish, Refuse, Settle, Step
@@ -41,6 +56,7 @@ from sidecar.delay.disk.hours import PARKED_FROM
 from sidecar.delay.interface import HeldStore, Job
 from sidecar.sources.base import Assignment
 from tests.simulation.broker import BrokenPromiseError
+from tests.simulation.cancelling import Cancelling
 from tests.support.held_store import ModelStore
 from tests.support.model_changelog import ModelCache, ModelChangelog, ModelLog
 
@@ -48,10 +64,12 @@ TP = TopicPartition("t", 0)
 LENGTH = 60
 START_MS = 1_000_000
 SETTLE_ROUNDS_MAX = 3_000
+NAMED = 2
+"""The remainder of seeds in whose schedules messages have names."""
 GROUPS: dict[int, str | None] = {0: "g0", 1: "g1", 2: "g2", 3: None}
 
-Row = tuple[int, int, int | None, int | str | None]
-"""Offset, tag, message id, due time or why it is given up."""
+Row = tuple[int, int, int | None, int | str | None, bytes | None, tuple[bytes, ...]]
+"""Offset, tag, message id, due time or why it is given up, name, and the names that it cancels."""
 
 
 class RowColumns:
@@ -69,7 +87,13 @@ class RowColumns:
     def keys(self, messages: Any) -> Any:
         return [None] * len(messages)
 
-    headers = details = keys
+    details = keys
+
+    def headers(self, messages: Any) -> Any:
+        return [
+            [*((CANCEL_HEADER, name) for name in row[5]), *([(NAME_HEADER, row[4])] if row[4] else [])]
+            for row in messages
+        ]
 
 
 class LineFramer:
@@ -120,12 +144,15 @@ class Circumstances:
                 due = START_MS + offset * 12 + r.choice((1, 5, 40, 200, 600)) + r.randrange(100)
             elif r.random() < 0.05:
                 due = "malformed"
-            log.append((offset, r.randrange(4), r.randrange(40) if ids and r.random() < 0.8 else None, due))
+            log.append((offset, r.randrange(4), r.randrange(40) if ids and r.random() < 0.8 else None, due, None, ()))
+        if seed % 3 == NAMED:
+            log = _named(log, random.Random(f"names of {seed}"))  # another one, so that all else is as without names
         columns = BothColumns(RowColumns(), origins=False)
         reading = Reading(
             columns, LineFramer(), _tags, GROUPS,  # type: ignore[arg-type]
             ids=(lambda tp, messages: [row[2] for row in messages]) if ids else None,
             due=lambda tp, messages: [row[3] for row in messages],
+            cancels=cancel_reader(RowColumns()),
         )  # fmt: skip
         batching = BatchRules(
             by_group=r.random() < 0.3,
@@ -150,6 +177,18 @@ class Circumstances:
             requests=r.choice((0.0, 0.03, 0.15)),
             entries_max=r.choice((4, 40)),
         )
+
+
+def _named(log: list[Row], r: random.Random) -> list[Row]:
+    """Some messages have names, and some cancel those with a name or two."""
+    names = [b"%d" % number for number in range(r.choice((2, 8)))]
+    often = r.choice((0.05, 0.2))
+    return [
+        (*row[:4], r.choice(names) if r.random() < 0.7 else None, (*{*r.choices(names, k=1 + (r.random() < 0.2))},))
+        if r.random() < often
+        else (*row[:4], r.choice(names) if r.random() < 0.7 else None, ())
+        for row in log
+    ]
 
 
 class Broker:
@@ -212,13 +251,18 @@ class Host:
         self.sends: dict[int, Batch] = {}
         self.letters: dict[int, Store] = {}
         takeovers = self._with_changelog(self._world.log) if self._world.log is not None else None
-        self.delays = Delays(self.pipeline, self.store, RowColumns(), "g", b"rule", 1 << 40, self._begin, takeovers)
+        cancel_s = inf if plan.seed % 2 else 0.0
+        self.delays = Delays(
+            self.pipeline, self.store, RowColumns(), "g", b"rule", 1 << 40, self._begin, takeovers, cancel_s
+        )
         self.take()
 
     def _with_changelog(self, log: ModelLog) -> Takeovers:
+        taken = self.disk.taken
         disk = self.disk.restarted(self._chance) if isinstance(self.disk, ModelCache) else ModelCache(self._number + 1)
         self.disk, self.changelog, self.jobs = disk, ModelChangelog(log), []
         self.store = store = ChangelogStore(disk, self.changelog, self._world.clock, self.plan.entries_max)
+        self.disk.taken = taken
         return Takeovers(
             store, log, partial(name_of, "g"), self.jobs.append, self, self._world.wall_ms, self._world.clock
         )
@@ -302,7 +346,7 @@ class Host:
                     self._do(self.order.begin(items))
                 case Store(token, letters):
                     self.letters[token] = replace(effect, letters=self.delays.traced(letters))
-                case Hold() | Park() | Fetch() | Unpark():
+                case Hold() | CancelHeld() | Park() | Fetch() | Unpark():
                     self.delays.perform(effect)
                 case Flow(paused):
                     self.paused = paused
@@ -357,6 +401,7 @@ class Host:
                 return False
             broker.state = item.state
             self._check_watermark(item.state)
+            self._world.settled(self, item.state.watermark)
         return True
 
     def advance_commit(self, lost: float) -> None:
@@ -448,8 +493,8 @@ class Host:
     def _check_watermark(self, state: PartitionState) -> None:
         """What a commit settles is delivered, given up, filtered, a duplicate, or durable in some store."""
         ended = self._world.ended() | self._world.durable(state)
-        for offset, tag, number, _ in self.plan.log[: state.watermark]:
-            wanted = GROUPS[tag] is not None and offset not in self._world.skipped
+        for offset, tag, number, _, _, cancels in self.plan.log[: state.watermark]:
+            wanted = GROUPS[tag] is not None and offset not in self._world.skipped and not cancels
             if wanted and offset not in ended and number is None:
                 raise BrokenPromiseError("lost", f"{offset} is below the committed {state.watermark}, unsettled")
 
@@ -510,6 +555,7 @@ class World:
         """Offsets that an operator cancelled, and what the daemon said."""
         self._released: set[int] = set()
         """Offsets that an operator released: they may be early."""
+        self._cancelling = Cancelling(self.plan.log)
         self.hosts = [Host(self, number) for number in range(hosts)]
         self.hosts[0].start()
 
@@ -522,8 +568,16 @@ class World:
         return self.now_ms / 1000
 
     def ended(self) -> set[int]:
-        """Offsets that were delivered or given up, or that an operator may have cancelled."""
-        return self.receiver.stored.keys() | self._letters.keys() | self.cancelled(unknown=True)
+        """Offsets that were delivered or given up, or that an operator or a message may have cancelled."""
+        cancelled = self.cancelled(unknown=True) | self._cancelling.named
+        return self.receiver.stored.keys() | self._letters.keys() | cancelled
+
+    def settled(self, owner: Host, watermark: int) -> None:
+        """A commit settles what is below an offset."""
+        taken = {offset for host in self.hosts for offset in host.disk.taken}
+        # The known limit: what another host holds is not cancelled.
+        elsewhere = () if self.log is not None else [host.disk.live() for host in self.hosts if host is not owner]
+        self._cancelling.settled(watermark, taken.union(*elsewhere))
 
     def cancelled(self, *, unknown: bool) -> set[int]:
         """Offsets that were cancelled; perhaps with those of which nobody knows."""
@@ -552,6 +606,7 @@ class World:
     def keep_letters(self, store: Store) -> None:
         """Dead letters are durable."""
         for letter in store.letters:
+            self._cancelling.check(letter.offset)
             self._letters[letter.offset] = letter.reason
 
     def arrive(self, batch: Batch) -> Answer:
@@ -590,6 +645,7 @@ class World:
 
     def _store(self, name: str, offset: int) -> None:
         stored = self.receiver.stored
+        self._cancelling.check(offset)
         self._deliveries[offset] += 1
         if self._deliveries[offset] > self._allowed.get(offset, 1):
             raise BrokenPromiseError("twice", f"{offset} as {name} and {stored[offset]}")
@@ -691,6 +747,8 @@ class World:
             for host in self.hosts:  # the known limit: nothing tells what of it others have read since
                 for offset in {each for held in host.disk.durable() for each in _members(held)}:
                     self._allowed[offset] = self._allowed.get(offset, 1) + 1
+                    self._cancelling.forget(offset)
+        self._cancelling.reset(at)
         self.journal.clear()
         self.hosts[int(self.chance() * len(self.hosts))].start()
 
@@ -763,9 +821,9 @@ class World:
         ended = self.ended()
         if both := self.cancelled(unknown=False) & (self.receiver.stored.keys() - self._allowed.keys()):
             raise BrokenPromiseError("cancelled", f"{both} were delivered")
-        for offset, tag, _, due in self.plan.log:
+        for offset, tag, _, due, _, cancels in self.plan.log:
             twins = self._twins(offset) or [offset]
-            wanted = GROUPS[tag] is not None
+            wanted = GROUPS[tag] is not None and not cancels
             if wanted and offset not in ended | self.skipped and not any(twin in ended for twin in twins):
                 raise BrokenPromiseError("lost", f"{offset}, due {due}")
             if not wanted and offset in self.receiver.stored:

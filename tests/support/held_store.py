@@ -5,16 +5,18 @@ from __future__ import annotations
 import copy
 from bisect import insort
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from pyroaring import BitMap64
 
+from sidecar.core.messages.cancels import name_in
 from sidecar.delay.disk.blocks import NO_TIMESTAMP, SEQUENCE_BITS, Held
 from sidecar.delay.disk.changes import PlacedRow, placed
 from sidecar.delay.disk.hour import HOUR_MS, Damage
 from sidecar.delay.disk.hours import PARKED_FROM
 from sidecar.delay.disk.listing import HourView, Listed
+from sidecar.delay.headers import unpack_headers
 from sidecar.delay.interface import Place, Row
 from sidecar.errors import StateError
 
@@ -67,6 +69,8 @@ class ModelStore:
         self.damages: list[Damage] = []
         self.refuses = False
         """Whether the disk is full."""
+        self.taken: set[int] = set()
+        """Origins of all messages that were ever taken."""
 
     def crash(self, chance: Callable[[], float]) -> None:
         """The process is gone; what was not durable may be there or not, but nothing without what was before it."""
@@ -162,7 +166,12 @@ class ModelStore:
         if positions:
             self._cursors[number] = positions[-1] + 1
             self._live.mark = max(self._live.mark, positions[-1])
+        self.taken.update(shelf.messages[position].origin for position in positions)
         return [shelf.messages[position] for position in positions]
+
+    def live(self) -> set[int]:
+        """Origins of all messages that it has now."""
+        return {held.origin for shelf in self._live.shelves for held in shelf.messages.values()}
 
     def next(self, number: int) -> int | None:
         shelf = self._shelf(number)
@@ -192,6 +201,14 @@ class ModelStore:
         shelf.order.remove(position)
         self._live.changes += 1
         return True
+
+    def cancel_named(self, number: int, lowest: int, names: Mapping[bytes, int]) -> Iterator[Sequence[Held]]:
+        for position in list(self._shelf(number).order):
+            held = self.find(number, position)
+            if held is not None and lowest <= position < PARKED_FROM:
+                name = name_in(unpack_headers(held.headers))
+                is_meant = name is not None and held.origin < names.get(name, 0)
+                yield [held] if is_meant and self.cancel(number, position) else []
 
     def park(self, number: int, row: PlacedRow) -> int:
         self.adopt(number, [row])

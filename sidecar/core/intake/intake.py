@@ -1,4 +1,4 @@
-"""Sorts a run into rows: position, filter, id, framing. Decides about each message; cuts and sends nothing."""
+"""Sorts a run: position, cancellation, filter, id, framing. Decides about each message; cuts and sends nothing."""
 
 from __future__ import annotations
 
@@ -45,6 +45,8 @@ class Sorted:
     """Due times by offset, of these messages and of those that a store has already."""
     refused: dict[int, str] = field(default_factory=dict)
     """Why messages are given up, by offset."""
+    cancels: dict[bytes, int] = field(default_factory=dict)
+    """By name, the offset below which held messages are cancelled."""
 
 
 class Intake:
@@ -89,6 +91,8 @@ class Intake:
         result = Sorted()
         messages, settled = self.positions.unseen(partition, run)
         result.duplicate = len(run.messages) - len(messages)
+        if self._r.cancels is not None and not partition.is_delayed:
+            messages = self._without_cancellers(messages, result)
         if not messages:
             return result
         due: Sequence[int | str | None] = ()
@@ -136,6 +140,18 @@ class Intake:
         if len(self._chosen) > CHOSEN_MAX:
             self._chosen.clear()
             self._appends.clear()
+
+    def _without_cancellers(self, messages: list[Message], result: Sorted) -> list[Message]:
+        """Leave out the messages that cancel others, whatever else they have; they are filtered."""
+        assert self._r.cancels is not None
+        found = self._r.cancels(messages)
+        if not found:
+            return messages
+        offsets = list(self._r.columns.offsets(messages))
+        for place, names in found.items():
+            result.cancels |= dict.fromkeys(names, offsets[place])
+        result.filtered += len(found)
+        return [message for place, message in enumerate(messages) if place not in found]
 
     def _new_ids(self, partition: Partition, messages: list[Message], result: Sorted, now_ms: float) -> list[bool]:
         new = self.identities.take(partition, messages, self.identities.read(partition.tp, messages), now_ms)

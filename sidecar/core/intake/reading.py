@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from sidecar.core.messages.cancels import ReadCancels
 from sidecar.core.messages.due import ReadDue
 from sidecar.core.messages.fields import Raw
 from sidecar.core.records import Columns, Framer, Message, TopicPartition
@@ -34,6 +35,7 @@ class Reading:
             sent again unchanged.
         due: Reads due times, if a store holds messages until they are due. The result follows from the message, never
             from the clock: otherwise a part that is read again would have other members.
+        cancels: Reads which held messages are cancelled; a message that cancels is neither held nor delivered.
     """
 
     columns: Columns
@@ -48,3 +50,4 @@ class Reading:
     digest: Callable[[Message], int] | None = None
     copies: Callable[[TopicPartition], bool] | None = None
     due: ReadDue | None = None
+    cancels: ReadCancels | None = None

@@ -39,6 +39,8 @@ class Holding:
         self._all_below = 0
         self._puts: dict[int, Put] = {}
         """By token, in their order."""
+        self._cancels: deque[int] = deque()
+        """Tokens of cancellations, in their order."""
         self._unproven: deque[tuple[int, int]] = deque()
         """Last offset and lowest position of what was put, until a commit proves that the partition was still owned."""
         self.stores = Stores()
@@ -77,9 +79,18 @@ class Holding:
         first.ids.append(number)
         return True
 
+    def begin_cancel(self, token: int) -> None:
+        """Record that messages are to be cancelled; tokens rise."""
+        self._cancels.append(token)
+
+    def end_cancels(self, token: int) -> None:
+        """Record that everything up to a token that was to be cancelled is, durably."""
+        while self._cancels and self._cancels[0] <= token:
+            self._cancels.popleft()
+
     def expects(self, token: int) -> bool:
-        """Whether messages with this token are on the way."""
-        return token in self._puts
+        """Whether messages or cancellations with this token are on the way."""
+        return token in self._puts or token in self._cancels
 
     def end(self, token: int, position: int) -> list[Put]:
         """What is durable now: everything up to a token.
@@ -102,8 +113,8 @@ class Holding:
 
     @property
     def busy(self) -> bool:
-        """Whether messages are on the way: the store must have them before a commit that settles them."""
-        return bool(self._puts)
+        """Whether anything is on the way: the store must have it before a commit that settles the messages."""
+        return bool(self._puts or self._cancels)
 
     def committed(self, seen: int) -> None:
         """Record a successful commit: what is below `seen` is read by no other owner."""

@@ -1,6 +1,6 @@
 """The daemon's decisions: takes (event, now), returns effects. No thread, socket, clock, random number, file or logger.
 
-Events are methods: `assign`, `read`, `read_past`, `held`, `committed`, `claimed`, `answered`, `stored` and
+Events are methods: `assign`, `read`, `read_past`, `held`, `cancelled`, `committed`, `claimed`, `answered`, `stored` and
 `forget`. `step` cuts, commits and sends what is due and returns all effects since the last step. Times are monotonic
 milliseconds.
 """
@@ -131,6 +131,8 @@ class Pipeline:
         self.memory.hold(sorted_run.collected_bytes)
         if sorted_run.delayed:
             self._output.ask(self.puts.hold(partition, sorted_run))
+        if sorted_run.cancels:
+            self._output.ask(self.puts.cancel(partition, sorted_run.cancels))
         if self._digest is not None and not partition.is_delayed:
             partition.stamps.read(Fingerprint(run.last, self._digest(run.messages[-1])))
         if sorted_run.opened:
@@ -154,6 +156,10 @@ class Pipeline:
         """
         count = self.puts.end(tp, token, position)
         self._apply([Settled(tp, "delayed", count)] if count else (), now_ms)
+
+    def cancelled(self, tp: TopicPartition, token: int) -> None:
+        """Record that the store has done each `CancelHeld` up to a token, and that this is durable."""
+        self.puts.cancelled(tp, token)
 
     def prove(self, tp: TopicPartition, now_ms: float) -> Barrier:
         """A barrier that is durable once a commit that begins from now on has proved that the partition is owned."""

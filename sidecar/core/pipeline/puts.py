@@ -1,10 +1,12 @@
-"""Messages on the way to the stores of delayed messages: each hand-over has a token, which the store's answer names."""
+"""What is on the way to the stores of delayed messages: each hand-over has a token, which the store's answer names."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from pyroaring import BitMap64
 
-from sidecar.core.effects import Hold
+from sidecar.core.effects import CancelHeld, Hold
 from sidecar.core.intake.identities import Identities
 from sidecar.core.intake.intake import Intake, Sorted
 from sidecar.core.partition.holding import Put
@@ -53,10 +55,18 @@ class Puts:
         return self._begin(partition, Put(-1, 0, []))
 
     def _begin(self, partition: Partition, put: Put) -> int:
+        token = self._token(partition)
+        partition.holding.begin(token, put)
+        return token
+
+    def _token(self, partition: Partition) -> int:
         self._last_token += 1
-        partition.holding.begin(self._last_token, put)
         self._busy.add(partition.tp)
         return self._last_token
+
+    def _note_end(self, partition: Partition) -> None:
+        if not partition.holding.busy:
+            self._busy.discard(partition.tp)
 
     def hold(self, partition: Partition, found: Sorted) -> Hold:
         """The request to hold the delayed messages of a run."""
@@ -65,10 +75,23 @@ class Puts:
         token = self._begin(partition, Put(offsets[-1], len(messages), _ids(identities, partition.tp, found)))
         return Hold(partition.tp, token, messages, [found.due_ms[offset] for offset in offsets])
 
-    def expects(self, hold: Hold) -> bool:
+    def cancel(self, partition: Partition, names: Mapping[bytes, int]) -> CancelHeld:
+        """The request to cancel held messages; those of the same run are handed over before."""
+        token = self._token(partition)
+        partition.holding.begin_cancel(token)
+        return CancelHeld(partition.tp, token, names)
+
+    def cancelled(self, tp: TopicPartition, token: int) -> None:
+        """Record what is cancelled durably, see `Pipeline.cancelled`."""
+        partition = self._owned.get(tp)
+        if partition is not None:
+            partition.holding.end_cancels(token)
+            self._note_end(partition)
+
+    def expects(self, asked: Hold | CancelHeld) -> bool:
         """Whether the ownership that asked for this continues."""
-        partition = self._owned.get(hold.tp)
-        return partition is not None and partition.holding.expects(hold.token)
+        partition = self._owned.get(asked.tp)
+        return partition is not None and partition.holding.expects(asked.token)
 
     def end(self, tp: TopicPartition, token: int, position: int) -> int:
         """Record what is durable, see `Pipeline.held`; settle its ids, and return the number of its messages."""
@@ -79,8 +102,7 @@ class Puts:
         for put in ended:
             for number in put.ids:
                 partition.dues.journal_held(number)
-        if not partition.holding.busy:
-            self._busy.discard(tp)
+        self._note_end(partition)
         return sum(put.count for put in ended)
 
 

@@ -11,10 +11,12 @@ from math import inf
 
 import structlog
 
-from sidecar.core.effects import CommitItem, Fetch, Hold, Park, Unpark
+from sidecar.core.effects import CancelHeld, CommitItem, Fetch, Hold, Park, Unpark
 from sidecar.core.pipeline.pipeline import Pipeline
 from sidecar.core.records import Columns, DeadLetter, Run, TopicPartition
 from sidecar.daemon.delays.answers import counted, earliest_ms
+from sidecar.daemon.delays.cancels import STEP_S, Cancels
+from sidecar.daemon.delays.changes import Changes
 from sidecar.daemon.delays.owned import Owned
 from sidecar.daemon.delays.parked import ParkedParts
 from sidecar.daemon.delays.requests import Requests
@@ -47,6 +49,7 @@ class Delays:
         disk_max_bytes: Size of the store at which partitions are read no more.
         begin: Runs a job on the writer's thread, and brings back a `Synced`.
         takeovers: Restore what other owners put; None if no other host has the store.
+        cancel_s: Time after which a search for messages that are cancelled makes way for other work.
     """
 
     def __init__(
@@ -59,11 +62,13 @@ class Delays:
         disk_max_bytes: int,
         begin: Callable[[Job], None],
         takeovers: Takeovers | None = None,
+        cancel_s: float = STEP_S,
     ) -> None:
         self._pipeline = pipeline
         self._store = store
         self._columns = columns
         self._disk_max_bytes = disk_max_bytes
+        self._cancel_s = cancel_s
         self.takeovers = takeovers
         """Restore what other owners put; None if no other host has the store."""
         self._writing = Writing(store, begin)
@@ -73,11 +78,14 @@ class Delays:
         )
         self.owned = Owned(pipeline, store, group_id, rules, self._tell_held, numbers, self._parked)
         """The partitions."""
+        self._changes = Changes(pipeline, store, self._writing.when_durable)
+        self._cancels = Cancels(pipeline, store, numbers, self._changes, self._writing.when_durable)
         self.requests = Requests(
-            pipeline, store, numbers, self._is_loading, self._writing.when_durable, lambda: self._wall_ms
-        )
+            pipeline, store, numbers, lambda tp: self._is_loading(tp) or self._cancels.is_searching(tp), self._changes,
+            lambda: self._wall_ms,
+        )  # fmt: skip
         """What an operator asks."""
-        self._waiting: deque[Hold | Park | Unpark] = deque()
+        self._waiting: deque[Hold | CancelHeld | Park | Unpark] = deque()
         """What the store could not do yet."""
         self._clock = SteadyClock()
         self._now_ms, self._wall_ms = 0.0, 0
@@ -93,8 +101,8 @@ class Delays:
 
     # Holding
 
-    def perform(self, effect: Hold | Park | Fetch | Unpark) -> None:
-        """Hold, keep, read or remove in the store, in this order; the core is told when it is durable."""
+    def perform(self, effect: Hold | CancelHeld | Park | Fetch | Unpark) -> None:
+        """Hold, cancel, keep, read or remove in the store, in this order; the core is told when it is durable."""
         if isinstance(effect, Fetch):
             self._fetch(effect)
             return
@@ -121,10 +129,20 @@ class Delays:
             self._waiting.popleft()
         return True
 
-    def _do(self, effect: Hold | Park | Unpark) -> None:
+    def _cancel(self, patience_s: float) -> bool:
+        """Cancel for some time; return whether nothing is left to cancel."""
+        try:
+            return self._cancels.step(patience_s)
+        except StateError as error:
+            self._writing.problem = str(error)
+            return False
+
+    def _do(self, effect: Hold | CancelHeld | Park | Unpark) -> None:
         match effect:
             case Hold():
                 self._put(effect)
+            case CancelHeld():
+                self._cancels.add(effect)
             case Park():
                 self._parked.park(effect)
             case Unpark():
@@ -155,7 +173,9 @@ class Delays:
         if self.takeovers is not None:
             self.takeovers.tend()
         self._do_all()
-        self.requests.tend(now_ms)
+        self._cancel(self._cancel_s)
+        self.requests.tend()
+        self._changes.tend(now_ms)
         self._writing.sync()
         self._watch_size()
         for damage in self._store.damages[self._told_damages :]:
@@ -165,10 +185,15 @@ class Delays:
     def _watch_size(self) -> None:
         used, most = self._store.disk_bytes(), self._disk_max_bytes
         was_full = bool(self._pipeline.orders.store_full)
-        is_full = bool(self._waiting) or used > most * (GOES_ON_AT if was_full else 1)
-        if is_full != was_full:
-            reason = self._writing.problem if self._waiting else "delayed messages take up delay.disk_max"
-            self._pipeline.orders.fill_store(reason if is_full else "")
+        reason = ""
+        if self._waiting:
+            reason = self._writing.problem
+        elif used > most * (GOES_ON_AT if was_full else 1):
+            reason = "delayed messages take up delay.disk_max"
+        elif self._cancels.is_full:
+            reason = "delayed messages that are cancelled are being searched for"
+        if bool(reason) != was_full:
+            self._pipeline.orders.fill_store(reason)
 
     def ended(self, synced: Synced, now_ms: float) -> None:
         """Handle the end of a write.
@@ -197,7 +222,7 @@ class Delays:
 
     def wait_s(self) -> float:
         """Time from the last `poll` until the next message may be due."""
-        if self._any_due:
+        if self._any_due or (self._cancels.busy and not self._writing.problem):
             return 0.0
         due_ms = earliest_ms(self._following(tp, number) for tp, number in self.owned.numbers.items())
         return inf if due_ms is None else max(0.0, (due_ms - self._wall_ms) / 1000)
@@ -255,7 +280,7 @@ class Delays:
             items: The states.
             then: Called once they, and all messages that are on the way, are durable, or with False if they cannot be.
         """
-        if self._keep(items):
+        if self._keep(items, self._cancel_s):
             self._writing.when_durable(partial(then, True), partial(then, False))  # noqa: FBT003
             self._writing.sync()
         else:
@@ -271,10 +296,11 @@ class Delays:
 
     def keep_now(self, items: Sequence[CommitItem]) -> bool:
         """Keep these states, and wait; return whether they, and all messages that are on the way, are durable."""
-        return self._keep(items) and self._writing.sync_now()
+        return self._keep(items, inf) and self._writing.sync_now()
 
-    def _keep(self, items: Iterable[CommitItem]) -> bool:
-        if not self._do_all():  # the commit would settle messages that are nowhere
+    def _keep(self, items: Iterable[CommitItem], patience_s: float) -> bool:
+        # Else the commit would settle messages that are nowhere, or that have cancelled nothing yet.
+        if not (self._do_all() and self._cancel(patience_s)):
             return False
         try:
             self.owned.keep(items)

@@ -9,29 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
 
-from sidecar.core.intents import Barrier
-from sidecar.core.partition.partition import Partition
 from sidecar.core.pipeline.pipeline import Pipeline
 from sidecar.core.records import TopicPartition
 from sidecar.daemon.delays.answers import NOT_HELD, locate, position_of, shown, time_of
+from sidecar.daemon.delays.changes import Changes
 from sidecar.daemon.delays.questions import Answer, One, Peek, Peeked, Question
 from sidecar.delay.interface import HeldStore
 from sidecar.errors import StateError
 
 DONE = {"cancel": "cancelled", "release": "released"}
-
-
-class _Change(NamedTuple):
-    """A change that was made, until all owners to come know it."""
-
-    question: Question
-    asked: One
-    number: int
-    position: int
-    source: Partition
-    delayed: Partition
 
 
 class Requests:
@@ -41,8 +28,8 @@ class Requests:
         pipeline: The core.
         store: Holds the messages.
         numbers: The store's numbers of the owned partitions.
-        is_loading: Whether a partition is being taken over.
-        when_durable: Calls something once all changes so far are durable.
+        is_loading: Whether a partition is being taken over, or what it holds is being searched.
+        changes: Get the changes that are made.
         wall_ms: The time of day.
     """
 
@@ -52,35 +39,27 @@ class Requests:
         store: HeldStore,
         numbers: dict[TopicPartition, int],
         is_loading: Callable[[TopicPartition], bool],
-        when_durable: Callable[[Callable[[], None]], None],
+        changes: Changes,
         wall_ms: Callable[[], int],
     ) -> None:
         self._pipeline = pipeline
         self._store = store
         self._numbers = numbers
         self._is_loading = is_loading
-        self._when_durable = when_durable
+        self._changes = changes
         self._wall_ms = wall_ms
         self._waiting: list[Question] = []
-        self._proving: list[tuple[_Change, Barrier]] = []
-        self._now_ms = 0.0
 
     def ask(self, question: Question) -> None:
         """Take a question; `tend` answers it, at once or later."""
         self._waiting.append(question)
 
-    def tend(self, now_ms: float) -> None:
+    def tend(self) -> None:
         """Answer what can be answered."""
-        if not self._waiting and not self._proving:
-            return
-        self._now_ms = now_ms
         waiting, self._waiting = self._waiting, []
         for question in waiting:
             if not question.answer.cancelled():
                 self._answer(question)
-        proving, self._proving = self._proving, []
-        for change, barrier in proving:
-            self._prove(change, barrier)
 
     def _answer(self, question: Question) -> None:
         asked = question.asked
@@ -124,8 +103,8 @@ class Requests:
             return shown(self._store, tp, number, position)
         if not self._change(asked.what, tp, position):
             return NOT_HELD
-        change = _Change(question, asked, number, position, partitions[tp], partitions[tp.store])
-        self._when_durable(partial(self._durable, change))
+        cancelled = [position] if asked.what == "cancel" else []
+        self._changes.made(tp, number, cancelled, partial(self._final, question, asked, position))
         return None
 
     def _change(self, what: str, tp: TopicPartition, position: int) -> bool:
@@ -142,26 +121,8 @@ class Requests:
         partition = self._pipeline.partitions.get(tp.store)
         return 0 if partition is None else partition.reach.seen
 
-    def _durable(self, change: _Change) -> None:
-        """The change is durable, and so is the message, which counts as delayed since then."""
-        tp, partitions = change.asked.tp, self._pipeline.partitions
-        if change.asked.what == "cancel" and partitions.get(tp.store) is change.delayed:
-            self._pipeline.books[tp.store].cancel()
-        if partitions.get(tp) is change.source:
-            self._proving.append((change, self._pipeline.prove(tp, self._now_ms)))
-        else:
-            _tell(change.question, _LOST)
-
-    def _prove(self, change: _Change, barrier: Barrier) -> None:
-        question, asked = change.question, change.asked
-        if self._pipeline.partitions.get(asked.tp) is not change.source:
-            _tell(question, _LOST)
-        elif barrier.durable:
-            if asked.what == "cancel":
-                self._store.forget(change.number, change.position)
-            _tell(question, {"outcome": DONE[asked.what], "due": time_of(change.position)})
-        else:
-            self._proving.append((change, barrier))
+    def _final(self, question: Question, asked: One, position: int, is_final: bool) -> None:
+        _tell(question, {"outcome": DONE[asked.what], "due": time_of(position)} if is_final else _LOST)
 
 
 _LOST = {"outcome": "lost"}

@@ -10,6 +10,7 @@ from pyroaring import BitMap64
 
 from sidecar.core.records import TopicPartition
 from sidecar.delay.changelog.appends import Appends
+from sidecar.delay.changelog.cancels import NamedMessages
 from sidecar.delay.changelog.interface import Changelog, Entry
 from sidecar.delay.changelog.kept import KeptRows
 from sidecar.delay.changelog.notes import Note
@@ -42,7 +43,7 @@ NOT_OWNED = -1
 """The number of a partition that is not owned."""
 
 
-class ChangelogStore(ParkedParts):
+class ChangelogStore(ParkedParts, NamedMessages):
     """A `HeldStore`. What it is given is durable once the broker has acknowledged it. For the main thread.
 
     Args:

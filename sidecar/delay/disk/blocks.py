@@ -1,19 +1,26 @@
 """Blocks of held messages: the unit that is appended to an hour's file, in its byte form. Opens no file.
 
 A block is a head, a table with one row of fixed size per message, and the payloads in the same order: key, headers,
-value of each. Tables are read without the payloads. Positions, not times, order messages: the due time in milliseconds
-shifted by `SEQUENCE_BITS`, and a sequence number that makes them unique in their partition.
+value of each. Behind them, within the bytes of the payloads, are the keys of `names`, if a message has a name. Tables
+are read without the payloads. Positions, not times, order messages: the due time in milliseconds shifted by
+`SEQUENCE_BITS`, and a sequence number that makes them unique in their partition.
 """
 
 from __future__ import annotations
 
 import struct
 import zlib
+from array import array
+from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+
+from sidecar.core.messages.cancels import NAME_HEADER, name_in
+from sidecar.delay.disk.names import Keys, decoded, encoded, key_of
+from sidecar.delay.headers import unpack_headers
 
 Read = Callable[[int, int], bytes]
 """Reads at most so many bytes of a file at an offset; fewer only at its end."""
@@ -28,6 +35,7 @@ ROW = struct.Struct("<QQQIHHIII")
 """Position, origin, epoch, timestamp (low and high), partition, sizes of key and headers, end of the payload."""
 ROW_BYTES = ROW.size
 _END = struct.Struct("<I")
+_NAME = NAME_HEADER.encode()
 _END_AND_ROW = struct.Struct("<IQQQIHHIII")
 """The end of the row before, and a row."""
 ROW_TYPE = np.dtype(
@@ -118,9 +126,11 @@ def _held(fields: tuple[int, ...], payload: bytes) -> Held:
 class Block:
     """Messages that are gathered for one append; their table and payloads, and nothing else, are in memory."""
 
-    __slots__ = ("payloads", "table")
+    __slots__ = ("_keyed", "_keys", "payloads", "table")
 
     def __init__(self) -> None:
+        self._keys, self._keyed = array("Q"), 0
+        """Keys of the first messages, and how many these are; made when they are asked for."""
         self.table = bytearray()
         """Rows whose ends count from the beginning of `payloads`."""
         self.payloads = bytearray()
@@ -139,6 +149,26 @@ class Block:
         self.table += row[: -_END.size]
         self.table += _END.pack(len(self.payloads))
 
+    def keys(self) -> Keys:
+        """The keys of the messages that have names, see `names`."""
+        at = _END.unpack_from(self.table, self._keyed * ROW_BYTES - _END.size)[0] if self._keyed else 0
+        hit, ends = self.payloads.find(_NAME, at), list[int]()
+        while hit >= 0:
+            ends = ends or np.frombuffer(self.table, ROW_TYPE)["end"].tolist()
+            row = bisect_right(ends, hit)
+            self._add_key(row, ends[row - 1] if row else 0)
+            hit = self.payloads.find(_NAME, ends[row])
+        self._keyed = len(self)
+        return np.array(self._keys, np.uint64)
+
+    def _add_key(self, row: int, begin: int) -> None:
+        """Add the key of a message, whose payload begins there, if it has a name."""
+        *_, partition, key_bytes, header_bytes, _ = ROW.unpack_from(self.table, row * ROW_BYTES)
+        headers_at = begin if key_bytes == NO_KEY else begin + key_bytes
+        headers = bytes(self.payloads[headers_at : headers_at + (header_bytes & ~NO_VALUE)])
+        if _NAME in headers and (name := name_in(unpack_headers(headers))) is not None:
+            self._keys.append(key_of(partition, name, row))
+
     def read(self, index: int) -> Held:
         """The message with this number in the block."""
         row_at = index * ROW_BYTES
@@ -153,9 +183,10 @@ class Block:
             first: Number of its first message in the hour.
             sequence: The hour's sequence number after its last message.
         """
-        crcs = zlib.crc32(self.table), zlib.crc32(self.payloads)
-        head = _HEAD.pack(MAGIC, 0, *crcs, len(self), len(self.payloads), first, sequence)[8:]
-        return b"".join([_MAGIC_BYTES, zlib.crc32(head).to_bytes(4, "little"), head, self.table, self.payloads])
+        keys = encoded(self.keys())
+        crcs = zlib.crc32(self.table), zlib.crc32(keys, zlib.crc32(self.payloads))
+        head = _HEAD.pack(MAGIC, 0, *crcs, len(self), len(self.payloads) + len(keys), first, sequence)[8:]
+        return b"".join([_MAGIC_BYTES, zlib.crc32(head).to_bytes(4, "little"), head, self.table, self.payloads, keys])
 
 
 class Found(NamedTuple):
@@ -189,6 +220,12 @@ class Found(NamedTuple):
         table = read(self.messages * ROW_BYTES, self.table_at)
         return np.frombuffer(table, ROW_TYPE) if zlib.crc32(table) == self.table_crc else None
 
+    def keys(self, read: Read) -> Keys:
+        """The keys of the messages that have names, with numbers that count in the block."""
+        raw = read(_END.size, self.payloads_at - _END.size)
+        end = _END.unpack(raw)[0] if len(raw) == _END.size else self.payload_bytes
+        return decoded(read(self.payload_bytes - end, self.payloads_at + end) if end < self.payload_bytes else b"")
+
     def is_sound(self, read: Read) -> bool:
         """Whether table and payloads are as they were written."""
         body = memoryview(read(self.end - self.table_at, self.table_at))
@@ -196,20 +233,20 @@ class Found(NamedTuple):
         return zlib.crc32(body[:border]) == self.table_crc and zlib.crc32(body[border:]) == self.payload_crc
 
 
-def find(read: Read, size: int) -> Iterator[Found]:
-    """The blocks of a file of this size.
+def find(read: Read, size: int, at: int = 0) -> Iterator[Found]:
+    """The blocks of a file of this size, from an offset on.
 
     Heads have checksums of their own, so that a damaged block hides no other. A block that is cut off is left out.
     """
-    at = 0
     while at < size:
-        block = _block_at(read, at, size)
+        block = block_at(read, at, size)
         if block is not None:
             yield block
         at = block.end if block is not None else _next_magic(read, at + 1, size)
 
 
-def _block_at(read: Read, at: int, size: int) -> Found | None:
+def block_at(read: Read, at: int, size: int) -> Found | None:
+    """The block at an offset of a file of this size; None if it is damaged or cut off."""
     head = read(HEAD_BYTES, at)
     if len(head) < HEAD_BYTES:
         return None

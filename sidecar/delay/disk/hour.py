@@ -15,6 +15,7 @@ from pyroaring import BitMap
 
 from sidecar import files
 from sidecar.delay.disk.blocks import (
+    HEAD_BYTES,
     NO_POSITION,
     ROW_TYPE,
     SEQUENCE_BITS,
@@ -27,6 +28,7 @@ from sidecar.delay.disk.blocks import (
     read_front,
     read_held,
 )
+from sidecar.delay.disk.names import Names
 from sidecar.delay.disk.wheel import Numbers, Partitions, Positions, Wheel
 
 HOUR_MS = 3_600_000
@@ -121,6 +123,8 @@ class HourFile:
         self._written = known.messages if known else 0
         self._seconds: dict[int, int] | None = {} if self.sequence < SECOND_SEQUENCES else None
         """Sequence numbers by second, for those from `SECOND_SEQUENCES` on; None until they are looked for."""
+        self.names: Names | None = None
+        """What the file has of names; None until one is looked for."""
         self._blocks: list[Found] | None = None
         """The sound blocks of the file; None while the hour is not loaded."""
 
@@ -128,6 +132,11 @@ class HourFile:
     def count(self) -> int:
         """Number of messages, settled ones included."""
         return self._written + len(self.pending)
+
+    @property
+    def written(self) -> int:
+        """Number of messages in the file, settled ones included."""
+        return self._written
 
     @property
     def left(self) -> int:
@@ -191,8 +200,10 @@ class HourFile:
         finally:
             os.close(fd)
         if self._blocks is not None:
-            payload_bytes = len(self.pending.payloads)
+            payload_bytes = len(block) - HEAD_BYTES - len(self.pending.table)
             self._blocks.append(Found(self._written, self.size, len(self.pending), payload_bytes, self.sequence))
+        if self.names is not None:
+            self.names.add(self.pending.keys(), self._written, self.size)
         self.size, self._written, self.is_synced, self.pending = self.size + len(block), self.count, False, Block()
 
     def sync(self) -> None:

@@ -141,6 +141,10 @@ class Hours:
                 return file, position
             due_ms = (due_ms // 1000 + 1) * 1000  # half a million messages have this second already
 
+    def file(self, hour: int) -> HourFile | None:
+        """The file of an hour, if there is one."""
+        return self._hours.get(hour)
+
     def _file(self, hour: int) -> HourFile:
         file = self._hours.get(hour)
         if file is None:

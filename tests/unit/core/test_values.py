@@ -80,7 +80,7 @@ def test_books_balance_and_add_up() -> None:
     books.delayed = 1
     assert not books.balanced
     books.consumed = 8
-    books.cancel()
+    books.cancel(1)
     assert books.balanced
     assert (books.delayed, books.cancelled) == (0, 1)
 

@@ -14,7 +14,21 @@ import structlog
 
 from sidecar.config.model import Settings
 from sidecar.core.batching import Limits
-from sidecar.core.effects import Claim, Commit, Effect, Fetch, Flow, Hold, Park, Reload, Report, Send, Store, Unpark
+from sidecar.core.effects import (
+    CancelHeld,
+    Claim,
+    Commit,
+    Effect,
+    Fetch,
+    Flow,
+    Hold,
+    Park,
+    Reload,
+    Report,
+    Send,
+    Store,
+    Unpark,
+)
 from sidecar.core.ranges.pipeline import Halve, RangePipeline
 from sidecar.core.records import Columns, DeadLetter, Run, TopicPartition, group_label
 from sidecar.errors import SidecarError
@@ -256,7 +270,7 @@ class _Delivery:
                 self._pipeline.stored(token, ok=self._letters.keep(letters), now_ms=time.monotonic() * 1000)
             case Report(event, level, fields):
                 getattr(log, level)(event, **fields)
-            case Commit() | Claim() | Hold() | Park() | Fetch() | Unpark() | Flow() | Reload():
+            case Commit() | Claim() | Hold() | CancelHeld() | Park() | Fetch() | Unpark() | Flow() | Reload():
                 raise AssertionError(effect)  # a range has no commit, no ledger, no store and no flow
             case _:
                 assert_never(effect)

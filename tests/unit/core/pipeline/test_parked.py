@@ -31,7 +31,7 @@ class Shell:
     def __init__(self, rules: DeliveryRules = RULES, tp: TopicPartition = TP, state: PartitionState = FRESH) -> None:
         plan = Circumstances.of(1)
         batching = replace(plan.batching, by_group=False, limits=Limits(3, 1_000), linger_ms=0, span_max=1_000)
-        reading = replace(plan.reading, ids=None, due=None)
+        reading = replace(plan.reading, ids=None, due=None, cancels=None)
         self.core = Pipeline(reading, batching, rules, lambda: 0.5)
         self.core.assign(tp, "s", state)
         self.now_ms = 0.0
@@ -60,7 +60,9 @@ class Shell:
 
     def read(self, *offsets: int, tp: TopicPartition = TP) -> None:
         """Read messages of one group."""
-        self.core.read(Run(tp, [(offset, 0, None, None) for offset in offsets], offsets[0], offsets[-1]), self.now_ms)
+        self.core.read(
+            Run(tp, [(offset, 0, None, None, None, ()) for offset in offsets], offsets[0], offsets[-1]), self.now_ms
+        )
 
     def answer(self, answer: Answer) -> list[Part]:
         """Answer the one send that is under way; return its parts."""

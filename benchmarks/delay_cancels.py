@@ -1,0 +1,95 @@
+"""Cancelling held messages by their names: python -m benchmarks.delay_cancels [MESSAGES] [HOURS].
+
+Puts messages with names, due within some hours, into a `PartitionStore`, opens it anew, and cancels some: how long each
+search takes, its longest step, during which the main thread of a daemon does nothing else, and the memory.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from random import Random
+
+from sidecar.core.messages.cancels import NAME_HEADER
+from sidecar.delay.disk.hour import HOUR_MS
+from sidecar.delay.headers import pack_headers
+from sidecar.delay.interface import Row
+from sidecar.delay.partitions import PartitionStore
+
+MESSAGES, HOURS = 1_000_000, 720
+VALUE = bytes(150)
+START_MS = 500_000 * HOUR_MS
+AT_ONCE = 500
+SEARCHED = (1, 500, 5_000)
+ALL = 1 << 62
+
+
+def _rss_mib() -> float:
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * 4096 / (1 << 20)
+
+
+def _rows(first: int, hours: int, random: Random, *, is_named: bool) -> list[Row]:
+    dues = [START_MS + random.randrange(hours * HOUR_MS) for _ in range(AT_ONCE)]
+    header = NAME_HEADER if is_named else "another-header--"
+    return [
+        (due, origin, 0, START_MS, b"key", pack_headers([("tag", b"paid"), (header, b"order-%d" % origin)]), VALUE)
+        for origin, due in enumerate(dues, first)
+    ]
+
+
+def fill(store: PartitionStore, messages: int, hours: int, *, is_named: bool) -> float:
+    """Put messages; return how many in a second of CPU time, without that for making them."""
+    number, random, cpu_s = store.number(b"p"), Random(1), 0.0
+    for first in range(0, messages, AT_ONCE):
+        rows = _rows(first, hours, random, is_named=is_named)
+        began = time.process_time()
+        store.put(number, rows)
+        store.sync()
+        cpu_s += time.process_time() - began
+    return messages / cpu_s
+
+
+def search(store: PartitionStore, what: str, names: dict[bytes, int]) -> None:
+    """Cancel, and print what it took."""
+    before, began, longest, ended = _rss_mib(), time.perf_counter(), 0.0, 0
+    steps: Iterator[int] = map(len, store.cancel_named(store.number(b"p"), 0, names))
+    while True:
+        step = time.perf_counter()
+        count = next(steps, -1)
+        longest = max(longest, time.perf_counter() - step)
+        if count < 0:
+            break
+        ended += count
+    more = _rss_mib() - before
+    took_ms = (time.perf_counter() - began) * 1e3
+    print(f"{what:<32} {took_ms:8.1f} ms, longest step {longest * 1e3:5.1f} ms, {ended} cancelled, {more:.0f} MiB more")
+
+
+def main(messages: int = MESSAGES, hours: int = HOURS) -> None:
+    """Measure."""
+    random = Random(2)
+    for is_named in (False, True):
+        with tempfile.TemporaryDirectory(dir="/var/tmp") as folder:
+            path = Path(folder) / "delay"
+            store = PartitionStore(path)
+            rate = fill(store, messages, hours, is_named=is_named)
+            store.close()
+            nbytes = sum(each.stat().st_size for each in path.iterdir()) / messages
+            began = time.perf_counter()
+            store = PartitionStore(path)
+            opened_ms = (time.perf_counter() - began) * 1e3
+            print(f"{messages} messages in {hours} hours, {'with' if is_named else 'without'} names")
+            print(f"put: {rate:,.0f} a CPU second; {nbytes:.1f} bytes of disk each; start: {opened_ms:.0f} ms")
+            search(store, "first search, after a start", {b"unknown": ALL})
+            for count in SEARCHED:
+                names = {b"order-%d" % random.randrange(messages): ALL for _ in range(count)}
+                search(store, f"{count} names", names)
+            store.close()
+
+
+if __name__ == "__main__":
+    main(*map(int, sys.argv[1:]))

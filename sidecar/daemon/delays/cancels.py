@@ -1,0 +1,146 @@
+"""Cancels held messages that later messages name, in steps so short that the main thread goes on.
+
+What an owner has read out stays in its part. A search ends before the core is told, so that the commit of the messages
+that cancel waits for it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from sidecar.core.effects import CancelHeld
+from sidecar.core.pipeline.pipeline import SETTLE_DELAY_MS, Pipeline
+from sidecar.core.records import TopicPartition
+from sidecar.daemon.delays.changes import Changes
+from sidecar.delay.disk.blocks import Held
+from sidecar.delay.interface import HeldStore
+from sidecar.errors import StateError
+
+STEP_S = 0.01
+"""Time after which the main thread does something else."""
+NAMES_MAX = 100_000
+"""Names that wait, from which on partitions are not read."""
+
+
+@dataclass(slots=True)
+class _Asked:
+    """What is to be cancelled in a partition."""
+
+    names: dict[bytes, int]
+    last: CancelHeld
+    """The last request."""
+
+
+@dataclass(slots=True)
+class _Search:
+    """A search under way."""
+
+    asked: _Asked
+    number: int
+    steps: Iterator[Sequence[Held]]
+
+
+class Cancels:
+    """The cancellations that are not made yet.
+
+    Args:
+        pipeline: The core.
+        store: Holds the messages.
+        numbers: The store's numbers of the owned partitions.
+        changes: Get the cancellations that were made.
+        when_durable: Calls something once all changes so far are durable.
+    """
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        store: HeldStore,
+        numbers: dict[TopicPartition, int],
+        changes: Changes,
+        when_durable: Callable[[Callable[[], None]], None],
+    ) -> None:
+        self._pipeline = pipeline
+        self._store = store
+        self._numbers = numbers
+        self._changes = changes
+        self._when_durable = when_durable
+        self._asked: dict[TopicPartition, _Asked] = {}
+        self._search: _Search | None = None
+
+    @property
+    def busy(self) -> bool:
+        """Whether some are not made."""
+        return bool(self._asked or self._search)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether so many wait that no more should come."""
+        return sum(len(asked.names) for asked in self._asked.values()) > NAMES_MAX
+
+    def is_searching(self, tp: TopicPartition) -> bool:
+        """Whether a search is under way: it would miss a message that is brought forward meanwhile."""
+        return self._search is not None and self._search.asked.last.tp == tp
+
+    def add(self, effect: CancelHeld) -> None:
+        """Take a request; what was to be held before is in the store."""
+        asked = self._asked.get(effect.tp)
+        if asked is None or not self._pipeline.puts.expects(asked.last):
+            asked = self._asked[effect.tp] = _Asked({}, effect)
+        asked.names |= effect.names  # offsets rise
+        asked.last = effect
+
+    def step(self, patience_s: float = STEP_S) -> bool:
+        """Cancel for some time; return whether nothing is left.
+
+        Raises:
+            StateError: A file cannot be read; a later call begins the search anew.
+        """
+        until_s = time.monotonic() + patience_s
+        while self._search is not None or self._begin():
+            if not self._go_on(until_s):
+                return False
+        return not self._asked
+
+    def _begin(self) -> bool:
+        """Begin the next search, if there is one that can be made."""
+        for tp, asked in list(self._asked.items()):
+            if not self._pipeline.puts.expects(asked.last):  # what an earlier ownership read is read again
+                del self._asked[tp]
+            elif tp.store in self._pipeline.partitions:
+                del self._asked[tp]
+                # What an owner has read out is on the way, or will be again.
+                lowest, number = self._pipeline.partitions[tp.store].reach.seen, self._numbers[tp]
+                self._search = _Search(asked, number, self._store.cancel_named(number, lowest, asked.names))
+                return True
+        return False
+
+    def _go_on(self, until_s: float) -> bool:
+        """Go on with the search; return whether it has ended."""
+        search = self._search
+        assert search is not None
+        last = search.asked.last
+        if last.tp.store not in self._pipeline.partitions or not self._pipeline.puts.expects(last):
+            self._begin_anew(search)
+            return True
+        try:
+            for cancelled in search.steps:
+                if cancelled:
+                    positions = [held.position for held in cancelled]
+                    self._changes.made(last.tp, search.number, positions, patience_ms=SETTLE_DELAY_MS)
+                if time.monotonic() >= until_s:
+                    return False
+        except StateError:
+            self._begin_anew(search)
+            raise
+        self._search = None
+        self._when_durable(partial(self._pipeline.cancelled, last.tp, last.token))
+        return True
+
+    def _begin_anew(self, search: _Search) -> None:
+        self._search, tp = None, search.asked.last.tp
+        if self._pipeline.puts.expects(search.asked.last):
+            later = self._asked.get(tp, search.asked)
+            self._asked[tp] = _Asked(search.asked.names | later.names, later.last)

@@ -1,0 +1,95 @@
+"""Changes of held messages, until all owners to come know them; only for the main thread.
+
+A change is final once it is durable, and a commit that began later has proved that the partition was still owned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import NamedTuple
+
+from sidecar.core.intents import Barrier
+from sidecar.core.partition.partition import Partition
+from sidecar.core.pipeline.pipeline import Pipeline
+from sidecar.core.records import TopicPartition
+from sidecar.delay.interface import HeldStore
+
+
+class _Change(NamedTuple):
+    tp: TopicPartition
+    number: int
+    cancelled: Sequence[int]
+    """Positions of messages that were cancelled; of others, nothing is to be forgotten."""
+    source: Partition
+    delayed: Partition
+    patience_ms: float
+    tell: Callable[[bool], None]
+
+
+class Changes:
+    """The changes that are not final yet.
+
+    Args:
+        pipeline: The core.
+        store: Holds the messages.
+        when_durable: Calls something once all changes so far are durable.
+    """
+
+    def __init__(
+        self, pipeline: Pipeline, store: HeldStore, when_durable: Callable[[Callable[[], None]], None]
+    ) -> None:
+        self._pipeline = pipeline
+        self._store = store
+        self._when_durable = when_durable
+        self._proving: list[tuple[_Change, Barrier]] = []
+        self._now_ms = 0.0
+
+    def made(
+        self,
+        tp: TopicPartition,
+        number: int,
+        cancelled: Sequence[int],
+        tell: Callable[[bool], None] = lambda _: None,
+        patience_ms: float = 0.0,
+    ) -> None:
+        """Record that a partition, which is owned, was changed.
+
+        Args:
+            tp: The partition.
+            number: The store's number of it.
+            cancelled: Positions of the messages that were cancelled.
+            tell: Called once the change is final; with False if the ownership ended before.
+            patience_ms: Time that the commit may wait for more.
+        """
+        partitions = self._pipeline.partitions
+        change = _Change(tp, number, cancelled, partitions[tp], partitions[tp.store], patience_ms, tell)
+        self._when_durable(partial(self._durable, change))
+
+    def tend(self, now_ms: float) -> None:
+        """Tell which changes are final."""
+        self._now_ms = now_ms
+        proving, self._proving = self._proving, []
+        for change, barrier in proving:
+            self._prove(change, barrier)
+
+    def _durable(self, change: _Change) -> None:
+        """The change is durable, and so are the messages, which count as delayed since then."""
+        partitions = self._pipeline.partitions
+        if change.cancelled and partitions.get(change.tp.store) is change.delayed:
+            self._pipeline.books[change.tp.store].cancel(len(change.cancelled))
+        if partitions.get(change.tp) is change.source:
+            barrier = self._pipeline.prove(change.tp, self._now_ms + change.patience_ms)
+            self._proving.append((change, barrier))
+        else:
+            change.tell(False)  # noqa: FBT003
+
+    def _prove(self, change: _Change, barrier: Barrier) -> None:
+        if self._pipeline.partitions.get(change.tp) is not change.source:
+            change.tell(False)  # noqa: FBT003
+        elif barrier.durable:
+            for position in change.cancelled:
+                self._store.forget(change.number, position)
+            change.tell(True)  # noqa: FBT003
+        else:
+            self._proving.append((change, barrier))

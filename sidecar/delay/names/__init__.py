@@ -1,0 +1,1 @@
+"""Held messages that are found by their names."""
