@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
-from sidecar.delay.changelog.interface import Changelog, Entry
+from sidecar.delay.changelog.interface import LOST, Changelog, Entry
 from sidecar.delay.changelog.owned import Owned
 from sidecar.errors import StateError
 
@@ -29,8 +29,8 @@ class Appends:
         """Number of calls so far that appended something."""
         self.entries = 0
         """Number of entries since a user set it to 0."""
-        self._waiting: dict[int, tuple[int | None, int]] = {}
-        """Calls that are not acknowledged: lowest position, and bytes."""
+        self._waiting: dict[int, tuple[int | None, int, Owned]] = {}
+        """Calls that are not acknowledged: lowest position, bytes, and the partition."""
         self.waiting_bytes = 0
         """Bytes on the way."""
 
@@ -42,7 +42,7 @@ class Appends:
     @property
     def lowest(self) -> int | None:
         """The lowest position of what is not acknowledged."""
-        return min((lowest for lowest, _ in self._waiting.values() if lowest is not None), default=None)
+        return min((lowest for lowest, *_ in self._waiting.values() if lowest is not None), default=None)
 
     def append(
         self,
@@ -62,18 +62,28 @@ class Appends:
         self.changes += 1
         change, count = self.changes, len(entries)
         nbytes = sum(ENTRY_BYTES + len(entry.key) + len(entry.value or b"") for entry in entries)
-        self._waiting[change] = lowest, nbytes
+        self._waiting[change] = lowest, nbytes, owned
         self.waiting_bytes += nbytes
         owned.behind += count
         self.entries += count
 
         def done(offset: int) -> None:
+            if offset == LOST:  # it waits until the partition is left: nothing may take it for durable
+                owned.is_lost = True
+                return
+            if change not in self._waiting:
+                return
             self.waiting_bytes -= self._waiting.pop(change)[1]
             owned.acknowledged(count, offset)
             if then is not None:
                 then(offset)
 
         self._changelog.append(owned.tp, entries, done)
+
+    def leave(self, owned: Owned) -> None:
+        """Nothing waits any more for what was appended to a partition."""
+        for change in [change for change, waiting in self._waiting.items() if waiting[2] is owned]:
+            self.waiting_bytes -= self._waiting.pop(change)[1]
 
     def remove(self, owned: Owned, keys: Sequence[bytes]) -> None:
         """Append records that say that these keys are not needed any more."""
@@ -87,10 +97,12 @@ class Appends:
             StateError: It takes too long.
         """
         until_s = time.monotonic() + SYNC_PATIENCE_S
-        while self._waiting and not self._changelog.broken:
+        while any(not owned.is_lost for *_, owned in self._waiting.values()) and not self._changelog.broken:
             left_s = until_s - time.monotonic()
             if left_s <= 0:
                 raise StateError(f"the broker has not acknowledged {self.waiting_bytes} bytes of delayed messages")
             self._changelog.serve(left_s)
         if self._changelog.broken:
             raise StateError(self._changelog.broken)
+        if self._waiting:
+            raise StateError("another process has claimed delayed messages that are not stored yet")

@@ -94,18 +94,9 @@ class ChangelogStore(ParkedParts):
             self._cache.drop(number)
 
     def own(self, name: bytes, number: int, tp: TopicPartition, lineage: Lineage, taken_over: TakenOver) -> None:
-        """The partition was taken over.
-
-        Args:
-            name: See `begin`.
-            number: See `begin`.
-            tp: The partition.
-            lineage: What the offsets of its messages count.
-            taken_over: The result.
-        """
+        """The partition was taken over; the lineage is what the source's offsets count. See `begin` for the others."""
         kept = taken_over.kept
-        owned = Owned(name, tp, lineage, taken_over.store, taken_over.epoch, kept, list(taken_over.garbage))
-        owned.staying, owned.next_offset = list(taken_over.staying), taken_over.next_offset
+        owned = Owned.of(name, tp, lineage, taken_over)
         self._vouching.use(number)
         self._cache.learn(number, taken_over.known)
         if kept is not None:
@@ -147,8 +138,13 @@ class ChangelogStore(ParkedParts):
         """The partition is not owned any more: other owners have what it holds."""
         owned = self._owned.pop(number, None)
         if owned is not None:
-            self._numbers = {name: each for name, each in self._numbers.items() if each != number}
+            del self._numbers[owned.name]
+            self._appends.leave(owned)
             self._cache.drop(number)
+
+    def lost(self) -> list[TopicPartition]:
+        """The owned partitions that a later owner has claimed: nothing can be appended to them."""
+        return [owned.tp for owned in self._owned.values() if owned.is_lost]
 
     def place(self, number: int) -> Place:
         """Where the messages of a partition are: all its owners have the same."""
@@ -164,12 +160,14 @@ class ChangelogStore(ParkedParts):
         owned = self._owned.get(number)
         if owned is None:
             return
-        removed: list[bytes] = []
         if not owned.is_named:
             owned.is_named = True
             self._keep(owned, lambda _: self._proved(owned))
-            removed, owned.garbage = owned.garbage, []
-        self._appends.remove(owned, removed + owned.ended(watermark))
+            self._appends.remove(owned, owned.garbage)
+            owned.garbage = []
+            if owned.reach is not None:  # behind what it makes void
+                self._appends.append(owned, [owned.reach.entry()])
+        self._appends.remove(owned, owned.ended(watermark))
         self._vouching.remove_changed(owned)
 
     def _proved(self, owned: Owned) -> None:
@@ -227,6 +225,7 @@ class ChangelogStore(ParkedParts):
             Entry(message_key(position, epoch, origin), message_value(lineage, stamp, key, headers, value))
             for position, (_, origin, _, stamp, key, headers, value) in zip(positions, rows, strict=True)
         ]
+        entries += owned.put(row[1] for row in rows)
         self._appends.append(owned, entries, lowest=min(positions))
         return positions
 
@@ -323,7 +322,8 @@ class ChangelogStore(ParkedParts):
         self._cache.keep(number, state, watermark, seen)
         self._check_cache()
         owned.kept = Kept(owned.is_named, watermark, seen, state)
-        self._keep(owned)
+        if owned.is_named or owned.reach is None:  # the last owner's is there, and no void one may follow it
+            self._keep(owned)
 
     def _keep(self, owned: Owned, then: Callable[[int], None] | None = None) -> None:
         if owned.kept is not None:
@@ -331,8 +331,10 @@ class ChangelogStore(ParkedParts):
             self._appends.append(owned, [state_entry(owned.epoch, kept)], then=then)
 
     def floor(self, number: int, origin: int) -> None:
-        """Forget the origins below this one."""
+        """Forget the origins below this one, which the source's commit has."""
         self._cache.floor(number, origin)
+        if (owned := self._owned.get(number)) is not None and (entries := owned.committed(origin)):
+            self._appends.append(owned, entries)
 
     def restart(self, number: int, origin: int | None) -> None:
         """Nothing: the takeover has left out what is read again."""

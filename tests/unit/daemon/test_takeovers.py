@@ -382,7 +382,7 @@ class Fed:
     """A feed whose source returns what it is told to, and what the core gets of it."""
 
     def __init__(self) -> None:
-        self.takeovers: Any = Mock(loading={}, **{"proved.return_value": []})
+        self.takeovers: Any = Mock(loading={}, **{"proved.return_value": [], "stale.return_value": {}})
         self.pipeline: Any = Mock(gate=Mock(paused=frozenset()), idle=True)
         self.pipeline.origins.copies_of.return_value = frozenset()
         self.source: Any = Mock(idle_poll_s=0.0)

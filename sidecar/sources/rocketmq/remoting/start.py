@@ -9,6 +9,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from sidecar.core.partition_state import PartitionState
@@ -255,7 +256,8 @@ class StartOffsets:
         if committed is not None:
             start = self._within(committed, low, high, fields)
             held_below = start if progress is None else min(start, progress.watermark)
-            return self._fresh(tp, start, resumed=progress is not None, held_below=held_below)
+            found = self._fresh(tp, start, resumed=progress is not None, held_below=held_below)
+            return replace(found, continues=True, end=high)
         low = self._low(tp) if low else 0  # the first answer may be about a deleted topic
         begin = self._beginnings.get(tp, low)
         return self._fresh(tp, begin if low <= begin <= high else low)
@@ -275,7 +277,8 @@ class StartOffsets:
         elif progress.watermark < committed <= high:
             self._tell("partition.moved_on", "info", {**fields, "known": progress.watermark})
             start = self._within(committed, low, high, fields)
-            return self._fresh(tp, start, resumed=True, held_below=min(start, progress.watermark))
+            found = self._fresh(tp, start, resumed=True, held_below=min(start, progress.watermark))
+            return replace(found, continues=True, end=high)
         elif committed < progress.watermark:
             self._doubts[tp] = time.monotonic() + DOUBT_S, committed
             action = f"{_FROM_STATE}; {_AGAIN}"
@@ -287,7 +290,17 @@ class StartOffsets:
             self._tell("offset.expired", "error", {**fields, "expired": expired, "action": action})
         scope = self._identity(decoded.incarnation).scope
         read_from = max(decoded.state.watermark, low)
-        return Assignment(tp, scope, decoded.state, "", decoded.incarnation, resumed=True, read_from=read_from)
+        return Assignment(
+            tp,
+            scope,
+            decoded.state,
+            "",
+            decoded.incarnation,
+            resumed=True,
+            read_from=read_from,
+            continues=True,
+            end=high,
+        )
 
     def doubt(self) -> str:
         """A sentence on resets that may have been ignored; empty if there are none."""
