@@ -163,10 +163,11 @@ class ChangelogStore(ParkedParts):
         if not owned.is_named:
             owned.is_named = True
             self._keep(owned, lambda _: self._proved(owned))
-            self._appends.remove(owned, owned.garbage)
+            if owned.reach is None:
+                self._appends.remove(owned, owned.garbage)
+            else:  # at once, or what is void would be missed where the source is read on
+                self._appends.append(owned, [*(Entry(key, None) for key in owned.garbage), owned.reach.entry()])
             owned.garbage = []
-            if owned.reach is not None:  # behind what it makes void
-                self._appends.append(owned, [owned.reach.entry()])
         self._appends.remove(owned, owned.ended(watermark))
         self._vouching.remove_changed(owned)
 

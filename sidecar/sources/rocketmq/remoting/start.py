@@ -224,7 +224,8 @@ class StartOffsets:
         decoded = progress.decoded(self._identity(0), self._rules) if progress else Decoded(Origin.NONE)
         marks = progress.marks if progress else ()
         if is_same and (decoded.origin is not Origin.OURS or decoded.state is None or decoded.state.seen <= high):
-            return self._same(tp, facts, progress, decoded, reset), marks
+            start_offset = self._same(tp, facts, progress, decoded, reset)
+            return replace(start_offset, continues=True, end=high), marks
         low = self._low(tp)  # the first answer may be about the deleted topic
         fields = {**tp.fields(), "committed": committed, "log_start": low, "log_end": high}
         last = self._newest_standing(tp, [mark for mark in marks if low <= mark.offset < high])
@@ -256,8 +257,7 @@ class StartOffsets:
         if committed is not None:
             start = self._within(committed, low, high, fields)
             held_below = start if progress is None else min(start, progress.watermark)
-            found = self._fresh(tp, start, resumed=progress is not None, held_below=held_below)
-            return replace(found, continues=True, end=high)
+            return self._fresh(tp, start, resumed=progress is not None, held_below=held_below)
         low = self._low(tp) if low else 0  # the first answer may be about a deleted topic
         begin = self._beginnings.get(tp, low)
         return self._fresh(tp, begin if low <= begin <= high else low)
@@ -277,8 +277,7 @@ class StartOffsets:
         elif progress.watermark < committed <= high:
             self._tell("partition.moved_on", "info", {**fields, "known": progress.watermark})
             start = self._within(committed, low, high, fields)
-            found = self._fresh(tp, start, resumed=True, held_below=min(start, progress.watermark))
-            return replace(found, continues=True, end=high)
+            return self._fresh(tp, start, resumed=True, held_below=min(start, progress.watermark))
         elif committed < progress.watermark:
             self._doubts[tp] = time.monotonic() + DOUBT_S, committed
             action = f"{_FROM_STATE}; {_AGAIN}"
