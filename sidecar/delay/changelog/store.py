@@ -143,7 +143,7 @@ class ChangelogStore(ParkedParts):
             self._cache.drop(number)
 
     def lost(self) -> list[TopicPartition]:
-        """The owned partitions that a later owner has claimed: nothing can be appended to them."""
+        """The owned partitions that a later owner has claimed."""
         return [owned.tp for owned in self._owned.values() if owned.is_lost]
 
     def place(self, number: int) -> Place:
