@@ -135,4 +135,5 @@ def test_another_member_of_rocketmq_goes_on(
     rocketmq: Node, postgresql: Database, tmp_path: Path, stands_still: bool
 ) -> None:
     """One member is killed, and its folder deleted, or stands still: the other delivers what it held, once."""
-    assert heirs(rocketmq, tmp_path, 4_000, 2, _store(postgresql), stands_still=stands_still).exact
+    times = 1 if stands_still else 2  # a broker keeps a member that stands still for two minutes
+    assert heirs(rocketmq, tmp_path, 4_000, times, _store(postgresql), stands_still=stands_still).exact

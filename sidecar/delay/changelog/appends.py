@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
+from sidecar.core.records import TopicPartition
 from sidecar.delay.changelog.interface import LOST, Changelog, Entry
 from sidecar.delay.changelog.owned import Owned
 from sidecar.errors import StateError
@@ -31,6 +32,8 @@ class Appends:
         """Number of entries since a user set it to 0."""
         self._waiting: dict[int, tuple[int | None, int, Owned]] = {}
         """Calls that are not acknowledged: lowest position, bytes, and the partition."""
+        self.lost: dict[TopicPartition, Owned] = {}
+        """Partitions that a later owner has claimed."""
         self.waiting_bytes = 0
         """Bytes on the way."""
 
@@ -68,10 +71,10 @@ class Appends:
         self.entries += count
 
         def done(offset: int) -> None:
-            if offset == LOST:  # it waits until the partition is left: nothing may take it for durable
-                owned.is_lost = True
+            if change not in self._waiting:  # the partition was left
                 return
-            if change not in self._waiting:
+            if offset == LOST:  # it waits until the partition is left: nothing may take it for durable
+                self.lost[owned.tp] = owned
                 return
             self.waiting_bytes -= self._waiting.pop(change)[1]
             owned.acknowledged(count, offset)
@@ -82,6 +85,7 @@ class Appends:
 
     def leave(self, owned: Owned) -> None:
         """Nothing waits any more for what was appended to a partition."""
+        self.lost.pop(owned.tp, None)
         for change in [change for change, waiting in self._waiting.items() if waiting[2] is owned]:
             self.waiting_bytes -= self._waiting.pop(change)[1]
 
@@ -97,7 +101,7 @@ class Appends:
             StateError: It takes too long.
         """
         until_s = time.monotonic() + SYNC_PATIENCE_S
-        while any(not owned.is_lost for *_, owned in self._waiting.values()) and not self._changelog.broken:
+        while any(owned.tp not in self.lost for *_, owned in self._waiting.values()) and not self._changelog.broken:
             left_s = until_s - time.monotonic()
             if left_s <= 0:
                 raise StateError(f"the broker has not acknowledged {self.waiting_bytes} bytes of delayed messages")

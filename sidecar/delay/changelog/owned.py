@@ -35,8 +35,6 @@ class Owned:
     """Whether the changelog tells so, too: a reset removes the commit."""
     reach: Reach | None = None
     """How far the source was read, if the changelog fences."""
-    is_lost: bool = False
-    """Whether a later owner has claimed the partition."""
     moved: dict[int, list[bytes]] = field(default_factory=dict)
     """All keys of messages that are at another position than the changelog's, by the position; the message's first."""
     cancelled: dict[int, list[bytes]] = field(default_factory=dict)

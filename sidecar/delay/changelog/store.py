@@ -144,7 +144,7 @@ class ChangelogStore(ParkedParts):
 
     def lost(self) -> list[TopicPartition]:
         """The owned partitions that a later owner has claimed."""
-        return [owned.tp for owned in self._owned.values() if owned.is_lost]
+        return list(self._appends.lost)
 
     def place(self, number: int) -> Place:
         """Where the messages of a partition are: all its owners have the same."""
