@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -12,12 +13,13 @@ import pytest
 from sidecar.core.records import TopicPartition
 from sidecar.delay.changelog.interface import LOST, Entry, Record
 from sidecar.delay.changelog.postgresql.appender import PostgresqlChangelog
-from sidecar.delay.changelog.postgresql.restorer import PostgresqlRestorer
+from sidecar.delay.changelog.postgresql.restorer import READ, PostgresqlRestorer
 from sidecar.delay.changelog.postgresql.tables import Tables
 from sidecar.delay.changelog.postgresql.unclaimed import UnclaimedTables
 from sidecar.delay.changelog.reach import REACH_KEY
 from sidecar.delay.changelog.records import claim
 from sidecar.errors import UnavailableError
+from tests.support.kafka import unique
 from tests.support.postgresql import Database, PostgresqlServer
 from tests.support.process import wait_until
 
@@ -217,3 +219,36 @@ def test_dropped_tables_are_made_again(start: Callable[[], Process], postgresql:
     assert process.ends[0][1] == LOST
     process.claim()
     assert process.restorer.open(TP) != store
+
+
+def test_a_read_follows_the_index(start: Callable[[], Process]) -> None:
+    """Nothing is sorted: each batch would cost as much as all that is left."""
+    process = start()
+    process.claim()
+    process.append(*(Entry(b"%d" % number, b"") for number in range(3_000)))
+    process.serve(1)
+    with process.restorer._tables.lent() as db:
+        plan = str(db.execute(f"EXPLAIN {READ}", (1, 0, END, 1_000)).fetchall())
+    assert "Index Scan using sidecar_delay_record_by_seq" in plan
+    assert "Sort" not in plan
+
+
+def test_the_rights_on_the_tables_are_enough(start: Callable[[], Process], postgresql: Database) -> None:
+    """A user who may not make tables is told so, and works with those that somebody else has made."""
+    other, url = unique("user").replace("-", "_"), start().url
+    schema = url.rsplit("%3D", 1)[1]
+    limited = re.sub(r"//[^@/]*@", f"//{other}@", url)
+    with postgresql.connect() as db:
+        db.execute(f"CREATE ROLE {other} LOGIN PASSWORD 'limited'")
+        db.execute(f"GRANT USAGE ON SCHEMA {schema} TO {other}")
+        with closing(Process(limited, "limited")) as process:
+            with pytest.raises(UnavailableError, match="permission denied for schema"):
+                process.claim()
+            with closing(Process(url, postgresql.password)) as owner:
+                owner.claim()
+            db.execute(f"GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA {schema} TO {other}")
+            process.claim()
+            process.append(Entry(b"a", b"1"), Entry(b"b", b"2"))
+            process.append(Entry(b"a", None), Entry(b"b", b"3"))
+            process.serve(2)
+            assert [record.value for record in process.read()] == [b"3"]

@@ -14,7 +14,13 @@ DELAYED = MISTAKES / "delayed"
 SCHEDULES, JOBS = 625, 2
 STORES = pytest.mark.parametrize(
     "kind",
-    [f"{kind}{hosts}" for kind in ("delayed", "changelog", "parked", "parked-changelog") for hosts in ("", "-3")],
+    [
+        *(f"{kind}{hosts}" for kind in ("delayed", "changelog", "parked", "parked-changelog") for hosts in ("", "-3")),
+        "postgresql",
+        "postgresql-3",
+        "postgresql-bare",
+        "parked-postgresql-3",
+    ],
 )
 
 

@@ -36,8 +36,8 @@ TABLES = {
     "sidecar_delay_partition": PARTITION_TABLE,
     "sidecar_delay_record": RECORD_TABLE,
 }
-SETTINGS = ("enable_seqscan = off",)
-"""Each row is found by its key, whatever the statistics of a table that just grew say."""
+SETTINGS = ("enable_seqscan = off", "enable_bitmapscan = off")
+"""Rows are found by an index, in its order, whatever the statistics of a table that just grew say."""
 FIND = """
 SELECT place, id FROM sidecar_delay_partition, sidecar_delay_store
 WHERE consumer_group = %s AND topic = %s AND broker = %s AND partition = %s
