@@ -67,6 +67,7 @@ def test_a_database_that_is_down_is_waited_for(kafka: Broker, tmp_path: Path) ->
             assert receiver.rows() == []
             server.start()
             wait_until(lambda: len(receiver.rows()) == 301, 60, "all arrive", detail=daemon.log_tail)
+            wait_until(lambda: not daemon.status()["problems"], 30, "no problem is left", detail=daemon.log_tail)
             finish(kafka, daemon, 60)
         assert len({row[-1] for row in receiver.rows()}) == 301
 
