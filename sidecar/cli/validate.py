@@ -136,7 +136,9 @@ def _delays(settings: Settings, shown: dict[str, Any]) -> list[str]:
     if settings.delay is None:
         return []
     delay, where = shown["delay"], "on the local disk"
-    if changelog := settings.delay.changelog:
+    if settings.delay.store == "postgresql":
+        where = f"in PostgreSQL, {where} too"
+    elif changelog := settings.delay.changelog:
         names = changelog.names(settings.source.kafka) or [changelog.topic]
         where = f"in the topic {names[0]}{' and others' if len(settings.source.kafka.topics) > 1 else ''}, {where} too"
     topics = "".join(f", {topic} for {fixed}" for topic, fixed in delay["topics"].items())

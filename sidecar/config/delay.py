@@ -17,6 +17,7 @@ from pydantic import (
 
 from sidecar.config.base import Int, Model, Text, matching, problem, words
 from sidecar.config.marks import Kind
+from sidecar.config.postgresql import Database
 from sidecar.config.source.kafka import TOPIC, KafkaSource
 from sidecar.config.source.rocketmq import TOPIC as ROCKETMQ_TOPIC
 from sidecar.config.source.rocketmq import RocketMqSource
@@ -36,8 +37,8 @@ _PLACEHOLDER = re.compile(r"\{[^{}]*\}")
 
 
 def _store(value: Any) -> str:
-    if value not in ("changelog", "local"):
-        raise ValueError("must be changelog or local")
+    if value not in ("changelog", "local", "postgresql"):
+        raise ValueError("must be changelog, local or postgresql")
     return str(value)
 
 
@@ -123,16 +124,22 @@ class Delay(Model):
         description="What becomes of a message whose due time cannot be read: `dead_letter`, or `now`, which delivers "
         "it without delay.",
     )
-    store: Annotated[Literal["changelog", "local"], BeforeValidator(_store)] = Field(
+    store: Annotated[Literal["changelog", "local", "postgresql"], BeforeValidator(_store)] = Field(
         default="changelog",
         description="Where messages wait: `changelog`, in a compacted topic, from which the next owner of a partition "
-        "restores them; or `local`, in `state.dir`, for this process only. For RocketMQ, `local` is the default, and "
-        "there is no `changelog`.",
+        "restores them; `postgresql`, in a database, from which it does the same; or `local`, in `state.dir`, for this "
+        "process only. For RocketMQ, `local` is the default, and there is no `changelog`.",
     )
     changelog: Changelog | None = Field(
         default=None,
         validate_default=True,
         description="The compacted topics of `delay.store: changelog`.",
+    )
+    postgresql: Database | None = Field(
+        default=None,
+        validate_default=True,
+        description="The database of `delay.store: postgresql`, which needs the extra `postgresql`. Defaults to that "
+        "of `dedup.ledger`.",
     )
     disk_max_bytes: Annotated[int, _DISK] = Field(
         default=50 << 30, alias="disk_max", description="Maximum space that waiting messages take up in `state.dir`."
@@ -160,24 +167,48 @@ class Delay(Model):
                 f"cannot be used with client: {source.client}: the broker may give a message that is held here to "
                 "another member too, and no commit tells who has it; use client: remoting"
             )
-        text = "needs source.kafka; with source.rocketmq use store: local"
+        text = "needs source.kafka; with source.rocketmq use store: local or store: postgresql"
         given = {"store": self.store, "changelog": self.changelog}
-        named = [key for key in self.model_fields_set & given.keys() if given[key] not in ("local", None)]
+        possible = ("local", "postgresql", None)
+        named = [key for key in self.model_fields_set & given.keys() if given[key] not in possible]
         errors = [problem(text, "changelog", key) for key in sorted(named)]
         text = f"is not read by source.rocketmq.topics ({', '.join(source.topics)}): add it there"
         unread = [topic for topic in self.topics_ms if topic not in source.topics]
         errors += [problem(text, self.topics_ms, "topics", topic) for topic in unread]
         if errors:
             raise ValidationError.from_exception_data("delay", errors)
-        return self.model_copy(update={"store": "local", "changelog": None})
+        return self if self.store == "postgresql" else self.model_copy(update={"store": "local", "changelog": None})
+
+    def in_database(self, default: Database | None) -> Self:
+        """These settings with a database, if the store needs one.
+
+        Args:
+            default: The one that is used if none is named.
+
+        Raises:
+            ValidationError: There is none.
+        """
+        if self.store != "postgresql" or self.postgresql is not None:
+            return self
+        if default is None:
+            text = "is required with store: postgresql, unless dedup.ledger.postgresql names a database"
+            raise ValidationError.from_exception_data("delay", [problem(text, None, "postgresql")])
+        return self.model_copy(update={"postgresql": Database(url=default.url, password=default.password)})
 
     @field_validator("changelog")
     @classmethod
     def _of_this_store(cls, changelog: Changelog | None, info: ValidationInfo) -> Changelog | None:
         store = info.data.get("store")
-        if store == "local" and changelog is not None:
+        if store in ("local", "postgresql") and changelog is not None:
             raise ValueError("needs delay.store: changelog")
         return Changelog() if store == "changelog" and changelog is None else changelog
+
+    @field_validator("postgresql")
+    @classmethod
+    def _of_that_store(cls, database: Database | None, info: ValidationInfo) -> Database | None:
+        if info.data.get("store") in ("local", "changelog") and database is not None:
+            raise ValueError("needs delay.store: postgresql")
+        return database
 
     @model_validator(mode="after")
     def _fixed_below_longest(self) -> Self:

@@ -2,31 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from typing import Annotated
-from urllib.parse import parse_qs, urlsplit
 
-from pydantic import AfterValidator, Field
+from pydantic import Field
 
-from sidecar.config.base import Model, OneOf, Secret, Text
+from sidecar.config.base import Model, OneOf
+from sidecar.config.postgresql import Database
 from sidecar.config.units import Duration
 
 CLAIM_TIMEOUT = Duration("1s", "1d")
-
-
-def _url(url: str) -> str:
-    if not re.fullmatch(r"[\x21-\x7e]+", url):
-        raise ValueError("has spaces or characters outside ASCII: percent-encode them")
-    try:
-        parts = urlsplit(url)
-        secret = parts.password is not None or "password" in parse_qs(parts.query)
-    except ValueError:
-        raise ValueError("has a host or port that cannot be read") from None
-    if parts.scheme not in ("postgresql", "postgres"):
-        raise ValueError("needs postgresql://USER@HOST:PORT/DATABASE")
-    if secret:
-        raise ValueError("must not carry the password: put it under dedup.ledger.postgresql.password")
-    return url
 
 
 class Remembering(Model):
@@ -47,13 +31,8 @@ class SqliteLedger(Remembering):
     """A file in the state folder: for one process, or where all copies of a message go to the same one."""
 
 
-class PostgresqlLedger(Remembering):
+class PostgresqlLedger(Database, Remembering):
     """A table that all sidecars of a group share, on whatever host; other groups have tables of their own."""
-
-    url: Annotated[Text, AfterValidator(_url)] = Field(
-        description="Database URL, `postgresql://USER@HOST:PORT/DATABASE`; libpq parameters may follow a `?`."
-    )
-    password: Secret | None = Field(default=None, description="Password of the user; `file:PATH` reads it from a file.")
 
 
 class Ledger(OneOf):

@@ -211,6 +211,9 @@ class Settings(Model):
         if delay is None or "source" not in info.data:
             return delay
         source = info.data["source"]
+        if "dedup" in info.data:
+            ledger = info.data["dedup"].ledger
+            delay = delay.in_database(None if ledger is None else ledger.postgresql)
         if source.rocketmq:
             return delay.for_rocketmq(source.rocketmq)
         text = f"is not read by source.kafka.topics ({', '.join(source.kafka.topics)}): add it there"
@@ -239,6 +242,11 @@ class Settings(Model):
             text = "needs the section delay, in whose store batches wait: add delay: {}"
         elif info.data["dedup"].ledger is not None:
             text = "cannot be used with dedup.ledger so far: the claims of waiting batches would expire"
+        elif info.data["delay"].store == "postgresql" and "source" in info.data and info.data["source"].rocketmq:
+            text = (
+                "cannot be used with source.rocketmq and delay.store: postgresql: the offset does not tell which "
+                "batches are parked, and the state folder stays at its host; use delay.store: local"
+            )
         if text:
             raise ValidationError.from_exception_data("retry", [problem(text, None, "park_after")])
         return retry

@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Sequence
 
+import structlog
+
 from sidecar.core.pipeline.pipeline import Pipeline
 from sidecar.core.records import Run, TopicPartition
 from sidecar.daemon.delays.delays import Delays
@@ -13,6 +15,8 @@ from sidecar.daemon.ids import IdKeeper, IdsSorted, Taken
 from sidecar.daemon.snapshots import Snapshots
 from sidecar.sources.base import Assignment, ReadPast, Settled, Source
 from sidecar.state.interface import PartitionSnapshot
+
+log = structlog.get_logger()
 
 BUSY_POLL_S, OPEN_POLL_S, DUE_POLL_S = 0.005, 0.02, 0.001
 
@@ -117,6 +121,9 @@ class Feed:
         """Pass new messages to the core, and those that are due; calls the source's listener meanwhile."""
         for taken in () if self._takeovers is None else self._takeovers.proved():
             self._go_on(taken)
+        for tp, reason in ({} if self._takeovers is None else self._takeovers.stale()).items():
+            log.warning("partition.reloaded", **tp.fields(), reason=reason)
+            self._source.reload(tp)
         if self._delays is not None:
             self._delays.poll(time.monotonic() * 1000, time.time_ns() // 1_000_000)
         patience_s = self._patience_s()

@@ -152,6 +152,7 @@ class Record:
         if self.left_behind:
             tp, others = min(self.left_behind), len(self.left_behind) - 1
             more = f" and of {others} more" if others else ""
-            yield Problem("delay", f"the changelog of {tp}{more} may hold messages: set delay.store to changelog again")
+            cure = "set delay.store to changelog again, or to postgresql"
+            yield Problem("delay", f"the changelog of {tp}{more} may hold messages: {cure}")
         if self._damaged is not None and now_s - self._damaged[0] < TOLD_S:
             yield Problem("state_damaged", f"stored data was damaged or lost: {self._damaged[1]}")

@@ -13,6 +13,7 @@ from psycopg import Connection
 
 from sidecar.core.claims import Claimed, Entry, Exchanged, Mark, State, Want, decide, keys_in
 from sidecar.ledger.interface import GIVEN_FOR_MS, MISSED_FOR_MS, MISSED_MAX, LedgerError
+from sidecar.postgresql import LOCK, connect, text_of
 
 T = TypeVar("T")
 
@@ -20,26 +21,12 @@ RACES_MAX = 5
 """Number of times that another process may insert a key between the two statements, before the claim is put off."""
 ROWS_MAX = 1_000
 """Limit of rows in one statement, so that none takes long for a large batch; the transaction is still one."""
-PATIENCE_MS = 5_000
 SETTINGS = (
-    f"statement_timeout = {PATIENCE_MS}",
-    # A host that is lost during a claim would hold its rows for the two hours of the server's TCP timeout.
-    f"idle_in_transaction_session_timeout = {2 * PATIENCE_MS}",
     # Each row is found by its key: this forces the index, whatever the statistics of a table that just grew say.
     "enable_seqscan = off",
     "enable_hashjoin = off",
     "enable_mergejoin = off",
 )
-# A lost server is noticed within some 10 s; its answers may take half of that.
-CONNECTION: dict[str, Any] = {
-    "connect_timeout": 5,
-    "tcp_user_timeout": 10_000,
-    "keepalives_idle": 5,
-    "keepalives_interval": 2,
-    "keepalives_count": 3,
-    "application_name": "sidecar",
-}
-LOCK = 0x51DECA2
 # One table for each group: a key that one group forgets, by its own `keep` and capacity, another may still need.
 LEDGER_TABLE = """
 CREATE TABLE {table} (
@@ -185,30 +172,13 @@ class PostgresqlLedger:
     @contextmanager
     def _transaction(self) -> Iterator[Connection[Any]]:
         try:
-            db = self._connection = self._connection or self._open()
+            db = self._connection = self._connection or connect(self._url, self._password, self._tables, SETTINGS)
             with db.transaction():
                 yield db
         except psycopg.Error as error:
             self.close()
-            text = " ".join(str(error).split())
-            raise LedgerError(f"postgresql: {text}", hint="check the server, dedup.ledger.postgresql.url") from error
-
-    def _open(self) -> Connection[Any]:
-        password: dict[str, Any] = {"password": self._password} if self._password else {}
-        # Not prepared: a plan that was made for a few rows would be used for many.
-        db = psycopg.connect(self._url, autocommit=True, prepare_threshold=None, **CONNECTION, **password)
-        for setting in SETTINGS:
-            db.execute(f"SET {setting}")
-        with db.transaction():
-            db.execute("SELECT pg_advisory_xact_lock(%s)", [LOCK])
-            for table, statements in self._tables.items():
-                # Checked first, since IF NOT EXISTS needs the right to create even if there is nothing to create.
-                if db.execute("SELECT to_regclass(%s) IS NULL", [table]).fetchone() == (True,):
-                    db.execute(statements)
-            mode = db.execute("SHOW synchronous_commit").fetchone()
-        if mode == ("off",):  # if a server crash forgot a claim, a message could be delivered twice
-            db.execute("SET synchronous_commit = on")
-        return db
+            hint = "check the server, dedup.ledger.postgresql.url"
+            raise LedgerError(f"postgresql: {text_of(error)}", hint=hint) from error
 
     def close(self) -> None:
         """Close the connection."""

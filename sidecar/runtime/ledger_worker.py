@@ -171,8 +171,7 @@ def _open(settings: LedgerSettings, group: str, folder: Path) -> Ledger:
         return SqliteLedger(folder, _tell_damage)
     with extra("postgresql", "dedup.ledger.postgresql", "psycopg"):
         from sidecar.ledger.postgresql import PostgresqlLedger
-    password = settings.postgresql.password
-    return PostgresqlLedger(settings.postgresql.url, group, password.get_secret_value() if password else "")
+    return PostgresqlLedger(settings.postgresql.url, group, settings.postgresql.secret)
 
 
 def _tell_damage(damage: Damage) -> None:

@@ -60,6 +60,9 @@ class Assignment:
         settled: The state folder's window above the watermark, if it is valid.
         held_below: Delayed messages below this offset that this host's store has stay there: no other member read them.
             Only if owners hand on nothing but the offset, and the incarnation is new; else the state tells.
+        continues: Whether the state is the last owner's as far as this host knows, though the incarnation may be new,
+            since owners hand on nothing but the offset.
+        end: The end of the log, if owners hand on nothing but the offset.
     """
 
     tp: TopicPartition
@@ -72,6 +75,8 @@ class Assignment:
     lineage: Lineage = field(default_factory=Lineage)
     settled: Settled | None = None
     held_below: int | None = None
+    continues: bool = False
+    end: int | None = None
 
 
 class Listener(Protocol):

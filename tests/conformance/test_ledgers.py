@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
+from sidecar import postgresql as connections
 from sidecar.config.ledger import Ledger as Settings
 from sidecar.core.claims import DUPLICATE, HELD, Mark, State, Want, place_of
 from sidecar.core.records import TopicPartition
-from sidecar.ledger import postgresql as postgresql_ledger
 from sidecar.ledger.interface import MISSED_MAX, Ledger, LedgerError
 from sidecar.ledger.memory import MemoryLedger
 from sidecar.ledger.postgresql import PostgresqlLedger
@@ -304,8 +304,8 @@ def test_tables_that_somebody_else_made(postgresql: Database) -> None:
 @pytest.mark.parametrize("world", ["postgresql"], indirect=True)
 def test_who_stands_still_in_a_claim_lets_go(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """A process that stops between two statements, as when its host is lost, holds its keys for some seconds."""
-    settings = [one.replace("session_timeout = 10000", "session_timeout = 300") for one in postgresql_ledger.SETTINGS]
-    monkeypatch.setattr(postgresql_ledger, "SETTINGS", settings)
+    settings = [one.replace("session_timeout = 10000", "session_timeout = 300") for one in connections.SETTINGS]
+    monkeypatch.setattr(connections, "SETTINGS", settings)
     world.ledger.claim([want(1)], SHORT_MS)
     stands, goes_on, write = threading.Event(), threading.Event(), PostgresqlLedger._write
 

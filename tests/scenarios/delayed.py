@@ -104,6 +104,7 @@ def delayed_kills(
     store: str = "local",
     forgets: bool = False,
     seed: int = 1,
+    delay: Mapping[str, Any] | None = None,
 ) -> Finding:
     """Produce messages that fall due while the daemon is killed at random instants; what arrived, how early, how often.
 
@@ -116,6 +117,7 @@ def delayed_kills(
         store: `delay.store`.
         forgets: Whether the daemon's folder is deleted at each kill.
         seed: Of due times and instants.
+        delay: More of the section `delay`.
 
     Raises:
         AssertionError: A message came before it was due.
@@ -124,7 +126,7 @@ def delayed_kills(
     (topic,) = new_topics(broker, 1, PARTITIONS)
     with Receiver(out=folder / unique("rows")) as receiver:
         config = configuration(
-            broker, [topic], receiver.url, "*", batch=dict(SMALL_BATCHES), delay={"store": store},
+            broker, [topic], receiver.url, "*", batch=dict(SMALL_BATCHES), delay={"store": store, **(delay or {})},
         )  # fmt: skip
         with Daemon(folder, config, name=unique("delayed")) as daemon:
             messages_due = Dues.spread(topic, messages, spread_s, chance, every=4)

@@ -55,7 +55,9 @@ class Takeover:
         return None if at_ms is None else (at_ms - self.assigned_ms) / 1_000
 
 
-def takeovers(broker: Broker, folder: Path, messages: int, times: int, *, seed: int = 1) -> Finding:
+def takeovers(
+    broker: Broker, folder: Path, messages: int, times: int, *, seed: int = 1, delay: Mapping[str, Any] | None = None
+) -> Finding:
     """Two members with folders of their own; in turns, one is killed while messages fall due, and comes back.
 
     Args:
@@ -64,6 +66,7 @@ def takeovers(broker: Broker, folder: Path, messages: int, times: int, *, seed: 
         messages: All have a due time.
         times: The number of kills.
         seed: Of due times and instants.
+        delay: The section `delay`.
 
     Raises:
         AssertionError: A message came early, or no member took over.
@@ -71,7 +74,7 @@ def takeovers(broker: Broker, folder: Path, messages: int, times: int, *, seed: 
     begun, chance, done = time.monotonic(), random.Random(seed), list[Takeover]()
     (topic,) = new_topics(broker, 1, PARTITIONS)
     with Receiver(out=folder / unique("rows")) as receiver:
-        group = _group(broker, topic, receiver, folder)
+        group = _group(broker, topic, receiver, folder, delay or {})
         with ended_after(group):
             _start(group)
             dues = Dues.spread(topic, messages, BETWEEN_S * times, chance)
@@ -98,7 +101,9 @@ def takeovers(broker: Broker, folder: Path, messages: int, times: int, *, seed: 
     return Finding(kind, times, messages, found, time.monotonic() - begun, notes)
 
 
-def zombies(broker: Broker, folder: Path, messages: int, times: int, *, seed: int = 1) -> Finding:
+def zombies(
+    broker: Broker, folder: Path, messages: int, times: int, *, seed: int = 1, delay: Mapping[str, Any] | None = None
+) -> Finding:
     """Two members; in turns, one stands still for longer than its session while an operator cancels and releases.
 
     Args:
@@ -107,6 +112,7 @@ def zombies(broker: Broker, folder: Path, messages: int, times: int, *, seed: in
         messages: All have a due time.
         times: How often.
         seed: Of due times, requests and instants.
+        delay: The section `delay`.
 
     Raises:
         AssertionError: A message came early that was not to be released, or no member took over.
@@ -114,7 +120,7 @@ def zombies(broker: Broker, folder: Path, messages: int, times: int, *, seed: in
     begun, chance = time.monotonic(), random.Random(seed)
     (topic,) = new_topics(broker, 1, PARTITIONS)
     with Receiver(out=folder / unique("rows")) as receiver:
-        group = _group(broker, topic, receiver, folder)
+        group = _group(broker, topic, receiver, folder, delay or {})
         with ended_after(group):
             _start(group)
             dues = Dues.spread(topic, messages, (STANDSTILL_S + BETWEEN_S) * times, chance)
@@ -202,8 +208,8 @@ def _left(broker: Broker, name: str) -> int:
     return left
 
 
-def _group(broker: Broker, topic: str, receiver: Receiver, folder: Path) -> list[Daemon]:
-    config = configuration(broker, [topic], receiver.url, "*", batch=dict(SMALL_BATCHES), delay={})
+def _group(broker: Broker, topic: str, receiver: Receiver, folder: Path, delay: Mapping[str, Any]) -> list[Daemon]:
+    config = configuration(broker, [topic], receiver.url, "*", batch=dict(SMALL_BATCHES), delay=dict(delay))
     return [Daemon(folder, config, name=f"{name}-{unique('of')}") for name in ("one", "other")]
 
 

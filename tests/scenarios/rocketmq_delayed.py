@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import random
+import shutil
+import signal
 import time
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -76,11 +79,29 @@ class DelayedFlow:
 
 def delayed_configuration(node: Node, topic: str, group: str, url: str, **change: Any) -> dict[str, Any]:
     """Small batches, and the default store."""
-    return configuration(node, topic, group, url, delay={}, **change)
+    return configuration(node, topic, group, url, **({"delay": {}} | change))
 
 
-def kills(node: Node, folder: Path, messages: int, times: int, *, spread_s: float, seed: int = 1) -> Finding:
+def kills(
+    node: Node,
+    folder: Path,
+    messages: int,
+    times: int,
+    *,
+    spread_s: float,
+    seed: int = 1,
+    delay: Mapping[str, Any] | None = None,
+) -> Finding:
     """Killed by SIGKILL at random instants while messages fall due, its state kept: each once, and none early.
+
+    Args:
+        node: The node.
+        folder: For the daemon's files.
+        messages: Three quarters of them have a due time.
+        times: The number of kills.
+        spread_s: They fall due within this time.
+        seed: Of due times and instants.
+        delay: The section `delay`.
 
     Raises:
         AssertionError: A message came before it was due.
@@ -89,7 +110,8 @@ def kills(node: Node, folder: Path, messages: int, times: int, *, spread_s: floa
     topic, group = node.create_topic(unique("topic"), QUEUES), unique("group")
     flow = DelayedFlow(node, topic, seed)
     with Receiver(out=folder / unique("rows")) as receiver:
-        with Daemon(folder, delayed_configuration(node, topic, group, receiver.url), name=group) as daemon:
+        config = delayed_configuration(node, topic, group, receiver.url, delay=dict(delay or {}))
+        with Daemon(folder, config, name=group) as daemon:
             flow.send(messages, 0, int(spread_s * 1000))
             for _ in range(times):
                 time.sleep(chance.uniform(0, spread_s / times))  # the instant is random: there is nothing to wait for
@@ -104,15 +126,18 @@ def kills(node: Node, folder: Path, messages: int, times: int, *, spread_s: floa
     return Finding("RocketMQ: delayed, `kill -9`", times, messages, found, time.monotonic() - begun, notes)
 
 
-def moves(node: Node, folder: Path, messages: int, *, is_killed: bool) -> Finding:
-    """Queues move to another member and back: what each held comes once, from its own disk.
+def heirs(
+    node: Node, folder: Path, messages: int, times: int, delay: Mapping[str, Any], *, stands_still: bool = False
+) -> Finding:
+    """Two members with folders of their own; one is killed while messages fall due, and comes back without its folder.
 
     Args:
         node: The node.
         folder: For the daemons' files.
-        messages: So many are sent three times.
-        is_killed: Whether the first member is killed, before it could commit anything that it held: the other one
-            holds that too, and the first drops it when it has the queues again.
+        messages: All have a due time.
+        times: How often.
+        delay: The section `delay`.
+        stands_still: Whether it stands still instead, until the other one has its queues, and goes on then.
 
     Raises:
         AssertionError: A message came before it was due.
@@ -121,7 +146,66 @@ def moves(node: Node, folder: Path, messages: int, *, is_killed: bool) -> Findin
     topic, group = node.create_topic(unique("topic"), QUEUES), unique("group")
     flow = DelayedFlow(node, topic)
     with Receiver(out=folder / unique("rows")) as receiver:
-        config = delayed_configuration(node, topic, group, receiver.url)
+        config = delayed_configuration(node, topic, group, receiver.url, delay=dict(delay))
+        members = [Daemon(folder, config, name=f"{group}-{name}") for name in ("first", "second")]
+        with ended_after(members):
+            for member in members:
+                member.start()
+            for number in range(times):
+                victim, heir = members[number % 2], members[1 - number % 2]
+                for member in members:
+                    _await(member, QUEUES // 2, None)
+                flow.send(messages, 2_000, 12_000, undelayed=messages + 1)
+                wait_until(
+                    lambda: _delayed(members[0]) + _delayed(members[1]) > messages // 2, PATIENCE_S, "they are held"
+                )
+                wait_until(lambda: flow.missing(receiver) < messages * 3 // 4, PATIENCE_S, "some fall due")
+                names = set(node.members(group))
+                if stands_still:
+                    victim.process.send_signal(signal.SIGSTOP)
+                else:
+                    victim.kill9()
+                    shutil.rmtree(victim.state_dir)
+                    wait_until(lambda: len(node.members(group)) == 1, PATIENCE_S, "the broker misses it")
+                    (name,) = names - set(node.members(group))
+                    _unlock(node, group, name, topic)
+                _await(heir, QUEUES, None)
+                if stands_still:
+                    victim.process.send_signal(signal.SIGCONT)
+                else:
+                    victim.start()
+            wait_until(
+                lambda: flow.missing(receiver) == 0, PATIENCE_S, "all has arrived",
+                detail=lambda: (flow.missing(receiver), members[0].log_tail(), members[1].log_tail()),
+            )  # fmt: skip
+            for member in members:
+                member.stop()
+        found = flow.tally(receiver)
+    kind = f"RocketMQ: delayed, 2 members, one {'stands still' if stands_still else '`kill -9` and its folder deleted'}"
+    return Finding(kind, times, messages * times, found, time.monotonic() - begun)
+
+
+def moves(
+    node: Node, folder: Path, messages: int, *, is_killed: bool, delay: Mapping[str, Any] | None = None
+) -> Finding:
+    """Queues move to another member and back: what each held comes once, from its own disk.
+
+    Args:
+        node: The node.
+        folder: For the daemons' files.
+        messages: So many are sent three times.
+        is_killed: Whether the first member is killed, before it could commit anything that it held: the other one
+            holds that too, and the first drops it when it has the queues again.
+        delay: The section `delay`.
+
+    Raises:
+        AssertionError: A message came before it was due.
+    """
+    begun = time.monotonic()
+    topic, group = node.create_topic(unique("topic"), QUEUES), unique("group")
+    flow = DelayedFlow(node, topic)
+    with Receiver(out=folder / unique("rows")) as receiver:
+        config = delayed_configuration(node, topic, group, receiver.url, delay=dict(delay or {}))
         first, second = (Daemon(folder, config, name=f"{group}-{name}") for name in ("first", "second"))
         with ended_after([first, second]):
             if is_killed:

@@ -49,6 +49,7 @@ from sidecar.daemon.delays.questions import One, Question
 from sidecar.daemon.delays.takeovers import Adopt, TakeoverEnded, Takeovers
 from sidecar.daemon.delays.writing import Synced
 from sidecar.delay.changelog.epochs import counts
+from sidecar.delay.changelog.interface import Restorer
 from sidecar.delay.changelog.store import ChangelogStore
 from sidecar.delay.columns import BothColumns
 from sidecar.delay.disk.blocks import Held
@@ -59,6 +60,7 @@ from tests.simulation.broker import BrokenPromiseError
 from tests.simulation.cancelling import Cancelling
 from tests.support.held_store import ModelStore
 from tests.support.model_changelog import ModelCache, ModelChangelog, ModelLog
+from tests.support.model_table import ModelAppender, ModelTable, ModelTables
 
 TP = TopicPartition("t", 0)
 LENGTH = 60
@@ -237,6 +239,11 @@ class Host:
         self.jobs: list[Callable[[], None]] = []
         self.journal: list[int] = world.journal
         self.alive = False
+        self.folder: tuple[int, PartitionState] | None = None
+        """Incarnation and state in the state folder, if the source hands on nothing but the offset."""
+        self.early: int | None = None
+        """The offset that it learned before the last owner had ended."""
+        self.incarnation = self.told = 0
 
     # The process
 
@@ -260,11 +267,17 @@ class Host:
     def _with_changelog(self, log: ModelLog) -> Takeovers:
         taken = self.disk.taken
         disk = self.disk.restarted(self._chance) if isinstance(self.disk, ModelCache) else ModelCache(self._number + 1)
-        self.disk, self.changelog, self.jobs = disk, ModelChangelog(log), []
+        self.disk, self.jobs = disk, []
+        restorer: Restorer = log
+        if isinstance(log, ModelTable):
+            restorer = tables = ModelTables(log)
+            self.changelog = ModelAppender(tables)
+        else:
+            self.changelog = ModelChangelog(log)
         self.store = store = ChangelogStore(disk, self.changelog, self._world.clock, self.plan.entries_max)
         self.disk.taken = taken
         return Takeovers(
-            store, log, partial(name_of, "g"), self.jobs.append, self, self._world.wall_ms, self._world.clock
+            store, restorer, partial(name_of, "g"), self.jobs.append, self, self._world.wall_ms, self._world.clock
         )
 
     def put(self, told: Adopt | TakeoverEnded) -> None:
@@ -288,17 +301,31 @@ class Host:
 
     def take(self) -> None:
         """Go on from the broker's commit."""
-        broker = self._world.broker
-        scope = f"s{broker.incarnation}"
-        found = Assignment(
-            TP, scope, broker.state, "topic", broker.incarnation, resumed=True, read_from=broker.state.watermark
-        )
-        self.position = broker.state.watermark
+        found = self._bare() if self._world.bare else self._committed()
+        self.incarnation, self.position = found.incarnation, found.state.watermark
         self.paused: frozenset[TopicPartition] = frozenset()
         if self.delays.takeovers is None:
             self._give(found)
         else:
             self.delays.takeovers.begin(found, None)
+
+    def _committed(self) -> Assignment:
+        """What the broker's commit tells."""
+        broker = self._world.broker
+        state, incarnation = broker.state, broker.incarnation
+        return Assignment(TP, f"s{incarnation}", state, "topic", incarnation, resumed=True, read_from=state.watermark)
+
+    def _bare(self) -> Assignment:
+        """What the broker's offset and the state folder tell, as with RocketMQ."""
+        broker, offset, self.early = self._world.broker, self.early, None
+        offset = broker.state.watermark if offset is None else offset
+        if self.folder is not None and self.told <= offset <= self.folder[1].watermark:
+            incarnation, state = self.folder
+        else:
+            broker.incarnation += 1
+            incarnation, state = broker.incarnation, PartitionState(offset, offset)
+        found = Assignment(TP, f"s{incarnation}", state, "", incarnation, resumed=True, read_from=state.watermark)
+        return replace(found, continues=True, end=LENGTH)
 
     def _give(self, found: Assignment) -> None:
         if self.plan.reading.ids is not None:
@@ -336,6 +363,8 @@ class Host:
 
     def step(self, effects_max: int = 1_000_000) -> None:
         """Let the core step."""
+        if self.delays.takeovers is not None and self.delays.takeovers.stale():
+            self.reload()
         self.delays.tend(self._world.now_ms)
         for effect in self.pipeline.step(self._world.now_ms)[:effects_max]:
             match effect:
@@ -397,9 +426,15 @@ class Host:
     def _land(self, items: Sequence[CommitItem]) -> bool:
         broker = self._world.broker
         for item in items:
-            if broker.owner is not self or item.scope != f"s{broker.incarnation}":
+            if self._world.bare and item.scope == f"s{self.incarnation}":
+                self.folder = self.incarnation, item.state
+                if self._chance() < 0.05:
+                    return False
+            if broker.owner is not self or item.scope != f"s{self.incarnation}":
                 return False
-            broker.state = item.state
+            if not self._world.bare and self.incarnation != broker.incarnation:
+                return False
+            broker.state, self.told = item.state, item.state.watermark
             self._check_watermark(item.state)
             self._world.settled(self, item.state.watermark)
         return True
@@ -521,9 +556,21 @@ class World:
         hosts: The number of hosts.
         shared: Whether they share a changelog.
         parks: Whether groups fail for long, and their parts are parked.
+        fenced: Whether the changelog fences.
+        bare: Whether owners hand on nothing but the offset, and keep the rest in state folders.
     """
 
-    def __init__(self, seed: int, hosts: int, *, shared: bool = False, parks: bool = False) -> None:
+    def __init__(
+        self,
+        seed: int,
+        hosts: int,
+        *,
+        shared: bool = False,
+        parks: bool = False,
+        fenced: bool = False,
+        bare: bool = False,
+    ) -> None:
+        self.bare = bare
         self.plan = Circumstances.of(seed)
         self._outages = 0.02 if parks else 0.0
         if parks:
@@ -534,7 +581,7 @@ class World:
         self.chance = self._r.random
         self.now_ms = 0.0
         self._skew_ms = self._error_ms = 0
-        self.log = ModelLog(self.chance) if shared else None
+        self.log = ModelTable(self.chance) if fenced else ModelLog(self.chance) if shared else None
         self.broker, self.receiver = Broker(), Receiver()
         self._named = 0
         """The last epoch in a commit."""
@@ -591,6 +638,8 @@ class World:
     def _held(self, state: PartitionState) -> list[Held]:
         if self.log is None:
             return [held for host in self.hosts for held in host.disk.durable()]
+        if isinstance(self.log, ModelTable):
+            return [each for _, each in self.log.messages()]
         self._named = max(self._named, state.stores.epoch)  # a reset removes it
         return [each for offset, each in self.log.messages() if counts(self._named, offset, each.epoch)]
 
@@ -647,6 +696,8 @@ class World:
         stored = self.receiver.stored
         self._cancelling.check(offset)
         self._deliveries[offset] += 1
+        if self.bare and "+delayed" not in name:
+            self._allowed[offset] = LENGTH  # the known limit: names do not survive a move
         if self._deliveries[offset] > self._allowed.get(offset, 1):
             raise BrokenPromiseError("twice", f"{offset} as {name} and {stored[offset]}")
         stored[offset] = name
@@ -721,6 +772,10 @@ class World:
         if self.chance() < 0.6 or len(self.hosts) == 1:
             owner.die()
         following = self.hosts[int(self.chance() * len(self.hosts))]
+        if following is not owner and self.bare and self.chance() < 0.3:
+            following.early = self.broker.state.watermark
+            if owner.alive:
+                owner.calm()
         if following.alive:
             following.die()
         following.start()
@@ -851,13 +906,22 @@ def _sorted(journal: list[int]) -> Any:
     return {0: [SortedRun.of(rising(journal))]} if journal else {}
 
 
-def run_delayed(seed: int, steps: int = 300, hosts: int = 1, *, shared: bool = False, parks: bool = False) -> int:
+def run_delayed(
+    seed: int,
+    steps: int = 300,
+    hosts: int = 1,
+    *,
+    shared: bool = False,
+    parks: bool = False,
+    fenced: bool = False,
+    bare: bool = False,
+) -> int:
     """Run one schedule; return its number of steps.
 
     Raises:
         BrokenPromiseError: A promise was broken.
     """
-    world = World(seed, hosts, shared=shared, parks=parks)
+    world = World(seed, hosts, shared=shared, parks=parks, fenced=fenced, bare=bare)
     for _ in range(steps):
         world.event()
     world.settle()

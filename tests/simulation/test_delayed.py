@@ -14,7 +14,13 @@ DELAYED = MISTAKES / "delayed"
 SCHEDULES, JOBS = 625, 2
 STORES = pytest.mark.parametrize(
     "kind",
-    [f"{kind}{hosts}" for kind in ("delayed", "changelog", "parked", "parked-changelog") for hosts in ("", "-3")],
+    [
+        *(f"{kind}{hosts}" for kind in ("delayed", "changelog", "parked", "parked-changelog") for hosts in ("", "-3")),
+        "postgresql",
+        "postgresql-3",
+        "postgresql-bare",
+        "parked-postgresql-3",
+    ],
 )
 
 
@@ -50,4 +56,4 @@ def test_mistake_is_found(patch: Path, tmp_path: Path) -> None:
 
 def test_no_mistake_is_lost() -> None:
     """So many are kept at least."""
-    assert len(list(DELAYED.glob("*.patch"))) >= 71
+    assert len(list(DELAYED.glob("*.patch"))) >= 79

@@ -61,12 +61,12 @@ class ModelLog:
     def messages(self) -> Iterator[tuple[int, Held]]:
         """The messages and parked parts that were not removed, with their offsets."""
         for record in {record.key: record for record in self.records}.values():
-            if (held := _held(record)) is not None:
+            if (held := held_of(record)) is not None:
                 yield record.offset, held
 
     def on_the_way(self) -> list[Held]:
         """What dead producers may still append."""
-        found = [_held(entry) for entries in self.late for entry in entries]
+        found = [held_of(entry) for entries in self.late for entry in entries]
         return [held for held in found if held is not None]
 
     # Restorer
@@ -90,7 +90,8 @@ class ModelLog:
             yield records[first : first + size]
 
 
-def _held(entry: Entry | Record) -> Held | None:
+def held_of(entry: Entry | Record) -> Held | None:
+    """The message, or parked part, of a record; None if it is of another kind."""
     if entry.key[:1] != MESSAGE or entry.value is None:
         return None
     position, epoch, origin = read_message_key(entry.key)

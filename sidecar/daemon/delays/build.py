@@ -15,13 +15,14 @@ from sidecar.daemon.delays.owned import name_of
 from sidecar.daemon.delays.takeovers import Adopt, TakeoverEnded, Takeovers
 from sidecar.daemon.delays.writing import Synced
 from sidecar.delay.changelog.cache import LocalCache
+from sidecar.delay.changelog.interface import Changelog, Restorer
 from sidecar.delay.changelog.kafka.producer import KafkaChangelog
 from sidecar.delay.changelog.kafka.restorer import KafkaRestorer
 from sidecar.delay.changelog.kafka.topics import Topics
 from sidecar.delay.changelog.store import ChangelogStore
 from sidecar.delay.interface import HeldStore, Job
 from sidecar.delay.partitions import PartitionStore
-from sidecar.errors import ConfigError
+from sidecar.errors import ConfigError, extra
 from sidecar.runtime.build import rules_hash
 from sidecar.runtime.worker import Inbox, Worker
 from sidecar.sources.base import Tell
@@ -79,15 +80,24 @@ def _open_store(
     inbox: Inbox[Adopt | TakeoverEnded],
     tell: Tell,
 ) -> tuple[HeldStore, Takeovers | None]:
-    if delay.changelog is None:
+    if delay.store == "local":
         return stack.enter_context(closing(PartitionStore(folder / "delay"))), None
-    topics = Topics(settings.source.kafka, delay.changelog, tell, _part_bytes(settings))
-    changelog = stack.enter_context(closing(KafkaChangelog(topics)))
-    restorer = stack.enter_context(closing(KafkaRestorer(topics)))
+    changelog, restorer = _open_changelog(stack, delay, settings, tell)
     store = ChangelogStore(stack.enter_context(closing(LocalCache(folder / "delay-cache"))), changelog)
     worker = Worker("restore", RESTORERS)
     stack.callback(worker.close, PATIENCE_S)
     return store, Takeovers(store, restorer, partial(name_of, settings.source.group_id), worker.do, inbox)
+
+
+def _open_changelog(stack: ExitStack, delay: Delay, settings: Settings, tell: Tell) -> tuple[Changelog, Restorer]:
+    if delay.postgresql is not None:
+        with extra("postgresql", "delay.store: postgresql", "psycopg"):
+            from sidecar.delay.changelog.postgresql.build import open_postgresql
+        return open_postgresql(stack, delay.postgresql, settings.source.group_id)
+    assert delay.changelog is not None
+    topics = Topics(settings.source.kafka, delay.changelog, tell, _part_bytes(settings))
+    changelog = stack.enter_context(closing(KafkaChangelog(topics)))
+    return changelog, stack.enter_context(closing(KafkaRestorer(topics)))
 
 
 def _part_bytes(settings: Settings) -> int:

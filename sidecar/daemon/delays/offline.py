@@ -15,12 +15,13 @@ from typing import Any
 
 from sidecar.config.delay import Changelog as ChangelogSettings
 from sidecar.config.model import Settings
+from sidecar.config.postgresql import Database
 from sidecar.core.records import TopicPartition
 from sidecar.daemon.delays.answers import NOT_HELD, counted, listing, locate, position_of, shown
 from sidecar.daemon.delays.owned import name_of, tp_of
 from sidecar.daemon.delays.questions import Answer, Listing, One, Peeked
 from sidecar.delay.changelog.cache import LocalCache
-from sidecar.delay.changelog.interface import Entry
+from sidecar.delay.changelog.interface import Entry, Restorer
 from sidecar.delay.changelog.kafka.restorer import KafkaRestorer
 from sidecar.delay.changelog.kafka.topics import Topics
 from sidecar.delay.changelog.kafka.unclaimed import Look, Unclaimed, UnclaimedRestorer
@@ -31,6 +32,7 @@ from sidecar.delay.disk.changes import PlacedRow
 from sidecar.delay.interface import ReadStore
 from sidecar.delay.offline.local import OfflineStore
 from sidecar.delay.progress import restored
+from sidecar.errors import extra
 from sidecar.runtime.build import held_groups_of, rules_hash
 from sidecar.state.offset_map import Identity
 
@@ -119,6 +121,8 @@ def open_offline(stack: ExitStack, settings: Settings, is_wanted: IsWanted, tell
         StateError: Its files cannot be read, or there is no space for a copy of what a changelog holds.
     """
     assert settings.delay is not None
+    if settings.delay.postgresql is not None:
+        return _open_postgresql(stack, settings, settings.delay.postgresql, is_wanted, tell)
     if settings.delay.changelog is None:
         return _open_local(settings, tell)
     return _open_changelog(stack, settings, settings.delay.changelog, is_wanted, tell)
@@ -144,10 +148,26 @@ def _open_changelog(
     found = look.run(is_wanted)
     for name in look.missing:
         tell(f"there is no topic {name}: nothing is held in it")
+    return _copied(stack, settings, found, stack.enter_context(closing(KafkaRestorer(topics))), tell)
+
+
+def _open_postgresql(
+    stack: ExitStack, settings: Settings, database: Database, is_wanted: IsWanted, tell: Tell
+) -> Offline:
+    with extra("postgresql", "delay.store: postgresql", "psycopg"):
+        from sidecar.delay.changelog.postgresql.build import open_unclaimed
+    restorer = open_unclaimed(stack, database, settings.source.group_id, _now_ms() << SEQUENCE_BITS)
+    tell(f"no daemon runs here: reading {restorer.where}")
+    return _copied(stack, settings, restorer.find_all(is_wanted), restorer, tell)
+
+
+def _copied(
+    stack: ExitStack, settings: Settings, found: Mapping[TopicPartition, Unclaimed], restorer: Restorer, tell: Tell
+) -> Offline:
     folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="sidecar-delay-"))
     cache = stack.enter_context(closing(LocalCache(Path(folder) / "copy")))
     reading = _Reading(cache, settings.source.group_id, tell)
-    reading.run(found, stack.enter_context(closing(KafkaRestorer(topics))))
+    reading.run(found, restorer)
     return Offline(reading.store, reading.numbers, settings, lambda: None)
 
 
@@ -173,7 +193,7 @@ class _Reading:
         self._done = self._all = 0
         self._told_s = time.monotonic()
 
-    def run(self, found: Mapping[TopicPartition, Unclaimed], restorer: KafkaRestorer) -> None:
+    def run(self, found: Mapping[TopicPartition, Unclaimed], restorer: Restorer) -> None:
         """Read all.
 
         Raises:

@@ -7,7 +7,7 @@ that this owner appends counts for the next one. What comes meanwhile waits here
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from threading import Semaphore
@@ -17,8 +17,10 @@ import structlog
 
 from sidecar.core.records import TopicPartition
 from sidecar.daemon.ids import Taken, overdue
-from sidecar.delay.changelog.interface import Restorer
+from sidecar.delay.changelog.fenced import FencedTakeover
+from sidecar.delay.changelog.interface import FencingRestorer, Restorer
 from sidecar.delay.changelog.notes import Note
+from sidecar.delay.changelog.reach import DoubtError, Handed, Reach
 from sidecar.delay.changelog.records import Lineage, topic_hash
 from sidecar.delay.changelog.store import ChangelogStore
 from sidecar.delay.changelog.takeover import Start, TakenOver, Takeover
@@ -112,6 +114,9 @@ class Takeovers:
         self._attempts: dict[TopicPartition, _Attempt] = {}
         self._reason = ""
         self._adopted_s = -ADOPTING_S
+        self._doubted: dict[TopicPartition, Reach] = {}
+        """What did not fit to the offsets of partitions that the source is asked for again."""
+        self._stale: set[TopicPartition] = set()
 
     @property
     def is_adopting(self) -> bool:
@@ -134,7 +139,8 @@ class Takeovers:
         taken.retry_at_s, tp = None, taken.assignment.tp
         number, note = self._store.begin(self._name_of(tp))
         attempt = self._attempts[tp] = _Attempt(taken, number, note, has_rows=note is not None)
-        self._do(partial(_run, attempt, self._wall_ms() << SEQUENCE_BITS, self._restorer, self._inbox))
+        now, doubted = self._wall_ms() << SEQUENCE_BITS, self._doubted.pop(tp, None)
+        self._do(partial(_run, attempt, now, doubted, self._restorer, self._inbox))
 
     def adopt(self, told: Adopt) -> None:
         """Hand messages to the store."""
@@ -160,6 +166,11 @@ class Takeovers:
         """
         attempt, result = told
         if attempt.is_over:
+            return None
+        if isinstance(result, DoubtError):
+            tp = attempt.taken.assignment.tp
+            self._doubted[tp] = result.reach
+            self._stale.add(tp)
             return None
         if isinstance(result, SidecarError) and not isinstance(result, ConfigError):
             self._failed(attempt, result)
@@ -196,10 +207,16 @@ class Takeovers:
         owned = [tp for tp in self.loading if tp not in self._attempts]
         return [self.loading.pop(tp) for tp in owned if self._store.is_proved(self._name_of(tp))]
 
+    def stale(self) -> Mapping[TopicPartition, str]:
+        """The partitions that the source is to give anew, with the reason."""
+        doubts = dict.fromkeys(self._stale, "its offset does not fit to its delayed messages: it is asked for again")
+        return doubts | dict.fromkeys(self._store.lost(), "another process has claimed its delayed messages")
+
     def forget(self, tps: Collection[TopicPartition]) -> None:
         """Drop partitions that are no longer owned."""
         for tp in tps:
             self.loading.pop(tp, None)
+            self._stale.discard(tp)
             attempt = self._attempts.pop(tp, None)
             if attempt is not None and not attempt.is_over:
                 self._end(attempt)
@@ -216,7 +233,9 @@ def _lineage(assignment: Assignment) -> Lineage:
     return Lineage(assignment.incarnation, topic_hash(assignment.topic_id))
 
 
-def _run(attempt: _Attempt, now: int, restorer: Restorer, inbox: Inbox[Adopt | TakeoverEnded]) -> None:
+def _run(
+    attempt: _Attempt, now: int, doubted: Reach | None, restorer: Restorer, inbox: Inbox[Adopt | TakeoverEnded]
+) -> None:
     """Take a partition over, on another thread."""
 
     def adopt(rows: list[PlacedRow], is_anew: bool) -> None:
@@ -227,9 +246,14 @@ def _run(attempt: _Attempt, now: int, restorer: Restorer, inbox: Inbox[Adopt | T
 
     assignment = attempt.taken.assignment
     state = assignment.state
-    start = Start(state.stores, _lineage(assignment), state.watermark, state.seen, now)
+    watermark = state.watermark if assignment.held_below is None else assignment.held_below
+    start = Start(state.stores, _lineage(assignment), watermark, state.seen, now)
+    takeover = Takeover(restorer, assignment.tp, start, adopt, attempt.note)
+    if isinstance(restorer, FencingRestorer):
+        handed = Handed(state.watermark, assignment.continues, assignment.end, doubted)
+        takeover = FencedTakeover(restorer, assignment.tp, start, adopt, handed=handed)
     try:
-        inbox.put(TakeoverEnded(attempt, Takeover(restorer, assignment.tp, start, adopt, attempt.note).run()))
+        inbox.put(TakeoverEnded(attempt, takeover.run()))
     except _AbandonedError:
         pass
     except Exception as error:  # noqa: BLE001  # raised again by `Takeovers.ended`, on the main thread

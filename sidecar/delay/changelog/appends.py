@@ -5,8 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
-from sidecar.delay.changelog.interface import Changelog, Entry
+from sidecar.core.records import TopicPartition
+from sidecar.delay.changelog.interface import LOST, Changelog, Entry
 from sidecar.delay.changelog.owned import Owned
+from sidecar.delay.disk.blocks import POSITION_MAX
 from sidecar.errors import StateError
 
 SYNC_PATIENCE_S = 5.0
@@ -29,8 +31,10 @@ class Appends:
         """Number of calls so far that appended something."""
         self.entries = 0
         """Number of entries since a user set it to 0."""
-        self._waiting: dict[int, tuple[int | None, int]] = {}
-        """Calls that are not acknowledged: lowest position, and bytes."""
+        self._waiting: dict[int, tuple[int | None, int, Owned]] = {}
+        """Calls that are not acknowledged: lowest position, bytes, and the partition."""
+        self.lost: dict[TopicPartition, Owned] = {}
+        """Partitions that a later owner has claimed."""
         self.waiting_bytes = 0
         """Bytes on the way."""
 
@@ -40,9 +44,9 @@ class Appends:
         return next(iter(self._waiting), self.changes + 1) - 1
 
     @property
-    def lowest(self) -> int | None:
-        """The lowest position of what is not acknowledged."""
-        return min((lowest for lowest, _ in self._waiting.values() if lowest is not None), default=None)
+    def lowest(self) -> int:
+        """The lowest position of what is not acknowledged; above all positions if there is none."""
+        return min((lowest for lowest, *_ in self._waiting.values() if lowest is not None), default=POSITION_MAX + 1)
 
     def append(
         self,
@@ -62,18 +66,29 @@ class Appends:
         self.changes += 1
         change, count = self.changes, len(entries)
         nbytes = sum(ENTRY_BYTES + len(entry.key) + len(entry.value or b"") for entry in entries)
-        self._waiting[change] = lowest, nbytes
+        self._waiting[change] = lowest, nbytes, owned
         self.waiting_bytes += nbytes
         owned.behind += count
         self.entries += count
 
         def done(offset: int) -> None:
+            if change not in self._waiting:  # the partition was left
+                return
+            if offset == LOST:  # it waits until the partition is left: nothing may take it for durable
+                self.lost[owned.tp] = owned
+                return
             self.waiting_bytes -= self._waiting.pop(change)[1]
             owned.acknowledged(count, offset)
             if then is not None:
                 then(offset)
 
         self._changelog.append(owned.tp, entries, done)
+
+    def leave(self, owned: Owned) -> None:
+        """Nothing waits any more for what was appended to a partition."""
+        self.lost.pop(owned.tp, None)
+        for change in [change for change, waiting in self._waiting.items() if waiting[2] is owned]:
+            self.waiting_bytes -= self._waiting.pop(change)[1]
 
     def remove(self, owned: Owned, keys: Sequence[bytes]) -> None:
         """Append records that say that these keys are not needed any more."""
@@ -87,10 +102,12 @@ class Appends:
             StateError: It takes too long.
         """
         until_s = time.monotonic() + SYNC_PATIENCE_S
-        while self._waiting and not self._changelog.broken:
+        while any(owned.tp not in self.lost for *_, owned in self._waiting.values()) and not self._changelog.broken:
             left_s = until_s - time.monotonic()
             if left_s <= 0:
                 raise StateError(f"the broker has not acknowledged {self.waiting_bytes} bytes of delayed messages")
             self._changelog.serve(left_s)
         if self._changelog.broken:
             raise StateError(self._changelog.broken)
+        if self._waiting:
+            raise StateError("another process has claimed delayed messages that are not stored yet")

@@ -6,9 +6,12 @@ A changelog has a partition for each partition of the source's topic, with the s
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from sidecar.core.records import TopicPartition
+
+LOST = -1
+"""Stands for the offset of what was refused, since a later owner has claimed the partition."""
 
 
 class Entry(NamedTuple):
@@ -46,7 +49,7 @@ class Changelog(Protocol):
             tp: A partition of the source, for which `Restorer.open` was called.
             entries: The entries.
             done: Called from a later `serve` with the offset of the last one, once all of them are acknowledged by all
-                replicas in sync; in the order of the calls, for one partition.
+                replicas in sync; in the order of the calls, for one partition. `LOST` if they are refused.
         """
         ...
 
@@ -89,5 +92,18 @@ class Restorer(Protocol):
 
         Raises:
             UnavailableError: No broker answers.
+        """
+        ...
+
+
+@runtime_checkable
+class FencingRestorer(Restorer, Protocol):
+    """Of a changelog that refuses what an earlier owner appends after a claim: so all that it has counts."""
+
+    def find(self, tp: TopicPartition, key: bytes) -> bytes | None:
+        """The value of a key; None if there is none.
+
+        Raises:
+            UnavailableError: No database answers.
         """
         ...

@@ -5,9 +5,13 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Self
 
 from sidecar.core.records import TopicPartition
+from sidecar.delay.changelog.interface import Entry
+from sidecar.delay.changelog.reach import Reach
 from sidecar.delay.changelog.records import Kept, Lineage, message_key
+from sidecar.delay.changelog.takeover import TakenOver
 from sidecar.delay.disk.blocks import Held
 
 
@@ -29,6 +33,8 @@ class Owned:
     """Whether a commit has named the epoch."""
     is_proved: bool = False
     """Whether the changelog tells so, too: a reset removes the commit."""
+    reach: Reach | None = None
+    """How far the source was read, if the changelog fences."""
     moved: dict[int, list[bytes]] = field(default_factory=dict)
     """All keys of messages that are at another position than the changelog's, by the position; the message's first."""
     cancelled: dict[int, list[bytes]] = field(default_factory=dict)
@@ -51,6 +57,28 @@ class Owned:
     """Those that stay until the note that is taken now is durable."""
     _taken: deque[tuple[int, bytes]] = field(default_factory=deque)
     """Position and key of messages that were taken, and not removed from the changelog."""
+
+    @classmethod
+    def of(cls, name: bytes, tp: TopicPartition, lineage: Lineage, found: TakenOver) -> Self:
+        """A partition that was just taken over."""
+        lineage = lineage if found.reach is None else found.reach.lineage
+        owned = cls(name, tp, lineage, found.store, found.epoch, found.kept, list(found.garbage))
+        owned.staying, owned.next_offset, owned.reach = list(found.staying), found.next_offset, found.reach
+        return owned
+
+    def put(self, origins: Iterable[int]) -> list[Entry]:
+        """Messages are put; return what must be appended with them."""
+        if self.reach is None:
+            return []
+        self.reach = self.reach._replace(seen=max(self.reach.seen, *(origin + 1 for origin in origins)))
+        return [self.reach.entry()]
+
+    def committed(self, watermark: int) -> list[Entry]:
+        """The source's commit has this offset; return what is to be appended."""
+        if self.reach is None or self.reach.committed >= min(watermark, self.reach.seen):
+            return []
+        self.reach = self.reach._replace(committed=watermark)
+        return [self.reach.entry()] if self.is_named else []
 
     def acknowledged(self, count: int, offset: int) -> None:
         """So many records are acknowledged, the last one at this offset."""

@@ -95,18 +95,9 @@ class ChangelogStore(ParkedParts, NamedMessages):
             self._cache.drop(number)
 
     def own(self, name: bytes, number: int, tp: TopicPartition, lineage: Lineage, taken_over: TakenOver) -> None:
-        """The partition was taken over.
-
-        Args:
-            name: See `begin`.
-            number: See `begin`.
-            tp: The partition.
-            lineage: What the offsets of its messages count.
-            taken_over: The result.
-        """
+        """The partition was taken over; the lineage is what the source's offsets count. See `begin` for the others."""
         kept = taken_over.kept
-        owned = Owned(name, tp, lineage, taken_over.store, taken_over.epoch, kept, list(taken_over.garbage))
-        owned.staying, owned.next_offset = list(taken_over.staying), taken_over.next_offset
+        owned = Owned.of(name, tp, lineage, taken_over)
         self._vouching.use(number)
         self._cache.learn(number, taken_over.known)
         if kept is not None:
@@ -148,8 +139,13 @@ class ChangelogStore(ParkedParts, NamedMessages):
         """The partition is not owned any more: other owners have what it holds."""
         owned = self._owned.pop(number, None)
         if owned is not None:
-            self._numbers = {name: each for name, each in self._numbers.items() if each != number}
+            del self._numbers[owned.name]
+            self._appends.leave(owned)
             self._cache.drop(number)
+
+    def lost(self) -> list[TopicPartition]:
+        """The owned partitions that a later owner has claimed."""
+        return list(self._appends.lost)
 
     def place(self, number: int) -> Place:
         """Where the messages of a partition are: all its owners have the same."""
@@ -165,12 +161,15 @@ class ChangelogStore(ParkedParts, NamedMessages):
         owned = self._owned.get(number)
         if owned is None:
             return
-        removed: list[bytes] = []
         if not owned.is_named:
             owned.is_named = True
             self._keep(owned, lambda _: self._proved(owned))
-            removed, owned.garbage = owned.garbage, []
-        self._appends.remove(owned, removed + owned.ended(watermark))
+            if owned.reach is None:
+                self._appends.remove(owned, owned.garbage)
+            else:  # at once, or what is void would be missed where the source is read on
+                self._appends.append(owned, [*(Entry(key, None) for key in owned.garbage), owned.reach.entry()])
+            owned.garbage = []
+        self._appends.remove(owned, owned.ended(watermark))
         self._vouching.remove_changed(owned)
 
     def _proved(self, owned: Owned) -> None:
@@ -228,13 +227,13 @@ class ChangelogStore(ParkedParts, NamedMessages):
             Entry(message_key(position, epoch, origin), message_value(lineage, stamp, key, headers, value))
             for position, (_, origin, _, stamp, key, headers, value) in zip(positions, rows, strict=True)
         ]
+        entries += owned.put(row[1] for row in rows)
         self._appends.append(owned, entries, lowest=min(positions))
         return positions
 
     def _check_room(self) -> None:
-        waiting_bytes = self._appends.waiting_bytes
-        if waiting_bytes > UNACKNOWLEDGED_BYTES_MAX:
-            raise StateError(f"the broker has not acknowledged {waiting_bytes} bytes of delayed messages yet")
+        if (waiting := self._appends.waiting_bytes) > UNACKNOWLEDGED_BYTES_MAX:
+            raise StateError(f"the broker has not acknowledged {waiting} bytes of delayed messages yet")
 
     def take(self, number: int, until: int, limit: int, nbytes: int) -> Sequence[Held]:
         """The next messages below a position, in order; none that is not acknowledged.
@@ -243,9 +242,7 @@ class ChangelogStore(ParkedParts, NamedMessages):
             StateError: A local file cannot be read, or is damaged.
         """
         owned = self._owned[number]
-        unacknowledged = self._appends.lowest
-        until = until if unacknowledged is None else min(until, unacknowledged)
-        held = self._cache.take(number, until, limit, nbytes)
+        held = self._cache.take(number, min(until, self._appends.lowest), limit, nbytes)
         self._check_cache()
         owned.take(held)
         return held
@@ -324,7 +321,8 @@ class ChangelogStore(ParkedParts, NamedMessages):
         self._cache.keep(number, state, watermark, seen)
         self._check_cache()
         owned.kept = Kept(owned.is_named, watermark, seen, state)
-        self._keep(owned)
+        if owned.is_named or owned.reach is None:  # the last owner's is there, and no void one may follow it
+            self._keep(owned)
 
     def _keep(self, owned: Owned, then: Callable[[int], None] | None = None) -> None:
         if owned.kept is not None:
@@ -332,8 +330,10 @@ class ChangelogStore(ParkedParts, NamedMessages):
             self._appends.append(owned, [state_entry(owned.epoch, kept)], then=then)
 
     def floor(self, number: int, origin: int) -> None:
-        """Forget the origins below this one."""
+        """Forget the origins below this one, which the source's commit has."""
         self._cache.floor(number, origin)
+        if (owned := self._owned.get(number)) is not None and (entries := owned.committed(origin)):
+            self._appends.append(owned, entries)
 
     def restart(self, number: int, origin: int | None) -> None:
         """Nothing: the takeover has left out what is read again."""

@@ -17,6 +17,7 @@ from sidecar.core.records import TopicPartition
 from sidecar.delay.changelog.epochs import NOBODY, counts
 from sidecar.delay.changelog.interface import Entry, Record, Restorer
 from sidecar.delay.changelog.notes import Note
+from sidecar.delay.changelog.reach import Reach
 from sidecar.delay.changelog.records import (
     BOOKMARK,
     CANCELLED,
@@ -101,6 +102,8 @@ class TakenOver(NamedTuple):
     """The note of the local files that was used; None if everything was read."""
     removed: Collection[bytes] = ()
     """With a note: keys of messages that need not be removed, though they are below the watermark."""
+    reach: Reach | None = None
+    """Where the owner goes on in the source, if the changelog fences."""
 
 
 class LaterError(Exception):
@@ -145,7 +148,7 @@ class Takeover:
         void_from = start.seen if other is None else other.seen
         reading = self._read_on(store, named, void_from, epoch)
         while reading is None:
-            reading = _Reading(start, named, void_from)
+            reading = Reading(start, named, void_from)
             self.adopt([], True)  # noqa: FBT003
             try:
                 self._read(reading, epoch)
@@ -170,7 +173,7 @@ class Takeover:
             removed=reading.removed,
         )
 
-    def _read_on(self, store: int, named: int, void_from: int, epoch: int) -> _Reading | None:
+    def _read_on(self, store: int, named: int, void_from: int, epoch: int) -> Reading | None:
         """Read what came since the note; None if the local files cannot be used.
 
         The commit names the owner that wrote the note: so there was none in between, and no reset. Its bookmark must be
@@ -179,7 +182,7 @@ class Takeover:
         note = self.note
         if note is None or (note.store, note.lineage, note.epoch) != (store, self.start.lineage, named):
             return None
-        reading = _Reading(self.start, named, void_from, note)
+        reading = Reading(self.start, named, void_from, note)
         try:
             self._read(reading, epoch, note.offset)
         except LaterError:
@@ -187,7 +190,7 @@ class Takeover:
         bookmark = reading.bookmark
         return reading if bookmark is not None and bookmark.valid <= note.bookmark <= bookmark.number else None
 
-    def _read(self, reading: _Reading, end: int, begin: int = 0) -> None:
+    def _read(self, reading: Reading, end: int, begin: int = 0) -> None:
         rows: list[PlacedRow] = []
         for records in self.restorer.read(self.tp, end - 1, begin):
             try:
@@ -204,7 +207,7 @@ class Takeover:
             self.adopt(rows, False)  # noqa: FBT003
 
 
-class _Reading:
+class Reading:
     """What was found so far.
 
     Args:

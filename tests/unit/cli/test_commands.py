@@ -85,6 +85,10 @@ def test_validate_says_what_it_would_do() -> None:
             "sink: {console: {}}\ndelay: {}\n",
             "at most 30d; in the topic sidecar-delay-g-t, on the local disk too, at most 50GiB\n",
         ),
+        (
+            "sink: {console: {}}\ndelay: {store: postgresql, postgresql: {url: 'postgresql://h/d'}}\n",
+            "at most 30d; in PostgreSQL, on the local disk too, at most 50GiB\n",
+        ),
     ],
 )
 def test_validate_summary(change: str, says: str, tmp_path: Path) -> None:

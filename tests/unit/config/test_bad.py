@@ -197,9 +197,18 @@ CASES = [
     *(
         Case(f"delay's {name}", "", f"delay: {{{text}}}\n", place, f"delay.{name}", says, cure)
         for name, text, place, says, cure in (
-            ("store", "store: postgresql", "13:16", "must be changelog or local (postgresql)", ""),
-            ("store", "store: [local]", "13:9", "must be changelog or local", ""),
+            ("store", "store: mysql", "13:16", "must be changelog, local or postgresql (mysql)", ""),
+            ("store", "store: [local]", "13:9", "must be changelog, local or postgresql", ""),
             ("changelog", "store: local, changelog: {}", "13:23", "needs delay.store: changelog", ""),
+            ("changelog", "store: postgresql, changelog: {}", "13:28", "needs delay.store: changelog", ""),
+            ("postgresql", "postgresql: {url: 'postgresql://h/d'}", "13:9", "needs delay.store: postgresql", ""),
+            (
+                "postgresql.url",
+                "store: postgresql, postgresql: {url: 'postgresql://u:p@h/d'}",
+                "13:46",
+                "must not carry the password",
+                "",
+            ),
             (
                 "changelog.topic",
                 "changelog: {topic: 'a-{topic}-{to}'}",
@@ -302,14 +311,14 @@ CASES = [
                 "{store: changelog}",
                 16,
                 "delay.store",
-                "needs source.kafka; with source.rocketmq use store: local",
+                "needs source.kafka; with source.rocketmq use store: local or store: postgresql",
             ),
             (
                 "name_servers: 'h:1'",
                 "{changelog: {}}",
                 20,
                 "delay.changelog",
-                "needs source.kafka; with source.rocketmq use store: local",
+                "needs source.kafka; with source.rocketmq use store: local or store: postgresql",
             ),
             (
                 "name_servers: 'h:1'",
@@ -333,6 +342,23 @@ CASES = [
                 "use client: remoting",
             ),
         )
+    ),
+    Case(
+        "delayed messages in no database",
+        "",
+        "delay: {store: postgresql}\n",
+        "13:8",
+        "delay",
+        "is required with store: postgresql, unless dedup.ledger.postgresql names a database",
+    ),
+    Case(
+        "parked batches of RocketMQ in PostgreSQL",
+        GOOD[: GOOD.index("sink")],
+        "source: {rocketmq: {name_servers: 'h:1', group: g, topics: [orders]}}\n"
+        "delay: {store: postgresql, postgresql: {url: 'postgresql://h/d'}}\nretry: {park_after: 1m}\n",
+        "3:21",
+        "retry.park_after",
+        "the offset does not tell which batches are parked",
     ),
     Case(
         "delayed messages in a table",

@@ -205,3 +205,12 @@ def test_delayed_messages_are_kept_on_the_local_disk(tmp_path: Path) -> None:
         delay = load(file, {}).delay
         assert delay and (delay.store, delay.changelog) == ("local", None)
         assert load(file, {}).public()["delay"]["store"] == "local"
+
+
+def test_delayed_messages_are_kept_in_the_database_of_the_ledger(tmp_path: Path) -> None:
+    """Unless another one is named."""
+    ledger = "dedup: {by: key, ledger: {postgresql: {url: 'postgresql://u@h/ledger', password: secret}}}\n"
+    for text, url in (("", "postgresql://u@h/ledger"), (", postgresql: {url: 'postgresql://h/d'}", "postgresql://h/d")):
+        delay = load(write(tmp_path, LAST, f"{LAST}{ledger}delay: {{store: postgresql{text}}}\n"), {}).delay
+        assert delay and delay.postgresql and delay.changelog is None
+        assert (delay.postgresql.url, delay.postgresql.secret) == (url, "" if text else "secret")

@@ -5,8 +5,9 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
-from unittest.mock import Mock
+from unittest.mock import Mock, call
 
 import pytest
 import structlog.testing
@@ -19,11 +20,13 @@ from sidecar.daemon.ids import Taken
 from sidecar.daemon.record import OVERDUE_S
 from sidecar.delay.changelog import takeover
 from sidecar.delay.changelog.interface import Entry, Record
+from sidecar.delay.changelog.reach import Reach
 from sidecar.delay.changelog.records import Kept, Lineage, claim, message_key, message_value, state_entry, topic_hash
 from sidecar.delay.changelog.store import ChangelogStore
 from sidecar.errors import ConfigError, UnavailableError
 from sidecar.sources.base import Assignment, ReadPast
 from tests.support.model_changelog import ModelCache, ModelChangelog, ModelLog
+from tests.support.model_table import ModelTable, ModelTables
 from tests.support.process import wait_until
 
 TP, OTHER = TopicPartition("orders", 0), TopicPartition("orders", 1)
@@ -382,7 +385,7 @@ class Fed:
     """A feed whose source returns what it is told to, and what the core gets of it."""
 
     def __init__(self) -> None:
-        self.takeovers: Any = Mock(loading={}, **{"proved.return_value": []})
+        self.takeovers: Any = Mock(loading={}, **{"proved.return_value": [], "stale.return_value": {}})
         self.pipeline: Any = Mock(gate=Mock(paused=frozenset()), idle=True)
         self.pipeline.origins.copies_of.return_value = frozenset()
         self.source: Any = Mock(idle_poll_s=0.0)
@@ -457,3 +460,38 @@ def test_the_core_does_not_get_a_partition_that_was_not_taken_over() -> None:
     fed.takeovers.ended.return_value = None
     fed.feed.taken_over(Mock())
     assert not fed.pipeline.assign.called
+
+
+def test_the_source_gives_a_stale_partition_anew() -> None:
+    """Another process has claimed it, or its offset does not fit; before anything more of it is read."""
+    fed = Fed()
+    fed.takeovers.stale.return_value = {TP: "another process has claimed it"}
+    with structlog.testing.capture_logs() as logs:
+        fed.poll(run(3, OTHER))
+    fed.source.assert_has_calls([call.reload(TP), call.poll(fed.source.poll.call_args.args[0])])
+    assert [(each["event"], each["reason"]) for each in logs] == [
+        ("partition.reloaded", "another process has claimed it")
+    ]
+
+
+def test_an_offset_that_does_not_fit_is_asked_for_again(scene: Scene) -> None:
+    """Once: the same answer is believed, and what is read again is dropped."""
+    table = ModelTable(lambda: 0.99)
+    tables, lineage = ModelTables(table), Lineage(9, topic_hash("id"))
+    epoch = table.claim()
+    message = Entry(message_key((2_000 << 20) + 3, epoch, 3), message_value(lineage, 0, None, b"", b""))
+    table.write(epoch, [message, Reach(lineage, 2, 4).entry()])
+    takeovers = Takeovers(scene.store, tables, name_of, scene._do, scene.inbox, lambda: 1_000, lambda: scene.now_s)
+    scene.takeovers = takeovers
+    lower = replace(assignment(), state=PartitionState(1, 1), continues=True, end=10)
+    takeovers.begin(lower, None)
+    assert scene.handle() is None
+    assert list(takeovers.stale()) == [TP]
+    takeovers.forget([TP])  # the source is asked
+    assert takeovers.stale() == {}
+    takeovers.begin(lower, None)
+    assert scene.handle() is not None
+    scene.store.committed(scene.store.number(name_of(TP)), 0)
+    assert takeovers.stale() == {}
+    assert list(scene.store.known(scene.store.number(name_of(TP)))) == []
+    assert scene.held() == 0

@@ -9,6 +9,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from sidecar.core.partition_state import PartitionState
@@ -223,7 +224,8 @@ class StartOffsets:
         decoded = progress.decoded(self._identity(0), self._rules) if progress else Decoded(Origin.NONE)
         marks = progress.marks if progress else ()
         if is_same and (decoded.origin is not Origin.OURS or decoded.state is None or decoded.state.seen <= high):
-            return self._same(tp, facts, progress, decoded, reset), marks
+            start_offset = self._same(tp, facts, progress, decoded, reset)
+            return replace(start_offset, continues=True, end=high), marks
         low = self._low(tp)  # the first answer may be about the deleted topic
         fields = {**tp.fields(), "committed": committed, "log_start": low, "log_end": high}
         last = self._newest_standing(tp, [mark for mark in marks if low <= mark.offset < high])
@@ -287,7 +289,17 @@ class StartOffsets:
             self._tell("offset.expired", "error", {**fields, "expired": expired, "action": action})
         scope = self._identity(decoded.incarnation).scope
         read_from = max(decoded.state.watermark, low)
-        return Assignment(tp, scope, decoded.state, "", decoded.incarnation, resumed=True, read_from=read_from)
+        return Assignment(
+            tp,
+            scope,
+            decoded.state,
+            "",
+            decoded.incarnation,
+            resumed=True,
+            read_from=read_from,
+            continues=True,
+            end=high,
+        )
 
     def doubt(self) -> str:
         """A sentence on resets that may have been ignored; empty if there are none."""

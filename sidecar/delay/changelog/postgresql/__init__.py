@@ -1,0 +1,1 @@
+"""Delayed messages in PostgreSQL: a `Changelog` and a `Restorer` of tables."""

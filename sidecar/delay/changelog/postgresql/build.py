@@ -1,0 +1,31 @@
+"""Opens the tables of delayed messages as they are configured."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack, closing
+
+from sidecar.config.postgresql import Database
+from sidecar.delay.changelog.postgresql.appender import PostgresqlChangelog
+from sidecar.delay.changelog.postgresql.restorer import PostgresqlRestorer
+from sidecar.delay.changelog.postgresql.tables import Tables
+from sidecar.delay.changelog.postgresql.unclaimed import UnclaimedTables
+
+
+def open_postgresql(
+    stack: ExitStack, database: Database, group_id: str
+) -> tuple[PostgresqlChangelog, PostgresqlRestorer]:
+    """What appends, and what restores.
+
+    Args:
+        stack: Closes both.
+        database: `delay.postgresql`.
+        group_id: The consumer group.
+    """
+    tables = Tables(database.url, database.secret, group_id)
+    restorer = stack.enter_context(closing(PostgresqlRestorer(tables)))
+    return stack.enter_context(closing(PostgresqlChangelog(tables, restorer.claim_of))), restorer
+
+
+def open_unclaimed(stack: ExitStack, database: Database, group_id: str, now: int) -> UnclaimedTables:
+    """What reads without a claim; `now` is the position of the present time."""
+    return stack.enter_context(closing(UnclaimedTables(Tables(database.url, database.secret, group_id), now)))

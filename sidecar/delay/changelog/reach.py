@@ -1,0 +1,106 @@
+"""How far a partition of the source was read into a changelog that fences. Numbers and bytes only.
+
+Such a changelog has no void records, so it tells itself which messages were put: each put says so in its transaction.
+The source's commit tells the same only if it has metadata. A bare offset is of whoever committed last, and a lower one
+than the changelog knows is an operator's reset, or was lost by the broker.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import NamedTuple
+
+from sidecar.delay.changelog.interface import Entry
+from sidecar.delay.changelog.records import Lineage
+
+REACH_KEY = b"r"
+_VERSION = 1
+_REACH = struct.Struct(">BQIQQ")
+"""Version, incarnation, hash of the topic's id, committed, seen."""
+
+
+class Reach(NamedTuple):
+    """How far owners have come."""
+
+    lineage: Lineage
+    """What the offsets count."""
+    committed: int
+    """An offset that the source's commit has, or had: perhaps an older one once it is at or above `seen`."""
+    seen: int
+    """All messages below that are to be held were put, and are held or ended."""
+
+    def entry(self) -> Entry:
+        """The record."""
+        return Entry(REACH_KEY, _REACH.pack(_VERSION, *self.lineage, self.committed, self.seen))
+
+
+class DoubtError(Exception):
+    """The source's offset does not fit to what owners did. An owner may have committed after it was read."""
+
+    def __init__(self, reach: Reach) -> None:
+        super().__init__(str(reach))
+        self.reach = reach
+
+
+def read_reach(raw: bytes) -> Reach:
+    """The record that was made.
+
+    Raises:
+        ValueError: It is something else.
+    """
+    try:
+        version, incarnation, topic, committed, seen = _REACH.unpack(raw)
+    except struct.error as error:
+        raise ValueError(str(error)) from error
+    if version != _VERSION:
+        raise ValueError(f"version {version}")
+    return Reach(Lineage(incarnation, topic), committed, seen)
+
+
+class Handed(NamedTuple):
+    """What the source tells about its offset."""
+
+    offset: int = 0
+    """The offset."""
+    continues: bool = False
+    """Whether it is the last owner's, as far as this host knows, though the incarnation may be new."""
+    end: int | None = None
+    """The end of the source's log, if owners hand on nothing but the offset."""
+    doubted: Reach | None = None
+    """What did not fit when the source was asked before; the same again is believed."""
+
+
+class Resumed(NamedTuple):
+    """Where the owner goes on."""
+
+    reach: Reach
+    drops_from: int | None
+    """Messages of this topic at or above this offset are read again, and put again; None if nothing is read again."""
+
+
+def resumed(reach: Reach | None, lineage: Lineage, watermark: int, seen: int, handed: Handed, epoch: int) -> Resumed:
+    """Where an owner goes on.
+
+    Args:
+        reach: What the changelog tells; None if it is new.
+        lineage: What the source's offsets count, as this host knows it.
+        watermark: The offset from which everything is read again after a reset.
+        seen: The offset from which the source reads.
+        handed: More of the source.
+        epoch: Of the owner.
+
+    Raises:
+        DoubtError: The source is to be asked again.
+    """
+    anew = Reach(lineage, seen, seen)
+    if reach is None:
+        return Resumed(anew, None)
+    if reach.lineage != lineage and not handed.continues:
+        return Resumed(anew, watermark if reach.lineage.topic == lineage.topic else None)
+    is_cut = handed.end is not None and reach.seen > handed.end
+    if not is_cut and not (handed.continues and handed.offset < reach.committed):
+        return Resumed(reach, None)
+    if handed.doubted != reach:
+        raise DoubtError(reach)
+    # The incarnation may be that of messages which these are not.
+    return Resumed(anew._replace(lineage=Lineage(epoch, lineage.topic)), None if is_cut else seen)

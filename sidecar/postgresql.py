@@ -1,0 +1,64 @@
+"""Connections to PostgreSQL, and the tables that are missing there. Knows no message and no key."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import psycopg
+from psycopg import Connection
+
+PATIENCE_MS = 5_000
+# A lost server is noticed within some 10 s; its answers may take half of that.
+CONNECTION: dict[str, Any] = {
+    "connect_timeout": 5,
+    "tcp_user_timeout": 10_000,
+    "keepalives_idle": 5,
+    "keepalives_interval": 2,
+    "keepalives_count": 3,
+    "application_name": "sidecar",
+}
+SETTINGS = (
+    f"statement_timeout = {PATIENCE_MS}",
+    # A host that is lost during a transaction would hold its rows for the two hours of the server's TCP timeout.
+    f"idle_in_transaction_session_timeout = {2 * PATIENCE_MS}",
+)
+LOCK = 0x51DECA2
+
+
+def connect(url: str, password: str, tables: Mapping[str, str], settings: Sequence[str] = ()) -> Connection[Any]:
+    """A connection that forgets nothing which it has committed.
+
+    Args:
+        url: The database, ``postgresql://...``, in libpq's form.
+        password: Password of the user; empty for none, or if libpq finds one itself.
+        tables: The statements that make each table, by its name; those that are missing are made.
+        settings: Of the session, beside `SETTINGS`.
+
+    Raises:
+        psycopg.Error: The server cannot be reached, or refuses.
+    """
+    secret: dict[str, Any] = {"password": password} if password else {}
+    # Not prepared: a plan that was made for a few rows would be used for many.
+    db = psycopg.connect(url, autocommit=True, prepare_threshold=None, **CONNECTION, **secret)
+    try:
+        for setting in (*SETTINGS, *settings):
+            db.execute(f"SET {setting}")
+        with db.transaction():
+            db.execute("SELECT pg_advisory_xact_lock(%s)", [LOCK])
+            for table, statements in tables.items():
+                # Checked first, since IF NOT EXISTS needs the right to create even if there is nothing to create.
+                if db.execute("SELECT to_regclass(%s) IS NULL", [table]).fetchone() == (True,):
+                    db.execute(statements)
+            mode = db.execute("SHOW synchronous_commit").fetchone()
+        if mode == ("off",):  # if a server crash forgot what was committed, a message could be lost or come twice
+            db.execute("SET synchronous_commit = on")
+    except BaseException:
+        db.close()
+        raise
+    return db
+
+
+def text_of(error: psycopg.Error) -> str:
+    """The error in one line."""
+    return " ".join(str(error).split())

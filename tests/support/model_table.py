@@ -1,0 +1,120 @@
+"""A changelog in memory that fences, as a database does: a later claim refuses all earlier owners."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+from sidecar.core.records import TopicPartition
+from sidecar.delay.changelog.interface import LOST, Entry, Record
+from sidecar.delay.disk.blocks import Held
+from tests.support.model_changelog import ModelChangelog, ModelLog, held_of
+
+
+class ModelTable(ModelLog):
+    """The records of one partition."""
+
+    def __init__(self, chance: Callable[[], float]) -> None:
+        super().__init__(chance)
+        self.chance = chance
+        self.epoch = 0
+        self.dying: list[list[tuple[int, list[Entry]]]] = []
+        """The last transactions of dead processes, which may still be committed: calls with their epochs."""
+
+    def write(self, epoch: int, entries: Sequence[Entry]) -> int:
+        """Append entries in one transaction; return the offset of the last one, or `LOST`."""
+        if epoch != self.epoch:
+            return LOST
+        for entry in entries:
+            self.records = [record for record in self.records if record.key != entry.key]
+            if entry.value is not None:
+                self.records.append(Record(self._end, *entry))
+            self._end += 1
+        return self._end - 1
+
+    def claim(self) -> int:
+        """Refuse all earlier owners; return the epoch."""
+        self.arrive()
+        self._end += 1
+        self.epoch = self._end
+        return self.epoch
+
+    def arrive(self) -> None:
+        if self.dying:
+            calls = self.dying.pop(int(self._chance() * len(self.dying)))
+            if self._chance() < 0.5:
+                for epoch, entries in calls:
+                    self.write(epoch, entries)
+
+    def messages(self) -> Iterator[tuple[int, Held]]:
+        """Those that stay, whatever becomes of transactions that are on the way."""
+        removed = {
+            entry.key for calls in self.dying for _, entries in calls for entry in entries if entry.value is None
+        }
+        for record in self.records:
+            if record.key not in removed and (held := held_of(record)) is not None:
+                yield record.offset, held
+
+    def on_the_way(self) -> list[Held]:
+        found = [held_of(entry) for calls in self.dying for _, entries in calls for entry in entries]
+        return [held for held in found if held is not None]
+
+    def compact(self) -> None:
+        pass
+
+
+class ModelTables:
+    """The `FencingRestorer` of one process.
+
+    Args:
+        table: The records.
+    """
+
+    def __init__(self, table: ModelTable) -> None:
+        self.table = table
+        self.epoch = 0
+        """Of the last claim of this process."""
+
+    def open(self, tp: TopicPartition) -> int:
+        return self.table.open(tp)
+
+    def append(self, tp: TopicPartition, entries: Iterable[Entry]) -> int:
+        del entries
+        self.epoch = self.table.claim()
+        return self.epoch - 1
+
+    def read(self, tp: TopicPartition, end: int, begin: int = 0) -> Iterator[Sequence[Record]]:
+        return self.table.read(tp, end, begin)
+
+    def find(self, tp: TopicPartition, key: bytes) -> bytes | None:
+        return next((record.value for record in self.table.records if record.key == key), None)
+
+
+class ModelAppender(ModelChangelog):
+    """The `Changelog` of one process; each call is a transaction.
+
+    Args:
+        tables: What this process claimed.
+    """
+
+    def __init__(self, tables: ModelTables) -> None:
+        super().__init__(tables.table)
+        self._tables, self._chance = tables, tables.table.chance
+        self._calls: list[tuple[int, list[Entry], Callable[[int], None] | None]] = []
+
+    def append(self, tp: TopicPartition, entries: Sequence[Entry], done: Callable[[int], None] | None = None) -> None:
+        self._calls.append((self._tables.epoch, list(entries), done))
+
+    def land(self, count: int) -> None:
+        for epoch, entries, done in self._calls[:count]:
+            self._landed.append((done, self._tables.table.write(epoch, entries)))
+        del self._calls[:count]
+
+    @property
+    def is_idle(self) -> bool:
+        return not self._calls and not self._landed
+
+    def die(self) -> None:
+        if self._calls:
+            calls = self._calls[: 1 + int(self._chance() * len(self._calls))]
+            self._tables.table.dying.append([(epoch, entries) for epoch, entries, _ in calls])
+        self._calls = []
