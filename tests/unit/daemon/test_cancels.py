@@ -20,7 +20,7 @@ from tests.support.held_store import ModelStore
 
 
 class Store(ModelStore):
-    """Ends one message in each of some steps; a step may fail."""
+    """Ends two messages in each of some steps; a step may fail."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -33,7 +33,7 @@ class Store(ModelStore):
         for step in range(3):
             if step == self.fails_at:
                 raise StateError("broken")
-            yield [Held(step, step, 0, number, None, None, b"", None)]
+            yield [Held(2 * step + each, 0, 0, number, None, None, b"", None) for each in range(2)]
 
     def forget(self, number: int, position: int) -> None:
         self.forgotten.append(position)
@@ -88,7 +88,7 @@ def test_all_that_waits_is_searched_for_at_once(scene: Scene) -> None:
     assert not scene.core.puts.idle
     scene.sync()
     assert scene.core.puts.idle
-    assert (scene.core.books[TP.store].cancelled, scene.core.books[TP.store].delayed) == (3, 6)
+    assert (scene.core.books[TP.store].cancelled, scene.core.books[TP.store].delayed) == (6, 3)
 
 
 def test_a_step_is_short_and_what_comes_meanwhile_waits(scene: Scene) -> None:
@@ -112,7 +112,7 @@ def test_a_search_that_failed_begins_anew_with_what_came_meanwhile(scene: Scene)
     with pytest.raises(StateError):
         scene.cancels.step(inf)
     scene.sync()
-    assert (scene.core.books[TP.store].cancelled, scene.core.puts.idle) == (1, False)
+    assert (scene.core.books[TP.store].cancelled, scene.core.puts.idle) == (2, False)
     scene.ask(b"x", 5)
     scene.store.fails_at = -1
     assert scene.cancels.step(inf)
@@ -174,10 +174,10 @@ def test_a_cancelled_message_is_forgotten_after_a_commit_that_began_later(scene:
     scene.core.commits.begin([TP])
     scene.core.committed({TP: True}, 0.0)
     scene.changes.tend(0.0)
-    assert scene.store.forgotten == [0, 1, 2]
+    assert scene.store.forgotten == [0, 1, 2, 3, 4, 5]
     scene.ask(b"y", 1)
     scene.cancels.step(inf)
     scene.core.forget([TP])
     scene.sync()
     scene.changes.tend(0.0)
-    assert scene.store.forgotten == [0, 1, 2]
+    assert scene.store.forgotten == [0, 1, 2, 3, 4, 5]

@@ -127,6 +127,17 @@ def test_steps_are_short_while_messages_go_to_their_files(store: PartitionStore)
     assert store.held(number) == 0
 
 
+def test_what_is_appended_to_files_after_a_search_is_found(store: PartitionStore) -> None:
+    """The names of a file are read once, and kept."""
+    number = store.number(b"p")
+    store.put(number, [row(0, b"x")])
+    flush(store)
+    assert cancelled(store, number, {b"y": ALL}) == []
+    store.put(number, [row(1, b"x"), row(2, b"y")])
+    flush(store)
+    assert cancelled(store, number, {b"x": ALL}) == [0, 1]
+
+
 def test_a_search_ends_with_its_hour(store: PartitionStore) -> None:
     """An hour that is over has nothing to find."""
     number = store.number(b"p")
