@@ -393,9 +393,5 @@ class ChangelogStore(ParkedParts):
         self._cache.ended_sync(job, error)
 
     def sync(self) -> None:
-        """Wait until everything is acknowledged.
-
-        Raises:
-            StateError: It takes too long.
-        """
+        """Wait until everything is acknowledged; see `Appends.sync`."""
         self._appends.sync()
