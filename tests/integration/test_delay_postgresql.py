@@ -14,6 +14,7 @@ from sidecar.cli import main
 from tests.scenarios.delayed import HEADER, delayed_kills
 from tests.scenarios.delayed_members import takeovers, zombies
 from tests.scenarios.exactly_once import configuration, finish, new_topics
+from tests.scenarios.parked import parked_outage
 from tests.scenarios.rocketmq_delayed import heirs, kills, moves
 from tests.support.kafka import Broker, Outgoing, produce
 from tests.support.postgresql import Database, PostgresqlServer
@@ -39,6 +40,12 @@ def test_kills_lose_and_repeat_nothing(kafka: Broker, postgresql: Database, tmp_
     delay = _store(postgresql)
     found = delayed_kills(kafka, tmp_path, 24_000, 4, spread_s=20, store="postgresql", forgets=forgets, delay=delay)
     assert found.exact
+
+
+def test_an_outage_of_one_group_holds_nothing_up(kafka: Broker, postgresql: Database, tmp_path: Path) -> None:
+    """Its batches are parked in the database; after kills without the folder, each message has arrived once."""
+    delay = _store(postgresql)
+    assert parked_outage(kafka, tmp_path, 12_000, 2, store="postgresql", forgets=True, delay=delay).exact
 
 
 def test_members_take_over_what_others_held(kafka: Broker, postgresql: Database, tmp_path: Path) -> None:

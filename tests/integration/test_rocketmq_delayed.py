@@ -20,6 +20,7 @@ from sidecar.state.store import Store
 from tests.scenarios.rocketmq_delayed import DUE, delayed_configuration, kills, moves
 from tests.scenarios.rocketmq_messages import PATIENCE_S
 from tests.support.kafka import unique
+from tests.support.postgresql import Database
 from tests.support.process import Daemon, wait_until
 from tests.support.receiver import Receiver
 from tests.support.rocketmq import Message, Node
@@ -31,6 +32,16 @@ from tests.support.scene import await_rest
 def topic(rocketmq: Node) -> str:
     """A topic of one queue."""
     return rocketmq.create_topic(unique("topic"), 1)
+
+
+@pytest.fixture(params=["local", "postgresql"])
+def delay(request: pytest.FixtureRequest) -> dict[str, Any]:
+    """The section `delay` of each store."""
+    if request.param == "local":
+        return {}
+    database: Database = request.getfixturevalue("postgresql")
+    place = {"url": database.schema()} | ({"password": database.password} if database.password else {})
+    return {"store": "postgresql", "postgresql": place}
 
 
 def _due(after_ms: int) -> dict[str, str]:
@@ -178,10 +189,12 @@ def _letters(daemon: Daemon) -> list[tuple[StoredLetter, Any]]:
         return [(letter, orjson.loads(letter.envelope or b"{}")) for letter in store.letters.load(10)]
 
 
-def test_a_recreated_topic_keeps_what_is_held(rocketmq: Node, topic: str, group: str, tmp_path: Path) -> None:
+def test_a_recreated_topic_keeps_what_is_held(
+    rocketmq: Node, topic: str, group: str, tmp_path: Path, delay: dict[str, Any]
+) -> None:
     """Messages of the old topic come when they are due, and so do those at the same offsets of the new one."""
     with Receiver() as receiver:
-        config = delayed_configuration(rocketmq, topic, group, receiver.url)
+        config = delayed_configuration(rocketmq, topic, group, receiver.url, delay=delay)
         with Daemon(tmp_path, config) as daemon:
             daemon.wait_ready()
             old = [Message(b"old %d" % number, tag="paid", properties=_due(9_000)) for number in range(3)]
@@ -200,10 +213,12 @@ def test_a_recreated_topic_keeps_what_is_held(rocketmq: Node, topic: str, group:
     assert sorted(row["value"] for row in _arrived(receiver)) == ["new 0", "new 1", "old 0", "old 1", "old 2"]
 
 
-def test_a_reset_delivers_again_and_holds_nothing_twice(rocketmq: Node, topic: str, group: str, tmp_path: Path) -> None:
+def test_a_reset_delivers_again_and_holds_nothing_twice(
+    rocketmq: Node, topic: str, group: str, tmp_path: Path, delay: dict[str, Any]
+) -> None:
     """Held messages from the offset on are dropped, since they come again; those below it stay."""
     with Receiver() as receiver:
-        with Daemon(tmp_path, delayed_configuration(rocketmq, topic, group, receiver.url)) as daemon:
+        with Daemon(tmp_path, delayed_configuration(rocketmq, topic, group, receiver.url, delay=delay)) as daemon:
             daemon.wait_ready()
             sent = [Message(b"%d" % number, tag="paid", properties=_due(9_000)) for number in range(4)]
             rocketmq.send(topic, sent, queues=1)

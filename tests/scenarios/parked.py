@@ -6,6 +6,7 @@ import random
 import shutil
 import time
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ def parked_outage(
     times: int,
     *,
     store: str = "local",
+    delay: Mapping[str, Any] | None = None,
     forgets: bool = False,
     ordering: str = "none",
     seed: int = 1,
@@ -39,6 +41,7 @@ def parked_outage(
         messages: Half of them are of the group that fails; a quarter is delayed.
         times: The number of kills in each of the two times.
         store: `delay.store`.
+        delay: More of the section `delay`.
         forgets: Whether the daemon's folder is deleted at each kill.
         ordering: `sink.http.ordering`.
         seed: Of instants.
@@ -52,7 +55,7 @@ def parked_outage(
         receiver.fail("status", group="a")
         config = configuration(
             broker, [topic], receiver.url, "a || b",
-            delay={"store": store}, batch={"max_messages": 50, "linger": "20ms", "span_max": SPAN_MAX},
+            delay={"store": store, **(delay or {})}, batch={"max_messages": 50, "linger": "20ms", "span_max": SPAN_MAX},
             retry={"park_after": "300ms"},
         )  # fmt: skip
         config["sink"]["http"]["ordering"] = ordering

@@ -391,9 +391,5 @@ class ChangelogStore(ParkedParts, NamedMessages):
         self._cache.ended_sync(job, error)
 
     def sync(self) -> None:
-        """Wait until everything is acknowledged.
-
-        Raises:
-            StateError: It takes too long.
-        """
+        """Wait until everything is acknowledged; see `Appends.sync`."""
         self._appends.sync()
