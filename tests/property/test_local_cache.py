@@ -12,7 +12,7 @@ import pytest
 from sidecar.delay import adoption, journal, lanes, readers
 from sidecar.delay.changelog import cache
 from sidecar.delay.changelog.cache import LocalCache
-from sidecar.delay.changelog.kept import Point
+from sidecar.delay.changelog.interface import Point
 from sidecar.delay.disk import hours
 from sidecar.delay.disk.blocks import NO_TIMESTAMP
 from sidecar.delay.journal import Job

@@ -7,8 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from sidecar.core.records import TopicPartition
-from sidecar.delay.changelog.interface import Entry, Record
-from sidecar.delay.changelog.kept import Point
+from sidecar.delay.changelog.interface import Entry, Point, Record
 from sidecar.delay.changelog.records import MESSAGE, read_message_key, read_message_value
 from sidecar.delay.disk.blocks import NO_TIMESTAMP, SEQUENCE_BITS, Held
 from sidecar.delay.disk.changes import PlacedRow

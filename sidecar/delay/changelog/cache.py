@@ -15,7 +15,7 @@ from pathlib import Path
 
 from sidecar import files
 from sidecar.core.snapshots import seal, unseal
-from sidecar.delay.changelog.kept import Point
+from sidecar.delay.changelog.interface import Point
 from sidecar.delay.disk.changes import Kind, PlacedRow, sections
 from sidecar.delay.disk.hour import HOUR_MS
 from sidecar.delay.disk.hours import hour_of

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from sidecar.delay.changelog.appends import Appends
-from sidecar.delay.changelog.interface import Entry
-from sidecar.delay.changelog.kept import KeptRows
+from sidecar.delay.changelog.interface import Entry, KeptRows
 from sidecar.delay.changelog.owned import Owned
 from sidecar.delay.changelog.records import CANCELLED, change_entry
 from sidecar.delay.disk.blocks import Held

@@ -11,8 +11,7 @@ from pyroaring import BitMap64
 from sidecar.core.records import TopicPartition
 from sidecar.delay.changelog.appends import Appends
 from sidecar.delay.changelog.cancels import NamedMessages
-from sidecar.delay.changelog.interface import Changelog, Entry
-from sidecar.delay.changelog.kept import KeptRows
+from sidecar.delay.changelog.interface import Changelog, Entry, KeptRows
 from sidecar.delay.changelog.notes import Note
 from sidecar.delay.changelog.owned import Owned
 from sidecar.delay.changelog.parked import ParkedParts

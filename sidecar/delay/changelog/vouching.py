@@ -15,8 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from sidecar.delay.changelog.appends import Appends
-from sidecar.delay.changelog.interface import Entry
-from sidecar.delay.changelog.kept import KeptRows, Point
+from sidecar.delay.changelog.interface import Entry, KeptRows, Point
 from sidecar.delay.changelog.notes import Note, decoded, encoded
 from sidecar.delay.changelog.owned import Owned
 from sidecar.delay.changelog.records import Bookmark, bookmark_entry
