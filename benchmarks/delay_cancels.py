@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from random import Random
 
+from benchmarks.delay import in_child
 from sidecar.core.messages.cancels import NAME_HEADER
 from sidecar.delay.disk.hour import HOUR_MS
 from sidecar.delay.headers import pack_headers
@@ -42,8 +43,9 @@ def _rows(first: int, hours: int, random: Random, *, is_named: bool) -> list[Row
     ]
 
 
-def fill(store: PartitionStore, messages: int, hours: int, *, is_named: bool) -> float:
+def fill(path: Path, messages: int, hours: int, is_named: bool) -> float:
     """Put messages; return how many in a second of CPU time, without that for making them."""
+    store = PartitionStore(path)
     number, random, cpu_s = store.number(b"p"), Random(1), 0.0
     for first in range(0, messages, AT_ONCE):
         rows = _rows(first, hours, random, is_named=is_named)
@@ -51,6 +53,7 @@ def fill(store: PartitionStore, messages: int, hours: int, *, is_named: bool) ->
         store.put(number, rows)
         store.sync()
         cpu_s += time.process_time() - began
+    store.close()
     return messages / cpu_s
 
 
@@ -78,9 +81,7 @@ def main(messages: int = MESSAGES, hours: int = HOURS) -> None:
     for is_named in (False, True):
         with tempfile.TemporaryDirectory(dir="/var/tmp") as folder:
             path = Path(folder) / "delay"
-            store = PartitionStore(path)
-            rate = fill(store, messages, hours, is_named=is_named)
-            store.close()
+            rate, _ = in_child(fill, path, messages, hours, is_named)
             nbytes = sum(each.stat().st_size for each in path.iterdir()) / messages
             began = time.perf_counter()
             store = PartitionStore(path)
