@@ -11,7 +11,7 @@ from tests.simulation.broken import MISTAKES, broken_copy, simulate
 from tests.simulation.run import run
 
 DELAYED = MISTAKES / "delayed"
-SCHEDULES, JOBS = 625, 2
+SCHEDULES, JOBS = 417, 2
 STORES = pytest.mark.parametrize(
     "kind",
     [
