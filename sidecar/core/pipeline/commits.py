@@ -89,8 +89,8 @@ class Commits:
         items = self.begin([tp for tp in self._dirty if tp not in self._owned.fenced])
         if not items:
             return None
-        is_late = any(item.tp.delayed for item in items)
-        self._next_at_ms = now_ms + min(COMMIT_SPACING_MS, DUE_SPACING_MS * len(items) if is_late else inf)
+        spacing_ms = DUE_SPACING_MS * len(items) if any(item.tp.delayed for item in items) else COMMIT_SPACING_MS
+        self._next_at_ms = now_ms + min(COMMIT_SPACING_MS, spacing_ms)
         return Commit(items)
 
     def begin(self, tps: Iterable[TopicPartition]) -> list[CommitItem]:
