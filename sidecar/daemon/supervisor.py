@@ -153,6 +153,8 @@ class Supervisor:
         self.record = record = Record()
         self.progressed_s = inf
         """Time of the loop's last round; infinite before the first."""
+        self.emptied_s = 0.0
+        """Time of the last round after which nothing that had arrived was left unread."""
         self.ids = ids = IdKeeper(pipeline, state.ids, writer, inbox, ids_memory_bytes)
         snapshots = Snapshots(pipeline, state, writer, inbox, record)
         self._feed = feed = Feed(pipeline, source, ids, snapshots, delays, has_ledger=ledger is not None)
@@ -190,4 +192,6 @@ class Supervisor:
         ):
             return False
         self._feed.poll()
+        if self.source.is_emptied:
+            self.emptied_s = now_s
         return True

@@ -146,6 +146,11 @@ class Source(Protocol):
     idle_poll_s: float
     """Longest time that `poll` may wait while nothing is in flight."""
 
+    @property
+    def is_emptied(self) -> bool:
+        """Whether the last `poll` left none of the messages that had arrived by then."""
+        ...
+
     def open(self, listener: Listener) -> None:
         """Connect and join the group.
 

@@ -128,7 +128,8 @@ class Problems:
         )
 
     def _stuck(self, now_s: float) -> Iterator[Problem]:
-        unread = self._unread.longer_than(OVERDUE_S, now_s)
+        # Messages that have arrived in the client, behind those of other partitions, are no problem of the broker.
+        unread = self._unread.longer_than(OVERDUE_S, self._supervisor.emptied_s)
         if unread:
             tp = unread[0][0]
             more = f" and {len(unread) - 1} more" if len(unread) > 1 else ""

@@ -45,7 +45,7 @@ class Client:
         self._config = consumer_config(settings, queue_bytes, client_id)
         self._queue_bytes = queue_bytes
         self._chunk = CHUNK_MESSAGES
-        self._busy = False
+        self.has_more = False
         self._one_topic = len(settings.topics) == 1 and not settings.topics[0].startswith("^")
 
     def open(self, troubles: Troubles, on_commit: Callable[..., None]) -> None:
@@ -92,10 +92,10 @@ class Client:
         """Fetched messages, waiting this long for them; serves callbacks meanwhile."""
         # A waiting call returns everything that is fetched meanwhile: 20 MB in 50 ms with a queue of 4 MiB; this way, 8
         # MB.
-        if not self._busy:
+        if not self.has_more:
             time.sleep(timeout_s)
-        messages = self.consumer.consume(self._chunk, min(timeout_s, BUSY_WAIT_S) if self._busy else 0)
-        self._busy = len(messages) == self._chunk
+        messages = self.consumer.consume(self._chunk, min(timeout_s, BUSY_WAIT_S) if self.has_more else 0)
+        self.has_more = len(messages) == self._chunk
         return messages
 
     def runs(self, messages: list[Message]) -> list[Run]:

@@ -48,6 +48,11 @@ class KafkaSource:
     metadata_characters = METADATA_CHARACTERS
     idle_poll_s = 0.05
 
+    @property
+    def is_emptied(self) -> bool:
+        """Whether the client's queue was empty after the last `poll`."""
+        return not self._client.has_more
+
     def __init__(
         self, settings: KafkaSettings, state: State, rules: bytes, queue_bytes: int, client_id: str = ""
     ) -> None:

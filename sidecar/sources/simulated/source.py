@@ -139,6 +139,7 @@ class SimulatedSource:
     columns: Columns = SimulatedColumns()
     metadata_characters = METADATA_CHARACTERS
     idle_poll_s = 0.05
+    is_emptied = True
 
     def __init__(self, broker: SimulatedBroker, group: str, topics: Sequence[str], rules: bytes = b"rule") -> None:
         self.group = group

@@ -84,6 +84,7 @@ class Broker:
 
     name = "test"
     idle_poll_s = 0.05
+    is_emptied = True
     listener: Rebalances
 
     def __init__(self) -> None:

@@ -74,6 +74,8 @@ class Core:
 class Broker:
     """A source that remembers what was committed."""
 
+    is_emptied = True
+
     def __init__(self) -> None:
         self.begun: list[CommitItem] = []
         self.made: list[CommitItem] = []

@@ -59,6 +59,7 @@ class LeasedSource:
     name = "RocketMQ"
     metadata_characters = METADATA_CHARACTERS
     idle_poll_s = WAKING_POLL_S
+    is_emptied = True
     columns: Columns = LeasedColumns()
 
     def __init__(

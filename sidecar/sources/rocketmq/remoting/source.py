@@ -46,6 +46,7 @@ class RocketMqSource:
     name = "RocketMQ"
     metadata_characters = METADATA_CHARACTERS
     idle_poll_s = WAKING_POLL_S
+    is_emptied = True
     columns: Columns = RocketMqColumns()
 
     def __init__(

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import structlog
@@ -39,10 +40,10 @@ class World:
         self.broker: dict[str, str] = {}
         source = SimpleNamespace(name="Kafka", problems=lambda: self.broker)
         ids = SimpleNamespace(problems=lambda now_s: [])
-        supervisor: Any = SimpleNamespace(
-            pipeline=self.pipeline, record=self.record, source=source, ids=ids, delays=None
+        self.supervisor = Mock(
+            pipeline=self.pipeline, record=self.record, source=source, ids=ids, delays=None, emptied_s=0.0
         )
-        self.problems = Problems(supervisor, None, Chronicle())
+        self.problems = Problems(self.supervisor, None, Chronicle())
         self.place = PartitionStatus(topic="orders", partition=0, watermark=5, position=7, lag=2)
         self.totals = Books()
 
@@ -92,9 +93,21 @@ def test_a_log_that_goes_on_and_is_not_read_is_a_problem() -> None:
     """Where the position stands still for 10 s below the end, and reading is not paused."""
     world = World()
     world.place = PartitionStatus(topic="orders", partition=0, watermark=5, position=7, lag=9)
-    assert (world.kinds(0.0), world.kinds(11.0)) == ([], ["unread"])
+    assert world.kinds(0.0) == []
+    world.supervisor.emptied_s = 11.0
+    assert world.kinds(11.0) == ["unread"]
     world.pipeline.gate.paused = frozenset({TP})
     assert world.kinds(22.0) == ["span"]
+
+
+def test_messages_that_wait_in_the_client_are_no_problem() -> None:
+    """A log counts as unread only if all that had arrived after 10 s was read."""
+    world = World()
+    world.place = PartitionStatus(topic="orders", partition=0, watermark=5, position=7, lag=9)
+    world.supervisor.emptied_s = 9.0
+    assert (world.kinds(0.0), world.kinds(30.0)) == ([], [])
+    world.supervisor.emptied_s = 10.0
+    assert world.kinds(30.0) == ["unread"]
 
 
 def test_full_memory_is_a_problem_when_it_lasts() -> None:
