@@ -34,11 +34,13 @@ def test_transactions(node: RocketMqNode, tmp_path: Path) -> None:
     assert are_exact(transactions(node, tmp_path, 200, 1))
 
 
+@pytest.mark.proof
 def test_what_a_broker_skipped_is_told(node: RocketMqNode, tmp_path: Path) -> None:
     """Over gRPC, of a topic made again whose queues begin at old offsets: an error for each, with the count."""
     assert kept_offsets(node, source_of("grpc", node), tmp_path, 1).exact
 
 
+@pytest.mark.proof
 def test_a_proxy_apart_from_its_broker(node: RocketMqNode, tmp_path: Path) -> None:
     """In cluster mode, killed and stopped in mid-flow: each message once."""
     assert restarts(node, tmp_path, 800, 1).exact
