@@ -11,6 +11,7 @@ from sidecar.core.claims import Exchanged
 from sidecar.core.records import Columns, Message, TopicPartition
 from sidecar.sources.base import Tell
 from sidecar.state.interface import State
+from sidecar.state.rules import Rules
 
 GroupsOf: TypeAlias = Callable[[TopicPartition, Sequence[Message]], Iterable[str | None]]
 """Returns the group of each message, None for a message that no group wants."""
@@ -39,7 +40,7 @@ class SourceContext:
         state: Storage that survives a crash.
         folder: The state folder.
         place: Id of this place only, see `place_id`.
-        rules: A 4-byte hash of the settings that decide where a message goes.
+        rules: The rules in force.
         queue_bytes: Maximum size of messages that a client holds and has not handed on.
         held_max_bytes: Maximum size of held messages of a source that owns messages until they are acknowledged.
         expression: Tags by which the broker may filter, ``*`` for none.
@@ -53,7 +54,7 @@ class SourceContext:
     state: State
     folder: Path
     place: str
-    rules: bytes
+    rules: Rules
     queue_bytes: int
     held_max_bytes: int
     expression: str

@@ -21,6 +21,7 @@ from sidecar.sources.base import Assignment, ReadPast
 from sidecar.sources.kafka.config import consumer_config
 from sidecar.sources.kafka.source import KafkaSource
 from sidecar.state.memory import MemoryState
+from sidecar.state.rules import Rules
 from tests.support.kafka import Broker, Outgoing, produce, unique
 from tests.support.process import wait_until
 from tests.support.receiver import Receiver, Request
@@ -116,7 +117,7 @@ class Opened:
 
     def __init__(self, settings: KafkaSettings, state: MemoryState) -> None:
         self.listener = Listening()
-        self.source = KafkaSource(settings, state, RULES, QUEUE_BYTES)
+        self.source = KafkaSource(settings, state, Rules(RULES), QUEUE_BYTES)
         self.offsets: list[int] = []
         self.position = 0
 

@@ -24,6 +24,7 @@ from sidecar.runtime.build import plan_memory, rules_hash
 from sidecar.sources.base import ReadPast, Source
 from sidecar.sources.kafka.source import KafkaSource
 from sidecar.state.interface import State
+from sidecar.state.rules import Rules
 
 SHARE = 0.12
 """Of the runs, that are read again; of each on average the half."""
@@ -51,7 +52,7 @@ def main(path: str, seed: str) -> None:
 
     def source(settings: Settings, state: State) -> Source:
         kafka, queue_bytes = settings.source.kafka, plan_memory(settings.memory.budget_bytes).queue_bytes
-        made = SeekingSource(kafka, state, rules_hash(settings), queue_bytes)
+        made = SeekingSource(kafka, state, Rules(rules_hash(settings)), queue_bytes)
         made.random = random.Random(int(seed))
         return made
 

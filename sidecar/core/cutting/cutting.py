@@ -26,9 +26,9 @@ PART_HEADER_BYTES = 64
 UnitKey = tuple[TopicPartition | None, str | None]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class BatchRules:
-    """Rules by which open messages become a batch.
+    """Rules by which open messages become a batch; `Pipeline.change` may change them in place.
 
     Args:
         by_group: A batch may hold parts of several partitions.
@@ -102,6 +102,15 @@ class Cutter:
     def idle(self) -> bool:
         """Whether nothing is open."""
         return not self._units
+
+    def change(self, concurrency: int, separator: bytes) -> None:
+        """Go on under rules that have changed; the separator differs only while nothing is open."""
+        self._ahead_max, self._separator = 2 * concurrency, separator
+        self._lingering.clear()
+        for key, unit in self._units.items():
+            self._linger(key, unit.since_ms)
+            for _, lane in unit.lanes.values():
+                self._check_full(key, unit, lane)
 
     # Opening
 

@@ -46,7 +46,7 @@ class Delivery:
         """Sends that were answered, by verdict."""
         self.outbox = Outbox()
         self.receiver = Receiver()
-        self.letters = DeadLetters(rules.separator)
+        self.letters = DeadLetters(rules)
         self._settlement = Settlement(rules, owned, memory, self.letters, self.output)
         self._admission = Admission(self.outbox, self._settlement)
         self._retries = Retries(rules, jitter, self.outbox, self._settlement, self.receiver, self.output)
@@ -57,7 +57,7 @@ class Delivery:
         self.parker = Parker(rules, owned, self.outbox, memory, self.output)
         self._sending = Sending(rules, owned, self.outbox, self.claims, self.output)
         self._refusals = Refusals(
-            rules.separator, owned, self.outbox, self._admission, self._settlement, self.receiver, self._retries,
+            rules, owned, self.outbox, self._admission, self._settlement, self.receiver, self._retries,
             self.claims, self.parker, self.output,
         )  # fmt: skip
 

@@ -8,9 +8,9 @@ from math import inf
 from sidecar.core.backoff import Backoff
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class DeliveryRules:
-    """Rules by which batches are delivered.
+    """Rules by which batches are delivered; `Pipeline.change` may change them in place.
 
     Args:
         backoff: Waits between tries.

@@ -63,7 +63,7 @@ class Intake:
         self._chosen: dict[str | None, list[Message]] = {}
         """Messages of the current run by group; empty between runs."""
         self._appends: Memo[Callable[[Message], None]] = Memo(
-            lambda raw: self._chosen.setdefault(reading.groups[raw], []).append
+            lambda raw: self._chosen.setdefault(self._r.groups[raw], []).append
         )
         self.ids: Deduplicator[TopicPartition] = Deduplicator(
             reading.capacity, bitmap=reading.bitmap_ids, keep_ms=reading.keep_ms
@@ -74,6 +74,12 @@ class Intake:
     def offsets(self, messages: Sequence[Message]) -> Iterable[int]:
         """The offset of each message."""
         return self._r.columns.offsets(messages)
+
+    def change(self, reading: Reading) -> None:
+        """Go on with another filter and format; how ids, due times and names are read stays."""
+        self._r = reading
+        self._chosen.clear()
+        self._appends.clear()
 
     def forget(self, tp: TopicPartition) -> None:
         """Drop the memory of a partition that is no longer owned."""

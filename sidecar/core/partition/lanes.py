@@ -28,19 +28,19 @@ class Lane:
 class Lanes(dict[str, Lane]):
     """Lanes by group. Groups without open messages and live parts have none, so that idle groups take no memory.
 
-    Args:
-        separator: The rows' separator.
+    Attributes:
+        separator: The rows' separator; it changes only while there is no lane.
     """
 
     def __init__(self, separator: bytes) -> None:
         super().__init__()
-        self._separator = separator
+        self.separator = separator
 
     def of(self, group: str) -> Lane:
         """The lane of `group`, created if there is none."""
         lane = self.get(group)
         if lane is None:
-            lane = self[group] = Lane(group, self._separator)
+            lane = self[group] = Lane(group, self.separator)
         return lane
 
     def open(self) -> list[Lane]:

@@ -43,6 +43,12 @@ class Ownerships(dict[TopicPartition, Partition]):
         """Set the room for the state of partitions taken from now on."""
         self._room = room
 
+    def separate(self, separator: bytes) -> None:
+        """Set the rows' separator, while nothing is open or outstanding."""
+        self._separator = separator
+        for partition in self.values():
+            partition.lanes.separator = separator
+
     def take(self, tp: TopicPartition, scope: str, state: PartitionState, lineage: Lineage) -> None:
         """Take a partition, starting from the predecessor's state; it must not be owned already."""
         self._replays.add(tp)

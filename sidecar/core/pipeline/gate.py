@@ -25,6 +25,8 @@ class Orders:
         self._store_full = ""
         self._unwritten_bytes = 0
         self._leaving: frozenset[TopicPartition] = frozenset()
+        self.resting = False
+        """Whether to stop reading and to cut at once, until nothing is open: messages are to be read otherwise then."""
 
     def drain(self) -> None:
         """Stop reading and cut all that is open, until everything is settled or the process ends."""
@@ -175,7 +177,7 @@ class Gate:
         most, before = self._rules.span_max, self._paused
         spans = [(partition.tp, partition.reach) for partition in wide if not partition.reach.replaying]
         paused = {tp for tp, reach in spans if reach.span > (most * 3 // 4 if tp in before else most)}
-        leaving = set(self._owned.keys() & self._orders.leaving)
+        leaving = set(self._owned) if self._orders.resting else set(self._owned.keys() & self._orders.leaving)
         if self._orders.store_full:
             leaving |= {tp for tp, owned in self._owned.items() if not (owned.is_delayed or owned.holding.is_behind)}
         return frozenset(paused | {tp for tp in leaving if not self._owned[tp].reach.replaying})

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import fields
 
 from sidecar.core.books import Accounts
 from sidecar.core.cutting.cutting import BatchRules, Cutter
@@ -49,6 +50,7 @@ class Pipeline:
         self, reading: Reading, batching: BatchRules, rules: DeliveryRules, jitter: Callable[[], float]
     ) -> None:
         separator = reading.framer.separator
+        self._batching, self._rules = batching, rules
         self._digest = reading.digest
         self._output = Output()
         self.partitions = Ownerships(separator)
@@ -246,20 +248,47 @@ class Pipeline:
         self.delivery.parker.fetched(tp, number, rows)
         self._apply(self.delivery.output.take_outcomes(), now_ms)
 
+    # Changed rules
+
+    def change(self, batching: BatchRules, rules: DeliveryRules) -> None:
+        """Go on with other limits, waits and bounds; what decides where a message goes stays."""
+        for mine, other in ((self._batching, batching), (self._rules, rules)):
+            for field in fields(mine):
+                setattr(mine, field.name, getattr(other, field.name))
+        self.cutter.change(rules.concurrency, rules.separator)
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether nothing is open, outstanding or parked, and all is committed."""
+        return self.idle and not self.delivery.outbox.groups.parked
+
+    def change_reading(self, reading: Reading, batching: BatchRules, rules: DeliveryRules, now_ms: float) -> None:
+        """Filter, group and frame otherwise from now on, while all is quiet; each partition is committed again.
+
+        A part is a group's messages in a range of offsets, so one that was cut before would have other members.
+        """
+        assert self.is_quiet
+        self.intake.change(reading)
+        self.partitions.separate(rules.separator)
+        self.change(batching, rules)
+        for tp in self.partitions:
+            self.commits.touch(tp, now_ms)
+
     # The clock
 
     def step(self, now_ms: float) -> list[Effect]:
         """Cut, commit and send what is due; return all effects since the last step."""
         wide = [] if self.idle else self.gate.wide()
         if self.commits.may_begin(now_ms):  # until then, open messages wait for no less than their part would
-            for parts in self.cutter.step(now_ms, self.gate.pressure(), wide, self.orders.leaving):
+            leaving = self.partitions.keys() if self.orders.resting else self.orders.leaving
+            for parts in self.cutter.step(now_ms, self.gate.pressure(), wide, leaving):
                 self.delivery.cut(parts)
                 for part in parts:
                     self.commits.touch(part.tp, now_ms)
         # Reloads come before the next commit: otherwise they would have to wait for its end as well.
         for reload in self.commits.take_reloads():
             self._output.ask(reload)
-        commit = self.commits.due(now_ms, hurry=self.orders.draining)
+        commit = self.commits.due(now_ms, hurry=self.orders.draining or self.orders.resting)
         if commit is not None:
             self._output.ask(commit)
         self.delivery.step(now_ms, fetches=not self.orders.draining)

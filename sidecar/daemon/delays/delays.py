@@ -29,6 +29,7 @@ from sidecar.delay.interface import HeldStore, Job
 from sidecar.errors import StateError
 from sidecar.ops.snapshot import DelayStatus
 from sidecar.sources.base import RUN_BYTES
+from sidecar.state.rules import Rules
 
 log = structlog.get_logger()
 
@@ -45,7 +46,7 @@ class Delays:
         store: Holds the messages.
         columns: Of the source's messages.
         group_id: The consumer group.
-        rules: The hash of the rules.
+        rules: The rules in force.
         disk_max_bytes: Size of the store at which partitions are read no more.
         begin: Runs a job on the writer's thread, and brings back a `Synced`.
         takeovers: Restore what other owners put; None if no other host has the store.
@@ -58,7 +59,7 @@ class Delays:
         store: HeldStore,
         columns: Columns,
         group_id: str,
-        rules: bytes,
+        rules: Rules,
         disk_max_bytes: int,
         begin: Callable[[Job], None],
         takeovers: Takeovers | None = None,

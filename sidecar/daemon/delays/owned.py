@@ -14,6 +14,7 @@ from sidecar.delay.interface import HeldStore
 from sidecar.delay.progress import Progress, restored
 from sidecar.sources.base import Assignment
 from sidecar.state.offset_map import Identity
+from sidecar.state.rules import Rules
 
 
 def name_of(group_id: str, tp: TopicPartition) -> bytes:
@@ -34,7 +35,7 @@ class Owned:
         pipeline: The core.
         store: Holds the messages.
         group_id: The consumer group.
-        rules: The hash of the rules.
+        rules: The rules in force.
         tell_held: Tells the core, once all changes so far are durable, that messages are held: with the partition, the
             token and their lowest position.
         numbers: Gets the store's numbers of the owned partitions.
@@ -46,7 +47,7 @@ class Owned:
         pipeline: Pipeline,
         store: HeldStore,
         group_id: str,
-        rules: bytes,
+        rules: Rules,
         tell_held: Callable[[TopicPartition, int, int], None],
         numbers: dict[TopicPartition, int],
         parked: ParkedParts,
@@ -83,7 +84,7 @@ class Owned:
 
     def _restored(self, number: int) -> Progress:
         identity = Identity("", self._group_id, self._store.place(number).scope, 0)
-        return restored(self._store.state(number), identity, self._rules)
+        return restored(self._store.state(number), identity, self._rules.digest)
 
     def _continued(self, tp: TopicPartition, progress: Progress, assignment: Assignment) -> Progress:
         """The progress from which the partition goes on: offsets of another incarnation are other messages."""
@@ -100,7 +101,7 @@ class Owned:
                 self._store.void(number, void_from, state.seen)
         now = replace(progress, topic_id=topic_id, incarnation=incarnation, parked=parked)
         if now != progress:
-            self._store.keep(number, now.encoded(self._rules), now.state.watermark, now.state.seen)
+            self._store.keep(number, now.encoded(self._rules.digest), now.state.watermark, now.state.seen)
         return now
 
     def _assign(self, tp: TopicPartition, found: Sequence[Found]) -> None:
@@ -140,7 +141,7 @@ class Owned:
             tp, state = item.tp.source, item.state
             if tp in self.numbers:
                 progress = self._progress[tp] = replace(self._progress[tp], state=state)
-                self._store.keep(self.numbers[tp], progress.encoded(self._rules), state.watermark, state.seen)
+                self._store.keep(self.numbers[tp], progress.encoded(self._rules.digest), state.watermark, state.seen)
 
     def committed(self, results: Mapping[TopicPartition, bool]) -> None:
         """Forget what is below the watermarks of partitions that were committed."""

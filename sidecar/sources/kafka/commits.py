@@ -15,6 +15,7 @@ from sidecar.core.records import TopicPartition
 from sidecar.sources.base import Listener
 from sidecar.sources.kafka.start.memory import Memories, Memory
 from sidecar.state.offset_map import Identity, encode
+from sidecar.state.rules import Rules
 
 
 @dataclass(slots=True)
@@ -34,7 +35,7 @@ class Commits:
     Args:
         consumer: The group's consumer, used on its own thread.
         listener: Gets the ends.
-        rules: 4 bytes, the hash of the rules.
+        rules: The rules in force.
         identities: Of the owned partitions; others are never named in a commit.
         memories: Keep acknowledged states.
     """
@@ -43,7 +44,7 @@ class Commits:
         self,
         consumer: ck.Consumer,
         listener: Listener,
-        rules: bytes,
+        rules: Rules,
         identities: Mapping[TopicPartition, Identity],
         memories: Memories,
     ) -> None:
@@ -111,7 +112,7 @@ class Commits:
     def _memory(self, item: CommitItem) -> Memory:
         identity = self._identities[item.tp]
         parent = item.lineage.parent if item.lineage is not None else None
-        text = encode(identity, self._rules, item.state, item.stamp, parent)
+        text = encode(identity, self._rules.digest, item.state, item.stamp, parent)
         return Memory.of(item, text, identity.topic_id)
 
     def _is_current(self, item: CommitItem) -> bool:

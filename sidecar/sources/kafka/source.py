@@ -30,6 +30,7 @@ from sidecar.sources.kafka.start.start_offsets import StartOffsets
 from sidecar.sources.kafka.topics import TopicIds, is_mock
 from sidecar.sources.troubles import Troubles
 from sidecar.state.interface import State
+from sidecar.state.rules import Rules
 
 
 class KafkaSource:
@@ -38,7 +39,7 @@ class KafkaSource:
     Args:
         settings: `source.kafka`.
         state: Has the member id and the state of partitions.
-        rules: 4 bytes, the hash of the rules.
+        rules: The rules in force.
         queue_bytes: Limit of the client's queue.
         client_id: See `place_id`. A `client.id` of the settings may be shared, so no member is looked up by it.
     """
@@ -54,7 +55,7 @@ class KafkaSource:
         return not self._client.has_more
 
     def __init__(
-        self, settings: KafkaSettings, state: State, rules: bytes, queue_bytes: int, client_id: str = ""
+        self, settings: KafkaSettings, state: State, rules: Rules, queue_bytes: int, client_id: str = ""
     ) -> None:
         self._settings = settings
         self._state = state

@@ -22,14 +22,14 @@ def build(settings: Settings, context: SourceContext) -> Source:
     """
     if settings.client == "remoting":
         return RocketMqSource(
-            settings, context.state, context.rules, context.queue_bytes, context.place, context.expression
+            settings, context.state, context.rules.digest, context.queue_bytes, context.place, context.expression
         )
     return LeasedSource(
         _client(settings, context),
         settings.topics,
         settings.group,
         context.state,
-        context.rules,
+        context.rules.digest,
         context.held_max_bytes,
         context.groups_of(LeasedSource.columns),
         in_order=context.keeps_order or context.remembers_ids,

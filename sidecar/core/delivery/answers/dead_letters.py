@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from sidecar.core.batching import UNFRAMEABLE, rows_of
+from sidecar.core.delivery.rules import DeliveryRules
 from sidecar.core.delivery.stages import Event, Stage, StrayEventError
 from sidecar.core.effects import Store
 from sidecar.core.parts import Part
@@ -31,12 +32,15 @@ class DeadLetters:
     """Dead letters that are being stored, and those that wait to be stored again.
 
     A message counts as dead-lettered once its letter is durable, never before; until then its part is not settled.
+
+    Args:
+        rules: Rules of delivery.
     """
 
-    def __init__(self, separator: bytes) -> None:
+    def __init__(self, rules: DeliveryRules) -> None:
         self.held_bytes = 0
         """Bytes of memory that the letters take in addition to their parts."""
-        self._separator = separator
+        self._rules = rules
         self._storing: dict[int, _Storing] = {}
         self._waiting: dict[int, _Storing] = {}
         """Dead letters that could not be stored and wait for a retry."""
@@ -48,7 +52,7 @@ class DeadLetters:
 
     def of_rows(self, part: Part, reason: str | Mapping[int, str]) -> Store:
         """Begin to store all rows of the part, with one reason or a reason per offset."""
-        rows = rows_of(part.fragments, self._separator)
+        rows = rows_of(part.fragments, self._rules.separator)
         reasons = dict.fromkeys((offset for offset, _ in rows), reason) if isinstance(reason, str) else reason
         return self._store(part, [_letter(part, offset, row, reasons[offset]) for offset, row in rows])
 

@@ -14,6 +14,7 @@ from sidecar.core.delivery.claiming import Claiming
 from sidecar.core.delivery.outbox import Outbox
 from sidecar.core.delivery.output import Halved, Output
 from sidecar.core.delivery.parking import Parker
+from sidecar.core.delivery.rules import DeliveryRules
 from sidecar.core.delivery.stages import Event, Stage
 from sidecar.core.partition.ownerships import Ownerships
 from sidecar.core.parts import Batch, Part
@@ -32,7 +33,7 @@ class Refusals:
     partly, so the names of its pieces follow from that.
 
     Args:
-        separator: The rows' separator.
+        rules: Rules of delivery.
         owned: The owned partitions.
         outbox: The batches.
         admission: Takes new batches.
@@ -46,7 +47,7 @@ class Refusals:
 
     def __init__(
         self,
-        separator: bytes,
+        rules: DeliveryRules,
         owned: Ownerships,
         outbox: Outbox,
         admission: Admission,
@@ -57,7 +58,7 @@ class Refusals:
         parker: Parker,
         output: Output,
     ) -> None:
-        self._separator = separator
+        self._rules = rules
         self._owned = owned
         self._outbox = outbox
         self._admission = admission
@@ -95,7 +96,7 @@ class Refusals:
         """Halve a batch of one live part, as soon as its partition has room for the halves."""
         part = batch.parts[0]
         outstanding = self._owned[part.tp].outstanding
-        pieces = halves(part.fragments, self._separator)
+        pieces = halves(part.fragments, self._rules.separator)
         if not part.life.primary:  # the whole is sent again after a crash, and is taken apart in the same way
             parts = outstanding.derive(part, dict(zip(("first half", "second half"), pieces, strict=True)))
         elif part.intent.record is not None:
@@ -169,7 +170,7 @@ class Refusals:
         self._receiver.judge(part, refused, taken)
         reasons = _reasons(part, failed)
         rows = {"again": again, "refused": refused}
-        pieces = {why: pick(part.fragments, chosen, self._separator) for why, chosen in rows.items() if chosen}
+        pieces = {why: pick(part.fragments, chosen, self._rules.separator) for why, chosen in rows.items() if chosen}
         parts = self._owned[part.tp].outstanding.derive(part, pieces)
         self._settlement.replace(part, parts)
         if refused and not self._receiver.refuses:

@@ -16,6 +16,7 @@ from sidecar.sources.base import Tell
 from sidecar.sources.kafka.start.memory import Found, Memories
 from sidecar.sources.kafka.start.offsets import Bounds
 from sidecar.state.offset_map import Identity
+from sidecar.state.rules import Rules
 
 TRUNCATION_PATIENCE_S = 2.0
 """A new leader may report an old high watermark for a moment."""
@@ -46,12 +47,12 @@ class Recall:
 
     Args:
         memories: The folder's rows.
-        rules: 4 bytes, the hash of the rules.
+        rules: The rules in force.
         digest_at: Reads a message of the log again.
         tell: Writes a log event.
     """
 
-    def __init__(self, memories: Memories, rules: bytes, digest_at: DigestAt, tell: Tell) -> None:
+    def __init__(self, memories: Memories, rules: Rules, digest_at: DigestAt, tell: Tell) -> None:
         self._memories = memories
         self._rules = rules
         self._digest_at = digest_at
@@ -65,7 +66,7 @@ class Recall:
 
     def remembers(self, tp: TopicPartition, known: Identity) -> Found | None:
         """The folder's row of a partition, of any incarnation."""
-        return self._memories.find(tp, known, self._rules)
+        return self._memories.find(tp, known, self._rules.digest)
 
     def recall(
         self, tp: TopicPartition, committed: Committed | None, known: Identity, bounds: Bounds

@@ -20,6 +20,7 @@ from sidecar.sources.kafka.start.recall import Recall
 from sidecar.sources.kafka.topics import TopicIds
 from sidecar.state.interface import PartitionSnapshot
 from sidecar.state.offset_map import Identity, Origin, decode
+from sidecar.state.rules import Rules
 
 _REASONS = {
     Origin.NONE: "the offset was set by an operator or another program",
@@ -43,7 +44,7 @@ class StartOffsets:
         topic_ids: Queries ids of topics.
         settings: `source.kafka`.
         cluster_id: The id that the cluster reports.
-        rules: A 4-byte hash of the settings that decide where a message goes.
+        rules: The rules in force.
         known: Returns the state file's snapshot of a partition.
         recall: Decides between broker and state folder.
         tell: Writes a log event.
@@ -55,7 +56,7 @@ class StartOffsets:
         topic_ids: TopicIds,
         settings: KafkaSettings,
         cluster_id: str,
-        rules: bytes,
+        rules: Rules,
         known: Callable[[TopicPartition], PartitionSnapshot | None],
         recall: Recall,
         tell: Tell,
@@ -129,7 +130,7 @@ class StartOffsets:
         if offset < 0 and not recreated:
             return self._without_commit(tp, topic_id, bounds)
         known = Identity(self._cluster_id, self._settings.group_id, topic_id, 0)
-        decoded = decode(metadata, offset, known, self._rules)
+        decoded = decode(metadata, offset, known, self._rules.digest)
         if decoded.origin is Origin.OTHER_TOPIC or (recreated and decoded.origin is not Origin.OURS):
             self._tell("topic.recreated", "warning", fields | {"action": "reading the new topic from its start"})
             return self._fresh(tp, low, topic_id)

@@ -22,6 +22,7 @@ from sidecar.sources.kafka.start.start_offsets import StartOffsets
 from sidecar.sources.kafka.topics import TopicIds
 from sidecar.state.memory import MemoryState
 from sidecar.state.offset_map import Identity, encode
+from sidecar.state.rules import Rules
 
 RULES = b"same"
 HERE, THERE = TopicPartition("orders", 0), TopicPartition("orders", 1)
@@ -68,9 +69,9 @@ def starts_of(brokers: Brokers, told: list[str], start: str = "earliest") -> Sta
         {"bootstrap_servers": "localhost:9092", "group_id": GROUP, "topics": ["orders"], "start": start}
     )
     ids = cast(TopicIds, SimpleNamespace(find=lambda topics, timeout_s: dict.fromkeys(topics, TOPIC_ID)))
-    recall = Recall(Memories(MemoryState(), tell), RULES, lambda tp, offset: None, tell)
+    recall = Recall(Memories(MemoryState(), tell), Rules(RULES), lambda tp, offset: None, tell)
     return StartOffsets(
-        Offsets(cast(ck.Consumer, brokers)), ids, settings, CLUSTER, RULES, lambda tp: None, recall, tell
+        Offsets(cast(ck.Consumer, brokers)), ids, settings, CLUSTER, Rules(RULES), lambda tp: None, recall, tell
     )
 
 
