@@ -1,4 +1,4 @@
-"""Answers about delayed messages: of the running daemon, or read from the store itself if none runs."""
+"""Requests to the running daemon; about delayed messages, the store itself is read if none runs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sidecar.cli.status import ANSWER_BYTES_MAX, ask
 from sidecar.config.model import Settings
 from sidecar.core.records import TopicPartition
 from sidecar.errors import ConfigError, UnavailableError
-from sidecar.ops.admin import REQUESTS_PATH, read_address
+from sidecar.ops.admin import read_address
 
 TIMEOUT_S = 15.0
 """Longer than the daemon takes to say that it does not know."""
@@ -48,7 +48,7 @@ def answered(settings: Settings, name: str, fields: dict[str, Any]) -> dict[str,
         SidecarError: The store cannot be read.
     """
     if _status(settings, is_needed=name in CHANGES) is not None:
-        return _ask(settings, name, fields)
+        return request(settings, f"delay/{name}", fields)
     from sidecar.daemon.delays.offline import open_offline
     from sidecar.daemon.delays.questions import Listing, asked_of
 
@@ -106,8 +106,13 @@ def _tell(line: str) -> None:
     click.echo(line, err=True)
 
 
-def _ask(settings: Settings, name: str, fields: dict[str, Any]) -> dict[str, Any]:
+def request(settings: Settings, path: str, fields: dict[str, Any]) -> dict[str, Any]:
     """The answer of the daemon that runs with these settings.
+
+    Args:
+        settings: The configuration.
+        path: That of the request.
+        fields: Those of the request.
 
     Raises:
         UnavailableError: It cannot answer.
@@ -121,7 +126,7 @@ def _ask(settings: Settings, name: str, fields: dict[str, Any]) -> dict[str, Any
     try:
         with urllib3.PoolManager(timeout=TIMEOUT_S, retries=False) as pool:
             answer = pool.request(
-                "POST", address.url + REQUESTS_PATH + name, json=fields,
+                "POST", f"{address.url}/{path}", json=fields,
                 headers={"Authorization": f"Bearer {address.token}"}, preload_content=False,
             )  # fmt: skip
             body = answer.read(ANSWER_BYTES_MAX)

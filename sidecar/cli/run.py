@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import faulthandler
+from functools import partial
 
 import click
 
@@ -12,7 +13,7 @@ from sidecar.cli import config_option
 @click.command()
 @config_option
 def run(path: str) -> None:
-    """Run the daemon in the foreground until SIGTERM."""
+    """Run the daemon in the foreground until SIGTERM; SIGHUP makes it read the file again."""
     from sidecar.daemon.signals import Signals
 
     signals = Signals()
@@ -24,6 +25,7 @@ def run(path: str) -> None:
     from sidecar.runtime.usable import unusable
 
     faulthandler.enable()  # a mapped file that is truncated or unreadable ends the process with no other message
-    settings = load(path, refusals=unusable)
+    read = partial(load, path, refusals=unusable)
+    settings = read()
     configure(settings.log.format, settings.log.level)
-    Daemon(settings, signals.stop_asked).run()
+    Daemon(settings, signals.stop_asked, load=read, reload_asked=signals.reload_asked).run()

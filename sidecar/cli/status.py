@@ -100,9 +100,23 @@ def _lines(snapshot: dict[str, Any]) -> list[str | Table]:
         f"{escape(stopped)}running since {snapshot['started_at']}, version {snapshot['version']}",
         f"{memory}, {stored}",
         _table(("partition", "watermark", "position", "lag", *BOOKS), [*rows, _all(snapshot)]),
+        *_reloaded(snapshot.get("reload")),
         *(_waiting(wait) for wait in snapshot["retrying"]),
         *(_holding(block) for block in snapshot["blocking"]),
     ]
+
+
+def _reloaded(reload: dict[str, Any] | None) -> list[str]:
+    """What of the configuration file does not apply yet."""
+    if reload is None:
+        return []
+    waits, after = ", ".join(reload["waiting"]), ", ".join(reload["restart"])
+    lines = {
+        f"the configuration file was refused at {reload['at']}: {reload['reason']}": reload["outcome"] == "refused",
+        f"of the configuration file, {waits} wait: {reload['reason'] or 'until nothing is open'}": waits,
+        f"of the configuration file, {after} need a restart": after,
+    }
+    return [escape(line) for line, holds in lines.items() if holds]
 
 
 def _waiting(wait: dict[str, Any]) -> str:

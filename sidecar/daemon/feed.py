@@ -134,6 +134,11 @@ class Feed:
             self._read(item)
 
     @property
+    def is_loading(self) -> bool:
+        """Whether there are partitions that the core does not have yet, or may not read."""
+        return bool(self._loading)
+
+    @property
     def _loading(self) -> frozenset[TopicPartition]:
         """The partitions that the core does not have yet, or may not read."""
         return frozenset(self._ids.loading) | frozenset(self._takeovers.loading if self._takeovers is not None else ())

@@ -18,16 +18,17 @@ from sidecar.config.model import Settings
 from sidecar.core.partition.room import Room
 from sidecar.daemon.delays.answers import listing
 from sidecar.daemon.delays.build import open_delays
-from sidecar.daemon.delays.questions import Questions
+from sidecar.daemon.delays.questions import Answer, Listing, Peeked, Questions
 from sidecar.daemon.heap import Heap
 from sidecar.daemon.mail import Told
 from sidecar.daemon.notify import Notifier
 from sidecar.daemon.record import Record
+from sidecar.daemon.reload import Reload
 from sidecar.daemon.statewatch import tell_damages
 from sidecar.daemon.status.keeper import StatusKeeper, status_line
 from sidecar.daemon.supervisor import Supervisor
 from sidecar.errors import SidecarError
-from sidecar.ops.admin import AdminServer
+from sidecar.ops.admin import AdminServer, Ask
 from sidecar.ops.metrics import Metrics
 from sidecar.runtime.build import (
     HELD_SHARE,
@@ -49,6 +50,7 @@ from sidecar.sources.context import SourceContext
 from sidecar.sources.place import place_id
 from sidecar.state.interface import State
 from sidecar.state.offset_map import STORES_CHARACTERS
+from sidecar.state.rules import Rules
 from sidecar.state.store import Store
 from sidecar.version import version
 
@@ -67,6 +69,8 @@ class Daemon:
         settings: The configuration.
         stop_asked: Returns whether a stop was requested.
         source: Creates a source from settings and state, in place of the configured source.
+        load: Reads the configuration again; None if it has no file.
+        reload_asked: Returns whether that was requested.
     """
 
     def __init__(
@@ -74,8 +78,12 @@ class Daemon:
         settings: Settings,
         stop_asked: Callable[[], bool],
         source: Callable[[Settings, State], Source] | None = None,
+        load: Callable[[], Settings] | None = None,
+        reload_asked: Callable[[], bool] = bool,
     ) -> None:
         self._settings = settings
+        self._load = load or (lambda: settings)
+        self._reload_asked = reload_asked
         self._stop_asked = stop_asked
         self._source = source
         self._notifier = Notifier()
@@ -87,15 +95,15 @@ class Daemon:
             SidecarError: An operator must act; all resources have been released.
         """
         with ExitStack() as stack:
-            supervisor, keeper, leave = self._start(stack)
+            supervisor, keeper, reload, leave = self._start(stack)
             self._notifier.ready()
             log.info("daemon.started", group_id=self._settings.source.group_id)
-            self._serve(supervisor, keeper)
+            self._serve(supervisor, keeper, reload)
             leave()
             log.info("daemon.stopped")
 
-    def _start(self, stack: ExitStack) -> tuple[Supervisor, StatusKeeper, Callable[[], None]]:
-        settings = self._settings
+    def _start(self, stack: ExitStack) -> tuple[Supervisor, StatusKeeper, Reload, Callable[[], None]]:
+        settings, rules = self._settings, Rules(rules_hash(self._settings))
         if settings.source.chosen.holds_large_blocks:
             give_back_large()
         # Open the state first: its lock keeps a second process with this folder out of the group.
@@ -107,7 +115,7 @@ class Daemon:
         ledger = open_ledger_worker(dedup.ledger, group, dedup.capacity, settings.state.dir, inbox)
         if ledger is not None:
             stack.enter_context(closing(ledger))
-        source = self._source(settings, state) if self._source else make_source(settings, state, ledger)
+        source = self._source(settings, state) if self._source else make_source(settings, rules, state, ledger)
         pipeline, sink = build(settings, source.columns)
         senders = Senders(sink, settings.sink.chosen.batches_at_once, inbox)
         stack.callback(senders.close, SENDERS_PATIENCE_S)
@@ -115,21 +123,22 @@ class Daemon:
         dead_letter_writer = DeadLetterWriter(
             open_dead_letters(settings, state.letters, source.fetch, send_back), inbox
         )
-        delays = open_delays(stack, settings, pipeline, source.columns, inbox, _tell)
+        delays = open_delays(stack, settings, rules, pipeline, source.columns, inbox, _tell)
         supervisor = Supervisor(
             pipeline, source, senders, inbox, writer, state, dead_letter_writer, ledger, dedup.memory_bytes, delays
         )
         supervisor.record.damaged(damages, time.monotonic())
         stack.callback(supervisor.ids.sorter.close)
-        keeper = StatusKeeper(
-            supervisor, ledger, state, group, settings.memory.budget_bytes, settings.tags.known_groups
-        )
+        reload = Reload(settings, self._load, rules, source.columns, pipeline, senders, lambda: supervisor.is_loading)
+        keeper = StatusKeeper(supervisor, ledger, state, group, settings.memory.budget_bytes, reload)
         # Open the endpoint before the source: health can be queried while the broker is awaited.
         url = "off"
         if settings.admin.listen:
             metrics = Metrics(keeper.latest)
-            ask = Questions(inbox.put, partial(listing, groups_of=held_groups_of(settings))).ask if delays else None
-            admin = AdminServer(settings.admin.listen, keeper.latest, metrics, Path(settings.state.dir), ask)
+            asks: dict[str, Ask] = {"config": reload.ask}
+            if delays:
+                asks["delay"] = Questions(inbox.put, partial(_listing, reload)).ask
+            admin = AdminServer(settings.admin.listen, keeper.latest, metrics, Path(settings.state.dir), asks)
             admin.open()
             stack.callback(admin.close)
             url = admin.url
@@ -144,14 +153,19 @@ class Daemon:
         gc.collect()
         gc.freeze()  # without this and the high threshold, collection takes 16 % of the CPU time
         gc.set_threshold(100_000, 20, 100)
-        return supervisor, keeper, lambda: leave(supervisor, writer, state, dead_letter_writer)
+        return supervisor, keeper, reload, lambda: leave(supervisor, writer, state, dead_letter_writer)
 
-    def _serve(self, supervisor: Supervisor, keeper: StatusKeeper) -> None:
+    def _serve(self, supervisor: Supervisor, keeper: StatusKeeper, reload: Reload) -> None:
         refreshed_s = feed_at_s = tell_at_s = 0.0
         heap = Heap()
         self._stop_asked()
         while supervisor.turn():
             now_s = time.monotonic()
+            if self._reload_asked():
+                self._notifier.reloading()
+                reload.begin()
+                self._notifier.ready()
+            reload.tend(now_s)
             old_s = now_s - refreshed_s
             if old_s >= IDLE_STATUS_EVERY_S or (old_s >= STATUS_EVERY_S and not supervisor.pipeline.idle):
                 keeper.refresh()
@@ -165,7 +179,7 @@ class Daemon:
                 tell_at_s = now_s + TELL_SYSTEMD_EVERY_S
             if self._stop_asked():
                 self._notifier.stopping()
-                supervisor.drain(self._settings.drain_timeout_ms / 1000)
+                supervisor.drain(reload.settings.drain_timeout_ms / 1000)
         keeper.refresh()
 
 
@@ -193,11 +207,16 @@ def _tells_when_slow(record: Record) -> Iterator[None]:
         timer.cancel()
 
 
-def make_source(settings: Settings, state: State, ledger: LedgerWorker | None = None) -> Source:
+def _listing(reload: Reload, peek: Callable[[int], Peeked], asked: Listing) -> Answer:
+    return listing(peek, asked, groups_of=held_groups_of(reload.settings))
+
+
+def make_source(settings: Settings, rules: Rules, state: State, ledger: LedgerWorker | None = None) -> Source:
     """Create the configured source.
 
     Args:
         settings: The configuration.
+        rules: The rules in force.
         state: Storage that survives a crash.
         ledger: Lets members of the group exchange messages; None if there is no ledger.
 
@@ -210,7 +229,7 @@ def make_source(settings: Settings, state: State, ledger: LedgerWorker | None = 
         state=state,
         folder=folder,
         place=place_id(folder),
-        rules=rules_hash(settings),
+        rules=rules,
         queue_bytes=queue_bytes,
         held_max_bytes=HELD_SHARE * queue_bytes,
         expression=pushed_expression(settings),

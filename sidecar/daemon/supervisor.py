@@ -168,6 +168,11 @@ class Supervisor:
         self.delays = delays
         self._drain_until_s: float | None = None
 
+    @property
+    def is_loading(self) -> bool:
+        """Whether there are assigned partitions that the core does not have yet."""
+        return self._feed.is_loading
+
     def drain(self, timeout_s: float) -> None:
         """Stop reading; `turn` returns False once all is settled, or this much time is over."""
         if self._drain_until_s is None:

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIEnvironment
 
 ADDRESS_FILE = "admin"
-REQUESTS_PATH = "/delay/"
 Ask: TypeAlias = Callable[[str, Mapping[str, Any]], Mapping[str, Any]]
 """Answers a request by its name, with the fields of its JSON object. It raises ValueError if there is no such request,
 and `SidecarError` if it fails."""
@@ -63,7 +62,7 @@ class AdminServer:
         snapshot: Called at each request, from the server's threads.
         metrics: Answers ``/metrics``.
         state_dir: The folder where address and token are written for ``sidecar status`` and others.
-        ask: Answers requests, if there are any.
+        asks: Answer requests, whose path is that of their key and their name: `/delay/list`.
     """
 
     def __init__(
@@ -72,9 +71,9 @@ class AdminServer:
         snapshot: Callable[[], StatusSnapshot],
         metrics: Metrics,
         state_dir: Path | None = None,
-        ask: Ask | None = None,
+        asks: Mapping[str, Ask] | None = None,
     ) -> None:
-        self._ask = ask
+        self._asks = asks or {}
         self._token = secrets.token_urlsafe(32)
         self._snapshot = snapshot
         self._metrics = metrics
@@ -145,8 +144,9 @@ class AdminServer:
 
     def _answer(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
         method, path = environ["REQUEST_METHOD"], environ.get("PATH_INFO", "/")
-        is_request = method == "POST" and self._ask is not None and path.startswith(REQUESTS_PATH)
-        reply = self._requested(path, environ) if is_request else self._reply(path)
+        section, _, name = path.removeprefix("/").partition("/")
+        is_request = method == "POST" and section in self._asks
+        reply = self._requested(self._asks[section], name, environ) if is_request else self._reply(path)
         headers = [
             ("Content-Type", reply.content_type),
             ("Content-Length", str(len(reply.body))),
@@ -162,15 +162,14 @@ class AdminServer:
         start_response(reply.status, headers)
         return [reply.body] if method != "HEAD" else []
 
-    def _requested(self, path: str, environ: WSGIEnvironment) -> _Reply:
-        assert self._ask is not None
+    def _requested(self, ask: Ask, name: str, environ: WSGIEnvironment) -> _Reply:
         given = environ.get("HTTP_AUTHORIZATION", "").encode("latin-1")
         if not hmac.compare_digest(given, f"Bearer {self._token}".encode()):
             text = b"the token in the file admin of state.dir is needed: Authorization: Bearer TOKEN\n"
             return _Reply("401 Unauthorized", _TEXT, text)
         try:
             fields = json.loads(environ["wsgi.input"].read() or b"{}")
-            answer = self._ask(path.removeprefix(REQUESTS_PATH), fields)
+            answer = ask(name, fields)
         except ValueError as error:
             return _Reply("400 Bad Request", _TEXT, f"{error}\n".encode())
         except SidecarError as error:

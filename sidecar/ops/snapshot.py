@@ -136,6 +136,28 @@ class DelayStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class ReloadStatus:
+    """The last time that the configuration was read again; keys are dotted, as the file has them."""
+
+    at: str
+    """ISO 8601 in UTC."""
+    outcome: str
+    """`applied`, `waiting` or `refused`."""
+    reason: str = ""
+    """Why it was refused, or why keys still wait."""
+    changed: tuple[str, ...] = ()
+    """Keys that apply."""
+    waiting: tuple[str, ...] = ()
+    """Keys that apply when nothing is open."""
+    restart: tuple[str, ...] = ()
+    """Keys that apply after a restart."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Its fields."""
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
+
+
+@dataclass(frozen=True, slots=True)
 class Activity:
     """Counts since the start, for metrics; the keys are (group's label, result or verdict).
 
@@ -185,6 +207,7 @@ class StatusSnapshot:
     blocking: tuple[BlockingGroup, ...] = ()
     dead_letters: int = 0
     delay: DelayStatus | None = None
+    reload: ReloadStatus | None = None
     activity: Activity = NO_ACTIVITY
 
     @property
@@ -221,5 +244,6 @@ class StatusSnapshot:
             ],
             "dead_letters_stored": self.dead_letters,
             "delay": asdict(self.delay) if self.delay is not None else None,
+            "reload": self.reload.to_json() if self.reload is not None else None,
             "partitions": [partition.to_json() for partition in self.partitions],
         }

@@ -7,6 +7,7 @@ import json
 import random
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from sidecar.config.model import Settings
 from sidecar.config.tags import OFFSET_MSG_ID, canonical
@@ -115,8 +116,28 @@ def due_reader_of(settings: Settings, columns: Columns) -> ReadDue | None:
     return due_reader(settings.delay.rules, columns) if settings.delay else None
 
 
+class Parts(NamedTuple):
+    """What the daemon's pipeline is made of, and the sink."""
+
+    reading: Reading
+    batching: BatchRules
+    rules: DeliveryRules
+    sink: Sink
+
+
 def build(settings: Settings, columns: Columns) -> tuple[Pipeline, Sink]:
     """Build the pipeline and the sink.
+
+    Raises:
+        ConfigError: Certificates or a file of the sink cannot be used.
+        StateError: Another process writes to the sink's file.
+    """
+    parts = build_parts(settings, columns)
+    return Pipeline(parts.reading, parts.batching, parts.rules, random.random), parts.sink
+
+
+def build_parts(settings: Settings, columns: Columns) -> Parts:
+    """Build what the pipeline is made of, and the sink.
 
     Raises:
         ConfigError: Certificates or a file of the sink cannot be used.
@@ -127,7 +148,7 @@ def build(settings: Settings, columns: Columns) -> tuple[Pipeline, Sink]:
     # Bitmaps of ids cannot be kept in files, so all kinds of ids are kept in the same way.
     cancels = cancel_reader(columns) if settings.delay else None
     reading = replace(reading, bitmap_ids=False, digest=digest, due=due_reader_of(settings, columns), cancels=cancels)
-    return Pipeline(reading, _batch_rules(settings), delivery_rules(settings, sink), random.random), sink
+    return Parts(reading, batch_rules(settings), delivery_rules(settings, sink), sink)
 
 
 def build_reading(settings: Settings, columns: Columns) -> tuple[Reading, Sink]:
@@ -163,7 +184,8 @@ def build_reading(settings: Settings, columns: Columns) -> tuple[Reading, Sink]:
     return reading, sink
 
 
-def _batch_rules(settings: Settings) -> BatchRules:
+def batch_rules(settings: Settings) -> BatchRules:
+    """Rules of cutting batches."""
     batch = settings.batch
     return BatchRules(
         by_group=batch.by == "group",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from dataclasses import replace
 from functools import partial
@@ -30,23 +31,34 @@ class Senders:
     """
 
     def __init__(self, sink: Sink, concurrency: int, inbox: Inbox[Answered]) -> None:
-        self._sink = sink
+        self.sink = sink
+        """Gets the batches from now on."""
         self._inbox = inbox
         self._threads = Worker("sender", concurrency)
 
     def send(self, batch: Batch) -> None:
         """Deliver a batch; its answer goes to the inbox."""
-        self._threads.do(partial(self._deliver, batch))
+        self._threads.do(partial(self._deliver, self.sink, batch))
 
-    def _deliver(self, batch: Batch) -> None:
+    def replace(self, sink: Sink, concurrency: int) -> None:
+        """Deliver later batches to another sink, with so many threads; the present one ends its own, and is closed."""
+        threading.Thread(target=_retire, args=(self.sink, self._threads), name="sender-retiring", daemon=True).start()
+        self.sink, self._threads = sink, Worker("sender", concurrency)
+
+    def _deliver(self, sink: Sink, batch: Batch) -> None:
         begun_s = time.perf_counter()
         try:
-            answer = self._sink.deliver(batch)
+            answer = sink.deliver(batch)
         except Exception as error:  # noqa: BLE001  # a mistake in a sink must not end a sender
             answer = Answer(Verdict.RETRY, f"the sink failed: {type(error).__name__}: {error}")
         self._inbox.put(Answered(batch.id, replace(answer, elapsed_ms=(time.perf_counter() - begun_s) * 1000)))
 
     def close(self, patience_s: float) -> None:
         """Close the sink and end the threads; batches that are being sent are given up."""
-        self._sink.close()
+        self.sink.close()
         self._threads.close(patience_s)
+
+
+def _retire(sink: Sink, threads: Worker) -> None:
+    threads.close()
+    sink.close()

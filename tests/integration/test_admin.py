@@ -41,7 +41,9 @@ class Daemon:
 
     def __init__(self, folder: Path, listen: tuple[str, int] = ("127.0.0.1", 0), requests: Ask | None = None) -> None:
         self.now = READY
-        self.server = AdminServer(listen, lambda: self.now, Metrics(lambda: self.now), folder, requests)
+        self.server = AdminServer(
+            listen, lambda: self.now, Metrics(lambda: self.now), folder, {"delay": requests} if requests else None
+        )
         self.server.open()
 
     def ask(

@@ -56,6 +56,7 @@ from sidecar.delay.disk.blocks import Held
 from sidecar.delay.disk.hours import PARKED_FROM
 from sidecar.delay.interface import HeldStore, Job
 from sidecar.sources.base import Assignment
+from sidecar.state.rules import Rules
 from tests.simulation.broker import BrokenPromiseError
 from tests.simulation.cancelling import Cancelling
 from tests.support.held_store import ModelStore
@@ -260,7 +261,7 @@ class Host:
         takeovers = self._with_changelog(self._world.log) if self._world.log is not None else None
         cancel_s = inf if plan.seed % 2 else 0.0
         self.delays = Delays(
-            self.pipeline, self.store, RowColumns(), "g", b"rule", 1 << 40, self._begin, takeovers, cancel_s
+            self.pipeline, self.store, RowColumns(), "g", Rules(b"rule"), 1 << 40, self._begin, takeovers, cancel_s
         )
         self.take()
 

@@ -8,9 +8,11 @@ from typing import Any, Protocol
 
 from sidecar.config.model import Settings
 from sidecar.daemon.lifecycle import make_source
+from sidecar.runtime.build import rules_hash
 from sidecar.sources.base import Source
 from sidecar.sources.simulated import SimulatedBroker, SimulatedSource
 from sidecar.state.interface import State
+from sidecar.state.rules import Rules
 from tests.support.kafka import Broker, unique
 from tests.support.produce import Outgoing, produce
 from tests.support.rocketmq import Message, RocketMqNode
@@ -44,7 +46,8 @@ class Origin(Protocol):
 
 def _made(source: Mapping[str, Any], folder: Path, member: str, state: State) -> Source:
     settings = {"source": source, "sink": {"console": {}}, "state": {"dir": str(folder / member)}}
-    return make_source(Settings.model_validate(settings), state)
+    validated = Settings.model_validate(settings)
+    return make_source(validated, Rules(rules_hash(validated)), state)
 
 
 class KafkaOrigin:

@@ -23,9 +23,9 @@ from sidecar.delay.changelog.store import ChangelogStore
 from sidecar.delay.interface import HeldStore, Job
 from sidecar.delay.partitions import PartitionStore
 from sidecar.errors import ConfigError, extra
-from sidecar.runtime.build import rules_hash
 from sidecar.runtime.worker import Inbox, Worker
 from sidecar.sources.base import Tell
+from sidecar.state.rules import Rules
 
 RESTORERS = 4
 """Partitions that are restored at once."""
@@ -37,6 +37,7 @@ MESSAGE_BYTES = 32
 def open_delays(
     stack: ExitStack,
     settings: Settings,
+    rules: Rules,
     pipeline: Pipeline,
     columns: Columns,
     inbox: Inbox[Synced | Adopt | TakeoverEnded],
@@ -47,6 +48,7 @@ def open_delays(
     Args:
         stack: Closes it.
         settings: The configuration.
+        rules: The rules in force.
         pipeline: The core.
         columns: Of the source's messages.
         inbox: Takes the results of threads.
@@ -68,7 +70,7 @@ def open_delays(
     def begin(job: Job) -> None:
         syncs.do(lambda: inbox.put(_synced(job)))
 
-    rules, most = rules_hash(settings), settings.delay.disk_max_bytes
+    most = settings.delay.disk_max_bytes
     return Delays(pipeline, store, columns, group_id, rules, most, begin, takeovers)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -14,6 +13,7 @@ from sidecar.core.delivery.stages import Stage
 from sidecar.core.partition.partition import Partition
 from sidecar.core.pipeline.pipeline import Pipeline
 from sidecar.core.records import TopicPartition, group_label
+from sidecar.daemon.reload import Reload
 from sidecar.daemon.status.chronicle import Chronicle
 from sidecar.daemon.status.problems import Problems
 from sidecar.daemon.supervisor import Supervisor
@@ -51,7 +51,7 @@ class StatusKeeper:
         state: Counts the dead letters.
         group_id: The consumer group.
         budget_bytes: `memory.budget`.
-        groups: The groups in the configuration.
+        reload: Has the settings in force.
     """
 
     def __init__(
@@ -61,14 +61,14 @@ class StatusKeeper:
         state: State,
         group_id: str,
         budget_bytes: int,
-        groups: Iterable[str] = (),
+        reload: Reload,
     ) -> None:
         self._supervisor = supervisor
         self._ledger = ledger
         self._state = state
         self._group_id = group_id
         self._budget_bytes = budget_bytes
-        self._groups = tuple(map(group_label, groups))
+        self._reload = reload
         self._chronicle = Chronicle()
         self._problems = Problems(supervisor, ledger, self._chronicle)
         self._started = datetime.now(UTC)
@@ -123,6 +123,7 @@ class StatusKeeper:
             blocking=tuple(_blocking(pipeline)),
             dead_letters=self._count_dead_letters(),
             delay=self._supervisor.delays.status() if self._supervisor.delays is not None else None,
+            reload=self._reload.status,
             activity=self._activity(pipeline),
         )
 
@@ -163,7 +164,7 @@ class StatusKeeper:
             batches=pipeline.delivery.outbox.ended.counts(),
             sends=pipeline.delivery.sends.counts(),
             cuts=dict(pipeline.cutter.cuts),
-            groups=self._groups,
+            groups=tuple(map(group_label, self._reload.settings.tags.known_groups)),
             commits=dict(record.commits.counts),
             rebalances=dict(record.rebalances),
             snapshots=dict(record.snapshots),

@@ -14,6 +14,7 @@ from sidecar.daemon.delays.parked import ParkedParts
 from sidecar.delay.disk.blocks import NO_TIMESTAMP
 from sidecar.delay.partitions import PartitionStore
 from sidecar.sources.base import Assignment
+from sidecar.state.rules import Rules
 from tests.support.shell import Shell
 
 QUEUE = TopicPartition("orders", 0, "broker-a")
@@ -39,7 +40,7 @@ def test_what_another_member_read_is_dropped(tmp_path: Path, watermark: int, hel
         shell = Shell()
         numbers: dict[TopicPartition, int] = {}
         parked = ParkedParts(shell.pipeline, store, numbers, lambda then: None, lambda: 0.0, lambda: 0)
-        owned = Owned(shell.pipeline, store, "g", b"rule", lambda tp, token, position: None, numbers, parked)
+        owned = Owned(shell.pipeline, store, "g", Rules(b"rule"), lambda tp, token, position: None, numbers, parked)
         take(owned, shell, 1, 0, 0)
         number = owned.number(QUEUE)
         store.put(number, [(1_000, origin, 0, NO_TIMESTAMP, None, b"", b"") for origin in range(10)])

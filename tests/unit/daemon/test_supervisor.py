@@ -30,6 +30,7 @@ from sidecar.sources.base import Assignment, Source
 from sidecar.sources.kafka.columns import KafkaColumns
 from sidecar.state.interface import State
 from sidecar.state.memory import MemoryState
+from sidecar.state.rules import Rules
 from tests.support.process import wait_until
 
 SETTINGS = {
@@ -132,7 +133,7 @@ def test_a_revocation_takes_the_acknowledgements_that_a_commit_waits_for() -> No
     broker, writer, inbox, store, core = Broker(), Worker(), queue.SimpleQueue[Told](), Held(), Core()
     core.effects = [Commit([CommitItem(KEPT.store, "scope", PartitionState(5, 5), 0)])]
     unused = cast(Any, None)
-    delays = Delays(cast(Pipeline, core), cast(HeldStore, store), unused, "g", b"", 1 << 30, unused)
+    delays = Delays(cast(Pipeline, core), cast(HeldStore, store), unused, "g", Rules(b""), 1 << 30, unused)
     supervisor = Supervisor(
         cast(Pipeline, core), cast(Source, broker), unused, inbox, writer, MemoryState(), unused, delays=delays
     )

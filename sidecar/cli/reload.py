@@ -1,0 +1,43 @@
+"""``sidecar reload``: lets the running daemon read its configuration file again."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from sidecar.cli import config_option
+from sidecar.cli.asking import request
+from sidecar.cli.status import ask
+from sidecar.config.file.loader import load
+from sidecar.errors import EXIT_CONFIG, EXIT_OK
+from sidecar.runtime.usable import unusable
+
+WHEN = {
+    "changed": "apply now",
+    "waiting": "apply as soon as nothing is open or being sent",
+    "restart": "apply after a restart",
+}
+
+
+@click.command(epilog="Example: sidecar reload -c /etc/sidecar/orders.yaml")
+@config_option
+def reload(path: str) -> int:
+    """Let the running daemon read its file again, and tell what applies when.
+
+    A file with a mistake changes nothing.
+    """
+    settings = load(path, refusals=unusable)
+    ask(settings)
+    answer = request(settings, "config/reload", {})
+    for line in told(answer):
+        click.echo(line)
+    return EXIT_CONFIG if answer["outcome"] == "refused" else EXIT_OK
+
+
+def told(answer: dict[str, Any]) -> list[str]:
+    """The lines for a person."""
+    if answer["outcome"] == "refused":
+        return [f"refused, the settings before stay: {answer['reason']}"]
+    lines = [f"{when}: {', '.join(answer[key])}" for key, when in WHEN.items() if answer[key]]
+    return lines or ["nothing has changed"]

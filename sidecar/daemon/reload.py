@@ -1,0 +1,201 @@
+"""Takes over a changed configuration while the daemon runs: applies what can be, and names what needs a restart."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from datetime import UTC, datetime
+from typing import Any, NamedTuple
+
+import structlog
+
+from sidecar.config.model import Settings
+from sidecar.core.pipeline.pipeline import Pipeline
+from sidecar.core.records import Columns, group_label
+from sidecar.errors import SidecarError, UnavailableError
+from sidecar.ops.log import configure
+from sidecar.ops.snapshot import ReloadStatus
+from sidecar.runtime.build import batch_rules, build_parts, delivery_rules, rules_hash
+from sidecar.runtime.changes import Changes, changes
+from sidecar.runtime.senders import Senders
+from sidecar.state.rules import Rules
+
+QUIET_S = 5.0
+"""Longest time for which reading stops, so that all that is open settles."""
+AGAIN_S = 5.0
+"""Time until reading stops again, if something did not settle."""
+ANSWER_S = 10.0
+"""Longest wait for the main loop."""
+
+log = structlog.get_logger()
+
+
+class Read(NamedTuple):
+    """A configuration that was read, or the reason why it cannot be used."""
+
+    found: Settings | SidecarError
+    answer: Future[ReloadStatus]
+
+
+class Reload:
+    """Reads the configuration on another thread, and applies it on the main thread.
+
+    Args:
+        settings: The running settings.
+        load: Reads the file again.
+        rules: Get the hash of the rules in force.
+        columns: Of the source's messages.
+        pipeline: Gets new rules.
+        senders: Get a new sink.
+        is_loading: Whether there are partitions that the pipeline does not have yet: they were taken under the old
+            rules.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        load: Callable[[], Settings],
+        rules: Rules,
+        columns: Columns,
+        pipeline: Pipeline,
+        senders: Senders,
+        is_loading: Callable[[], bool],
+    ) -> None:
+        self.settings = settings
+        """The settings in force."""
+        self.status: ReloadStatus | None = None
+        """The last reload."""
+        self._load = load
+        self._rules = rules
+        self._columns = columns
+        self._pipeline = pipeline
+        self._senders = senders
+        self._is_loading = is_loading
+        self._inbox = queue.SimpleQueue[Read]()
+        self._waiting: Changes | None = None
+        """What is to apply when all is quiet."""
+        self._until_s = self._again_s = 0.0
+
+    # Any thread
+
+    def begin(self) -> None:
+        """Read the file; what applies of it does so soon."""
+        threading.Thread(target=self._read, name="reload", daemon=True).start()
+
+    def ask(self, name: str, _: Mapping[str, Any]) -> dict[str, Any]:
+        """Read the file, and wait until what applies at once does so.
+
+        Raises:
+            ValueError: There is no such request.
+            UnavailableError: The main loop does not answer.
+        """
+        if name != "reload":
+            raise ValueError(f"{name} cannot be asked: use reload")
+        try:
+            return self._read().result(ANSWER_S).to_json()
+        except TimeoutError:
+            raise UnavailableError(
+                f"the daemon did not answer within {ANSWER_S:g} s", hint="look at `sidecar status`"
+            ) from None
+
+    def _read(self) -> Future[ReloadStatus]:
+        answer: Future[ReloadStatus] = Future()
+        try:
+            found: Settings | SidecarError = self._load()
+        except SidecarError as error:
+            found = error
+        self._inbox.put(Read(found, answer))
+        return answer
+
+    # The main thread
+
+    def tend(self, now_s: float) -> None:
+        """Apply what was read; what needs it applies as soon as all is quiet."""
+        while not self._inbox.empty():
+            self._take(self._inbox.get_nowait())
+        if self._waiting is None or self._pipeline.orders.draining:
+            return
+        if not self._pipeline.orders.resting:
+            if now_s >= self._again_s:
+                self._rest(now_s)
+        elif self._pipeline.is_quiet and not self._is_loading():
+            self._change(now_s)
+        elif now_s >= self._until_s:
+            self._wait(now_s, f"messages did not settle within {QUIET_S:g} s")
+
+    def _take(self, read: Read) -> None:
+        try:
+            if isinstance(read.found, SidecarError):
+                raise read.found
+            self._begin(changes(self.settings, read.found))
+        except SidecarError as error:
+            self._tell("refused", reason=str(error))
+        assert self.status is not None
+        read.answer.set_result(self.status)
+
+    def _begin(self, found: Changes) -> None:
+        self._apply(found.now)
+        self._waiting = found if found.when_quiet else None
+        self._pipeline.orders.resting, self._again_s = False, 0.0
+        outcome = "waiting" if found.when_quiet else "applied"
+        self._tell(outcome, changed=found.at_once, waiting=found.when_quiet, restart=found.after_restart)
+
+    def _apply(self, settings: Settings) -> None:
+        """Go on with other limits, receiver and log. The receiver's certificates are read again in any case."""
+        concurrency = settings.sink.chosen.batches_at_once
+        if settings.sink.http is not None:
+            _, batching, rules, sink = build_parts(settings, self._columns)
+            self._senders.replace(sink, concurrency)
+        else:
+            batching, rules = batch_rules(settings), delivery_rules(settings, self._senders.sink)
+        self._pipeline.change(batching, rules)
+        configure(settings.log.format, settings.log.level)
+        self.settings = settings
+
+    def _rest(self, now_s: float) -> None:
+        """Stop reading, and cut all that is open, unless a group fails: that may last."""
+        groups = self._pipeline.delivery.outbox.groups
+        failing = [group.name for group in groups.all_failing()] or list(groups.parked)
+        if failing:
+            more = f" and {len(failing) - 1} more" if len(failing) > 1 else ""
+            self._wait(now_s, f"group {group_label(failing[0])}{more} fails")
+        else:
+            self._pipeline.orders.resting, self._until_s = True, now_s + QUIET_S
+
+    def _wait(self, now_s: float, reason: str) -> None:
+        assert self._waiting is not None
+        self._pipeline.orders.resting, self._again_s = False, now_s + AGAIN_S
+        keys = self._waiting
+        if self.status is None or self.status.reason != reason:
+            self._tell("waiting", reason, keys.at_once, keys.when_quiet, keys.after_restart)
+
+    def _change(self, now_s: float) -> None:
+        """Messages that are read from now on go by the new rules; a part that an earlier commit names has settled."""
+        assert self._waiting is not None
+        found, self._waiting = self._waiting, None
+        self._pipeline.orders.resting = False
+        try:
+            reading, batching, rules, sink = build_parts(found.then, self._columns)
+        except SidecarError as error:
+            self._tell("refused", str(error), restart=found.after_restart)
+            return
+        self._senders.replace(sink, found.then.sink.chosen.batches_at_once)
+        self._pipeline.change_reading(reading, batching, rules, now_s * 1000)
+        self._rules.digest, self.settings = rules_hash(found.then), found.then
+        self._tell("applied", changed=found.at_once + found.when_quiet, restart=found.after_restart)
+
+    def _tell(
+        self,
+        outcome: str,
+        reason: str = "",
+        changed: tuple[str, ...] = (),
+        waiting: tuple[str, ...] = (),
+        restart: tuple[str, ...] = (),
+    ) -> None:
+        at = datetime.now(UTC).isoformat(timespec="milliseconds")
+        self.status = ReloadStatus(at, outcome, reason, changed, waiting, restart)
+        write = log.error if outcome == "refused" else log.warning if restart or reason else log.info
+        fields = {"changed": changed, "waiting": waiting, "restart": restart, "reason": reason}
+        write(f"config.{outcome}", **{name: value for name, value in fields.items() if value})
