@@ -59,6 +59,8 @@ class Life:
     """Of the newest commit of all, forgotten ones too."""
     parents: dict[Stamp, Stamp | None] = field(default_factory=dict)
     """Of each ownership's commits, forgotten ones too, the commit that it went on from."""
+    rules: int = 0
+    """The version of the configuration under which the newest commit was made."""
     rewound: bool = False
     """Whether commits were ever forgotten: who does not remember them may send again what they settled."""
     refilled: Life | None = None
@@ -190,6 +192,8 @@ class Broker:
         self._arrived: dict[bytes, tuple[int, int]] = {}
         self.lives = [Life(number, log, ledger=ledger, arrived=self._arrived) for number, log in enumerate(plan.logs)]
         self._all = {(life.number, life.scope): life for life in self.lives}
+        self.rules = 0
+        """The version of the configuration that processes read when they start, or when they are told to."""
 
     def life(self, number: int, scope: str) -> Life:
         """An incarnation, perhaps an earlier one."""
@@ -216,6 +220,14 @@ class Broker:
         identity = replace(life.identity, incarnation=life.identity.incarnation + 1)
         fresh = self._succeed(life, life.log, identity, len(life.log.messages), [Committed(state)])
         fresh.start = min(life.start, state.watermark)  # where no message is as remembered, all are delivered
+        return fresh
+
+    def change_rules(self, life: Life, rules: int) -> Life:
+        """A member finds a commit that was made under other rules: its intents do not apply, so all comes again."""
+        watermark = life.committed.watermark
+        fresh = self.renew(life, PartitionState(watermark, watermark))
+        fresh.rules, fresh.rewound = rules, False
+        fresh.doubtful.update(offset for offset in life.stored if offset >= watermark)
         return fresh
 
     def _succeed(self, old: Life, log: Log, identity: Identity, at: int, history: list[Committed]) -> Life:

@@ -177,6 +177,8 @@ class Plan:
     """How long a claim in the ledger holds; 0 without a ledger."""
     rewinds: float = 0.0
     """How likely an event is that the broker forgets its newest commits, and at times the end of a log with them."""
+    reloads: float = 0.0
+    """How likely an event is that the configuration is changed and read again."""
     reading: Reading = field(init=False)
 
     def __post_init__(self) -> None:
@@ -187,15 +189,29 @@ class Plan:
         self.rewinds = 0.02
         self.reading = replace(self.reading, digest=digest_of)
 
+    def version(self, number: int) -> tuple[Reading, BatchRules, DeliveryRules]:
+        """The rules of a version of the configuration: all messages stay wanted, and go to other groups."""
+        if not number:
+            return self.reading, replace(self.batching), replace(self.rules)
+        count = self.groups
+        groups = {tag: f"g{(tag + number) % count}" if tag < count else None for tag in range(count + 1)}
+        batching = replace(self.batching, linger_ms=(0, 30, 300)[number % 3], by_group=number % 2 == 0)
+        rules = replace(self.rules, concurrency=1 + number % 4, backoff=Backoff(10, 20 + 100 * (number % 3)))
+        return replace(self.reading, groups=groups), batching, rules  # type: ignore[arg-type]
+
     @property
     def gives_up(self) -> bool:
         """Whether a dead letter may be of a message that the receiver has."""
         return self.rules.give_up_attempts is not None or self.rules.give_up_ms is not None
 
 
-def make_plan(seed: int, *, newer: bool = True, ledger: bool = False) -> Plan:
+def make_plan(seed: int, *, newer: bool = True, ledger: bool = False, reloads: bool = False) -> Plan:
     """The circumstances of a seed; `newer` ones are drawn apart, so that older seeds keep their meaning."""
     plan = _make_plan(seed)
+    if reloads:
+        plan.ids, plan.reloads = False, random.Random(seed ^ 0x4E10AD).choice((0.01, 0.03, 0.1))
+        plan.reading = READINGS[plan.groups, False]
+        return plan
     if ledger:
         newer = True
         plan.ids = False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from sidecar.core.batching import held_bytes
 from sidecar.core.claims import Want
@@ -66,7 +67,11 @@ class Process:
 
     def start(self) -> None:
         """A new life with an empty memory."""
-        self.pipeline = Pipeline(self._plan.reading, self._plan.batching, self._plan.rules, self._chance)
+        self.rules = self._broker.rules
+        """The version of the configuration in force."""
+        self.next_rules: int | None = None
+        """The one that applies when all is quiet."""
+        self.pipeline = Pipeline(*self._plan.version(self.rules), self._chance)
         self.alive = self.member = True
         self.positions: dict[int, int] = {}
         """What it believes to own, and the next offset to fetch."""
@@ -127,6 +132,8 @@ class Process:
         before = life = self._broker.lives[number]
         if life is not self.lives.get(number):
             self.order.forget_ids(TPS[number])
+        if life.rules != self.rules:
+            before = life = self._broker.change_rules(life, self.rules)
         life.check_codec()
         recalled, lineage = self.folder.recall(life, self._plan.length)
         if recalled.fresh:
@@ -245,9 +252,27 @@ class Process:
         pipeline = self.pipeline
         for effect in pipeline.step(now_ms)[:effects_max]:
             self._do(effect)
+        if self.next_rules is not None and effects_max > 1:
+            self._change(self.next_rules)
         self._steps += 1
         if not self._steps % CHECK_EVERY:
             self.check()
+
+    def reload(self) -> None:
+        """It reads the configuration again: limits and waits apply at once."""
+        self.next_rules = self._broker.rules
+        _, batching, rules = self._plan.version(self.next_rules)
+        by_group = self._plan.version(self.rules)[1].by_group
+        self.pipeline.change(replace(batching, by_group=by_group), rules)
+
+    def _change(self, rules: int) -> None:
+        """What decides where messages go applies when all is quiet; it does not wait for that all the time."""
+        pipeline = self.pipeline
+        if pipeline.orders.resting and pipeline.is_quiet:
+            pipeline.change_reading(*self._plan.version(rules), self.now_ms)
+            self.rules, self.next_rules, pipeline.orders.resting = rules, None, False
+        else:
+            pipeline.orders.resting = self._chance() < 0.9
 
     def _do(self, effect: Effect) -> None:
         if isinstance(effect, Report):
@@ -379,7 +404,9 @@ class Process:
 
     def _apply(self, items: list[CommitItem]) -> None:
         for item in items:
-            self._life(item).commit(item, codec=self._plan.codec)
+            life = self._life(item)
+            life.commit(item, codec=self._plan.codec)
+            life.rules = self.rules
 
     def _keep(self, items: list[CommitItem]) -> None:
         for item in items:

@@ -38,6 +38,7 @@ KINDS: dict[str, Callable[[int], object]] = {
     "postgresql-3": partial(run_delayed, hosts=3, fenced=True),
     "postgresql-bare": partial(run_delayed, hosts=3, fenced=True, bare=True),
     "parked-postgresql-3": partial(run_delayed, hosts=3, fenced=True, parks=True),
+    "reloads": partial(run_schedule, reloads=True),
     "leased": run_leased,
     "leased-2": partial(run_leased, members=2),
     "leased-ledger": partial(run_leased, members=2, copies=15),
@@ -45,7 +46,7 @@ KINDS: dict[str, Callable[[int], object]] = {
     "fifo": run_fifo,
     "remoting": run_remoting,
 }
-"""Delayed messages, which tell their steps, and sources of RocketMQ; without any it is the core, as Kafka drives it."""
+"""Delayed messages, changed configurations, and sources of RocketMQ; without any it is the core, as Kafka drives it."""
 CHUNK = 25
 FAILURES_MAX = 10
 

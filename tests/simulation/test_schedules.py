@@ -74,6 +74,21 @@ def test_a_thousand_schedules_with_a_ledger() -> None:
     assert outcome.steps >= LEDGER_SCHEDULES * STEPS
 
 
+def test_some_schedules_with_reloads_in_this_process() -> None:
+    """The same, while the configuration is changed and read again."""
+    outcome = run(100, seed=1_000_000, kind="reloads")
+    assert not outcome.failures, outcome.failures[0]
+    assert outcome.schedules == 100
+
+
+@pytest.mark.timeout(900)
+def test_a_thousand_schedules_with_reloads() -> None:
+    """Messages that go to other groups under changed rules are not lost, nor sent twice but where a crash allows."""
+    outcome = run(1_000, seed=0, jobs=JOBS, kind="reloads")
+    assert not outcome.failures, outcome.failures[0]
+    assert outcome.schedules == 1_000
+
+
 @pytest.mark.timeout(900)  # more than a minute of both cores
 def test_five_thousand_schedules() -> None:
     """In 5,000 schedules nothing is lost, sent twice or stuck, and every other promise holds."""

@@ -158,6 +158,11 @@ class World:
             self._reset()
         if self.plan.rewinds and chance() < self.plan.rewinds:
             self._rewind()
+        if self.plan.reloads and chance() < self.plan.reloads:
+            self.broker.rules = (self.broker.rules + 1) % 5
+            for process in self.processes:
+                if process.alive and chance() < 0.8:
+                    process.reload()
         if self.wandering and chance() < 0.1:
             self._arrive(self.wandering.pop(self._pick(len(self.wandering))))
         process = self.processes[self._pick(len(self.processes))]
@@ -320,9 +325,11 @@ class World:
                 raise BrokenPromiseError("letters", f"{number}: {sorted(wrong)} delivered against the rules")
 
 
-def run_schedule(seed: int, steps: int, *, newer: bool = True, ledger: bool = False) -> int:
+def run_schedule(
+    seed: int, steps: int = 200, *, newer: bool = True, ledger: bool = False, reloads: bool = False
+) -> int:
     """Run one schedule; returns its steps, raises `BrokenPromiseError`."""
-    world = World(make_plan(seed, newer=newer, ledger=ledger))
+    world = World(make_plan(seed, newer=newer, ledger=ledger, reloads=reloads))
     for _ in range(steps):
         world.event()
     world.settle()

@@ -272,7 +272,7 @@ class Pipeline:
         self.partitions.separate(rules.separator)
         self.change(batching, rules)
         for tp in self.partitions:
-            self.commits.touch(tp, now_ms)
+            self.prove(tp, now_ms)
 
     # The clock
 
