@@ -162,9 +162,7 @@ class Daemon:
         while supervisor.turn():
             now_s = time.monotonic()
             if self._reload_asked():
-                self._notifier.reloading()
                 reload.begin()
-                self._notifier.ready()
             reload.tend(now_s)
             old_s = now_s - refreshed_s
             if old_s >= IDLE_STATUS_EVERY_S or (old_s >= STATUS_EVERY_S and not supervisor.pipeline.idle):

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import socket
-import time
 from collections.abc import Mapping
 from contextlib import suppress
 
@@ -31,10 +30,6 @@ class Notifier:
     def status(self, text: str) -> None:
         """Set the line that ``systemctl status`` shows."""
         self._send(f"STATUS={' '.join(text.split())}")
-
-    def reloading(self) -> None:
-        """Report that the configuration is being read again; `ready` ends that."""
-        self._send(f"RELOADING=1\nMONOTONIC_USEC={time.monotonic_ns() // 1_000}")
 
     def watchdog(self) -> None:
         """Report that the main loop makes progress."""

@@ -196,6 +196,10 @@ class Reload:
     ) -> None:
         at = datetime.now(UTC).isoformat(timespec="milliseconds")
         self.status = ReloadStatus(at, outcome, reason, changed, waiting, restart)
-        write = log.error if outcome == "refused" else log.warning if restart or reason else log.info
         fields = {"changed": changed, "waiting": waiting, "restart": restart, "reason": reason}
-        write(f"config.{outcome}", **{name: value for name, value in fields.items() if value})
+        told = {name: value for name, value in fields.items() if value}
+        if outcome == "refused":
+            log.error("config.refused", **told)
+            return
+        tell = log.warning if restart or reason else log.info
+        tell("config.waiting" if outcome == "waiting" else "config.applied", **told)

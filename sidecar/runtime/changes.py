@@ -7,7 +7,7 @@ from typing import NamedTuple, TypeVar
 
 from pydantic import ValidationError
 
-from sidecar.config.base import Model
+from sidecar.config.base import Model, OneOf
 from sidecar.config.model import Settings
 from sidecar.errors import ConfigError
 
@@ -47,7 +47,7 @@ def changes(running: Settings, read: Settings) -> Changes:
         ConfigError: The keys that apply do not fit those that need a restart.
     """
     found: dict[str, list[str]] = {"at_once": [], "when_quiet": [], "after_restart": []}
-    can_wait = running.source.kafka is not None and running.sink.http is not None
+    can_wait = running.source.rocketmq is None and running.sink.http is not None
     for key in _differing(running, read):
         when = _when(key)
         if when == "when_quiet" and not can_wait:
@@ -72,10 +72,17 @@ def _is_below(key: str, above: str) -> bool:
 def _differing(one: Model, other: Model, prefix: str = "") -> Iterator[str]:
     for name, field in type(one).model_fields.items():
         mine, theirs, key = getattr(one, name), getattr(other, name), prefix + (field.alias or name)
-        if isinstance(mine, Model) and type(mine) is type(theirs):
+        if _is_same_kind(mine, theirs):
             yield from _differing(mine, theirs, f"{key}.")
         elif mine != theirs:
             yield key
+
+
+def _is_same_kind(mine: object, theirs: object) -> bool:
+    """Whether two sections have the same keys; those of which one is chosen differ if the choice does."""
+    if isinstance(mine, OneOf) and isinstance(theirs, OneOf):
+        return mine.name == theirs.name
+    return isinstance(mine, Model) and type(mine) is type(theirs)
 
 
 def _merged(running: Settings, read: Settings, keys: tuple[str, ...], after_restart: tuple[str, ...]) -> Settings:
@@ -98,7 +105,7 @@ def _with(one: M, other: M, keys: Collection[str], prefix: str = "") -> M:
     update = {}
     for name, field in type(one).model_fields.items():
         mine, theirs, key = getattr(one, name), getattr(other, name), prefix + (field.alias or name)
-        if isinstance(mine, Model) and type(mine) is type(theirs):
+        if _is_same_kind(mine, theirs):
             update[name] = _with(mine, theirs, keys, f"{key}.")
         elif key in keys:
             update[name] = theirs

@@ -78,13 +78,13 @@ class StatusKeeper:
         self._latest = self._build()
 
     def latest(self) -> StatusSnapshot:
-        """The last snapshot; `live` is determined now, so that a hanging loop is seen."""
+        """The last snapshot; `live` and `reload` are those of now, so that a hanging loop is seen."""
         now_s = time.monotonic()
         late_s = now_s - self._supervisor.progressed_s
         if late_s < 0:  # the loop has not begun, so there is no refresh
             return replace(self._latest, problems=tuple(self._supervisor.record.problems(now_s, storing_letters=False)))
         if late_s < LIVE_WITHIN_S:
-            return self._latest
+            return replace(self._latest, reload=self._reload.status)
         problem = Problem("loop", f"the main loop has made no progress for {LIVE_WITHIN_S:.0f} s")
         return replace(self._latest, live=False, problems=(problem, *self._latest.problems))
 
@@ -123,7 +123,6 @@ class StatusKeeper:
             blocking=tuple(_blocking(pipeline)),
             dead_letters=self._count_dead_letters(),
             delay=self._supervisor.delays.status() if self._supervisor.delays is not None else None,
-            reload=self._reload.status,
             activity=self._activity(pipeline),
         )
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import queue
 import sys
+import threading
 from collections import deque
+from typing import Any
 
 from sidecar.core.parts import Batch
 from sidecar.core.records import Answer, Verdict
@@ -37,6 +39,34 @@ def test_a_sender_lets_go_of_what_it_has_sent() -> None:
     counts = [3] * 4  # the list's, this loop's and the call's
     wait_until(lambda: [sys.getrefcount(batch) for batch in batches] == counts, PATIENCE_S, "only this test has them")
     assert [sys.getrefcount(batch) for batch in batches] == counts
+    senders.close(PATIENCE_S)
+
+
+def test_another_sink_gets_what_comes_later() -> None:
+    """What the one before is delivering ends there, and it is closed then."""
+    entered, go_on, closed = threading.Event(), threading.Event(), threading.Event()
+
+    class Slow(Taking):
+        def deliver(self, batch: Batch) -> Answer:
+            entered.set()
+            go_on.wait(PATIENCE_S)
+            return Answer(Verdict.ACK, "slow")
+
+        def close(self) -> None:
+            closed.set()
+
+    inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    senders = Senders(Slow(), 1, inbox)  # type: ignore[arg-type]
+    senders.send(Batch(1, "g", []))
+    assert entered.wait(PATIENCE_S)
+    senders.replace(Taking(), 1)  # type: ignore[arg-type]
+    senders.send(Batch(2, "g", []))
+    assert inbox.get(timeout=PATIENCE_S).batch_id == 2
+    assert not closed.is_set()
+    go_on.set()
+    first = inbox.get(timeout=PATIENCE_S)
+    assert (first.batch_id, first.answer.reason) == (1, "slow")
+    assert closed.wait(PATIENCE_S)
     senders.close(PATIENCE_S)
 
 
