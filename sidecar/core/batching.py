@@ -170,8 +170,8 @@ def _growing(fragment: Fragment) -> Fragment:
     """A copy whose sequences can be extended, until it is taken."""
     data = bytearray(fragment.data)
     ids = None if fragment.ids is None else array("q", fragment.ids)
-    odd, at_ms = fragment.unframeable, fragment.at_ms
-    return Fragment(array("q", fragment.offsets), data, ids, odd, at_ms, fragment.keys, fragment.after)
+    offsets, odd, at_ms = array("q", fragment.offsets), fragment.unframeable, fragment.at_ms
+    return Fragment(offsets, data, ids, odd, at_ms, fragment.keys, fragment.after, fragment.stamp_ms)
 
 
 def split(fragment: Fragment, border: int, separator: bytes) -> tuple[Fragment, Fragment]:
@@ -194,6 +194,7 @@ def split(fragment: Fragment, border: int, separator: bytes) -> tuple[Fragment, 
             at_ms,
             keys[:keys_at],
             fragment.after,
+            fragment.stamp_ms,
         ),
         Fragment(
             fragment.offsets[rows:],
@@ -202,6 +203,7 @@ def split(fragment: Fragment, border: int, separator: bytes) -> tuple[Fragment, 
             odd_tail,
             at_ms,
             keys[keys_at:],
+            stamp_ms=fragment.stamp_ms,
         ),
     )
 
@@ -234,7 +236,8 @@ def pick(fragments: list[Fragment], wanted: set[int], separator: bytes) -> list[
             data = fragment.data.split(separator)
             ids = fragment.ids and array("q", [fragment.ids[i] for i in rows])
             offsets, keys = array("q", [fragment.offsets[i] for i in rows]), pick_keys(fragment.keys, rows)
-            picked.append(Fragment(offsets, separator.join(data[i] for i in rows), ids, keys=keys))
+            body = separator.join(data[i] for i in rows)
+            picked.append(Fragment(offsets, body, ids, keys=keys, stamp_ms=fragment.stamp_ms))
         before += len(fragment.offsets)
     return picked
 

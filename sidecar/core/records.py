@@ -184,6 +184,8 @@ class Fragment:
     after: int = -1
     """Offset of the group's settled message right before it, -1 if there is none: a part that spans it would send it
     again after a crash, so no part does."""
+    stamp_ms: int | None = None
+    """Timestamp of the first message that was read together with it, None if unknown."""
 
     @property
     def first(self) -> int:

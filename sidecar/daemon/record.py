@@ -7,9 +7,10 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 
 import structlog
 
+from sidecar.core.histogram import Histogram
 from sidecar.core.records import TopicPartition
 from sidecar.ops.health import Problem
-from sidecar.ops.snapshot import Stopwatch
+from sidecar.ops.snapshot import SECONDS_BOUNDS
 from sidecar.state.interface import Damage
 
 OVERDUE_S = 10.0
@@ -25,7 +26,7 @@ class CommitRecord:
 
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
-        self.seconds = Stopwatch()
+        self.seconds = Histogram(SECONDS_BOUNDS)
         self._since_s: dict[TopicPartition, float] = {}
         """Partitions whose commit was requested and is not acknowledged, with the time; a retry does not reset it."""
         self._failing: dict[str, str] = {}
@@ -88,7 +89,7 @@ class Record:
         self.commits = CommitRecord()
         self.rebalances: Counter[str] = Counter()
         self.snapshots: Counter[str] = Counter()
-        self.send_seconds = Stopwatch()
+        self.send_seconds = Histogram(SECONDS_BOUNDS)
         self.waits_for = "the broker"
         """What the start waits for; empty once it is over."""
         self.left_behind: set[TopicPartition] = set()

@@ -12,18 +12,20 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 from prometheus_client.registry import Collector
 
+from sidecar.core.delivery.delivered import Delivered
+from sidecar.core.histogram import Distribution
+from sidecar.core.records import group_label
 from sidecar.ops.health import KINDS, STATES
 from sidecar.ops.snapshot import (
     BATCH_RESULTS,
     COMMIT_RESULTS,
     CUT_REASONS,
     REBALANCE_KINDS,
-    SECONDS_BOUNDS,
     SEND_VERDICTS,
     STOP_REASONS,
     PartitionStatus,
     StatusSnapshot,
-    Timings,
+    Waiting,
 )
 
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
@@ -120,6 +122,7 @@ def _activity(now: StatusSnapshot) -> Iterator[Metric]:
     yield _by_group("sidecar_batches", "Batches that came to an end.", "result", known)
     known = dict.fromkeys(product(groups, SEND_VERDICTS), 0) | dict(done.sends)
     yield _by_group("sidecar_sends", "Requests by what the sink answered.", "verdict", known)
+    yield from _delivered(done.groups, done.delivered)
     yield _by("sidecar_batch_cuts", "Batches by the limit that closed them.", "reason", done.cuts, CUT_REASONS)
     yield _histogram("sidecar_send_seconds", "Time from sending a request to its answer.", done.send_seconds)
     yield _by("sidecar_commits", "Offset commits by result.", "result", done.commits, COMMIT_RESULTS)
@@ -141,16 +144,58 @@ def _activity(now: StatusSnapshot) -> Iterator[Metric]:
     )
 
 
+def _delivered(groups: Iterable[str], done: Delivered) -> Iterator[Metric]:
+    for name, text, counts in (
+        ("sidecar_group_delivered", "Messages in batches that were accepted as a whole.", done.messages),
+        ("sidecar_group_delivered_bytes", "Bytes of their bodies, before compression.", done.nbytes),
+    ):
+        yield _by(name, text, "group", counts, groups)
+    yield _histogram("sidecar_latency_seconds", "Time from a message's timestamp to its acknowledgement.", done.ages)
+    yield _histogram("sidecar_batch_messages", "Messages of a delivered batch.", done.batch_messages)
+    yield _histogram("sidecar_batch_bytes", "Bytes of a delivered batch, before compression.", done.batch_bytes)
+
+
+def _waiting(waiting: Waiting) -> Iterator[Metric]:
+    labels = ["topic", "partition", "broker"] if any(tp.broker for tp in waiting.oldest) else ["topic", "partition"]
+    oldest = GaugeMetricFamily(
+        "sidecar_oldest_unsettled_timestamp_seconds", "Timestamp of the oldest unsettled message.", labels=labels
+    )
+    for tp, at_ms in sorted(waiting.oldest.items()):
+        oldest.add_metric([tp.topic, str(tp.partition), *([tp.broker] if tp.broker else [])], at_ms / 1000)
+    yield oldest
+    texts = {
+        "sidecar_group_open_batches": "Batches that are filling.",
+        "sidecar_group_open_messages": "Messages in batches that are filling.",
+        "sidecar_group_open_bytes": "Bytes of batches that are filling.",
+        "sidecar_group_oldest_unsettled_timestamp_seconds": "Timestamp of the group's oldest unsettled message.",
+    }
+    families = [GaugeMetricFamily(name, text, labels=["group"]) for name, text in texts.items()]
+    for group, found in sorted(waiting.groups.items()):
+        oldest_s = None if found.oldest_ms is None else found.oldest_ms / 1000
+        for family, value in zip(families, (found.batches, found.messages, found.nbytes, oldest_s), strict=True):
+            if value is not None:
+                family.add_metric([group], value)
+    yield from families
+
+
 def _condition(now: StatusSnapshot) -> Iterator[Metric]:
     yield from _health(now)
+    yield from _waiting(now.waiting)
+    failing = GaugeMetricFamily(
+        "sidecar_group_failing_since_timestamp_seconds", "First failed send of a group that fails.", labels=["group"]
+    )
+    for label, since in {group_label(group.group): group.since for group in now.retrying}.items():
+        failing.add_metric([label], datetime.fromisoformat(since).timestamp())
+    yield failing
     stopped = GaugeMetricFamily(
         "sidecar_intake_stopped", "1 while this reason keeps intake stopped.", labels=["reason"]
     )
     for reason in STOP_REASONS:
         stopped.add_metric([reason], reason in now.intake_stopped)
     yield stopped
-    build = GaugeMetricFamily("sidecar_build_info", "Always 1; the versions are labels.", labels=["version", "python"])
-    build.add_metric([now.version, platform.python_version()], 1)
+    labels = ["version", "python", "group_id"]
+    build = GaugeMetricFamily("sidecar_build_info", "Always 1; versions and consumer group are labels.", labels=labels)
+    build.add_metric([now.version, platform.python_version(), now.group_id], 1)
     yield build
     started = datetime.fromisoformat(now.started_at).timestamp()
     yield GaugeMetricFamily("sidecar_start_time_seconds", "When the daemon started, seconds since 1970.", value=started)
@@ -207,10 +252,10 @@ def _by_group(name: str, text: str, label: str, counts: Mapping[tuple[str, str],
     return family
 
 
-def _histogram(name: str, text: str, timings: Timings) -> Metric:
+def _histogram(name: str, text: str, found: Distribution) -> Metric:
     buckets: list[tuple[str, float]] = []
     total = 0
-    for bound, count in zip((*map(str, SECONDS_BOUNDS), "+Inf"), timings.counts, strict=True):
+    for bound, count in zip((*map(str, found.bounds), "+Inf"), found.counts, strict=True):
         total += count
         buckets.append((bound, total))
-    return HistogramMetricFamily(name, text, buckets=buckets, sum_value=timings.sum_seconds)
+    return HistogramMetricFamily(name, text, buckets=buckets, sum_value=found.total)

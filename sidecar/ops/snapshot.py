@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple, Self
 
 from sidecar.core.books import BOOKS, Books, Counts
+from sidecar.core.delivery.delivered import Delivered
+from sidecar.core.histogram import Distribution, Histogram
 from sidecar.core.records import TopicPartition, Verdict, group_label
 from sidecar.ops.health import Health, Problem, judge
 
@@ -20,33 +21,6 @@ LEDGER_KINDS = ("claim", "settle", "prune")
 STOP_REASONS = ("draining", "memory", "halted", "refused", "state_lost", "delay_full")
 RETRYING_MAX = 20
 SECONDS_BOUNDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
-
-
-class Timings(NamedTuple):
-    """Durations sorted into buckets: one count for each of `SECONDS_BOUNDS`, and one for longer durations."""
-
-    counts: tuple[int, ...] = (0,) * (len(SECONDS_BOUNDS) + 1)
-    sum_seconds: float = 0.0
-
-
-NO_TIMINGS = Timings()
-
-
-class Stopwatch:
-    """Collects durations; one thread writes, any may take `timings`."""
-
-    def __init__(self) -> None:
-        self._counts = [0] * (len(SECONDS_BOUNDS) + 1)
-        self._sum_seconds = 0.0
-
-    def observe(self, seconds: float) -> None:
-        """Count one duration."""
-        self._counts[bisect_left(SECONDS_BOUNDS, seconds)] += 1
-        self._sum_seconds += seconds
-
-    def timings(self) -> Timings:
-        """The durations counted so far."""
-        return Timings(tuple(self._counts), self._sum_seconds)
 
 
 @dataclass(slots=True)
@@ -135,6 +109,32 @@ class DelayStatus:
     """Number of messages by the keys of `DUE_WITHIN`."""
 
 
+@dataclass(slots=True)
+class GroupWaiting:
+    """Unsettled messages of a tag group."""
+
+    batches: int = 0
+    """That are filling."""
+    messages: int = 0
+    """In these."""
+    nbytes: int = 0
+    """Of these."""
+    oldest_ms: int | None = None
+    """Timestamp of the oldest unsettled message, those that are sent or retried included; None if unknown."""
+
+
+class Waiting(NamedTuple):
+    """Unsettled messages, at most a few seconds ago."""
+
+    oldest: Mapping[TopicPartition, int] = {}
+    """Timestamp of the oldest, epoch milliseconds."""
+    groups: Mapping[str, GroupWaiting] = {}
+    """By label."""
+
+
+NO_WAITING = Waiting()
+
+
 @dataclass(frozen=True, slots=True)
 class ReloadStatus:
     """The last time that the configuration was read again; keys are dotted, as the file has them."""
@@ -175,11 +175,13 @@ class Activity:
     ledger: Mapping[tuple[str, str], int]
     """Transactions by kind and result."""
     twins_waiting: int
-    send_seconds: Timings
-    commit_seconds: Timings
+    send_seconds: Distribution
+    commit_seconds: Distribution
+    delivered: Delivered
 
 
-NO_ACTIVITY = Activity((), {}, {}, {}, {}, {}, {}, {}, 0, NO_TIMINGS, NO_TIMINGS)
+NO_SECONDS = Histogram(SECONDS_BOUNDS).read()
+NO_ACTIVITY = Activity((), {}, {}, {}, {}, {}, {}, {}, 0, NO_SECONDS, NO_SECONDS, Delivered())
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,6 +210,7 @@ class StatusSnapshot:
     dead_letters: int = 0
     delay: DelayStatus | None = None
     reload: ReloadStatus | None = None
+    waiting: Waiting = NO_WAITING
     activity: Activity = NO_ACTIVITY
 
     @property

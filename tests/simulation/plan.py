@@ -96,7 +96,10 @@ class Columns:
     def values(self, messages: Any) -> Any:
         return [message[3] for message in messages]
 
-    timestamps = keys = headers = values
+    keys = headers = values
+
+    def timestamps(self, messages: Any) -> Any:
+        return [None for _ in messages]
 
 
 class LineFramer:

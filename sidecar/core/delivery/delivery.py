@@ -17,6 +17,7 @@ from sidecar.core.delivery.answers.refusals import Refusals
 from sidecar.core.delivery.answers.retries import Retries
 from sidecar.core.delivery.answers.settlement import Settlement
 from sidecar.core.delivery.claiming import Claiming
+from sidecar.core.delivery.delivered import Deliveries
 from sidecar.core.delivery.outbox import Outbox
 from sidecar.core.delivery.output import Output
 from sidecar.core.delivery.parking import Parker
@@ -45,6 +46,8 @@ class Delivery:
         self.sends = Tally()
         """Sends that were answered, by verdict."""
         self.outbox = Outbox()
+        self.delivered = Deliveries()
+        """What was delivered."""
         self.receiver = Receiver()
         self.letters = DeadLetters(rules)
         self._settlement = Settlement(rules, owned, memory, self.letters, self.output)
@@ -112,15 +115,16 @@ class Delivery:
             self._retries.failed(batch, answer, now_ms)
         else:
             self._retries.recovered(batch.group, now_ms)
-            self._looked_at(batch, answer, now_ms)
+            self._looked_at(batch, answer, now_ms, wall_ms)
         self._trust_again(outstanding=True)
 
-    def _looked_at(self, batch: Batch, answer: Answer, now_ms: float) -> None:
+    def _looked_at(self, batch: Batch, answer: Answer, now_ms: float, wall_ms: int) -> None:
         if answer.verdict is Verdict.PARTIAL:
             self._refusals.partial(batch, answer, now_ms)
         elif answer.verdict is not Verdict.ACK:
             self._refusals.refused(batch, answer, now_ms)
         else:
+            self.delivered.add(batch, wall_ms)
             for part in batch.parts:
                 self.receiver.judge(part, (), part.count)
                 self._settlement.finish(part, "delivered", part.count)

@@ -101,6 +101,8 @@ class Intake:
             messages = self._without_cancellers(messages, result)
         if not messages:
             return result
+        # Of the first message only: one look at each message would cost more than its place in a batch.
+        stamp_ms = None if partition.is_delayed else next(iter(self._r.columns.timestamps(messages[:1])))
         due: Sequence[int | str | None] = ()
         if self._r.due is not None and not partition.is_delayed:
             due = self._r.due(partition.tp, messages)
@@ -111,6 +113,8 @@ class Intake:
                 fragment = fragment_of(self._r, partition.tp, chosen, now_ms, result.refused)
                 fragment.after = partition.passed.pop(group)
                 result.opened.append((group, fragment))
+        for _, fragment in result.opened:
+            fragment.stamp_ms = stamp_ms
         return result
 
     def divide(self, run: Run, border: int) -> tuple[Run | None, Run]:

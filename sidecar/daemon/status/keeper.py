@@ -16,6 +16,7 @@ from sidecar.core.records import TopicPartition, group_label
 from sidecar.daemon.reload import Reload
 from sidecar.daemon.status.chronicle import Chronicle
 from sidecar.daemon.status.problems import Problems
+from sidecar.daemon.status.waiting import waiting
 from sidecar.daemon.supervisor import Supervisor
 from sidecar.errors import StateError
 from sidecar.ops.health import Problem, in_order
@@ -28,6 +29,7 @@ from sidecar.ops.snapshot import (
     PartitionStatus,
     RetryingGroup,
     StatusSnapshot,
+    Waiting,
 )
 from sidecar.runtime.ledger_worker import LedgerWorker
 from sidecar.state.interface import State
@@ -36,6 +38,8 @@ from sidecar.version import version
 LIVE_WITHIN_S = 30.0
 _NO_TRANSACTIONS = dict.fromkeys(product(LEDGER_KINDS, COMMIT_RESULTS), 0)
 HOLDERS_MAX = 20
+WAITING_EVERY_S = 2.0
+"""Interval at which all open groups are looked through."""
 WIDE_SPAN = 10_000
 """Span of offsets above which a partition's status names the groups that hold its watermark."""
 CLOSE_AFTER_S = 4.0
@@ -75,6 +79,7 @@ class StatusKeeper:
         self._dead_letters = 0
         self._went_s: dict[TopicPartition, float] = {}
         """The time at which each listed partition was first seen revoked, monotonic."""
+        self._waiting, self._waiting_at_s = Waiting(), 0.0
         self._latest = self._build()
 
     def latest(self) -> StatusSnapshot:
@@ -123,8 +128,14 @@ class StatusKeeper:
             blocking=tuple(_blocking(pipeline)),
             dead_letters=self._count_dead_letters(),
             delay=self._supervisor.delays.status() if self._supervisor.delays is not None else None,
+            waiting=self._find_waiting(pipeline, now_s),
             activity=self._activity(pipeline),
         )
+
+    def _find_waiting(self, pipeline: Pipeline, now_s: float) -> Waiting:
+        if now_s >= self._waiting_at_s:
+            self._waiting, self._waiting_at_s = waiting(pipeline.partitions), now_s + WAITING_EVERY_S
+        return self._waiting
 
     def _close_books(self, pipeline: Pipeline, now_s: float) -> None:
         gone = pipeline.books.keys() - pipeline.partitions.keys()
@@ -169,8 +180,9 @@ class StatusKeeper:
             snapshots=dict(record.snapshots),
             ledger=_NO_TRANSACTIONS | self._ledger.transactions if self._ledger else {},
             twins_waiting=pipeline.delivery.claims.askings.waiting if pipeline.delivery.claims else 0,
-            send_seconds=record.send_seconds.timings(),
-            commit_seconds=record.commits.seconds.timings(),
+            send_seconds=record.send_seconds.read(),
+            commit_seconds=record.commits.seconds.read(),
+            delivered=pipeline.delivery.delivered.read(),
         )
 
 

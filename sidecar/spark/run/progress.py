@@ -13,10 +13,11 @@ import structlog
 
 from sidecar.config.model import Settings
 from sidecar.core.books import BOOKS, Books
+from sidecar.core.delivery.delivered import Delivered
 from sidecar.core.records import TopicPartition
 from sidecar.errors import SidecarError
 from sidecar.ops.health import Problem
-from sidecar.ops.snapshot import NO_TIMINGS, Activity, PartitionStatus, StatusSnapshot
+from sidecar.ops.snapshot import NO_SECONDS, Activity, PartitionStatus, StatusSnapshot
 from sidecar.spark.reports import observed_rows, offsets_in, seconds
 from sidecar.spark.run.folder import RunFolder
 from sidecar.spark.run.letters import letters_in
@@ -127,8 +128,9 @@ class Tally:
             snapshots={},
             ledger={},
             twins_waiting=0,
-            send_seconds=NO_TIMINGS,
-            commit_seconds=NO_TIMINGS,
+            send_seconds=NO_SECONDS,
+            commit_seconds=NO_SECONDS,
+            delivered=Delivered(),
         )
 
 

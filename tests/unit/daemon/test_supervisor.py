@@ -153,8 +153,8 @@ def test_only_commits_that_succeed_are_timed() -> None:
     supervisor.listener.revoking([])
     writer.close()
     assert supervisor.record.commits.counts == {"ok": 1, "failed": 1}
-    timings = supervisor.record.commits.seconds.timings()
-    assert (sum(timings.counts), timings.sum_seconds) == (1, 0.2)
+    timings = supervisor.record.commits.seconds.read()
+    assert (sum(timings.counts), timings.total) == (1, 0.2)
 
 
 class LostState(MemoryState):

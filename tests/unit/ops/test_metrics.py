@@ -5,25 +5,31 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
 from sidecar.core.books import BOOKS, Books, Tally
+from sidecar.core.delivery.delivered import Delivered
+from sidecar.core.histogram import Histogram
+from sidecar.core.records import TopicPartition
 from sidecar.ops.health import KINDS, STATES, Problem
 from sidecar.ops.metrics import Metrics
 from sidecar.ops.page import page
 from sidecar.ops.snapshot import (
     DUE_WITHIN,
     NO_ACTIVITY,
+    SECONDS_BOUNDS,
     Activity,
     BlockingGroup,
     DelayStatus,
+    GroupWaiting,
     PartitionStatus,
     RetryingGroup,
     StatusSnapshot,
-    Stopwatch,
+    Waiting,
 )
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "operation.md"
@@ -42,7 +48,7 @@ def snapshot() -> StatusSnapshot:
         position=1300,
         lag=17,
     )
-    watch = Stopwatch()
+    watch = Histogram(SECONDS_BOUNDS)
     for seconds in (0.0005, 0.001, 0.2, 99.0):
         watch.observe(seconds)
     return StatusSnapshot(
@@ -64,6 +70,7 @@ def snapshot() -> StatusSnapshot:
         delay=DelayStatus(
             60, "2025-03-01T12:00:05Z", 4096, dict(zip(DUE_WITHIN, (10, 11, 12, 13, 14, 0), strict=True))
         ),
+        waiting=Waiting({TopicPartition("orders", 3): 1_500}, {"paid": GroupWaiting(2, 30, 400, 2_500)}),
         activity=Activity(
             ledger={("claim", "ok"): 3, ("settle", "failed"): 1},
             twins_waiting=4,
@@ -74,8 +81,9 @@ def snapshot() -> StatusSnapshot:
             commits={"ok": 3},
             rebalances={"assigned": 1},
             snapshots={"ok": 1},
-            send_seconds=watch.timings(),
-            commit_seconds=watch.timings(),
+            send_seconds=watch.read(),
+            commit_seconds=watch.read(),
+            delivered=Delivered({"paid": 7}, {"paid": 700}, watch.read(), watch.read(), watch.read()),
         ),
     )
 
@@ -260,3 +268,22 @@ def test_the_page_escapes_what_it_shows() -> None:
     assert "<script" not in text
     assert "&lt;script&gt;" in text
     assert "http-equiv=refresh" in text
+
+
+def test_what_is_delivered_is_told_by_group() -> None:
+    """Messages and bytes of accepted batches, and groups that are known beforehand at 0."""
+    found = samples(snapshot())
+    assert value(found, "sidecar_group_delivered_total", group="paid") == 7
+    assert value(found, "sidecar_group_delivered_bytes_total", group="paid") == 700
+    assert value(found, "sidecar_group_delivered_total", group="created") == 0
+    assert value(found, "sidecar_latency_seconds_count") == 4
+
+
+def test_what_waits_is_told_with_its_age() -> None:
+    """Of a partition the oldest message; of a group also what is open, and since when it fails."""
+    found = samples(snapshot())
+    assert value(found, "sidecar_oldest_unsettled_timestamp_seconds", topic="orders", partition="3") == 1.5
+    names = ("open_batches", "open_messages", "open_bytes", "oldest_unsettled_timestamp_seconds")
+    assert [value(found, f"sidecar_group_{name}", group="paid") for name in names] == [2, 30, 400, 2.5]
+    since = datetime(2025, 3, 1, 12, tzinfo=UTC).timestamp()
+    assert value(found, "sidecar_group_failing_since_timestamp_seconds", group="paid") == since
