@@ -12,8 +12,9 @@ from typing import Any, NamedTuple
 import structlog
 
 from sidecar.config.model import Settings
+from sidecar.core.intents import Barrier
 from sidecar.core.pipeline.pipeline import Pipeline
-from sidecar.core.records import Columns, group_label
+from sidecar.core.records import Columns, TopicPartition, group_label
 from sidecar.errors import SidecarError, UnavailableError
 from sidecar.ops.log import configure
 from sidecar.ops.snapshot import ReloadStatus
@@ -76,6 +77,8 @@ class Reload:
         self._inbox = queue.SimpleQueue[Read]()
         self._waiting: Changes | None = None
         """What is to apply when all is quiet."""
+        self._unproved: dict[TopicPartition, Barrier] = {}
+        """Partitions that were not committed yet since it applies."""
         self._until_s = self._again_s = 0.0
 
     # Any thread
@@ -117,7 +120,9 @@ class Reload:
             self._take(self._inbox.get_nowait())
         if self._waiting is None or self._pipeline.orders.draining:
             return
-        if not self._pipeline.orders.resting:
+        if self._unproved:
+            self._prove(self._waiting)
+        elif not self._pipeline.orders.resting:
             if now_s >= self._again_s:
                 self._rest(now_s)
         elif self._pipeline.is_quiet and not self._is_loading():
@@ -137,7 +142,7 @@ class Reload:
 
     def _begin(self, found: Changes) -> None:
         self._apply(found.now)
-        self._waiting = found if found.when_quiet else None
+        self._waiting, self._unproved = found if found.when_quiet else None, {}
         self._pipeline.orders.resting, self._again_s = False, 0.0
         outcome = "waiting" if found.when_quiet else "applied"
         self._tell(outcome, changed=found.at_once, waiting=found.when_quiet, restart=found.after_restart)
@@ -174,17 +179,26 @@ class Reload:
     def _change(self, now_s: float) -> None:
         """Messages that are read from now on go by the new rules; a part that an earlier commit names has settled."""
         assert self._waiting is not None
-        found, self._waiting = self._waiting, None
         self._pipeline.orders.resting = False
+        then, after_restart = self._waiting.then, self._waiting.after_restart
         try:
-            reading, batching, rules, sink = build_parts(found.then, self._columns)
+            reading, batching, rules, sink = build_parts(then, self._columns)
         except SidecarError as error:
-            self._tell("refused", str(error), restart=found.after_restart)
+            self._waiting = None
+            self._tell("refused", str(error), restart=after_restart)
             return
-        self._senders.replace(sink, found.then.sink.chosen.batches_at_once)
-        self._pipeline.change_reading(reading, batching, rules, now_s * 1000)
-        self._rules.digest, self.settings = rules_hash(found.then), found.then
-        self._tell("applied", changed=found.at_once + found.when_quiet, restart=found.after_restart)
+        self._senders.replace(sink, then.sink.chosen.batches_at_once)
+        self._unproved = self._pipeline.change_reading(reading, batching, rules, now_s * 1000)
+        self._rules.digest, self.settings = rules_hash(then), then
+        self._prove(self._waiting)
+
+    def _prove(self, found: Changes) -> None:
+        """Tell that all applies when commits have the new rules: until then, a crash would act as a reset."""
+        owned = self._pipeline.partitions
+        self._unproved = {tp: each for tp, each in self._unproved.items() if tp in owned and not each.durable}
+        if not self._unproved:
+            self._waiting = None
+            self._tell("applied", changed=found.at_once + found.when_quiet, restart=found.after_restart)
 
     def _tell(
         self,

@@ -50,6 +50,10 @@ def reload(daemon: Daemon, config: dict[str, Any], *, is_bad: bool = False) -> d
     Raises:
         AssertionError: It tells nothing within a minute.
     """
+    wait_until(
+        lambda: (daemon.status()["reload"] or {}).get("outcome") != "waiting", 60, "the last one applies",
+        detail=daemon.log_tail,
+    )  # fmt: skip
     before = (daemon.status()["reload"] or {}).get("at")
     write_config(daemon.config_path, config)
     if is_bad:

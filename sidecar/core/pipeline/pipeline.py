@@ -262,17 +262,21 @@ class Pipeline:
         """Whether nothing is open, outstanding or parked, and all is committed."""
         return self.idle and not self.delivery.outbox.groups.parked
 
-    def change_reading(self, reading: Reading, batching: BatchRules, rules: DeliveryRules, now_ms: float) -> None:
-        """Filter, group and frame otherwise from now on, while all is quiet; each partition is committed again.
+    def change_reading(
+        self, reading: Reading, batching: BatchRules, rules: DeliveryRules, now_ms: float
+    ) -> dict[TopicPartition, Barrier]:
+        """Filter, group and frame otherwise from now on, while all is quiet.
 
         A part is a group's messages in a range of offsets, so one that was cut before would have other members.
+
+        Returns:
+            By partition, the barrier that is durable once a commit under the new rules was made.
         """
         assert self.is_quiet
         self.intake.change(reading)
         self.partitions.separate(rules.separator)
         self.change(batching, rules)
-        for tp in self.partitions:
-            self.prove(tp, now_ms)
+        return {tp: self.prove(tp, now_ms) for tp in self.partitions}
 
     # The clock
 
