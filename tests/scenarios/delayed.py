@@ -67,12 +67,13 @@ class Dues:
         """Wait until all are due."""
         wait_until(lambda: self.left_s < 0, self.left_s + 60, "all are due")
 
-    def late_ms(self, parts: Iterable[Mapping[str, Any]], but: Collection[int] = ()) -> list[int]:
+    def late_ms(self, parts: Iterable[Mapping[str, Any]], but: Collection[int] = (), early_ms: int = 0) -> list[int]:
         """How late the delayed messages arrived, in order.
 
         Args:
             parts: What the receiver got.
             but: Messages that may come early.
+            early_ms: By how much the others may, since an owner's clock may be ahead.
 
         Raises:
             AssertionError: Another one came early.
@@ -84,7 +85,7 @@ class Dues:
         }
         arrived = ((row[-1], part["at_ms"]) for part in parts for row in part["rows"])
         late = sorted(at_ms - due[value] for value, at_ms in arrived if value in due)
-        early = [-each for each in late if each < 0]
+        early = [-each for each in late if each < -early_ms]
         assert not early, f"{len(early)} messages came up to {max(early)} ms early"
         return late
 

@@ -20,6 +20,7 @@ from tests.scenarios.delayed import PARTITIONS, Dues, counted
 from tests.scenarios.exactly_once import await_settled, configuration, new_topics
 from tests.scenarios.kills import SMALL_BATCHES
 from tests.support.audit import Finding, tally_counts
+from tests.support.clock import Clock
 from tests.support.kafka import Broker, KafkaBroker, unique
 from tests.support.process import Daemon, ended_after, wait_until
 from tests.support.receiver import Receiver
@@ -56,7 +57,14 @@ class Takeover:
 
 
 def takeovers(
-    broker: Broker, folder: Path, messages: int, times: int, *, seed: int = 1, delay: Mapping[str, Any] | None = None
+    broker: Broker,
+    folder: Path,
+    messages: int,
+    times: int,
+    *,
+    seed: int = 1,
+    delay: Mapping[str, Any] | None = None,
+    skew_ms: int = 0,
 ) -> Finding:
     """Two members with folders of their own; in turns, one is killed while messages fall due, and comes back.
 
@@ -67,14 +75,15 @@ def takeovers(
         times: The number of kills.
         seed: Of due times and instants.
         delay: The section `delay`.
+        skew_ms: The clock of the first member is ahead by this, and that of the other behind.
 
     Raises:
-        AssertionError: A message came early, or no member took over.
+        AssertionError: A message came early, by more than the skew, or no member took over.
     """
     begun, chance, done = time.monotonic(), random.Random(seed), list[Takeover]()
     (topic,) = new_topics(broker, 1, PARTITIONS)
     with Receiver(out=folder / unique("rows")) as receiver:
-        group = _group(broker, topic, receiver, folder, delay or {})
+        group = _group(broker, topic, receiver, folder, delay or {}, skew_ms)
         with ended_after(group):
             _start(group)
             dues = Dues.spread(topic, messages, BETWEEN_S * times, chance)
@@ -90,14 +99,15 @@ def takeovers(
             dues.await_all()
             await_settled(broker, group, 60 + messages / 1_000)
         parts = receiver.parts()
-    late = dues.late_ms(parts)
+    late = dues.late_ms(parts, early_ms=skew_ms)
     again = sorted(s for each in done if (s := each.delivers_again_s(parts)) is not None)
     found = tally_counts(counted(parts), Counter(dues.hashes))
     notes = (
         f"delivers again {again[len(again) // 2]:.2f} s after the assignment, at most {again[-1]:.2f} s;"
-        f" at most {late[-1] / 1_000:.1f} s late"
+        f" at most {late[-1] / 1_000:.1f} s late{f', and {-late[0]} ms early' if skew_ms else ''}"
     )
-    kind = "delayed, 2 members with folders of their own, one of them `kill -9`"
+    kind = f"delayed{_named(delay)}, 2 members with folders of their own, one of them `kill -9`"
+    kind += f", clocks {skew_ms} ms ahead and behind" if skew_ms else ""
     return Finding(kind, times, messages, found, time.monotonic() - begun, notes)
 
 
@@ -146,7 +156,8 @@ def zombies(
             dues.await_all()
             await_settled(broker, group, 60 + messages / 1_000)
         found = operator.tally(receiver.parts())
-    kind = f"delayed, 2 members, one of them stopped for {STANDSTILL_S:.0f} s; cancelled and released meanwhile"
+    kind = f"delayed{_named(delay)}, 2 members, one of them stopped for {STANDSTILL_S:.0f} s"
+    kind += "; cancelled and released meanwhile"
     return Finding(kind, times, messages, found, time.monotonic() - begun, operator.notes)
 
 
@@ -208,9 +219,21 @@ def _left(broker: Broker, name: str) -> int:
     return left
 
 
-def _group(broker: Broker, topic: str, receiver: Receiver, folder: Path, delay: Mapping[str, Any]) -> list[Daemon]:
+def _named(delay: Mapping[str, Any] | None) -> str:
+    """The store, if it is not the default."""
+    return f", {delay['store']}" if delay else ""
+
+
+def _group(
+    broker: Broker, topic: str, receiver: Receiver, folder: Path, delay: Mapping[str, Any], skew_ms: int = 0
+) -> list[Daemon]:
     config = configuration(broker, [topic], receiver.url, "*", batch=dict(SMALL_BATCHES), delay=dict(delay))
-    return [Daemon(folder, config, name=f"{name}-{unique('of')}") for name in ("one", "other")]
+    members = []
+    for name, ahead_ms in (("one", skew_ms), ("other", -skew_ms)):
+        name = f"{name}-{unique('of')}"
+        program = Clock(folder / f"{name}-clock", ahead_ms / 1_000).program if skew_ms else ("sidecar",)
+        members.append(Daemon(folder, config, name=name, program=program))
+    return members
 
 
 def _start(group: list[Daemon]) -> None:

@@ -177,10 +177,17 @@ class Daemon:
         config: The configuration; `state.dir`, `admin.listen` and a JSON log are filled in where they are missing.
         name: Of the files, when several daemons share the folder.
         env: Added to the environment.
+        program: Module and arguments before `run`.
     """
 
     def __init__(
-        self, folder: Path, config: Mapping[str, Any], *, name: str = "sidecar", env: Mapping[str, str] | None = None
+        self,
+        folder: Path,
+        config: Mapping[str, Any],
+        *,
+        name: str = "sidecar",
+        env: Mapping[str, str] | None = None,
+        program: Sequence[str] = ("sidecar",),
     ) -> None:
         self.log_path = folder / f"{name}.log"
         filled = {
@@ -192,6 +199,7 @@ class Daemon:
         self.config_path = write_config(folder / f"{name}.yaml", self.config)
         self.admin_url = f"http://{self.config['admin']['listen']}"
         self._env = dict(env or {})
+        self._program = program
         self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Daemon:
@@ -229,7 +237,7 @@ class Daemon:
         """Start it, once more after it ended; the log is appended to; this is added to its environment."""
         assert not self.running, "the daemon runs already"
         with self.log_path.open("ab") as log:
-            command = [sys.executable, "-m", "sidecar", "run", "-c", str(self.config_path)]
+            command = [sys.executable, "-m", *self._program, "run", "-c", str(self.config_path)]
             self._process = spawn(command, log, env={**self._env, **(env or {})})
 
     def wait_ready(self, timeout_s: float = 60.0) -> None:
