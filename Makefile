@@ -74,7 +74,8 @@ prove-rocketmq: $(INSTALLED) jars
 
 chaos: $(INSTALLED) jars
 	@$(BIN)/python -m tests.prove kills kills-by-group kills-no-state members outages \
-		delayed-kills delayed-requests delayed-takeovers delayed-zombies delayed-outages
+		delayed-kills delayed-requests delayed-cancels delayed-takeovers delayed-zombies delayed-outages \
+		delayed-postgresql delayed-postgresql-members
 
 prove-spark: $(INSTALLED) jars
 	@$(BIN)/python -m tests.prove spark

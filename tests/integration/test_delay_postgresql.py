@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Any
 
 import orjson
 import pytest
@@ -23,12 +22,6 @@ from tests.support.receiver import Receiver
 from tests.support.rocketmq import Node
 
 
-def _store(database: Database, url: str = "") -> dict[str, Any]:
-    """The section `delay` with tables of its own."""
-    place = {"url": url or database.schema()}
-    return {"store": "postgresql", "postgresql": place | ({"password": database.password} if database.password else {})}
-
-
 def _sent(value: bytes, after_ms: int) -> Outgoing:
     due = b"%d" % (time.time_ns() // 1_000_000 + after_ms)
     return Outgoing(0, value, None, [("tag", b"a"), (HEADER, due)])
@@ -37,32 +30,32 @@ def _sent(value: bytes, after_ms: int) -> Outgoing:
 @pytest.mark.parametrize("forgets", [False, True], ids=["folder kept", "folder deleted"])
 def test_kills_lose_and_repeat_nothing(kafka: Broker, postgresql: Database, tmp_path: Path, forgets: bool) -> None:
     """Killed 4 times while messages fall due, each arrives once, and none early, whatever becomes of the folder."""
-    delay = _store(postgresql)
+    delay = postgresql.delay_section()
     found = delayed_kills(kafka, tmp_path, 24_000, 4, spread_s=20, store="postgresql", forgets=forgets, delay=delay)
     assert found.exact
 
 
 def test_an_outage_of_one_group_holds_nothing_up(kafka: Broker, postgresql: Database, tmp_path: Path) -> None:
     """Its batches are parked in the database; after kills without the folder, each message has arrived once."""
-    delay = _store(postgresql)
+    delay = postgresql.delay_section()
     assert parked_outage(kafka, tmp_path, 12_000, 2, store="postgresql", forgets=True, delay=delay).exact
 
 
 def test_members_take_over_what_others_held(kafka: Broker, postgresql: Database, tmp_path: Path) -> None:
     """Of two members with folders of their own, one is killed while messages fall due: each arrives once."""
-    assert takeovers(kafka, tmp_path, 12_000, 2, delay=_store(postgresql)).exact
+    assert takeovers(kafka, tmp_path, 12_000, 2, delay=postgresql.delay_section()).exact
 
 
 def test_who_stands_still_appends_nothing_afterwards(kafka: Broker, postgresql: Database, tmp_path: Path) -> None:
     """A member that stood still for longer than its session, under requests of an operator, harms nothing."""
-    assert zombies(kafka, tmp_path, 6_000, 1, delay=_store(postgresql)).exact
+    assert zombies(kafka, tmp_path, 6_000, 1, delay=postgresql.delay_section()).exact
 
 
 def test_a_database_that_is_down_is_waited_for(kafka: Broker, tmp_path: Path) -> None:
     """Meanwhile nothing is committed, and the health says why; afterwards each message arrives once."""
     (topic,) = new_topics(kafka, 1, 1)
     with PostgresqlServer() as server, Receiver() as receiver:
-        config = configuration(kafka, [topic], receiver.url, "*", delay=_store(server, server.url))
+        config = configuration(kafka, [topic], receiver.url, "*", delay=server.delay_section(server.url))
         with Daemon(tmp_path, config) as daemon:
             daemon.wait_ready()
             produce(kafka.bootstrap, topic, [_sent(b"before", 4_000)])
@@ -82,7 +75,7 @@ def test_a_database_that_is_down_is_waited_for(kafka: Broker, tmp_path: Path) ->
 def test_tables_that_were_dropped_are_made_again(kafka: Broker, postgresql: Database, tmp_path: Path) -> None:
     """What they held is lost, and told; the daemon goes on without a restart."""
     (topic,) = new_topics(kafka, 1, 1)
-    delay = _store(postgresql)
+    delay = postgresql.delay_section()
     with Receiver() as receiver:
         config = configuration(kafka, [topic], receiver.url, "*", delay=delay)
         with Daemon(tmp_path, config) as daemon:
@@ -103,7 +96,7 @@ def test_what_is_held_is_shown_without_a_daemon(kafka: Broker, postgresql: Datab
     """After a kill, and without the state folder, the commands show what the next daemon would hold."""
     (topic,) = new_topics(kafka, 1, 1)
     with Receiver() as receiver:
-        config = configuration(kafka, [topic], receiver.url, "*", delay=_store(postgresql))
+        config = configuration(kafka, [topic], receiver.url, "*", delay=postgresql.delay_section())
         with Daemon(tmp_path, config) as daemon:
             daemon.wait_ready()
             produce(kafka.bootstrap, topic, [_sent(b"%d" % number, 3_600_000) for number in range(3)])
@@ -127,7 +120,7 @@ def test_what_is_held_is_shown_without_a_daemon(kafka: Broker, postgresql: Datab
 
 def test_kills_of_a_member_of_rocketmq(rocketmq: Node, postgresql: Database, tmp_path: Path) -> None:
     """Killed 3 times while messages of RocketMQ fall due, each arrives once, and none early."""
-    assert kills(rocketmq, tmp_path, 8_000, 3, spread_s=10, delay=_store(postgresql)).exact
+    assert kills(rocketmq, tmp_path, 8_000, 3, spread_s=10, delay=postgresql.delay_section()).exact
 
 
 @pytest.mark.parametrize("is_killed", [False, True], ids=["in order", "killed"])
@@ -135,7 +128,7 @@ def test_held_messages_move_with_their_queue(
     rocketmq: Node, postgresql: Database, tmp_path: Path, is_killed: bool
 ) -> None:
     """What each member held is delivered by whoever has the queue, once."""
-    assert moves(rocketmq, tmp_path, 800, is_killed=is_killed, delay=_store(postgresql)).exact
+    assert moves(rocketmq, tmp_path, 800, is_killed=is_killed, delay=postgresql.delay_section()).exact
 
 
 @pytest.mark.parametrize(
@@ -146,4 +139,4 @@ def test_another_member_of_rocketmq_goes_on(
 ) -> None:
     """One member is killed, and its folder deleted, or stands still: the other delivers what it held, once."""
     times = 1 if stands_still else 2  # a broker keeps a member that stands still for two minutes
-    assert heirs(rocketmq, tmp_path, 4_000, times, _store(postgresql), stands_still=stands_still).exact
+    assert heirs(rocketmq, tmp_path, 4_000, times, postgresql.delay_section(), stands_still=stands_still).exact

@@ -7,10 +7,12 @@ from functools import partial
 from pathlib import Path
 
 from tests.scenarios import delayed_members as members
+from tests.scenarios.delay_cancels import cancelled_kills
 from tests.scenarios.delay_requests import delay_requests
 from tests.scenarios.delayed import delayed_kills
 from tests.support.audit import Finding
 from tests.support.kafka import KafkaBroker
+from tests.support.postgresql import PostgresqlServer
 
 SIMULATED = {
     "delayed": "delayed messages, one host, `store: local`",
@@ -23,6 +25,7 @@ STEPS = 300
 """Of each schedule."""
 FOR_A_KILL_S = 3.0
 """Time in which messages fall due, for each kill."""
+SKEW_MS = 400
 
 
 def checks(size: Callable[[int, int], int]) -> dict[str, Callable[[KafkaBroker, Path], list[Finding]]]:
@@ -42,10 +45,43 @@ def checks(size: Callable[[int, int], int]) -> dict[str, Callable[[KafkaBroker, 
         run = partial(delay_requests, broker, folder, messages, size(20, 2))
         return [run(store="local"), run(store="changelog"), run(store="changelog", forgets=True)]
 
+    def cancelled(broker: KafkaBroker, folder: Path) -> list[Finding]:
+        run = partial(cancelled_kills, broker, folder, messages, kills, between_s=FOR_A_KILL_S)
+        with PostgresqlServer() as database:
+            return [
+                run(store="local"),
+                run(store="changelog"),
+                run(store="changelog", forgets=True),
+                run(store="postgresql", forgets=True, delay=database.delay_section()),
+            ]
+
+    def in_postgresql(broker: KafkaBroker, folder: Path) -> list[Finding]:
+        with PostgresqlServer() as database:
+            run = partial(delayed_kills, broker, folder, messages * 4 // 3, kills, spread_s=FOR_A_KILL_S * kills)
+            delay = database.delay_section()
+            return [run(store="postgresql", delay=delay), run(store="postgresql", forgets=True, delay=delay)]
+
+    def members_of_postgresql(broker: KafkaBroker, folder: Path) -> list[Finding]:
+        with PostgresqlServer() as database:
+            delay = database.delay_section()
+            return [
+                members.takeovers(broker, folder, messages, size(20, 2), delay=delay),
+                members.zombies(broker, folder, messages, size(10, 1), delay=delay),
+            ]
+
+    def taken_over(broker: KafkaBroker, folder: Path) -> list[Finding]:
+        return [
+            members.takeovers(broker, folder, messages, size(20, 2)),
+            members.takeovers(broker, folder, messages, size(5, 2), skew_ms=SKEW_MS),
+        ]
+
     return {
         "delayed-kills": killed,
         "delayed-requests": asked,
-        "delayed-takeovers": lambda broker, folder: [members.takeovers(broker, folder, messages, size(20, 2))],
+        "delayed-cancels": cancelled,
+        "delayed-postgresql": in_postgresql,
+        "delayed-postgresql-members": members_of_postgresql,
+        "delayed-takeovers": taken_over,
         "delayed-zombies": lambda broker, folder: [members.zombies(broker, folder, messages, size(10, 2))],
         "delayed-outages": lambda broker, folder: [members.outages(broker, folder, messages, size(5, 2))],
     }

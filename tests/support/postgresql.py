@@ -47,6 +47,12 @@ class Database:
             db.execute(f"CREATE SCHEMA {name}")
         return f"{self.url}{'&' if '?' in self.url else '?'}options=-csearch_path%3D{name}"
 
+    def delay_section(self, url: str = "") -> dict[str, Any]:
+        """The section `delay` with this database; in a schema of its own, unless a URL is given."""
+        place = {"url": url or self.schema()}
+        password = {"password": self.password} if self.password else {}
+        return {"store": "postgresql", "postgresql": place | password}
+
 
 class PostgresqlServer(Database):
     """A server of its own, started with the block. Its data is in a folder of its own: root may not run it."""
