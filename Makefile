@@ -56,6 +56,7 @@ bench: $(INSTALLED) jars
 	@$(BIN)/python -m benchmarks.delay
 	@$(BIN)/python -m benchmarks.delay_restart
 	@$(BIN)/python -m benchmarks.delay_cancels
+	@$(BIN)/python -m benchmarks.delay_postgresql
 	@$(BIN)/python -m benchmarks.delay_lateness
 
 bench-spark: $(INSTALLED) jars
