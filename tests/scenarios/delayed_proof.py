@@ -10,6 +10,7 @@ from tests.scenarios import delayed_members as members
 from tests.scenarios.delay_cancels import cancelled_kills
 from tests.scenarios.delay_requests import delay_requests
 from tests.scenarios.delayed import delayed_kills
+from tests.scenarios.parked_group import failing_group
 from tests.support.audit import Finding
 from tests.support.kafka import KafkaBroker
 from tests.support.postgresql import PostgresqlServer
@@ -82,6 +83,7 @@ def checks(size: Callable[[int, int], int]) -> dict[str, Callable[[KafkaBroker, 
         "delayed-postgresql": in_postgresql,
         "delayed-postgresql-members": members_of_postgresql,
         "delayed-takeovers": taken_over,
+        "delayed-group": lambda broker, folder: [failing_group(broker, folder, size(3_600, 60))],
         "delayed-zombies": lambda broker, folder: [members.zombies(broker, folder, messages, size(10, 2))],
         "delayed-outages": lambda broker, folder: [members.outages(broker, folder, messages, size(5, 2))],
     }
