@@ -27,7 +27,7 @@ from typing import Any
 from benchmarks import memory
 from tests.scenarios import delayed_proof as delayed
 from tests.scenarios import exactly_once as once
-from tests.scenarios import health, ids, kills, ledger, library, members, rewinds, rocketmq, tables, upgrade
+from tests.scenarios import health, ids, kills, ledger, library, members, reloads, rewinds, rocketmq, tables, upgrade
 from tests.scenarios import rocketmq_resets as resets
 from tests.simulation import run as simulation
 from tests.support import rocketmq_flow as flows
@@ -147,6 +147,10 @@ def daemon_checks(n: Sizes) -> dict[str, Check]:
         "tables": killed_tables,
         "ledger": twins,
         **delayed.checks(n),
+        "reloads": lambda broker, folder: [
+            reloads.reloads(broker, folder, n(200, 10), n(20, 2)),
+            reloads.reloads_killed(broker, folder, n(50, 3)),
+        ],
         "receivers": partial(suite, "a receiver that misbehaves in every way", "integration/test_faults.py"),
         "topics": partial(suite, "topics made again, resets, expired offsets", "integration/test_topics.py"),
         "security": partial(suite, "TLS and SASL against a broker that demands them", "integration/test_security.py"),
@@ -230,6 +234,7 @@ def rocketmq_checks(n: Sizes) -> dict[str, Check]:
         "rocketmq-remoting-retried": lambda node, folder: [rocketmq.retried(node, folder, n(2_000, 100))],
         "rocketmq-remoting-members": lambda node, folder: [rocketmq.members(node, folder, n(300, 20))],
         "rocketmq-remoting-ledger": lambda node, folder: twins(node, folder, remoting(node)),
+        "rocketmq-delayed": lambda node, folder: delayed.rocketmq_checks(node, folder, n),
         "rocketmq-senders": lambda node, folder: [flows.flow(node, remoting(node), folder, n(20_000, 2_000), share)],
         "rocketmq-grpc": lambda node, folder: [flows.flow(node, grpc(node), folder, messages, share)],
         "rocketmq-grpc-kills": lambda node, folder: [flows.kills(node, grpc(node), folder, messages, ends)],

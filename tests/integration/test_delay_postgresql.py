@@ -123,7 +123,7 @@ def test_kills_of_a_member_of_rocketmq(rocketmq: Node, postgresql: Database, tmp
     assert kills(rocketmq, tmp_path, 8_000, 3, spread_s=10, delay=postgresql.delay_section()).exact
 
 
-@pytest.mark.parametrize("is_killed", [False, True], ids=["in order", "killed"])
+@pytest.mark.parametrize("is_killed", [pytest.param(False, marks=pytest.mark.proof), True], ids=["in order", "killed"])
 def test_held_messages_move_with_their_queue(
     rocketmq: Node, postgresql: Database, tmp_path: Path, is_killed: bool
 ) -> None:

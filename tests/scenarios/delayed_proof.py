@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 
 from tests.scenarios import delayed_members as members
+from tests.scenarios import rocketmq_delayed as rocketmq
 from tests.scenarios.delay_cancels import cancelled_kills
 from tests.scenarios.delay_requests import delay_requests
 from tests.scenarios.delayed import delayed_kills
@@ -14,6 +15,7 @@ from tests.scenarios.parked_group import failing_group
 from tests.support.audit import Finding
 from tests.support.kafka import KafkaBroker
 from tests.support.postgresql import PostgresqlServer
+from tests.support.rocketmq import Node
 
 SIMULATED = {
     "delayed": "delayed messages, one host, `store: local`",
@@ -87,6 +89,27 @@ def checks(size: Callable[[int, int], int]) -> dict[str, Callable[[KafkaBroker, 
         "delayed-zombies": lambda broker, folder: [members.zombies(broker, folder, messages, size(10, 2))],
         "delayed-outages": lambda broker, folder: [members.outages(broker, folder, messages, size(5, 2))],
     }
+
+
+def rocketmq_checks(node: Node, folder: Path, size: Callable[[int, int], int]) -> list[Finding]:
+    """Those with RocketMQ, in each of its stores.
+
+    Args:
+        node: The node.
+        folder: For the daemons' files.
+        size: Makes a number smaller, down to a least one.
+    """
+    messages, kills = size(20_000, 2_000), size(20, 2)
+    with PostgresqlServer() as database:
+        delay = database.delay_section()
+        run = partial(rocketmq.kills, node, folder, messages, kills, spread_s=FOR_A_KILL_S * kills)
+        return [
+            run(),
+            run(delay=delay),
+            *(rocketmq.moves(node, folder, messages, is_killed=killed, delay=delay) for killed in (False, True)),
+            rocketmq.heirs(node, folder, messages, size(10, 1), delay),
+            rocketmq.heirs(node, folder, messages, size(3, 1), delay, stands_still=True),
+        ]
 
 
 def schedules(size: Callable[[int, int], int]) -> int:
