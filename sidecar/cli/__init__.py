@@ -24,6 +24,7 @@ COMMANDS = {
     "status": "Show the state of a running daemon.",
     "reload": "Let a running daemon read its configuration file again.",
     "delay": "Show what is held until it is due; cancel or release it.",
+    "offsets": "Show and reset the offsets of the consumer group in Kafka.",
     "msgid": "Decode a RocketMQ message id.",
     "native": "Install librocketmq into a folder.",
     "schema": "Print the JSON Schema of the configuration file.",

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 from typing import Any, NamedTuple
 from urllib.parse import unquote
 
 import click
-from rich.console import Console
 from rich.table import Table
 
 from sidecar.cli import config_option
 from sidecar.cli.asking import answered, held_now, listed, owner_of
-from sidecar.cli.status import PIPE_COLUMNS
+from sidecar.cli.status import console
 from sidecar.config.file.loader import load
 from sidecar.config.model import Settings
 from sidecar.core.messages.instants import END_MS, parse_instant
@@ -94,9 +92,9 @@ def count(path: str, as_json: bool) -> None:
     for label, text in DUE_WITHIN.items():
         table.add_row(text, f"{held['due'][label]:,}")
     table.add_row("all", f"{held['held']:,}")
-    console = _console()
-    console.print(table)
-    console.print(f"the next is due at {held['next_due'] or '?'}, {held['disk_bytes']:,} bytes of disk")
+    out = console()
+    out.print(table)
+    out.print(f"the next is due at {held['next_due'] or '?'}, {held['disk_bytes']:,} bytes of disk")
 
 
 @delay.command("list")
@@ -143,10 +141,10 @@ def list_(
     for row in answer["messages"]:
         tp = TopicPartition(row["topic"], row["partition"], row.get("broker", ""))
         table.add_row(row["due"], str(Place(tp, row["offset"])), f"{row['bytes']:,}")
-    console = _console()
-    console.print(table)
+    out = console()
+    out.print(table)
     if not answer["is_all"]:
-        console.print(f"there are more: use --from {answer['messages'][-1]['due']} for the next")
+        out.print(f"there are more: use --from {answer['messages'][-1]['due']} for the next")
 
 
 def _refuse_unknown(settings: Settings, group: str | None) -> None:
@@ -227,7 +225,3 @@ def _ask_one(path: str, name: str, place: Place, due_ms: int) -> dict[str, Any]:
         case "failed":
             raise UnavailableError(f"the store cannot be used: {answer['reason']}", hint="look at `sidecar status`")
     return answer
-
-
-def _console() -> Console:
-    return Console(width=None if sys.stdout.isatty() else PIPE_COLUMNS, highlight=False)

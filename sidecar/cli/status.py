@@ -42,9 +42,14 @@ def status(path: str, as_json: bool, check: bool) -> None:
     if as_json:
         click.echo(json.dumps(snapshot))
         return
-    console = Console(width=None if sys.stdout.isatty() else PIPE_COLUMNS, highlight=False)
+    out = console()
     for line in _lines(snapshot):
-        console.print(line)
+        out.print(line)
+
+
+def console() -> Console:
+    """Standard output; tables in a pipe are wide."""
+    return Console(width=None if sys.stdout.isatty() else PIPE_COLUMNS, highlight=False)
 
 
 def ask(settings: Settings) -> dict[str, Any]:

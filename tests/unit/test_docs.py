@@ -123,7 +123,7 @@ def test_every_command_and_option_is_told() -> None:
         wanted |= {option for parameter in options for option in parameter.opts}
     wanted |= {option for parameter in main.params for option in parameter.opts}
     text = section(OPERATION, "## Commands")
-    told = re.findall(r"`(sidecar \w+|--?\w+)[^`]*`", text)
+    told = re.findall(r"`(sidecar [\w-]+|--?[\w-]+)[^`]*`", text)
     assert set(told) == wanted
 
 

@@ -1,0 +1,179 @@
+"""``sidecar offsets``: shows and resets the offsets of the consumer group. `runtime.group_offsets` asks the broker."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, NamedTuple
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from sidecar.cli import config_option
+from sidecar.cli.status import console
+from sidecar.config.file.loader import load
+from sidecar.config.model import Settings
+from sidecar.core.messages.instants import parse_instant
+from sidecar.core.records import TopicPartition
+from sidecar.errors import ConfigError, UnavailableError
+from sidecar.runtime.build import rules_hash
+from sidecar.runtime.group_offsets import GroupOffsets, PartitionOffsets
+
+
+class Target(NamedTuple):
+    """Where a reset goes."""
+
+    word: str = ""
+    """`earliest` or `latest`."""
+    at_ms: int | None = None
+    offset: int | None = None
+
+
+class _TargetType(click.ParamType[Target]):
+    name = "TARGET"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Target:
+        if value in ("earliest", "latest"):
+            return Target(word=value)
+        if value.isdecimal():
+            return Target(offset=int(value))
+        at_ms = parse_instant(value.encode())
+        if at_ms is None:
+            self.fail(
+                f"{value!r} is neither earliest, latest, an offset, nor a time like 2027-01-31T12:00:00Z", param, ctx
+            )
+        return Target(at_ms=at_ms)
+
+
+class Move(NamedTuple):
+    """A partition and its new offset."""
+
+    before: PartitionOffsets
+    to: int
+
+    @property
+    def again(self) -> int:
+        """Offsets whose messages come again."""
+        return max(0, self._from - self.to)
+
+    @property
+    def passed(self) -> int:
+        """Offsets whose messages are passed over."""
+        return max(0, self.to - self._from)
+
+    @property
+    def _from(self) -> int:
+        committed = self.before.low if self.before.committed is None else self.before.committed
+        return min(max(committed, self.before.low), self.before.high)
+
+
+@click.group()
+def offsets() -> None:
+    """Show and reset the offsets of the consumer group in Kafka."""
+
+
+@offsets.command()
+@config_option
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def show(path: str, as_json: bool) -> None:
+    """Show what the group has committed, and the bounds of the logs.
+
+    For example: sidecar offsets show -c /etc/sidecar/orders.yaml
+    """
+    settings = load(path)
+    with _opened(settings) as group:
+        members, rows = group.members(), group.partitions()
+    if as_json:
+        listed = [{**row.tp.fields(), **_fields(row)} for row in rows]
+        click.echo(json.dumps({"group_id": settings.source.group_id, "members": members, "partitions": listed}))
+        return
+    out = console()
+    out.print(f"{settings.source.group_id}: {', '.join(members) or 'no member'}", markup=False)
+    _print(out, ("committed", "seen", "log start", "log end", "lag", "committed by"), [
+        (row.tp, row.committed, row.seen, row.low, row.high, row.lag, row.writer) for row in rows
+    ])  # fmt: skip
+
+
+@offsets.command()
+@config_option
+@click.option(
+    "--to", "target", type=_TargetType(), required=True, metavar="TARGET",
+    help="earliest, latest, a time like 2027-01-31T12:00:00Z, or an offset.",
+)  # fmt: skip
+@click.option("--topic", help="Only this topic.")
+@click.option("--partition", type=int, help="Only this partition.")
+@click.option("--dry-run", is_flag=True, help="Only tell what would come of it.")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+def reset(path: str, target: Target, topic: str | None, partition: int | None, dry_run: bool, yes: bool) -> None:
+    """Set the offsets from which the group goes on; no member may be alive.
+
+    Messages from there on are delivered, and delivered again if they were before.
+
+    For example: sidecar offsets reset -c /etc/sidecar/orders.yaml --to 2027-01-31T12:00:00Z --dry-run
+    """
+    settings = load(path)
+    with _opened(settings) as group:
+        if members := group.members():
+            raise UnavailableError(
+                f"the group {settings.source.group_id} has members: {', '.join(members)}",
+                hint="stop the daemons of this group; a member that was killed stays for 9 s",
+            )
+        rows = [row for row in group.partitions() if topic in (None, row.tp.topic)]
+        rows = [row for row in rows if partition in (None, row.tp.partition)]
+        if not rows:
+            raise click.UsageError("the source has no such partition: see `sidecar offsets show`")
+        if target.offset is not None and len(rows) > 1:
+            raise click.UsageError("an offset is meant for one partition: add --topic and --partition")
+        moves = [Move(row, _to(group, row, target)) for row in rows]
+        out = console()
+        _print(out, ("committed", "new", "come again", "passed over"), [
+            (move.before.tp, move.before.committed, move.to, move.again, move.passed) for move in moves
+        ])  # fmt: skip
+        again, passed = sum(move.again for move in moves), sum(move.passed for move in moves)
+        out.print(f"up to {again:,} messages come again, up to {passed:,} are passed over")
+        if dry_run:
+            return
+        if not yes:
+            click.confirm("Reset these offsets?", abort=True)
+        group.reset({move.before.tp: move.to for move in moves})
+        out.print("the offsets are reset")
+
+
+def _opened(settings: Settings) -> GroupOffsets:
+    if settings.source.rocketmq is not None:
+        raise ConfigError(
+            "the offsets of RocketMQ are not changed by this command",
+            hint="use `mqadmin resetOffsetByTime` while the daemon runs, see docs/rocketmq.md",
+        )
+    return GroupOffsets(settings.source.kafka, rules_hash(settings))
+
+
+def _to(group: GroupOffsets, row: PartitionOffsets, target: Target) -> int:
+    if target.at_ms is not None:
+        found = group.at_time(row.tp, target.at_ms)
+        return row.high if found is None else found
+    if target.offset is None:
+        return row.low if target.word == "earliest" else row.high
+    if not row.low <= target.offset <= row.high:
+        raise click.UsageError(f"the log of {row.tp} has offsets from {row.low} to {row.high}, not {target.offset}")
+    return target.offset
+
+
+def _fields(row: PartitionOffsets) -> dict[str, Any]:
+    return {
+        "committed": row.committed, "seen": row.seen, "log_start": row.low, "log_end": row.high, "lag": row.lag,
+        "committed_by": row.writer,
+    }  # fmt: skip
+
+
+def _print(out: Console, names: tuple[str, ...], rows: list[tuple[Any, ...]]) -> None:
+    table = Table("partition", box=None)
+    for name in names:
+        table.add_column(name, justify="left" if name == "committed by" else "right")
+    for tp, *values in rows:
+        table.add_row(_place(tp), *("-" if value is None else str(value) for value in values))
+    out.print(table)
+
+
+def _place(tp: TopicPartition) -> str:
+    return f"{tp.topic}:{tp.partition}"

@@ -1,0 +1,171 @@
+"""The offsets of the consumer group in Kafka, shown and reset for an operator. Joins no group, and decides nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import ExitStack, closing
+from typing import Any, NamedTuple, Self, TypeVar
+
+import confluent_kafka as ck
+from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka.admin import AdminClient
+
+from sidecar.config.source.kafka import KafkaSource as KafkaSettings
+from sidecar.core.records import TopicPartition
+from sidecar.errors import SidecarError, UnavailableError
+from sidecar.sources.kafka.config import client_config
+from sidecar.sources.kafka.errors import forbidden, is_credentials, is_forbidden, text_of
+from sidecar.sources.kafka.reach import await_topics
+from sidecar.sources.kafka.start.offsets import Bounds, Offsets
+from sidecar.sources.kafka.topics import MadeAgain, TopicIds
+from sidecar.state.offset_map import Identity, Origin, decode
+
+START_MS = 10_000
+"""Longest wait for a broker: a person waits."""
+PATIENCE_S = 20.0
+WRITERS = {
+    Origin.OURS: "sidecar",
+    Origin.OTHER_RULES: "sidecar, under other rules",
+    Origin.OTHER_TOPIC: "sidecar, for an earlier topic of this name",
+}
+
+T = TypeVar("T")
+
+
+class PartitionOffsets(NamedTuple):
+    """What the broker has of a partition."""
+
+    tp: TopicPartition
+    committed: int | None
+    """The watermark; None if nothing is committed."""
+    seen: int | None
+    """Offset below which messages were read; None if Sidecar did not commit this."""
+    low: int
+    high: int
+    """First offset of the log, and offset of its next message."""
+    writer: str
+    """Who committed; empty if nobody did."""
+
+    @property
+    def lag(self) -> int:
+        """Messages between the watermark, or the begin of the log, and its end."""
+        return self.high - min(max(self.committed or 0, self.low), self.high)
+
+
+class GroupOffsets:
+    """Asks and resets, between `with` and its end.
+
+    Args:
+        settings: `source.kafka`.
+        rules: 4 bytes, the hash of the rules.
+
+    Raises:
+        UnavailableError: No broker answers, or a topic of the source is unknown.
+        CredentialsError: The broker refuses the credentials, or access to a topic or the group.
+    """
+
+    def __init__(self, settings: KafkaSettings, rules: bytes) -> None:
+        self._settings = settings.model_copy(update={"start_timeout_ms": min(settings.start_timeout_ms, START_MS)})
+        self._rules = rules
+        self._refusal = ""
+        self._problems: dict[str, str] = {}
+        self._stack = ExitStack()
+
+    def __enter__(self) -> Self:
+        config = client_config(self._settings)
+        own = {"group.id": self._settings.group_id, "enable.auto.commit": False, "error_cb": self._on_error}
+        consumer = self._stack.enter_context(closing(ck.Consumer(config | own)))
+        try:
+            self._cluster_id = await_topics(
+                consumer, self._settings, lambda: self._refusal, self._problems, lambda _: None
+            )
+        except SidecarError:
+            self._stack.close()
+            raise
+        self._admin, self._offsets = AdminClient(config), Offsets(consumer)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def members(self) -> list[str]:
+        """Client id and host of each member of the group."""
+        group_id = self._settings.group_id
+        asked = self._admin.describe_consumer_groups([group_id], request_timeout=PATIENCE_S)[group_id]
+        members = self._answer(asked).members
+        return [f"{member.client_id} on {member.host.lstrip('/')}" for member in members]
+
+    def partitions(self) -> list[PartitionOffsets]:
+        """All partitions of the source's topics, in order."""
+        offsets = self._offsets
+        offsets.within(PATIENCE_S)
+        try:
+            tps = sorted(offsets.partitions(self._settings.topics))
+            bounds = offsets.bounds(tps)
+            ids = TopicIds(self._admin, self._cluster_id, MadeAgain()).find({tp.topic for tp in tps}, offsets.left_s())
+        except KafkaException as error:
+            raise self._failed(error.args[0]) from error
+        commits = self._committed(tps)
+        return [self._one(tp, commits.get(tp), self._good(bounds[tp]), self._good(ids.get(tp.topic, ""))) for tp in tps]
+
+    def at_time(self, tp: TopicPartition, at_ms: int) -> int | None:
+        """The offset of the first message that is not older; None if there is none."""
+        self._offsets.within(PATIENCE_S)
+        try:
+            return self._offsets.at_time(tp, at_ms)
+        except KafkaException as error:
+            raise self._failed(error.args[0]) from error
+
+    def reset(self, targets: Mapping[TopicPartition, int]) -> None:
+        """Commit these offsets for the group, which must have no member; without state, as any tool does.
+
+        Raises:
+            UnavailableError: The group has a member again, or the broker does not answer.
+        """
+        offsets = [ck.TopicPartition(tp.topic, tp.partition, offset) for tp, offset in targets.items()]
+        asked = ck.ConsumerGroupTopicPartitions(self._settings.group_id, offsets)
+        (future,) = self._admin.alter_consumer_group_offsets([asked], request_timeout=PATIENCE_S).values()
+        for each in self._answer(future).topic_partitions:
+            if each.error is not None:
+                raise self._failed(each.error)
+
+    def _committed(self, tps: list[TopicPartition]) -> dict[TopicPartition, ck.TopicPartition]:
+        # The admin client asks: a consumer would ask again and again where the right is missing.
+        group_id = self._settings.group_id
+        asked = ck.ConsumerGroupTopicPartitions(group_id, [ck.TopicPartition(*tp[:2]) for tp in tps])
+        answer = self._answer(self._admin.list_consumer_group_offsets([asked], request_timeout=PATIENCE_S)[group_id])
+        return {TopicPartition(each.topic, each.partition): each for each in answer.topic_partitions}
+
+    def _one(self, tp: TopicPartition, commit: Any, bounds: Bounds, topic_id: str) -> PartitionOffsets:
+        if commit is None or commit.offset < 0:
+            return PartitionOffsets(tp, None, None, bounds.low, bounds.high, "")
+        known = Identity(self._cluster_id, self._settings.group_id, topic_id, 0)
+        decoded = decode(commit.metadata, commit.offset, known, self._rules)
+        seen = decoded.state.seen if decoded.state is not None else None
+        writer = WRITERS.get(decoded.origin, "another program")
+        return PartitionOffsets(tp, commit.offset, seen, bounds.low, bounds.high, writer)
+
+    def _answer(self, future: Any) -> Any:
+        try:
+            return future.result(PATIENCE_S)
+        except KafkaException as error:
+            raise self._failed(error.args[0]) from error
+
+    def _good(self, answer: T | KafkaError) -> T:
+        if isinstance(answer, KafkaError):
+            raise self._failed(answer)
+        return answer
+
+    def _failed(self, error: KafkaError) -> SidecarError:
+        if is_forbidden(error):
+            return forbidden(error, "", self._settings.group_id)
+        return UnavailableError(
+            f"Kafka at {self._settings.bootstrap_servers}: {text_of(error)}",
+            hint="check that the brokers run and are reachable from here, and run the command again",
+        )
+
+    def _on_error(self, error: KafkaError) -> None:
+        if is_credentials(error):
+            self._refusal = text_of(error)
+        if error.code() != KafkaError._ALL_BROKERS_DOWN:
+            self._problems["client"] = text_of(error)
