@@ -1,0 +1,215 @@
+"""``sidecar dead-letters``: lists, shows and deletes what was given up. Opens the state file beside the daemon."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from typing import Any, TypeVar
+
+import click
+from rich.markup import escape
+from rich.table import Table
+
+from sidecar.cli import config_option
+from sidecar.cli.printing import TimeType, agreed, console, progress
+from sidecar.config.failures import DeadLetters
+from sidecar.config.file.loader import load
+from sidecar.config.model import Settings
+from sidecar.core.messages.instants import instant_text
+from sidecar.core.records import TopicPartition, group_label
+from sidecar.errors import EXIT_NO_INPUT, SidecarError
+from sidecar.state.beside import Chosen, LettersBeside, Totals
+from sidecar.state.interface import StoredLetter
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+PAGE = 500
+"""Letters that are read at once: each may be as large as its message."""
+REASON_CHARS = 80
+
+
+class NoLetterError(SidecarError):
+    """There is no dead letter of this id."""
+
+    exit_code = EXIT_NO_INPUT
+
+
+def filters(command: Command) -> Command:
+    """Add the options that choose dead letters; the command gets them as `chosen`."""
+    options = [
+        click.option("--group", help="Only those of this tag group."),
+        click.option("--topic", help="Only those of this topic."),
+        click.option("--reason", help="Only those whose reason contains this text."),
+        click.option("--from", "from_ms", type=TimeType(), metavar="TIME", help="Only those first tried since then."),
+        click.option("--until", "until_ms", type=TimeType(), metavar="TIME", help="Only those first tried before."),
+        click.option("--id", "ids", type=click.IntRange(1), multiple=True, help="Only this one; may be repeated."),
+    ]
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON objects, one a line.")
+dry_run_option = click.option("--dry-run", is_flag=True, help="Only tell what would be done.")
+yes_option = click.option("--yes", is_flag=True, help="Do not ask.")
+
+
+@click.group("dead-letters")
+def dead_letters() -> None:
+    """Show messages that were given up, or delete them; the daemon may be running."""
+
+
+@dead_letters.command("list")
+@config_option
+@filters
+@click.option("--after", type=click.IntRange(0), default=0, metavar="ID", help="Only those with a higher id.")
+@click.option("--limit", type=click.IntRange(1), default=100, show_default=True, help="The most dead letters.")
+@json_option
+def list_(path: str, after: int, limit: int, as_json: bool, **chosen: Any) -> None:
+    """List the dead letters in the state folder, in the order in which they were stored.
+
+    For example: sidecar dead-letters list -c /etc/sidecar/orders.yaml --reason 'HTTP 400' --limit 20
+    """
+    picked = Chosen(**chosen)
+    with opened(load(path)) as letters:
+        if as_json:
+            for letter in _pages(letters, picked, after, limit):
+                click.echo(json.dumps(outline(letter)))
+            return
+        table = Table(box=None)
+        table.add_column("id", justify="right")
+        for name in ("first tried", "message", "group", "status", "reason"):
+            table.add_column(name)
+        last = after
+        for letter in _pages(letters, picked, after, limit):
+            table.add_row(*map(escape, _cells(letter)))
+            last = letter.id
+        totals = letters.totals(picked)
+        out = console()
+        out.print(table)
+        out.print(f"{told(totals)} in all" + (f"; the next have --after {last}" if last < totals.last_id else ""))
+
+
+@dead_letters.command()
+@config_option
+@click.argument("id_", type=click.IntRange(1), metavar="ID")
+def show(path: str, id_: int) -> None:
+    """Print one dead letter as a JSON object: its attempts, the whole message, and the row that was sent.
+
+    For example: sidecar dead-letters show -c /etc/sidecar/orders.yaml 17
+    """
+    with opened(load(path)) as letters:
+        found = letters.page(Chosen(ids=(id_,)), 1)
+    if not found:
+        raise NoLetterError(f"there is no dead letter {id_}", hint="`sidecar dead-letters list` shows those there are")
+    click.echo(json.dumps(whole(found[0])))
+
+
+@dead_letters.command()
+@config_option
+@filters
+@json_option
+@dry_run_option
+@yes_option
+def purge(path: str, as_json: bool, dry_run: bool, yes: bool, **chosen: Any) -> None:
+    """Delete dead letters in the state folder for good: all, or those that the options choose.
+
+    For example: sidecar dead-letters purge -c /etc/sidecar/orders.yaml --group paid --until 2027-01-31T12:00:00Z
+    """
+    with opened(load(path)) as letters:
+        totals = letters.totals(Chosen(**chosen))
+        deleted = 0
+        if not dry_run and totals.letters and agreed(f"Delete {told(totals)} for good", yes=yes):
+            picked = Chosen(**chosen)._replace(last_id=totals.last_id)
+            with progress("deleted", totals.letters) as move_on:
+                for count in letters.delete(picked):
+                    deleted += count
+                    move_on(count)
+    if as_json:
+        click.echo(json.dumps({"chosen": totals.letters, "deleted": deleted}))
+    elif dry_run or not totals.letters:
+        click.echo(f"{told(totals)} would be deleted")
+    else:
+        click.echo(f"{deleted:,} dead letters were deleted")
+
+
+@contextmanager
+def opened(settings: Settings) -> Iterator[LettersBeside]:
+    """The dead letters in the state folder; tells which are elsewhere.
+
+    Raises:
+        NoStateError: There is no state.
+        StateError: It cannot be used.
+    """
+    elsewhere = settings.dead_letters
+    if isinstance(elsewhere, DeadLetters):
+        place = f"the topic {elsewhere.kafka.topic}" if elsewhere.kafka_ is not None else "RocketMQ"
+        click.echo(f"dead letters go to {place}; this command sees those in the state folder only", err=True)
+
+    def tell(damage: Any) -> None:
+        click.echo(f"dead letter {damage.where} is damaged and left out", err=True)
+
+    with closing(LettersBeside(settings.state.dir, tell)) as letters:
+        yield letters
+
+
+def _pages(letters: LettersBeside, chosen: Chosen, after: int, limit: int) -> Iterator[StoredLetter]:
+    """The chosen letters, few at a time in memory."""
+    while limit > 0 and (page := letters.page(chosen, min(limit, PAGE), after)):
+        yield from page
+        after, limit = page[-1].id, limit - len(page)
+
+
+def told(totals: Totals) -> str:
+    """Number and size of dead letters."""
+    return f"{totals.letters:,} dead letter{'s' * (totals.letters != 1)} ({totals.size_bytes:,} bytes)"
+
+
+def outline(letter: StoredLetter) -> dict[str, Any]:
+    """A dead letter without its message."""
+    return {
+        "id": letter.id, **_place(letter), "group": letter.group_name, "status": letter.status,
+        "reason": letter.reason, "first_at": instant_text(letter.first_at_ms), "attempts": len(letter.attempts),
+        "bytes": letter.size_bytes,
+    }  # fmt: skip
+
+
+def whole(letter: StoredLetter) -> dict[str, Any]:
+    """A dead letter with its message, and with the row that was sent."""
+    attempts = [{**attempt._asdict(), "at_ms": instant_text(attempt.at_ms)} for attempt in letter.attempts]
+    for attempt in attempts:
+        attempt["at"] = attempt.pop("at_ms")
+    row: dict[str, Any] = {"row": None}
+    if letter.row is not None:
+        try:
+            row = {"row": letter.row.decode()}
+        except UnicodeDecodeError:
+            row = {"row_base64": base64.b64encode(letter.row).decode()}
+    return {**outline(letter), "attempts": attempts, "message": _message(letter), **row}
+
+
+def _message(letter: StoredLetter) -> dict[str, Any] | None:
+    if letter.envelope is None:
+        return None
+    message: dict[str, Any] = json.loads(letter.envelope)
+    return message
+
+
+def _place(letter: StoredLetter) -> dict[str, Any]:
+    """Where the message is at the broker: of a delayed one, the letter has its place in the store."""
+    message = _message(letter) or {}
+    place = {name: message.get(name, getattr(letter, name)) for name in ("topic", "partition", "offset")}
+    broker = message.get("broker", TopicPartition(letter.topic, letter.partition, letter.broker).source.broker)
+    return {**place, "broker": broker} if broker else place
+
+
+def _cells(letter: StoredLetter) -> list[str]:
+    place = _place(letter)
+    queue = ":".join(str(place[name]) for name in ("broker", "partition") if name in place)
+    reason = letter.reason if len(letter.reason) <= REASON_CHARS else letter.reason[: REASON_CHARS - 1] + "…"
+    return [
+        str(letter.id), instant_text(letter.first_at_ms), f"{place['topic']}:{queue}:{place['offset']}",
+        group_label(letter.group_name), "" if letter.status is None else str(letter.status),
+        "".join(each if each.isprintable() else "�" for each in reason),
+    ]  # fmt: skip
