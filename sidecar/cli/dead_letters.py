@@ -1,11 +1,11 @@
-"""``sidecar dead-letters``: lists, shows and deletes what was given up. Opens the state file beside the daemon."""
+"""``sidecar dead-letters``: lists, shows, replays and deletes what was given up, in a state file that may be in use."""
 
 from __future__ import annotations
 
 import base64
 import json
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from typing import Any, TypeVar
 
 import click
@@ -18,8 +18,9 @@ from sidecar.config.failures import DeadLetters
 from sidecar.config.file.loader import load
 from sidecar.config.model import Settings
 from sidecar.core.messages.instants import instant_text
-from sidecar.core.records import TopicPartition, group_label
+from sidecar.core.records import group_label
 from sidecar.errors import EXIT_NO_INPUT, SidecarError
+from sidecar.letters.replay import Replay, Replayed, check_receiver, left_over, only_one
 from sidecar.state.beside import Chosen, LettersBeside, Totals
 from sidecar.state.interface import StoredLetter
 
@@ -57,7 +58,7 @@ yes_option = click.option("--yes", is_flag=True, help="Do not ask.")
 
 @click.group("dead-letters")
 def dead_letters() -> None:
-    """Show messages that were given up, or delete them; the daemon may be running."""
+    """Show messages that were given up, deliver them again, or delete them; the daemon may be running."""
 
 
 @dead_letters.command("list")
@@ -134,6 +135,53 @@ def purge(path: str, as_json: bool, dry_run: bool, yes: bool, **chosen: Any) -> 
         click.echo(f"{deleted:,} dead letters were deleted")
 
 
+@dead_letters.command()
+@config_option
+@filters
+@click.option(
+    "--rate", type=click.IntRange(1, 100_000), default=1_000, show_default=True, help="The most messages a second."
+)
+@json_option
+@dry_run_option
+@yes_option
+def replay(path: str, rate: int, as_json: bool, dry_run: bool, yes: bool, **chosen: Any) -> None:
+    """Deliver dead letters to the receiver again: all, or those that the options choose.
+
+    A letter is deleted once the receiver has it; if it is refused again, it stays. If the command ends early, the
+    next one begins with the same batches under the same names.
+
+    For example: sidecar dead-letters replay -c /etc/sidecar/orders.yaml --reason 'HTTP 400' --rate 500
+    """
+    settings = load(path)
+    check_receiver(settings)
+    with opened(settings) as letters, only_one(settings.state.dir), ExitStack() as stack:
+        picked, left = Chosen(**chosen), left_over(letters)
+        totals = letters.totals(picked)
+        picked = picked._replace(last_id=totals.last_id)
+        first = _among(letters, Chosen(), left)
+        count = first + totals.letters - _among(letters, picked, left)
+        if first:
+            click.echo(f"a replay was interrupted: {first:,} letters of it are sent first", err=True)
+        question = f"Deliver {count:,} dead letter{'s' * (count != 1)} to the receiver, {rate:,} a second"
+        done = Replayed(0, 0)
+        if not dry_run and count and agreed(question, yes=yes):
+            with progress("replayed", count) as move_on:
+                run = Replay(settings, letters, rate, move_on, lambda line: click.echo(line, err=True), stack)
+                done = run.run(picked)
+    if as_json:
+        click.echo(json.dumps({"chosen": count, **done._asdict()}))
+    elif dry_run or not count:
+        click.echo(f"{count:,} dead letters would be delivered")
+    else:
+        click.echo(f"{done.delivered:,} dead letters were delivered, {done.refused:,} were refused again and stay")
+
+
+def _among(letters: LettersBeside, chosen: Chosen, ids: tuple[int, ...]) -> int:
+    """How many of these letters are chosen."""
+    both = tuple(set(chosen.ids) & set(ids)) if chosen.ids else ids
+    return letters.totals(chosen._replace(ids=both)).letters if both else 0
+
+
 @contextmanager
 def opened(settings: Settings) -> Iterator[LettersBeside]:
     """The dead letters in the state folder; tells which are elsewhere.
@@ -200,7 +248,7 @@ def _place(letter: StoredLetter) -> dict[str, Any]:
     """Where the message is at the broker: of a delayed one, the letter has its place in the store."""
     message = _message(letter) or {}
     place = {name: message.get(name, getattr(letter, name)) for name in ("topic", "partition", "offset")}
-    broker = message.get("broker", TopicPartition(letter.topic, letter.partition, letter.broker).source.broker)
+    broker = message.get("broker", letter.tp.source.broker)
     return {**place, "broker": broker} if broker else place
 
 

@@ -72,14 +72,15 @@ class Originals:
     def find(self, letter: DeadLetter) -> Original:
         """The message; if it is gone from the broker, as much of it as the row contains."""
         if self._format == "envelope" and letter.row is not None:
-            return _opened(letter.row)
+            return opened(letter.row)
         if self._format == "row" and letter.row is not None:
             return _unpacked(letter.row)
         fetched = letter.original or self._fetch(letter.tp, letter.offset)
         return fetched if fetched is not None else Original(None, letter.row, [], None)
 
 
-def _opened(row: bytes) -> Original:
+def opened(row: bytes) -> Original:
+    """The message of a row of the format `envelope`."""
     fields: dict[str, Any] = orjson.loads(row)
     pairs = fields["properties"].items() if "properties" in fields else fields["headers"]
     headers = [(_text(name), _bytes(value)) for name, value in pairs]

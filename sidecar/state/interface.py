@@ -109,6 +109,11 @@ class StoredLetter:
         )
 
     @property
+    def tp(self) -> TopicPartition:
+        """The partition, or the delayed messages of one."""
+        return TopicPartition(self.topic, self.partition, self.broker)
+
+    @property
     def identity(self) -> tuple[str, str, int, str, int]:
         """Identity of the letter: letters with the same identity are the same letter."""
         return (self.scope, self.topic, self.partition, self.broker, self.offset)

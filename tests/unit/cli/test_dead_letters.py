@@ -6,50 +6,21 @@ import json
 import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
 
-from sidecar.cli import main
-from sidecar.core.records import Attempt, TopicPartition
 from sidecar.errors import StateError
-from sidecar.sinks.formats import envelope_row
-from sidecar.state.interface import StoredLetter
 from sidecar.state.store import Store
-
-CONFIG = """
-source: {{kafka: {{bootstrap_servers: "localhost:1", group_id: g, topics: [orders]}}}}
-sink: {{http: {{url: "http://localhost:1/"}}}}
-state: {{dir: "{}"}}
-"""
-
-
-def letter(offset: int, **change: Any) -> StoredLetter:
-    """A dead letter of `orders`, which the receiver answered with 400."""
-    topic = change.get("topic", "orders")
-    envelope = envelope_row(TopicPartition(topic, 3), offset, 5, b"k", (), [("tag", b"paid")], b"value %d" % offset)
-    fields: dict[str, Any] = {
-        "topic": topic, "partition": 3, "offset": offset, "scope": "9f3ac2d1", "group_name": "paid", "status": 400,
-        "reason": "HTTP 400: bad", "attempts": (Attempt(1_000, 400, 2.5, "HTTP 400: bad"),), "first_at_ms": 1_000,
-        "row": b"row %d" % offset, "envelope": envelope,
-    }  # fmt: skip
-    return StoredLetter(**{**fields, **change})
+from tests.support.letters import configure, letter, run
 
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[Store]:
     """The state folder, open as in a daemon."""
-    (tmp_path / "orders.yaml").write_text(CONFIG.format(tmp_path / "state"))
+    configure(tmp_path)
     found = Store(tmp_path / "state", dead_letters_bytes_max=5_000)
     yield found
     found.close()
-
-
-def run(folder: Path, command: str, *arguments: str, answer: str = "") -> Result:
-    """The command with the configuration in that folder."""
-    arguments = ("dead-letters", command, "-c", str(folder / "orders.yaml"), *arguments)
-    return CliRunner().invoke(main, arguments, input=answer, prog_name="sidecar")
 
 
 def ids(folder: Path, *arguments: str) -> list[int]:
@@ -134,7 +105,7 @@ def test_a_delayed_message_is_told_by_its_place_at_the_broker(store: Store, tmp_
 def test_what_is_not_there_cannot_be_shown(store: Store, tmp_path: Path) -> None:
     """An id that no letter has ends with 66; so does a state folder that is not there."""
     assert run(tmp_path, "show", "1").exit_code == 66
-    (tmp_path / "orders.yaml").write_text(CONFIG.format(tmp_path / "elsewhere"))
+    configure(tmp_path, state={"dir": str(tmp_path / "elsewhere")})
     assert run(tmp_path, "list").exit_code == 66
     assert not (tmp_path / "elsewhere").exists()
 
@@ -198,8 +169,7 @@ def test_a_file_of_a_newer_version_is_left_alone(store: Store, tmp_path: Path) -
 
 def test_where_else_letters_go_is_told(store: Store, tmp_path: Path) -> None:
     """With a topic for dead letters, the command tells that it sees those in the state folder only."""
-    with (tmp_path / "orders.yaml").open("a") as file:
-        file.write("dead_letters: {kafka: {topic: dead}}\n")
+    configure(tmp_path, dead_letters={"kafka": {"topic": "dead"}})
     store.letters.put([letter(1)])
     assert ids(tmp_path) == [1]
     assert "dead letters go to the topic dead" in run(tmp_path, "list").stderr
